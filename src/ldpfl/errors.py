@@ -13,6 +13,7 @@ The command line prints it and exits with code 2. What the relay answers, with i
     │   ├── Declined            by the operator's policy
     │   │   ├── NotSetUp
     │   │   ├── NoRelay
+    │   │   ├── NoSigningKey
     │   │   ├── GivesWeights
     │   │   ├── GivesGradients
     │   │   ├── OtherRunConfig
@@ -147,6 +148,12 @@ class NoRelay(Declined):
     """The node has no relay or no token for it, and the terms ask for a report over one. As for :class:`NotSetUp`, that is no secret."""
 
     public: ClassVar[str] = "declined: this node has no relay and token"
+
+
+class NoSigningKey(Declined):
+    """The node has no key to sign with, and the terms ask for its part of a sum. As for :class:`NotSetUp`, that is no secret."""
+
+    public: ClassVar[str] = "declined: this node has no signing key"
 
 
 class GivesWeights(Declined):

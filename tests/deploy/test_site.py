@@ -34,6 +34,8 @@ from ldpfl.privacy.policy import Request, read_policy
 from ldpfl.relay.database import open_engine
 from ldpfl.relay.tokens import Role, Tokens
 from ldpfl.shuffling.sealing import load_key
+from ldpfl.summing import read_nodes, signer_of
+from ldpfl.summing.node_keys import load_key as load_signing_key
 
 TINY = ("data.name=mnist", "model.name=logistic-regression", "mechanism.epsilon=2")
 PARTIES = ("relay", "superlink", "operator", "node-0", "node-1", "node-2")
@@ -61,8 +63,23 @@ def test_folders_and_secrets_are_for_their_owner_alone(site: Site) -> None:
     assert {path.name for path in site.path.iterdir() if path.is_dir()} == set(PARTIES)
     assert all(stat.S_IMODE(folder.stat().st_mode) == 0o700 for folder in (site.path, *(site.path / name for name in PARTIES)))
     secret = [*site.path.rglob("*.key"), *site.path.rglob("*.token"), site.relay_store, *(node.budget for node in site.nodes)]
-    assert len(secret) == 3 + 1 + 2 * 3 + 1 + 3
+    assert len(secret) == 3 + 1 + 3 * 3 + 1 + 3
     assert {stat.S_IMODE(path.stat().st_mode) for path in secret} == {0o600}
+
+
+def test_the_aggregator_lists_the_signing_key_of_each_node(site: Site) -> None:
+    own = {signer_of(load_signing_key(node.signing_key).public_key()) for node in site.nodes}
+    assert set(read_nodes(site.node_keys)) == own
+    assert len(own) == len(site.nodes)
+
+
+def test_a_trial_of_a_sum_protects_records_and_its_policy_says_both_figures() -> None:
+    trial = trial_of(4, 3, transport="sum")
+    assert (trial.policy.transports, trial.policy.protects, trial.policy.min_clients) == (("sum",), "record", 4)
+    assert trial.policy.sum_epsilon != "off"
+    assert 4 <= trial.policy.sum_epsilon < trial.policy.lifetime_epsilon < 12
+    assert trial.config.shuffling.channel == "secure-sum"
+    assert settings_of(Site(Path("/nowhere"), ()), trial).transport == "sum"
 
 
 def test_the_authority_cannot_issue_later(site: Site) -> None:
@@ -205,7 +222,7 @@ def test_removing_secrets_leaves_policies_budgets_logs_and_the_run(site: Site) -
         *(f"operator/ldpfl-demo/ldpfl_demo/{name}.py" for name in ("__init__", "client_app", "server_app")),
     }
     books = {f"node-{number}/{name}" for number in range(3) for name in ("policy.toml", "budget.sqlite")}
-    assert left == {"run/result.json", "node-0/supernode.log"} | app | books
+    assert left == {"run/result.json", "node-0/supernode.log", "superlink/nodes.txt"} | app | books
 
 
 def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:

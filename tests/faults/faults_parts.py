@@ -185,7 +185,9 @@ class World:
         return RelayAggregator(self.url, self.tokens["aggregator"], transport=plain(), patience=BORNE)
 
     def collector(self) -> RelayCollector:
-        return RelayCollector(self.aggregator(), load_key(self.folder / _KEY), 1, self.min_clients, self.window_s)
+        return RelayCollector(
+            relay=self.aggregator(), key=load_key(self.folder / _KEY), min_clients=self.min_clients, window_s=self.window_s
+        )
 
     def client(self, number: int) -> RelayClient:
         transport = self.transports.get(number, plain)()

@@ -12,14 +12,17 @@ from typing import Any
 from unittest import mock
 
 import httpx
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flower_parts import config_of, shift, start_arrays
 from flwr.app import Context, Message
 from sqlalchemy import event
 
+from ldpfl.errors import NoSigningKey
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import Ask, InProcessGrid, LdpClientApp, LdpStrategy, OperatorNode, RelayCollector
+from ldpfl.flower.relayed import SumCollector
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import read_charges, set_limit
 from ldpfl.privacy.policy import Policy
@@ -30,8 +33,15 @@ from ldpfl.relay.database import open_engine
 from ldpfl.relay.store import Store
 from ldpfl.relay.tokens import Role, Tokens
 from ldpfl.server import Checkpoint
+from ldpfl.summing import signer_of
 
 CLIENTS = 5
+
+
+def signing_key(client: int) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(bytes([client + 1]) * 32)
+
+
 KEY = X25519PrivateKey.generate()
 
 
@@ -52,7 +62,7 @@ class InProcess(httpx.BaseTransport):
 
         response = asyncio.run(send())
         self.replies.append((request.method, response.status_code))
-        if self.falsely and request.method == "GET" and "records" not in request.url.path:
+        if self.falsely and request.method == "GET" and "records" not in request.url.path and "sum" not in request.url.path:
             return httpx.Response(response.status_code, json=response.json() | self.falsely)
         return response
 
@@ -70,6 +80,9 @@ class World:
     key: X25519PrivateKey = KEY
     linked: int = 1
     min_clients: int = 3
+    signing: dict[int, Ed25519PrivateKey] = field(default_factory=lambda: {client: signing_key(client) for client in range(CLIENTS)})
+    strangers: tuple[int, ...] = ()
+    """Clients whose signing keys the aggregator does not know."""
     before_upload: Callable[[int], None] = lambda client: None
     asked: list[Ask] = field(default_factory=list)
 
@@ -89,7 +102,12 @@ class World:
                 before_upload(client)
                 super().upload(ask, sealed, within_s)
 
-        return Watched(self.policy, Budget(path, self.policy), connect)
+        def signing() -> Ed25519PrivateKey:
+            if client not in self.signing:
+                raise NoSigningKey("there is none")
+            return self.signing[client]
+
+        return Watched(self.policy, Budget(path, self.policy), connect, signing)
 
     def source(self, ask: Ask, context: Context) -> SeededStreams:
         self.asked.append(ask)
@@ -98,8 +116,8 @@ class World:
     def sleep(self, seconds: float) -> None:
         self.now[0] += seconds
 
-    def collector(self) -> RelayCollector:
-        relay = RelayAggregator(
+    def aggregator(self) -> RelayAggregator:
+        return RelayAggregator(
             "http://127.0.0.1",
             self.tokens["aggregator"],
             transport=self.wire,
@@ -107,7 +125,15 @@ class World:
             sleep=self.sleep,
             clock=lambda: self.now[0],
         )
-        return RelayCollector(relay, self.key, self.linked, self.min_clients, 30.0)
+
+    def adding_up(self, relay: RelayAggregator | None = None) -> SumCollector:
+        publics = [key.public_key() for client, key in self.signing.items() if client not in self.strangers]
+        nodes = {signer_of(public): public for public in publics}
+        return SumCollector(relay=relay or self.aggregator(), key=self.key, nodes=nodes, min_clients=self.min_clients, window_s=30.0)
+
+    def collector(self) -> RelayCollector:
+        relay = self.aggregator()
+        return RelayCollector(relay=relay, key=self.key, linked=self.linked, min_clients=self.min_clients, window_s=30.0)
 
     def grid(self, train: Callable[[Message, Context], Message] = shift) -> InProcessGrid:
         return InProcessGrid(LdpClientApp(train, node=self.node, source=self.source), CLIENTS)

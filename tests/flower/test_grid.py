@@ -262,7 +262,7 @@ def test_nodes_are_told_what_flower_s_simulation_tells_them() -> None:
         ({"ldpfl.recipe": "no-such-recipe"}, "no-such-recipe"),
         ({"ldpfl.set": "training.round=3"}, "rounds"),
         ({"ldpfl.set": "training"}, "key=value"),
-        ({"ldpfl.transport": "pigeon"}, "'direct' or 'relay'"),
+        ({"ldpfl.transport": "pigeon"}, "'relay', 'sum' or 'direct'"),
         ({"ldpfl.transport": "relay"}, "LDPFL_RELAY"),
         ({"ldpfl.wait-s": "long"}, "valid number, got 'long'"),
         ({"ldpfl.min-client": 20}, "did you mean 'min-clients'"),

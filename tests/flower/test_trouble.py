@@ -46,7 +46,7 @@ def collector_with(world: World, trouble: Callable[[httpx.Request], httpx.Respon
         sleep=world.sleep,
         clock=lambda: world.now[0],
     )
-    return RelayCollector(relay, KEY, 1, world.min_clients, 30.0)
+    return RelayCollector(relay=relay, key=KEY, min_clients=world.min_clients, window_s=30.0)
 
 
 def started(world: World, collector: RelayCollector, folder: RunFolder, rounds: int = 1) -> LdpStrategy:

@@ -755,3 +755,61 @@ def test_the_divergences_behind_a_relay_bound_every_small_tree_of_choices() -> N
                     one, two = (counts(0.3, own, others[0])[first] * counts(choices[first], own, others[1])[second] for own in (1, 0))
                     excess += max(0.0, one - exp(limit) * two)
             assert excess <= delta
+
+
+# --- what a sum hides -------------------------------------------------------------------------------------------------
+
+
+def summed(number: int, mu: float = 0.5, **changes: Any) -> Request:
+    release = replace(GaussianRelease("dp-sgd", mu), author="ldpfl")
+    return Request("mnist-1", number, release, **{"cohort": 100, "transport": "sum", "key": KEY, **changes})
+
+
+SUMS: dict[str, Any] = {"mechanisms": ("dp-sgd",), "transports": ("sum", "direct"), "min_clients": 100, "epsilon_per_unit": 100.0}
+
+
+def fitting_sums(path: Path, mu: float, cohort: int = 100, **policy: Any) -> int:
+    """Return how many sums fit."""
+    set_limit(path, 1e5)
+    budget = Budget(path, with_policy(**SUMS | policy))
+    for number in range(1, 200):
+        try:
+            budget.charge(summed(number, mu, cohort=cohort))
+        except Exhausted:
+            return number - 1
+    return -1
+
+
+def test_a_sum_costs_what_a_hundredth_of_the_variance_would(tmp_path: Path) -> None:
+    """The noise of 100 clients in place of one's own: as many rounds fit as of a tenth of the mu, trusting nobody."""
+    sent = fitting_sums(tmp_path / "sums.sqlite", 3.0, sum_epsilon=3.0)
+    alone = fitting_sums(tmp_path / "alone.sqlite", 0.3, lifetime_epsilon=3.0)
+    assert sent == alone > 3
+    assert fitting_sums(tmp_path / "more.sqlite", 3.0, cohort=10**6, sum_epsilon=3.0) == sent
+    assert fitting_sums(tmp_path / "colluding.sqlite", 3.0, cohort=10**6, sum_epsilon=3.0, min_clients=150, colluding=50) == sent
+    assert fitting_sums(tmp_path / "fewer.sqlite", 3.0, sum_epsilon=3.0, colluding=60) < sent
+
+
+def test_the_local_line_bounds_sums_as_well(path: Path) -> None:
+    budget = Budget(path, with_policy(**SUMS, sum_epsilon=100.0, lifetime_epsilon=20.0))
+    budget.charge(summed(1, 3.0))
+    declined(lambda: budget.charge(summed(2, 3.0)), "lifetime_epsilon = 20")
+
+
+@pytest.mark.parametrize("changes", [{"transport": "direct", "key": b""}, {"release": BinaryRelease("dp-sgd", 0.5, 10, author="ldpfl")}])
+def test_what_no_sum_hides_is_declined_under_such_a_bound(changes: dict[str, Any], path: Path) -> None:
+    asked = replace(summed(1), **changes)
+    declined(lambda: Budget(path, with_policy(**SUMS, sum_epsilon=50.0)).charge(asked), "sum_epsilon is for")
+    assert read_charges(path) == ()
+
+
+def test_what_left_otherwise_before_is_not_forgotten_by_sums(path: Path) -> None:
+    Budget(path, with_policy(**SUMS)).charge(summed(1, transport="direct", key=b""))
+    declined(lambda: Budget(path, with_policy(**SUMS, sum_epsilon=50.0)).charge(summed(2)), "cost epsilon inf in sums")
+
+
+def test_a_round_of_a_sum_is_charged_once(path: Path) -> None:
+    budget = Budget(path, with_policy(**SUMS))
+    budget.charge(summed(1))
+    declined(lambda: budget.charge(summed(1)), "this round was charged before")
+    declined(lambda: budget.charge(summed(2, key=bytes(32))), "aggregator_keys")

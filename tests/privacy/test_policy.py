@@ -130,7 +130,7 @@ def test_every_mechanism_says_the_same_of_itself_in_both_ways(name: str) -> None
         ({"run": "a\x1b[2J"}, "name of the run"),
         ({"run": "=cmd()"}, "name of the run"),
         ({"run": "a" * 101}, "name of the run"),
-        ({"transport": "pigeon"}, "transport must be one of relay, direct"),
+        ({"transport": "pigeon"}, "transport must be one of relay, sum, direct"),
     ],
 )
 def test_what_cannot_be_is_no_request(changes: dict[str, Any], named: str) -> None:

@@ -24,7 +24,6 @@ from ldpfl.experiments.build import as_usual, build
 from ldpfl.experiments.dataset import load_dataset
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.mechanisms import Mechanism
-from ldpfl.mechanisms.record_clipping import STEPS
 from ldpfl.privacy.guarantee import Guarantee
 from ldpfl.randomness import Purpose, SeededStreams, stream
 from ldpfl.ranges import LayerRanges
@@ -208,8 +207,8 @@ class _Game:
         signs = torch.from_numpy(2.0 * generator.integers(0, 2, ranges.dimension) - 1.0)
         order = torch.from_numpy(generator.permutation(ranges.dimension))
         center, radius = ranges.expand()
-        if mechanism.record_clip is not None:  # lattice points, and as long as a record's may be
-            longest = (signs * floor(STEPS / sqrt(ranges.dimension))).long()
+        if (clip := mechanism.record_clip) is not None:  # lattice points, and as long as a record's may be
+            longest = (signs * floor(clip.steps / sqrt(ranges.dimension))).long()
             nothing = torch.zeros(ranges.dimension, dtype=torch.float64)
             return cls(mechanism, ranges, values.clone(), (longest, -longest), nothing, signs, order, _sizes(ranges.dimension), seed)
         canaries = (center + signs * radius).float(), (center - signs * radius).float()

@@ -38,7 +38,7 @@ class Display:
 
     def asked(self, round_: int, names: tuple[str, ...]) -> None:
         self._say(f"round {round_}/{self._rounds}: asked {', '.join(names)}")
-        self._status.update(Text(f"round {round_}/{self._rounds}: nodes train, seal and upload; the relay mixes"))
+        self._status.update(Text(f"round {round_}/{self._rounds}: nodes train and upload; the relay waits for all"))
 
     def round_done(self, round_: int, reports: int, accuracy: float) -> None:
         self._say(f"round {round_}/{self._rounds}: {reports} reports, accuracy {accuracy:.2%}")
@@ -64,34 +64,54 @@ def print_outcome(console: Console, outcome: DemoOutcome) -> None:
 
 def _rounds_table(outcome: DemoOutcome) -> Table:
     table = Table(title="rounds", title_justify="left")
-    for heading in ("round", "uploads mixed", "records", "accuracy"):
+    size = "dimension" if _is_sum(outcome) else "records_per_upload"
+    for heading in ("round", *(("vectors summed", "numbers") if _is_sum(outcome) else ("uploads mixed", "records")), "accuracy"):
         table.add_column(heading, justify="right")
-    each = [terms["records_per_upload"] for terms in outcome.relayed.terms]
+    each = [terms[size] for terms in outcome.relayed.terms]
     rows = zip(outcome.relayed.released, each, outcome.result["score_per_round"], strict=True)
     for released, records, accuracy in rows:
         table.add_row(f"{released['round']}", f"{released['uploads']}", f"{released['uploads'] * records:,}", f"{accuracy:.2%}")
     return table
 
 
+def _is_sum(outcome: DemoOutcome) -> bool:
+    return "dimension" in outcome.relayed.terms[0]
+
+
+def _servers(outcome: DemoOutcome) -> tuple[tuple[str, str, str], tuple[str, str, str]]:
+    """Return what relay and aggregator saw and did not see."""
+    relayed = outcome.relayed
+    if _is_sum(outcome):
+        uploads, numbers = sum(event["uploads"] for event in relayed.released), relayed.terms[0]["dimension"]
+        vectors = f"{uploads} masked vectors of {numbers:,} numbers, each uniform by itself ({relayed.received:,} bytes in)"
+        return (
+            ("relay", f"who uploaded in each round; {vectors}", "the masks, and so anything of a vector, or of their sum"),
+            (
+                "SuperLink, aggregator",
+                f"who was asked, who answered, and when; {len(relayed.released)} sums, and the masks of their vectors",
+                "any one node's vector, as long as the relay keeps it secret",
+            ),
+        )
+    records = sum(event["uploads"] * terms["records_per_upload"] for event, terms in zip(relayed.released, relayed.terms, strict=True))
+    sealed = f"{records:,} sealed records of {relayed.terms[0]['record_bytes']} bytes, deleted since ({relayed.received:,} bytes in)"
+    return (
+        ("relay", f"who uploaded in each round; {sealed}", "what is in them"),
+        (
+            "SuperLink, aggregator",
+            f"who was asked, who answered, and when; {records:,} mixed records of {LINKED} weights each",
+            "whose a record is, as long as the relay keeps it secret",
+        ),
+    )
+
+
 def _parties_table(outcome: DemoOutcome) -> Table:
     """Return what each party saw, with the figures of this run."""
-    relayed = outcome.relayed
-    records = sum(event["uploads"] * terms["records_per_upload"] for event, terms in zip(relayed.released, relayed.terms, strict=True))
-    size = relayed.terms[0]["record_bytes"]
     table = Table(title="what each party saw", title_justify="left", show_lines=True)
     table.add_column("party", style="bold", no_wrap=True)
     table.add_column("saw")
     table.add_column("did not see")
-    table.add_row(
-        "relay",
-        f"who uploaded in each round; {records:,} sealed records of {size} bytes, deleted since ({relayed.received:,} bytes in)",
-        "what is in them",
-    )
-    table.add_row(
-        "SuperLink, aggregator",
-        f"who was asked, who answered, and when; {records:,} mixed records of {LINKED} weights each",
-        "whose a record is, as long as the relay keeps it secret",
-    )
+    for row in _servers(outcome):
+        table.add_row(*row)
     alike: dict[str, list[str]] = {}
     for name, books in outcome.books.items():
         spent, limit = number(books.spent(books.limit.delta)), number(books.limit.epsilon)

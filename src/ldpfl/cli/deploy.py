@@ -45,6 +45,9 @@ def demo(
     reply_s: Annotated[
         float, typer.Option(min=1, help="Seconds after which each node replies, trained or not; more on a slow machine.")
     ] = 20,
+    sum_: Annotated[
+        bool, typer.Option("--sum", help="Add the reports up, so that no server sees one of them: records are protected, at epsilon 4.")
+    ] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep keys, tokens, certificates and what relay and Flower stored.")] = False,
 ) -> None:
     """Train on this machine as in a deployment: SuperLink, relay and SuperNodes with TLS, keys, policies and budgets."""
@@ -54,7 +57,7 @@ def demo(
     from ldpfl.deploy.site import Site
     from ldpfl.deploy.trial import trial_of
 
-    trial = trial_of(clients, rounds, set_ or (), data_dir, reply_s)
+    trial = trial_of(clients, rounds, set_ or (), data_dir, reply_s, "sum" if sum_ else "relay")
     site = Site.make(out or new_folder("deploy-demo"), trial.clients)
     try:
         _run(trial, site)
@@ -81,6 +84,23 @@ def key(
     made = generate_key()
     save_key(made, file)
     print(public_text(made))
+
+
+@app.command()
+def node_key(
+    file: Annotated[Path, typer.Argument(help="File of the private key, which only its owner may read.")],
+    show: Annotated[bool, typer.Option("--show", help="Make no key: print the public half of the one in the file.")] = False,
+) -> None:
+    """Make the key by which a node signs what it adds to sums, and print its public half: a line for the aggregator's LDPFL_NODE_KEYS."""
+    check_packages()
+    from ldpfl.summing.node_keys import load_key, make_key, public_text
+
+    if show:
+        print(public_text(load_key(file)))
+        return
+    if file.exists():
+        raise ConfigError(f"{file} exists already: --show prints the public half of its key; for a new key give another file")
+    print(make_key(file))
 
 
 @app.command()

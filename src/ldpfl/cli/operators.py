@@ -43,6 +43,7 @@ def check_node(
     data: Annotated[str | None, _named("LDPFL_DATA", "This node's own table.")] = None,
     data_dir: Annotated[Path | None, _named(DATA_DIR_VARIABLE, "Folder of data sets.")] = None,
     partition: Annotated[int | None, typer.Option(min=0, help="The node's partition-id.")] = None,
+    signing_key: Annotated[Path | None, _named("LDPFL_SIGNING_KEY", "Key by which the node signs what it adds to sums.")] = None,
     node_key: Annotated[Path | None, typer.Option(help="Private key with which the SuperNode proves who it is.")] = None,
     superlink: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address of the SuperLink.")] = None,
     superlink_ca: Annotated[Path | None, typer.Option(help="Authority of the SuperLink's certificate.")] = None,
@@ -58,7 +59,21 @@ def check_node(
     from ldpfl.deploy.node_check import NodeSetUp, Standing, check_node
 
     node = NodeSetUp(
-        policy, budget, relay, token, relay_ca, data, data_dir, node_key, superlink, superlink_ca, app, config, sizes_of(layers), partition
+        policy,
+        budget,
+        relay,
+        token,
+        relay_ca,
+        data,
+        data_dir,
+        node_key,
+        superlink,
+        superlink_ca,
+        app,
+        config,
+        sizes_of(layers),
+        partition,
+        signing_key,
     )
     console, wrong = terminal(), 0
     for finding in check_node(node):

@@ -38,7 +38,7 @@ def plan(
     target_central: Annotated[float | None, typer.Option(help="Solve for the clients, or the epsilon, that reach this.")] = None,
     regime: Annotated[
         str | None,
-        typer.Option(help="shuffled, local, records or records-summed; with --target, --clients."),
+        typer.Option(help="shuffled, local, records, records-summed or clients-summed; with --target, --clients."),
     ] = None,
     target: Annotated[float | None, typer.Option(help="Epsilon of the whole run that the regime is to keep.")] = None,
     records: Annotated[int, typer.Option(min=1, help="Records of a client, for the regime records.")] = 1,

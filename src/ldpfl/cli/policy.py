@@ -15,7 +15,7 @@ from ldpfl.errors import ConfigError, printable
 from ldpfl.files import write_text
 from ldpfl.number_format import number
 from ldpfl.privacy.budget_file import set_limit
-from ldpfl.privacy.policy import Policy, read_policy
+from ldpfl.privacy.policy import OVER_RELAY, Policy, read_policy
 from ldpfl.privacy.policy_keys import add_key, remove_key
 from ldpfl.report.terminal import terminal
 
@@ -55,7 +55,7 @@ def list_keys_command(file: PolicyFile = Path("policy.toml")) -> None:
 def _print_keys(file: Path, policy: Policy) -> None:
     console = terminal()
     console.print(Text(f"{file}: reports may be sealed to {len(policy.aggregator_keys)} keys, from the next round on"), soft_wrap=True)
-    if not policy.aggregator_keys and "relay" in policy.transports:
+    if not policy.aggregator_keys and set(OVER_RELAY) & set(policy.transports):
         console.print(Text("without a key no report leaves over a relay", style="yellow"))
 
 
@@ -76,7 +76,7 @@ def init(
     from ldpfl.flower.policy_init import fitting_policy, fitting_rows, offer_of, policy_text, ranges_for
 
     offer = offer_of(of, config)
-    if offer.transport == "relay" and not key:
+    if offer.transport in OVER_RELAY and not key:
         raise ConfigError("reports over a relay are sealed to the aggregator's key, which its operator gives you: give it with --key")
     if out.exists():
         raise ConfigError(f"{out} exists and is left as it is: give another --out")
@@ -145,6 +145,12 @@ def _print(policy: Policy, out: Path, budget: Path, *, known: bool) -> None:
         ),
         soft_wrap=True,
     )
+    if policy.sum_epsilon != "off":
+        said = (
+            f"Whoever sees no more than the sums over at least {policy.min_clients:,} nodes learns at most epsilon "
+            f"{number(policy.sum_epsilon)}: that holds as long as relay and aggregator do not work together."
+        )
+        console.print(Text(said), soft_wrap=True)
     claimed = [name for name in policy.mechanisms if not is_built_in(name)]
     if claimed:
         said = f"That is the claim of who wrote {', '.join(claimed)}, which is not part of ldpfl: test it with ldpfl audit {claimed[0]}."
@@ -153,7 +159,6 @@ def _print(policy: Policy, out: Path, budget: Path, *, known: bool) -> None:
     if policy.immediate_replies:
         said = "The app states no time for replies, so its moment shows how long this client trained: allowed by immediate_replies."
         console.print(Text(said, style="yellow"), soft_wrap=True)
-    console.print(
-        Text(f"For the SuperNode: export LDPFL_POLICY={quote(str(out.absolute()))} LDPFL_BUDGET={quote(str(budget.absolute()))}"),
-        soft_wrap=True,
-    )
+    signing = " LDPFL_SIGNING_KEY=FILE (ldpfl deploy node-key FILE makes it)" if "sum" in policy.transports else ""
+    files = f"LDPFL_POLICY={quote(str(out.absolute()))} LDPFL_BUDGET={quote(str(budget.absolute()))}"
+    console.print(Text(f"For the SuperNode: export {files}{signing}"), soft_wrap=True)

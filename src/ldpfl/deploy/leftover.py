@@ -11,6 +11,7 @@ from ldpfl.errors import ConfigError, RelayRefused
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower.nodes_asked import Participation
 from ldpfl.flower.operator_node import read_token
+from ldpfl.privacy.policy import OVER_RELAY
 from ldpfl.relay import RelayAggregator, RoundStatus
 
 _UNKNOWN = 404
@@ -54,7 +55,7 @@ def left_open(folder: RunFolder) -> LeftOpen:
     finished = 0 if last is None else last.state.round
     begun = asked.begun if asked.begun > finished else None
     return LeftOpen(
-        asked.run, finished, config.training.rounds, begun, asked.asked, asked.begun, over_relay=asked.terms.get("transport") == "relay"
+        asked.run, finished, config.training.rounds, begun, asked.asked, asked.begun, over_relay=asked.terms.get("transport") in OVER_RELAY
     )
 
 

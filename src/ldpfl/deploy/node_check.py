@@ -31,8 +31,9 @@ from ldpfl.flower.policy_init import Offer, fitting_rows, offer_of, ranges_for, 
 from ldpfl.number_format import number
 from ldpfl.privacy.accountants.adaptive import filtered_epsilon
 from ldpfl.privacy.budget_file import Books, read_books
-from ldpfl.privacy.policy import Policy, Request, read_policy
+from ldpfl.privacy.policy import OVER_RELAY, Policy, Request, read_policy
 from ldpfl.relay import Patience, RelayClient
+from ldpfl.summing.node_keys import load_key, public_text
 
 _SOON = timedelta(days=30)
 """A certificate that ends within this time is mentioned."""
@@ -84,6 +85,7 @@ class NodeSetUp:
     config: Path | None = None
     layers: tuple[int, ...] = ()
     partition: int | None = None
+    signing_key: Path | None = None
 
 
 Connect = Callable[[str, str, ssl.SSLContext | bool], RelayClient]
@@ -106,8 +108,10 @@ def check_node(node: NodeSetUp, connect: Connect = _connected) -> Iterator[Findi
         yield from _of_budget(books, policy)
     except LdpflError as error:
         yield _wrong("budget", error)
-    if node.relay or (policy and "relay" in policy.transports):
+    if node.relay or (policy and set(OVER_RELAY) & set(policy.transports)):
         yield from _of_relay(node, connect)
+    if policy and "sum" in policy.transports:
+        yield _of_signing_key(node.signing_key)
     if node.node_key:
         yield _of_node_key(node.node_key)
     if node.superlink:
@@ -131,7 +135,7 @@ def _of_policy(policy: Policy) -> Iterator[Finding]:
     what = f"{policy.rounds:,} reports of {', '.join(policy.mechanisms)} ({', '.join(policy.transports)})"
     yield Finding("policy", Standing.FINE, f"allows {what}, epsilon {number(policy.lifetime_epsilon)} at delta {policy.delta:g} in all")
     keys = len(policy.aggregator_keys)
-    if "relay" in policy.transports and not keys:
+    if set(OVER_RELAY) & set(policy.transports) and not keys:
         yield Finding("policy", Standing.WRONG, "names no aggregator's key, so no report leaves over the relay: ldpfl policy key add KEY")
     elif keys > 1:
         yield Finding("policy", Standing.LOOK, f"names {keys} aggregators' keys: when one is replaced, ldpfl policy key remove the older")
@@ -245,6 +249,14 @@ def _of_node_key(path: Path) -> Finding:
             "node key", Standing.WRONG, f"{path} is no P-384 key in OpenSSH's format: ssh-keygen -t ecdsa -b 384 -N '' -f node.key"
         )
     return Finding("node key", Standing.FINE, f"{path} is this user's alone; the SuperLink's operator has registered {path}.pub?")
+
+
+def _of_signing_key(path: Path | None) -> Finding:
+    try:
+        public = public_text(load_key(_named(path, "signing key", "LDPFL_SIGNING_KEY")))
+    except LdpflError as error:
+        return _wrong("signing", error)
+    return Finding("signing", Standing.FINE, f"{path} is this user's alone; the aggregator's list of nodes holds {public}?")
 
 
 def _of_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | None) -> Iterator[Finding]:

@@ -273,6 +273,7 @@ class Programs:
             "LDPFL_RELAY_CA": self.site.authority,
             "LDPFL_AGGREGATOR_TOKEN": self.site.aggregator_token,
             "LDPFL_AGGREGATOR_KEY": self.site.aggregator_key,
+            "LDPFL_NODE_KEYS": self.site.node_keys,
         }
         command = (*listen, *map(str, tls), "--enable-supernode-auth", "--disable-runtime-dependency-installation")
         return self._program("SuperLink", command, folder / "superlink.log", own)
@@ -290,6 +291,7 @@ class Programs:
             "LDPFL_RELAY": self.relay_url,
             "LDPFL_RELAY_CA": self.site.authority,
             "LDPFL_RELAY_TOKEN": node.token,
+            "LDPFL_SIGNING_KEY": node.signing_key,
         }
         return self._program(node.name, (*link, *here, *config), node.log, own)
 

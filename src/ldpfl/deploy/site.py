@@ -21,6 +21,7 @@ from ldpfl.privacy.policy import Policy
 from ldpfl.relay.database import open_engine
 from ldpfl.relay.tokens import Role, Tokens
 from ldpfl.shuffling.sealing import generate_key, public_text
+from ldpfl.summing.node_keys import make_key
 
 VALID_FOR = timedelta(days=1)
 """How long a server's certificate is valid."""
@@ -47,6 +48,10 @@ class NodeSite:
     @property
     def key(self) -> Path:
         return self.path / "node.key"
+
+    @property
+    def signing_key(self) -> Path:
+        return self.path / "signing.key"
 
     @property
     def token(self) -> Path:
@@ -105,6 +110,11 @@ class Site:
         return self.superlink / "aggregator.key"
 
     @property
+    def node_keys(self) -> Path:
+        """The aggregator's list of the nodes' public signing keys."""
+        return self.superlink / "nodes.txt"
+
+    @property
     def aggregator_token(self) -> Path:
         return self.superlink / "relay.token"
 
@@ -151,15 +161,17 @@ def equip(site: Site, policy: Policy) -> None:
     key = generate_key()
     save_key(key, site.aggregator_key)
     own = policy.model_copy(update={"aggregator_keys": (public_text(key),)})
-    engine = open_engine(str(site.relay_store))
+    engine, signers = open_engine(str(site.relay_store)), list[str]()
     try:
         tokens = Tokens(engine)
         write_private(site.aggregator_token, tokens.add("aggregator", Role.AGGREGATOR).encode())
         for node in site.nodes:
             write_private(node.token, tokens.add(node.name, Role.CLIENT).encode())
             node_key(node.key)
+            signers.append(f"{make_key(node.signing_key)} {node.name}\n")
             write_text(node.policy, tomli_w.dumps(own.model_dump(mode="json")))
             set_limit(node.budget, own.lifetime_epsilon, own.delta)
+        write_text(site.node_keys, "".join(signers))
     finally:
         engine.dispose()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +12,9 @@ from ldpfl.experiments import RunConfig, load_recipe
 from ldpfl.experiments.build import build, choose_device
 from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.dataset import load_dataset
-from ldpfl.flower.policy_init import Offer, fitting_policy
+from ldpfl.flower.policy_init import Offer, as_sent, fitting_policy
 from ldpfl.flower.run_settings import RunSettings
-from ldpfl.privacy.policy import Policy
+from ldpfl.privacy.policy import Policy, Transport
 
 RECIPE = "quickstart"
 
@@ -25,7 +25,21 @@ REPLY_S = 20.0
 """Seconds after its charge at which each node replies. A node that has not trained by then, on a busy machine, reports no change."""
 
 _FEWEST = 2
-_SHORTER = ("training.epochs=2",)
+
+_CHANGES: Mapping[Transport, tuple[str, ...]] = {
+    "relay": ("training.epochs=2",),
+    "sum": (
+        "privacy.target_epsilon=4",
+        'mechanism.name="dp-sgd"',
+        'mechanism.perturbed="gradient"',
+        'data.features="strokes"',
+        'model.name="linear"',
+        "training.epochs=1",
+        "training.server_learning_rate=64",
+        "training.server_momentum=0.9",
+    ),
+}
+"""Settings that the demo changes in the quickstart: a shorter training, or a linear model whose records a sum protects."""
 
 WINDOW_S = 1.0
 """Seconds that the relay takes uploads for at least. It waits for all clients anyway, so a slow machine loses none."""
@@ -43,6 +57,7 @@ class Trial:
         policy: what each node allows; the aggregator's key is still missing in it.
         data_dir: folder with data sets, if they are not found otherwise.
         reply_s: seconds after its charge at which each node replies.
+        transport: way of the reports: through the relay that mixes them, or as masked vectors into a sum.
     """
 
     config: RunConfig
@@ -50,6 +65,7 @@ class Trial:
     policy: Policy
     data_dir: Path | None
     reply_s: float
+    transport: Transport = "relay"
 
     @property
     def clients(self) -> int:
@@ -60,7 +76,14 @@ class Trial:
         return self.config.training.rounds
 
 
-def trial_of(clients: int, rounds: int, changes: Sequence[str] = (), data_dir: Path | None = None, reply_s: float = REPLY_S) -> Trial:
+def trial_of(
+    clients: int,
+    rounds: int,
+    changes: Sequence[str] = (),
+    data_dir: Path | None = None,
+    reply_s: float = REPLY_S,
+    transport: Transport = "relay",
+) -> Trial:
     """Return the trial of ``clients`` nodes and so many ``rounds`` of the quickstart, changed by ``key=value``.
 
     Loads the data once, so that a mistake is found here, and the nodes find them decoded.
@@ -71,11 +94,19 @@ def trial_of(clients: int, rounds: int, changes: Sequence[str] = (), data_dir: P
     for change in changes:
         if ";" in change:
             raise ConfigError(f"setting {change!r} holds a semicolon, which separates settings on Flower's wire")
-    every = (f"clients.count={clients}", f"training.rounds={rounds}", *_SHORTER, *changes)
-    config = settled(load_recipe(RECIPE, every))
+    every = (f"clients.count={clients}", f"training.rounds={rounds}", *_CHANGES[transport], *changes)
+    asked = load_recipe(RECIPE, every)
+    task = load_dataset(asked, data_dir)
+    if asked.mechanism.unsaid:  # the number of records a client is public, and a deployment has to be told
+        every = (*every, f"mechanism.records={max(1, len(task.train) // asked.clients.count)}")
+        asked = load_recipe(RECIPE, every)
+    linked = LINKED if transport == "relay" else 1
+    config = settled(as_sent(asked, transport, linked, asked.clients.count))
     if config.clients.count < _FEWEST or config.clients.fraction != 1:
         raise ConfigError(f"the demo asks all of at least {_FEWEST} clients in each round; leave clients.fraction at 1")
-    return Trial(config, every, _policy(config, data_dir, reply_s), None if data_dir is None else data_dir.absolute(), reply_s)
+    _, start = build(config, task, choose_device("cpu"))
+    policy = fitting_policy(Offer(config, transport, config.clients.count, linked, reply_s), start.state.ranges)
+    return Trial(config, every, policy, None if data_dir is None else data_dir.absolute(), reply_s, transport)
 
 
 def settings_of(site: Site, trial: Trial) -> RunSettings:
@@ -87,15 +118,9 @@ def settings_of(site: Site, trial: Trial) -> RunSettings:
         nodes=trial.clients,
         wait_s=_NODES_WAIT_S,
         timeout_s=_REPLIES_WAIT_S,
-        transport="relay",
-        linked=LINKED,
+        transport=trial.transport,
+        linked=LINKED if trial.transport == "relay" else 1,
         min_clients=trial.clients,
         window_s=WINDOW_S,
         reply_s=trial.reply_s,
     )
-
-
-def _policy(config: RunConfig, data_dir: Path | None, reply_s: float) -> Policy:
-    """Return the policy that allows what ``config`` releases, and hardly more."""
-    _, start = build(config, load_dataset(config, data_dir), choose_device("cpu"))
-    return fitting_policy(Offer(config, "relay", config.clients.count, LINKED, reply_s), start.state.ranges)

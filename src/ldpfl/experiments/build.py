@@ -168,6 +168,7 @@ def build(
         epochs=config.training.epochs,
         batch_size=config.training.batch_size,
         channel=config.shuffling.channel,
+        colluding=config.shuffling.colluding,
         self_sampling=self_sampling_of(config),
         once_over=config.training.rounds if config.clients.once else None,
         measured=len(ledger.events),
@@ -363,13 +364,13 @@ def _scaled(
         return task, Ledger()
     if not measures(config, task.unscaled, mechanism):
         return by_bounds(task), Ledger()
-    records = float(parts.sizes.mean())
+    records, through = float(parts.sizes.mean()), config.shuffling
     counting = measuring_mechanism(config, mechanism, parts.sizes.tolist()) if mechanism.record_clip is not None else None
     if measured is not None:
-        return scaled_as(task, measured), charged(counting, len(parts), config.shuffling.channel)
+        return scaled_as(task, measured), charged(counting, len(parts), through.channel, through.colluding)
     seed = known(secret_seed(config, task, secret))
     weighed = [(own, np.ones_like(own)) if persons is None else persons.rows_of(own) for own in parts]
-    return Measuring(seed, counting, records, config.shuffling.channel).scaled(task, *zip(*weighed, strict=True))
+    return Measuring(seed, counting, records, through.channel, through.colluding).scaled(task, *zip(*weighed, strict=True))
 
 
 def measuring_mechanism(config: RunConfig, mechanism: Mechanism, sizes: Sequence[int] = (1,)) -> Mechanism:
@@ -485,8 +486,8 @@ def mechanism_of(config: RunConfig, ranges: LayerRanges, sizes: Sequence[int] = 
     clip_norm = None if training.clip_norm == "off" else training.clip_norm
     local = Training(training.learning_rate, training.epochs, training.batch_size, clip_norm, training.at_client().is_plain)
     part: Part = "person" if config.data.person else "record"
-    summed = config.shuffling.channel == "secure-sum"
-    facts = Facts(ranges, training.rounds, min(sizes), local, sum(sizes) / len(sizes), summed, part)
+    summed, clients = config.shuffling.channel == "secure-sum", _summed_clients(config)
+    facts = Facts(ranges, training.rounds, min(sizes), local, sum(sizes) / len(sizes), summed, part, clients)
     mechanism = built(settings, facts)
     if mechanism.record_clip is not None and config.data.by_label:
         raise ConfigError(
@@ -494,6 +495,22 @@ def mechanism_of(config: RunConfig, ranges: LayerRanges, sizes: Sequence[int] = 
             f"others go: set data.partition to {' or '.join(sorted(LABEL_BLIND))}, and leave data.private_label out"
         )
     return mechanism
+
+
+def _summed_clients(config: RunConfig) -> int:
+    """Return the most clients whose reports are added up in a round, which mechanisms of sums are built for.
+
+    Raises:
+        ConfigError: fewer are said than may take part, or none is relied on.
+    """
+    said, count = config.shuffling.clients, config.clients.count
+    if 0 < said < count:
+        raise ConfigError(
+            f"shuffling.clients is {said:,}, and up to {count:,} clients take part: set it to {count} or more, or leave it out"
+        )
+    if config.shuffling.colluding >= count:
+        raise ConfigError(f"shuffling.colluding is {config.shuffling.colluding:,} of {count:,} clients: some client has to be honest")
+    return said or count
 
 
 def _divided(config: RunConfig, task: Dataset) -> tuple[Dataset, Samples | None]:

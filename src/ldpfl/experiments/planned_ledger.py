@@ -44,11 +44,11 @@ def planned_ledger(config: RunConfig, given: Given = NOTHING) -> Ledger:
         raise ConfigError(
             f"who of {clients:,} clients takes part in which of {config.training.rounds:,} rounds is more than is planned here"
         )
-    ledger = Ledger()
+    ledger, through = Ledger(), config.shuffling
     if measured:
         histogram = released(measuring_mechanism(config, mechanism), ranges)
         for stage in range(1, measured + 1):
-            ledger = ledger.charge(histogram_event(stage, histogram, clients, config.shuffling.channel))
+            ledger = ledger.charge(histogram_event(stage, histogram, clients, through.channel, through.colluding))
     joined = np.full(clients, measured, dtype=np.int64)
     for number in range(1, config.training.rounds + 1):
         if once:
@@ -59,8 +59,18 @@ def planned_ledger(config: RunConfig, given: Given = NOTHING) -> Ledger:
         if cohort.size or self_sampling is not None:
             bound = mechanism.in_round(PublicState(number, weights, None, ranges.sizes))
             release = released(bound, ranges, mechanism)
-            event = round_event(measured + number, release, cohort.size, joined, config.shuffling.channel, self_sampling, once=once)
-            ledger = ledger.charge(event)
+            ledger = ledger.charge(
+                round_event(
+                    measured + number,
+                    release,
+                    cohort.size,
+                    joined,
+                    through.channel,
+                    self_sampling,
+                    once=once,
+                    colluding=through.colluding,
+                )
+            )
     return ledger
 
 

@@ -14,7 +14,7 @@ from ldpfl.flower.collecting import Collector, DirectCollector
 from ldpfl.flower.grid import InProcessGrid
 from ldpfl.flower.operator_node import OperatorNode, operator_node
 from ldpfl.flower.records import RecordTask
-from ldpfl.flower.relayed import RelayCollector, operator_relay
+from ldpfl.flower.relayed import RelayCollector, SumCollector, operator_relay, operator_sum
 from ldpfl.flower.strategy import LdpStrategy
 from ldpfl.flower.terms import RoundTerms
 
@@ -31,8 +31,10 @@ __all__ = [
     "RecordTask",
     "RelayCollector",
     "RoundTerms",
+    "SumCollector",
     "TooFewTakePart",
     "Waiting",
     "operator_node",
     "operator_relay",
+    "operator_sum",
 ]

@@ -40,7 +40,7 @@ from ldpfl.flower.collecting import Collector
 from ldpfl.flower.imports import apps_left_out
 from ldpfl.flower.operator_node import named
 from ldpfl.flower.policy_init import as_sent, for_nodes
-from ldpfl.flower.relayed import operator_relay
+from ldpfl.flower.relayed import operator_relay, operator_sum
 from ldpfl.flower.run_settings import RunSettings
 from ldpfl.flower.strategy import ARRAYS, LdpStrategy
 from ldpfl.flower.terms import RECORD, RoundTerms
@@ -152,6 +152,8 @@ def _prepare(text: str, data_dir: Path | None, device: str, sent: int | None = N
 def _collector(settings: RunSettings) -> Collector | None:
     if settings.transport == "direct":
         return None
+    if settings.transport == "sum":
+        return operator_sum(min_clients=settings.min_clients, window_s=settings.window_s)
     return operator_relay(linked=settings.linked, min_clients=settings.min_clients, window_s=settings.window_s)
 
 

@@ -13,6 +13,7 @@ from ldpfl.flower.terms import RECORD, RoundTerms, agreement_of
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.base import is_finite
+from ldpfl.privacy.policy import OVER_RELAY
 from ldpfl.ranges import LayerRanges
 from ldpfl.server import ServerState
 
@@ -88,7 +89,7 @@ def read_asked(content: RecordDict, message_type: str, run_config: str) -> Asked
         raise ProtocolError("the server's model is not finite")
     mechanism = terms.mechanism(ranges).in_round(state.public())
     mechanism.payload_bits(ranges)  # raises if the mechanism does not fit the layers
-    agreement = agreement_of(content, message_type) if terms.transport == "relay" else ""
+    agreement = agreement_of(content, message_type) if terms.transport in OVER_RELAY else ""
     return Asked(Ask(terms, mechanism, ranges, agreement), layout, state)
 
 

@@ -23,7 +23,7 @@ from ldpfl.flower.named_by_server import check_mechanism
 from ldpfl.flower.operator_node import OperatorNode, operator_node
 from ldpfl.flower.question import QUESTION, Question, read_question
 from ldpfl.flower.records import RecordGradients, Records, check_kind
-from ldpfl.flower.terms import RECORD, Answer, RoundTerms, digest_of, mechanism_named
+from ldpfl.flower.terms import RECORD, Answer, RoundTerms, adding_up, digest_of, mechanism_named
 from ldpfl.mechanisms import is_built_in
 from ldpfl.mechanisms.base import is_finite
 from ldpfl.mechanisms.reports.bits import packed_size
@@ -260,7 +260,11 @@ class LdpClientApp(ClientApp):
         if not is_finite(values):
             # All of it, before a random bit is drawn: a mechanism that samples would notice only where it looks, and so tell where.
             raise PrivacyError("the trained values are not finite")
-        payload: bytes = next(iter(ask.mechanism.encode(values, ask.ranges, self._source(ask, context)).payloads()))
+        source = self._source(ask, context)
+        if ask.terms.transport == "sum":
+            points: bytes = adding_up(ask.mechanism).points(values, ask.ranges, source)[0].astype("<i8").tobytes()
+            return points
+        payload: bytes = next(iter(ask.mechanism.encode(values, ask.ranges, source).payloads()))
         if len(payload) != packed_size(ask.mechanism.payload_bits(ask.ranges)):
             raise PrivacyError("the mechanism's payload is not as long as it says: its length would tell of the data")
         return payload

@@ -57,11 +57,13 @@ class Received:
         pool: the reports that follow the wire format; None if there is none.
         uplink_bytes: length of one client's message.
         refused: what was not accepted and why, a line each.
+        broken: why the round, and any like it, can bring nothing; empty if that is not so.
     """
 
     pool: ReportPool | PartialPool | None
     uplink_bytes: int = 0
     refused: tuple[str, ...] = ()
+    broken: str = ""
 
 
 class Collector(Protocol):

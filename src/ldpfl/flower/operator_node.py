@@ -14,12 +14,12 @@ as Flower calls it: SuperNode hands that to its processes over an interface on l
 | ``LDPFL_RELAY``       | URL of the relay                                                                      |
 | ``LDPFL_RELAY_TOKEN`` | file with the client's token                                                          |
 | ``LDPFL_RELAY_CA``    | file with the relay's certificate authority, if it has its own                        |
+| ``LDPFL_SIGNING_KEY`` | file with the private key by which the node signs what it adds to sums                |
 | ``LDPFL_DEVICE``      | where the recipes train: auto, cpu (if left out) or cuda                              |
 """
 
 from __future__ import annotations
 
-import base64
 import os
 import secrets
 import ssl
@@ -30,27 +30,38 @@ from functools import cache
 from math import inf
 from pathlib import Path
 
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 from flwr.app import Context
 
-from ldpfl.errors import ConfigError, Declined, NoRelay, NotSetUp, ProtocolError
+from ldpfl.errors import ConfigError, Declined, NoRelay, NoSigningKey, NotSetUp, ProtocolError
 from ldpfl.file_owners import require_own
 from ldpfl.flower.ask import Ask
 from ldpfl.flower.named_by_server import check_config, check_mechanism
+from ldpfl.flower.terms import adding_up
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import set_limit
-from ldpfl.privacy.policy import Policy, Request, read_policy
+from ldpfl.privacy.policy import OVER_RELAY, Policy, Request, read_policy
 from ldpfl.relay import RelayClient, RoundStatus, SumTerms
 from ldpfl.relay import Terms as RelayTerms
 from ldpfl.shuffling import RecordPlan
-from ldpfl.shuffling.sealing import OVERHEAD, Binding, read_public, seal
+from ldpfl.shuffling.sealing import OVERHEAD, Binding, seal
+from ldpfl.summing import SumBinding, new_seed, seal_seed, shard
+from ldpfl.summing.node_keys import load_key
 
 Connect = Callable[[], RelayClient]
+Signing = Callable[[], Ed25519PrivateKey]
 
 _GRACE_S = 30.0
 """Seconds after a round's window in which it may still wait for clients."""
 
 _WAITING_S = 600.0
 """The same for a round that cannot end without all of them."""
+
+
+def _no_signing_key() -> Ed25519PrivateKey:
+    raise NoSigningKey("this node adds to no sums: it has no signing key; nothing was sent")
 
 
 @dataclass(frozen=True)
@@ -61,11 +72,13 @@ class OperatorNode:
         policy: what may leave.
         budget: what that costs, in a file.
         connect: opens a connection to the operator's relay.
+        signing: gives the key by which this node signs what it adds to sums.
     """
 
     policy: Policy
     budget: Budget
     connect: Connect
+    signing: Signing = _no_signing_key
 
     def check_mechanism(self, name: str) -> None:
         """Return if a server may name the mechanism ``name``.
@@ -90,8 +103,10 @@ class OperatorNode:
         """
         self._check_terms(ask)
         self.budget.check(self._request(ask, cohort))
-        if ask.terms.transport == "relay":
-            self.connect().close()  # reads what the operator has set up for it; nothing is sent
+        if ask.terms.transport in OVER_RELAY:  # reads what the operator has set up for it; nothing is sent
+            self.connect().close()
+        if ask.terms.transport == "sum":
+            self.signing()
 
     def admit(self, ask: Ask) -> float:
         """Check the policy, and for a relay that its round is open for these reports, and the same for all; then charge the budget.
@@ -111,6 +126,8 @@ class OperatorNode:
             self.budget.charge(request)
             return inf
         self.budget.check_policy(request)  # by what the server says, before anything of it is said to the relay
+        if ask.terms.transport == "sum":
+            self.signing()  # before the charge: without it nothing can be sent
         status = self._relay_round(ask)
         asked = time.monotonic()
         self.budget.charge(self._request(ask, status.terms.min_clients))
@@ -121,16 +138,27 @@ class OperatorNode:
         self.policy.check_reply(ask.terms.reply_s, ask.terms.transport)
 
     def seal(self, ask: Ask, payload: bytes) -> bytes:
-        """Cut ``payload`` into records and seal each to the aggregator's key, which the policy has allowed."""
-        plan, terms = self._plan(ask), ask.terms
-        return seal(
-            plan.split(payload), read_public(base64.b64encode(terms.key).decode()), Binding(terms.run, terms.round, plan.fingerprint)
-        )
+        """Make ``payload`` ready for the relay, sealed to the aggregator's key, which the policy has allowed.
+
+        For the relay that mixes these are records. For a sum ``payload`` holds points of 8 bytes each: a mask is drawn here, and what is
+        returned is the masked vector, and the mask's seed, sealed and signed.
+        """
+        terms, aggregator = ask.terms, X25519PublicKey.from_public_bytes(ask.terms.key)
+        if terms.transport == "relay":
+            plan = self._plan(ask)
+            return seal(plan.split(payload), aggregator, Binding(terms.run, terms.round, plan.fingerprint))
+        bits, seed = adding_up(ask.mechanism).bits, new_seed()
+        binding = SumBinding(terms.run, terms.round, bytes.fromhex(ask.agreement), ask.ranges.dimension, bits)
+        return shard(np.frombuffer(payload, dtype="<i8"), seed, bits) + seal_seed(seed, aggregator, self.signing(), binding)
 
     def upload(self, ask: Ask, sealed: bytes, within_s: float) -> None:
         """Upload to the operator's relay; goes on after breaks, as long as the round may be open."""
+        run, number = ask.terms.run, ask.terms.round
         with self.connect() as relay:
-            relay.upload(ask.terms.run, ask.terms.round, secrets.token_urlsafe(24), sealed, within_s=within_s)
+            if ask.terms.transport == "sum":
+                relay.upload_share(run, number, sealed, within_s=within_s)
+            else:
+                relay.upload(run, number, secrets.token_urlsafe(24), sealed, within_s=within_s)
 
     def _relay_round(self, ask: Ask) -> RoundStatus:
         """Return what the relay says of the round, if the report can be uploaded when it is ready."""
@@ -147,8 +175,19 @@ class OperatorNode:
                 f"the relay's round is over in {left:.0f} s, and clients send after {ask.terms.reply_s:g} s: the server "
                 "must give its rounds a longer window; nothing was charged or sent"
             )
-        _check_fitting(status.terms, self._plan(ask))
+        self._check_fitting(ask, status.terms)
         return status
+
+    def _check_fitting(self, ask: Ask, terms: RelayTerms | SumTerms) -> None:
+        """Raise if the relay's round does not take this report as it is going to be."""
+        if ask.terms.transport == "sum":
+            fits = isinstance(terms, SumTerms) and (terms.dimension, terms.bits) == (ask.ranges.dimension, adding_up(ask.mechanism).bits)
+        else:
+            plan = self._plan(ask)
+            made = (plan.plaintext_bytes + OVERHEAD, plan.records)
+            fits = isinstance(terms, RelayTerms) and (terms.record_bytes, terms.records_per_upload) == made
+        if not fits:
+            raise ProtocolError("the relay's round takes reports of another form or length than this one; nothing was sent")
 
     def _open_for(self, status: RoundStatus) -> float:
         """Return for how long to try to upload: the relay says at once if a round is over, so rather longer, as far as the policy lets."""
@@ -178,7 +217,7 @@ def operator_node(context: Context) -> OperatorNode:
         Declined: no policy or budget is named, or one of them cannot be relied on.
     """
     policy = read_policy(_path("policy"))
-    return OperatorNode(policy, Budget(_budget_file(context, policy), policy), _connecting())
+    return OperatorNode(policy, Budget(_budget_file(context, policy), policy), _connecting(), _signing())
 
 
 def _budget_file(context: Context, policy: Policy) -> Path:
@@ -215,6 +254,19 @@ def _connecting() -> Connect:
             raise NoRelay(f"the relay is not set up on this node: {error}; nothing was sent") from None
 
     return connect
+
+
+def _signing() -> Signing:
+    """Return what gives the node's signing key; its file is read the first time only, before the charge: an app may change it."""
+
+    @cache
+    def key() -> Ed25519PrivateKey:
+        try:
+            return load_key(_path("signing-key", NoSigningKey))
+        except ConfigError as error:  # of the operator's own file, which the log may name
+            raise NoSigningKey(f"the signing key is not set up on this node: {error}; nothing was sent") from None
+
+    return key
 
 
 def _trusted(authority: Path) -> Path:
@@ -260,14 +312,3 @@ def _variable(name: str) -> str:
 def _waits_for_all(terms: RelayTerms | SumTerms) -> bool:
     """Tell whether the relay keeps the round open until every client that was asked has uploaded, whatever its window."""
     return terms.min_clients >= terms.max_uploads
-
-
-def _check_fitting(terms: RelayTerms | SumTerms, plan: RecordPlan) -> None:
-    if isinstance(terms, SumTerms):
-        raise ProtocolError("the relay's round is a sum, and this report is sealed records; nothing was sent")
-    expected = (plan.plaintext_bytes + OVERHEAD, plan.records)
-    if (terms.record_bytes, terms.records_per_upload) != expected:
-        raise ProtocolError(
-            f"the relay's round takes {terms.records_per_upload} records of {terms.record_bytes} bytes, "
-            f"and this report has {expected[1]} of {expected[0]}; nothing was sent"
-        )

@@ -27,12 +27,13 @@ from ldpfl.flower.named_by_server import check_needs_nothing, code_of
 from ldpfl.flower.run_settings import RunSettings
 from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms.base import PublicState
-from ldpfl.privacy.accountants.adaptive import epsilon_needed
+from ldpfl.privacy.accountants.adaptive import epsilon_needed, in_sum
+from ldpfl.privacy.accountants.gaussian import ROUNDED
 from ldpfl.privacy.accountants.registry import epsilon_of, unit_epsilon
 from ldpfl.privacy.authors import released
-from ldpfl.privacy.events import Release
+from ldpfl.privacy.events import Channel, GaussianRelease, Release
 from ldpfl.privacy.guarantee import least_protected
-from ldpfl.privacy.policy import UPLOAD_S, Policy, Transport
+from ldpfl.privacy.policy import OVER_RELAY, UPLOAD_S, Policy, Transport
 from ldpfl.quantities import cohort_size
 from ldpfl.ranges import LayerRanges
 from ldpfl.shuffling.sealing import read_public
@@ -43,6 +44,8 @@ _ASKED_BY = ("transport", "linked", "min-clients", "reply-s")
 
 _ASKS = {"recipe", "set"}
 """Settings by which it is known what the ready ServerApp asks for; without one of them a ServerApp may be another."""
+
+_CHANNELS: Mapping[Transport, Channel] = {"direct": "direct", "relay": "ideal-shuffler", "sum": "secure-sum"}
 
 _DIGITS = 3
 _LARGEST = 10**9
@@ -141,6 +144,7 @@ def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) 
     for key in keys:
         read_public(key)
     delta = usual.delta
+    summed = [in_sum(release, offer.cohort) for release in releases if isinstance(release, GaussianRelease) and offer.transport == "sum"]
     return Policy(
         mechanisms=(releases[0].mechanism,),
         protects=least_protected(release.unit for release in releases),
@@ -148,6 +152,7 @@ def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) 
         epsilon_per_unit=_rounded_up(max(unit_epsilon(release, delta) for release in set(releases))),
         epsilon_per_round=_rounded_up(max(epsilon_of([(release, 1)], delta) for release in set(releases))),
         lifetime_epsilon=_rounded_up(epsilon_needed(Counter(releases).items(), delta)),
+        sum_epsilon=_rounded_up(epsilon_needed(Counter[Release](summed).items(), delta * (1 - ROUNDED))) if summed else "off",
         rounds=config.training.rounds,
         min_clients=offer.cohort,
         transports=(offer.transport,),
@@ -258,7 +263,7 @@ def _offer(config: RunConfig, settings: RunSettings) -> Offer:
     config = config if code else settled(config)
     if settings.transport == "direct":
         return Offer(config, "direct", cohort_size(config.clients.fraction, config.clients.count), reply_s=settings.reply_s)
-    return Offer(config, "relay", settings.min_clients, settings.linked, settings.reply_s)
+    return Offer(config, settings.transport, settings.min_clients, settings.linked, settings.reply_s)
 
 
 def as_sent(config: RunConfig, transport: Transport, linked: int, min_clients: int) -> RunConfig:
@@ -268,14 +273,13 @@ def as_sent(config: RunConfig, transport: Transport, linked: int, min_clients: i
         ConfigError: a target for records of several units, or for rounds of fewer clients than are asked: what holds for them is
             accounted, but not solved for.
     """
-    if transport == "relay" and config.privacy.target_epsilon != "off":
+    if transport in OVER_RELAY and config.privacy.target_epsilon != "off":
         asked = cohort_size(config.clients.fraction, config.clients.count)
         if linked > 1:
             raise ConfigError("privacy.target_epsilon is met by records of one unit: set ldpfl.linked to 1, or leave the target out")
         if min_clients < asked:
             raise ConfigError(f"privacy.target_epsilon is met by rounds of all {asked} clients: set ldpfl.min-clients to that")
-    channel = "direct" if transport == "direct" else "ideal-shuffler"
-    return config.model_copy(update={"shuffling": config.shuffling.model_copy(update={"channel": channel})})
+    return config.model_copy(update={"shuffling": config.shuffling.model_copy(update={"channel": _CHANNELS[transport]})})
 
 
 def for_nodes(config: RunConfig) -> RunConfig:

@@ -19,6 +19,7 @@ from ldpfl.flower.terms import RECORD, RoundTerms
 from ldpfl.flower.wire import LayerSizes, WireFields
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms.base import PublicState
+from ldpfl.privacy.policy import OVER_RELAY
 
 QUESTION = "query.takes_part"
 """Type of the message."""
@@ -73,5 +74,5 @@ def read_question(content: RecordDict, run_config: str) -> Question:
     public = PublicState(terms.round, torch.zeros(()).expand(dimension), None, ranges.sizes)
     mechanism = terms.mechanism(ranges).in_round(public)
     mechanism.payload_bits(ranges)  # raises if the mechanism does not fit the layers
-    cohort = wire.min_clients if terms.transport == "relay" else terms.asked
+    cohort = wire.min_clients if terms.transport in OVER_RELAY else terms.asked
     return Question(Ask(terms, mechanism, ranges, agreement=""), cohort)

@@ -1,29 +1,32 @@
-"""The aggregator's end of the relay: opens its rounds, and makes a pool of the mixed records."""
+"""The aggregator's end of the relay: opens its rounds, and makes a pool of the mixed records, or a sum of the masked vectors."""
 
 from __future__ import annotations
 
 import logging
 import os
 import ssl
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import MessageType, RecordDict
 from pydantic import ValidationError
 
-from ldpfl.errors import ConfigError
+from ldpfl.errors import ConfigError, ProtocolError
 from ldpfl.flower.collecting import OpenRound, Received
 from ldpfl.flower.operator_node import read_token
-from ldpfl.flower.terms import Answer, agreement_of
+from ldpfl.flower.terms import Answer, adding_up, agreement_of
 from ldpfl.privacy.events import Channel
-from ldpfl.relay import RelayAggregator, RelayNotReleased, RelayRefused, RoundStatus, Terms
-from ldpfl.shuffling import RefusedRecords
+from ldpfl.relay import RelayAggregator, RelayNotReleased, RelayRefused, RoundStatus, SumTerms, Terms
+from ldpfl.shuffling import RefusedRecords, ReportPool
 from ldpfl.shuffling.sealing import OVERHEAD, Binding, load_key, open_records
+from ldpfl.summing import ENVELOPE_BYTES, SumBinding, open_seeds, read_nodes, unshard
 
 LOGGER = logging.getLogger("flwr.ldpfl")
 
@@ -35,34 +38,41 @@ _NOTHING_THERE = (_UNKNOWN, 409, 410)
 """How a relay answers to the acknowledgement of a round that was never opened, not released, or deleted."""
 
 
-@dataclass(frozen=True)
-class RelayCollector:
-    """Reports come over the relay, sealed and mixed, so the server sees what was sent and not by whom.
-
-    The ledger counts the relay as a shuffler: that holds as long as relay and aggregator do not work together.
+@dataclass(frozen=True, kw_only=True)
+class RelayedRounds(ABC):
+    """What collectors over the relay share: when a round is opened there, waited for, given up, taken up again and forgotten.
 
     Attributes:
         relay: with the aggregator's token.
         key: the aggregator's private key.
-        linked: units that stay together in a record (linked); 1 is LDP-FL's parameter shuffling.
-        min_clients: fewest uploads among which the relay mixes.
+        min_clients: fewest uploads that the relay releases anything of.
         window_s: seconds that the relay takes uploads for, from the moment that clients are asked; they train in this time.
         before: the aggregator's key before ``key``: a round that was begun with it, and is taken up again, is read with it.
     """
 
     relay: RelayAggregator
     key: X25519PrivateKey
-    linked: int = 1
     min_clients: int = 2
     window_s: float = 60.0
-    channel: Channel = "ideal-shuffler"
     before: X25519PrivateKey | None = None
 
+    @abstractmethod
     def terms(self) -> Mapping[str, Any]:
-        public = self.key.public_key().public_bytes_raw()
-        return {"transport": "relay", "key": public, "linked": self.linked}
+        """Return what clients are told of it: fields of ``RoundTerms``."""
 
-    def begun_on(self, terms: Mapping[str, str | int]) -> RelayCollector:
+    @abstractmethod
+    def relay_terms(self, round_: OpenRound, agreement: str) -> Terms | SumTerms:
+        """Return what the relay is told of a round.
+
+        Raises:
+            ValidationError: it does not fit a relay.
+        """
+
+    @abstractmethod
+    def released(self, round_: OpenRound) -> Received:
+        """Return what a round brought that the relay has released; errors as for :meth:`collect`."""
+
+    def begun_on(self, terms: Mapping[str, str | int]) -> Self:
         """Return this collector with the key of before, if a round was begun with that one."""
         if self.before is None or terms.get("key") != self.before.public_key().public_bytes_raw().hex():
             return self
@@ -76,7 +86,7 @@ class RelayCollector:
                 before clients reply.
             RelayRefused, RelayUnreachable: the relay does not answer, or does not know this token.
         """
-        terms = self._relay_terms(round_, "0" * 64)
+        terms = self._fitting(round_, "0" * 64)
         if round_.timeout < self.window_s:
             raise ConfigError(f"the relay's window of {self.window_s:g} s is longer than the round waits for reports, {round_.timeout:g} s")
         if 0 < reply_s >= self.window_s and terms.min_clients < terms.max_uploads:
@@ -91,26 +101,18 @@ class RelayCollector:
         Raises:
             ConfigError, RelayRefused, RelayUnreachable: as for :meth:`check_ready`; or it has other terms already.
         """
-        self.relay.open_round(round_.run, round_.number, self._relay_terms(round_, agreement_of(content, MessageType.TRAIN)))
+        self.relay.open_round(round_.run, round_.number, self._fitting(round_, agreement_of(content, MessageType.TRAIN)))
 
-    def _relay_terms(self, round_: OpenRound, agreement: str) -> Terms:
-        plan = round_.plan
+    def _fitting(self, round_: OpenRound, agreement: str) -> Terms | SumTerms:
         try:
-            return Terms(
-                record_bytes=plan.plaintext_bytes + OVERHEAD,
-                records_per_upload=plan.records,
-                min_clients=self.min_clients,
-                closes_in_s=self.window_s,
-                max_uploads=round_.asked,
-                agreement=agreement,
-            )
+            return self.relay_terms(round_, agreement)
         except ValidationError as error:
             raise ConfigError(
                 f"round {round_.number} does not fit the relay: {error.errors()[0]['msg'].removeprefix('Value error, ')}"
             ) from None
 
     def collect(self, round_: OpenRound, answers: Sequence[Answer]) -> Received:
-        """Wait for the relay to release the round, open its records, and join them; a round that it does not release is cancelled.
+        """Wait for the relay to release the round, and read it; a round that it does not release is cancelled.
 
         Raises:
             RelayRefused, RelayUnreachable: the relay does not answer, or not as it should. It keeps the round: started again, the
@@ -121,20 +123,7 @@ class RelayCollector:
         except RelayNotReleased as error:
             self.relay.cancel(round_.run, round_.number)
             return Received(None, refused=(str(error),))
-        plan = round_.plan
-        binding = Binding(round_.run, round_.number, plan.fingerprint)
-        opened, refused = [np.empty((0, plan.plaintext_bytes), dtype=np.uint8)], list[RefusedRecords]()
-        sizes = self._relay_terms(round_, "0" * 64)  # as it was opened; what the relay says later bounds nothing
-        for records in _batches(self.relay.pull(round_.run, round_.number, sizes)):
-            plaintexts, left_out = open_records(records, plan.plaintext_bytes, self.key, binding)
-            opened.append(plaintexts)
-            refused += left_out
-        plaintexts = np.concatenate(opened)
-        # What was pulled is whole uploads. Counted, not asked: one may have come in between the end of the wait and the release.
-        uploads = (len(plaintexts) + sum(entry.count for entry in refused)) // plan.records
-        joined = plan.join(plaintexts, max(1, uploads))
-        notes = [f"{entry.count} records: {entry.reason}" for entry in (*refused, *joined.refused)]
-        return Received(joined.pool, plan.records * sizes.record_bytes, tuple(notes))
+        return self.released(round_)
 
     def give_up(self, round_: OpenRound) -> bool:
         """Cancel the round, unless the relay has as many uploads as it mixes: a node whose reply is lost may have uploaded before.
@@ -176,8 +165,95 @@ class RelayCollector:
             return None
 
 
+@dataclass(frozen=True, kw_only=True)
+class RelayCollector(RelayedRounds):
+    """Reports come over the relay, sealed and mixed, so the server sees what was sent and not by whom.
+
+    The ledger counts the relay as a shuffler: that holds as long as relay and aggregator do not work together.
+
+    Attributes:
+        linked: units that stay together in a record (linked); 1 is LDP-FL's parameter shuffling.
+    """
+
+    linked: int = 1
+    channel: Channel = "ideal-shuffler"
+
+    def terms(self) -> Mapping[str, Any]:
+        return {"transport": "relay", "key": self.key.public_key().public_bytes_raw(), "linked": self.linked}
+
+    def relay_terms(self, round_: OpenRound, agreement: str) -> Terms:
+        plan = round_.plan
+        return Terms(
+            record_bytes=plan.plaintext_bytes + OVERHEAD,
+            records_per_upload=plan.records,
+            min_clients=self.min_clients,
+            closes_in_s=self.window_s,
+            max_uploads=round_.asked,
+            agreement=agreement,
+        )
+
+    def released(self, round_: OpenRound) -> Received:
+        """Open the round's records, and join them."""
+        plan = round_.plan
+        binding = Binding(round_.run, round_.number, plan.fingerprint)
+        opened, refused = [np.empty((0, plan.plaintext_bytes), dtype=np.uint8)], list[RefusedRecords]()
+        sizes = self.relay_terms(round_, "0" * 64)  # as it was opened; what the relay says later bounds nothing
+        for records in _batches(self.relay.pull(round_.run, round_.number, sizes)):
+            plaintexts, left_out = open_records(records, plan.plaintext_bytes, self.key, binding)
+            opened.append(plaintexts)
+            refused += left_out
+        plaintexts = np.concatenate(opened)
+        # What was pulled is whole uploads. Counted, not asked: one may have come in between the end of the wait and the release.
+        uploads = (len(plaintexts) + sum(entry.count for entry in refused)) // plan.records
+        joined = plan.join(plaintexts, max(1, uploads))
+        notes = [f"{entry.count} records: {entry.reason}" for entry in (*refused, *joined.refused)]
+        return Received(joined.pool, plan.records * sizes.record_bytes, tuple(notes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumCollector(RelayedRounds):
+    """Reports come as a sum that no single server sees: the relay adds up masked vectors, and this end takes the masks off their sum.
+
+    The ledger counts it as a sum of which nothing else is seen: that holds as long as relay and aggregator do not work together.
+
+    Attributes:
+        nodes: public keys of the nodes that may take part, by :func:`ldpfl.summing.signer_of`. Only what one of them has signed counts, so
+            that a relay cannot invent the others of a sum.
+    """
+
+    nodes: Mapping[bytes, Ed25519PublicKey]
+    linked: int = 1
+    channel: Channel = "secure-sum"
+
+    def terms(self) -> Mapping[str, Any]:
+        return {"transport": "sum", "key": self.key.public_key().public_bytes_raw()}
+
+    def relay_terms(self, round_: OpenRound, agreement: str) -> SumTerms:
+        return SumTerms(
+            dimension=round_.ranges.dimension,
+            bits=adding_up(round_.mechanism).bits,
+            min_clients=self.min_clients,
+            closes_in_s=self.window_s,
+            max_uploads=round_.asked,
+            agreement=agreement,
+        )
+
+    def released(self, round_: OpenRound) -> Received:
+        """Take the sum apart. One that cannot be, because of what a client or the relay did, stops the run: so would the next one."""
+        sizes, mechanism = self.relay_terms(round_, "0" * 64), adding_up(round_.mechanism)
+        total, envelopes = self.relay.pull_sum(round_.run, round_.number, sizes)
+        # What the relay says that clients were asked, they have signed; of anything else no envelope opens.
+        agreement = bytes.fromhex(self.relay.round_status(round_.run, round_.number).terms.agreement)
+        binding = SumBinding(round_.run, round_.number, agreement, sizes.dimension, sizes.bits)
+        try:
+            seeds = open_seeds(envelopes, self.key, self.nodes, binding, self.min_clients)
+        except ProtocolError as error:
+            return Received(None, broken=str(error))
+        return Received(ReportPool(mechanism.sum_of(unshard(total, seeds), len(seeds))), total.nbytes + ENVELOPE_BYTES)
+
+
 def operator_relay(*, linked: int, min_clients: int, window_s: float) -> RelayCollector:
-    """Return the collector for the relay that the ServerApp's operator named in its environment.
+    """Return the collector for the relay that the ServerApp's operator named in its environment, for records that are mixed.
 
     ``LDPFL_RELAY`` is the relay's URL, ``LDPFL_RELAY_CA`` its certificate authority if it has its own,
     ``LDPFL_AGGREGATOR_TOKEN`` a file with the token, and ``LDPFL_AGGREGATOR_KEY`` one with the private key. After a change of that key,
@@ -186,12 +262,25 @@ def operator_relay(*, linked: int, min_clients: int, window_s: float) -> RelayCo
     Raises:
         ConfigError: one of them is missing or cannot be used.
     """
+    return RelayCollector(**_operators(), linked=linked, min_clients=min_clients, window_s=window_s)
+
+
+def operator_sum(*, min_clients: int, window_s: float) -> SumCollector:
+    """Return the same for sums. ``LDPFL_NODE_KEYS`` names the file with the nodes' public keys, see :func:`ldpfl.summing.read_nodes`.
+
+    Raises:
+        ConfigError: something is missing or cannot be used.
+    """
+    return SumCollector(**_operators(), nodes=read_nodes(Path(_variable("LDPFL_NODE_KEYS"))), min_clients=min_clients, window_s=window_s)
+
+
+def _operators() -> dict[str, Any]:
     url, token, key = (_variable(f"LDPFL_{name}") for name in ("RELAY", "AGGREGATOR_TOKEN", "AGGREGATOR_KEY"))
     authority = os.environ.get("LDPFL_RELAY_CA")
     verify = ssl.create_default_context(cafile=authority) if authority else True
-    relay = RelayAggregator(url, read_token(Path(token)), verify=verify)
     before = os.environ.get("LDPFL_AGGREGATOR_KEY_BEFORE")
-    return RelayCollector(relay, load_key(Path(key)), linked, min_clients, window_s, before=load_key(Path(before)) if before else None)
+    relay = RelayAggregator(url, read_token(Path(token)), verify=verify)
+    return {"relay": relay, "key": load_key(Path(key)), "before": load_key(Path(before)) if before else None}
 
 
 def _variable(name: str) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
 
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.shipped import DEFAULT
+from ldpfl.privacy.policy import Transport
 from ldpfl.quantities import NotNegative, Positive
 from ldpfl.suggestions import did_you_mean
 
@@ -30,8 +31,8 @@ class RunSettings(BaseModel):
         agreeing: fewest of them that have to agree to a round; over the relay at least ``min_clients``.
         wait_s, answer_s, timeout_s: seconds to wait for them, for further answers to the question whether they take part, and for replies.
         device: where the server measures: auto, cpu or cuda.
-        transport: whether reports are in the replies, or go over the relay, with the next three as in
-            :class:`ldpfl.flower.relayed.RelayCollector`.
+        transport: whether reports are in the replies, go over the relay sealed, or as masked parts of a sum; with the next three as in
+            :class:`ldpfl.flower.relayed.RelayCollector`; of a sum, nothing is linked.
         reply_s: seconds after its charge at which every client replies; 0, as soon as it can, is for simulations.
     """
 
@@ -46,7 +47,7 @@ class RunSettings(BaseModel):
     answer_s: Positive = 60.0
     timeout_s: NotNegative = 3600.0
     device: str = "cpu"
-    transport: Literal["direct", "relay"] = "direct"
+    transport: Transport = "direct"
     linked: PositiveInt = 1
     min_clients: PositiveInt = 2
     window_s: NotNegative = 60.0

@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
-from ldpfl.errors import ConfigError, DataError, LdpflError, shown
+from ldpfl.errors import ConfigError, DataError, LdpflError, ProtocolError, shown
 from ldpfl.experiments.build import initial_ranges, measured_weights
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import Kind, RunFolder
@@ -304,6 +304,8 @@ class LdpStrategy(Strategy):
         if received.pool is None:
             LOGGER.warning("round %d: no report came; the model stays as it is", course.round.number)
             self._close_idle(course)
+            if received.broken:
+                raise ProtocolError(f"round {course.round.number} is charged and brought nothing: {received.broken}")
             return
         try:
             checkpoint = close_round(

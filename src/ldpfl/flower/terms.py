@@ -8,11 +8,14 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from numpy.typing import NDArray
 from pydantic import Field, PositiveInt, field_validator
+from torch import Tensor
 
 from ldpfl.errors import ConfigError, LdpflError, ProtocolError
 from ldpfl.experiments.build import mechanism_of
@@ -21,8 +24,10 @@ from ldpfl.flower.wire import MAX_LAYERS, LayerFloats, LayerNames, WireFields
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Mechanism
 from ldpfl.privacy.policy import Transport
+from ldpfl.randomness import RandomSource
 from ldpfl.ranges import LayerRanges
 from ldpfl.relay.protocol import run_of
+from ldpfl.summing import Bits
 
 RECORD = "ldpfl"
 """Name of both records."""
@@ -165,8 +170,18 @@ class RoundTerms:
             raise ProtocolError(f"the server's ranges cannot be used: {error}") from None
 
     def mechanism(self, ranges: LayerRanges) -> Mechanism:
-        """Return the mechanism that the server asks for."""
-        return deployable_mechanism(self.config, ranges)
+        """Return the mechanism that the server asks for.
+
+        Raises:
+            ProtocolError: what it sends does not go with the way that it is to leave by.
+        """
+        summed = self.config.shuffling.channel == "secure-sum"
+        if summed != (self.transport == "sum"):
+            raise ProtocolError(f"the server's terms have the channel {self.config.shuffling.channel!r} and reports by {self.transport!r}")
+        mechanism = deployable_mechanism(self.config, ranges)
+        if summed:
+            adding_up(mechanism)
+        return mechanism
 
 
 @dataclass(frozen=True)
@@ -274,6 +289,35 @@ def deployable_mechanism(config: RunConfig, ranges: LayerRanges) -> Mechanism:
         raise ConfigError(config.mechanism.unsaid)
     if not mechanism.deployable:
         raise ConfigError(f"mechanism {mechanism.name!r} has no proved guarantee with these settings: it runs in the simulator only")
+    return mechanism
+
+
+@runtime_checkable
+class AddingUp(Protocol):
+    """What mechanisms offer whose reports are points of a lattice, with a share of the noise in them, that a sum is taken over."""
+
+    @property
+    def bits(self) -> Bits:
+        """Number of bits of a coordinate: points are added up modulo 2 to the power of it."""
+        ...
+
+    def points(self, values: Tensor, ranges: LayerRanges, generator: RandomSource) -> NDArray[np.int64]:
+        """Return the (K, d) points of the clients, noise included."""
+        ...
+
+    def sum_of(self, total: NDArray[np.int64], clients: int) -> Any:
+        """Return the reports of ``clients`` of whose points only the ``total`` (d,) is known."""
+        ...
+
+
+def adding_up(mechanism: Mechanism) -> AddingUp:
+    """Return ``mechanism`` as one whose reports can be added up.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    if not isinstance(mechanism, AddingUp):
+        raise ConfigError(f"mechanism {mechanism.name!r} sends nothing that could be added up: for sums use dp-sgd or dp-fedavg")
     return mechanism
 
 

@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite, sqrt
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, FiniteFloat
 
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import require_shape_of
-from ldpfl.mechanisms.exact_noise import MOST_STEPS, NORMAL, rounded
-from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
-from ldpfl.mechanisms.reports.base import blocks
-from ldpfl.mechanisms.reports.summed import SummedReports
-from ldpfl.mechanisms.reports.vectors import VectorMechanism, VectorReports
+from ldpfl.mechanisms.lattice import LEAST_NOISE, MOST_NOISE, UP, Lattice, LatticeMechanism
+from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.mechanisms.settings import Facts, MechanismSettings, Part
 from ldpfl.privacy import GaussianRelease
 from ldpfl.quantities import Positive
-from ldpfl.randomness import RandomSource, as_source
 from ldpfl.ranges import LayerRanges
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_UP = 1 + 2.0**-48
-"""More than what rounding 2 / noise_multiplier can take off."""
-
-_LEAST = 2.0**-10
-"""Smallest noise_multiplier: a lattice of a thousand points to a standard deviation."""
 
 _LONGEST_SUM = 2**52
 """Lattice points up to which sums and noise are exact, in float64 as in 64 bits: those of 2^32 records."""
 
 
 @dataclass(frozen=True)
-class DpSgd(VectorMechanism):
+class DpSgd(LatticeMechanism):
     """Add Gaussian noise of standard deviation s C to the sum of a client's gradients, each clipped to the norm C.
 
     Reports are in units of C (De et al. 2022), so that a step does not shrink with it: the estimate is of the mean clipped gradient / C.
@@ -65,24 +51,20 @@ class DpSgd(VectorMechanism):
     Attributes:
         clip: how records' gradients are bounded.
         noise_multiplier: s, of one client's noise.
+        summed, bits: as in :class:`LatticeMechanism`.
         records: mean number of records, or persons, a client: the report stands for the sum over it.
-        summed: whether the server learns nothing but the sum over all clients.
         sample_rate: probability with which a record, or person, takes part in a round.
         part: what is protected, and what is clipped.
     """
 
-    clip: RecordClip
-    noise_multiplier: float
     records: float = 1.0
-    summed: bool = False
     sample_rate: float = 1.0
     part: Part = "record"
     name: ClassVar[str] = "dp-sgd"
     source: ClassVar[str] = "Abadi et al. 2016"
 
     def __post_init__(self) -> None:
-        if not (isfinite(self.noise_multiplier) and _LEAST <= self.noise_multiplier <= MOST_STEPS / STEPS):
-            raise ConfigError(f"noise_multiplier must lie between {_LEAST:g} and {MOST_STEPS / STEPS:g}, got {self.noise_multiplier:g}")
+        super().__post_init__()
         if not self.records >= 1:
             raise ConfigError(f"a client has at least one record, got {self.records}")
         if not 0 < self.sample_rate <= 1:
@@ -97,22 +79,11 @@ class DpSgd(VectorMechanism):
         return self.sample_rate
 
     @property
-    def _expected(self) -> float:
-        """Records in a client's batch, on average."""
+    def _share(self) -> float:
+        """Records in a client's batch, on average: a report is the mean over them, in units of C."""
         return self.records * self.sample_rate
 
-    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> VectorReports | SummedReports:
-        sums = self._sums(values, ranges)
-        if self.summed:
-            return SummedReports(sums.sum(dim=0), len(sums), self.noise_multiplier * STEPS, self._scale)
-        source = as_source(generator)
-        sent = torch.empty(sums.shape, dtype=torch.float32)
-        for rows, own in blocks(*sums.shape):
-            some, noise = slice(rows.start, rows.stop), rounded(NORMAL, self.noise_multiplier * STEPS, source, rows, own.stop - own.start)
-            sent[some, own] = ((sums[some, own] + torch.from_numpy(noise)).double() * self._scale).float()
-        return VectorReports(sent)
-
-    def _sums(self, values: Tensor, ranges: LayerRanges) -> Tensor:
+    def _bounded(self, values: Tensor, ranges: LayerRanges) -> Tensor:
         if values.dtype != torch.int64:
             raise PrivacyError("dp-sgd protects records whose gradients it clipped one by one, and these values are none; nothing was sent")
         sums = require_shape_of(values, ranges)
@@ -121,44 +92,8 @@ class DpSgd(VectorMechanism):
             raise PrivacyError("a sum of gradients is longer than its lattice; nothing was sent")
         return sums
 
-    @property
-    def _scale(self) -> float:
-        """What a lattice point of a report stands for, in units of C: a step, shared out over the records."""
-        return 1 / (STEPS * self._expected)
-
-    def aggregate(self, reports: Sequence[Any], ranges: LayerRanges) -> Tensor:
-        if isinstance(reports[0], SummedReports):
-            return reports[0].mean(ranges)
-        return super().aggregate(reports, ranges)
-
-    def decode(self, reports: Any, ranges: LayerRanges) -> Tensor:
-        if isinstance(reports, SummedReports):
-            raise PrivacyError("of a sum over clients nobody can say what one of them sent")
-        return super().decode(reports, ranges)
-
-    @property
-    def _std(self) -> float:
-        """Of one client's noise, in units of C."""
-        return self.noise_multiplier / self._expected
-
-    def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
-        """(s / (q m))^2, whatever the values."""
-        return torch.full(values.shape, self._std**2, dtype=torch.float32)
-
-    def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:
-        """(s / (q m))^2 / n, exact."""
-        return torch.full_like(mean, self._std**2 / clients, dtype=torch.float32)
-
-    def noise_std(self, ranges: LayerRanges, clients: int) -> NDArray[np.float64]:
-        """With the noise multiplier s and m records a client, each there with probability q, s / (q m sqrt(n)), in units of C."""
-        return np.full_like(ranges.radii, self._std / sqrt(clients))
-
-    def payload_bits(self, ranges: LayerRanges) -> int:
-        """A float32 a weight; a lattice point of 64 bits where reports are to be summed."""
-        return (64 if self.summed else 32) * ranges.dimension
-
     def release(self, ranges: LayerRanges) -> GaussianRelease:
-        return GaussianRelease(self.name, 2 / self.noise_multiplier * _UP, unit=self.part, rate=self.sample_rate)
+        return GaussianRelease(self.name, 2 / self.noise_multiplier * UP, unit=self.part, rate=self.sample_rate)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -169,13 +104,9 @@ class DpSgd(VectorMechanism):
         )
 
     @property
-    def delta(self) -> float:
-        return 1e-5
-
-    @property
     def deployable(self) -> bool:
         # A node's batches would have to be drawn from its own secret bits, not from the run's seed, as the simulator's are.
-        return not self.summed and self.sample_rate == 1
+        return self.sample_rate == 1
 
 
 class DpSgdSettings(MechanismSettings):
@@ -199,11 +130,11 @@ class DpSgdSettings(MechanismSettings):
     needs_training: ClassVar[bool] = True
 
     def for_measuring(self, factor: float) -> DpSgdSettings:
-        noise = min(max(self.noise_multiplier * factor, _LEAST), MOST_STEPS / STEPS)
+        noise = min(max(self.noise_multiplier * factor, LEAST_NOISE), MOST_NOISE)
         return self.model_copy(update={"noise_multiplier": noise})
 
     def at_strength(self, strength: float) -> DpSgdSettings:
-        return self.model_copy(update={"noise_multiplier": max(1 / strength, _LEAST)})
+        return self.model_copy(update={"noise_multiplier": max(1 / strength, LEAST_NOISE)})
 
     @property
     def unsaid(self) -> str:
@@ -215,10 +146,12 @@ class DpSgdSettings(MechanismSettings):
     @property
     def nearly_noise_free(self) -> DpSgdSettings:
         """The same clipping, and noise of a thousandth of ``clip_norm`` a client."""
-        return self.model_copy(update={"noise_multiplier": _LEAST})
+        return self.model_copy(update={"noise_multiplier": LEAST_NOISE})
 
     def build(self, facts: Facts) -> DpSgd:
         if self.clip_norm == "auto":
             raise ConfigError("mechanism.clip_norm = 'auto' is for tables only: give a number")
         records = float(self.records) or facts.records
-        return DpSgd(RecordClip(self.clip_norm), self.noise_multiplier, records, facts.summed, self.sample_rate, facts.part)
+        lattice = Lattice.of(facts, records, self.noise_multiplier)
+        clip = RecordClip(self.clip_norm, lattice.steps)
+        return DpSgd(clip, self.noise_multiplier, facts.summed, lattice.bits, records, self.sample_rate, facts.part)

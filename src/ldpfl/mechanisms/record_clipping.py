@@ -1,4 +1,4 @@
-"""Gradients of single records, made so short that a sum of them says little about any one: in integers, where a bound is a bound."""
+"""Vectors made so short that a sum of them says little about any one: in integers, where a bound is a bound."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 STEPS = 2**20
-"""Lattice points to the norm C."""
+"""Most lattice points to the norm C."""
 
 _INSIDE = 1 - 2.0**-30
 """Gradients are made so much shorter, so that rounding cannot leave one too long."""
@@ -23,24 +23,28 @@ _SMALLEST, _LARGEST = 1e-20, 1e20
 
 @dataclass(frozen=True)
 class RecordClip:
-    """Shorten each record's gradient to the norm C.
+    """Shorten each record's gradient, or each client's vector, to the norm C.
 
     Attributes:
         norm: C. A small one, which most gradients exceed, makes directions of them; those of records that are learnt stay short, and
             with them what rounding left of them.
+        steps: lattice points to the norm, a power of two; fewer than :data:`STEPS` where sums of points have to fit 32 bits.
 
     Raises:
-        ConfigError: the norm is out of range.
+        ConfigError: the norm or the number of steps is out of range.
     """
 
     norm: float
+    steps: int = STEPS
 
     def __post_init__(self) -> None:
         if not _SMALLEST <= self.norm <= _LARGEST:  # a server chooses it, and what it divides has to stay finite
             raise ConfigError(f"records' gradients are clipped to a norm between {_SMALLEST:g} and {_LARGEST:g}, got {self.norm!r}")
+        if not 1 <= self.steps <= STEPS or self.steps & (self.steps - 1):
+            raise ConfigError(f"a norm has a power of two of lattice points, at most {STEPS}; got {self.steps!r}")
 
     def points(self, gradients: Tensor, watch: Callable[[Tensor], None] | None = None) -> Tensor:
-        """Return ``gradients`` (R, d) float32, shortened, in lattice steps of C / 2^20: (R, d) float64 integers, no row longer than 2^20.
+        """Return ``gradients`` (R, d), shortened, as lattice points, ``steps`` to C: (R, d) float64 integers, no row longer than ``steps``.
 
         Coordinates are rounded towards 0, so that no norm grows. A gradient with NaN or infinity counts as 0: were its record to
         stop the round, that would tell of it. ``watch`` is told which gradients were too long (R,): that is private, and for simulations.
@@ -52,9 +56,9 @@ class RecordClip:
             watch(norms[usable] > self.norm)
         if not bool(usable.all()):
             rows[~usable] = 0.0
-        rows.mul_(torch.where(usable, STEPS * _INSIDE / norms.clamp_min(self.norm), 0.0)[:, None]).trunc_()
-        # The very numbers that are sent are what the guarantee rests on: integers below 2^20, whose squares add up exactly.
-        short_enough = torch.linalg.vecdot(rows, rows) <= STEPS**2  # not so for NaN
+        rows.mul_(torch.where(usable, self.steps * _INSIDE / norms.clamp_min(self.norm), 0.0)[:, None]).trunc_()
+        # The very numbers that are sent are what the guarantee rests on: integers up to 2^20, whose squares add up exactly.
+        short_enough = torch.linalg.vecdot(rows, rows) <= self.steps**2  # not so for NaN
         if not bool(short_enough.all()):
             rows[~short_enough] = 0.0
         return rows

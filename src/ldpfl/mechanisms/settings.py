@@ -44,6 +44,7 @@ class Facts:
         training: of each client; None where nothing is trained, as in planning.
         records: mean size of the clients' data sets, which is taken to be public; in persons, where these are protected.
         summed: whether the server learns nothing but sums over clients.
+        clients: most clients whose reports are added up in a round; 0 where nobody said.
         part: what mechanisms that protect a part of a client's data are to protect: single records, or all records of a person.
     """
 
@@ -54,6 +55,7 @@ class Facts:
     records: float = 1.0
     summed: bool = False
     part: Part = "record"
+    clients: int = 0
 
 
 class MechanismSettings(BaseModel):

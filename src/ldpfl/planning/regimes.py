@@ -9,7 +9,9 @@ from typing import Any, Literal, get_args
 
 from ldpfl.errors import ConfigError
 from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms.dp_fedavg import DpFedAvg
 from ldpfl.mechanisms.dp_sgd import DpSgd
+from ldpfl.mechanisms.lattice import Lattice, LatticeMechanism
 from ldpfl.mechanisms.privunit import PrivUnitG
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.mechanisms.rotated_sign import RotatedSign
@@ -27,9 +29,10 @@ from ldpfl.privacy.statement import DELTA, account_groups, check_delta
 from ldpfl.ranges import LayerRanges
 from ldpfl.shown import Shown
 
-Regime = Literal["shuffled", "local", "records", "records-summed"]
+Regime = Literal["shuffled", "local", "records", "records-summed", "clients-summed"]
 """``shuffled``: signs of each client's gradient, counted. ``local``: one report a client. ``records``: each client's own noise for each of
-its records; ``records-summed``: the same behind a sum over clients."""
+its records; ``records-summed``: the same behind a sum over clients. ``clients-summed``: each client's share of the noise for everything of
+a client, behind a sum."""
 
 _PRECISE = 1e-3
 _WEAKEST, _STRONGEST = 1e-6, 1e4
@@ -102,7 +105,7 @@ def plan_regime(
         ldpfl.plan_regime("records", 2.0, clients=100, records=600, weights=2000, rounds=15).noise
 
     Args:
-        regime: shuffled, local, records or records-summed, see :data:`Regime`.
+        regime: shuffled, local, records, records-summed or clients-summed, see :data:`Regime`.
         group: of so many rotated coordinates a client draws one in secret and sends it, in the regime shuffled.
         linked: how many of what it sends stay together behind the shuffler, in that regime.
         part: ``person`` to protect persons in the regimes of records, of whom each client then has so many as ``records`` says.
@@ -184,6 +187,10 @@ class _Asked:
         return self.regime.startswith("records")
 
     @property
+    def summed(self) -> bool:
+        return self.regime.endswith("summed")
+
+    @property
     def ranges(self) -> LayerRanges:
         return LayerRanges(0.0, 1.0, (self.weights,))
 
@@ -192,12 +199,17 @@ class _Asked:
             return RotatedSign(strength, group=self.group)
         if self.regime == "local":
             return PrivUnitG(strength, 1.0)
-        return DpSgd(RecordClip(1.0), 1 / strength, float(self.records), self.regime == "records-summed", part=self.part)
+        noise, parts = 1 / strength, float(self.records) if self.of_records else 1.0
+        lattice = Lattice.for_sum(self.clients, parts, noise, self.weights) if self.summed else Lattice()
+        clip = RecordClip(1.0, lattice.steps)
+        if self.of_records:
+            return DpSgd(clip, noise, self.summed, lattice.bits, parts, part=self.part)
+        return DpFedAvg(clip, noise, self.summed, lattice.bits)
 
     def rounds_at(self, strength: float) -> RoundGroup:
         """Return what a client would be charged."""
         release = released(self.mechanism(strength), self.ranges)
-        channel: Channel = {"records": "direct", "records-summed": "secure-sum"}.get(self.regime, "ideal-shuffler")  # type: ignore[assignment]
+        channel: Channel = "secure-sum" if self.summed else "direct" if self.of_records else "ideal-shuffler"
         times, sampling = (1, "once") if self.once else (self.rounds, "everyone")
         return RoundGroup(release, self.honest, self.honest, times, sampling, channel=channel, linked=self.linked)  # type: ignore[arg-type]
 
@@ -212,7 +224,7 @@ class _Asked:
             return sqrt(ceil(self.weights / self.group) * self.rounds / self.honest) / mu
         if self.regime == "local":
             return 1 / 7
-        return 2 * sqrt(self.rounds / (self.honest if self.regime == "records-summed" else 1)) / mu
+        return 2 * sqrt(self.rounds / (self.honest if self.summed else 1)) / mu
 
     def answered(self, strength: float) -> RegimePlan:
         """Return the plan for a mechanism of this strength."""
@@ -220,6 +232,7 @@ class _Asked:
         reporting = self.clients // self.rounds if self.once else self.clients
         noise = float(mechanism.noise_std(self.ranges, reporting)[0]) * sqrt(self.weights)
         units = self.clients * self.records if self.of_records else self.clients
+        by_noise = isinstance(mechanism, LatticeMechanism)
         return RegimePlan(
             regime=self.regime,
             target=self.target,
@@ -228,8 +241,8 @@ class _Asked:
             weights=self.weights,
             rounds=self.rounds,
             mechanism=mechanism.name,
-            parameter="noise_multiplier" if self.of_records else "epsilon",
-            value=1 / strength if self.of_records else strength,
+            parameter="noise_multiplier" if by_noise else "epsilon",
+            value=1 / strength if by_noise else strength,
             noise=noise,
             trusted_noise=2 * sqrt(self.rounds) / (units * gaussian_mu(self.target, self.delta)) * sqrt(self.weights),
             wanted=self.wanted(noise),

@@ -10,11 +10,11 @@ from pathlib import Path
 from sqlite3 import Connection
 
 from ldpfl.errors import Declined, Exhausted
-from ldpfl.privacy.accountants.adaptive import filter_order, hidden_epsilon
-from ldpfl.privacy.budget_file import Books, add_charge, as_stored, books_in, hidden_among, note_refusal, opened, relayed_before
-from ldpfl.privacy.events import BinaryRelease, Release
+from ldpfl.privacy.accountants.adaptive import filter_order, hidden_epsilon, summed_epsilon
+from ldpfl.privacy.budget_file import Books, Sent, add_charge, as_stored, books_in, note_refusal, opened, relayed_before, sent_by
+from ldpfl.privacy.events import BinaryRelease, GaussianRelease, Release
 from ldpfl.privacy.guarantee import PROTECTED
-from ldpfl.privacy.policy import Policy, Request
+from ldpfl.privacy.policy import OVER_RELAY, Policy, Request
 
 
 @dataclass(frozen=True)
@@ -102,25 +102,33 @@ class Budget:
 
     def _relied_on(self, request: Request) -> Request:
         """Return ``request`` among no more clients than the policy counts on: a server may fill a round with its own."""
-        return replace(request, cohort=min(request.cohort, self.policy.crowd)) if request.transport == "relay" else request
+        return replace(request, cohort=min(request.cohort, self.policy.crowd)) if request.transport in OVER_RELAY else request
 
     def _check_hidden(self, request: Request, connection: Connection) -> None:
-        """Check what the policy says of all that ever leaves through the relay, this report included."""
-        allowed, policy = self.policy.relay_epsilon, self.policy
-        if allowed == "off":
-            return
-        sent = [*hidden_among(connection), (as_stored(request.release), request.cohort, request.linked, 1)]
-        spent = inf
-        if policy.delta > 0 and all(isinstance(release, BinaryRelease) and clients for release, clients, _, _ in sent):
-            bits = [
-                (kind, min(clients, policy.crowd), linked, count)
-                for kind, clients, linked, count in sent
-                if isinstance(kind, BinaryRelease)
-            ]
-            spent = hidden_epsilon(bits, filter_order(allowed, policy.delta), policy.delta)
-        if not spent <= allowed:
-            why = f"all releases would cost epsilon {spent:.6g} behind the relay, above the policy's relay_epsilon = {allowed:g}"
-            raise request.declined(why, Exhausted)
+        """Check what the policy says of all that ever leaves, this report included, against who sees what the relay lets through."""
+        policy = self.policy
+        bounds = (("relay_epsilon", "behind the relay", policy.relay_epsilon), ("sum_epsilon", "in sums", policy.sum_epsilon))
+        for setting, where, allowed in bounds:
+            if allowed == "off":
+                continue
+            new = Sent(as_stored(request.release), request.cohort, request.transport, request.linked, 1)
+            spent = self._hidden([*sent_by(connection), new], allowed, summed=setting == "sum_epsilon")
+            if not spent <= allowed:
+                why = f"all releases would cost epsilon {spent:.6g} {where}, above the policy's {setting} = {allowed:g}"
+                raise request.declined(why, Exhausted)
+
+    def _hidden(self, sent: list[Sent], allowed: float, *, summed: bool) -> float:
+        """Return what all that was ``sent`` costs, as bits that were mixed or as noise that was ``summed``; infinite if any was not."""
+        policy = self.policy
+        if policy.delta == 0 or any(one.transport != ("sum" if summed else "relay") for one in sent):
+            return inf
+        order = filter_order(allowed, policy.delta)
+        among = [(one, min(one.cohort, policy.crowd)) for one in sent]
+        if summed:
+            noise = [(one.release, clients, one.count) for one, clients in among if isinstance(one.release, GaussianRelease)]
+            return summed_epsilon(noise, order, policy.delta) if len(noise) == len(sent) else inf
+        bits = [(one.release, clients, one.linked, one.count) for one, clients in among if isinstance(one.release, BinaryRelease)]
+        return hidden_epsilon(bits, order, policy.delta) if len(bits) == len(sent) else inf
 
     @contextmanager
     def _noting_refusals(self) -> Iterator[None]:
@@ -133,6 +141,6 @@ class Budget:
 
 
 def _check_new(request: Request, connection: Connection) -> None:
-    if request.transport == "relay" and relayed_before(connection, request.run, request.round):
+    if request.transport in OVER_RELAY and relayed_before(connection, request.run, request.round):
         why = "this round was charged before, and the relay takes one report of it from each client; the message may have been replayed"
         raise request.declined(why)

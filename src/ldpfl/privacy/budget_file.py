@@ -70,6 +70,17 @@ class Charged:
 
 
 @dataclass(frozen=True)
+class Sent:
+    """What left in the same way, and how often: among ``cohort`` clients, ``linked`` units together."""
+
+    release: Release
+    cohort: int
+    transport: str
+    linked: int
+    count: int
+
+
+@dataclass(frozen=True)
 class Granted:
     """A budget that an operator set, and when (UTC)."""
 
@@ -320,16 +331,16 @@ def as_stored(release: Release) -> Release:
     return _loaded(*_figures(release))
 
 
-def hidden_among(connection: sqlite3.Connection) -> list[tuple[Release, int, int, int]]:
-    """Return what was charged: each release, the clients it was mixed with (0 where it was not), units that stayed together, how often."""
+def sent_by(connection: sqlite3.Connection) -> list[Sent]:
+    """Return what was charged, and by which way it left."""
     releases = _releases(connection)
     rows = connection.execute("SELECT release, cohort, transport, linked, count(*) FROM charges GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4")
-    return [(releases[key][0], cohort * (transport == "relay"), linked, count) for key, cohort, transport, linked, count in rows]
+    return [Sent(releases[key][0], cohort, transport, linked, count) for key, cohort, transport, linked, count in rows]
 
 
 def relayed_before(connection: sqlite3.Connection, run: str, round_: int) -> bool:
     """Whether a report of this round was charged that left over the relay, or was to."""
-    query = "SELECT EXISTS (SELECT 1 FROM charges WHERE transport = 'relay' AND run = ? AND round = ?)"
+    query = "SELECT EXISTS (SELECT 1 FROM charges WHERE transport <> 'direct' AND run = ? AND round = ?)"
     return bool(connection.execute(query, (run, round_)).fetchone()[0])
 
 

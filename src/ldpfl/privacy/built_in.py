@@ -22,6 +22,7 @@ BUILT_IN: Mapping[str, str] = {
     "ladp-sound": "ldpfl.mechanisms.gaussian.ladp:LadpSoundSettings",
     "rotated-sign": "ldpfl.mechanisms.rotated_sign:RotatedSignSettings",
     "dp-sgd": "ldpfl.mechanisms.dp_sgd:DpSgdSettings",
+    "dp-fedavg": "ldpfl.mechanisms.dp_fedavg:DpFedAvgSettings",
     "none": "ldpfl.mechanisms.identity:IdentitySettings",
 }
 """By name, where its settings are."""

@@ -100,4 +100,5 @@ def _released(release: Release) -> certificate_file.Released:
         rate=float(release.rate) if isinstance(release, GaussianRelease) else 1.0,
         blanket=release.blanket if isinstance(release, PureRelease) else None,
         alike=isinstance(release, GaussianRelease) and release.alike,
+        integers=isinstance(release, GaussianRelease) and release.integers,
     )

@@ -71,6 +71,8 @@ def _groups(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:
     smallest = min((event.cohort for event in events if event.cohort > 0), default=1)
     if not 0 <= colluding < smallest:
         raise ConfigError(f"colluding must lie between 0 and {smallest - 1} of those that took part, got {colluding}")
+    # What a run was planned for, which leaves the client itself where fewer took part than that.
+    colluding = max(colluding, min(smallest - 1, max(event.colluding for event in events)))
     counts: Counter[RoundGroup] = Counter()
     for event, times in _with_unseen(events):
         counts[_group(event, smallest, colluding)] += times

@@ -153,6 +153,7 @@ class GaussianRelease(_Stated):
         rate: probability with which each record, or person, took part, by a coin of its own that nobody learns; 1 where all did.
         alike: whether all clients of the round bounded their vectors to the same ball, of radius mu / 2 standard deviations, and added
             noise of the same law: then they hide each other behind a shuffler.
+        integers: whether what is sent are integers, so that a sum over clients has the noise of all of them; of parts they always are.
         author: as in :class:`BinaryRelease`.
     """
 
@@ -164,7 +165,13 @@ class GaussianRelease(_Stated):
     unit: Unit = "vector"
     rate: float = 1.0
     alike: bool = False
+    integers: bool = False
     author: str = UNKNOWN
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether a sum of such reports tells no more than one Gaussian with the variance of all their noise does."""
+        return self.of_part or self.integers
 
     @property
     def of_part(self) -> bool:
@@ -267,6 +274,8 @@ class RoundEvent:
         linked: units that travel in one message and stay together in the shuffler; 1 in the papers.
         histograms: whether it told histograms of columns, and not of a model. No two data sets are then as far apart as the release allows
             for, and none attains what it is charged.
+        colluding: clients of the cohort that are not relied on: nobody hides behind their reports or their noise. It is what a run is
+            planned for; who asks for an account may count with more.
 
     Raises:
         ConfigError: figures that contradict each other.
@@ -282,6 +291,7 @@ class RoundEvent:
     channel: Channel = "ideal-shuffler"
     linked: int = 1
     histograms: bool = field(default=False, compare=False)  # not of runs from before it was said
+    colluding: int = 0
 
     def __post_init__(self) -> None:
         nobody = self.cohort == 0 and self.sampling != "everyone"
@@ -315,6 +325,8 @@ class RoundEvent:
                 )
             case UnprotectedRelease(claimed_epsilon=epsilon, claimed_delta=delta) if not _is_claim(epsilon, delta):
                 raise ConfigError(f"round {self.round}: a claim needs an epsilon above 0 and a delta in (0, 1), got {epsilon} and {delta}")
+        if not 0 <= self.colluding < self.population:
+            raise ConfigError(f"round {self.round}: {self.colluding} of {self.population} clients cannot collude: one has to be honest")
         if not 0 < self.rate <= 1:
             raise ConfigError(f"round {self.round}: rate must lie in (0, 1], got {self.rate}")
         if max(self.release.units, self.linked, self.population, self.round) > _LARGEST:

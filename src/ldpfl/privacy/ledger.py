@@ -42,7 +42,7 @@ _CLAIMS_OF_VERSION_1: Mapping[str, str] = {
 }
 """Events of version 1 did not say what their mechanism's paper claims of them."""
 
-_NOT_STATED = [("blanket", None), ("alike", False), ("signed", False), ("author", UNKNOWN)]
+_NOT_STATED = [("blanket", None), ("alike", False), ("integers", False), ("signed", False), ("author", UNKNOWN)]
 """What was not known of a release when a ledger was written is not in it, nor in its chain."""
 
 _PARTS = {"format", "version", "events", "accounted"}
@@ -218,8 +218,9 @@ def _short(value: Any) -> str:
 def _to_tree(event: RoundEvent) -> dict[str, Any]:
     tree = asdict(event)
     release = {name: value for name, value in tree["release"].items() if (name, value) not in _NOT_STATED}
-    if not tree["histograms"]:
-        del tree["histograms"]  # nor what was not said of a round
+    for name in ("histograms", "colluding"):
+        if not tree[name]:
+            del tree[name]  # nor what was not said of a round
     return {**tree, "release": {"kind": _NAMES[type(event.release)], **release}}
 
 

@@ -21,14 +21,18 @@ from ldpfl.privacy.accountants.adaptive import filter_order
 from ldpfl.privacy.accountants.registry import epsilon_of, unit_epsilon
 from ldpfl.privacy.authors import Releasing, released
 from ldpfl.privacy.built_in import is_built_in
-from ldpfl.privacy.events import OURS, BinaryRelease, Release, RoundEvent
+from ldpfl.privacy.events import OURS, BinaryRelease, GaussianRelease, Release, RoundEvent
 from ldpfl.privacy.guarantee import Protected
 from ldpfl.privacy.statement import DELTA, SMALLEST_DELTA
 from ldpfl.quantities import NotNegative, Positive
 from ldpfl.suggestions import did_you_mean
 
-Transport = Literal["relay", "direct"]
-"""How a report leaves: sealed, through a relay that mixes it with others, or in the reply, where the server sees who sent it."""
+Transport = Literal["relay", "sum", "direct"]
+"""How a report leaves. ``relay``: sealed, through a relay that mixes it with others. ``sum``: masked, to a relay that adds it to others,
+and the mask to the aggregator, who learns the sum alone. ``direct``: in the reply, where the server sees who sent it."""
+
+OVER_RELAY: tuple[Transport, ...] = ("relay", "sum")
+"""Those by which a report goes to the relay, which takes one of a round from each client."""
 
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}")
 
@@ -184,6 +188,10 @@ class Policy(BaseModel):
     relay_epsilon: Positive | Literal["off"] = "off"
     """Largest epsilon, at ``delta``, of all that the client ever sends, against whoever sees no more than the relay lets through. A
     report counts as one of ``min_clients`` less ``colluding``, however many more are mixed; all must be bits, and leave through it."""
+    sum_epsilon: Positive | Literal["off"] = "off"
+    """Largest epsilon, at ``delta``, of all that the client ever sends, against whoever sees no more than sums: relay and aggregator do not
+    work together. In a report's sum the noise of ``min_clients`` less ``colluding`` counts, however many more there are; all must leave
+    by sums, with Gaussian noise on a lattice."""
     delta: Annotated[FiniteFloat, Field(ge=0, lt=1), AfterValidator(_reliable)] = DELTA
     """Failure probability at which the bounds count; 0 for pure ones."""
     rounds: Annotated[int, Field(ge=0)] = 0
@@ -249,7 +257,7 @@ class Policy(BaseModel):
             )
         if reply_s > self.longest_reply_s:
             raise Declined(f"replies after {reply_s:g} s are later than the policy's longest_reply_s = {self.longest_reply_s:g}")
-        if transport == "relay" and reply_s + UPLOAD_S > self.longest_upload_s:
+        if transport in OVER_RELAY and reply_s + UPLOAD_S > self.longest_upload_s:
             raise Declined(
                 f"clients upload after {reply_s:g} s and need up to {UPLOAD_S:g} s for it, which is more than the policy's "
                 f"longest_upload_s = {self.longest_upload_s:g}"
@@ -263,12 +271,15 @@ class Policy(BaseModel):
         genuine = author == OURS or not is_built_in(request.mechanism)
         yield genuine, f"mechanism {request.mechanism!r} is not ldpfl's own of that name, but code of {author}: its author has to name it"
         yield request.transport in self.transports, f"transport {request.transport!r} is not among the policy's transports"
-        if request.transport == "relay":
+        if request.transport in OVER_RELAY:
             keys = [base64.b64decode(key) for key in self.aggregator_keys]
             yield request.key in keys, "the aggregator's key is not among the policy's aggregator_keys"
         if self.relay_epsilon != "off":
             hidden = request.transport == "relay" and isinstance(request.release, BinaryRelease)
             yield hidden, "relay_epsilon is for bits that leave through the relay, and for nothing else"
+        if self.sum_epsilon != "off":
+            summed = request.transport == "sum" and isinstance(request.release, GaussianRelease)
+            yield summed, "sum_epsilon is for Gaussian noise that leaves by sums, and for nothing else"
         linked = request.linked
         yield linked <= self.linked, _exceeds("linked", linked, self.linked)
         yield request.cohort >= self.min_clients, f"a cohort of {request.cohort} is below min_clients = {self.min_clients}"

@@ -233,9 +233,9 @@ def _costliest(groups: Sequence[RoundGroup]) -> list[RoundGroup]:
 def _exceeds(other: RoundGroup, one: RoundGroup) -> bool:
     def rest(group: RoundGroup) -> tuple[object, ...]:
         sampled = group.release.sampled if isinstance(group.release, BinaryRelease) else 1
-        alike = isinstance(group.release, GaussianRelease) and group.release.alike
+        stated = (group.release.alike, group.release.integers) if isinstance(group.release, GaussianRelease) else ()
         travelled = group.sampling, group.rate, group.channel, group.linked
-        return type(group.release), group.release.unit, sampled, alike, group.batch_rate, *travelled
+        return type(group.release), group.release.unit, sampled, stated, group.batch_rate, *travelled
 
     def size(group: RoundGroup) -> tuple[float, int, int, int, float]:
         common = group.release.blanket if isinstance(group.release, PureRelease) else None
@@ -386,7 +386,7 @@ def _why_not_shuffled(groups: Sequence[RoundGroup]) -> str:
     elif "direct" in channels:
         why = "reports reach the server with their sender"
     elif "secure-sum" in channels:
-        why = "what a sum hides is accounted for bits, and for Gaussian noise on integers, which protects records; the local figures hold"
+        why = "what a sum hides is accounted for bits, and for Gaussian noise on integers (dp-sgd, dp-fedavg); the local figures hold"
     else:
         several = "rounds of different kinds are accounted together for one-bit reports only; the local figures hold"
         reasons = {group.release.not_shuffled: group.release.protected for group in groups if group.release.not_shuffled}

@@ -20,6 +20,7 @@ def round_event(
     self_sampling: float | None = None,
     *,
     once: bool = False,
+    colluding: int = 0,
 ) -> RoundEvent:
     """Return the ledger's record of round ``number``.
 
@@ -31,6 +32,7 @@ def round_event(
             as the channel keeps it; a cohort that the server draws is none.
         once: whether each client takes part in one round of the run. Its place in their order is a secret as long as the channel
             keeps it.
+        colluding: clients of the cohort that are not relied on.
     """
     most = int(joined.max())
     if once and channel == "ideal-shuffler":
@@ -38,9 +40,9 @@ def round_event(
     if self_sampling is not None and channel == "ideal-shuffler":
         return RoundEvent(number, release, cohort, joined.size, most, "secret", (1 + self_sampling) / 2, channel)
     sampling: Sampling = "everyone" if cohort == joined.size else "visible"
-    return RoundEvent(number, release, cohort, joined.size, most, sampling, channel=channel)
+    return RoundEvent(number, release, cohort, joined.size, most, sampling, channel=channel, colluding=colluding)
 
 
-def histogram_event(stage: int, release: Release, clients: int, channel: Channel) -> RoundEvent:
+def histogram_event(stage: int, release: Release, clients: int, channel: Channel, colluding: int = 0) -> RoundEvent:
     """Return the ledger's record of histograms that all ``clients`` send before the first round, the ``stage``-th, from 1."""
-    return replace(round_event(stage, release, clients, np.full(clients, stage), channel), histograms=True)
+    return replace(round_event(stage, release, clients, np.full(clients, stage), channel, colluding=colluding), histograms=True)

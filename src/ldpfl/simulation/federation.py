@@ -50,6 +50,7 @@ class Federation:
         once_over: over how many rounds the clients are divided, if each takes part once (then ``fraction`` has no effect).
         epochs, batch_size: of local training.
         channel: what stands between clients and server in the deployment that is simulated; only the ledger depends on it.
+        colluding: clients of each round whose noise is not relied on; only the ledger depends on it.
         threshold: risk from which on test rows count as flagged, beside 0.5 and the base rate; None without.
         measured: histograms that all clients took part in before the first round; the ledger counts them as rounds.
         notes: what is to be said of the data beside the guarantee.
@@ -74,6 +75,7 @@ class Federation:
     epochs: int
     batch_size: int
     channel: Channel = "ideal-shuffler"
+    colluding: int = 0
     self_sampling: float | None = None
     once_over: int | None = None
     chunk_size: int | None = None

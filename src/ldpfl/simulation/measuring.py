@@ -25,7 +25,6 @@ from ldpfl.data.samples import Dataset
 from ldpfl.data.scaling import Floats, Histogram
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.mechanisms import Mechanism
-from ldpfl.mechanisms.record_clipping import STEPS
 from ldpfl.mechanisms.reports.summed import SummedReports
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.authors import released
@@ -47,13 +46,14 @@ class Measuring:
         seed: of the run.
         mechanism: protects sums over records, with the noise of measuring; None counts exactly, where nothing is protected anyway.
         records: mean number of records a client.
-        channel: as in the rounds.
+        channel, colluding: as in the rounds.
     """
 
     seed: int
     mechanism: Mechanism | None
     records: float
     channel: Channel
+    colluding: int = 0
 
     def scaled(
         self, dataset: Dataset, parts: Sequence[NDArray[np.int64]], sharing: Sequence[NDArray[np.int64]] | None = None
@@ -80,7 +80,7 @@ class Measuring:
                 own if histogram is None or column.classes else scaling.next_edges(histogram)
                 for own, histogram, column in zip(edges, found, columns, strict=True)
             ]
-        return _scaled(dataset, stages), charged(self.mechanism, len(parts), self.channel)
+        return _scaled(dataset, stages), charged(self.mechanism, len(parts), self.channel, self.colluding)
 
     def _histograms(
         self,
@@ -98,8 +98,11 @@ class Measuring:
             whole = _counted(places, bins, np.ones(len(values[0]), dtype=np.int64))
             return [Histogram(own, counts.astype(np.float64), 0.0) for own, counts in zip(edges, whole, strict=True)]
         # Replacing a record moves one count of each column down and one up: by sqrt(2 c) points in all, where a gradient may move by 2 C.
-        point = floor(STEPS * sqrt(2 / len(bins)))
-        point -= len(bins) * point**2 > 2 * STEPS**2
+        if (clip := self.mechanism.record_clip) is None:
+            raise TypeError(f"{self.mechanism.name} protects no records, by which columns are measured")
+        steps = clip.steps
+        point = floor(steps * sqrt(2 / len(bins)))
+        point -= len(bins) * point**2 > 2 * steps**2
         ranges, layout = _ranges(sum(bins)), b"".join(own.tobytes() for own in edges)
         reports, at_once = [], max(1, _AT_ONCE // ranges.dimension)
         for first in range(0, len(parts), at_once):
@@ -110,20 +113,20 @@ class Measuring:
             streams = SeededStreams.bound(self.seed, Purpose.MEASURING, keys, vectors, layout)
             reports.append(self.mechanism.encode(vectors, ranges, streams))
         pool = mix(reports, bound_stream(self.seed, Purpose.MIXING, (0, stage), SummedReports.total_of(reports), layout))
-        unit = self.records * len(parts) * STEPS / point
+        unit = self.records * len(parts) * steps / point
         counts = pool.aggregate(self.mechanism, ranges).mean.double().numpy() * unit
         noise = float(self.mechanism.noise_std(ranges, len(parts))[0]) * unit
         split = np.split(counts, np.cumsum(bins)[:-1])
         return [Histogram(own, counted, noise) for own, counted in zip(edges, split, strict=True)]
 
 
-def charged(mechanism: Mechanism | None, clients: int, channel: Channel) -> Ledger:
+def charged(mechanism: Mechanism | None, clients: int, channel: Channel, colluding: int = 0) -> Ledger:
     """Return the ledger of measuring, by what protects the histograms; nothing is released where ``mechanism`` is None."""
     ledger = Ledger()
     if mechanism is not None:
         release = released(mechanism, _ranges(1))
         for stage in range(1, scaling.STAGES + 1):
-            ledger = ledger.charge(histogram_event(stage, release, clients, channel))
+            ledger = ledger.charge(histogram_event(stage, release, clients, channel, colluding))
     return ledger
 
 

@@ -74,6 +74,7 @@ def _event(
         federation.channel,
         federation.self_sampling,
         once=federation.once_over is not None,
+        colluding=federation.colluding,
     )
 
 

@@ -33,7 +33,7 @@ Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 OURS, UNKNOWN = "ldpfl", "unknown"
 """Author of a release: this project, or nobody that is known. Others are a class, ``module:Class``."""
 
-_NOT_STATED = [("blanket", None), ("alike", False), ("author", UNKNOWN)]
+_NOT_STATED = [("blanket", None), ("alike", False), ("integers", False), ("author", UNKNOWN)]
 
 
 class _Part(BaseModel):
@@ -54,6 +54,8 @@ class Released(_Part):
             likely as under it. None where none is stated.
         alike: whether all clients of the round bounded their vectors to one ball, of radius ``parameter`` / 2 standard deviations, and
             added noise of the same law.
+        integers: whether a Gaussian vector consists of integers, so that a sum over clients has the noise of all; of records and persons it
+            always does.
         author: whose code the mechanism is; of other code than :data:`OURS` all that is said here is its author's claim.
     """
 
@@ -66,6 +68,7 @@ class Released(_Part):
     rate: Share = 1.0
     blanket: Annotated[FiniteFloat, Field(gt=0, lt=1)] | None = None
     alike: bool = False
+    integers: bool = False
     author: Words = UNKNOWN
 
     @model_validator(mode="after")

@@ -31,14 +31,19 @@ def check_charged(statement: Statement, ledger: Path) -> None:
         if hashlib.sha256(text.encode()).hexdigest() != statement.ledger:
             raise DataError(f"{ledger} is not the ledger that was certified")
         events = from_json(text)["events"]
-        seen = [_Seen(_round(event), event["joined"]) for event in events if event["cohort"]]
+        # As many as the run was planned for, but not the client itself, are no crowd in any of its rounds.
+        smallest = min((event["cohort"] for event in events if event["cohort"]), default=1)
+        colluding = min(smallest - 1, max((event.get("colluding", 0) for event in events), default=0))
+        seen = [_Seen(_round(event, colluding), event["joined"]) for event in events if event["cohort"]]
+        # Some client joined at least as often as clients did on average.
+        average = math.ceil(sum(event["cohort"] for event in events) / max(event["population"] for event in events)) if seen else 0
         # That nobody joined a round of secret participation is an outcome like any other, and part of its cost.
         last = max((event["round"] for event in events if event["sampling"] == "secret"), default=0)
     except OSError as error:
         raise DataError(f"ledger {ledger} cannot be read: {error.strerror}") from None
     except (ValueError, LookupError, TypeError, ValidationError) as error:
         raise DataError(f"{ledger} is no ledger: {type(error).__name__}") from None
-    why = _too_little(statement.charged, seen, last)
+    why = _too_little(statement.charged, seen, last, average)
     if why:
         raise DataError(f"the certificate charges less than {ledger} holds: {why}")
 
@@ -50,8 +55,8 @@ class _Seen(NamedTuple):
     joined: int
 
 
-def _round(event: Mapping[str, Any]) -> Charged:
-    """Return one round as a certificate would charge it."""
+def _round(event: Mapping[str, Any], colluding: int) -> Charged:
+    """Return one round as a certificate would charge it; ``colluding`` clients are no crowd."""
     release, kind = event["release"], event["release"]["kind"]
     parameter = release.get(_PARAMETERS.get(kind, ""))
     what = Released(
@@ -64,12 +69,13 @@ def _round(event: Mapping[str, Any]) -> Charged:
         rate=float(release.get("rate", 1.0)),
         blanket=release.get("blanket"),
         alike=release.get("alike", False),
+        integers=release.get("integers", False),
         author=release.get("author", UNKNOWN),
     )
     return Charged(
         release=what,
-        cohort=event["cohort"],
-        population=event["population"],
+        cohort=event["cohort"] - colluding,
+        population=max(1, event["population"] - colluding),
         rounds=1,
         sampling=event["sampling"],
         rate=float(event["rate"]),
@@ -78,8 +84,11 @@ def _round(event: Mapping[str, Any]) -> Charged:
     )
 
 
-def _too_little(charged: Sequence[Charged], seen: Sequence[_Seen], last: int) -> str:
-    """Say what is missing in ``charged`` against the rounds that were ``seen``; ``last`` is the number of the last secret one."""
+def _too_little(charged: Sequence[Charged], seen: Sequence[_Seen], last: int, average: int) -> str:
+    """Say what is missing in ``charged`` against the rounds that were ``seen``.
+
+    ``last`` is the number of the last secret one; some client joined ``average`` rounds or more.
+    """
     if not seen:
         return "nobody joined any of its rounds, and what that reveals is not compared with a certificate here"
     samplings = {one.sampling for one, _ in seen}
@@ -100,8 +109,7 @@ def _too_little(charged: Sequence[Charged], seen: Sequence[_Seen], last: int) ->
     if left_out and len(held) * len(paid) > _MOST_PAIRS:
         return "there are too many different rounds to compare"
     if left_out:
-        most = max(joined for _, joined in seen)
-        most = max(most, math.ceil(sum(one.cohort for one, _ in seen) / max(one.population for one, _ in seen)))
+        most = max(average, *(joined for _, joined in seen))
         if paid.total() < most:
             return f"some client joined {most:,} rounds, and {paid.total():,} are charged"
         for one in left_out:

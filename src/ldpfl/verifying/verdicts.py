@@ -235,7 +235,7 @@ def _alike(epsilon0: float, number: int, delta: float, stated: float) -> Opinion
 
 def _hidden(charged: Sequence[Charged], delta: float, stated: float) -> Opinion:
     """Say what it costs against one who sees what a shuffler or a sum lets through."""
-    if any(one.channel == "secure-sum" and one.release.kind == "gaussian" and one.release.unit not in _PARTS for one in charged):
+    if any(one.channel == "secure-sum" and one.release.kind == "gaussian" and not _are_integers(one) for one in charged):
         return None, "floats that are rounded one by one do not add up as their noise does"
     if all(one.channel == "secure-sum" and one.release.kind == "gaussian" and one.release.rate == 1 for one in charged):
         mu = sqrt(sum(_parameter(one) ** 2 * one.release.units * one.rounds / one.cohort for one in charged))
@@ -269,6 +269,10 @@ def _hidden(charged: Sequence[Charged], delta: float, stated: float) -> Opinion:
             return _at_most(stated, lambda epsilon: _single(report, epsilon), delta, report.limit), "by clones, in extended precision"
         return composed_epsilon([(report, messages)], delta, stated), "by clones, and convolution"
     return None, "there is one accountant only for what is behind a shuffler here"
+
+
+def _are_integers(one: Charged) -> bool:
+    return one.release.integers or one.release.unit in _PARTS
 
 
 def _counted(charged: Sequence[Charged], delta: float, stated: float) -> Opinion:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import TYPE_CHECKING
 
@@ -21,15 +21,16 @@ if TYPE_CHECKING:
 class SummedReports:
     """The sum of the lattice points of ``clients`` clients, each of which adds Gaussian noise of its own.
 
-    Only a simulation makes it, out of sums before noise: all noise is then drawn at once when the sum is formed, with the variance
-    of the clients' together. Rounded Gaussians of 2^10 steps or more add up to one but for a part of e^(-2^20), see decision 0023;
-    the draw is in floating point, for nothing leaves a simulation.
+    A deployment makes it of a sum that two servers formed, with everybody's noise in it. A simulation makes it out of sums before noise:
+    all noise is then drawn at once when the sum is formed, with the variance of the clients' together. Rounded Gaussians of 2^10 steps
+    or more add up to one but for a part of e^(-2^20), see decision 0023; the draw is in floating point, for nothing leaves a simulation.
 
     Attributes:
         total: (d,) int64; without noise before :meth:`mix`, with it after.
         clients: how many.
         noise: standard deviation of one client's noise, in lattice points.
         scale: what a lattice point stands for.
+        bits: of each number that a client sends, 32 or 64.
         mixed: whether the noise is in it.
     """
 
@@ -37,6 +38,7 @@ class SummedReports:
     clients: int
     noise: float
     scale: float
+    bits: int = 64
     mixed: bool = False
 
     @property
@@ -45,7 +47,7 @@ class SummedReports:
 
     @property
     def bytes_per_client(self) -> int:
-        return 8 * self.dimension
+        return self.bits // 8 * self.dimension
 
     def payloads(self) -> Iterable[bytes]:
         """Nobody sees a client's own.
@@ -59,14 +61,15 @@ class SummedReports:
     def mix(cls, batches: Sequence[SummedReports], generator: np.random.Generator) -> SummedReports:
         """Return the sum of all ``batches`` with everybody's noise in it."""
         first, clients = batches[0], sum(batch.clients for batch in batches)
-        if any(
-            (batch.dimension, batch.noise, batch.scale, batch.mixed) != (first.dimension, first.noise, first.scale, False)
-            for batch in batches
-        ):
+        if first.mixed or any(batch._kind != first._kind for batch in batches):
             raise PrivacyError("sums of different kinds cannot be added up")
         noise = np.rint(generator.standard_normal(first.dimension) * (first.noise * sqrt(clients))).astype(np.int64)
         total = torch.stack([batch.total for batch in batches]).sum(dim=0) + torch.from_numpy(noise)
-        return cls(total, clients, first.noise, first.scale, mixed=True)
+        return replace(first, total=total, clients=clients, mixed=True)
+
+    @property
+    def _kind(self) -> tuple[object, ...]:
+        return self.dimension, self.noise, self.scale, self.bits, self.mixed
 
     @staticmethod
     def total_of(reports: Sequence[object]) -> Tensor:
@@ -88,4 +91,4 @@ class SummedReports:
         """
         if not self.mixed or self.dimension != ranges.dimension:
             raise PrivacyError("a sum is read once everybody's noise is in it, and for its own model")
-        return (self.total.double() * (self.scale / self.clients)).float()
+        return (ranges.expand()[0] + self.total.double() * (self.scale / self.clients)).float()

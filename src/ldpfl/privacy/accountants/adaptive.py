@@ -18,15 +18,17 @@ delta is no larger than that of a tree that keeps the second sum throughout.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
-from math import ceil, inf, log
+from math import ceil, inf, log, sqrt
 
 import numpy as np
 
 from ldpfl.privacy.accountants.binomial import Array
+from ldpfl.privacy.accountants.gaussian import ROUNDED
 from ldpfl.privacy.accountants.moments import renyi_factor
 from ldpfl.privacy.accountants.registry import accountant
-from ldpfl.privacy.events import BinaryRelease, Release
+from ldpfl.privacy.events import BinaryRelease, GaussianRelease, Release
 
 _UP = 1 + 1e-7
 """More than what divergences of reports at 1e-9 lose by rounding, and sums of thousands of them."""
@@ -78,6 +80,20 @@ def hidden_epsilon(sent: Iterable[tuple[BinaryRelease, int, int, int]], order: f
     if missed >= delta:
         return inf
     return max(0.0, divergence + float(_price(np.array([order]), delta - missed)[0])) * _UP
+
+
+def summed_epsilon(sent: Iterable[tuple[GaussianRelease, int, int]], order: float, delta: float) -> float:
+    """Return the same against who sees nothing but sums of lattice points, in which the noise of all clients adds up.
+
+    Args:
+        sent: what one client released, the clients whose noise counts, its own included, and how often.
+    """
+    return filtered_epsilon([(in_sum(release, clients), count) for release, clients, count in sent], order, delta * (1 - ROUNDED))
+
+
+def in_sum(release: GaussianRelease, clients: int) -> GaussianRelease:
+    """Return what is left of a release where only a sum is seen, with the noise of ``clients``."""
+    return replace(release, mu=release.mu / sqrt(clients))
 
 
 def epsilon_needed(releases: Iterable[tuple[Release, int]], delta: float) -> float:

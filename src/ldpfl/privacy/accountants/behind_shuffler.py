@@ -14,7 +14,7 @@ from math import ceil, inf, log, sqrt
 from ldpfl.privacy.accountants.base import Accountant
 from ldpfl.privacy.accountants.blanket import Bits, Hidden, Report, blanket_epsilon
 from ldpfl.privacy.accountants.clones import any_report, composed_clone_epsilon
-from ldpfl.privacy.accountants.gaussian import gaussian_epsilon
+from ldpfl.privacy.accountants.gaussian import ROUNDED, gaussian_epsilon
 from ldpfl.privacy.accountants.local import GaussianAccountant
 from ldpfl.privacy.accountants.participation import self_sampled_epsilon
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, attained_epsilon, certified_epsilon
@@ -88,8 +88,8 @@ class CountedBits(ShuffledAccountant):
 class SummedNoise(ShuffledAccountant):
     """Gaussian noise of which only the sum over the cohort is seen, of integers: that of all honest clients adds up, and is exact.
 
-    Integers are what mechanisms send that protect records. Others round their reports to floats one by one: the low digits of such a
-    sum tell more than its noise hides (decision 0023).
+    Integers are what mechanisms send that protect records, and others that say so. The rest round their reports to floats one by one:
+    the low digits of such a sum tell more than its noise hides (decision 0023).
     """
 
     @classmethod
@@ -97,7 +97,7 @@ class SummedNoise(ShuffledAccountant):
         return all(group.channel == "secure-sum" and _adds_up(group.release) for group in groups)
 
     def distance(self) -> float:
-        return min(1.0, self._summed().distance() * (1 + _ROUNDED))
+        return min(1.0, self._summed().distance() * (1 + ROUNDED))
 
     def _summed(self) -> GaussianAccountant:
         summed = Counter[Release]()
@@ -106,16 +106,12 @@ class SummedNoise(ShuffledAccountant):
         return GaussianAccountant(summed)
 
     def bounds(self, delta: float) -> Bounds:
-        found = self._summed().epsilon(delta * (1 - _ROUNDED))
+        found = self._summed().epsilon(delta * (1 - ROUNDED))
         return Bounds(found, found, found if self.joined and all(group.batch_rate == 1 for group in self.groups) else None)
 
 
-_ROUNDED = 1e-9
-"""Part of delta that is charged for rounding: rounded Gaussians add up to one but for much less, see decision 0023."""
-
-
 def _adds_up(release: Release) -> bool:
-    return isinstance(release, GaussianRelease) and release.of_part
+    return isinstance(release, GaussianRelease) and release.adds_up
 
 
 class ShuffledVectors(ShuffledAccountant):

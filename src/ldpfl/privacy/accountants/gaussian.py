@@ -21,6 +21,9 @@ _HUGE = 1e6
 _TINY = 1e-5
 """Below this mu the slope gives more digits of a difference than its two terms do."""
 
+ROUNDED = 1e-9
+"""Part of delta that is charged for sums of rounded Gaussians: they add up to one but for much less, see decision 0023."""
+
 _LARGEST_EPSILON = 1e100
 """Beyond some 1e154, its square is more than a float can hold."""
 

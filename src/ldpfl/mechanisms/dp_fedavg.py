@@ -1,0 +1,84 @@
+"""DP-FedAvg with noise at the client: a vector of each client, clipped to a norm, which protects everything that the client holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from ldpfl.lazy import torch
+from ldpfl.mechanisms.base import require_finite
+from ldpfl.mechanisms.lattice import LEAST_NOISE, UP, Lattice, LatticeMechanism
+from ldpfl.mechanisms.record_clipping import RecordClip
+from ldpfl.mechanisms.reports.base import client_blocks
+from ldpfl.mechanisms.settings import Facts, MechanismSettings
+from ldpfl.privacy import GaussianRelease
+from ldpfl.quantities import Positive
+from ldpfl.ranges import LayerRanges
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class DpFedAvg(LatticeMechanism):
+    """Clip each client's update or gradient to the norm C, and add Gaussian noise of standard deviation s C.
+
+    Guarantee: mu-GDP with mu = 2 / s for **everything that a client holds**, replaced by any other data, in the report of one round;
+    against everybody, for the noise is the client's own. Where a server learns nothing but the sum over n clients, mu is 2 / (s sqrt(n)).
+    T rounds are mu sqrt(T). It holds for the bits that leave: clipped vectors are points of a lattice, whose norms are checked as
+    integers, and the noise is real noise rounded to that lattice.
+
+    ``values`` are float32, offset by the ranges' center, which is 0 for updates and gradients. A report stands for the clipped vector
+    itself, and not for one in units of C as with ``dp-sgd``: an update keeps its size.
+
+    Source: McMahan et al. 2018, where a trusted server adds the noise; here each client adds its share.
+
+    Attributes:
+        clip: how clients' vectors are bounded.
+        noise_multiplier: s, of one client's noise.
+        summed, bits: as in :class:`LatticeMechanism`.
+    """
+
+    name: ClassVar[str] = "dp-fedavg"
+    source: ClassVar[str] = "McMahan et al. 2018"
+
+    @property
+    def _share(self) -> float:
+        return 1 / self.clip.norm
+
+    def _bounded(self, values: Tensor, ranges: LayerRanges) -> Tensor:
+        usable, center = require_finite(values, ranges), ranges.expand()[0].double()
+        points = torch.empty(usable.shape, dtype=torch.int64)
+        for rows in client_blocks(*usable.shape):
+            some = slice(rows.start, rows.stop)
+            points[some] = self.clip.points(usable[some].double() - center).to(torch.int64)
+        return points
+
+    def release(self, ranges: LayerRanges) -> GaussianRelease:
+        return GaussianRelease(self.name, 2 / self.noise_multiplier * UP, alike=True, integers=self.summed)
+
+
+class DpFedAvgSettings(MechanismSettings):
+    """Settings of ``dp-fedavg``."""
+
+    name: Literal["dp-fedavg"] = "dp-fedavg"
+    perturbed: Literal["update", "gradient"] = "update"
+    noise_multiplier: Positive = 4.0
+    """Standard deviation of a client's own noise, as a multiple of ``clip_norm``; mu of a client and round is 2 over it, and where only a
+    sum over n clients is seen, that over the root of n."""
+    clip_norm: Positive = 1.0
+    """Longest update or gradient of a client; a longer one is shortened to it."""
+
+    uses_ranges: ClassVar[bool] = False
+
+    def at_strength(self, strength: float) -> DpFedAvgSettings:
+        return self.model_copy(update={"noise_multiplier": max(1 / strength, LEAST_NOISE)})
+
+    @property
+    def nearly_noise_free(self) -> DpFedAvgSettings:
+        """The same clipping, and noise of a thousandth of ``clip_norm`` a client."""
+        return self.model_copy(update={"noise_multiplier": LEAST_NOISE})
+
+    def build(self, facts: Facts) -> DpFedAvg:
+        lattice = Lattice.of(facts, 1.0, self.noise_multiplier)
+        return DpFedAvg(RecordClip(self.clip_norm, lattice.steps), self.noise_multiplier, facts.summed, lattice.bits)

@@ -1,0 +1,75 @@
+"""Keys by which nodes sign what they add to a sum, and the aggregator's list of them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from ldpfl import keys
+from ldpfl.errors import ConfigError
+from ldpfl.file_owners import require_own
+from ldpfl.summing.envelopes import signer_of
+
+
+def make_key(path: Path) -> str:
+    """Write a new signing key to a file that only its owner may read, and return its public half as text.
+
+    Raises:
+        ConfigError: the file exists.
+    """
+    key = Ed25519PrivateKey.generate()
+    keys.save_key(key, path)
+    return public_text(key)
+
+
+def load_key(path: Path) -> Ed25519PrivateKey:
+    """Read what :func:`make_key` wrote.
+
+    Raises:
+        ConfigError: there is no such key, or others than its owner may read it.
+    """
+    return keys.load_key(path, Ed25519PrivateKey)  # type: ignore[type-abstract]  # it is one that is made elsewhere
+
+
+def public_text(key: Ed25519PrivateKey) -> str:
+    """Return the public half as base64 of its 32 bytes, 44 characters: a line of the aggregator's list begins with it."""
+    return base64.b64encode(key.public_key().public_bytes_raw()).decode()
+
+
+def read_nodes(path: Path) -> dict[bytes, Ed25519PublicKey]:
+    """Return the public keys in the aggregator's list, by :func:`~ldpfl.summing.signer_of`.
+
+    A line holds a key and, after a blank, whatever is to be remembered of it, such as the node's name. Empty lines and those that begin
+    with # are skipped. Whoever could change the list could be every node but one in it: others may not write to it.
+
+    Raises:
+        ConfigError: it cannot be read, others can change it, or a line holds no key, or one that is there already.
+    """
+    own = require_own(path, "the list of nodes' keys", ConfigError, secret=False)
+    try:
+        lines = own.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the list of nodes' keys {path} cannot be read: {error}") from None
+    nodes = dict[bytes, Ed25519PublicKey]()
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        key = _key_in(line.split()[0])
+        if key is None:
+            raise ConfigError(f"line {number} of {path} does not begin with a node's public key, as ldpfl deploy node-key prints it")
+        if signer_of(key) in nodes:
+            raise ConfigError(f"line {number} of {path} holds a key that stands above it already: each node has its own")
+        nodes[signer_of(key)] = key
+    if not nodes:
+        raise ConfigError(f"{path} lists no node: put a line there for each node that may take part, as ldpfl deploy node-key prints it")
+    return nodes
+
+
+def _key_in(text: str) -> Ed25519PublicKey | None:
+    try:
+        return Ed25519PublicKey.from_public_bytes(base64.b64decode(text, validate=True))
+    except (binascii.Error, ValueError):
+        return None

@@ -1,0 +1,278 @@
+"""Rounds by a sum that no single server sees, in one process: what is learnt, what is refused, and what each end can do alone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from flower_parts import config_of, shift, start_arrays, start_vector
+from flwr.app import Message
+from numpy.typing import NDArray
+from relayed_parts import CLIENTS, World, policy_of, signing_key, world_in
+
+from ldpfl.errors import AllDeclined, ConfigError, ProtocolError, TooFewTakePart
+from ldpfl.experiments import RunConfig
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.flower import InProcessGrid, LdpClientApp, LdpStrategy
+from ldpfl.flower.terms import deployable_mechanism
+from ldpfl.randomness import SeededStreams
+from ldpfl.ranges import LayerRanges
+from ldpfl.relay import RelayAggregator, SumTerms
+from ldpfl.server import Checkpoint
+from ldpfl.summing import ENVELOPE_BYTES, SumBinding, new_seed, seal_seed, shard
+
+SETTINGS = """
+seed = 4
+[clients]
+count = 5
+[training]
+rounds = 2
+[mechanism]
+name = "dp-fedavg"
+clip_norm = 0.5
+noise_multiplier = 2.0
+[ranges]
+rule = "fixed"
+[shuffling]
+channel = "secure-sum"
+"""
+SIZES = (12, 3)
+
+Sum = tuple[NDArray[Any], list[bytes]]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with world_in(tmp_path) as made:
+        made.policy = policy_of(mechanisms=("dp-fedavg",), transports=("sum",), sum_epsilon=900.0)
+        yield made
+
+
+def config_of_sum(*changes: str) -> RunConfig:
+    from ldpfl.experiments.config import parse_config
+
+    return parse_config(SETTINGS, changes, origin="test")
+
+
+def run(world: World, rounds: int = 1, *, relay: RelayAggregator | None = None, folder: RunFolder | None = None) -> Checkpoint:
+    strategy = LdpStrategy(config_of_sum(), collector=world.adding_up(relay), folder=folder)
+    strategy.start(world.grid(), start_arrays(), rounds, timeout=100.0)
+    return strategy.checkpoint
+
+
+def expected(clients: list[int]) -> torch.Tensor:
+    """The first round's model, from the points that each of ``clients`` makes of the same random bits."""
+    ranges = LayerRanges(center=0.0, radius=0.5, sizes=SIZES)
+    mechanism: Any = deployable_mechanism(config_of_sum(), ranges)
+    updates = {client: torch.full((1, sum(SIZES)), 0.1 * (1 + client)) for client in clients}
+    points = [mechanism.points(updates[client], ranges, SeededStreams.for_clients(4, 1, [client]))[0] for client in clients]
+    mean: torch.Tensor = mechanism.aggregate([mechanism.sum_of(np.sum(points, axis=0), len(points))], ranges)
+    return start_vector() + mean
+
+
+class Lying(RelayAggregator):
+    """An aggregator's view of a relay that hands out something else than the sum that it took."""
+
+    def __init__(self, honest: RelayAggregator, lie: Callable[[NDArray[Any], list[bytes]], Sum]) -> None:
+        self.__dict__ |= honest.__dict__
+        self._lie = lie
+
+    def pull_sum(self, run: str, number: int, terms: SumTerms) -> Sum:
+        return self._lie(*super().pull_sum(run, number, terms))
+
+
+@pytest.mark.slow
+def test_a_round_learns_the_sum_of_what_clients_send(world: World) -> None:
+    last = run(world)
+    torch.testing.assert_close(last.state.weights, expected([*range(CLIENTS)]), atol=1e-6, rtol=0)
+    assert [(event.channel, event.cohort) for event in last.ledger.events] == [("secure-sum", CLIENTS)]
+    assert last.history[-1].uplink_bytes_per_client == 4 * sum(SIZES) + ENVELOPE_BYTES
+    assert world.charges() == [1] * CLIENTS
+
+
+@pytest.mark.slow
+def test_a_client_that_does_not_upload_takes_its_own_noise_along_and_nothing_else(world: World) -> None:
+    def fail(client: int) -> None:
+        if client in (0, 3):
+            raise RuntimeError("power cut")
+
+    world.before_upload = fail
+    last = run(world)
+    torch.testing.assert_close(last.state.weights, expected([1, 2, 4]), atol=1e-6, rtol=0)
+    assert last.ledger.events[0].cohort == 3
+
+
+@pytest.mark.slow
+def test_replies_hold_nothing_of_a_report(world: World) -> None:
+    replies: list[Message] = []
+
+    class Watched(InProcessGrid):
+        def send_and_receive(self, messages, *, timeout=None):  # type: ignore[no-untyped-def]
+            for reply in super().send_and_receive(messages, timeout=timeout):
+                replies.append(reply)
+                yield reply
+
+    strategy = LdpStrategy(config_of_sum(), collector=world.adding_up())
+    grid = Watched(LdpClientApp(shift, node=world.node, source=world.source), CLIENTS)
+    strategy.start(grid, start_arrays(), 1, timeout=100.0)
+    assert all(set(reply.content.config_records["ldpfl"]) == {"version", "run", "round"} for reply in replies)
+
+
+# --- a relay that lies ------------------------------------------------------------------------------------------------
+
+
+def invented(total: NDArray[Any], envelopes: list[bytes], *, world: World, signer: Ed25519PrivateKey) -> Sum:
+    """Drop all uploads but the first one, and put two of the relay's own making beside it."""
+    round_ = world.asked[0].terms
+    binding = SumBinding(round_.run, 1, bytes.fromhex(world.asked[0].agreement), sum(SIZES), 32)
+    own = [(seed := new_seed(), seal_seed(seed, world.key.public_key(), signer, binding)) for _ in range(2)]
+    for seed, _ in own:
+        total = total + np.frombuffer(shard(np.zeros(sum(SIZES), dtype=np.int64), seed, 32), dtype=total.dtype)
+    return total, [envelopes[0], *(envelope for _, envelope in own)]
+
+
+LIES: dict[str, tuple[Callable[[World], Callable[[NDArray[Any], list[bytes]], Sum]], str]] = {
+    "drops all but two": (lambda world: lambda total, sent: (total, sent[:2]), "the sum is over 2 nodes, and at least 3 are needed"),
+    "repeats one": (lambda world: lambda total, sent: (total, [*sent, sent[0]]), "is in the sum more than once"),
+    "invents by a key of its own": (
+        lambda world: partial(invented, world=world, signer=Ed25519PrivateKey.generate()),
+        "is signed by a node that is not known",
+    ),
+    "invents by the key of a node that it owns": (
+        lambda world: partial(invented, world=world, signer=signing_key(4)),
+        "is in the sum more than once",
+    ),
+    "alters an envelope": (
+        lambda world: lambda total, sent: (total, [*sent[1:], bytes([*sent[0][:-1], sent[0][-1] ^ 1])]),
+        "is not signed by it and sealed to this key for this round",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lie", LIES)
+def test_a_relay_that_lies_about_who_is_in_a_sum_gets_none_opened(lie: str, world: World, tmp_path: Path) -> None:
+    make, why = LIES[lie]
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(ProtocolError, match=f"round 1 is charged and brought nothing: .*{why}"):
+        run(world, relay=Lying(world.aggregator(), make(world)), folder=folder)
+    kept = folder.checkpoint()
+    assert kept is not None
+    assert torch.equal(kept.state.weights, start_vector())
+    assert [event.channel for event in kept.ledger.events] == ["secure-sum"]
+
+
+@pytest.mark.slow
+def test_a_wrong_sum_is_wrong_by_what_the_relay_chose_and_by_nothing_else(world: World) -> None:
+    """Nobody notices; nothing is revealed: what is published moves by what the relay has added."""
+    added = 1 << 20
+    last = run(world, relay=Lying(world.aggregator(), lambda total, sent: (total + total.dtype.type(added), sent)))
+    mechanism: Any = deployable_mechanism(config_of_sum(), LayerRanges(center=0.0, radius=0.5, sizes=SIZES))
+    moved = last.state.weights - expected([*range(CLIENTS)])
+    torch.testing.assert_close(moved, torch.full_like(moved, added * 0.5 / mechanism.steps / CLIENTS), atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+def test_nodes_that_the_relay_tells_of_another_agreement_decline(world: World) -> None:
+    aggregator = world.aggregator()
+    opened = aggregator.open_round
+
+    def open_and_lie(run: str, number: int, terms: Any) -> Any:
+        status = opened(run, number, terms)
+        world.wire.falsely = {"terms": {**terms.model_dump(), "agreement": "0" * 64}}
+        return status
+
+    aggregator.open_round = open_and_lie  # type: ignore[method-assign]
+    with pytest.raises(AllDeclined):
+        run(world, relay=aggregator)
+    assert world.charges() == [0] * CLIENTS
+
+
+# --- nodes that cannot, and a server that asks for what does not fit --------------------------------------------------
+
+
+@pytest.mark.slow
+def test_nodes_without_a_signing_key_decline_when_they_are_asked(world: World) -> None:
+    world.signing = {}
+    with pytest.raises(AllDeclined, match="this node has no signing key"):
+        LdpStrategy(config_of_sum(), collector=_of_others(world)).start(world.grid(), start_arrays(), 1, timeout=100.0)
+    assert world.charges() == [0] * CLIENTS
+
+
+def _of_others(world: World) -> Any:
+    world.signing = {client: signing_key(client) for client in range(CLIENTS)}
+    collector = world.adding_up()
+    world.signing = {}
+    return collector
+
+
+@pytest.mark.slow
+def test_a_node_that_the_aggregator_does_not_know_stops_the_run_and_is_named(world: World) -> None:
+    world.strangers = (2,)
+    with pytest.raises(ProtocolError, match=r"signed by a node that is not known \([0-9a-f]{16}\)"):
+        run(world, 2)
+    assert world.charges() == [1] * CLIENTS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("policy", "why"),
+    [
+        ({"transports": ("relay",)}, "transport 'sum' is not among the policy's transports"),
+        ({"sum_epsilon": 0.5}, "in sums, above the policy's sum_epsilon = 0.5"),
+        ({"min_clients": 4}, "below min_clients = 4"),
+        ({"aggregator_keys": ()}, "aggregator_keys"),
+        ({"longest_upload_s": 10.0}, "longest_upload_s"),
+    ],
+)
+def test_what_a_policy_does_not_allow_is_declined(policy: dict[str, Any], why: str, world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.policy = world.policy.model_copy(update=policy)
+    with caplog.at_level(logging.WARNING, "flwr.ldpfl"), pytest.raises(AllDeclined):
+        run(world)
+    assert any(why in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["duchi", "full-dp"])
+def test_what_cannot_be_added_up_is_no_sum(name: str, world: World) -> None:
+    with pytest.raises(ConfigError, match=f"mechanism '{name}' sends nothing that could be added up"):
+        LdpStrategy(config_of(f"mechanism.name={name}", "ranges.rule=fixed"), collector=world.adding_up()).start(
+            world.grid(), start_arrays(), 1, timeout=100.0
+        )
+    assert world.charges() == []
+
+
+@pytest.mark.slow
+def test_a_server_that_asks_for_points_without_a_sum_is_refused_before_anything_is_charged(world: World) -> None:
+    """What is made for a sum has a share of its noise only; and what is made for the relay is not masked."""
+    for collector, channel in ((world.collector(), "secure-sum"), (world.adding_up(), "ideal-shuffler")):
+        object.__setattr__(collector, "channel", channel)
+        with pytest.raises(TooFewTakePart, match="5 said 'failed'"):
+            LdpStrategy(config_of_sum(), collector=collector).start(world.grid(), start_arrays(), 1, timeout=100.0)
+    assert sum(world.charges()) == 0
+
+
+# --- a server that is stopped -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_server_that_was_stopped_after_the_uploads_goes_on_with_the_sum(world: World, tmp_path: Path) -> None:
+    class Stopped(RelayAggregator):
+        def pull_sum(self, run: str, number: int, terms: SumTerms) -> Sum:
+            raise KeyboardInterrupt
+
+    stopped, folder = Stopped.__new__(Stopped), RunFolder(tmp_path / "run")
+    stopped.__dict__ |= world.aggregator().__dict__
+    with pytest.raises(KeyboardInterrupt):
+        run(world, relay=stopped, folder=folder)
+    last = run(world, folder=folder)
+    torch.testing.assert_close(last.state.weights, expected([*range(CLIENTS)]), atol=1e-6, rtol=0)
+    assert world.charges() == [1] * CLIENTS
+    assert [event.cohort for event in last.ledger.events] == [CLIENTS]
