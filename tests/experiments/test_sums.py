@@ -70,7 +70,12 @@ def test_the_lattice_follows_from_how_many_are_added_up() -> None:
     assert lattice_of(*CLIENTS, "shuffling.clients=10_000_000") == (2**20, 64)
     assert lattice_of(*RECORDS, sizes=(600, 1000)) == (2**17, 32)  # 9,600 records
     assert lattice_of(*RECORDS, "mechanism.records=5_000") == (2**15, 32)
-    assert lattice_of(*CLIENTS[:3], *CLIENTS[4:]) == (2**20, 64)  # where nothing is summed, floats leave
+
+
+def test_where_nothing_is_summed_floats_leave() -> None:
+    mechanism = mechanism_of(config_of(*CLIENTS, "shuffling.channel=direct"), RANGES)
+    assert isinstance(mechanism, LatticeMechanism)
+    assert (mechanism.steps, mechanism.payload_bits(RANGES)) == (2**20, 32 * 2000)
 
 
 @pytest.mark.parametrize(
