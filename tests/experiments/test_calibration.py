@@ -23,6 +23,7 @@ SIGNS = ["mechanism.name=rotated-sign", "mechanism.perturbed=gradient", "data.fe
 CASES = {
     "records": ["mechanism.name=dp-sgd", "mechanism.perturbed=gradient", "shuffling.channel=direct", "clients.count=10"],
     "records, summed": ["mechanism.name=dp-sgd", "mechanism.perturbed=gradient", "shuffling.channel=secure-sum", "clients.count=10"],
+    "clients, summed": ["mechanism.name=dp-fedavg", "shuffling.channel=secure-sum", "clients.count=50", "shuffling.colluding=14"],
     "signs": [*SIGNS, "clients.count=50", "training.rounds=1"],
     "once": ["mechanism.name=privunit-g", "clients.once=true"],
     "a part of the clients": ["mechanism.name=full-dp", "mechanism.perturbed=update", "clients.fraction=0.5", "shuffling.channel=direct"],

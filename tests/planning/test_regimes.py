@@ -22,6 +22,7 @@ SIZE: dict[str, dict[str, Any]] = {
     "local": {"clients": 5000, "weights": 100, "rounds": 10},
     "records": {"clients": 100, "weights": 100, "rounds": 15, "records": 600},
     "records-summed": {"clients": 100, "weights": 100, "rounds": 15, "records": 600},
+    "clients-summed": {"clients": 1000, "weights": 100, "rounds": 15},
 }
 
 
@@ -48,6 +49,7 @@ def test_noise_is_as_many_times_a_trusted_servers_as_theory_says() -> None:
     ratio = {regime: plan.noise / plan.trusted_noise for regime in SIZE for plan in [planned(regime)]}
     assert ratio["records"] == pytest.approx(10, rel=0.01)  # the root of the number of clients
     assert ratio["records-summed"] == pytest.approx(1, rel=0.01)
+    assert ratio["clients-summed"] == pytest.approx(1, rel=0.01)
     assert 1.1 < ratio["shuffled"] < 1.5  # sqrt(pi / 2), the rounding up of 25 coordinates to 32, and what bits cost
     assert ratio["local"] > 5
 
@@ -58,6 +60,16 @@ def test_records_need_the_noise_that_the_curve_of_the_gaussian_says() -> None:
     assert plan.noise == pytest.approx(plan.value / 600 / 10 * 10, rel=1e-6)  # by the root of 100 clients, times that of 100 weights
     small = planned("records", 2.0, records=plan.wanted)
     assert small.noise <= 0.1
+
+
+def test_whole_clients_need_the_noise_that_the_curve_of_the_gaussian_says() -> None:
+    plan = planned("clients-summed", 2.0)
+    share = 2 * sqrt(15) / gaussian_mu(2.0, 1e-5) / sqrt(1000)
+    assert (plan.mechanism, plan.parameter, plan.bytes_per_client) == ("dp-fedavg", "noise_multiplier", 400)
+    assert plan.value == pytest.approx(share, rel=2e-3)
+    assert plan.noise == pytest.approx(share / sqrt(1000) * 10, rel=2e-3)
+    assert planned("clients-summed", 2.0, clients=plan.wanted).noise == pytest.approx(0.1, rel=0.01)
+    assert planned("records-summed").bytes_per_client == 400
 
 
 @pytest.mark.slow
@@ -74,7 +86,7 @@ def test_drawing_coordinates_and_linking_them_saves_bytes_and_records_for_noise(
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_colluding_clients_cost_noise_where_others_hide() -> None:
-    for regime in ("shuffled", "records-summed"):
+    for regime in ("shuffled", "records-summed", "clients-summed"):
         assert planned(regime, colluding=50).noise > planned(regime).noise
 
 

@@ -6,6 +6,7 @@ from contextlib import suppress
 from math import sqrt
 from pathlib import Path
 
+import mpmath
 import pytest
 
 from ldpfl.errors import ConfigError, Declined, Exhausted
@@ -71,6 +72,59 @@ def test_a_sum_hides_a_record_in_the_noise_of_all() -> None:
     colluding = account(ledger(release, channel="secure-sum"), colluding=75).find("summed", "run")
     assert colluding is not None
     assert colluding.epsilon == pytest.approx(gaussian_epsilon(0.2 * 3 / 5, 1e-5), rel=1e-6)
+
+
+WHOLE = GaussianRelease("dp-fedavg", 1.5, alike=True, integers=True, author=OURS)
+
+
+def exact_delta(mu: float, epsilon: float) -> mpmath.mpf:
+    """Return delta of a Gaussian of mu at epsilon, to 400 digits (Balle and Wang 2018, Theorem 8)."""
+    with mpmath.workdps(400):
+        mu, epsilon = mpmath.mpf(mu), mpmath.mpf(epsilon)
+        return mpmath.ncdf(mu / 2 - epsilon / mu) - mpmath.exp(epsilon) * mpmath.ncdf(-mu / 2 - epsilon / mu)
+
+
+@pytest.mark.parametrize(("clients", "rounds"), [(1, 1), (100, 6), (300, 20), (10_000, 40)])
+def test_a_sum_hides_a_whole_client_in_the_noise_of_all(clients: int, rounds: int) -> None:
+    """The figure holds at 400 digits, with the part of delta that rounding is charged; and 1 part in 10^7 less does not."""
+    found = ledger(WHOLE, rounds, clients, channel="secure-sum")
+    row = account(found).find("summed", "run")
+    assert row is not None
+    assert (row.unit, row.adjacency) == ("client", "replace one client's data")
+    mu = 1.5 * sqrt(rounds / clients)
+    assert exact_delta(mu, row.epsilon) <= 1e-5 * (1 - 0.99e-9)
+    assert exact_delta(mu, row.epsilon * (1 - 1e-7)) > 1e-5 * (1 - 1e-9)
+    assert row.lower == row.epsilon
+    assert run_epsilon(found) == pytest.approx(row.epsilon, rel=1e-9)
+    assert Ledger.from_json(found.to_json(), "again") == found
+    local = account(found).find("local", "run")
+    assert local is not None
+    assert local.epsilon == pytest.approx(gaussian_epsilon(1.5 * sqrt(rounds), 1e-5), rel=1e-9)
+
+
+def test_records_and_whole_clients_behind_a_sum_are_accounted_together() -> None:
+    both = account_together([ledger(RECORD, channel="secure-sum"), ledger(WHOLE, channel="secure-sum")])
+    row = both.find("summed", "run")
+    assert row is not None
+    assert row.unit == "record"
+    assert row.epsilon == pytest.approx(gaussian_epsilon(sqrt(0.2**2 + 1.5**2) * 3 / 10, 1e-5), rel=1e-6)
+
+
+def test_a_ledger_says_of_how_many_clients_the_noise_is_not_relied_on() -> None:
+    """As if whoever asks had named them; who asks for more gets more, and the client itself is always left."""
+    planned = ledger(WHOLE, channel="secure-sum", colluding=75)
+    plain = ledger(WHOLE, channel="secure-sum")
+    assert Ledger.from_json(planned.to_json(), "again") == planned
+    assert account(planned).rows == account(plain, colluding=75).rows
+    assert account(planned, colluding=99).rows == account(plain, colluding=99).rows
+    assert account(planned, colluding=10).rows == account(planned).rows
+    few = ledger(WHOLE, channel="secure-sum", cohort=20, population=100, sampling="visible", colluding=75)
+    row, local = account(few).find("summed", "run"), account(few).find("local", "run")
+    assert row is not None
+    assert local is not None
+    assert row.epsilon == pytest.approx(local.epsilon, rel=1e-6)
+    with pytest.raises(ConfigError, match="one has to be honest"):
+        ledger(WHOLE, channel="secure-sum", colluding=100)
 
 
 def test_the_smallest_sum_counts() -> None:

@@ -35,6 +35,7 @@ BITS = BinaryRelease("duchi", 1.0, 500, author=OURS)
 VECTOR = PureRelease("privunit-g", 4.0, 1, "vector", author=OURS)
 LAPLACE = PureRelease("laplace", 1.0, 30, "weight", blanket=exp(-0.5), author=OURS)
 NOISE = GaussianRelease("dp-sgd", 0.5, 1, "record", author=OURS)
+WHOLE = GaussianRelease("dp-fedavg", 0.5, alike=True, integers=True, author=OURS)
 BALL = GaussianRelease("full-dp", 0.3, alike=True, author=OURS)
 
 
@@ -74,6 +75,13 @@ RUNS: dict[str, Ledger] = {
     "noise of one ball": ledger(BALL, 10),
     "of two balls": mixed(ledger(BALL, 2), ledger(replace(BALL, mu=0.5), 1, 60, population=100, sampling="visible")),
     "summed noise": ledger(NOISE, channel="secure-sum"),
+    "whole clients that are summed": ledger(WHOLE, channel="secure-sum"),
+    "records and whole clients that are summed": mixed(ledger(NOISE, channel="secure-sum"), ledger(WHOLE, 2, channel="secure-sum")),
+    "sums of which some collude": ledger(WHOLE, channel="secure-sum", colluding=40),
+    "sums of two sizes of which some collude": mixed(
+        ledger(WHOLE, 2, channel="secure-sum", colluding=40),
+        ledger(WHOLE, 2, 60, channel="secure-sum", population=100, sampling="visible", colluding=40),
+    ),
     "reports and noise": mixed(
         ledger(VECTOR, 2, channel="direct"), ledger(GaussianRelease("full-dp", 0.3, author=OURS), 2, channel="direct")
     ),
@@ -215,6 +223,11 @@ LESS: dict[str, tuple[str, dict[str, Any], str]] = {
     "rounds that nobody joined": ("in secret", {"rounds": 2}, "there were 3 rounds, and 2 are charged"),
     "everybody in place of some in secret": ("in secret", {"sampling": "everyone", "rate": 1.0, "cohort": 900}, "of another kind"),
     "more in secret than there were": ("in secret", {"cohort": 6}, "6 clients are not at most 5"),
+    "those who collude as a crowd": (
+        "sums of which some collude",
+        {"cohort": 100, "population": 100},
+        "no round of it is one of dp-fedavg",
+    ),
     "the smaller cohort": ("cohorts of two sizes", {"rounds": 1}, "some client joined 4 rounds, and 3 are charged"),
 }
 
@@ -296,6 +309,13 @@ def test_rounds_of_larger_cohorts_may_stand_for_smaller_ones_nowhere(tmp_path: P
     swapped = [one.model_copy(update={"cohort": 90 if one.cohort == 50 else one.cohort}) for one in made.statement.charged]
     with pytest.raises(DataError, match="a round among 50 clients is left out for one that may cost less"):
         verify(Certificate(statement=made.statement.model_copy(update={"charged": swapped})), ledger=file)
+
+
+def test_floats_of_whole_clients_are_not_taken_for_integers() -> None:
+    made = certificate_of(RUNS["whole clients that are summed"])
+    floats = [one.model_copy(update={"release": one.release.model_copy(update={"integers": False})}) for one in made.statement.charged]
+    found = verify(Certificate(statement=made.statement.model_copy(update={"charged": floats})))
+    assert {verdict.status for verdict in found.lines if verdict.line.trusted == "summed"} == {"not checked"}
 
 
 @pytest.mark.parametrize(("name", "trusted"), [("summed noise", "shuffled"), ("one bit", "summed"), ("records", "summed")])
