@@ -107,7 +107,7 @@ class World:
             sleep=self.sleep,
             clock=lambda: self.now[0],
         )
-        return RelayCollector(relay, self.key, self.linked, self.min_clients, 30.0)
+        return RelayCollector(relay, self.key, self.linked, self.min_clients, 60.0)
 
     def grid(self, train: Callable[[Message, Context], Message] = shift) -> InProcessGrid:
         return InProcessGrid(LdpClientApp(train, node=self.node, source=self.source), CLIENTS)

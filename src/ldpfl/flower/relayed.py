@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from ldpfl.errors import ConfigError
 from ldpfl.flower.collecting import OpenRound, Received
 from ldpfl.flower.operator_node import read_token
-from ldpfl.flower.terms import Answer, agreement_of
+from ldpfl.flower.terms import Answer, agreement_of, check_window
 from ldpfl.privacy.events import Channel
 from ldpfl.relay import RelayAggregator, RelayNotReleased, RelayRefused, RoundStatus, Terms
 from ldpfl.shuffling import RefusedRecords
@@ -46,7 +46,7 @@ class RelayCollector:
         key: the aggregator's private key.
         linked: units that stay together in a record (linked); 1 is LDP-FL's parameter shuffling.
         min_clients: fewest uploads among which the relay mixes.
-        window_s: seconds that the relay takes uploads for, from the moment that clients are asked; they train in this time.
+        window_s: seconds that the relay takes uploads for, from the moment that clients are asked; they train and upload in this time.
         before: the aggregator's key before ``key``: a round that was begun with it, and is taken up again, is read with it.
     """
 
@@ -73,16 +73,13 @@ class RelayCollector:
 
         Raises:
             ConfigError: the round does not fit a relay: fewer clients are asked than it has to mix, for instance; or it is over
-                before clients reply.
+                before clients have uploaded.
             RelayRefused, RelayUnreachable: the relay does not answer, or does not know this token.
         """
         terms = self._relay_terms(round_, "0" * 64)
         if round_.timeout < self.window_s:
             raise ConfigError(f"the relay's window of {self.window_s:g} s is longer than the round waits for reports, {round_.timeout:g} s")
-        if 0 < reply_s >= self.window_s and terms.min_clients < terms.max_uploads:
-            raise ConfigError(
-                f"the relay's window of {self.window_s:g} s is over before clients reply, after {reply_s:g} s: make it longer"
-            )
+        check_window(self.window_s, reply_s, fewest=terms.min_clients, asked=terms.max_uploads)
         self._status(round_)
 
     def open(self, round_: OpenRound, content: RecordDict) -> None:
