@@ -72,7 +72,7 @@ def test_a_server_that_waits_says_for_what_and_seldom(monkeypatch: pytest.Monkey
     monkeypatch.setattr("ldpfl.flower.asking.time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
 
     class Filling(InProcessGrid):
-        def get_node_ids(self) -> Iterable[int]:
+        def get_node_ids(self) -> list[int]:
             return [1, 2, 3][: 2 if now[0] < 1250 else 3]
 
     with caplog.at_level(logging.INFO, logger="flwr.ldpfl"):

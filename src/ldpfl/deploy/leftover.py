@@ -57,8 +57,8 @@ def left_open(folder: RunFolder) -> LeftOpen:
             asked, last = Participation.load(folder.participation_path), folder.checkpoint()
     except ConfigError:
         raise ConfigError(
-            f"a ServerApp is at work in {folder.path}, so what it leaves open is not known yet: the run is under way, or was stopped and may "
-            f"still be stopping, which takes it up to {_STOPPING_S:.0f} s after flwr stop. Ask again then"
+            f"a ServerApp is at work in {folder.path}, so what it leaves open is not known yet: the run is under way, or was stopped and "
+            f"may still be stopping, which takes it up to {_STOPPING_S:.0f} s after flwr stop. Ask again then"
         ) from None
     finished = 0 if last is None else last.state.round
     begun = asked.begun if asked.begun > finished else None

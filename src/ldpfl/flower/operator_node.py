@@ -148,8 +148,8 @@ class OperatorNode:
         reply_s = ask.terms.reply_s
         if reply_s and left < reply_s + _SHORTEST_UPLOAD_S:
             raise ProtocolError(
-                f"the relay's round is over in {left:.0f} s, and clients send after {reply_s:g} s and need {_SHORTEST_UPLOAD_S:g} s for it: "
-                "the server must give its rounds a longer window; nothing was charged or sent"
+                f"the relay's round is over in {left:.0f} s, and clients send after {reply_s:g} s and need {_SHORTEST_UPLOAD_S:g} s for "
+                "it: the server must give its rounds a longer window; nothing was charged or sent"
             )
         _check_fitting(status.terms, self._plan(ask))
         return status

@@ -98,7 +98,7 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
             offer = offer_of_settings(RunSettings.read(settings))
         given = gives(project.parent)
         _check_gives(offer.config, given)
-        own = given in ("weights", "gradients") or (given == "unknown" and config is not None)
+        own = given in ("weights", "gradients", "gradients of persons") or (given == "unknown" and config is not None)
         return replace(offer, own_model=own)
     if config is not None:
         raise ConfigError(f"--config goes with a Flower app, and {path} is no folder with a pyproject.toml")
@@ -231,7 +231,12 @@ def _check_gives(config: RunConfig, given: str) -> None:
             f"mechanism {config.mechanism.name!r} takes gradients, and this app's LdpClientApp wraps an app that gives trained weights: "
             'each node would decline. Its author is to give LdpClientApp(records="package.module:name"), see docs/flower.md'
         )
-    if asked != "gradient" and given == "gradients":
+    if asked == "gradient" and config.data.person and given == "gradients":
+        raise ConfigError(
+            f"the app protects persons (data.person is {config.data.person!r}), and its LdpClientApp does not say that its records name "
+            "them: each node would decline. Its author is to give RecordTask(persons=...) and LdpClientApp(records=..., persons=True)"
+        )
+    if asked != "gradient" and given.startswith("gradients"):
         raise ConfigError(
             f"mechanism.perturbed is {asked!r}, and this app's LdpClientApp(records=...) gives gradients: each node would decline. Set "
             "mechanism.perturbed to 'gradient' and a mechanism that takes them, such as dp-sgd"

@@ -45,8 +45,8 @@ def check_window(window_s: float, reply_s: float, *, fewest: int, asked: int) ->
     """
     if reply_s and window_s < reply_s + UPLOAD_S and fewest < asked:
         raise ConfigError(
-            f"the relay's window is {window_s:g} s, and clients reply after {reply_s:g} s and need up to {UPLOAD_S:g} s for the upload: make "
-            f"the window at least {reply_s + UPLOAD_S:g} s (window_s, ldpfl.window-s)"
+            f"the relay's window is {window_s:g} s, and clients reply after {reply_s:g} s and need up to {UPLOAD_S:g} s for the upload: "
+            f"make the window at least {reply_s + UPLOAD_S:g} s (window_s, ldpfl.window-s)"
         )
 
 

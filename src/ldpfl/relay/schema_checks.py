@@ -175,7 +175,8 @@ _RIGHTS_FAULTS = (
     FROM {_RESTRICTED} JOIN pg_shdepend ON objid = function AND classid = CAST('pg_proc' AS regclass)
     JOIN pg_proc ON pg_proc.oid = function JOIN pg_language ON pg_language.oid = prolang
     JOIN pg_roles ON pg_roles.oid = refobjid JOIN pg_database ON pg_database.oid = dbid
-    WHERE (NOT {_RESETS} OR deptype = 'o') AND function < {_FIRST_OF_USERS} AND refclassid = CAST('pg_authid' AS regclass) AND deptype IN ('a', 'o') AND NOT rolsuper
+    WHERE (NOT {_RESETS} OR deptype = 'o') AND function < {_FIRST_OF_USERS}
+    AND refclassid = CAST('pg_authid' AS regclass) AND deptype IN ('a', 'o') AND NOT rolsuper
     ORDER BY 1""",
     f"""SELECT 'the function ' || proname || ' lets others act as the relay'
     FROM pg_proc WHERE prosecdef AND proowner = {_ME} AND oid >= {_FIRST_OF_USERS}""",

@@ -92,7 +92,7 @@ def train_clients(federation: Federation, state: ServerState, clients: NDArray[n
 
 
 def _refuse_what_changes(federation: Federation, state: ServerState, schedule: BatchSchedule) -> None:
-    """Raise the error that names what the model changes, if it does: for many clients at once PyTorch forbids such writes without a name."""
+    """Raise the error that names what the model changes, if it does: for many clients at once PyTorch forbids some writes, naming none."""
     one = BatchSchedule(schedule.index[:1], schedule.mask[:1])
     with suppress(RuntimeError):
         LoopTrainer(federation.task).train(state.weights, one, state.round + 1)

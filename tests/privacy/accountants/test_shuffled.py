@@ -353,11 +353,9 @@ def test_a_tiny_epsilon_is_rounded_up(clients: int, epsilon0: float, share: floa
     """Differences of sums that are almost 1 lose all digits of it: some came out a quarter too small."""
     with mpmath.workdps(50):
         half, p1 = mpmath.mpf(1) / 2, 1 / (1 + mpmath.exp(-mpmath.mpf(epsilon0)))
-        for plus, found in (
-            (p1, lambda delta: single_epsilon(epsilon0, clients, delta)),
-            (half, lambda delta: clone_epsilon(epsilon0, clients, delta, 1.0)),
-        ):
+        for plus, is_clones in ((p1, False), (half, True)):
             laws = _precise_laws(epsilon0, clients - 1, plus)
             delta = float(share * _precise_delta(*laws, 0))
-            assert _precise_delta(*laws, mpmath.mpf(found(delta))) <= delta
-            assert found(delta) <= epsilon0
+            found = clone_epsilon(epsilon0, clients, delta, 1.0) if is_clones else single_epsilon(epsilon0, clients, delta)
+            assert _precise_delta(*laws, mpmath.mpf(found)) <= delta
+            assert found <= epsilon0
