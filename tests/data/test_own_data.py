@@ -411,6 +411,20 @@ def test_code_of_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest
     assert sys.path == path
 
 
+@pytest.mark.parametrize("forward", ["self.l(x) / 0.0 * 0.0", "torch.sqrt(self.l(x) * 0) + self.l(x)", "torch.log(-self.l(x) ** 2)"])
+def test_a_forward_that_gives_no_finite_gradient_is_told_what_to_do(forward: str, ldpfl: CommandLine) -> None:
+    """Nothing else says so where a record without a finite gradient adds nothing: the model would stay as it is."""
+    Path("nets.py").write_text(
+        "import torch\n\nclass Net(torch.nn.Module):\n    def __init__(self, inputs, outputs):\n        super().__init__()\n"
+        f"        self.l = torch.nn.Linear(inputs, outputs)\n\n    def forward(self, x):\n        return {forward}\n",
+        encoding="utf-8",
+    )
+    Path("rows.csv").write_text("age,sick\n" + "40,yes\n70,no\n" * 30, encoding="utf-8")
+    (note,) = json.loads(ldpfl("check", "nets.py:Net", "--data", "rows.csv", "--target", "sick", "--json").out)["notes"]
+    assert "has a gradient that is NaN or infinite" in note
+    assert "Look in forward and in the loss for log, sqrt, exp or a division" in note
+
+
 @pytest.mark.parametrize("inside", [False, True])
 def test_code_from_elsewhere_needs_nothing_of_the_current_folder(inside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That may be somebody else's, with a file in place of what a library looks for and can do without; beside a file are its own."""

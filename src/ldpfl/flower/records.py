@@ -246,4 +246,6 @@ def _trainer(
 
 def _warn_without_names(message: str) -> None:
     """Say on a node that there is something to say of the app's model; the message itself may name parts of the app."""
-    LOGGER.warning("the app's model is slow, or mixes rows of a person: RecordTask.check() says which, in a test of the app")
+    LOGGER.warning(
+        "the app's model is slow, mixes rows of a person, or has no finite gradient: RecordTask.check() says which, in a test of the app"
+    )
