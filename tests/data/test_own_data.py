@@ -343,6 +343,7 @@ def test_a_model_says_what_new_rows_are(bounds: dict[str, list[float]], tmp_path
     assert "is code, which would be run" in ldpfl.refused("predict", folder, tmp_path / "new.csv")
     (folder / "model.json").write_text(json.dumps(described))
     told_of = json.loads((folder / "encoding.json").read_text())
+    assert told_of["data"]["name"] == "given"  # and not that of a built-in data set
     for change in ({"unscaled": [99]}, {"targets": "number"}, {"width": told_of["width"] + 1}, {"spreads": [1.0] * 9}):
         (folder / "encoding.json").write_text(json.dumps({**told_of, **change}))
         assert "damaged" in ldpfl.refused("predict", folder, tmp_path / "new.csv"), change
@@ -818,6 +819,7 @@ def test_a_folder_of_images_by_class_is_data(tmp_path: Path, ldpfl: CommandLine)
     own: dict[str, Any] = {"target_epsilon": 50.0, "settings": settings, "baseline": False, "progress": False, "seed": 1}
     by_class = api.run(data=tmp_path / "scans", **own)
     assert by_class.score > 0.9  # two classes: the AUROC
+    assert by_class.to_dict()["event"] == "dark"
     assert by_class.module()(torch.zeros(1, 3, 8, 8)).shape == (1, 2)
     assert any("as if it were public" in note for note in by_class.to_dict()["caveats"])
     rows = {"image": [Image.fromarray(pixels) for pixels in pictures], "kind": ["bright", "dark"] * 30, "ward": list("aab") * 20}
