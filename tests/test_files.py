@@ -28,6 +28,7 @@ from ldpfl.files import (
     MAX_METRICS_BYTES,
     MAX_RESULT_BYTES,
     MAX_ROUNDS_BYTES,
+    check_events,
     from_json,
     from_json_lines,
     from_toml,
@@ -181,6 +182,33 @@ def test_json_of_very_many_empty_parts_is_refused_before_any_is_made(tmp_path: P
         from_json(text)
     with pytest.raises(DataError, match="2,000,002 lists and objects"):
         Ledger.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[" + '"abc",' * 3_000_000 + "0]", "3,000,000 commas, expected at most 2,621,440"),
+        ("{" + ",".join(f'"{number}" : 0' for number in range(1_100)) + "}", "more than 1,024 different names"),
+        ("{" + ",".join(f'"{{\\"{number}":0' for number in range(1_100)) + "}", "more than 1,024 different names"),
+    ],
+    ids=["short texts", "names", "names with quotes and braces"],
+)
+def test_a_ledger_of_more_values_or_names_than_any_run_writes_is_refused_before_it_is_parsed(
+    text: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 MiB of them would take 1 GB."""
+    monkeypatch.setattr(json, "loads", lambda *_, **__: pytest.fail("it was parsed"))
+    with pytest.raises(DataError, match=said):
+        Ledger.from_json(text)
+    with pytest.raises(ValueError, match=said):
+        check_events(text)
+
+
+@pytest.mark.parametrize("text", ['"' + '\\"' * 500_000 + "\\", '"' * 500_001, '"a"' + " " * 500_000, '{"a": "' + "b" * 500_000])
+def test_names_of_fields_are_counted_in_one_pass_whatever_the_text(text: str) -> None:
+    began = time.process_time()
+    check_events(text)
+    assert time.process_time() - began < 5  # a pass that begins again at each quote takes minutes
 
 
 def test_a_line_of_metrics_is_no_longer_than_a_round_needs(tmp_path: Path) -> None:

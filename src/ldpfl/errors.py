@@ -16,6 +16,7 @@ The command line prints it and exits with code 2. What the relay answers, with i
     │   │   ├── NoSigningKey
     │   │   ├── GivesWeights
     │   │   ├── GivesGradients
+    │   │   ├── NamesNoPersons
     │   │   ├── OtherRunConfig
     │   │   └── Exhausted       (a BudgetExhausted, too)
     │   ├── TooFewTakePart      fewer nodes than a round needs
@@ -166,6 +167,12 @@ class GivesGradients(Declined):
     """The node's app gives gradients where the terms ask for trained weights. Which app a node has is no secret."""
 
     public: ClassVar[str] = "declined: it gives gradients; set mechanism.perturbed to 'gradient'"
+
+
+class NamesNoPersons(Declined):
+    """The terms protect persons, and the node's app does not say whose its records are. Which app a node has is no secret."""
+
+    public: ClassVar[str] = "declined: it names no persons; give LdpClientApp(records=..., persons=True)"
 
 
 class OtherRunConfig(Declined):

@@ -144,6 +144,19 @@ _MAX_PARTS = 1 << 20
 """Lists and objects of the largest JSON that is read. Empty ones take 25 times their bytes; a ledger of 100,000 rounds has 200,000."""
 
 
+_MAX_EVENT_PARTS = 1 << 18
+_MAX_EVENT_VALUES = 5 << 19
+_MAX_EVENT_NAMES = 1 << 10
+"""Lists and objects, commas, and different names of fields in the largest ledger: 100,000 rounds of 2 objects and up to 25 commas each,
+all with the same 22 fields.
+
+Bytes alone would let it hold 16 million short texts, or 7 million names of fields, which take 1 GB and 10 s to read.
+"""
+
+_TEXT = re.compile(r'"((?:[^"\\]|\\.?)*+)(?:"(\s*+:)?|\Z)', re.DOTALL)
+"""A text in JSON, to its end or to that of the file, and the colon behind it if it names a field. Takes each character once."""
+
+
 def check_regular(path: Path) -> None:
     """Return if ``path`` is a file that can be read to its end: a pipe in its place would be waited for for ever.
 
@@ -207,15 +220,32 @@ def from_json_lines(path: Path) -> Iterator[Any]:
         yield from_json(line)
 
 
-def check_parts(text: str) -> None:
-    """Return if JSON has no more lists and objects than any honest file: each takes many times its bytes.
+def check_parts(text: str, most: int = _MAX_PARTS) -> None:
+    """Return if JSON has no more lists and objects than ``most``, which are those of any honest file: each takes many times its bytes.
 
     Raises:
         ValueError: it has more.
     """
     parts = text.count("[") + text.count("{")
-    if parts > _MAX_PARTS:
-        raise ValueError(f"it has {parts:,} lists and objects, expected at most {_MAX_PARTS:,}")
+    if parts > most:
+        raise ValueError(f"it has {parts:,} lists and objects, expected at most {most:,}")
+
+
+def check_events(text: str) -> None:
+    """Return if the JSON of a ledger has no more parts, values and names of fields than one of 100,000 rounds.
+
+    Raises:
+        ValueError: it has more.
+    """
+    check_parts(text, _MAX_EVENT_PARTS)
+    values, names = text.count(","), set[str]()
+    if values > _MAX_EVENT_VALUES:
+        raise ValueError(f"it has {values:,} commas, expected at most {_MAX_EVENT_VALUES:,}")
+    for found in _TEXT.finditer(text):
+        if found.lastindex == 2:
+            names.add(found[1])
+            if len(names) > _MAX_EVENT_NAMES:
+                raise ValueError(f"its fields have more than {_MAX_EVENT_NAMES:,} different names")
 
 
 def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

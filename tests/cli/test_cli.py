@@ -282,6 +282,16 @@ def test_a_flag_that_is_no_flag_exits_with_2(arguments: list[str], ldpfl: Comman
 
 
 @pytest.mark.slow
+def test_a_run_that_goes_on_has_no_baseline_if_it_was_begun_without_one(ldpfl: CommandLine, tiny_data: Path, unfinished: Path) -> None:
+    """It was begun so, and a person who resumes it has no reason to say so again; who says --baseline gets it."""
+    command = ("run", "--resume", "--out", unfinished, "--data-dir", tiny_data, "--json")
+    scores = [json.loads(ldpfl(*command, *more).out)["noise_free_score"] for more in ((), (), ("--baseline",), ())]
+    assert scores[:2] == [None, None]
+    assert scores[2] is not None
+    assert scores[2] == scores[3]
+
+
+@pytest.mark.slow
 def test_resume_alone_goes_on_with_the_stored_config(ldpfl: CommandLine, tiny_data: Path, unfinished: Path) -> None:
     outcome = ldpfl("run", "--resume", "--out", unfinished, "--data-dir", tiny_data, "--no-baseline", "--json")
     assert outcome.code == 0

@@ -115,7 +115,7 @@ def test_the_attack_takes_the_baseline_that_the_run_was_compared_with(
 ) -> None:
     run = made(tmp_path / "run", config_file, tiny_data)
     runner = Runner(tiny_data, torch.device("cpu"), Quiet(), lambda path, result: None)
-    result = runner.run(RunFolder(run).config(), RunFolder(run), resume=True).figures
+    result = runner.run(RunFolder(run).config(), RunFolder(run), resume=True, baseline=True).figures
     counted = Counted(monkeypatch)
     outcome = ldpfl("attack", "gan", run, "--steps", "1", "--data-dir", tiny_data, "--json")
     rows = {row["kind"]: row for row in json.loads(outcome.out)["rows"]}

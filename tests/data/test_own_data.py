@@ -343,6 +343,7 @@ def test_a_model_says_what_new_rows_are(bounds: dict[str, list[float]], tmp_path
     assert "is code, which would be run" in ldpfl.refused("predict", folder, tmp_path / "new.csv")
     (folder / "model.json").write_text(json.dumps(described))
     told_of = json.loads((folder / "encoding.json").read_text())
+    assert told_of["data"]["name"] == "given"  # and not that of a built-in data set
     for change in ({"unscaled": [99]}, {"targets": "number"}, {"width": told_of["width"] + 1}, {"spreads": [1.0] * 9}):
         (folder / "encoding.json").write_text(json.dumps({**told_of, **change}))
         assert "damaged" in ldpfl.refused("predict", folder, tmp_path / "new.csv"), change
@@ -409,6 +410,20 @@ def test_code_of_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest
     done = ldpfl("run", "--model", "nets:Net", "--set", "model.mend=true", "--set", "model.options.wide=8", *arguments, *short)
     assert json.loads(done.out)["weights"] == 2 * 8 + 8 + 16 + 2 * 8 + 2
     assert sys.path == path
+
+
+@pytest.mark.parametrize("forward", ["self.l(x) / 0.0 * 0.0", "torch.sqrt(self.l(x) * 0) + self.l(x)", "torch.log(-self.l(x) ** 2)"])
+def test_a_forward_that_gives_no_finite_gradient_is_told_what_to_do(forward: str, ldpfl: CommandLine) -> None:
+    """Nothing else says so where a record without a finite gradient adds nothing: the model would stay as it is."""
+    Path("nets.py").write_text(
+        "import torch\n\nclass Net(torch.nn.Module):\n    def __init__(self, inputs, outputs):\n        super().__init__()\n"
+        f"        self.l = torch.nn.Linear(inputs, outputs)\n\n    def forward(self, x):\n        return {forward}\n",
+        encoding="utf-8",
+    )
+    Path("rows.csv").write_text("age,sick\n" + "40,yes\n70,no\n" * 30, encoding="utf-8")
+    (note,) = json.loads(ldpfl("check", "nets.py:Net", "--data", "rows.csv", "--target", "sick", "--json").out)["notes"]
+    assert "has a gradient that is NaN or infinite" in note
+    assert "Look in forward and in the loss for log, sqrt, exp or a division" in note
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -804,6 +819,7 @@ def test_a_folder_of_images_by_class_is_data(tmp_path: Path, ldpfl: CommandLine)
     own: dict[str, Any] = {"target_epsilon": 50.0, "settings": settings, "baseline": False, "progress": False, "seed": 1}
     by_class = api.run(data=tmp_path / "scans", **own)
     assert by_class.score > 0.9  # two classes: the AUROC
+    assert by_class.to_dict()["event"] == "dark"
     assert by_class.module()(torch.zeros(1, 3, 8, 8)).shape == (1, 2)
     assert any("as if it were public" in note for note in by_class.to_dict()["caveats"])
     rows = {"image": [Image.fromarray(pixels) for pixels in pictures], "kind": ["bright", "dark"] * 30, "ward": list("aab") * 20}

@@ -160,6 +160,18 @@ def test_a_policy_that_would_decline_the_app_is_found_before_it_does(node: NodeS
     assert "allows nothing: set rounds, lifetime_epsilon" in said(node, "policy")
 
 
+@pytest.mark.parametrize(("clients", "window", "wrong"), [(200, 59, True), (200, 60, False), (100, 31, False)])
+def test_a_window_that_leaves_no_time_for_the_upload_is_found(clients: int, window: int, wrong: bool, node: NodeSetUp) -> None:
+    text = APP.replace("reply-s", f"window-s = {window}.0\nreply-s").replace(
+        "training.rounds=4", f"training.rounds=4;\nclients.count={clients}"
+    )
+    (Path(node.app or "") / "pyproject.toml").write_text(text, encoding="utf-8")
+    if wrong:
+        assert "make the window at least 60 s" in said(node, "app")
+    else:
+        assert [one.said for one in found(node) if one.what == "app" and one.standing is not Standing.FINE] == []
+
+
 def test_a_budget_that_is_moved_spent_or_too_small_for_the_app_is_found(node: NodeSetUp) -> None:
     assert node.policy is not None
     assert node.budget is not None

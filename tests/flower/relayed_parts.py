@@ -129,11 +129,11 @@ class World:
     def adding_up(self, relay: RelayAggregator | None = None) -> SumCollector:
         publics = [key.public_key() for client, key in self.signing.items() if client not in self.strangers]
         nodes = {signer_of(public): public for public in publics}
-        return SumCollector(relay=relay or self.aggregator(), key=self.key, nodes=nodes, min_clients=self.min_clients, window_s=30.0)
+        return SumCollector(relay=relay or self.aggregator(), key=self.key, nodes=nodes, min_clients=self.min_clients, window_s=60.0)
 
     def collector(self) -> RelayCollector:
         relay = self.aggregator()
-        return RelayCollector(relay=relay, key=self.key, linked=self.linked, min_clients=self.min_clients, window_s=30.0)
+        return RelayCollector(relay=relay, key=self.key, linked=self.linked, min_clients=self.min_clients, window_s=60.0)
 
     def grid(self, train: Callable[[Message, Context], Message] = shift) -> InProcessGrid:
         return InProcessGrid(LdpClientApp(train, node=self.node, source=self.source), CLIENTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ from ldpfl.flower import (
     TooFewTakePart,
     Waiting,
 )
+from ldpfl.flower.asking import WaitingLog, wait_for_nodes
 from ldpfl.flower.nodes_asked import Participation
 from ldpfl.flower.question import QUESTION
 from ldpfl.privacy.budget_file import set_limit
@@ -61,6 +63,24 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     with world_in(folder) as world:
         world.min_clients = CLIENTS
         return run(world, RunFolder(folder / "run"))
+
+
+def test_a_server_that_waits_says_for_what_and_seldom(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """When it begins, and then after 10, 20, 40 s ...: an operator sees which nodes are missing, and no log is filled."""
+    now = [1000.0]
+    monkeypatch.setattr("ldpfl.flower.asking.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("ldpfl.flower.asking.time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+
+    class Filling(InProcessGrid):
+        def get_node_ids(self) -> list[int]:
+            return [1, 2, 3][: 2 if now[0] < 1250 else 3]
+
+    with caplog.at_level(logging.INFO, logger="flwr.ldpfl"):
+        grid = Filling(app_of(), 3)
+        assert wait_for_nodes(grid, Waiting(3, 300.0), 1300.0, lambda nodes: None, WaitingLog()) == [1, 2, 3]
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0] == "2 of the 3 nodes that a round needs are connected: waiting for more, up to 300 s"
+    assert [line.split()[-2] for line in said] == ["300", "290", "270", "230", "150"]
 
 
 def same(one: Checkpoint, other: Checkpoint) -> bool:

@@ -346,6 +346,7 @@ def folder_of(path: Path, call: str) -> Path:
 CALLS = {
     'LdpClientApp("mine.training:app")': "weights",
     'LdpClientApp(records="mine.training:records")': "gradients",
+    'LdpClientApp(records="mine.training:records", persons=True)': "gradients of persons",
     'LdpClientApp("mine.training:app", gradients=True)': "unknown",
     "made()": "unknown",
 }
@@ -358,7 +359,7 @@ def test_a_policy_is_written_only_for_an_app_that_gives_what_its_server_asks_for
     for name, asked in (("dp-sgd", "gradients"), ("duchi", "weights")):
         own = tmp_path / f"{name}.toml"
         own.write_text(f'[mechanism]\nname = "{name}"\n' + ("records = 40\n" if name == "dp-sgd" else ""), encoding="utf-8")
-        if given in ("unknown", asked):
+        if given == "unknown" or given.startswith(asked):
             policy = fitting_policy(offer := offer_of(str(app), own), ranges_for(offer, (12, 3)))
             assert policy.protects == ("record" if name == "dp-sgd" else "client")
         else:
@@ -369,7 +370,9 @@ def test_a_policy_is_written_only_for_an_app_that_gives_what_its_server_asks_for
 @pytest.mark.slow
 @pytest.mark.xdist_group("imports-of-apps")
 def test_a_wrapper_of_records_is_as_quiet_as_one_of_an_app(tmp_path: Path) -> None:
-    assert list(run_at_import(folder_of(tmp_path / "quiet", 'LdpClientApp(records="mine.training:records")'))) == []
+    for name, more in (("quiet", ""), ("of persons", ", persons=True")):
+        assert list(run_at_import(folder_of(tmp_path / name, f'LdpClientApp(records="mine.training:records"{more})'))) == []
+    assert list(run_at_import(folder_of(tmp_path / "loud", 'LdpClientApp(records="a:b", persons=made())'))) == ["mine/client_app.py:3"]
     for place, call in enumerate(("LdpClientApp(records=load())", 'LdpClientApp(records="a:b", node=made())', 'LdpClientApp(node="a:b")')):
         assert list(run_at_import(folder_of(tmp_path / str(place), call))) == ["mine/client_app.py:3"]
 

@@ -12,20 +12,22 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from flower_parts import instruction, terms_of
+from flower_parts import OpenNode, ask, instruction, simulator_bits, terms_of
 from flwr.app import Context, RecordDict
 from test_node_tables import CLIENTS, deployed, listed, rows
+from test_own_records import folder_of
+from test_question import question
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ldpfl import ConfigError, DataError, PrivacyError, api
 from ldpfl.data.nodes import check_at_node, described_at_nodes, read_at_node
 from ldpfl.data.persons import Persons
-from ldpfl.errors import Declined
+from ldpfl.errors import Declined, NamesNoPersons
 from ldpfl.experiments import RunConfig, load_recipe
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.dataset import targets_of
-from ldpfl.flower import RecordTask
+from ldpfl.flower import LdpClientApp, RecordTask
 from ldpfl.flower.arrays import layout_of, to_vector
 from ldpfl.flower.named_by_server import check_config
 from ldpfl.flower.policy_init import fitting_policy, offer_of, ranges_for
@@ -210,6 +212,35 @@ def test_terms_for_persons_need_an_app_that_says_whose_its_records_are() -> None
         task_of(["a", "b"])
     assert task_of(None).persons_by(3) is None
     assert isinstance(task_of().persons_by(3), Persons)
+
+
+def test_an_app_that_does_not_say_that_it_names_persons_declines_before_anything_is_charged() -> None:
+    """What records say is known only when they are read, and then the round is charged already."""
+    node = OpenNode()
+
+    def app_of(persons: bool, task: RecordTask) -> LdpClientApp:
+        return LdpClientApp(records=lambda _: task, persons=persons, node=lambda context: node, source=simulator_bits)
+
+    for message in (instruction(TERMS), question(TERMS)):
+        reply = ask(app_of(False, task_of(None)), message)
+        assert reply.error.reason == NamesNoPersons.public
+        assert len(NamesNoPersons.public) <= 80  # or the server's error would cut it off
+    assert node.steps == []
+    assert ask(app_of(True, task_of()), instruction(TERMS)).has_content()
+    assert node.steps != []
+
+
+def test_a_policy_is_written_for_persons_only_where_the_app_names_them(tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text(TERMS.config.to_toml(), encoding="utf-8")
+    for name, persons in (("forgets", ""), ("denies", ", persons=False"), ("names", ", persons=True")):
+        app = folder_of(tmp_path / name, f'LdpClientApp(records="mine.training:records"{persons})')
+        if name == "names":
+            policy = fitting_policy(offer := offer_of(str(app), own), ranges_for(offer, (12, 3)))
+            assert policy.person == "patient"
+        else:
+            with pytest.raises(ConfigError, match=r"LdpClientApp\(records=\.\.\., persons=True\)"):
+                offer_of(str(app), own)
 
 
 @pytest.mark.parametrize("nobody", [None, float("nan"), "", " ", "NaN", "n/a", pd.NA, pd.NaT, 1.5, True, ("a", 1)])

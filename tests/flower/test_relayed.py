@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -16,6 +16,7 @@ from flower_parts import config_of, instruction, shift, simulator_bits, start_ar
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from relayed_parts import CLIENTS, KEY, World, policy_of, world_in
 
+from ldpfl import LayerRanges, mechanisms
 from ldpfl.errors import ConfigError, Declined, ProtocolError
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
@@ -23,6 +24,7 @@ from ldpfl.flower import AllDeclined, Ask, InProcessGrid, LdpClientApp, LdpStrat
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
 from ldpfl.flower.ask import read_asked
 from ldpfl.flower.client_app import FAILED
+from ldpfl.flower.collecting import OpenRound
 from ldpfl.privacy.budget_file import read_books
 from ldpfl.relay import Terms
 from ldpfl.server import Checkpoint
@@ -219,7 +221,7 @@ def test_a_relay_that_says_other_terms_than_it_was_given_has_no_records_read(wor
         "record_bytes": 2**20,
         "records_per_upload": 1,
         "min_clients": 3,
-        "closes_in_s": 30.0,
+        "closes_in_s": 60.0,
         "max_uploads": 10_000,
         "agreement": "0" * 64,
     }
@@ -270,7 +272,8 @@ def test_a_relay_is_not_believed_for_days(world: World) -> None:
     ("window_s", "reply_s", "max_uploads", "longest_upload_s", "charged"),
     [
         (59.0, 60.0, 5, 1e4, 0),
-        (61.0, 60.0, 5, 1e4, 1),
+        (70.0, 60.0, 5, 1e4, 0),  # a report of 60 s would not be uploaded in what is left
+        (76.0, 60.0, 5, 1e4, 1),
         (59.0, 60.0, 3, 1e4, 1),  # a round that cannot end without all of its clients is open for longer
         (59.0, 700.0, 3, 1e4, 0),
         (1e5, 60.0, 5, 90.0, 1),
@@ -295,6 +298,16 @@ def test_a_round_that_is_over_before_a_client_may_send_costs_it_nothing(
         with pytest.raises((Declined, ProtocolError), match=rf"clients (send|upload) after {reply_s:g} s"):
             node.admit(ask)
     assert world.charges() == [charged]
+
+
+@pytest.mark.parametrize(("window_s", "min_clients", "opens"), [(61.0, 3, False), (90.0, 3, True), (61.0, CLIENTS, True)])
+def test_a_window_has_to_leave_time_for_the_upload(window_s: float, min_clients: int, opens: bool, world: World) -> None:
+    """A round that cannot end without all of its clients is open for longer than its window."""
+    world.min_clients = min_clients
+    collector = replace(world.collector(), window_s=window_s)
+    round_ = OpenRound("run", 1, mechanisms.create("duchi", epsilon=1.0), LayerRanges(0.0, 1.0, (3,)), CLIENTS, 100.0)
+    with nullcontext() if opens else pytest.raises(ConfigError, match=r"window is 61 s, .* make the window at least 90 s"):
+        collector.check_ready(round_, 60.0)
 
 
 def _tagged(message: Message, what: str) -> Message:

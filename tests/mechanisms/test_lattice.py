@@ -64,7 +64,7 @@ def noise_of_points(mechanism: LatticeMechanism, values: Tensor, seed: int) -> N
 
 
 def noise_at_once(mechanism: LatticeMechanism, values: Tensor, seed: int) -> NDArray[np.float64]:
-    reports = [mechanism.encode(some, RANGES, SecureSource()) for some in values.split(7)]
+    reports = [mechanism.encode(some, RANGES, SecureSource()) for some in torch.split(values, 7)]
     sums = [one for one in reports if isinstance(one, SummedReports)]
     return np.asarray(mechanism.aggregate([SummedReports.mix(sums, np.random.default_rng(seed))], RANGES).double())
 

@@ -8,6 +8,7 @@ from typing import Literal
 import pytest
 import torch
 
+import ldpfl
 from brought_package import install
 from conftest import CommandLine
 from ldpfl import ConfigError, LayerRanges, mechanisms
@@ -210,15 +211,16 @@ def test_settings_of_runs_are_not_taken_by_a_mechanism_alone(setting: str) -> No
         mechanisms.create("duchi", **{setting: "client"})
 
 
-@pytest.mark.parametrize("inherited", ["settings", "mechanism"])
+@pytest.mark.parametrize("inherited", ["settings", "mechanism", "release"])
 def test_a_mechanism_that_goes_by_the_name_of_another_is_refused(inherited: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A policy that allows ``duchi`` would allow it, and a budget would count it as that."""
+    """A policy that allows ``duchi`` would allow it, and a budget would count it as that. A plan builds it without a run's config."""
     install(tmp_path / "site", monkeypatch, name="modest", place="modest_package:Settings")
-    own = 'name: ClassVar[str] = "modest"' if inherited == "settings" else "pass"
+    own = "pass" if inherited == "mechanism" else 'name: ClassVar[str] = "modest"'
     named = "duchi" if inherited == "settings" else "modest"
+    claimed = "'duchi'" if inherited == "release" else "self.name"
     (tmp_path / "site" / "modest_package.py").write_text(
         f"""
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 from ldpfl.mechanisms import Duchi
 from ldpfl.mechanisms.settings import EpsilonSettings
@@ -226,6 +228,9 @@ from ldpfl.mechanisms.settings import EpsilonSettings
 @dataclass(frozen=True)
 class Modest(Duchi):
     {own}
+
+    def release(self, ranges):
+        return replace(super().release(ranges), mechanism={claimed})
 
 class Settings(EpsilonSettings):
     name: Literal["{named}"] = "{named}"
@@ -239,6 +244,8 @@ class Settings(EpsilonSettings):
         mechanisms.create("modest", epsilon=1.0)
     with pytest.raises(ConfigError, match=r"modest.*'duchi'"):
         build_mechanism(config_of("mechanism.name=modest"))
+    with pytest.raises(ConfigError, match=r"modest.*'duchi'"):
+        ldpfl.plan(epsilon=1.0, clients=100, weights=10, rounds=1, mechanism="modest")
 
 
 class Stranger(MechanismSettings):

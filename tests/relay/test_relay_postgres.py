@@ -450,6 +450,11 @@ HOSTILE = {
         "GRANT EXECUTE ON FUNCTION lo_import(text) TO PUBLIC"
     ],
     r"pg_monitor may call .* pg_read_file\(text\) FROM pg_monitor": ["GRANT EXECUTE ON FUNCTION pg_read_file(text) TO pg_monitor"],
+    r"mallory may call .* pg_stat_reset\(\) FROM mallory": ["ALTER FUNCTION pg_stat_reset() OWNER TO mallory"],
+    r"mallory may call .* pg_stat_reset_slru\(text\) FROM mallory": [  # what a name says is not what runs
+        "UPDATE pg_proc SET prosrc = 'pg_read_file_all' WHERE proname = 'pg_stat_reset_slru'",
+        "GRANT EXECUTE ON FUNCTION pg_stat_reset_slru(text) TO mallory",
+    ],
     r"mallory may call .* pg_stat_file\(text\) FROM mallory": ["ALTER FUNCTION pg_stat_file(text) OWNER TO mallory"],
     r"mallory may call .* public.dblink_connect_u\(text\) FROM mallory": [
         "CREATE EXTENSION dblink SCHEMA public",
@@ -562,6 +567,11 @@ def test_roles_that_reach_no_rows_are_accepted(postgres: Postgres) -> None:
             # As of an extension that lets everybody call a function, and is then kept from most.
             "UPDATE pg_init_privs SET initprivs = '{=X/admin,admin=X/admin}' WHERE objoid = 'dblink_connect_u(text)'::regprocedure",
             "GRANT EXECUTE ON FUNCTION dblink_connect_u(text) TO watcher",
+            "GRANT EXECUTE ON FUNCTION pg_stat_reset() TO watcher",
+            "GRANT EXECUTE ON FUNCTION pg_stat_reset_shared(text) TO PUBLIC",
+            "CREATE EXTENSION pg_stat_statements SCHEMA public",
+            "DO $$ BEGIN EXECUTE (SELECT 'GRANT EXECUTE ON FUNCTION ' || CAST(oid AS regprocedure) || ' TO watcher' "
+            "FROM pg_proc WHERE proname = 'pg_stat_statements_reset'); END $$",  # its arguments differ between versions
             "GRANT SET ON PARAMETER log_min_messages TO watcher",
             "CREATE ROLE owner LOGIN CREATEDB",
         ):
@@ -586,6 +596,9 @@ def test_a_role_that_reads_the_servers_files_in_another_database_is_refused(post
         finally:
             postgres.command(back)
         open_engine(store).dispose()
+    postgres.command("GRANT EXECUTE ON FUNCTION pg_stat_reset() TO rewinding")  # which reads nothing
+    open_engine(store).dispose()
+    postgres.command("REVOKE EXECUTE ON FUNCTION pg_stat_reset() FROM rewinding")
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ from ldpfl.privacy.charged_rounds import charged
 from ldpfl.privacy.events import OURS
 from ldpfl.verifying.certificate_file import Certificate
 from ldpfl.verifying.signature import read, signed
+from ldpfl.verifying.verdicts import second_opinion
 
 pytestmark = pytest.mark.xdist_group("certificates")  # which are made once a process
 
@@ -104,6 +105,14 @@ def write(path: Path, made: Ledger) -> Path:
 @cache
 def certificate_of(made: Ledger) -> Certificate:
     return signed(certified(made.to_json(), "run", 1e-5, {"ldpfl": "1"}), None)
+
+
+@pytest.mark.parametrize(("delta", "remarked"), [(0.009, False), (0.01, True), (0.5, True)])
+def test_a_delta_that_lets_a_whole_client_or_record_be_published_is_remarked_on(delta: float, remarked: bool) -> None:
+    for made, published in ((ledger(BITS, 1), "all data of one client"), (ledger(NOISE, 1, channel="direct"), "one whole record")):
+        notes = second_opinion(signed(certified(made.to_json(), "run", delta, {"ldpfl": "1"}), None)).notes
+        said = f"a delta of {delta:g} is not smaller than one over the 100 clients: it allows {published} to be published"
+        assert (said in notes) == remarked
 
 
 @pytest.mark.parametrize("name", RUNS)

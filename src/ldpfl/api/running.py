@@ -42,7 +42,7 @@ def run(
     folder: str | Path | None = None,
     resume: bool = False,
     more_rounds: int = 0,
-    baseline: bool = True,
+    baseline: bool | None = None,
     data_dir: str | Path | None = None,
     device: str | torch.device | None = "auto",
     workers: Count = "auto",
@@ -69,7 +69,7 @@ def run(
             written but what the cache keeps for later runs, the noise-free baseline, unless the data are one's own.
         resume: go on with the run in ``folder``.
         more_rounds: go on with a finished run in ``folder`` for so many more rounds, which are charged on top.
-        baseline: whether to train without noise as well, to compare.
+        baseline: whether to train without noise as well, to compare; if left out, as the run in ``folder`` was begun, and else it is done.
         data_dir: folder with data sets; else ``LDPFL_DATA_DIR``, or the hub.
         device: auto, cpu or cuda, or one of PyTorch.
         workers: how many processes train, of one thread each; ``auto`` takes one a core for a run that takes long enough; ``ray`` or
@@ -104,7 +104,7 @@ def run(
     with displayed(progress) as display:
         runner = runner_for(data_dir, device, display if on_round is None else _OnRound(display, on_round), given, workers)
         if path is None:
-            return RunResult.of(runner.in_memory(config, baseline=baseline), None)
+            return RunResult.of(runner.in_memory(config, baseline=baseline is not False), None)
         return RunResult.of(runner.run(config, RunFolder(path), resume=resume, baseline=baseline, more_rounds=more_rounds > 0), path)
 
 

@@ -64,7 +64,10 @@ def run(
     target_epsilon: Annotated[float | None, typer.Option(help="Epsilon of the whole run; sets the mechanism's noise by it.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     more_rounds: Annotated[int, typer.Option(min=0, help="With --resume: go on with a finished run for so many more rounds.")] = 0,
-    baseline: Annotated[bool, typer.Option("--baseline/--no-baseline", help="Also train without noise, to compare (cached).")] = True,
+    baseline: Annotated[
+        bool | None,
+        typer.Option("--baseline/--no-baseline", help="Also train without noise, to compare (cached).", show_default="on, or as begun"),
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Serve the run's page on 127.0.0.1 while it trains.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write each round's figures for TensorBoard into the folder.")] = False,
     report: Annotated[bool, typer.Option("--report/--no-report", envvar="LDPFL_REPORT", help="Write report.html at the end.")] = True,
@@ -85,7 +88,7 @@ def run(
     folder = RunFolder(out or _default_folder(config or api.configure()))
     torch.set_num_threads(cores())
     errors = terminal(stderr=True)
-    again = _resume_command(folder.path, _flags(data_dir, device, baseline=baseline))
+    again = _resume_command(folder.path, _flags(data_dir, device))
     try:
         with (
             _watched(folder.path, errors) if watch else nullcontext(),
@@ -172,10 +175,10 @@ def _resume_command(folder: Path, flags: str) -> str:
     return f"ldpfl run --resume --out {shlex.quote(str(folder))}{flags}"
 
 
-def _flags(data_dir: Path | None, device: str, *, baseline: bool = True) -> str:
+def _flags(data_dir: Path | None, device: str) -> str:
     """Return the flags that a resumed run or sweep needs again, because they are not part of its config."""
     given = f" --data-dir {shlex.quote(str(data_dir))}" if data_dir and str(data_dir) != os.environ.get(DATA_DIR_VARIABLE) else ""
-    return given + (f" --device {device}" if device != "auto" else "") + ("" if baseline else " --no-baseline")
+    return given + (f" --device {device}" if device != "auto" else "")
 
 
 def _default_folder(config: RunConfig) -> Path:

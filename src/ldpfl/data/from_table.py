@@ -20,6 +20,7 @@ from ldpfl.data.tables import Table
 from ldpfl.data.targets import targets_of
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import ConfigError, DataError, printable
+from ldpfl.importing import GIVEN
 from ldpfl.tasks import Targets
 
 
@@ -110,7 +111,7 @@ def _encoder(config: DataConfig, targets: Targets, classes: tuple[str, ...], wid
     if targets == "tokens":
         return None
     return Encoder(
-        data=DataConfig(**config.model_dump(include=set(_OF_COLUMNS))),
+        data=DataConfig(name=GIVEN, **config.model_dump(include=set(_OF_COLUMNS))),
         targets=targets,
         classes=classes,
         width=width,

@@ -16,6 +16,9 @@ from ldpfl.relay import RelayAggregator, RoundStatus
 
 _UNKNOWN = 404
 
+_STOPPING_S = 60.0
+"""Seconds after which a ServerApp has ended: it learns that its run was stopped when it next reports to the SuperLink, every 30 s."""
+
 
 @dataclass(frozen=True)
 class LeftOpen:
@@ -50,8 +53,14 @@ def left_open(folder: RunFolder) -> LeftOpen:
     config = folder.config()
     if not folder.participation_path.exists():
         raise ConfigError(f"{folder.path} holds no run on Flower that has asked any node: nothing of it is open anywhere")
-    with folder.locked():
-        asked, last = Participation.load(folder.participation_path), folder.checkpoint()
+    try:
+        with folder.locked():
+            asked, last = Participation.load(folder.participation_path), folder.checkpoint()
+    except ConfigError:
+        raise ConfigError(
+            f"a ServerApp is at work in {folder.path}, so what it leaves open is not known yet: the run is under way, or was stopped and "
+            f"may still be stopping, which takes it up to {_STOPPING_S:.0f} s after flwr stop. Ask again then"
+        ) from None
     finished = 0 if last is None else last.state.round
     begun = asked.begun if asked.begun > finished else None
     return LeftOpen(
@@ -99,7 +108,8 @@ def held(relay: RelayAggregator, left: LeftOpen, folder: Path) -> list[str]:
     if status is None:
         return ["the relay holds nothing of the run"]
     uploads = f"{status.uploads or 0:,} uploads, and waits for {status.terms.min_clients:,}"
-    lines = [f"the relay holds round {left.last}: {status.state}, {uploads}"]
+    more = "" if status.state == "released" else "; nodes that were told to train may still upload"
+    lines = [f"the relay holds round {left.last}: {status.state}, {uploads}{more}"]
     if left.begun is not None:
         lines.append("to go on with these reports: submit the same app again, with the same folder")
     return [*lines, f"to give them up: ldpfl deploy left-open {shlex.quote(str(folder))} --cancel"]

@@ -28,10 +28,12 @@ from ldpfl.file_owners import require_own
 from ldpfl.flower.named_by_server import check_config, check_mechanism
 from ldpfl.flower.operator_node import read_token
 from ldpfl.flower.policy_init import Offer, fitting_rows, offer_of, ranges_for, releases_of
+from ldpfl.flower.terms import check_window
 from ldpfl.number_format import number
 from ldpfl.privacy.accountants.adaptive import filtered_epsilon
 from ldpfl.privacy.budget_file import Books, read_books
 from ldpfl.privacy.policy import OVER_RELAY, Policy, Request, read_policy
+from ldpfl.quantities import cohort_size
 from ldpfl.relay import Patience, RelayClient
 from ldpfl.summing.node_keys import load_key, public_text
 
@@ -265,6 +267,9 @@ def _of_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | None) 
         check_mechanism(offer.config.mechanism.name, policy)
         check_config(offer.config, policy)
         policy.check_reply(offer.reply_s, offer.transport)
+        if offer.transport in OVER_RELAY:
+            clients = offer.config.clients
+            check_window(offer.window_s, offer.reply_s, fewest=offer.cohort, asked=cohort_size(clients.fraction, clients.count))
         planned = releases_of(offer, ranges_for(offer, node.layers))
         releases = Counter(planned)
         for release in releases:

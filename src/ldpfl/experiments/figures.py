@@ -37,7 +37,7 @@ def summarise(
     history, privacy = last.history, _privacy(config, federation, last)
     judged: dict[str, Any] = {"scores": {}}
     try:
-        judged = quality(federation, last.state.model, config.seed)
+        judged = quality(federation, last.state.model, config.seed, task.classes)
     except Exception as error:  # a metric may be somebody's own: what was trained must not be lost by it
         privacy["caveats"].append(f"no scores of the final model beside those of each round: not computed, because: {in_short(error)}")
     if judged.pop("unusable", False):

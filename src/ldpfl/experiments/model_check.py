@@ -31,7 +31,7 @@ class Checked:
         still: why it cannot be trained even so; empty where it can.
         module: the mended module, with weights where training begins; the model itself where nothing had to be mended.
         weights: how many it has.
-        notes: what makes its training slow.
+        notes: what makes its training slow, or keeps records from adding anything to it.
         sizes: what the data ask of a model, by the names of :func:`ldpfl.models.registry.offered`.
     """
 

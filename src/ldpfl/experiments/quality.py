@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil, isfinite, nan
@@ -46,8 +46,10 @@ class Reference:
     pooled: Scores | None = None
 
 
-def quality(federation: Federation, weights: Tensor, seed: int) -> dict[str, Any]:
+def quality(federation: Federation, weights: Tensor, seed: int, classes: Sequence[str] = ()) -> dict[str, Any]:
     """Return what ``result.json`` holds of the model with ``weights`` (d,) on the test rows; ``seed`` is the bootstrap's.
+
+    ``classes`` are the names of those of images, where they have names; a table's are in its encoder.
 
     ``unusable`` beside it says whether the outputs for some of these rows are NaN or infinity.
     """
@@ -65,8 +67,8 @@ def quality(federation: Federation, weights: Tensor, seed: int) -> dict[str, Any
         found["intervals"] = intervals
     found["sites"] = list(_by_site(federation, judged, seed))
     if judged.is_of_two_classes:
-        encoder, risks = federation.encoder, expit(judged.told)
-        found["event"] = printable(encoder.classes[1]) if encoder is not None and encoder.classes else "1"
+        named, risks = classes if federation.encoder is None else federation.encoder.classes, expit(judged.told)
+        found["event"] = printable(named[1]) if named else "1"
         found["calibration"] = judging.calibration(risks, judged.seen.astype(np.float64), shares=True, whose=whose)
         counts, edges = np.histogram(risks, bins=_RISK_BINS, range=(0.0, ceil(20 * risks.max()) / 20))
         found["risks"] = {"edges": edges.tolist(), "rows": counts.tolist()}

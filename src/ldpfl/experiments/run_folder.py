@@ -176,6 +176,16 @@ class RunFolder:
         (self.path / "report-public.html").unlink(missing_ok=True)  # which tells of fewer rounds than there will be
         write_text(self.config_path, config.to_toml())
 
+    def wants_baseline(self, asked: bool | None) -> bool:
+        """Return whether the run is compared with a noise-free baseline: as ``asked``, else as it was last asked, which is kept here."""
+        wanted = not self._no_baseline_path.exists() if asked is None else asked
+        with writing(self._no_baseline_path):
+            if wanted:
+                self._no_baseline_path.unlink(missing_ok=True)
+            else:
+                self._no_baseline_path.touch()
+        return wanted
+
     def check(self, config: RunConfig, *, resume: bool, kind: Kind | None = None) -> None:
         """Do what :meth:`open` checks, and touch nothing."""
         try:
@@ -249,6 +259,11 @@ class RunFolder:
             return Kind.READY_APP
         last = self.checkpoint()
         return Kind.READY_APP if last and _READY_ORIGIN.fullmatch(last.origin) else Kind.OWN_APP
+
+    @property
+    def _no_baseline_path(self) -> Path:
+        """A file that is there where the run was begun without a baseline."""
+        return self.path / ".no-baseline"
 
     @property
     def _kind_path(self) -> Path:

@@ -81,12 +81,13 @@ class Runner:
 
     @as_usual()
     def run(
-        self, config: RunConfig, folder: RunFolder, *, resume: bool = False, baseline: bool = True, more_rounds: bool = False
+        self, config: RunConfig, folder: RunFolder, *, resume: bool = False, baseline: bool | None = None, more_rounds: bool = False
     ) -> Finished:
         """Run ``config`` in ``folder``.
 
-        A finished run is returned as it is, with its baseline added if that is wanted and missing; but not on a user's own data, from which
-        it may have been left out for good. After each round the folder can be resumed from; a resumed run ends in the same model, metrics
+        A ``baseline`` of None is what was asked for when the run was begun, and of a new run that there is one. A finished run is returned
+        as it is, with its baseline added if that is wanted and missing; but not on a user's own data, from which it may have been left out
+        for good. After each round the folder can be resumed from; a resumed run ends in the same model, metrics
         and config as one that was never interrupted. With ``more_rounds`` the finished run there goes on under ``config``.
 
         Raises:
@@ -98,18 +99,16 @@ class Runner:
         # Without its secret a run is finished: then its columns are not measured again, which would draw noise.
         measured = folder.measured() if config.secret_noise and secret is None else None
         federation, start = self._build(config, task, secret, measured)
-        private = config.mechanism.protects
-        wants_baseline = baseline and private
         if not more_rounds:
             folder.check(config, resume=resume, kind=Kind.SIMULATION)
         with folder.locked():
             before = folder.result() if resume else None
-            if before is not None and before["noise_free_score"] is None and config.data.brought:
-                wants_baseline = False
             if more_rounds:  # all that may be refused has been by now, and the run still stands as it was
                 folder.checkpoint_to_go_on(start)
                 folder.reopen(config)
             folder.open(config, resume=resume, kind=Kind.SIMULATION, secret=secret)
+            left_out = before is not None and before["noise_free_score"] is None and config.data.brought
+            wants_baseline = folder.wants_baseline(baseline) and config.mechanism.protects and not left_out
             figures = folder.result() if resume else None
             if figures is not None and (figures["noise_free_score"] is not None or not wants_baseline):
                 if not folder.curve_path.exists():  # as after a crash while it was drawn

@@ -94,7 +94,9 @@ def tried(
     made_up = None if persons is None else Persons.of(np.arange(len(trial.data)), persons.most)
     clients, others = (_made_up_clients(first, one_step).to(trial.data.device) for first in (0, 2))
     with _explained(where):
-        reason = _not_at_once(trial, weights, _of_one_sample(clients) if by_record else clients.head(1))
+        first = _of_one_sample(clients) if by_record else clients.head(1)
+        gradient = GradientTrainer(trial, at_once=False).train(weights, first)
+        reason = _not_at_once(trial, weights, first, gradient)
         trainer = trainer_of(config, trial, mechanism, at_once=not reason, persons=made_up)
         once, _, again = (trainer.train(weights, schedule) for schedule in (clients, others, clients))
     if not torch.equal(once.nan_to_num(), again.nan_to_num()):
@@ -107,6 +109,12 @@ def tried(
             mixes = mixes_samples(trial, weights)
         if mixes:
             _refuse_mixing(model, warn if persons is not None else None)
+    if not gradient.isfinite().all():
+        warn(
+            f"model {model!r} has a gradient that is NaN or infinite on made-up samples, which are small numbers around 0: such a record "
+            "adds nothing to training, or stops it. Look in forward and in the loss for log, sqrt, exp or a division, and keep what goes "
+            "into them in bounds, as by x.clamp(min=1e-6)"
+        )
     if reason:
         warn(f"model {model!r} cannot be trained for many clients at once ({reason}): one after another, which is slower")
     return trainer_of(config, local, mechanism, at_once=not reason, persons=persons)
@@ -179,12 +187,11 @@ def _explained(trouble: str) -> Iterator[None]:
         raise ConfigError(f"{trouble}: {type(error).__name__}: {first_line(error)}") from error
 
 
-def _not_at_once(trial: LocalTask, weights: Tensor, clients: BatchSchedule) -> str:
-    """Return why ``clients`` cannot be trained at once; nothing where their gradients are what each client's are by itself.
+def _not_at_once(trial: LocalTask, weights: Tensor, clients: BatchSchedule, apart: Tensor) -> str:
+    """Return why ``clients`` cannot be trained at once; nothing where their gradients are those of each by itself, ``apart``.
 
     A hook on gradients is shown those of all clients, and could carry something of one client over to another.
     """
-    apart = GradientTrainer(trial, at_once=False).train(weights, clients)
     try:
         together = GradientTrainer(trial).train(weights, clients)
     except RuntimeError as error:

@@ -43,7 +43,7 @@ POSSIBLE = hasattr(os, "fork")
 """Whether this system can fork processes."""
 
 _PACKAGE = Path(ldpfl.__file__).parent
-_OWN = frozenset(_PACKAGE / room for room in ("flower", "mechanisms", "privacy", "relay", "shuffling"))
+_OWN = frozenset(_PACKAGE / room for room in ("flower", "mechanisms", "privacy", "relay", "shuffling", "summing"))
 """Rooms that read no data."""
 
 

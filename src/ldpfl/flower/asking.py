@@ -25,6 +25,7 @@ from ldpfl.server import reserves, round_cohort
 LOGGER = logging.getLogger("flwr.ldpfl")
 
 _POLL_S = 0.5
+_FIRST_PAUSE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,23 @@ class Waiting:
             raise ConfigError(f"at least one node has to agree to a round, in more than 0 s, got {got}")
 
 
-def wait_for_nodes(grid: Grid, waiting: Waiting, end: float, seen: Callable[[list[int]], None]) -> list[int]:
-    """Return the connected nodes in ascending order; waits until ``end`` by the monotonic clock.
+@dataclass(eq=False)
+class WaitingLog:
+    """Says in the log what is waited for: when the wait begins, and again after pauses that double."""
+
+    _due: float = 0.0
+    _pause_s: float = _FIRST_PAUSE_S
+
+    def say(self, what: str, *values: object) -> None:
+        """Log ``what`` with its ``values``, if it is time to."""
+        now = time.monotonic()
+        if now >= self._due:
+            LOGGER.info(what, *values)
+            self._due, self._pause_s = now + self._pause_s, 2 * self._pause_s
+
+
+def wait_for_nodes(grid: Grid, waiting: Waiting, end: float, seen: Callable[[list[int]], None], log: WaitingLog) -> list[int]:
+    """Return the connected nodes in ascending order; waits until ``end`` by the monotonic clock, and says so in ``log``.
 
     ``seen`` is called with the nodes that are connected whenever they are looked up.
 
@@ -72,6 +88,8 @@ def wait_for_nodes(grid: Grid, waiting: Waiting, end: float, seen: Callable[[lis
                 f"{len(nodes)} of the {waiting.nodes} nodes that a round needs are connected after {waiting.seconds:g} s: "
                 "start SuperNodes, or ask for fewer"
             )
+        left_s = end - time.monotonic()
+        log.say("%d of the %d nodes that a round needs are connected: waiting for more, up to %.0f s", len(nodes), waiting.nodes, left_s)
         time.sleep(min(_POLL_S, waiting.seconds))
 
 
@@ -211,14 +229,18 @@ class Asking:
             TooFewTakePart: too few nodes agree.
         """
         end, needed = time.monotonic() + self.waiting.seconds, max(self.waiting.agreeing, self.collector.min_clients)
-        questions = Questions(self.grid, self.waiting.answer_s)
+        questions, for_nodes, for_answers = Questions(self.grid, self.waiting.answer_s), WaitingLog(), WaitingLog()
         while True:
-            connected = wait_for_nodes(self.grid, self.waiting, end, questions.keep)
+            connected = wait_for_nodes(self.grid, self.waiting, end, questions.keep, for_nodes)
             answers = self._answers(questions, number, connected, needed)
             if len(answers.agreed) >= needed:
                 break
             if len(answers.agreed) + answers.silent < needed or time.monotonic() >= end:
                 raise too_few_agree(number, answers, needed, self.waiting)
+            for_answers.say(
+                "round %d: %d of the %d nodes that it needs have agreed, and %d did not answer yet: waiting for these",
+                *(number, len(answers.agreed), needed, answers.silent),
+            )
             time.sleep(_POLL_S)
         if answers.said or answers.silent:
             left_out = answers.said.total() + answers.silent

@@ -74,6 +74,8 @@ class LdpClientApp(ClientApp):
         records: in place of an app: returns, for Flower's context, the :class:`~ldpfl.flower.RecordTask` of this node; or its import
             path. It takes part where the terms ask for gradients.
         node: returns, for a context, what the node's operator set up.
+        persons: whether ``records`` say whose each row is (``RecordTask.persons``). Rounds that protect persons are declined if not: what
+            the records say is known when the budget is charged, and not before.
         gradients: whether the app is ours, which gives gradients where the terms ask for them, bounded record by record if they do. What
             another app gives is taken for trained weights, of which nobody knows what a single record did to them.
         source: where the random bits come from, for a test; by default the operating system's secure source.
@@ -88,6 +90,7 @@ class LdpClientApp(ClientApp):
         *,
         records: Records | str | None = None,
         node: Callable[[Context], Node] = operator_node,
+        persons: bool = False,
         gradients: bool = False,
         source: Callable[[Ask, Context], RandomSource] = lambda ask, context: SecureSource(),
     ) -> None:
@@ -95,6 +98,7 @@ class LdpClientApp(ClientApp):
         self._app, self._node, self._source = _wrapped(app, records), node, source
         self._by_path = isinstance(app or records, str)
         self._gives_weights, self._gives_gradients = records is None, gradients or records is not None
+        self._names_persons = persons or records is None  # an app of ours reads a table by the column that the terms name
         self._last: tuple[RecordDict, tuple[str, str], Asked] | None = None
         self._last_question: tuple[RecordDict, str, Question] | None = None
 
@@ -167,7 +171,7 @@ class LdpClientApp(ClientApp):
 
     def _check_given(self, terms: RoundTerms) -> None:
         """Raise if the terms ask for what this node's app does not give."""
-        check_kind(terms.config, weights=self._gives_weights, gradients=self._gives_gradients)
+        check_kind(terms.config, weights=self._gives_weights, gradients=self._gives_gradients, persons=self._names_persons)
 
     def _asked(self, message: Message, context: Context) -> Asked:
         """Read a message. Clients of one process get the same content: it is read for the first of them."""

@@ -27,6 +27,8 @@ _READY = "ldpfl.flower.apps"
 _WRAPPER = "LdpClientApp"
 _PATHS = ("app", "records")
 """Arguments of it that are import paths."""
+_SAID = ("persons",)
+"""Arguments of it that are True or False."""
 _WRAPPERS = {(_WRAPPER, "ldpfl.flower"), (_WRAPPER, "ldpfl.flower.client_app")}
 
 
@@ -57,11 +59,11 @@ def run_at_import(app: Path) -> Iterator[str]:
             yield from (f"{file.relative_to(app)}:{line}" for line in _statements(file, own_names))
 
 
-def gives(app: Path) -> Literal["weights", "gradients", "ready", "unknown"]:
+def gives(app: Path) -> Literal["weights", "gradients", "gradients of persons", "ready", "unknown"]:
     """Return what clients of the app in this folder give, by the call of ``LdpClientApp`` in its client module; nothing is run.
 
     That is ``ready`` where the client is ldpfl's own, which trains the model that a config names. Weights and gradients are those of a
-    model of the app's own.
+    model of the app's own; gradients of persons come from an app that says whose its records are.
     """
     try:
         if (module := _client_module(app)) == _READY:
@@ -75,7 +77,10 @@ def gives(app: Path) -> Literal["weights", "gradients", "ready", "unknown"]:
     for call in (node.value for node in body if isinstance(node, ast.Assign | ast.AnnAssign)):
         if _calls_wrapper(call):
             named = {keyword.arg for keyword in call.keywords}
-            return "gradients" if "records" in named else "unknown" if "gradients" in named else "weights"
+            of_persons = any(keyword.arg == "persons" and _is_true(keyword.value) for keyword in call.keywords)
+            if "records" in named:
+                return "gradients of persons" if of_persons else "gradients"
+            return "unknown" if "gradients" in named else "weights"
     return "unknown"
 
 
@@ -213,16 +218,21 @@ def _touches_nothing(module: str, own: frozenset[str]) -> bool:
     return first in _QUIET and first not in own  # a package of the app's own may be called as one of these
 
 
+def _is_true(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and value.value is True
+
+
 def _is_constant(value: ast.expr) -> bool:
     return isinstance(value, ast.Constant) or (isinstance(value, ast.List | ast.Tuple) and all(map(_is_constant, value.elts)))
 
 
 def _is_wrapper(value: ast.expr) -> bool:
-    """Tell whether it is a call of ``LdpClientApp`` with one import path, of an app or of records, and nothing else."""
+    """Tell whether it is a call of ``LdpClientApp`` with one import path, of an app or of records, and no other code."""
     if not _calls_wrapper(value):
         return False
-    given = [*value.args, *(keyword.value for keyword in value.keywords if keyword.arg in _PATHS)]
-    alone = len(given) == len(value.args) + len(value.keywords) == 1
+    keywords = [keyword for keyword in value.keywords if not (keyword.arg in _SAID and isinstance(keyword.value, ast.Constant))]
+    given = [*value.args, *(keyword.value for keyword in keywords if keyword.arg in _PATHS)]
+    alone = len(given) == len(value.args) + len(keywords) == 1
     return alone and isinstance(given[0], ast.Constant) and isinstance(given[0].value, str)
 
 

@@ -42,7 +42,7 @@ from ldpfl.flower.named_by_server import check_config, check_mechanism
 from ldpfl.flower.terms import adding_up
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import set_limit
-from ldpfl.privacy.policy import OVER_RELAY, Policy, Request, read_policy
+from ldpfl.privacy.policy import OVER_RELAY, UPLOAD_S, Policy, Request, read_policy
 from ldpfl.relay import RelayClient, RoundStatus, SumTerms
 from ldpfl.relay import Terms as RelayTerms
 from ldpfl.shuffling import RecordPlan
@@ -55,6 +55,9 @@ Signing = Callable[[], Ed25519PrivateKey]
 
 _GRACE_S = 30.0
 """Seconds after a round's window in which it may still wait for clients."""
+
+_SHORTEST_UPLOAD_S = UPLOAD_S / 2
+"""Seconds that a round has to leave for an upload when a node is asked. The server leaves twice that: nodes are not asked at once."""
 
 _WAITING_S = 600.0
 """The same for a round that cannot end without all of them."""
@@ -170,10 +173,11 @@ class OperatorNode:
         if status.state in ("released", "gone"):
             raise ProtocolError(f"round {ask.terms.round} is over at the relay; nothing was charged or sent")
         left = self._open_for(status) if _waits_for_all(status.terms) else status.seconds_left
-        if left < ask.terms.reply_s:
+        reply_s = ask.terms.reply_s
+        if reply_s and left < reply_s + _SHORTEST_UPLOAD_S:
             raise ProtocolError(
-                f"the relay's round is over in {left:.0f} s, and clients send after {ask.terms.reply_s:g} s: the server "
-                "must give its rounds a longer window; nothing was charged or sent"
+                f"the relay's round is over in {left:.0f} s, and clients send after {reply_s:g} s and need {_SHORTEST_UPLOAD_S:g} s for "
+                "it: the server must give its rounds a longer window; nothing was charged or sent"
             )
         self._check_fitting(ask, status.terms)
         return status

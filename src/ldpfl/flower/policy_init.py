@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, floor, log10
+from math import ceil, floor, inf, log10
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from ldpfl.ranges import LayerRanges
 from ldpfl.shuffling.sealing import read_public
 from ldpfl.tasks import without_answer
 
-_ASKED_BY = ("transport", "linked", "min-clients", "reply-s")
+_ASKED_BY = ("transport", "linked", "min-clients", "window-s", "reply-s")
 """Settings of an app by which it is known what its clients are asked for, whatever its ServerApp is."""
 
 _ASKS = {"recipe", "set"}
@@ -60,6 +60,7 @@ class Offer:
         cohort: fewest clients among which a report is mixed; over no relay, those that are asked.
         linked: units that stay together in the relay.
         reply_s: seconds after which clients reply; 0 is as soon as they can.
+        window_s: seconds that the relay takes uploads for; infinite if the app does not say.
         own_model: whether clients train a model of the app's own, and not the one that ``config`` names.
     """
 
@@ -68,6 +69,7 @@ class Offer:
     cohort: int
     linked: int = 1
     reply_s: float = 0.0
+    window_s: float = inf
     own_model: bool = False
 
 
@@ -94,11 +96,12 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
             )
         if config is not None:  # of a ServerApp that may have settings of its own
             offer = _offer(read_config(config), RunSettings.read({key: settings[key] for key in _ASKED_BY if key in settings}))
+            offer = offer if "window-s" in settings else replace(offer, window_s=inf)
         else:
             offer = offer_of_settings(RunSettings.read(settings))
         given = gives(project.parent)
         _check_gives(offer.config, given)
-        own = given in ("weights", "gradients") or (given == "unknown" and config is not None)
+        own = given in ("weights", "gradients", "gradients of persons") or (given == "unknown" and config is not None)
         return replace(offer, own_model=own)
     if config is not None:
         raise ConfigError(f"--config goes with a Flower app, and {path} is no folder with a pyproject.toml")
@@ -233,7 +236,12 @@ def _check_gives(config: RunConfig, given: str) -> None:
             f"mechanism {config.mechanism.name!r} takes gradients, and this app's LdpClientApp wraps an app that gives trained weights: "
             'each node would decline. Its author is to give LdpClientApp(records="package.module:name"), see docs/flower.md'
         )
-    if asked != "gradient" and given == "gradients":
+    if asked == "gradient" and config.data.person and given == "gradients":
+        raise ConfigError(
+            f"the app protects persons (data.person is {config.data.person!r}), and its LdpClientApp does not say that its records name "
+            "them: each node would decline. Its author is to give RecordTask(persons=...) and LdpClientApp(records=..., persons=True)"
+        )
+    if asked != "gradient" and given.startswith("gradients"):
         raise ConfigError(
             f"mechanism.perturbed is {asked!r}, and this app's LdpClientApp(records=...) gives gradients: each node would decline. Set "
             "mechanism.perturbed to 'gradient' and a mechanism that takes them, such as dp-sgd"
@@ -263,7 +271,7 @@ def _offer(config: RunConfig, settings: RunSettings) -> Offer:
     config = config if code else settled(config)
     if settings.transport == "direct":
         return Offer(config, "direct", cohort_size(config.clients.fraction, config.clients.count), reply_s=settings.reply_s)
-    return Offer(config, settings.transport, settings.min_clients, settings.linked, settings.reply_s)
+    return Offer(config, settings.transport, settings.min_clients, settings.linked, settings.reply_s, settings.window_s)
 
 
 def as_sent(config: RunConfig, transport: Transport, linked: int, min_clients: int) -> RunConfig:

@@ -19,7 +19,7 @@ from ldpfl.cache import Warn
 from ldpfl.data import Dataset, Samples
 from ldpfl.data.persons import DEFAULT_ROWS, Persons, names_of
 from ldpfl.data.samples import Inputs, each, not_dense
-from ldpfl.errors import ConfigError, GivesGradients, GivesWeights, LdpflError, PrivacyError
+from ldpfl.errors import ConfigError, GivesGradients, GivesWeights, LdpflError, NamesNoPersons, PrivacyError
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import as_usual, choose_device, mechanism_of
 from ldpfl.experiments.config import parse_config
@@ -164,8 +164,10 @@ class RecordGradients:
         return Message(RecordDict({"gradients": to_arrays(found, layout)}), reply_to=message)
 
 
-def check_kind(config: RunConfig, *, weights: bool, gradients: bool) -> None:
-    """Return if an app that gives trained ``weights``, ``gradients`` or both has what the terms ask for. Both facts are public.
+def check_kind(config: RunConfig, *, weights: bool, gradients: bool, persons: bool) -> None:
+    """Return if an app that gives trained ``weights``, ``gradients`` or both has what the terms ask for. These facts are public.
+
+    ``persons`` is whether the app says whose each of its records is.
 
     Raises:
         Declined: it has not.
@@ -179,6 +181,12 @@ def check_kind(config: RunConfig, *, weights: bool, gradients: bool) -> None:
         raise GivesGradients(
             f"the terms ask for trained weights (mechanism.perturbed is {config.mechanism.perturbed!r}), and this node's app gives "
             "gradients of records; nothing was charged or sent. The server is to set mechanism.perturbed to 'gradient', as for dp-sgd"
+        )
+
+    if config.data.person and gradients and not persons:
+        raise NamesNoPersons(
+            f"the terms protect persons ({config.data.person!r}), and this node's app does not say whose its records are; nothing was "
+            "charged or sent. The app's author is to give RecordTask(persons=...) and LdpClientApp(persons=True): see docs/flower.md"
         )
 
 
@@ -238,4 +246,6 @@ def _trainer(
 
 def _warn_without_names(message: str) -> None:
     """Say on a node that there is something to say of the app's model; the message itself may name parts of the app."""
-    LOGGER.warning("the app's model is slow, or mixes rows of a person: RecordTask.check() says which, in a test of the app")
+    LOGGER.warning(
+        "the app's model is slow, mixes rows of a person, or has no finite gradient: RecordTask.check() says which, in a test of the app"
+    )

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from ldpfl.errors import ConfigError, ProtocolError
 from ldpfl.flower.collecting import OpenRound, Received
 from ldpfl.flower.operator_node import read_token
-from ldpfl.flower.terms import Answer, adding_up, agreement_of
+from ldpfl.flower.terms import Answer, adding_up, agreement_of, check_window
 from ldpfl.privacy.events import Channel
 from ldpfl.relay import RelayAggregator, RelayNotReleased, RelayRefused, RoundStatus, SumTerms, Terms
 from ldpfl.shuffling import RefusedRecords, ReportPool
@@ -46,7 +46,7 @@ class RelayedRounds(ABC):
         relay: with the aggregator's token.
         key: the aggregator's private key.
         min_clients: fewest uploads that the relay releases anything of.
-        window_s: seconds that the relay takes uploads for, from the moment that clients are asked; they train in this time.
+        window_s: seconds that the relay takes uploads for, from the moment that clients are asked; they train and upload in this time.
         before: the aggregator's key before ``key``: a round that was begun with it, and is taken up again, is read with it.
     """
 
@@ -83,16 +83,13 @@ class RelayedRounds(ABC):
 
         Raises:
             ConfigError: the round does not fit a relay: fewer clients are asked than it has to mix, for instance; or it is over
-                before clients reply.
+                before clients have uploaded.
             RelayRefused, RelayUnreachable: the relay does not answer, or does not know this token.
         """
         terms = self._fitting(round_, "0" * 64)
         if round_.timeout < self.window_s:
             raise ConfigError(f"the relay's window of {self.window_s:g} s is longer than the round waits for reports, {round_.timeout:g} s")
-        if 0 < reply_s >= self.window_s and terms.min_clients < terms.max_uploads:
-            raise ConfigError(
-                f"the relay's window of {self.window_s:g} s is over before clients reply, after {reply_s:g} s: make it longer"
-            )
+        check_window(self.window_s, reply_s, fewest=terms.min_clients, asked=terms.max_uploads)
         self._status(round_)
 
     def open(self, round_: OpenRound, content: RecordDict) -> None:

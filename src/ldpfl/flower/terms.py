@@ -23,7 +23,7 @@ from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.flower.wire import MAX_LAYERS, LayerFloats, LayerNames, WireFields
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Mechanism
-from ldpfl.privacy.policy import Transport
+from ldpfl.privacy.policy import UPLOAD_S, Transport
 from ldpfl.randomness import RandomSource
 from ldpfl.ranges import LayerRanges
 from ldpfl.relay.protocol import run_of
@@ -38,6 +38,21 @@ SHORTEST_REPLY_S, _LONGEST_REPLY_S = 1.0, 7 * 24 * 3600.0
 
 _LONGEST_CONFIG = 1 << 17
 """Characters of a config; the largest recipe has some 2,000, and bounds of 400 columns take 18,000."""
+
+
+def check_window(window_s: float, reply_s: float, *, fewest: int, asked: int) -> None:
+    """Return if a relay's window leaves clients that send after ``reply_s`` seconds the time to upload.
+
+    A round that cannot end without all clients that are ``asked`` is open for longer than its window.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if reply_s and window_s < reply_s + UPLOAD_S and fewest < asked:
+        raise ConfigError(
+            f"the relay's window is {window_s:g} s, and clients reply after {reply_s:g} s and need up to {UPLOAD_S:g} s for the upload: "
+            f"make the window at least {reply_s + UPLOAD_S:g} s (window_s, ldpfl.window-s)"
+        )
 
 
 class _Wire(WireFields):

@@ -133,7 +133,7 @@ def create(name: str, **parameters: Any) -> Mechanism:
         if first["type"] == "extra_forbidden":
             raise ConfigError(f"mechanism {name!r} has no setting {setting!r}: {did_you_mean(setting, kind.model_fields)}") from None
         raise ConfigError(f"mechanism {name!r}, {setting}: {first['msg'].lower()}, got {shown(first['input'])}") from None
-    mechanism = settings.build(Facts(LayerRanges(0.0, 1.0, (1,))))  # which have no part in it
+    mechanism = built(settings, Facts(LayerRanges(0.0, 1.0, (1,))))  # which have no part in it
     _check_name(name, mechanism.name)
     return mechanism
 

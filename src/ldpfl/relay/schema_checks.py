@@ -122,6 +122,15 @@ Among them is each function that reads files, pages or the write-ahead log and l
 whether a superuser calls. The list is not kept here, since each version of PostgreSQL and each extension has functions of its own.
 """
 
+_RESETS = """(
+    lanname = 'internal' AND prosrc ~ '^pg_stat_reset(_|$)'
+    OR lanname = 'c' AND probin = '$libdir/pg_stat_statements' AND prosrc ~ '^pg_stat_statements_reset(_|$)'
+)"""
+"""Whether a function sets PostgreSQL's statistics back to 0, which programs for monitoring may do: it reads nothing and runs nothing.
+
+What counts is the code that runs, not the function's name. Only superusers make functions in these two languages.
+"""
+
 _TAKE_BACK = "CAST(function AS regprocedure) || ' FROM ' || coalesce(quote_ident(rolname), 'PUBLIC')"
 
 _RIGHTS_FAULTS = (
@@ -155,16 +164,19 @@ _RIGHTS_FAULTS = (
     ORDER BY others.rolcanlogin DESC, 1""",
     # An update of an extension may list later grants among the first ones, so only PostgreSQL's own roles are accepted from there.
     f"""SELECT coalesce(rolname, 'PUBLIC') || ' may call a function that is not for everybody: REVOKE EXECUTE ON FUNCTION ' || {_TAKE_BACK}
-    FROM {_RESTRICTED} JOIN pg_proc ON pg_proc.oid = function, aclexplode(proacl) AS given LEFT JOIN pg_roles ON pg_roles.oid = grantee
-    WHERE rolsuper IS NOT TRUE
+    FROM {_RESTRICTED} JOIN pg_proc ON pg_proc.oid = function JOIN pg_language ON pg_language.oid = prolang, aclexplode(proacl) AS given
+    LEFT JOIN pg_roles ON pg_roles.oid = grantee
+    WHERE rolsuper IS NOT TRUE AND (NOT {_RESETS} OR grantee = proowner)
     AND (grantee >= {_FIRST_OF_USERS} OR grantee NOT IN (SELECT initial.grantee FROM aclexplode(initprivs) AS initial)) ORDER BY 1""",
     # Files are of the whole server. Of other databases only these are seen: PostgreSQL's own functions, which have the same numbers in
     # all databases, and the roles that have rights in them or own them.
     f"""SELECT rolname || ' may call a function that is not for everybody, in the database ' || datname
         || ': REVOKE EXECUTE ON FUNCTION ' || {_TAKE_BACK}
     FROM {_RESTRICTED} JOIN pg_shdepend ON objid = function AND classid = CAST('pg_proc' AS regclass)
+    JOIN pg_proc ON pg_proc.oid = function JOIN pg_language ON pg_language.oid = prolang
     JOIN pg_roles ON pg_roles.oid = refobjid JOIN pg_database ON pg_database.oid = dbid
-    WHERE function < {_FIRST_OF_USERS} AND refclassid = CAST('pg_authid' AS regclass) AND deptype IN ('a', 'o') AND NOT rolsuper
+    WHERE (NOT {_RESETS} OR deptype = 'o') AND function < {_FIRST_OF_USERS}
+    AND refclassid = CAST('pg_authid' AS regclass) AND deptype IN ('a', 'o') AND NOT rolsuper
     ORDER BY 1""",
     f"""SELECT 'the function ' || proname || ' lets others act as the relay'
     FROM pg_proc WHERE prosecdef AND proowner = {_ME} AND oid >= {_FIRST_OF_USERS}""",

@@ -6,6 +6,7 @@ How many are trained at once is found by ``chunking``; how, is in ``local_traini
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from ldpfl.simulation.chunking import MOST_CLIENTS, choose_chunk_size, most_sums
 from ldpfl.simulation.compiled_training import CompiledTrainer
 from ldpfl.simulation.federation import Federation
 from ldpfl.simulation.gradients import RecordGradientTrainer
+from ldpfl.simulation.local_training import LoopTrainer
 from ldpfl.simulation.schedule import BatchSchedule, batch_schedule, full_batch, poisson_batch
 
 ClientsDone = Callable[[int, int], None]
@@ -81,11 +83,19 @@ def train_clients(federation: Federation, state: ServerState, clients: NDArray[n
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:  # its text may repeat private values
+        _refuse_what_changes(federation, state, schedule)
         raise PrivacyError(
             f"round {state.round + 1} stopped: PyTorch refused to run the model, as it did not on made-up samples, and nothing was sent; "
             "either there is too little memory, or forward does something else after some calls: let it be a function of one sample"
         ) from error
     return federation.weighed(state.weights, trained, clients)
+
+
+def _refuse_what_changes(federation: Federation, state: ServerState, schedule: BatchSchedule) -> None:
+    """Raise the error that names what the model changes, if it does: for many clients at once PyTorch forbids some writes, naming none."""
+    one = BatchSchedule(schedule.index[:1], schedule.mask[:1])
+    with suppress(RuntimeError):
+        LoopTrainer(federation.task).train(state.weights, one, state.round + 1)
 
 
 def _schedule(federation: Federation, state: ServerState, clients: NDArray[np.int64]) -> BatchSchedule:

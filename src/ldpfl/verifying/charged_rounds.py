@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from ldpfl.errors import DataError
-from ldpfl.files import MAX_ROUNDS_BYTES, from_json, read_text
+from ldpfl.files import MAX_ROUNDS_BYTES, check_events, from_json, read_text
 from ldpfl.verifying.certificate_file import UNKNOWN, Charged, Released, Statement
 
 _MOST_PAIRS = 10**6
@@ -30,6 +30,7 @@ def check_charged(statement: Statement, ledger: Path) -> None:
         text = read_text(ledger, MAX_ROUNDS_BYTES)
         if hashlib.sha256(text.encode()).hexdigest() != statement.ledger:
             raise DataError(f"{ledger} is not the ledger that was certified")
+        check_events(text)
         events = from_json(text)["events"]
         # As many as the run was planned for, but not the client itself, are no crowd in any of its rounds.
         smallest = min((event["cohort"] for event in events if event["cohort"]), default=1)

@@ -28,6 +28,7 @@ _REPLACED = {
     "person": "replace all records of one person at one client",
     "record": "replace one record of one client",
 }
+_PUBLISHED = {"client": "all data of one client", "person": "all records of one person", "record": "one whole record"}
 _PARTS = {"record", "person"}
 """Units that are a part of what a client holds."""
 
@@ -115,7 +116,17 @@ def second_opinion(certificate: Certificate, ledger: Path | None = None, signed_
     notes.append(f"signed by {signer}" if signer else "nobody signed it")
     if signer and signed_by is None:
         notes[-1] += ": whose key that is, you have to know"
+    notes += _large_deltas(certificate.statement)
     return SecondOpinion(certificate.statement.run, tuple(verdicts(certificate.statement)), (*notes, *certificate.statement.caveats))
+
+
+def _large_deltas(statement: Statement) -> Iterator[str]:
+    """Yield a remark for each delta that a mechanism keeps which publishes the data of one client, or one of its records, at random."""
+    clients = max(one.population for one in statement.charged)
+    for delta, protects in dict.fromkeys((line.delta, line.protects) for line in statement.guarantees):
+        if clients > 1 and delta >= 1 / clients:
+            allowed = f"it allows {_PUBLISHED[protects]} to be published"
+            yield f"a delta of {delta:g} is not smaller than one over the {clients:,} clients: {allowed}"
 
 
 Opinion = tuple[float | None, str]

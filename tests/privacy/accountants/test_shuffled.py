@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from ldpfl.privacy.accountants.binomial import TAIL, Binomial, log_pmf_of_sum, log_sigmoid, sigmoid
+from ldpfl.privacy.accountants.clones import clone_epsilon
 from ldpfl.privacy.accountants.losses import curve_of, delta_of
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon, report_delta
 from ldpfl.privacy.accountants.shuffled import EXACT_CLIENTS, attained_losses, shuffled_losses, single_delta, single_epsilon
@@ -331,3 +332,30 @@ def test_sigmoids_have_all_their_digits(x: float) -> None:
     assert sigmoid(x) == pytest.approx(float(exact), rel=1e-14, abs=1e-320)
     with mpmath.workdps(40):
         assert log_sigmoid(x) == pytest.approx(float(-mpmath.log1p(mpmath.exp(-mpmath.mpf(x)))), rel=1e-14, abs=0)
+
+
+def _precise_laws(epsilon0: float, others: int, plus: Any) -> tuple[list[Any], list[Any]]:
+    """Return the laws of the count with either input, where each of ``others`` adds 1 with probability ``plus``; to all digits."""
+    p1 = 1 / (1 + mpmath.exp(-mpmath.mpf(epsilon0)))
+    law = [0, *(mpmath.binomial(others, k) * plus**k * (1 - plus) ** (others - k) for k in range(others + 1)), 0]
+    with_one = [p1 * law[k] + (1 - p1) * law[k + 1] for k in range(others + 2)]
+    return with_one, [(1 - p1) * law[k] + p1 * law[k + 1] for k in range(others + 2)]
+
+
+def _precise_delta(first: list[Any], second: list[Any], epsilon: Any) -> Any:
+    return mpmath.fsum(max(mpmath.mpf(0), p - mpmath.exp(epsilon) * r) for p, r in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("share", [1 - 1e-6, 0.9, 0.1, 1e-3, 1e-9])
+@pytest.mark.parametrize("epsilon0", [1e-15, 1e-12, 1e-9, 1e-7, 1e-4, 1e-2])
+@pytest.mark.parametrize("clients", [2, 24, 300])
+def test_a_tiny_epsilon_is_rounded_up(clients: int, epsilon0: float, share: float) -> None:
+    """Differences of sums that are almost 1 lose all digits of it: some came out a quarter too small."""
+    with mpmath.workdps(50):
+        half, p1 = mpmath.mpf(1) / 2, 1 / (1 + mpmath.exp(-mpmath.mpf(epsilon0)))
+        for plus, is_clones in ((p1, False), (half, True)):
+            laws = _precise_laws(epsilon0, clients - 1, plus)
+            delta = float(share * _precise_delta(*laws, 0))
+            found = clone_epsilon(epsilon0, clients, delta, 1.0) if is_clones else single_epsilon(epsilon0, clients, delta)
+            assert _precise_delta(*laws, mpmath.mpf(found)) <= delta
+            assert found <= epsilon0

@@ -145,7 +145,7 @@ class Bits(Record):
 
     def delta(self, clients: int, epsilon: float) -> float:
         if self.count == 1 and epsilon < self.bit_epsilon:
-            return clone_delta(self.bit_epsilon, clients, epsilon, binary_report(self.bit_epsilon))
+            return min(1.0, clone_delta(self.bit_epsilon, clients, epsilon, binary_report(self.bit_epsilon)) + _ROUNDING)
         return super().delta(clients, epsilon)
 
 

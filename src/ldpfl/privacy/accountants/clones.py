@@ -22,6 +22,9 @@ _POINTS = 2048
 _COIN_CELLS = 64
 
 _OUTSIDE = 1e-30
+_ROUNDED = 1e-15
+"""What rounding can hide of a delta or of a tiny epsilon: some ten times what a comparison with 40 digits found."""
+
 _HIDES_NOTHING = 30.0
 """Beyond this budget a report among even 1e10 others is a clone with probability below 1e-3: what holds locally is all there is."""
 
@@ -78,9 +81,13 @@ def clone_epsilon(epsilon0: float, clients: int, delta: float, coin_share: float
     def excess(epsilon: float) -> float:
         return float(_deltas(epsilon0, np.array([float(epsilon)]), counts, weights)[0]) - delta
 
-    if delta <= 0 or excess(0.0) <= 0:
-        return epsilon0 if delta <= 0 else 0.0
-    return float(brentq(excess, 0.0, epsilon0, xtol=1e-13 * max(epsilon0, 1e-3), rtol=1e-12))
+    if delta <= 0:
+        return epsilon0
+    at_zero = excess(0.0)
+    if at_zero <= -_ROUNDED:
+        return 0.0
+    found = float(brentq(excess, 0.0, epsilon0, xtol=1e-13 * max(epsilon0, 1e-3), rtol=1e-12)) if at_zero > 0 else 0.0
+    return min(epsilon0, found + 2e-12 * epsilon0 + _ROUNDED)
 
 
 def composed_clone_epsilon(epsilon0: float, clients: int, rounds: int, delta: float, coin_share: float) -> float:

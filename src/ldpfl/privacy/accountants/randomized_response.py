@@ -45,8 +45,8 @@ def composed_delta(epsilon0: float, reports: int, epsilon: float) -> float:
 
 _TINY_DELTA = 1e-12
 
-_ROUNDED = 2e-15
-"""Allowance for rounding: an epsilon may be off by this, times the square root of the number of losses.
+ROUNDED = 2e-15
+"""Allowance for rounding: an epsilon of a list of losses may be off by this, times the square root of their number.
 
 The largest error that a comparison with 50 digits found is half as large.
 """
@@ -67,7 +67,7 @@ def composed_epsilon(epsilon0: float, reports: int, delta: float) -> float:
     # Up, by more than can have been rounded down: near the pure sum half a digit is a ten-thousandth of delta, or many of a tiny one; and
     # what is rounded in sums of the masses, which are 1 in all, is many digits of a tiny epsilon.
     up = found * (1 + 1e-12) if delta < _TINY_DELTA else nextafter(nextafter(found, inf), inf)
-    return min(epsilon0 * reports, up + _ROUNDED * sqrt(losses.size)) if found > 0 else 0.0
+    return min(epsilon0 * reports, up + ROUNDED * sqrt(losses.size)) if found > 0 else 0.0
 
 
 def _losses(epsilon0: float, reports: int) -> tuple[Array, Array]:

@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from math import ceil, exp
+from math import ceil, exp, sqrt
 from typing import TypeVar
 
 import numpy as np
 
 from ldpfl.privacy.accountants.binomial import TAIL, Array, Binomial, fewest_ones, log_pmf_of_sum, log_sigmoid, sigmoid
 from ldpfl.privacy.accountants.losses import GridLosses, connect_the_dots, delta_of, epsilon_of, largest_log_moment, largest_with_mass
-from ldpfl.privacy.accountants.randomized_response import composed_epsilon, report_delta
+from ldpfl.privacy.accountants.randomized_response import ROUNDED, composed_epsilon, report_delta
 
 EXACT_CLIENTS = 1024
 """Cohorts up to this size are accounted without cells."""
@@ -51,7 +51,14 @@ def single_epsilon(epsilon0: float, clients: int, delta: float) -> float:
     local = composed_epsilon(epsilon0, 1, delta)
     if clients == 1 or local == 0:
         return local
-    return min(local, max(epsilon_of(*row, delta) for row in _rows(epsilon0, clients)))
+    return min(local, max(_epsilon_rounded_up(row, delta) for row in _rows(epsilon0, clients)))
+
+
+def _epsilon_rounded_up(row: Row, delta: float) -> float:
+    """Return the epsilon of a row for ``delta``, and what rounding can have hidden: for a tiny epsilon, much of it."""
+    losses, masses = row
+    found, hidden = epsilon_of(losses, masses, delta), ROUNDED * sqrt(losses.size)
+    return found + hidden if found > 0 or delta_of(losses, masses, 0.0) > delta - hidden else 0.0
 
 
 def single_attained_epsilon(epsilon0: float, clients: int, delta: float) -> float:
