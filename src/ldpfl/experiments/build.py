@@ -23,7 +23,7 @@ from ldpfl.data.division import Division
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.holding_out import TEST_SHARE, with_validation, without_a_tenth
 from ldpfl.data.partition import LABEL_BLIND, partition_by_code, partition_by_name
-from ldpfl.data.persons import Names, Persons, numbered
+from ldpfl.data.persons import Names, Persons
 from ldpfl.data.scaling import STAGES, by_bounds, scaled_as
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.unscaled import Unscaled
@@ -285,9 +285,8 @@ def persons_of(config: RunConfig, task: Dataset) -> Persons | None:
             f"data.person is {config.data.person!r}, and the data do not say whose their rows are: give a table that has this column, or "
             "leave data.person out"
         )
-    clients = np.zeros(len(task.persons), dtype=np.int64) if task.clients is None else task.clients
-    numbers = numbered(zip(clients.tolist(), task.persons, strict=True))
-    return Persons.of(numbers, config.data.person_rows, ~without_answer(task.train.targets).numpy())
+    answered = ~without_answer(task.train.targets).numpy()
+    return Persons.of(task.persons.tolist(), config.data.person_rows, clients=task.clients, answered=answered)
 
 
 def divided(config: RunConfig, task: Dataset, persons: Persons | None = None) -> Division:
