@@ -39,9 +39,10 @@ from ldpfl.mechanisms.settings import Part
 from ldpfl.models.dense import Parallel
 from ldpfl.models.mending import mended
 from ldpfl.privacy import Ledger
+from ldpfl.privacy.authors import released
 from ldpfl.randomness import Purpose, known, stream
 from ldpfl.ranges import LayerRanges, range_rule
-from ldpfl.server import Checkpoint, initial_checkpoint
+from ldpfl.server import Checkpoint, check_log_size, initial_checkpoint
 from ldpfl.simulation import (
     Federation,
     LocalTask,
@@ -185,6 +186,7 @@ def build(
     compiled = ", compiled" if isinstance(federation.trainer, CompiledTrainer) else ""
     origin = f"{task.name} {task.fingerprint}{_division(task)} on {device.type}{compiled}"
     federation.mechanism.payload_bits(ranges)  # says so if the mechanism does not fit the layers
+    check_log_size(layout.names, released(federation.mechanism, ranges), config.training.rounds)
     return federation, initial_checkpoint(weights, ranges, origin, ledger)
 
 
