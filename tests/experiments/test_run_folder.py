@@ -13,8 +13,10 @@ from conftest import TINY_TOML
 from ldpfl.data import Dataset
 from ldpfl.errors import ConfigError, DataError, WriteError
 from ldpfl.experiments.config import RunConfig, parse_config
+from ldpfl.experiments.more_rounds import extended
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.privacy import Ledger
+from ldpfl.quantities import MAX_ROUNDS
 from ldpfl.simulation import simulate
 from simulated import federation_of
 
@@ -176,3 +178,13 @@ def test_a_ledger_that_grows_is_the_same_text_as_one_that_is_written_once(tiny_t
         grown = grown.charge(event)
     assert grown.to_json() == Ledger(last.ledger.events).to_json()
     assert Ledger.from_lines(grown.lines) == last.ledger
+
+
+def test_a_run_is_not_extended_beyond_the_rounds_that_can_be_read_again(folder: RunFolder, tiny_task: Dataset) -> None:
+    config = config_of()
+    federation, start = federation_of(tiny_task)
+    *_, last = simulate(federation, start, config.training.rounds)
+    folder.open(config, resume=False)
+    folder.save_round(last)
+    with pytest.raises(ConfigError, match=rf"at most 100,000 rounds, .* extend it by {MAX_ROUNDS - config.training.rounds:,} at most"):
+        extended(folder, MAX_ROUNDS)
