@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pydantic import BeforeValidator
 
-_MAX_NAMES = 1 << 14
+MAX_NAMES = 1 << 14
 """Entries of the largest table of names, such as the layers of a model."""
 
 
 def require_few(named: object) -> object:
     """Return ``named``, which pydantic is about to look at, unless it has too many names; for a model's own validator as well."""
-    if isinstance(named, dict) and len(named) > _MAX_NAMES:
-        raise ValueError(f"expected at most {_MAX_NAMES:,} names, got {len(named):,}")
+    if isinstance(named, dict) and len(named) > MAX_NAMES:
+        raise ValueError(f"expected at most {MAX_NAMES:,} names, got {len(named):,}")
     return named
 
 

@@ -12,8 +12,11 @@ Positive = Annotated[FiniteFloat, Field(gt=0)]
 NotNegative = Annotated[FiniteFloat, Field(ge=0)]
 Share = Annotated[FiniteFloat, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
-Repeats = Annotated[int, Field(ge=1, le=10**6)]
-"""What is gone through one by one."""
+MAX_ROUNDS = 100_000
+"""Rounds of a run, at most: the bounds of all files that have an entry a round follow from it."""
+
+Repeats = Annotated[int, Field(ge=1, le=MAX_ROUNDS)]
+"""Rounds, or a number of them."""
 
 
 def cohort_size(fraction: float, clients: int) -> int:

@@ -35,19 +35,19 @@ def data_of(frame: pd.DataFrame, test: pd.DataFrame | None = None, **settings: o
     return dataset_of("visits", table_of(frame), None if test is None else table_of(test), config, "class")
 
 
-def test_persons_are_numbered_in_the_order_of_their_first_rows() -> None:
-    assert numbered(["b", "a", "b", "c", "a"]).tolist() == [0, 1, 0, 2, 1]
+def test_persons_are_numbered_in_the_order_of_their_names() -> None:
+    assert numbered(["b", "a", "b", "c", "a"]).tolist() == [1, 0, 1, 2, 0]
 
 
 def test_rows_are_those_of_their_persons_and_come_with_how_many_there_are() -> None:
-    persons = Persons.of(np.array([0, 1, 0, 2, 1, 0]), 2)
+    persons = Persons.of(list("abacba"), 2)
     rows, sharing = persons.rows_of(np.array([2, 0]))
     assert len(persons) == 3
     assert (rows.tolist(), sharing.tolist()) == ([3, 0, 2, 5], [1, 3, 3, 3])
 
 
 def test_a_person_s_rows_take_turns_and_each_person_takes_the_same_room() -> None:
-    persons = Persons.of(np.array([0, 0, 0, 0, 0, 1, 2, 2]), 2)
+    persons = Persons.of(list("aaaaabcc"), 2)
     seen = []
     for number in range(1, 6):
         index, mask = persons.turn(torch.tensor([0, 1, 2]), number)
@@ -59,14 +59,14 @@ def test_a_person_s_rows_take_turns_and_each_person_takes_the_same_room() -> Non
 
 
 def test_rows_without_an_answer_count_where_a_person_has_no_others() -> None:
-    persons = Persons.of(np.array([0, 0, 1, 1]), 4, np.array([False, True, False, False]))
+    persons = Persons.of(list("aabb"), 4, answered=np.array([False, True, False, False]))
     assert persons.counts.tolist() == [1, 2]
     assert persons.rows_of(np.array([0, 1]))[0].tolist() == [1, 2, 3]
 
 
 def test_a_person_needs_a_row_that_counts() -> None:
     with pytest.raises(ConfigError, match=r"at least 1, got 0"):
-        Persons.of(np.array([0]), 0)
+        Persons.of(["a"], 0)
 
 
 def test_nobody_has_training_and_test_rows() -> None:

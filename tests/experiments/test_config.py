@@ -17,6 +17,7 @@ from ldpfl.api import configure
 from ldpfl.errors import ConfigError
 from ldpfl.experiments import RunConfig, load_recipe, read_config, recipe_names
 from ldpfl.experiments.config import known_keys, parse_config, toml_value
+from ldpfl.quantities import MAX_ROUNDS
 
 
 def parse(text: str = "", *overrides: str) -> RunConfig:
@@ -288,3 +289,9 @@ def test_settings_as_a_dict_and_as_text_make_one_config(table: dict[str, object]
     """A whole section changes the keys that it names, and leaves the recipe's others, in both forms."""
     assert configure("ldp-fl/mnist", table) == configure("ldp-fl/mnist", texts)
     assert configure("ldp-fl/mnist", texts).ranges.rule == configure("ldp-fl/mnist").ranges.rule
+
+
+def test_rounds_are_bounded_by_what_can_be_read_again() -> None:
+    assert parse_config("", ["training.rounds=100000"], origin="test").training.rounds == MAX_ROUNDS
+    with pytest.raises(ConfigError, match=r"'training\.rounds' in test: input should be less than or equal to 100000, got 100001"):
+        parse_config("", ["training.rounds=100001"], origin="test")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -12,7 +13,10 @@ from conftest import TINY_TOML
 from ldpfl.data import Dataset
 from ldpfl.errors import ConfigError, DataError, WriteError
 from ldpfl.experiments.config import RunConfig, parse_config
+from ldpfl.experiments.more_rounds import extended
 from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.privacy import Ledger
+from ldpfl.quantities import MAX_ROUNDS
 from ldpfl.simulation import simulate
 from simulated import federation_of
 
@@ -144,3 +148,43 @@ def test_a_round_s_checkpoint_is_written_before_its_ledger(folder: RunFolder, ti
     found = folder.checkpoint()
     assert found is not None
     assert found.ledger == first.ledger
+
+
+@pytest.mark.parametrize("damage", ["whole", "half a line", "another line", "missing"])
+def test_metrics_grow_by_a_line_and_are_mended_where_they_are_damaged(damage: str, folder: RunFolder, tiny_task: Dataset) -> None:
+    federation, start = federation_of(tiny_task)
+    folder.open(config_of(), resume=False)
+    first, second, third = simulate(federation, start, 3)
+    folder.save_round(first)
+    folder.save_round(second)
+    text = folder.metrics_path.read_text(encoding="utf-8")
+    told = {"whole": text, "half a line": text + text[:20], "another line": text.splitlines()[0] + "\n"}
+    folder.metrics_path.unlink()
+    if damage in told:
+        folder.metrics_path.write_text(told[damage], encoding="utf-8")
+    folder.save_round(third)
+    grown = folder.metrics_path.read_text(encoding="utf-8")
+    assert grown.startswith(text)
+    assert [json.loads(line)["round"] for line in grown.splitlines()] == [1, 2, 3]
+    assert grown.endswith("\n")
+
+
+def test_a_ledger_that_grows_is_the_same_text_as_one_that_is_written_once(tiny_task: Dataset) -> None:
+    federation, start = federation_of(tiny_task)
+    *_, last = simulate(federation, start, 3)
+    grown = Ledger()
+    for event in last.ledger.events:
+        assert grown.lines == Ledger(grown.events).lines  # which it then need not make again
+        grown = grown.charge(event)
+    assert grown.to_json() == Ledger(last.ledger.events).to_json()
+    assert Ledger.from_lines(grown.lines) == last.ledger
+
+
+def test_a_run_is_not_extended_beyond_the_rounds_that_can_be_read_again(folder: RunFolder, tiny_task: Dataset) -> None:
+    config = config_of()
+    federation, start = federation_of(tiny_task)
+    *_, last = simulate(federation, start, config.training.rounds)
+    folder.open(config, resume=False)
+    folder.save_round(last)
+    with pytest.raises(ConfigError, match=rf"at most 100,000 rounds, .* extend it by {MAX_ROUNDS - config.training.rounds:,} at most"):
+        extended(folder, MAX_ROUNDS)

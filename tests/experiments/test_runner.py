@@ -106,7 +106,7 @@ def test_a_run_leaves_all_its_files(tiny_data: Path, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     result = runner(tiny_data, curve=draw_score_curve).run(config_of(), folder).figures
     names = {path.name for path in folder.path.iterdir() if not path.name.startswith(".")}
-    data = {"config.toml", "checkpoint.safetensors", "metrics.jsonl", "ledger.json"}
+    data = {"config.toml", "checkpoint.safetensors", "checkpoint.jsonl", "metrics.jsonl", "ledger.json"}
     assert names == data | {"result.json", "model.safetensors", "model.json", "curve.svg"}
     assert json.loads(folder.result_path.read_text(encoding="utf-8")) == result
     assert folder.curve_path.read_text(encoding="utf-8").startswith("<?xml")

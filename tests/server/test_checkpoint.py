@@ -6,14 +6,19 @@ import json
 import math
 import os
 import re
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 import torch
 
 from ldpfl import LayerRanges
-from ldpfl.errors import DataError, WriteError
-from ldpfl.server import Checkpoint, RoundMetrics, ServerState
+from ldpfl.errors import ConfigError, DataError, WriteError
+from ldpfl.files import append_text
+from ldpfl.privacy import PureRelease
+from ldpfl.quantities import MAX_ROUNDS
+from ldpfl.server import Checkpoint, RoundMetrics, ServerState, check_log_size, round_log
 
 
 def example(rounds: int = 2) -> Checkpoint:
@@ -51,7 +56,7 @@ def test_saving_replaces_the_older_one_and_leaves_nothing_else(tmp_path: Path) -
     example(1).save(path)
     example(3).save(path)
     assert Checkpoint.load(path).state.round == 3
-    assert list(tmp_path.iterdir()) == [path]
+    assert sorted(tmp_path.iterdir()) == [path.with_suffix(".jsonl"), path]
 
 
 def test_a_failed_save_keeps_the_older_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +72,122 @@ def test_a_failed_save_keeps_the_older_one(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(WriteError, match="no space left"):
         example(2).save(path)
     assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
+    assert sorted(tmp_path.iterdir()) == [path.with_suffix(".jsonl"), path]
+    assert Checkpoint.load(path).history == example(1).history
+
+
+@pytest.mark.parametrize("power_cut", [False, True])
+def test_a_process_that_is_killed_while_it_writes_leaves_the_older_one(power_cut: bool, tmp_path: Path) -> None:
+    """At any byte of the log's new lines, or before the checkpoint that they belong to; the run then goes on."""
+    path = tmp_path / "checkpoint.safetensors"
+    log = path.with_suffix(".jsonl")
+    example(2).save(path)
+    before, kept = path.read_bytes(), log.stat().st_size
+    example(3).save(path)
+    after = log.read_bytes()
+    for end in (kept, kept + 1, kept + 100, len(after) - 1, len(after)):
+        path.write_bytes(before)
+        log.write_bytes(after[:end] + bytes(len(after) - end if power_cut else 0))
+        assert Checkpoint.load(path).history == example(2).history
+        assert Checkpoint.load(path).state.round == 2
+        example(3).save(path)
+        assert log.read_bytes() == after
+        assert Checkpoint.load(path).history == example(3).history
+
+
+def test_a_round_writes_its_own_lines_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a long run takes time in proportion to its rounds; lines before stay the bytes that they were."""
+    path, written = tmp_path / "checkpoint.safetensors", list[str]()
+
+    def append(path: Path, text: str, size: int) -> None:
+        written.append(text)
+        append_text(path, text, size)
+
+    monkeypatch.setattr(round_log, "append_text", append)
+    for rounds in range(1, 40):
+        example(rounds).save(path)
+    assert len(written) == 38
+    assert all(text.count("\n") == 1 and len(text) < 300 for text in written)
+    assert Checkpoint.load(path).history == example(39).history
+
+
+@pytest.mark.parametrize("other", [1, 5])
+def test_a_checkpoint_of_another_run_is_replaced_with_its_log(other: int, tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.safetensors"
+    elsewhere = replace(example(other), history=tuple(replace(metrics, seconds=9.5) for metrics in example(other).history))
+    elsewhere.save(path)
+    example(3).save(path)
+    assert Checkpoint.load(path).history == example(3).history
+    example(2).save(path)
+    assert Checkpoint.load(path).history == example(2).history
+
+
+def test_more_figures_than_a_header_of_safetensors_may_have_are_read_again(tmp_path: Path) -> None:
+    """A header has at most 100 MB, which 160 layers and 6,000 rounds exceed, or here 110 rounds with a layer of a long name."""
+    path, whole = tmp_path / "checkpoint.safetensors", example(110)
+    whole = replace(whole, history=tuple(replace(one, noise_std={"x" * 1_000_000: 0.5}) for one in whole.history))
+    whole.save(path)
+    assert path.with_suffix(".jsonl").stat().st_size > 100_000_000
+    assert Checkpoint.load(path).history == whole.history
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "none", "a pipe", "another run's"])
+def test_a_log_that_is_not_the_checkpoint_s_is_refused_by_name(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.safetensors"
+    log = path.with_suffix(".jsonl")
+    example(3).save(path)
+    text = log.read_text(encoding="utf-8")
+    log.unlink()
+    match damage:
+        case "cut":
+            log.write_text(text[:-1], encoding="utf-8")
+        case "changed":
+            log.write_text(text.replace("1.25", "1.26"), encoding="utf-8")
+        case "a pipe":
+            os.mkfifo(log)
+        case "another run's":
+            log.write_text(text.replace("0.02", "0.03") * 2, encoding="utf-8")
+    with pytest.raises(
+        DataError, match=r"checkpoint\.safetensors is damaged: .*checkpoint\.jsonl|checkpoint\.safetensors is damaged: .*bytes"
+    ):
+        Checkpoint.load(path)
+
+
+@pytest.mark.parametrize("size", [-1, True, 1.5, "8", None, 10**15])
+def test_a_log_s_claimed_size_is_bounded(size: object, tmp_path: Path) -> None:
+    extent = {"metrics": 1, "events": 0, "size": size, "digest": "", "last": ""}
+    with pytest.raises(DataError, match=r"checkpoint\.safetensors is damaged"):
+        Checkpoint.load(written(tmp_path, {}, log=str(extent).replace("'", '"').replace("True", "true").replace("None", "null")))
+
+
+NO_FIGURES = ["[" * 300_000, "[" + "[]," * 2_000_000 + "[]]", "{}", "[]", "7", '{"release": 1}', '{"round": 1}', " " * 5_000_000]
+
+
+@pytest.mark.parametrize("line", NO_FIGURES, ids=lambda line: f"{line[:8]} of {len(line)}")
+def test_lines_of_a_log_that_are_no_figures_are_refused(line: str, tmp_path: Path) -> None:
+    """Whether they are nested without end, or take much more memory than bytes; also with a hash that fits."""
+    text = f"{line}\n"
+    extent = {"metrics": 1, "events": 0, "size": len(text), "digest": sha256(line.encode()).hexdigest(), "last": ""}
+    path = written(tmp_path, {}, log=json.dumps(extent))
+    path.with_suffix(".jsonl").write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match=r"checkpoint\.safetensors is damaged"):
+        Checkpoint.load(path)
+
+
+def test_a_run_whose_files_could_not_be_read_again_is_refused() -> None:
+    """Before it begins, with a number of rounds that is not refused."""
+    layers, release = [f"blocks.{layer}.weight" for layer in range(160)], PureRelease("harmony", 1.0, 160, "layer")
+    check_log_size(layers, release, 6000)
+    with pytest.raises(ConfigError, match=r"training\.rounds is 100,000, .* 160 layers can be read again up to [\d,]+ rounds") as caught:
+        check_log_size(layers, release, MAX_ROUNDS)
+    possible = int(re.search(r"up to ([\d,]+) rounds", str(caught.value))[1].replace(",", ""))  # type: ignore[index]
+    assert possible > 15_000
+    check_log_size(layers, release, possible)
+    with pytest.raises(ConfigError, match="take a model of fewer layers"):
+        check_log_size([f"{layer}" for layer in range(16_385)], release, 1)
+    with pytest.raises(ConfigError, match=r"up to [\d,]+ rounds"):
+        check_log_size(["a"], replace(release, claim="x" * 5000), MAX_ROUNDS)
+    check_log_size(["a"], release, MAX_ROUNDS)
 
 
 @pytest.mark.parametrize("keep", [0, 4, 8, 60, -200, -1])
@@ -120,8 +240,8 @@ def test_tensors_that_are_not_a_checkpoint_s_are_refused_by_what_the_header_says
         Checkpoint.load(path)
 
 
-@pytest.mark.parametrize("field", ["sizes", "history", "ledger"])
-@pytest.mark.parametrize("text", ["[" * 300_000, "[" + "[]," * 2_000_000 + "[]]", "{}", '["a"]', "[[]]"])
+@pytest.mark.parametrize("field", ["sizes", "log"])
+@pytest.mark.parametrize("text", [*NO_FIGURES, '["a"]', "[[]]"], ids=lambda text: f"{text[:8]} of {len(text)}")
 def test_figures_that_are_none_are_refused(field: str, text: str, tmp_path: Path) -> None:
     """Whether they are nested without end, or take much more memory than bytes."""
     with pytest.raises(DataError, match=r"checkpoint\.safetensors is damaged"):

@@ -168,6 +168,17 @@ def test_poisson_batches_take_each_record_by_a_coin_of_its_own() -> None:
     assert not torch.equal(batches[0].mask, batches[1].mask)
 
 
+def test_a_record_s_coin_moves_no_other_record_s_gradient() -> None:
+    """The bound compares a batch with a record and the same batch without it, here one that adds nothing: to the last bit."""
+    task, _, weights = task_of("two-layer-cnn", (1, 28, 28), 70)
+    task = replace(task, data=Samples(task.data.tensor / 255, task.data.targets))
+    task.data.tensor[20] = float("nan")
+    trainer, whole = RecordGradientTrainer(task, RecordClip(0.3)), full_batch([np.arange(70)], 70)
+    mask = whole.mask.clone()
+    mask[0, 0, 20] = 0
+    assert torch.equal(trainer.train(weights, whole), trainer.train(weights, replace(whole, mask=mask)))
+
+
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_a_poisson_batch_stands_for_the_whole_one(tiny_task: Dataset) -> None:

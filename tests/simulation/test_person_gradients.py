@@ -29,28 +29,38 @@ from ldpfl.simulation.schedule import full_batch
 WIDTH, MOST, NORM = 6, 4, 0.3
 
 
-def rows_of(sizes: Sequence[int], seed: int = 0) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def rows_of(sizes: Sequence[int], seed: int = 0, width: int = WIDTH) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Return inputs and targets of each person, a tensor each."""
     generator = torch.Generator().manual_seed(seed)
-    inputs = [torch.randn(size, WIDTH, generator=generator) for size in sizes]
+    inputs = [torch.randn(size, width, generator=generator) for size in sizes]
     return inputs, [torch.randint(0, 3, (size,), generator=generator) for size in sizes]
 
 
-def setting(model: str, inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> tuple[LocalTask, Persons, torch.Tensor]:
+def setting(
+    model: str, inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], names: Sequence[str] | None = None, most: int = MOST
+) -> tuple[LocalTask, Persons, torch.Tensor]:
     """Rows of the persons stand in turns, as in a table that is sorted by time."""
-    numbers = np.repeat(np.arange(len(inputs)), list(map(len, inputs)))
+    names = [f"P{number:04d}" for number in range(len(inputs))] if names is None else names
+    whose = np.repeat(np.array(names), list(map(len, inputs)))
     order = np.argsort(np.concatenate([np.arange(len(part)) for part in inputs]), kind="stable")
     samples = Samples(torch.cat(list(inputs))[order], torch.cat(list(targets))[order])
-    module = models.create(model, (WIDTH,), 3, seed=3)
+    module = models.create(model, (inputs[0].shape[1],), 3, seed=3)
     layout = ParameterLayout.from_module(module)
     weights = layout.flatten({name: part.detach() for name, part in module.named_parameters()})
     task = LocalTask(module, layout, samples, (), (), LocalOptimiser(1.0))
-    return task, Persons.of(numbers[order], MOST), weights
+    return task, Persons.of(whose[order].tolist(), most), weights
 
 
-def summed(model: str, inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], number: int = 1) -> torch.Tensor:
+def summed(
+    model: str,
+    inputs: Sequence[torch.Tensor],
+    targets: Sequence[torch.Tensor],
+    number: int = 1,
+    names: Sequence[str] | None = None,
+    most: int = MOST,
+) -> torch.Tensor:
     """Return the sum over all persons, one client's, (d,) lattice points."""
-    task, persons, weights = setting(model, inputs, targets)
+    task, persons, weights = setting(model, inputs, targets, names, most)
     trainer = RecordGradientTrainer(task, RecordClip(NORM), persons=persons)
     return trainer.train(weights, full_batch([np.arange(len(persons))], len(persons)), number)[0]
 
@@ -70,7 +80,7 @@ def test_how_many_rows_are_held_at_once_does_not_grow_with_a_server_s_setting(mo
     task, persons, weights = setting("linear", *rows_of([2] * 8))
     monkeypatch.setattr(Watched, "asked", [])
     for most in (1, 8, 4096):
-        watched = Watched(persons.rows, persons.first, persons.counts, most)
+        watched = Watched(persons.rows, persons.first, persons.counts, persons.lanes, most)
         RecordGradientTrainer(task, RecordClip(NORM), persons=watched).train(weights, full_batch([np.arange(8)], 8))
     assert max(Watched.asked) <= 2 * 4096
 
@@ -125,6 +135,53 @@ def test_other_persons_keep_their_gradients_to_the_last_bit(model: str) -> None:
     assert int(sums[0].abs().max()) > 0
 
 
+def test_other_persons_keep_their_gradients_wherever_rows_stand_and_whatever_one_is_called() -> None:
+    """101 columns and 3 rows a person: nobody's numbers begin where memory is aligned, but by chance. One person adds nothing."""
+    inputs, targets = rows_of([1, 3, 7, 2, 20, 4, 1, 5] * 8, width=101)
+    names = [f"P{number:04d}" for number in range(64)]
+    sums = []
+    for place, count, name in product((0, 40, 63), (1, 9), ("P0020", "A", "PX", "Z", "7")):
+        others = [number for number in range(64) if number != 20]
+        order = [*others[:place], 20, *others[place:]]
+        own = {20: (torch.full((count, 101), float("nan")), torch.zeros(count, dtype=torch.int64), name)}
+        found = [own.get(number, (inputs[number], targets[number], names[number])) for number in order]
+        given, told, called = zip(*found, strict=True)
+        sums.append(summed("mlp", given, told, names=called, most=3))
+    assert all(torch.equal(sums[0], other) for other in sums)
+    assert int(sums[0].abs().max()) > 0
+
+
+class Lanes(Persons):
+    """Persons that tell who stands where in each block."""
+
+    asked: ClassVar[list[list[int]]] = []
+
+    def turn(self, persons: torch.Tensor, round_number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self.asked.append(persons.tolist())
+        return super().turn(persons, round_number)
+
+
+def lanes_of(names: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, set[int]]:
+    """Return the lanes, of 16, in which each of these persons stands; the first has further ones, where copies of it fill gaps."""
+    monkeypatch.setattr(Lanes, "asked", [])
+    task, persons, weights = setting("mlp", *rows_of([1] * len(names)), names)
+    told = Lanes(persons.rows, persons.first, persons.counts, persons.lanes, persons.most)
+    RecordGradientTrainer(task, RecordClip(NORM), persons=told).train(weights, full_batch([np.arange(len(names))], len(names)))
+    found: dict[str, set[int]] = {}
+    for block in Lanes.asked:
+        for place, number in enumerate(block):
+            found.setdefault(sorted(names)[number], set()).add(place % 16)
+    return found
+
+
+def test_a_person_s_lane_follows_from_its_own_name_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On any machine: whether rounding depends on lanes differs from one to the next."""
+    names = [f"P{number:02d}" for number in range(60)]
+    before, after = lanes_of(names, monkeypatch), lanes_of(["A", *names[3:], "Z", "P03b"], monkeypatch)
+    assert all(len(before[name]) == 1 and before[name] == after[name] for name in names[3:])
+    assert len(set.union(*before.values())) == 16
+
+
 def test_one_person_with_all_rows_is_as_long_as_one_record() -> None:
     inputs, targets = rows_of([500])
     assert float(summed("mlp", inputs, targets).double().norm()) <= STEPS
@@ -165,7 +222,7 @@ def counted(persons: Sequence[NDArray[np.float64]]) -> torch.Tensor:
     values = np.concatenate(persons)
     samples = Samples(torch.from_numpy(values).float(), torch.zeros(len(values), dtype=torch.int64))
     columns = tuple(Unscaled(str(column), column) for column in range(values.shape[1]))
-    grouped = Persons.of(np.repeat(np.arange(len(persons)), list(map(len, persons))), MOST)
+    grouped = Persons.of(np.repeat([f"P{number}" for number in range(len(persons))], list(map(len, persons))).tolist(), MOST)
     rows, sharing = grouped.rows_of(np.arange(len(persons)))
     SEEN.clear()
     mechanism = Recording(RecordClip(0.5), 10.0, part="person")

@@ -4,15 +4,15 @@ A person is all rows of one name in one client's data. Nothing here looks at wha
 and at which client, follows from its own name by a public rule. Which of its rows count in a round follows from its own rows. So
 replacing all rows of one person by those of another who is trained on at the same client changes no other person's vector.
 
-One thing is taken as given, as the places of rows are where rows are protected: the order of a client's persons, by their first rows.
-It decides their places in the computation, and how a gradient is rounded depends on its place.
+How a gradient is rounded depends on its lane, which is its place in a block of the computation. A person's lane follows from its own name
+too (:attr:`Persons.lanes`). So it does not depend on where rows stand, on how many rows others have, or on what others are called.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from numbers import Integral
 from unicodedata import normalize
 
@@ -32,10 +32,14 @@ DEFAULT_ROWS = 8
 """Rows of a person that count in a round, at most, where no setting says another number."""
 
 
-def numbered(names: Iterable[Hashable]) -> Numbers:
-    """Return a number for each of ``names``, the same for equal ones, from 0 in the order in which they first occur."""
-    places: dict[Hashable, int] = {}
-    return np.array([places.setdefault(name, len(places)) for name in names], dtype=np.int64)
+def numbered(names: Iterable[str | tuple[int, str]]) -> Numbers:
+    """Return a number for each of ``names``, the same for equal names, from 0 in ascending order of the names.
+
+    The order in which the names are given does not count: it is that of rows, which one person's rows would change for all others.
+    """
+    given = list(names)
+    numbers = {name: number for number, name in enumerate(sorted(set(given)))}
+    return np.array([numbers[name] for name in given], dtype=np.int64)
 
 
 def names_of(given: Iterable[object]) -> list[str]:
@@ -80,6 +84,7 @@ class Persons:
         rows: positions of all rows that count, person by person.
         first: (P,) where in ``rows`` those of a person begin.
         counts: (P,) how many rows a person has.
+        lanes: (P,) the lane of a person, as a share of all lanes in [0, 1), which its own name alone decides.
         most: rows of a person that count in one round, at most. A person takes so many places in each round, whether or not it has so
             many rows: how a gradient is rounded depends on its place, so the places of others must not depend on this person's rows.
     """
@@ -87,38 +92,37 @@ class Persons:
     rows: Numbers
     first: Numbers
     counts: Numbers
+    lanes: NDArray[np.float64]
     most: int
 
     @classmethod
-    def of(cls, numbers: Numbers, most: int, answered: NDArray[np.bool_] | None = None) -> Persons:
-        """Return the persons whose ``numbers`` (N,) stand at their rows, from 0 in the order of their first rows.
+    def of(cls, names: Sequence[str], most: int, *, clients: Numbers | None = None, answered: NDArray[np.bool_] | None = None) -> Persons:
+        """Return the persons of the rows that have a name, in ascending order of their clients and names.
 
-        A row that is not ``answered`` (N,) does not count, unless its person has no other: then that person takes part and teaches nothing.
-
-        Raises:
-            ConfigError: no row of a person is to count.
-        """
-        if most < 1:
-            raise ConfigError(f"data.person_rows is the number of a person's rows that count in a round, at least 1, got {most}")
-        counted = np.ones(numbers.size, dtype=bool) if answered is None else answered
-        told = np.bincount(numbers[counted], minlength=int(numbers.max()) + 1)
-        kept = np.flatnonzero(counted | (told[numbers] == 0))
-        rows = kept[np.argsort(numbers[kept], kind="stable")]
-        counts = np.bincount(numbers[kept])
-        return cls(rows, np.cumsum(counts) - counts, counts, most)
-
-    @classmethod
-    def by_name(cls, names: list[str], most: int) -> Persons:
-        """Return the persons of the rows that have a name; a row of nobody, "", adds nothing, as if it were not there.
+        Args:
+            names: (N,) the name of each row's person. A row of nobody, "", adds nothing, as if it were not there.
+            most: rows of a person that count in one round, at most.
+            clients: (N,) the client of each row, by whom persons of one name differ; None if there is one client.
+            answered: (N,) whether a row has an answer to learn. A row without one does not count, unless its person has no other: then
+                that person takes part and teaches nothing. None if all have one.
 
         Raises:
             ConfigError: no row has a name, or no row of a person is to count.
         """
+        if most < 1:
+            raise ConfigError(f"data.person_rows is the number of a person's rows that count in a round, at least 1, got {most}")
         named = np.flatnonzero([name != "" for name in names])
         if not named.size:
             raise ConfigError("no row names a person")
-        found = cls.of(numbered(names[row] for row in named), most)
-        return replace(found, rows=named[found.rows])
+        owners = np.zeros(named.size, dtype=np.int64) if clients is None else clients[named]
+        numbers = numbered(zip(owners.tolist(), (names[row] for row in named.tolist()), strict=True))
+        counted = np.ones(named.size, dtype=bool) if answered is None else answered[named]
+        told = np.bincount(numbers[counted], minlength=int(numbers.max()) + 1)
+        kept = np.flatnonzero(counted | (told[numbers] == 0))
+        rows = named[kept[np.argsort(numbers[kept], kind="stable")]]
+        counts = np.bincount(numbers[kept])
+        first = np.cumsum(counts) - counts
+        return cls(rows, first, counts, uniform_by_name((names[row] for row in rows[first].tolist()), "lane"), most)
 
     def __len__(self) -> int:
         return len(self.counts)

@@ -273,7 +273,8 @@ class Watch:
 def rounds_in(site: Site) -> list[dict[str, Any]]:
     """Return the figures of the rounds that are over."""
     path = RunFolder(site.run).metrics_path
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else [""]
+    return [json.loads(line) for line in lines[:-1]]  # behind the last line end stands what is being written
 
 
 def refusals(node: NodeSite) -> Iterator[str]:

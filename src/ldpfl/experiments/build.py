@@ -23,7 +23,7 @@ from ldpfl.data.division import Division
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.holding_out import TEST_SHARE, with_validation, without_a_tenth
 from ldpfl.data.partition import LABEL_BLIND, partition_by_code, partition_by_name
-from ldpfl.data.persons import Names, Persons, numbered
+from ldpfl.data.persons import Names, Persons
 from ldpfl.data.scaling import STAGES, by_bounds, scaled_as
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.unscaled import Unscaled
@@ -39,9 +39,10 @@ from ldpfl.mechanisms.settings import Part
 from ldpfl.models.dense import Parallel
 from ldpfl.models.mending import mended
 from ldpfl.privacy import Ledger
+from ldpfl.privacy.authors import released
 from ldpfl.randomness import Purpose, known, stream
 from ldpfl.ranges import LayerRanges, range_rule
-from ldpfl.server import Checkpoint, initial_checkpoint
+from ldpfl.server import Checkpoint, check_log_size, initial_checkpoint
 from ldpfl.simulation import (
     Federation,
     LocalTask,
@@ -186,6 +187,7 @@ def build(
     compiled = ", compiled" if isinstance(federation.trainer, CompiledTrainer) else ""
     origin = f"{task.name} {task.fingerprint}{_division(task)} on {device.type}{compiled}"
     federation.mechanism.payload_bits(ranges)  # says so if the mechanism does not fit the layers
+    check_log_size(layout.names, released(federation.mechanism, ranges), config.training.rounds)
     return federation, initial_checkpoint(weights, ranges, origin, ledger)
 
 
@@ -286,9 +288,8 @@ def persons_of(config: RunConfig, task: Dataset) -> Persons | None:
             f"data.person is {config.data.person!r}, and the data do not say whose their rows are: give a table that has this column, or "
             "leave data.person out"
         )
-    clients = np.zeros(len(task.persons), dtype=np.int64) if task.clients is None else task.clients
-    numbers = numbered(zip(clients.tolist(), task.persons, strict=True))
-    return Persons.of(numbers, config.data.person_rows, ~without_answer(task.train.targets).numpy())
+    answered = ~without_answer(task.train.targets).numpy()
+    return Persons.of(task.persons.tolist(), config.data.person_rows, clients=task.clients, answered=answered)
 
 
 def divided(config: RunConfig, task: Dataset, persons: Persons | None = None) -> Division:

@@ -30,7 +30,7 @@ from ldpfl.files import from_toml, read_text
 from ldpfl.mechanisms import MechanismSettings, read_settings, settings_of
 from ldpfl.mechanisms.duchi import DuchiSettings
 from ldpfl.privacy.events import Channel
-from ldpfl.quantities import Count, NotNegative, Positive, Repeats, Share
+from ldpfl.quantities import MAX_ROUNDS, Count, NotNegative, Positive, Repeats, Share
 from ldpfl.server.optimiser import Rule, Schedule, ServerOptimiser
 from ldpfl.simulation.local_optimiser import Kind as LocalKind
 from ldpfl.simulation.local_optimiser import LocalOptimiser
@@ -97,7 +97,7 @@ class TrainingConfig(_Section):
     """Rounds on the server, epochs of SGD on the client."""
 
     rounds: Repeats = 10
-    """Of the server."""
+    """Of the server. Files of runs are read up to so many; a round that clients train longer in (``epochs``) costs no more privacy."""
     epochs: Annotated[int, Field(ge=1, le=10**5)] = 5
     """In which a client goes through its samples in each round."""
     batch_size: Count = 10
@@ -116,10 +116,10 @@ class TrainingConfig(_Section):
     """Of the client's learning rate over the rounds: ``linear`` and ``cosine`` let it fall to 0."""
     clip_norm: Positive | Literal["off"] = "off"
     """Longest gradient of a mini-batch, flat over all weights; a longer one is shortened to it, as in LaDP-FL."""
-    patience: Annotated[int, Field(ge=0, le=10**6)] = 0
+    patience: Annotated[int, Field(ge=0, le=MAX_ROUNDS)] = 0
     """Rounds without a lower loss on ``data.validation`` after which no more is trained, and the model of the best round is the result;
     0 trains in all rounds. The guarantee is that of all rounds: when to stop follows from what was released."""
-    extended: Annotated[int, Field(ge=0, le=10**6)] = 0
+    extended: Annotated[int, Field(ge=0, le=MAX_ROUNDS)] = 0
     """How many of the rounds were added after the run had come to its end; ``ldpfl run --more-rounds`` counts them."""
     server_optimiser: Rule = "sgd"
     """Of the server, which costs no privacy: ``sgd`` (FedAvg, with ``server_momentum`` FedAvgM), ``adam`` or ``yogi``."""

@@ -6,6 +6,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import mechanism_of
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.quantities import MAX_ROUNDS
 from ldpfl.server import has_stopped
 
 
@@ -24,6 +25,9 @@ def extended(folder: RunFolder, more: int) -> RunConfig:
         raise ConfigError(f"a run is extended by at least one round, got {more}")
     if last is None or last.state.round < training.rounds:
         raise ConfigError(f"{folder.path} holds a run that is not finished: go on with it before it is extended")
+    if training.rounds + more > MAX_ROUNDS:
+        had = training.rounds
+        raise ConfigError(f"a run has at most {MAX_ROUNDS:,} rounds, and this one has {had:,}: extend it by {MAX_ROUNDS - had:,} at most")
     changed = config.model_copy(
         update={
             "training": training.model_copy(update={"rounds": training.rounds + more, "extended": training.extended + more}),

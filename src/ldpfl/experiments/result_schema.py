@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from ldpfl.few import FEW, require_few
+from ldpfl.quantities import MAX_ROUNDS
 
 Figure = float | None
 """None stands for one that is not a finite number."""
@@ -110,12 +111,9 @@ class Figures(_Strict):
     @model_validator(mode="after")
     def _has_a_figure_a_round(self) -> Self:
         figures = (self.score_per_round, self.noise_free_score_per_round)
-        if any(own is not None and len(own) != self.rounds for own in figures) or self.rounds > _MOST_ROUNDS:
-            raise ValueError(f"there is a score for each of {self.rounds:.6g} rounds, and of no more than {_MOST_ROUNDS:,}")
+        if any(own is not None and len(own) != self.rounds for own in figures) or self.rounds > MAX_ROUNDS:
+            raise ValueError(f"there is a score for each of {self.rounds:.6g} rounds, and of no more than {MAX_ROUNDS:,}")
         return self
-
-
-_MOST_ROUNDS = 100_000
 
 
 def problem_of(figures: Any) -> str:

@@ -23,6 +23,8 @@ from ldpfl.experiments.model_file import ModelFile, read_description
 from ldpfl.experiments.result_schema import problem_of
 from ldpfl.files import (
     MAX_RESULT_BYTES,
+    append_text,
+    ends_with,
     from_json,
     make_folder,
     read_text,
@@ -33,7 +35,8 @@ from ldpfl.files import (
     writing,
 )
 from ldpfl.privacy.ledger import LEDGER_FILE, Ledger
-from ldpfl.server import Checkpoint
+from ldpfl.server import Checkpoint, RoundMetrics
+from ldpfl.server.round_log import log_path
 from ldpfl.simulation import LocalTask
 
 
@@ -71,12 +74,13 @@ def _used(config: RunConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Names and writes the files of one run; each is replaced atomically.
+    """Names and writes the files of one run.
 
-    ``config.toml`` (complete, re-runnable), ``checkpoint.safetensors`` (after each round), ``metrics.jsonl`` and ``ledger.json`` (a line a
-    round), and at the end ``model.safetensors``, ``model.json``, ``encoding.json`` (of a table), ``result.json`` and ``curve.svg``. On
-    Flower, ``kind.txt`` and ``participation.json`` as well; an app of one's own has its model elsewhere and writes no result. On a user's
-    own data, ``SECRET-seed`` is the only file that the noise could be computed from.
+    ``config.toml`` (complete, re-runnable), ``checkpoint.safetensors`` with its log ``checkpoint.jsonl`` (after each round),
+    ``metrics.jsonl`` and ``ledger.json`` (a line a round), and at the end ``model.safetensors``, ``model.json``, ``encoding.json`` (of a
+    table), ``result.json`` and ``curve.svg``. On Flower, ``kind.txt`` and ``participation.json`` as well; an app of one's own has its
+    model elsewhere and writes no result. On a user's own data, ``SECRET-seed`` is the only file that the noise could be computed from.
+    Each file is replaced as a whole, but for logs and metrics, which grow.
 
     All that write raise :class:`ldpfl.errors.WriteError` where the system refuses it.
     """
@@ -422,14 +426,15 @@ class RunFolder:
         for path in (self.result_path, self.checkpoint_path, self.config_path, self.metrics_path, self.ledger_path):
             with writing(path):
                 path.unlink(missing_ok=True)
-        for path in (self.model_path, self.curve_path, self.encoding_path, self.description_path, self.secret_path):
+        log = log_path(self.checkpoint_path)
+        for path in (log, self.model_path, self.curve_path, self.encoding_path, self.description_path, self.secret_path):
             with writing(path):
                 path.unlink(missing_ok=True)
 
     def save_round(self, checkpoint: Checkpoint) -> None:
         """Record a finished round. The checkpoint comes first: metrics and ledger can be written again from it."""
         checkpoint.save(self.checkpoint_path)
-        self._save_metrics(checkpoint)
+        self._add_metrics(checkpoint)
         checkpoint.ledger.save(self.ledger_path)
 
     def save_ledger(self, ledger: Ledger) -> None:
@@ -456,8 +461,19 @@ class RunFolder:
         write_text(self.result_path, to_json(result, indent=2) + "\n")
 
     def _save_metrics(self, checkpoint: Checkpoint) -> None:
-        lines = (to_json(metrics.reproducible()) + "\n" for metrics in checkpoint.history)
-        write_text(self.metrics_path, "".join(lines))
+        write_text(self.metrics_path, "".join(map(_metrics_line, checkpoint.history)))
+
+    def _add_metrics(self, checkpoint: Checkpoint) -> None:
+        """Add the line of the last round where the file ends with the line before; else write all lines."""
+        *_, before, last = ("", "", *map(_metrics_line, checkpoint.history[-2:]))
+        if before and self.metrics_path.is_file() and ends_with(self.metrics_path, before):
+            append_text(self.metrics_path, last, self.metrics_path.stat().st_size)
+        else:
+            self._save_metrics(checkpoint)
+
+
+def _metrics_line(metrics: RoundMetrics) -> str:
+    return to_json(metrics.reproducible()) + "\n"
 
 
 _LOCK, _KIND = ".lock", "kind.txt"

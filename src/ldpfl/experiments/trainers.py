@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -91,7 +90,7 @@ def tried(
             trial.losses(found, targets)
     one_step = config.mechanism.perturbed == "gradient"
     by_record = mechanism.record_clip is not None and persons is None
-    made_up = None if persons is None else Persons.of(np.arange(len(trial.data)), persons.most)
+    made_up = None if persons is None else Persons.of(list(map(str, range(len(trial.data)))), persons.most)
     clients, others = (_made_up_clients(first, one_step).to(trial.data.device) for first in (0, 2))
     with _explained(where):
         first = _of_one_sample(clients) if by_record else clients.head(1)

@@ -106,7 +106,7 @@ class RecordTask:
         Raises:
             ConfigError: no row names a person.
         """
-        return None if self.persons is None else Persons.by_name(self._names(), most)
+        return None if self.persons is None else Persons.of(self._names(), most)
 
     def _names(self) -> list[str]:
         return names_of(() if self.persons is None else self.persons.tolist() if isinstance(self.persons, Tensor) else self.persons)

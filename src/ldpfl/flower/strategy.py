@@ -36,6 +36,7 @@ from ldpfl.server import (
     Observed,
     RoundMetrics,
     ServerRules,
+    check_log_size,
     close_idle_round,
     close_round,
     initial_checkpoint,
@@ -138,7 +139,7 @@ class LdpStrategy(Strategy):
             raise ConfigError(f"clients reply after {self._reply_s:g} s, and a round takes replies for {timeout:g} s: make timeout longer")
         rounds, result = self.config.training.rounds if num_rounds is None else num_rounds, Result()
         with self._folder.locked() if self._folder else nullcontext():
-            course = self._course = self._begin(initial_arrays, timeout)
+            course = self._course = self._begin(initial_arrays, timeout, rounds)
             self.summary()
             for metrics in course.last.history:
                 result.train_metrics_clientapp[metrics.round] = _figures(metrics)
@@ -237,7 +238,7 @@ class LdpStrategy(Strategy):
             course.last.state.round,
         )
 
-    def _begin(self, initial: ArrayRecord, timeout: float) -> Course:
+    def _begin(self, initial: ArrayRecord, timeout: float, rounds: int) -> Course:
         if self.config.clients.full_weight != "off" and self._kind is not Kind.READY_APP:
             raise ConfigError("clients.full_weight is for the ready app's training: in an app of your own, scale what you return")
         layout = layout_of(initial)
@@ -245,6 +246,7 @@ class LdpStrategy(Strategy):
         ranges = initial_ranges(self.config, layout, weights)
         mechanism = deployable_mechanism(self.config, ranges)
         mechanism.payload_bits(ranges)  # says so if the mechanism does not fit the layers
+        check_log_size(layout.names, released(mechanism, ranges), rounds)
         rules = ServerRules(
             layout.names,
             self.config.mechanism.perturbed,

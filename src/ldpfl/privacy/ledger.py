@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
-from functools import cache
+from functools import cache, cached_property
 from math import inf
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
@@ -69,17 +69,36 @@ class Ledger:
         Raises:
             DataError: the event's round is not later than the last one: it would be charged twice, or out of order.
         """
-        return Ledger((*self.events, _after(self.events, event)))
+        grown = Ledger((*self.events, _after(self.events, event)))
+        if "_linked" in vars(self):  # a ledger that is written after each round is not made into text anew each time
+            lines, link = self._linked
+            line, link = _line(event, link)
+            vars(grown)["_linked"] = ((*lines, line), link)
+        return grown
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """Each event as JSON text, with its link of the chain."""
+        return self._linked[0]
+
+    @cached_property
+    def _linked(self) -> tuple[tuple[str, ...], str]:
+        """The lines, and the last link of the chain."""
+        lines, link = [], ""
+        for event in self.events:
+            line, link = _line(event, link)
+            lines.append(line)
+        return tuple(lines), link
 
     def to_json(self, accounted: Mapping[str, Any] | None = None) -> str:
         """Return the ledger as JSON text, an event a line; ``accounted`` is kept beside it for people, and not read back."""
-        link, trees = "", []
-        for event in self.events:
-            link = _next_link(link, event)
-            trees.append({**_to_tree(event), "chain": link})
-        lines = ",\n".join(f"  {json.dumps(tree)}" for tree in trees)
         extra = f',\n "accounted": {json.dumps(accounted)}' if accounted is not None else ""
-        return f'{{"format": "{FORMAT}", "version": {VERSION},\n "events": [\n{lines}\n ]{extra}\n}}\n'
+        return _document(self.lines, extra)
+
+    @classmethod
+    def from_lines(cls, lines: Sequence[str], origin: str = "ledger") -> Ledger:
+        """Return the ledger of :attr:`lines`, which may be somebody else's; errors as in :meth:`from_json`."""
+        return cls.from_json(_document(lines), origin)
 
     @classmethod
     def from_json(cls, text: str, origin: str = "ledger") -> Ledger:
@@ -128,6 +147,17 @@ class Ledger:
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"ledger {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
         return cls.from_json(text, str(path))
+
+
+def _document(lines: Sequence[str], extra: str = "") -> str:
+    events = ",\n".join(f"  {line}" for line in lines)
+    return f'{{"format": "{FORMAT}", "version": {VERSION},\n "events": [\n{events}\n ]{extra}\n}}\n'
+
+
+def _line(event: RoundEvent, before: str) -> tuple[str, str]:
+    """Return an event as JSON text, and its link of the chain after the link ``before``."""
+    link = _next_link(before, event)
+    return json.dumps({**_to_tree(event), "chain": link}), link
 
 
 def _after(events: Sequence[RoundEvent], event: RoundEvent) -> RoundEvent:

@@ -7,6 +7,7 @@ from ldpfl.server.close import Observed, ServerRules, advance, close_idle_round,
 from ldpfl.server.cohort import once_cohort, reserves, round_cohort, sample_cohort, self_sampled_cohort
 from ldpfl.server.optimiser import ServerOptimiser
 from ldpfl.server.round_events import histogram_event, round_event
+from ldpfl.server.round_log import check_log_size
 from ldpfl.server.round_metrics import RoundMetrics
 from ldpfl.server.state import ServerState, client_values
 from ldpfl.server.stopping import has_stopped
@@ -21,6 +22,7 @@ __all__ = [
     "ServerRules",
     "ServerState",
     "advance",
+    "check_log_size",
     "client_values",
     "close_idle_round",
     "close_round",

@@ -1,4 +1,4 @@
-"""What a run needs to go on after a crash, in one file: the server's state and the metrics so far."""
+"""What a run needs to go on after a crash: the server's state in one file, and beside it the log of all rounds so far."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ldpfl.errors import DataError, LdpflError
-from ldpfl.files import check_parts, check_regular, replace_atomically
+from ldpfl.files import check_parts, check_regular, replace_atomically, writing
 from ldpfl.privacy import Ledger
 from ldpfl.randomness import WORDS
 from ldpfl.ranges import LayerRanges
+from ldpfl.server.round_log import Extent, extend_log, is_begun_by, log_path, read_log
 from ldpfl.server.round_metrics import RoundMetrics
 from ldpfl.server.state import ServerState
 
+_LOG = "log"
 _MEMORY = "memory."
 _MEMORY_DTYPES = ("F32", "F64")
-_SHOWN = 80
-"""Characters of a name in an error."""
-
 _SHOWN = 200
-"""Characters of a reason in an error: it may repeat what the file holds."""
+"""Characters of a name or a reason in an error: it may repeat what the file holds."""
 
 _CARRIED = ("previous", "velocity", "average", "size", "best")
 """Parts of the server's state that need not be there."""
@@ -53,7 +52,20 @@ class Checkpoint:
     words: str = WORDS
 
     def save(self, path: Path) -> None:
-        """Write to ``path`` so that a crash leaves this checkpoint or the one before."""
+        """Write to ``path`` so that a crash leaves this checkpoint or the one before, each with its lines of the log beside it.
+
+        A checkpoint of another run is removed first: a crash then leaves none.
+
+        Raises:
+            WriteError: the system refuses it.
+        """
+        log, before = log_path(path), _extent_at(path)
+        if before is not None and not is_begun_by(before, log, self.history, self.ledger):
+            before = None
+        if before is None:
+            with writing(path):
+                path.unlink(missing_ok=True)
+        extent = extend_log(log, before, self.history, self.ledger)
         tensors = {
             "weights": self.state.weights.contiguous(),
             "center": self.state.ranges.center,
@@ -67,8 +79,7 @@ class Checkpoint:
             "sizes": json.dumps(self.state.ranges.sizes),
             "origin": self.origin,
             "words": self.words,
-            "ledger": self.ledger.to_json(),
-            "history": json.dumps([asdict(metrics) for metrics in self.history]),
+            _LOG: json.dumps(asdict(extent)),
         }
         with replace_atomically(path) as temporary:
             save_file(tensors, temporary, metadata)
@@ -89,14 +100,23 @@ class Checkpoint:
                 _check_headers({name: (part.get_dtype(), part.get_shape()) for name, part in slices.items()}, sizes)
                 tensors = {name: handle.get_tensor(name) for name in slices}
             ranges = LayerRanges(tensors["center"], tensors["radius"], sizes)
-            history = tuple(RoundMetrics(**entry) for entry in _listed(metadata, "history"))
+            history, ledger = read_log(log_path(path), Extent.from_json(metadata[_LOG]))
             origin, words = metadata["origin"], metadata.get("words", "")
-            ledger = Ledger.from_json(metadata["ledger"], "its ledger")
             state = ServerState(int(metadata["round"]), tensors["weights"], ranges, **{name: tensors.get(name) for name in _CARRIED})
             memory = {name.removeprefix(_MEMORY): rows for name, rows in tensors.items() if name.startswith(_MEMORY)}
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError, LdpflError) as error:
             raise DataError(f"checkpoint {path} is damaged: {str(error)[:_SHOWN]}") from error
         return cls(state, history, origin, ledger, memory, words)
+
+
+def _extent_at(path: Path) -> Extent | None:
+    """Return which part of its log the checkpoint at ``path`` says is its own; None if there is no checkpoint that says so."""
+    try:
+        check_regular(path)
+        with safe_open(path, framework="pt") as handle:
+            return Extent.from_json(handle.metadata()[_LOG])
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError):
+        return None
 
 
 def _listed(metadata: Mapping[str, str], name: str) -> list[Any]:

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
@@ -84,13 +85,23 @@ class RecordGradientTrainer:
         at_once = max(2, at_once)
         together = min(at_once, ALIGNED)
         at_once -= at_once % together
-        places, counts = _apart(mask, together)
+        places, counts = _apart(mask, self._lanes(index, together), together)
         for start in range(0, len(places), at_once):
             some, real = places[start : start + at_once], counts[start : start + at_once].cpu()
             found, usable = self._descents(weights, *self._rows(index[some[:, 0], some[:, 1]], round_number))
             real = real & usable
             sums.index_add_(0, some[:, 0].cpu()[real], self.clip.points(found[real], self.watch))
         return sums.to(torch.int64)
+
+    def _lanes(self, records: Tensor, together: int) -> Tensor:
+        """Return the lane, below ``together``, of each of ``records`` (K, B): by its place in its client's data, or its person's name.
+
+        A gradient's lane decides how the gradient is rounded. So the lane must not depend on which other records take part, by their
+        coins, or on who the other persons are: else one record or person would move the vectors of others.
+        """
+        if self.persons is None:
+            return (torch.arange(records.shape[1], device=records.device) % together).expand(records.shape)
+        return torch.from_numpy((self.persons.lanes[records.cpu().numpy()] * together).astype(np.int64)).to(records.device)
 
     def _rows(self, records: Tensor, round_number: int) -> tuple[Tensor, Tensor]:
         """Return the rows (R, B) of each of ``records`` (R,), one or those of a person, and a mask (R, B) of those that count."""
@@ -135,19 +146,24 @@ def confined(trainer: Trainer) -> Trainer:
     return replace(trainer, confined=True) if isinstance(trainer, RecordGradientTrainer) else trainer
 
 
-def _apart(mask: Tensor, together: int) -> tuple[Tensor, Tensor]:
+def _apart(mask: Tensor, lanes: Tensor, together: int) -> tuple[Tensor, Tensor]:
     """Return places (N, 2) of records in ``mask`` (K, B), client by client, and which of them count (N,).
 
-    Each client begins at a multiple of ``together``, and what lies between are copies of some record: how a product is rounded depends on
-    where its factors lie in memory, and it must not depend on who else is there, or on how many.
+    Each client begins at a multiple of ``together``, and each record stands so far behind such a multiple as its lane says, of ``lanes``
+    (K, B). What lies between are copies of some record. How a product is rounded depends on where its factors lie in memory, which is the
+    same for all multiples, and must not depend on who else is there, or on how many.
     """
     places = mask.nonzero()
-    sizes = (mask > 0).sum(dim=1)
-    rooms = (sizes + together - 1) // together * together
-    shift = (rooms - sizes).cumsum(0) - (rooms - sizes)  # of those before
+    clients, own = places[:, 0], lanes[places[:, 0], places[:, 1]]
+    group = clients * together + own
+    sizes = torch.bincount(group, minlength=len(mask) * together)
+    order = group.argsort(stable=True)
+    before = torch.empty_like(order)  # records of the same client and lane that come first
+    before[order] = torch.arange(len(order), device=mask.device) - (sizes.cumsum(0) - sizes)[group[order]]
+    rooms = sizes.view(len(mask), together).amax(dim=1) * together
     spread = places[:1].expand(int(rooms.sum()), 2).clone()
     counts = torch.zeros(len(spread), dtype=torch.bool, device=mask.device)
-    at = torch.arange(len(places), device=mask.device) + shift[places[:, 0]]
+    at = (rooms.cumsum(0) - rooms)[clients] + before * together + own
     spread[at], counts[at] = places, True
     return spread, counts
 

@@ -1,0 +1,147 @@
+"""The metrics and the privacy events of all rounds, a line each, in a file beside the checkpoint.
+
+The file only grows, so that a late round costs no more to write than an early one. A checkpoint says how much of the file belongs to it
+(:class:`Extent`). What follows was written by a process that was killed before it wrote the next checkpoint, and is cut off.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import reduce
+from hashlib import sha256
+from pathlib import Path
+
+from ldpfl.errors import ConfigError
+from ldpfl.few import MAX_NAMES
+from ldpfl.files import MAX_LINE_BYTES, MAX_METRICS_BYTES, MAX_ROUNDS_BYTES, append_text, check_parts, read_text, write_text
+from ldpfl.privacy import Ledger
+from ldpfl.privacy.events import Release, RoundEvent
+from ldpfl.server.round_metrics import RoundMetrics
+
+_MAX_BYTES = MAX_METRICS_BYTES + MAX_ROUNDS_BYTES
+_FIGURE_BYTES, _ROUND_BYTES = 30, 1000
+"""Bytes of a figure of a layer, at most, beside the layer's name; and of all figures of a round that are of no layer."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """The part of a log that belongs to a checkpoint.
+
+    Attributes:
+        metrics: number of lines that are a round's metrics.
+        events: number of lines that are a privacy event.
+        size: bytes of all these lines.
+        digest: a hash of all these lines. It finds accidents, and no forger.
+        last: a hash of the last metrics and the last event, by which a process knows that it wrote all lines before.
+    """
+
+    metrics: int
+    events: int
+    size: int
+    digest: str
+    last: str
+
+    @classmethod
+    def from_json(cls, text: str) -> Extent:
+        """Read what a checkpoint says, which may be somebody else's.
+
+        Raises:
+            ValueError, TypeError: it says something else, or more than any log has.
+        """
+        check_parts(text)
+        found = cls(**json.loads(text))
+        numbers = (found.metrics, found.events, found.size)
+        if not all(type(number) is int and 0 <= number <= _MAX_BYTES for number in numbers):
+            raise ValueError(f"its log has between 0 and {_MAX_BYTES:,} bytes")
+        return found
+
+
+def log_path(checkpoint: Path) -> Path:
+    """Return where the log of a ``checkpoint`` stands."""
+    return checkpoint.with_suffix(".jsonl")
+
+
+def is_begun_by(extent: Extent, path: Path, history: Sequence[RoundMetrics], ledger: Ledger) -> bool:
+    """Whether ``history`` and ``ledger`` go on from the lines of ``extent`` in the log at ``path``."""
+    if extent.metrics > len(history) or extent.events > len(ledger.events):
+        return False
+    whole = path.is_file() and path.stat().st_size >= extent.size
+    return whole and _last(history[: extent.metrics][-1:], ledger.lines[: extent.events][-1:]) == extent.last
+
+
+def extend_log(path: Path, before: Extent | None, history: Sequence[RoundMetrics], ledger: Ledger) -> Extent:
+    """Write to the log at ``path`` what ``history`` and ``ledger`` have beyond ``before``, and flush it to disk.
+
+    Without ``before``, the log is written anew. With it, a crash leaves all lines of ``before`` as they were.
+
+    Raises:
+        WriteError: the system refuses it.
+    """
+    start = before or Extent(0, 0, 0, "", "")
+    lines = [*map(_line, history[start.metrics :]), *ledger.lines[start.events :]]
+    text = "".join(f"{line}\n" for line in lines)
+    if before is None:
+        write_text(path, text)
+    elif text:
+        append_text(path, text, before.size)
+    last = _last(history[-1:], ledger.lines[-1:])
+    return Extent(len(history), len(ledger.events), start.size + len(text), reduce(_chained, lines, start.digest), last)
+
+
+def read_log(path: Path, extent: Extent) -> tuple[tuple[RoundMetrics, ...], Ledger]:
+    """Return the metrics and the ledger of the lines of ``extent`` in the log at ``path``, which may be somebody else's.
+
+    Raises:
+        OSError, ValueError, TypeError, DataError: the lines are not those of the extent, or damaged.
+    """
+    text = read_text(path, _MAX_BYTES, extent.size)
+    check_parts(text)
+    lines = text.split("\n")[:-1]
+    if len(lines) != extent.metrics + extent.events or reduce(_chained, lines, "") != extent.digest:
+        raise ValueError(f"{path.name} beside it was changed, or is another run's")
+    history, events = [], []
+    for line in lines:
+        if len(line) > MAX_LINE_BYTES:
+            raise ValueError(f"a line of {path.name} has {len(line):,} characters, expected at most {MAX_LINE_BYTES:,}")
+        entry = json.loads(line)
+        if "release" in entry:
+            events.append(line)
+        else:
+            history.append(RoundMetrics(**entry))
+    return tuple(history), Ledger.from_lines(events, "its ledger")
+
+
+def check_log_size(layers: Sequence[str], release: Release, rounds: int) -> None:
+    """Return if a run of so many ``rounds``, of a model with these ``layers``, leaves files that can be read again.
+
+    Raises:
+        ConfigError: it would leave larger ones.
+    """
+    each = _ROUND_BYTES + 3 * sum(len(json.dumps(name)) + _FIGURE_BYTES for name in layers)
+    event = RoundEvent(rounds, release, 10**9, 10**9, rounds)
+    charged = len(Ledger((event,)).to_json())
+    if each > MAX_LINE_BYTES or len(layers) > MAX_NAMES:
+        raise ConfigError(
+            f"the model has {len(layers):,} layers, whose figures take up to {each:,} bytes a round, and at most {MAX_NAMES:,} layers and "
+            f"{MAX_LINE_BYTES:,} bytes are read again: take a model of fewer layers"
+        )
+    possible = min(MAX_METRICS_BYTES // each, MAX_ROUNDS_BYTES // charged)
+    if rounds > possible:
+        raise ConfigError(
+            f"training.rounds is {rounds:,}, and files of a model with {len(layers):,} layers can be read again up to {possible:,} rounds: "
+            "set training.rounds to that or less, or take a model of fewer layers"
+        )
+
+
+def _line(metrics: RoundMetrics) -> str:
+    return json.dumps(asdict(metrics))
+
+
+def _chained(digest: str, line: str) -> str:
+    return sha256(f"{digest}{line}".encode()).hexdigest()
+
+
+def _last(history: Sequence[RoundMetrics], events: Sequence[str]) -> str:
+    return reduce(_chained, [*map(_line, history), *events], "")
