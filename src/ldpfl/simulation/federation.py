@@ -106,7 +106,7 @@ class Federation:
         """Return the random bits by which ``clients`` randomise ``values`` (k, d) by ``mechanism`` in the round after ``state``."""
         number = state.round + 1
         if not self.own_data:
-            return SeededStreams.for_clients(known(self.secret_seed), number, clients)
+            return self.public_streams(state, clients)
         keys = [(number, int(client)) for client in clients]
         # How large a schedule's noise is follows from the number of rounds, and from how many records others have.
         variance = mechanism.variance(values, state.ranges) if isinstance(mechanism, Gaussian) else None
@@ -115,6 +115,10 @@ class Federation:
             ranges = state.ranges
             context += ranges.center.numpy().tobytes() + ranges.radius.numpy().tobytes() + repr(ranges.sizes).encode()
         return SeededStreams.bound(known(self.secret_seed), Purpose.MECHANISM, keys, values, context, variance)
+
+    def public_streams(self, state: ServerState, clients: NDArray[np.int64]) -> SeededStreams:
+        """Return the random bits of ``clients`` in the round after ``state`` where data are public, whatever their values are."""
+        return SeededStreams.for_clients(known(self.secret_seed), state.round + 1, clients)
 
     def mixing(self, state: ServerState, reports: Sequence[Reports]) -> np.random.Generator:
         """Return the randomness by which the round after ``state`` mixes ``reports``: an order, and of a secure sum all noise."""

@@ -55,7 +55,8 @@ class LocalTask:
 
     def batch(self, index: Tensor) -> tuple[Inputs, Tensor]:
         """Return inputs (..., *shape) as the model wants them, and targets (..., *) at ``index`` (...)."""
-        return self.normalised(each(lambda part: part[index], self.data.inputs)), self.data.targets[index]
+        batch = self.data.at(index)
+        return self.normalised(batch.inputs), batch.targets
 
     def normalised(self, inputs: Inputs) -> Inputs:
         """Return ``inputs`` as the model wants them: pixels normalised, others as they are."""
