@@ -22,6 +22,7 @@ from ldpfl.simulation import Federation
 from ldpfl.simulation.cohort_training import train_cohort
 from ldpfl.simulation.compiled_training import CompiledTrainer, has_compiler
 from ldpfl.simulation.counted_steps import CountedSteps
+from ldpfl.simulation.local_optimiser import LocalOptimiser
 from ldpfl.simulation.observing import ClientFacts, ClippedCounter
 from ldpfl.simulation.shares import Collected, RoundStart, Share, collect
 
@@ -121,6 +122,8 @@ def test_what_encodes_in_its_own_way_does_so(tiny_task: Dataset) -> None:
 
 
 def test_values_that_are_not_finite_do_not_leave(tiny_task: Dataset) -> None:
-    federation, start = federation_of(tiny_task, 200, "model.name=linear", "training.learning_rate=3e38")
+    federation, start = federation_of(tiny_task, 200, "model.name=linear")
+    task = replace(federation.task, optimiser=LocalOptimiser(3e38))
+    federation = replace(federation, task=task, trainer=CompiledTrainer(task, 1))
     with pytest.raises(PrivacyError, match="nothing was sent"):
         collected(federation, start)
