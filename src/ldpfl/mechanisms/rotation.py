@@ -61,7 +61,7 @@ def _transform_block(rows: Tensor) -> None:
 
 
 def _add_and_subtract(rows: Tensor, half: int) -> None:
-    """Put the sums and differences of places that are ``half`` apart in ``rows`` (K, D) in their place, then of twice as much, and so on."""
+    """Put sums and differences in the place of entries of ``rows`` (K, D) that are ``half`` apart, then twice as far, and so on."""
     count, size = rows.shape
     while half < size:
         pairs = rows.view(count, size // (2 * half), 2, half)
