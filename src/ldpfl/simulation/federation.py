@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from math import nan
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from ldpfl.privacy.events import Channel
 from ldpfl.randomness import Purpose, SeededStreams, bound_stream, known, stream
 from ldpfl.ranges import RangeRule
 from ldpfl.server import RoundMetrics, ServerOptimiser, ServerRules, ServerState, has_stopped, once_cohort, round_cohort
-from ldpfl.simulation.local_training import LocalTask, Trainer, mean_loss, measured
+from ldpfl.simulation.local_training import LocalTask, Trainer, evaluated, mean_loss
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,12 @@ class Federation:
 
     def score(self, weights: Tensor) -> float:
         """Return the figure by which the model with ``weights`` (d,) is judged."""
-        return measured(self.task, weights, self.evaluation)[self.task.task.metric]
+        return self.score_of(evaluated(self.task, weights, self.evaluation))
+
+    def score_of(self, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
+        """Return that figure from what the model makes of the evaluation samples, and their targets, as ``evaluated`` yields both."""
+        task = self.task.task
+        return task.measured(iter(batches), every=False)[task.metric] if len(self.evaluation) else nan
 
     def has_stopped(self, history: Sequence[RoundMetrics]) -> bool:
         """Whether what was trained so far has not become better for long enough."""
