@@ -165,11 +165,20 @@ class SeededStreams:
     def block(self, rows: range, count: int) -> NDArray[np.int32]:
         """Return ``count`` words for each of the clients in ``rows``, (k, count)."""
         own, blocks = self._own(rows.start, rows.stop), -(-count // _WORDS)
-        counters = np.empty((len(rows), blocks, 2), dtype="<u8")
-        np.add(self._used[own, None], np.arange(blocks, dtype=np.uint64), out=counters[:, :, 0])
-        counters[:, :, 1] = self._clients[own, None]
-        self._used[own] += np.uint64(blocks)
-        return self._enciphered(counters, rows, [blocks] * len(rows)).reshape(len(rows), -1)[:, :count]
+        used, clients = self._used[own, None], self._clients[own, None]
+        words = np.empty(len(rows) * blocks * _BLOCK + _SPARE, dtype=np.uint8)
+        # Some rows at a time: counters that stay in a core's cache are made in half the time.
+        together = max(1, _AT_ONCE // max(1, blocks))
+        counters, numbers = np.empty((min(together, len(rows)), blocks, 2), dtype="<u8"), np.arange(blocks, dtype=np.uint64)
+        for start in range(0, len(rows), together):
+            some = slice(start, min(start + together, len(rows)))
+            part = counters[: some.stop - start]
+            np.add(used[some], numbers, out=part[:, :, 0])
+            part[:, :, 1] = clients[some]
+            part_rows = range(own.start + some.start, own.start + some.stop)
+            self._encipher(part, part_rows, [blocks] * len(part_rows), words[start * blocks * _BLOCK :])
+        used += np.uint64(blocks)
+        return words[:-_SPARE].view("<i4").reshape(len(rows), blocks * _WORDS)[:, :count]
 
     def each(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return one word for each entry of ``rows`` (m,), which are in ascending order and may repeat: (m,)."""
@@ -180,20 +189,25 @@ class SeededStreams:
         np.add(self._used[rows], np.arange(len(rows)) - before, out=counters[:, 0], casting="unsafe")
         counters[:, 1] = self._clients[rows]
         self._used[own] += counts.astype(np.uint64)
-        return self._enciphered(counters, range(own.start, own.stop), counts.tolist())[::_WORDS].copy()
+        words = np.empty(counters.nbytes + _SPARE, dtype=np.uint8)
+        self._encipher(counters, range(own.start, own.stop), counts.tolist(), words)
+        return words[:-_SPARE].view("<i4")[::_WORDS].copy()
 
     def _own(self, start: int, stop: int) -> slice:
         if not 0 <= start <= stop <= len(self._clients):
             raise IndexError(stop)
         return slice(start, stop)
 
-    def _enciphered(self, counters: NDArray[np.uint64], rows: range, blocks: Sequence[int]) -> NDArray[np.int32]:
-        """Return what ``counters`` (..., 2), so many ``blocks`` of each of ``rows``, are enciphered to, (n,) words."""
+    def _encipher(self, counters: NDArray[np.uint64], rows: range, blocks: Sequence[int], words: NDArray[np.uint8]) -> None:
+        """Write what ``counters`` (..., 2), so many ``blocks`` of each of ``rows``, are enciphered to, to the beginning of ``words``."""
         if self._shared is not None:
-            return _enciphered(self._shared, counters)
-        parts = np.split(counters.reshape(-1, 2), np.cumsum(blocks)[:-1])
-        owned = (_enciphered(_encryptor(self._keys[row]), own) for row, own in zip(rows, parts, strict=True) if len(own))
-        return np.concatenate([np.empty(0, dtype="<i4"), *owned])
+            _encipher(self._shared, counters, words)
+            return
+        start = 0
+        for row, own in zip(rows, np.split(counters.reshape(-1, 2), np.cumsum(blocks)[:-1]), strict=True):
+            if len(own):
+                _encipher(_encryptor(self._keys[row]), own, words[start:])
+                start += own.nbytes
 
 
 _WORDS = 4
@@ -204,15 +218,19 @@ def _encryptor(key: bytes) -> CipherContext:
     return Cipher(AES256(key), ECB()).encryptor()
 
 
-def _enciphered(encryptor: CipherContext, counters: NDArray[np.uint64]) -> NDArray[np.int32]:
-    """Return what ``counters`` (..., 2) are enciphered to, (n,) words."""
-    words = np.empty(counters.nbytes + _SPARE, dtype=np.uint8)
+def _encipher(encryptor: CipherContext, counters: NDArray[np.uint64], words: NDArray[np.uint8]) -> None:
+    """Write what ``counters`` (..., 2) are enciphered to to the beginning of ``words``, which has ``_SPARE`` bytes more at least."""
     encryptor.update_into(counters.reshape(-1).view(np.uint8).data, words.data)
-    return words[: counters.nbytes].view("<i4")
 
 
 _SPARE = 15
 """Bytes that the library wants beyond what it writes."""
+
+_BLOCK = 16
+"""Bytes in a block of AES."""
+
+_AT_ONCE = 1 << 14
+"""Blocks that are enciphered at once: their counters take 256 KiB."""
 
 
 class SecureSource:

@@ -79,6 +79,16 @@ def test_two_processes_end_in_the_bytes_of_one(recipe: str, tiny_task: Dataset, 
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("workers")
+def test_processes_share_a_long_evaluation_and_find_the_figure_of_one(tiny_task: Dataset, two: Processes) -> None:
+    federation, _ = federation_of(tiny_task, "duchi")
+    long = replace(federation, evaluation=tiny_task.train.take(torch.arange(2_345) % 200))
+    weights = torch.randn(4000, generator=torch.Generator().manual_seed(1))
+    assert two.score(long, weights) == OneProcess().score(long, weights)
+    assert 0 < long.score(weights) < 1
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("workers")
 def test_a_killed_process_is_replaced_and_its_clients_are_trained_again(tiny_task: Dataset) -> None:
     federation, start = federation_of(tiny_task, "duchi")
     *_, alone = simulate(federation, start, 2)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ldpfl.errors import PrivacyError, ProtocolError
 from ldpfl.lazy import torch
+from ldpfl.mechanisms.comparing import Comparison
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.mechanisms.reports.base import Reports
 from ldpfl.mechanisms.reports.units import SampledUnits, Units
@@ -213,6 +214,10 @@ class Mechanism(ABC):
         it looks at more than its own units.
         """
         return self
+
+    def comparison(self, ranges: LayerRanges) -> Comparison | None:
+        """Return how each value is compared with one random integer, so that a simulation can compile it; None for any other encoding."""
+        return None
 
     def privatize(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> Tensor:
         """Return what a server that sees each report learns: ``decode(encode(values))``, shape (K, d)."""

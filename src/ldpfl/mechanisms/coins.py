@@ -29,13 +29,22 @@ def words_below(
         first: the first 16 bits of each threshold, or nearly: then the probability is that of a threshold between both.
         exact: returns the thresholds at some rows (m,) and places (m,).
     """
-    rest = 32 - FIRST
 
     def decide(row: Places, place: Places) -> NDArray[np.bool_]:
-        low = draw_each(source, row + rows.start) & ((1 << rest) - 1)
-        return np.asarray(low < exact(row, place) - (first[row, place].astype(np.int64) << rest))
+        return decided(first[row, place], exact(row, place), source, row + rows.start)
 
     return _tossed(first, decide, source, rows)
+
+
+def decided(first: NDArray[np.int16], exact: Places, source: RandomSource, rows: Places) -> NDArray[np.bool_]:
+    """Return which random words lie below ``exact`` thresholds (m,), given that their first 16 bits are ``first`` (m,).
+
+    Args:
+        rows: clients (m,) in ascending order; each draws the other bits of its words in the order that they have here.
+    """
+    rest = 32 - FIRST
+    low = draw_each(source, rows) & ((1 << rest) - 1)
+    return np.asarray(low < exact - (first.astype(np.int64) << rest))
 
 
 def happens(probability: int, source: RandomSource, rows: range, count: int) -> NDArray[np.bool_]:

@@ -17,6 +17,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, require_finite_block, require_shape, total_clients
 from ldpfl.mechanisms.coins import FIRST, Places, words_below
+from ldpfl.mechanisms.comparing import Comparison
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
 from ldpfl.mechanisms.reports.bits import BitReports, Encoder, count_ones
 from ldpfl.mechanisms.reports.units import Units
@@ -114,6 +115,14 @@ class Duchi(Mechanism):
             return lambda rows: thresholds.bits(values[rows.start : rows.stop, own], source, rows)
 
         return BitReports.of(encoder, *values.shape)
+
+    def comparison(self, ranges: LayerRanges) -> Comparison | None:
+        if ranges.dimension > COORDINATE_BLOCK:  # a client draws what a block of coordinates leaves open before it draws for the next
+            return None
+        thresholds = Thresholds.of(self._half, ranges, slice(0, ranges.dimension))
+        limits = torch.full((ranges.dimension,), thresholds.limit)
+        told = (thresholds.center.contiguous(), thresholds.first_slope.contiguous(), limits)
+        return Comparison(_first, told, thresholds.exact)
 
     def decode(self, reports: BitReports, ranges: LayerRanges) -> Tensor:
         total_clients([reports], ranges, BitReports)
@@ -218,10 +227,14 @@ class Thresholds:
         require_finite_block(values)
         offset = values if self.centered else values - self.center
         first = (offset.float() * self.first_slope).clamp_(-self.limit, self.limit).floor_().to(torch.int16)
-        slope, distance = self.slope.numpy(), offset.numpy()
+        return words_below(first.numpy(), lambda row, place: self.exact(values.numpy()[row, place], place), source, rows)
 
-        def exact(row: Places, place: Places) -> Places:
-            scaled = np.rint(distance[row, place].astype(np.float64) * slope[place])
-            return np.asarray(scaled.clip(-self.half, self.half).astype(np.int64))
+    def exact(self, values: NDArray[np.float32], place: Places) -> Places:
+        """Return t of ``values`` (m,) at some coordinates (m,) of the block."""
+        offset = values.astype(np.float64) - self.center.numpy()[place]
+        return np.asarray(np.rint(offset * self.slope.numpy()[place]).clip(-self.half, self.half).astype(np.int64))
 
-        return words_below(first.numpy(), exact, source, rows)
+
+def _first(values: Tensor, center: Tensor, first_slope: Tensor, limit: Tensor) -> Tensor:
+    """Return the first 16 bits of the thresholds that :meth:`Thresholds.bits` compares with, in float32."""
+    return ((values.double() - center).float() * first_slope).clamp(-limit, limit).floor()

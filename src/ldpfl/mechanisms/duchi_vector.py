@@ -175,11 +175,12 @@ def _rounded(values: Tensor, ranges: LayerRanges, source: RandomSource) -> Packe
 
     def encoder(own: slice) -> Encoder:
         center, radius = ranges.slice(own.start, own.stop)
-        slope = (1 << (BITS - 1)) / radius
+        slope, centered = (1 << (BITS - 1)) / radius, not bool(center.any())
 
         def bits(rows: range) -> NDArray[np.bool_]:
-            words = torch.from_numpy(draw_block(source, rows, own.stop - own.start))
-            return np.asarray(words < (values[rows.start : rows.stop, own] - center) * slope)
+            words, part = draw_block(source, rows, own.stop - own.start), values[rows.start : rows.stop, own]
+            scaled = part * slope if centered else (part - center).mul_(slope)
+            return np.asarray(words < scaled.numpy())
 
         return bits
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 _AT_ONCE = 1 << 18
 """Values that are rotated at once: 1 MiB, which a cache holds."""
 
+_SHORT = 16
+"""Places that are closer than this are brought apart before they are added."""
+
 
 def rotated_size(dimension: int) -> int:
     """Return the number of coordinates after the rotation: the next power of two."""
@@ -48,14 +51,24 @@ def _transform(rows: Tensor) -> None:
 
 def _transform_block(rows: Tensor) -> None:
     count, size = rows.shape
-    half = 1
+    short = min(size, _SHORT)
+    # The first steps are about neighbours: beside each other in memory they take four times as long.
+    turned = rows.view(count, -1, short).transpose(1, 2).contiguous()
+    _add_and_subtract(turned.view(count, size), size // short)
+    rows.view(count, -1, short).copy_(turned.transpose(1, 2))
+    _add_and_subtract(rows, short)
+    rows.mul_(size**-0.5)
+
+
+def _add_and_subtract(rows: Tensor, half: int) -> None:
+    """Put sums and differences in the place of entries of ``rows`` (K, D) that are ``half`` apart, then twice as far, and so on."""
+    count, size = rows.shape
     while half < size:
         pairs = rows.view(count, size // (2 * half), 2, half)
         difference = pairs[:, :, 0] - pairs[:, :, 1]
         pairs[:, :, 0] += pairs[:, :, 1]
         pairs[:, :, 1] = difference
         half *= 2
-    rows.mul_(size**-0.5)
 
 
 @lru_cache(maxsize=4)

@@ -6,7 +6,7 @@ How many are trained at once is found by ``chunking``; how, is in ``local_traini
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import torch
@@ -56,19 +56,24 @@ def trained_in_chunks(
     federation: Federation, state: ServerState, cohort: NDArray[np.int64], chunk_size: int
 ) -> Iterator[tuple[NDArray[np.intp], Tensor]]:
     """Train the cohort in chunks and yield each chunk's places in ``cohort`` and its clients' values, (k,) and (k, d)."""
-    # Clients of like size together: fewer blanked-out steps. Streams belong to clients, so the order changes no result.
-    order = np.argsort(federation.samples.sizes[cohort], kind="stable")
-    block = federation.trainer.block if isinstance(federation.trainer, CompiledTrainer) else 0
-    # Where blocks are cut must not depend on how many clients are trained at once.
-    for piece in split_evenly(len(cohort), chunk_size) if not block else _whole_blocks(len(cohort), block):
-        places = order[piece]
+    for places in in_chunks(federation, cohort, chunk_size):
         trained = train_clients(federation, state, cohort[places])
         yield places, client_values(trained, state, federation.perturbed)
 
 
-def _whole_blocks(count: int, block: int) -> Iterator[slice]:
-    most = block * max(1, MOST_CLIENTS // block)
-    return (slice(start, min(start + most, count)) for start in range(0, count, most))
+def in_chunks(federation: Federation, cohort: NDArray[np.int64], chunk_size: int, most: int = MOST_CLIENTS) -> Iterator[NDArray[np.intp]]:
+    """Yield the places in ``cohort`` of clients that are trained together, (k,): some ``most`` of them where their steps are compiled."""
+    # Clients of like size together: fewer blanked-out steps. Streams belong to clients, so the order changes no result.
+    order = np.argsort(federation.samples.sizes[cohort], kind="stable")
+    block = federation.trainer.block if isinstance(federation.trainer, CompiledTrainer) else 0
+    # Where blocks are cut must not depend on how many clients are trained at once.
+    pieces = _whole_blocks(len(cohort), block, most) if block else split_evenly(len(cohort), chunk_size)
+    return (order[piece] for piece in pieces)
+
+
+def _whole_blocks(count: int, block: int, most: int) -> Iterator[slice]:
+    together = block * max(1, most // block)
+    return (slice(start, min(start + together, count)) for start in range(0, count, together))
 
 
 def train_clients(federation: Federation, state: ServerState, clients: NDArray[np.int64]) -> Tensor:
@@ -77,28 +82,35 @@ def train_clients(federation: Federation, state: ServerState, clients: NDArray[n
     Raises:
         PrivacyError: the model changes something while it runs, or PyTorch refuses to run it, which it did not in the trial.
     """
-    schedule = _schedule(federation, state, clients)
-    try:
+    schedule = schedule_of(federation, state, clients)
+    with refused_by_pytorch(federation, state, schedule):
         trained = federation.trainer.train(state.weights, schedule, state.round + 1).cpu()
+    return federation.weighed(state.weights, trained, clients)
+
+
+@contextmanager
+def refused_by_pytorch(federation: Federation, state: ServerState, schedule: BatchSchedule) -> Iterator[None]:
+    """Say what stops the round after ``state`` where PyTorch raises an error while it trains by ``schedule``.
+
+    The error's text is not repeated: it may hold private values. For many clients at once PyTorch forbids some writes of a model to itself
+    without naming what is written; so one client is trained by itself, which names it.
+    """
+    try:
+        yield
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError as error:  # its text may repeat private values
-        _refuse_what_changes(federation, state, schedule)
+    except RuntimeError as error:
+        one = BatchSchedule(schedule.index[:1], schedule.mask[:1])
+        with suppress(RuntimeError):
+            LoopTrainer(federation.task).train(state.weights, one, state.round + 1)
         raise PrivacyError(
             f"round {state.round + 1} stopped: PyTorch refused to run the model, as it did not on made-up samples, and nothing was sent; "
             "either there is too little memory, or forward does something else after some calls: let it be a function of one sample"
         ) from error
-    return federation.weighed(state.weights, trained, clients)
 
 
-def _refuse_what_changes(federation: Federation, state: ServerState, schedule: BatchSchedule) -> None:
-    """Raise the error that names what the model changes, if it does: for many clients at once PyTorch forbids some writes, naming none."""
-    one = BatchSchedule(schedule.index[:1], schedule.mask[:1])
-    with suppress(RuntimeError):
-        LoopTrainer(federation.task).train(state.weights, one, state.round + 1)
-
-
-def _schedule(federation: Federation, state: ServerState, clients: NDArray[np.int64]) -> BatchSchedule:
+def schedule_of(federation: Federation, state: ServerState, clients: NDArray[np.int64]) -> BatchSchedule:
+    """Return on which samples ``clients`` train, step by step, in the round after ``state``."""
     samples, number = federation.samples.take(clients), state.round + 1
     if federation.perturbed == "gradient":
         return _gradient_batch(federation, number, clients, samples).to(federation.device)
@@ -120,5 +132,5 @@ def chunk_size_for(federation: Federation, state: ServerState, cohort: NDArray[n
     if isinstance(federation.trainer, RecordGradientTrainer):  # it takes records in blocks of its own, whosever they are
         return min(len(cohort), MOST_CLIENTS, most_sums(state.weights, federation.device))
     largest_first = cohort[np.argsort(-federation.samples.sizes[cohort], kind="stable")]
-    schedule = _schedule(federation, state, largest_first[:MOST_CLIENTS])
+    schedule = schedule_of(federation, state, largest_first[:MOST_CLIENTS])
     return choose_chunk_size(federation.trainer, state.weights, schedule, federation.device)

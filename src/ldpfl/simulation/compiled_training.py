@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,7 +59,7 @@ class CompiledTrainer:
         """Return (K, d) trained weights, as :class:`~ldpfl.simulation.local_training.Trainer` says."""
         places = range(0, schedule.clients, self.block)
         trained = torch.empty(len(places) * self.block, weights.numel())
-        train_into = self._step_into if self._takes_one_step(schedule) else self._train_into
+        train_into = self._step_into if self.takes_one_step(schedule) else self._train_into
         with nothing_kept(self.task.module):
             for start in places:
                 own = slice(start, start + self.block)
@@ -67,14 +67,14 @@ class CompiledTrainer:
                 train_into(trained[own], weights, block, round_number)
         return trained[: schedule.clients]
 
-    def _takes_one_step(self, schedule: BatchSchedule) -> bool:
+    def takes_one_step(self, schedule: BatchSchedule) -> bool:
         """Whether all that a client does is one step along its gradient, which is taken at weights that all clients have."""
         optimiser = self.task.optimiser
         return schedule.steps == 1 and optimiser.kind == "sgd" and not optimiser.pulls and self.task.clip_norm is None
 
     def _step_into(self, trained: Tensor, weights: Tensor, schedule: BatchSchedule, round_number: int) -> None:
         """Write the weights of clients after one step to ``trained`` (K, d)."""
-        batch, rate = self.task.data.take(schedule.index[:, 0]), torch.tensor(self.task.optimiser.rate(round_number))
+        batch, rate = self.task.data.at(schedule.index[:, 0]), torch.tensor(self.task.optimiser.rate(round_number))
         with nothing_written(self.task.module, {"the weights": weights}, by_value=False):
             self._one_step(trained, weights, rate, batch.inputs, batch.targets, schedule.mask[:, 0])
 
@@ -87,7 +87,7 @@ class CompiledTrainer:
         for step in range(schedule.steps):
             index, mask = schedule.index[:, step], schedule.mask[:, step]
             with nothing_written(task.module, dict(zip(start, parameters, strict=True)), by_value=False):
-                batch = task.data.take(index)
+                batch = task.data.at(index)
                 gradients = self._gradients(parameters, batch.inputs, batch.targets, mask)
             found = gradients if task.clip_norm is None else clipped(gradients, task.clip_norm)
             descent.step(found, mask.amax(dim=1))
@@ -119,8 +119,90 @@ class CompiledTrainer:
 
         return _compiled(one_step)
 
+    def counting(self, first: Callable[..., Tensor], *, update: bool) -> Callable[..., Sequence[Tensor]]:
+        """Return what trains a whole block of clients by one step and counts their bits, the fields of :class:`BitSums`.
+
+        It is called with the weights (d,), the rate, inputs, targets and mask of the block, the numbers (block, 1) of its clients, the
+        first 16 bits (block, d) of their random words, the ends of the ranges, two tensors (d,), and what ``first`` is told.
+
+        Args:
+            first: as in :class:`~ldpfl.mechanisms.comparing.Comparison`.
+            update: whether clients send the change of their weights, and not these themselves.
+        """
+        if (first, update) not in self._counting:
+            self._counting[first, update] = _compiled(self._counter(first, update))
+        return self._counting[first, update]
+
+    @cached_property
+    def _counting(self) -> dict[tuple[Callable[..., Tensor], bool], Callable[..., Sequence[Tensor]]]:
+        return {}
+
+    def _counter(self, first: Callable[..., Tensor], update: bool) -> Callable[..., Sequence[Tensor]]:
+        task, loss = self.task, self._loss
+        slices = [task.layout.slices[name] for name in task.layout.names]
+
+        def counter(
+            weights: Tensor,
+            rate: Tensor,
+            inputs: Inputs,
+            targets: Tensor,
+            mask: Tensor,
+            numbers: Tensor,
+            drawn: Tensor,
+            low: Tensor,
+            high: Tensor,
+            *told: Tensor,
+        ) -> list[Tensor]:
+            parameters = list(task.layout.unflatten(weights).values())
+            found: list[Tensor] = vmap(grad(loss), in_dims=(None, 0, 0, 0))(parameters, task.normalised(inputs), targets, mask)
+            layers = []
+            # Layer by layer: as one matrix they would be written to memory.
+            for own, gradient in zip(slices, found, strict=True):
+                values = weights[own] - rate * gradient.flatten(1)
+                values = values - weights[own] if update else values
+                threshold = first(values, *(part[own] for part in told))
+                layers.append(_sums(values, threshold, drawn[:, own], numbers, low[own], high[own]))
+            return [torch.cat(parts) for parts in zip(*layers, strict=True)]
+
+        return counter
+
     def _loss(self, values: list[Tensor], inputs: Inputs, targets: Tensor, mask: Tensor) -> Tensor:
         return self.task.loss(dict(zip(self.task.layout.names, values, strict=True)), inputs, targets, mask)
+
+
+class BitSums(NamedTuple):
+    """What the values and bits of a block of clients come to in each coordinate, float32 (d,).
+
+    Attributes:
+        ones: clients whose word begins with fewer than the threshold's first bits.
+        outside: clients whose value lies outside its range.
+        open: clients whose word begins with the threshold's first bits.
+        number: the numbers of the latter, added up: that of the only one, as a rule.
+        value: the values of the latter, likewise.
+        spoiled: NaN if any client's value is NaN or infinite, else 0.
+    """
+
+    ones: Tensor
+    outside: Tensor
+    open: Tensor
+    number: Tensor
+    value: Tensor
+    spoiled: Tensor
+
+
+def _sums(values: Tensor, threshold: Tensor, drawn: Tensor, numbers: Tensor, low: Tensor, high: Tensor) -> BitSums:
+    """Return the sums of ``values`` (k, n), the first bits of whose thresholds and words are ``threshold`` and ``drawn`` (k, n).
+
+    Args:
+        drawn: integers of 16 bits that are seen as bfloat16, which are the first 16 bits of a float32: the compiler has vectors of these,
+            and none of short integers.
+        numbers: of the clients, (k, 1).
+    """
+    words = (drawn.float().view(torch.int32) >> 16).float()
+    is_open = words == threshold
+    outside = (values < low) | (values > high)
+    counted = ((words < threshold).float(), outside.float(), is_open.float(), is_open * numbers, torch.where(is_open, values, 0.0))
+    return BitSums(*(part.sum(dim=0) for part in (*counted, values - values)))
 
 
 def _compiled(function: Any) -> Callable[..., Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from math import nan
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from ldpfl.privacy.events import Channel
 from ldpfl.randomness import Purpose, SeededStreams, bound_stream, known, stream
 from ldpfl.ranges import RangeRule
 from ldpfl.server import RoundMetrics, ServerOptimiser, ServerRules, ServerState, has_stopped, once_cohort, round_cohort
-from ldpfl.simulation.local_training import LocalTask, Trainer, mean_loss, measured
+from ldpfl.simulation.local_training import LocalTask, Trainer, evaluated, mean_loss
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ class Federation:
         """Return the random bits by which ``clients`` randomise ``values`` (k, d) by ``mechanism`` in the round after ``state``."""
         number = state.round + 1
         if not self.own_data:
-            return SeededStreams.for_clients(known(self.secret_seed), number, clients)
+            return self.public_streams(state, clients)
         keys = [(number, int(client)) for client in clients]
         # How large a schedule's noise is follows from the number of rounds, and from how many records others have.
         variance = mechanism.variance(values, state.ranges) if isinstance(mechanism, Gaussian) else None
@@ -117,6 +118,10 @@ class Federation:
             ranges = state.ranges
             context += ranges.center.numpy().tobytes() + ranges.radius.numpy().tobytes() + repr(ranges.sizes).encode()
         return SeededStreams.bound(known(self.secret_seed), Purpose.MECHANISM, keys, values, context, variance)
+
+    def public_streams(self, state: ServerState, clients: NDArray[np.int64]) -> SeededStreams:
+        """Return the random bits of ``clients`` in the round after ``state`` where data are public, whatever their values are."""
+        return SeededStreams.for_clients(known(self.secret_seed), state.round + 1, clients)
 
     def mixing(self, state: ServerState, reports: Sequence[Reports]) -> np.random.Generator:
         """Return the randomness by which the round after ``state`` mixes ``reports``: an order, and of a secure sum all noise."""
@@ -135,7 +140,12 @@ class Federation:
 
     def score(self, weights: Tensor) -> float:
         """Return the figure by which the model with ``weights`` (d,) is judged."""
-        return measured(self.task, weights, self.evaluation)[self.task.task.metric]
+        return self.score_of(evaluated(self.task, weights, self.evaluation))
+
+    def score_of(self, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
+        """Return that figure from what the model makes of the evaluation samples, and their targets, as ``evaluated`` yields both."""
+        task = self.task.task
+        return task.measured(iter(batches), every=False)[task.metric] if len(self.evaluation) else nan
 
     def has_stopped(self, history: Sequence[RoundMetrics]) -> bool:
         """Whether what was trained so far has not become better for long enough."""

@@ -214,7 +214,7 @@ def _descent(task: LocalTask, shared: dict[str, Tensor], index: Tensor, mask: Te
 
 def _means(task: LocalTask, index: Tensor, mask: Tensor) -> Tensor:
     """Return the mean of each row's samples (K, d) in the center's place, and nothing in that of what is trained."""
-    inputs = normalise(task.data.tensor[index], task.mean, task.std).flatten(2).float()
+    inputs = normalise(task.data.at(index).tensor, task.mean, task.std).flatten(2).float()
     means = (inputs * mask[:, :, None]).sum(dim=1) / mask.sum(dim=1, keepdim=True).clamp_min(1)
     rows = torch.zeros(len(index), task.layout.dimension, device=means.device)
     rows[:, task.layout.slices["center"]] = means

@@ -123,11 +123,11 @@ _COUNTED = 255
 
 
 class ClippedCounter:
-    """Counts, layer by layer, the values that lie outside their range: ``outside`` (L,)."""
+    """Counts, layer by layer, the values that lie outside their range, which is ``low`` to ``high`` (d,): ``outside`` (L,)."""
 
     def __init__(self, ranges: LayerRanges) -> None:
         center, radius = ranges.expand()
-        self._low, self._high = (center - radius).float().numpy(), (center + radius).float().numpy()
+        self.low, self.high = (center - radius).float().numpy(), (center + radius).float().numpy()
         self._starts = np.cumsum((0, *ranges.sizes[:-1]))
         self.outside = np.zeros(len(ranges.sizes), dtype=np.int64)
 
@@ -135,5 +135,9 @@ class ClippedCounter:
         """Count ``values`` (K, d)."""
         for rows in client_blocks(len(values), values.shape[1], most=_COUNTED):
             own = values[rows.start : rows.stop].numpy()
-            outside = (own < self._low) | (own > self._high)
-            self.outside += np.add.reduceat(outside.sum(axis=0, dtype=np.uint8), self._starts, dtype=np.int64)
+            outside = (own < self.low) | (own > self.high)
+            self.add_counts(outside.sum(axis=0, dtype=np.uint8))
+
+    def add_counts(self, outside: NDArray[np.uint8 | np.int32]) -> None:
+        """Add how many clients' values lie ``outside`` the range of each coordinate (d,)."""
+        self.outside += np.add.reduceat(outside, self._starts, dtype=np.int64)

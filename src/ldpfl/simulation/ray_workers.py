@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 from loky.backend import get_context, resource_tracker
+from torch import Tensor
 
 from ldpfl.errors import ConfigError, LdpflError
 from ldpfl.simulation.cohort_training import ClientsDone
@@ -72,6 +73,9 @@ class RayTasks:
         except BaseException:
             self.close(kill=True)
             raise
+
+    def score(self, federation: Federation, weights: Tensor) -> float:
+        return ONE_PROCESS.score(federation, weights)
 
     def collect(self, federation: Federation, start: RoundStart, shares: Sequence[Share], clients_done: ClientsDone) -> list[Collected]:
         total = sum(len(share.clients) for share in shares)

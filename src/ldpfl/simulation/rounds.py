@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -104,7 +105,7 @@ def _round(
     pool = mix(reports, federation.mixing(before.state, reports))
     recorded = noise.std()
     return close_round(
-        federation.rules,
+        replace(federation.rules, score=partial(workers.score, federation)),
         before,
         mechanism,
         pool,

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from ldpfl.errors import PrivacyError
 from ldpfl.mechanisms import BitReports, Mechanism, Reports
 from ldpfl.mechanisms.reports.bits import BitCounts
-from ldpfl.server import ServerState
-from ldpfl.simulation.chunking import ALIGNED, split_evenly
-from ldpfl.simulation.cohort_training import trained_in_chunks
+from ldpfl.server import ServerState, client_values
+from ldpfl.simulation.chunking import ALIGNED, MOST_CLIENTS, split_evenly
+from ldpfl.simulation.cohort_training import in_chunks, train_clients
 from ldpfl.simulation.compiled_training import CompiledTrainer
+from ldpfl.simulation.counted_steps import TOGETHER, CountedSteps
 from ldpfl.simulation.federation import Federation
 from ldpfl.simulation.gradients import RecordGradientTrainer
 from ldpfl.simulation.observing import ClientFacts, ClippedCounter, ClippedRecords, SentNoise
@@ -83,21 +84,34 @@ def collect(federation: Federation, start: RoundStart, share: Share, chunk_done:
         federation = replace(federation, trainer=replace(federation.trainer, watch=records.add))
     reports: list[Reports] = []
     noise: list[SentNoise] = []
-    for rows, values in trained_in_chunks(federation, start.state, share.clients, start.chunk_size):
-        clients, mechanism = share.clients[rows], share.facts.take(rows).bound(start.mechanism)
-        try:
-            streams = federation.streams(start.state, clients, values, mechanism)
-            batch = mechanism.encode(values, start.state.ranges, streams)
-        except PrivacyError as error:
-            raise PrivacyError(f"round {start.state.round + 1} stopped: {error}") from error
-        sent = SentNoise.of(mechanism, clients, values, start.state.ranges, batch)
-        noise += [] if sent is None else [sent]
-        if federation.perturbed != "gradient":
-            clipped.add(values)
-        _keep(reports, batch)
-        chunk_done(len(clients))
+    steps = CountedSteps.of(federation, start.state, start.mechanism, share.clients, clipped)
+    for rows in in_chunks(federation, share.clients, start.chunk_size, MOST_CLIENTS if steps is None else TOGETHER):
+        left = rows if steps is None else rows[steps.add(share.clients[rows])]
+        if left.size:
+            sent, batch = _reported(federation, start, share, left, clipped)
+            noise += [] if sent is None else [sent]
+            _keep(reports, batch)
+        chunk_done(len(rows))
+    if steps is not None and steps.clients:
+        reports.append(steps.reports())
     outside = None if federation.perturbed == "gradient" else clipped.outside
     return Collected(len(share.clients), tuple(reports), tuple(noise), outside, records.clipped, records.all)
+
+
+def _reported(
+    federation: Federation, start: RoundStart, share: Share, rows: NDArray[np.intp], clipped: ClippedCounter
+) -> tuple[SentNoise | None, Reports]:
+    """Train some clients of a ``share`` together, and return their reports and the noise in them."""
+    clients, mechanism = share.clients[rows], share.facts.take(rows).bound(start.mechanism)
+    values = client_values(train_clients(federation, start.state, clients), start.state, federation.perturbed)
+    try:
+        streams = federation.streams(start.state, clients, values, mechanism)
+        batch = mechanism.encode(values, start.state.ranges, streams)
+    except PrivacyError as error:
+        raise PrivacyError(f"round {start.state.round + 1} stopped: {error}") from error
+    if federation.perturbed != "gradient":
+        clipped.add(values)
+    return SentNoise.of(mechanism, clients, values, start.state.ranges, batch), batch
 
 
 def _keep(reports: list[Reports], batch: Reports) -> None:

@@ -25,10 +25,12 @@ import psutil
 import torch
 from loky import ProcessPoolExecutor
 from loky.backend import get_context, resource_tracker
+from torch import Tensor
 
 from ldpfl.errors import LdpflError
 from ldpfl.simulation.cohort_training import ClientsDone
 from ldpfl.simulation.federation import Federation
+from ldpfl.simulation.local_training import AT_ONCE, evaluated
 from ldpfl.simulation.placing import place, placed
 from ldpfl.simulation.shares import Collected, RoundStart, Share, collect
 
@@ -40,6 +42,13 @@ _TOLD_S = 0.5
 
 _DEATHS = 3
 """How many worker processes may die in a row, with no share done in between, before a run ends."""
+
+
+_SCORED = 2000
+"""Evaluation samples from which on processes share them."""
+
+_KEPT = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 28)}
+"""Memory that a process keeps when it is free (glibc): to ask for it anew in each step took up to a third of a worker's time."""
 
 
 def cores() -> int:
@@ -60,6 +69,10 @@ class Workers(Protocol):
         """
         ...
 
+    def score(self, federation: Federation, weights: Tensor) -> float:
+        """Return the figure by which the model with ``weights`` is judged, :meth:`Federation.score`."""
+        ...
+
 
 class OneProcess:
     """This process, by one thread: more would round differently."""
@@ -75,6 +88,10 @@ class OneProcess:
 
         with one_thread(federation.device):
             return [collect(federation, start, share, chunk_done) for share in shares]
+
+    def score(self, federation: Federation, weights: Tensor) -> float:
+        with one_thread(federation.device):
+            return federation.score(weights)
 
 
 ONE_PROCESS = OneProcess()
@@ -142,6 +159,24 @@ class Processes:
             for future in finished:
                 future.result()
 
+    def score(self, federation: Federation, weights: Tensor) -> float:
+        samples = len(federation.evaluation)
+        if samples < _SCORED:
+            return ONE_PROCESS.score(federation, weights)
+        own, told = self._of(federation), self._written(weights)
+        piece = AT_ONCE * -(-samples // (AT_ONCE * self._count))  # whole batches, for these decide how figures are rounded
+        try:
+            asked = [self._pool.submit(_outputs, own, told, slice(start, start + piece)) for start in range(0, samples, piece)]
+            return federation.score_of(batch for future in asked for batch in future.result())
+        except BrokenProcessPool:
+            self._begin_again(1)
+            return ONE_PROCESS.score(federation, weights)
+        except BaseException:
+            self.close(kill=True)
+            raise
+        finally:
+            told.unlink(missing_ok=True)
+
     def _begin_again(self, deaths: int) -> None:
         if deaths == _DEATHS:
             raise LdpflError(
@@ -154,7 +189,9 @@ class Processes:
 
     def _started(self) -> ProcessPoolExecutor:
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        return ProcessPoolExecutor(self._count, context=get_context("loky"), initializer=_begin, initargs=(os.getpid(),), env=threads)
+        return ProcessPoolExecutor(
+            self._count, context=get_context("loky"), initializer=_begin, initargs=(os.getpid(),), env=threads | _KEPT
+        )
 
     def _of(self, federation: Federation) -> Path:
         """Return where the ``federation`` is placed."""
@@ -213,6 +250,9 @@ class Automatic:
             done += self._processes.collect(federation, start, rest, partial(_told, clients_done, trained, total))
         return done
 
+    def score(self, federation: Federation, weights: Tensor) -> float:
+        return (self._processes or ONE_PROCESS).score(federation, weights)
+
     def close(self) -> None:
         if self._processes is not None:
             self._processes.close()
@@ -242,3 +282,9 @@ _start = lru_cache(maxsize=1)(placed)
 
 def _collected(federation: Path, start: Path, share: Share) -> Collected:
     return collect(_federation(federation), _start(start), share)
+
+
+def _outputs(federation: Path, weights: Path, piece: slice) -> list[tuple[Tensor, Tensor]]:
+    """Return what the model makes of a ``piece`` of the evaluation samples, and their targets."""
+    own: Federation = _federation(federation)
+    return list(evaluated(own.task, placed(weights), own.evaluation.take(piece)))

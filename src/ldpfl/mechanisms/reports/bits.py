@@ -39,7 +39,7 @@ class BitReports:
             raise ProtocolError(f"packed reports have shape {self.packed.shape}, expected (clients, {packed_size(self.dimension)}) uint8")
 
     @classmethod
-    def of(cls, encoder: Callable[[slice], Encoder], clients: int, dimension: int, values: int = 16 * COORDINATE_BLOCK) -> Self:
+    def of(cls, encoder: Callable[[slice], Encoder], clients: int, dimension: int, values: int = 8 * COORDINATE_BLOCK) -> Self:
         """Return the reports of ``clients``, whose bits ``encoder`` draws ``values`` at a time; they are counted while a cache has them.
 
         A call takes some 70 microseconds whatever their number.

@@ -1,0 +1,44 @@
+"""Bits by comparison, in a form that a simulation compiles together with the training before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ldpfl.mechanisms.coins import Places
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ldpfl.mechanisms.base import Mechanism
+    from ldpfl.ranges import LayerRanges
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """How each value becomes a bit: whether a random integer of 32 bits, signed, lies below a threshold that follows from the value.
+
+    A client draws the first 16 bits of all its integers in one call, and the other 16 bits where the first ones are those of the threshold:
+    so does :func:`~ldpfl.mechanisms.coins.words_below`, and so the bits are those of ``encode``.
+
+    Attributes:
+        first: returns the first 16 bits of the thresholds of values (k, b), as whole numbers in float32, from the values and from some
+            coordinates of each of ``told``. It consists of PyTorch's functions alone and reads no other variable.
+        told: what ``first`` is told of each coordinate, tensors (d,).
+        exact: returns the thresholds (m,) of values (m,) at some coordinates (m,).
+    """
+
+    first: Callable[..., Tensor]
+    told: tuple[Tensor, ...]
+    exact: Callable[[NDArray[np.float32], Places], Places]
+
+
+def comparison_of(mechanism: Mechanism, ranges: LayerRanges) -> Comparison | None:
+    """Return the comparison by which ``mechanism`` encodes, or None: also for a subclass that encodes in a way of its own."""
+    kind = type(mechanism)
+    order = [owner for owner in kind.__mro__ if "encode" in vars(owner) or "comparison" in vars(owner)]
+    return mechanism.comparison(ranges) if "comparison" in vars(order[0]) else None
