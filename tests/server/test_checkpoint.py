@@ -188,6 +188,8 @@ def test_a_run_whose_files_could_not_be_read_again_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"up to [\d,]+ rounds"):
         check_log_size(["a"], replace(release, claim="x" * 5000), MAX_ROUNDS)
     check_log_size(["a"], release, MAX_ROUNDS)
+    with pytest.raises(ConfigError, match="up to 100,000 rounds"):  # as a server's own code may ask for
+        check_log_size(["a"], release, MAX_ROUNDS + 1)
 
 
 @pytest.mark.parametrize("keep", [0, 4, 8, 60, -200, -1])

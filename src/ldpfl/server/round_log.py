@@ -18,6 +18,7 @@ from ldpfl.few import MAX_NAMES
 from ldpfl.files import MAX_LINE_BYTES, MAX_METRICS_BYTES, MAX_ROUNDS_BYTES, append_text, check_parts, read_text, write_text
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.events import Release, RoundEvent
+from ldpfl.quantities import MAX_ROUNDS
 from ldpfl.server.round_metrics import RoundMetrics
 
 _MAX_BYTES = MAX_METRICS_BYTES + MAX_ROUNDS_BYTES
@@ -120,14 +121,14 @@ def check_log_size(layers: Sequence[str], release: Release, rounds: int) -> None
         ConfigError: it would leave larger ones.
     """
     each = _ROUND_BYTES + 3 * sum(len(json.dumps(name)) + _FIGURE_BYTES for name in layers)
-    event = RoundEvent(rounds, release, 10**9, 10**9, rounds)
+    event = RoundEvent(MAX_ROUNDS, release, 10**9, 10**9, MAX_ROUNDS)
     charged = len(Ledger((event,)).to_json())
     if each > MAX_LINE_BYTES or len(layers) > MAX_NAMES:
         raise ConfigError(
             f"the model has {len(layers):,} layers, whose figures take up to {each:,} bytes a round, and at most {MAX_NAMES:,} layers and "
             f"{MAX_LINE_BYTES:,} bytes are read again: take a model of fewer layers"
         )
-    possible = min(MAX_METRICS_BYTES // each, MAX_ROUNDS_BYTES // charged)
+    possible = min(MAX_ROUNDS, MAX_METRICS_BYTES // each, MAX_ROUNDS_BYTES // charged)
     if rounds > possible:
         raise ConfigError(
             f"training.rounds is {rounds:,}, and files of a model with {len(layers):,} layers can be read again up to {possible:,} rounds: "
