@@ -23,6 +23,8 @@ MOST_CLIENTS = 256
 
 _PROBED_SIZES = (16, 32, 64, 128, MOST_CLIENTS)
 _SLOWER = 1.1
+_PROBED_S = 0.05
+"""Seconds for which a size is tried, three times at least: a machine with other things to do makes single short steps look slow."""
 _COPIES = 8  # of a client's sum: as floats, as integers, with noise, and in between
 
 
@@ -42,7 +44,7 @@ def split_evenly(count: int, largest: int, unit: int = ALIGNED) -> Iterator[slic
 def choose_chunk_size(trainer: Trainer, weights: Tensor, schedule: BatchSchedule, device: torch.device) -> int:
     """Return the number of clients, at most ``schedule.clients``, to train at once on ``device``.
 
-    A step of growing chunks is timed, three times, until two are clearly slower a client than the best so far, or until
+    A step of growing chunks is timed, several times, until two are clearly slower a client than the best so far, or until
     the memory that a client was seen to need says stop. Fewer than 16 are never much faster, and results would depend on how many.
     """
     probe = schedule.head(1)
@@ -52,7 +54,7 @@ def choose_chunk_size(trainer: Trainer, weights: Tensor, schedule: BatchSchedule
     best, best_seconds, slower = _PROBED_SIZES[0], float("inf"), 0
     for size in (*(s for s in _PROBED_SIZES if s < fitting), fitting):
         chunk = BatchSchedule(probe.index[:size], probe.mask[:size])
-        seconds = min(_seconds(trainer, weights, chunk, device) for _ in range(3)) / size
+        seconds = _fastest(trainer, weights, chunk, device) / size
         if seconds < best_seconds:
             best, best_seconds, slower = size, seconds, 0
         else:
@@ -65,6 +67,13 @@ def choose_chunk_size(trainer: Trainer, weights: Tensor, schedule: BatchSchedule
 def most_sums(weights: Tensor, device: torch.device) -> int:
     """Return how many clients' sums of gradients (d,), with what is made of them, fit into ``MEMORY_SHARE`` of the free memory."""
     return max(1, int(MEMORY_SHARE * _free(device) / (_COPIES * weights.numel() * torch.float64.itemsize)))
+
+
+def _fastest(trainer: Trainer, weights: Tensor, schedule: BatchSchedule, device: torch.device) -> float:
+    taken: list[float] = []
+    while len(taken) < 3 or sum(taken) < _PROBED_S:
+        taken.append(_seconds(trainer, weights, schedule, device))
+    return min(taken)
 
 
 def _seconds(trainer: Trainer, weights: Tensor, schedule: BatchSchedule, device: torch.device) -> float:

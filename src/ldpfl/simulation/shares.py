@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ldpfl.errors import PrivacyError
 from ldpfl.mechanisms import BitReports, Mechanism, Reports
 from ldpfl.mechanisms.reports.bits import BitCounts
+from ldpfl.mechanisms.reports.vectors import VectorReports, VectorTotal
 from ldpfl.server import ServerState, client_values
 from ldpfl.simulation.chunking import ALIGNED, MOST_CLIENTS, split_evenly
 from ldpfl.simulation.cohort_training import in_chunks, train_clients
@@ -115,9 +116,11 @@ def _reported(
 
 
 def _keep(reports: list[Reports], batch: Reports) -> None:
-    """Add to ``reports`` what mixing keeps of ``batch``: of bits, how many are set."""
-    if type(batch) is not BitReports:  # other bits stay together, a client's in a row
+    """Add to ``reports`` what a round needs of ``batch``: of bits how many are set, of vectors their sum."""
+    before = reports.pop() if reports and type(batch) in (BitReports, VectorReports) else None
+    if type(batch) is BitReports:  # other bits stay together, a client's in a row
+        reports.append(before.plus(batch) if isinstance(before, BitCounts) else batch.counted())
+    elif type(batch) is VectorReports:  # others say more than their values
+        reports.append(before.plus(batch) if isinstance(before, VectorTotal) else batch.summed())
+    else:
         reports.append(batch)
-        return
-    before = reports.pop() if reports else None
-    reports.append(before.plus(batch) if isinstance(before, BitCounts) else batch.counted())

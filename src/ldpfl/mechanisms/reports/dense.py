@@ -34,6 +34,11 @@ class DenseReports:
     def bytes_per_client(self) -> int:
         return 4 * self.dimension
 
+    def add_to(self, total: Tensor) -> None:
+        """Add all reports, one after the other, to ``total`` (d,) float64: the sum does not depend on how they were batched."""
+        for row in self.values:
+            total += row
+
     def payloads(self) -> Iterable[bytes]:
         """Yield what each client puts on the wire."""
         return (row.numpy().tobytes() for row in self.values)
@@ -66,9 +71,8 @@ class DenseReports:
 
 
 def mean_of_rows(reports: Sequence[DenseReports], clients: int) -> Tensor:
-    """Return the mean (d,) float64 of all rows, added up client by client: it does not depend on how they were batched."""
+    """Return the mean (d,) float64 of all rows."""
     total = torch.zeros(reports[0].dimension, dtype=torch.float64)
     for batch in reports:
-        for row in batch.values:
-            total += row
+        batch.add_to(total)
     return total / clients

@@ -37,6 +37,51 @@ class VectorReports(DenseReports):
         order = torch.from_numpy(generator.permutation(clients))
         return VectorReports(torch.cat([batch.values for batch in batches])[order])
 
+    def summed(self) -> VectorTotal:
+        """Return what a mean needs of these reports."""
+        return VectorTotal(torch.zeros(self.dimension, dtype=torch.float64), 0).plus(self)
+
+
+class VectorTotal(VectorReports):
+    """Noisy vectors of which nothing but their sum is left: all that a simulated round needs, whose memory many clients would fill.
+
+    Args:
+        total: (d,) float64, their sum.
+        clients: how many reports there are.
+    """
+
+    def __init__(self, total: Tensor, clients: int) -> None:
+        object.__setattr__(self, "total", total)
+        object.__setattr__(self, "_clients", clients)
+
+    total: Tensor
+    _clients: int
+
+    @property
+    def clients(self) -> int:
+        return self._clients
+
+    @property
+    def dimension(self) -> int:
+        return len(self.total)
+
+    def add_to(self, total: Tensor) -> None:
+        total += self.total
+
+    def plus(self, batch: DenseReports) -> VectorTotal:
+        """Return the sum with ``batch``, whose reports are added one after the other."""
+        total = self.total.clone()
+        batch.add_to(total)
+        return VectorTotal(total, self.clients + batch.clients)
+
+    @classmethod
+    def mix(cls, batches: Sequence[DenseReports], generator: np.random.Generator) -> VectorTotal:
+        """Return the sum over all ``batches``: in whatever order reports are, it is that of their values but for rounding."""
+        total = torch.zeros(batches[0].dimension, dtype=torch.float64)
+        for batch in batches:
+            batch.add_to(total)
+        return VectorTotal(total, sum(batch.clients for batch in batches))
+
 
 class VectorMechanism(Mechanism):
     """Clients send noisy vectors, offset by the ranges' center; their mean is an unbiased estimate."""
