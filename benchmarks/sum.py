@@ -169,18 +169,19 @@ def one_large(options: argparse.Namespace, store: str, terms: SumTerms) -> None:
     Console().print(table)
 
 
-def many_small(options: argparse.Namespace, store: str, bits: Bits) -> None:
-    """Print how many sums of ``--rounds`` rounds are exact."""
-    terms, first = terms_for(options, bits), 1 + bits * 10**6
-    clients, token = tokens_in(store, bits, options.uploads)
+def many_small(options: argparse.Namespace, store: str) -> None:
+    """Print how many sums of ``--rounds`` rounds are exact, at 32 and at 64 bits."""
+    clients, token = tokens_in(store, 1, options.uploads)
     key, nodes = X25519PrivateKey.generate(), known_nodes(options.uploads)
-    exact, began = 0, time.perf_counter()
+    widths: tuple[Bits, ...] = (32, 64)
     with relay(store) as (_, url), RelayAggregator(url, token, transport=httpx.HTTPTransport(verify=False)) as aggregator:
-        for number in range(first, first + options.rounds):
-            what = Round(url, number, terms, key.public_key().public_bytes_raw())
-            exact += exact_sums(what, list(enumerate(clients)), aggregator, key, nodes)
-    sums, seconds = options.rounds * terms.dimension, time.perf_counter() - began
-    print(f"{bits} bits: {options.rounds} rounds of {options.uploads} clients, {exact:,} of {sums:,} sums exact, {seconds:.0f} s")
+        for bits in widths:
+            terms, exact, began = terms_for(options, bits), 0, time.perf_counter()
+            for number in range(bits * 10**6, bits * 10**6 + options.rounds):
+                what = Round(url, number, terms, key.public_key().public_bytes_raw())
+                exact += exact_sums(what, list(enumerate(clients)), aggregator, key, nodes)
+            sums, seconds = options.rounds * terms.dimension, time.perf_counter() - began
+            print(f"{bits} bits: {options.rounds} rounds of {options.uploads} clients, {exact:,} of {sums:,} sums exact, {seconds:.0f} s")
 
 
 def exact_sums(
@@ -210,12 +211,10 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         store = options.store or str(Path(folder) / "relay.db")
-        if not options.rounds:
+        if options.rounds:
+            many_small(options, store)
+        else:
             one_large(options, store, terms_for(options, options.bits))
-            return
-        widths: tuple[Bits, ...] = (32, 64)
-        for bits in widths:
-            many_small(options, store, bits)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from typing import Any
 
 import httpx
@@ -275,6 +277,17 @@ def test_who_leaves_while_it_is_added_up_is_in_the_sum(site: Site, monkeypatch: 
     site.upload("alice")
     site.upload("bob")
     assert inside(site) == {"alice", "bob"}
+
+
+def test_a_disk_that_is_full_below_a_body_is_said(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(BytesIO):
+        def write(self, _: Any) -> int:
+            raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ldpfl.relay.app.body_of", lambda length: Full())
+        assert site.put(SHARES["alice"]).status_code == 507
+    assert site.put(SHARES["alice"]).status_code == 204
 
 
 class Flaky:

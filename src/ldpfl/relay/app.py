@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from io import BytesIO
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from anyio import to_thread
 from pydantic import ValidationError
@@ -42,7 +42,7 @@ from ldpfl.relay.protocol import (
 )
 from ldpfl.relay.queries import Progress
 from ldpfl.relay.store import RecordsPart, Store, wrong_offset
-from ldpfl.relay.sum_store import body_of, writer_of
+from ldpfl.relay.sum_store import append_to, body_of
 from ldpfl.relay.telemetry import CONTENT_TYPE, Metrics, log_fault
 from ldpfl.relay.tokens import Role, Tokens, hashed, is_token, unknown_token
 
@@ -137,21 +137,25 @@ class _Relay:
         with ExitStack() as stack:
             stack.enter_context(self._under_way.held(client, length))
             body = stack.enter_context(body_of(length))
-            received, write = 0, writer_of(body)
-            async for block in self._body(request, length):
-                if isinstance(body, BytesIO):
-                    body.write(block)
-                else:
-                    await self._call(client, write, block)
-                received += len(block)
-            if received < length:
-                raise WrongLength(f"the body has {received} bytes, not the {length} of its Content-Length")
+            await self._collect(client, request, length, body)
             # From here on it is added up, and its place and its body kept until then, also when who asked has left.
             adding = self._store.sums.add(client, *upload, body)
             work = asyncio.ensure_future(_added(adding, stack.pop_all()))
         await self._finished(work)
         self.metrics.received(length)
         return Response(status_code=204)
+
+    async def _collect(self, client: str, request: Request, length: int, body: BinaryIO) -> None:
+        """Take a whole body of ``length`` bytes; those that are in memory need no thread."""
+        received = 0
+        async for block in self._body(request, length):
+            if isinstance(body, BytesIO):
+                append_to(body, block)
+            else:
+                await self._call(client, append_to, body, block)
+            received += len(block)
+        if received < length:
+            raise WrongLength(f"the body has {received} bytes, not the {length} of its Content-Length")
 
     async def records(self, request: Request) -> Response:
         owner = await self._authorised(request, Role.AGGREGATOR)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from io import BytesIO
@@ -167,14 +167,14 @@ def body_of(length: int) -> BinaryIO:
     return BytesIO() if length <= _IN_MEMORY_BYTES else cast(BinaryIO, tempfile.TemporaryFile(prefix="ldpfl-relay-"))
 
 
-def writer_of(body: BinaryIO) -> Callable[[bytes], None]:
-    """Return what appends to a body; a full disk is a refusal."""
+def append_to(body: BinaryIO, data: bytes) -> None:
+    """Write the next bytes of a body.
 
-    def write(data: bytes) -> None:
-        with store_errors():
-            body.write(data)
-
-    return write
+    Raises:
+        StoreFull: the disk below it is full.
+    """
+    with store_errors():
+        body.write(data)
 
 
 def _present(connection: Connection, row: Row[Any], askers: list[tuple[str, str]]) -> tuple[dict[str, str], set[str]]:
