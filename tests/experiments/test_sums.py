@@ -92,7 +92,7 @@ def test_counts_that_contradict_each_other_are_refused(overrides: list[str], why
         mechanism_of(config_of(*CLIENTS, *overrides), RANGES)
 
 
-@pytest.mark.parametrize("name", [name for name in recipe_names() if name.startswith("sum/") and name != "sum/own"])
+@pytest.mark.parametrize("name", [name for name in recipe_names() if name.startswith("sum/")])
 def test_recipes_of_sums_keep_epsilon_1_with_32_bits_a_weight(name: str) -> None:
     config = settled(load_recipe(name))
     best = account(planned_ledger(config)).best
