@@ -42,7 +42,7 @@ NOT_RUN = {
     r"deploy .*": "starts processes that talk over TLS; tests/deploy runs the demo",
     r"relay serve .*": "serves until it is stopped; tests/relay starts it",
     r"run quickstart --watch": "serves a page while it trains; tests/report/test_page.py watches a run",
-    r"run sound/.*": "needs features of all of MNIST; tests/experiments runs such settings on less",
+    r"run (sound|sum)/.*": "needs features of all of MNIST; tests/experiments runs such settings on less",
     r"run .*\$seed.*|run .*SEED.*": "the variable of a loop, or a place to fill in, on data of full size",
     r"run .* --workers ray(://.*)?": "starts or needs a cluster; tests/simulation/test_ray_workers.py has one of its own",
     r"plan .*--target-central .*": "solves for half a minute; test_docs.py asks the README's figures of the planner",

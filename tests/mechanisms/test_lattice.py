@@ -107,7 +107,7 @@ def test_bits_of_the_sizes_that_are_run(clients: int, records: int, noise: float
 
 
 def test_rounding_takes_next_to_nothing_off_a_vector() -> None:
-    """At the coarsest lattice that is taken for 10,000 weights: 0.3 to 0.4 % of a vector's length, and never more than 1.6 %."""
+    """At the coarsest lattice that is taken for 10,000 weights: 0.5 % of a vector's length, and never more than 1.6 %."""
     dimension, steps = 10_000, 6400
     steps = 2 ** (steps - 1).bit_length()  # sqrt(10,000) = 100 is no more than 1/64 of it
     assert sqrt(dimension) / steps <= 2**-6 < 2 * sqrt(dimension) / steps

@@ -504,10 +504,10 @@ def _summed_clients(config: RunConfig) -> int:
     Raises:
         ConfigError: fewer are said than may take part, or none is relied on.
     """
-    said, count = config.shuffling.clients, config.clients.count
+    said, count = config.shuffling.max_clients, config.clients.count
     if 0 < said < count:
         raise ConfigError(
-            f"shuffling.clients is {said:,}, and up to {count:,} clients take part: set it to {count} or more, or leave it out"
+            f"shuffling.max_clients is {said:,}, and up to {count:,} clients take part: set it to {count} or more, or leave it out"
         )
     if config.shuffling.colluding >= count:
         raise ConfigError(f"shuffling.colluding is {config.shuffling.colluding:,} of {count:,} clients: some client has to be honest")

@@ -181,7 +181,7 @@ class ShufflingConfig(_Section):
 
     channel: Channel = "ideal-shuffler"
     """Accuracy does not depend on it, the ledger does: a random delay is no shuffler."""
-    clients: Annotated[int, Field(ge=0, le=10**9)] = 0
+    max_clients: Annotated[int, Field(ge=0, le=10**9)] = 0
     """Most clients whose reports a ``secure-sum`` adds up in a round, which is public: whether 32 bits a weight hold the sum follows from
     it. 0 takes ``clients.count``."""
     colluding: Annotated[int, Field(ge=0, le=10**9)] = 0
@@ -190,8 +190,8 @@ class ShufflingConfig(_Section):
 
     @model_validator(mode="after")
     def _check_sums(self) -> Self:
-        if self.channel != "secure-sum" and (self.clients or self.colluding):
-            raise ValueError("clients and colluding are for the channel 'secure-sum': set shuffling.channel to it, or leave them out")
+        if self.channel != "secure-sum" and (self.max_clients or self.colluding):
+            raise ValueError("max_clients and colluding are for the channel 'secure-sum': set shuffling.channel to it, or leave them out")
         return self
 
 

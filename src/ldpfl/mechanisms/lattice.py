@@ -82,9 +82,7 @@ class Lattice:
             ConfigError: nobody said how many clients there are, or 64 bits are not enough.
         """
         if clients < 1:
-            raise ConfigError(
-                "how many clients are added up is public and has to be said: set shuffling.clients, as by --set shuffling.clients=100"
-            )
+            raise ConfigError("how many clients are added up is public and has to be said, as by --set shuffling.max_clients=100")
         length = clients * parts + _DEVIATIONS * sqrt(clients) * noise_multiplier
         if length * STEPS + clients / 2 >= 2.0**63:
             raise ConfigError(f"a sum over {clients:,} clients of {parts:,g} vectors each does not fit 64 bits: take fewer, or less noise")

@@ -71,6 +71,17 @@ def built(settings: MechanismSettings, facts: Facts) -> Mechanism:
         ConfigError: a setting is out of range or does not fit the facts; or the mechanism calls itself, or what it releases, by another
             name, by which policies and ledgers go; or it states that records take part less often than they do.
     """
+    mechanism = _named(settings, facts)
+    release = mechanism.release(facts.ranges)
+    _check_name(settings.name, release.mechanism)
+    if isinstance(release, GaussianRelease) and release.of_part and release.rate < mechanism.record_rate:
+        said = f"mechanism {settings.name!r} has records take part with probability {mechanism.record_rate:g}"
+        raise ConfigError(f"{said}, and states {release.rate:g}: it has to state what it does")
+    return mechanism
+
+
+def _named(settings: MechanismSettings, facts: Facts) -> Mechanism:
+    """Return the mechanism that ``settings`` describe, if its name and its class are its own."""
     mechanism = settings.build(facts)
     _check_name(settings.name, mechanism.name)
     if is_built_in(mechanism.name) and type(settings) is not settings_of(mechanism.name):
@@ -79,11 +90,6 @@ def built(settings: MechanismSettings, facts: Facts) -> Mechanism:
             f"mechanism {mechanism.name!r} is ldpfl's own, and was built by settings of {type(settings).__module__}: give the mechanism a "
             "class and a name of its own"
         )
-    release = mechanism.release(facts.ranges)
-    _check_name(settings.name, release.mechanism)
-    if isinstance(release, GaussianRelease) and release.of_part and release.rate < mechanism.record_rate:
-        said = f"mechanism {settings.name!r} has records take part with probability {mechanism.record_rate:g}"
-        raise ConfigError(f"{said}, and states {release.rate:g}: it has to state what it does")
     return mechanism
 
 
@@ -133,7 +139,7 @@ def create(name: str, **parameters: Any) -> Mechanism:
         if first["type"] == "extra_forbidden":
             raise ConfigError(f"mechanism {name!r} has no setting {setting!r}: {did_you_mean(setting, kind.model_fields)}") from None
         raise ConfigError(f"mechanism {name!r}, {setting}: {first['msg'].lower()}, got {shown(first['input'])}") from None
-    mechanism = built(settings, Facts(LayerRanges(0.0, 1.0, (1,))))  # which have no part in it
+    mechanism = _named(settings, Facts(LayerRanges(0.0, 1.0, (1,))))  # which have no part in it; what it releases follows from others
     _check_name(name, mechanism.name)
     return mechanism
 
