@@ -98,6 +98,15 @@ class BitReports:
         clients = sum(batch.clients for batch in batches)
         return ShuffledBits(count_ones(batches).numpy(), clients, generator.spawn(1)[0])
 
+    def addends(self) -> NDArray[np.uint8]:
+        """Return the numbers (clients, d) of which :meth:`of_sum` takes the sum over clients."""
+        return self.unpack()
+
+    @classmethod
+    def of_sum(cls, total: NDArray[np.int64], clients: int) -> BitReports:
+        """Return the reports of ``clients`` of which nothing but the sum (d,) is left."""
+        return BitCounts(total.astype(np.int32), clients)
+
     def counted(self) -> BitCounts:
         """Return what mixing keeps of these reports: how many set each bit."""
         return BitCounts(self.ones, self.clients)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ldpfl.errors import PrivacyError
 from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, total_clients
-from ldpfl.mechanisms.reports.dense import DenseReports, mean_of_rows
+from ldpfl.mechanisms.reports.dense import DenseReports, DenseSum, mean_of_rows
 from ldpfl.ranges import LayerRanges
 
 if TYPE_CHECKING:
@@ -37,6 +38,14 @@ class VectorReports(DenseReports):
         order = torch.from_numpy(generator.permutation(clients))
         return VectorReports(torch.cat([batch.values for batch in batches])[order])
 
+    @classmethod
+    def of_sum(cls, total: NDArray[np.float64], clients: int) -> VectorReports:
+        return _VectorSum(total, clients)
+
+
+class _VectorSum(DenseSum, VectorReports):
+    """The sum alone."""
+
 
 class VectorMechanism(Mechanism):
     """Clients send noisy vectors, offset by the ranges' center; their mean is an unbiased estimate."""
@@ -50,6 +59,10 @@ class VectorMechanism(Mechanism):
 
     def aggregate(self, reports: Sequence[VectorReports], ranges: LayerRanges) -> Tensor:
         return (ranges.expand()[0] + mean_of_rows(reports, total_clients(reports, ranges, VectorReports))).float()
+
+    @property
+    def adds_up(self) -> bool:
+        return True
 
     def payload_bits(self, ranges: LayerRanges) -> int:
         return 32 * ranges.dimension
