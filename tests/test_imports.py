@@ -40,9 +40,10 @@ def test_a_relay_needs_neither_pytorch_nor_scipy() -> None:
 
 @pytest.mark.slow
 @pytest.mark.thorough
-def test_a_node_decides_without_scipy_s_slow_parts() -> None:
+def test_a_node_decides_without_scipy_s_slow_parts_and_without_a_server_s() -> None:
     """Each message to a node starts a process, and who trains waits for what it imports."""
-    assert not loaded_by("ldpfl.flower.apps") & {"scipy.stats", "scipy.signal", "dp_accounting", "torchmetrics"}
+    slow = {"scipy.stats", "scipy.signal", "scipy.optimize", "dp_accounting", "torchmetrics"}
+    assert not loaded_by("ldpfl.flower.apps") & {*slow, "ldpfl.flower.strategy", "ldpfl.flower.relayed", "ldpfl.experiments.runner"}
 
 
 def test_the_command_line_starts_without_plots_and_data_sets() -> None:

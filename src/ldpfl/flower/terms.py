@@ -24,6 +24,9 @@ from ldpfl.privacy.policy import Transport
 from ldpfl.ranges import LayerRanges
 from ldpfl.relay.protocol import run_of
 
+ARRAYS, CONFIG = "arrays", "config"
+"""Names of the records that apps find in a message, as with Flower's FedAvg."""
+
 RECORD = "ldpfl"
 """Name of both records."""
 

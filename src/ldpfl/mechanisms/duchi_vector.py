@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import comb, pi, sqrt
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +49,7 @@ class VectorBitReports(BitReports):
         return VectorBitReports(generator.permutation(np.concatenate([batch.packed for batch in batches])), batches[0].dimension)
 
     @classmethod
-    def of_sum(cls, total: NDArray[np.int64], clients: int) -> VectorBitReports:
+    def of_sum(cls, total: NDArray[Any], clients: int) -> VectorBitReports:
         return _VectorBitCounts(total.astype(np.int32), clients)
 
 

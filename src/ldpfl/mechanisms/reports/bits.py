@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,7 +103,7 @@ class BitReports:
         return self.unpack()
 
     @classmethod
-    def of_sum(cls, total: NDArray[np.int64], clients: int) -> BitReports:
+    def of_sum(cls, total: NDArray[Any], clients: int) -> BitReports:
         """Return the reports of ``clients`` of which nothing but the sum (d,) is left."""
         return BitCounts(total.astype(np.int32), clients)
 
