@@ -11,34 +11,25 @@ allows is its operator's to say: see ``ldpfl.flower.operator_node``.
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import replace
 from math import prod
-from pathlib import Path
 
 import numpy as np
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from ldpfl.data import Dataset
 from ldpfl.data.loading import DATA_DIR_VARIABLE, is_bundled
 from ldpfl.data.nodes import table_path
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.build import build, choose_device, size_of
-from ldpfl.experiments.config import RunConfig, parse_config
-from ldpfl.experiments.dataset import Description, load_dataset
 from ldpfl.flower.arrays import to_arrays, to_vector
 from ldpfl.flower.client_app import LdpClientApp
 from ldpfl.flower.imports import apps_left_out
 from ldpfl.flower.operator_node import named
+from ldpfl.flower.preparing import data_dir_of, prepare
 from ldpfl.flower.terms import ARRAYS, RECORD, RoundTerms
-from ldpfl.importing import is_code
-from ldpfl.server import Checkpoint, ServerState
-from ldpfl.simulation import Federation, train_clients
+from ldpfl.server import ServerState
+from ldpfl.simulation import train_clients
 from ldpfl.simulation.gradients import confined
-
-DATA_DIR = "data-dir"
 
 
 def train(message: Message, context: Context) -> Message:
@@ -66,40 +57,6 @@ def _trained(message: Message, context: Context) -> Message:
     federation = replace(federation, trainer=confined(federation.trainer))
     trained = train_clients(federation, state, np.array([client]))[0]
     return Message(RecordDict({ARRAYS: to_arrays(trained, layout)}), reply_to=message)
-
-
-def data_dir_of(context: Context) -> Path | None:
-    """Return the operator's folder; without one, as in a simulation, that in the node's config, which others can change."""
-    folder = os.environ.get(DATA_DIR_VARIABLE) or context.node_config.get(DATA_DIR)
-    return Path(str(folder)) if folder else None
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A config with its data, and what is made of both."""
-
-    config: RunConfig
-    task: Dataset
-    federation: Federation
-    start: Checkpoint
-
-
-@lru_cache(maxsize=2)
-def prepare(text: str, data_dir: Path | None, device: str, sent: int | None = None, table: Path | None = None) -> Prepared:
-    """Load the data and build the federation; kept for the next message, because a simulation's clients share a process.
-
-    ``sent`` weights came with the terms: a built-in model of another size is refused before it takes memory. ``table`` is the node's own.
-    """
-    config = parse_config(text, origin="the round's terms")
-    task = load_dataset(config, data_dir, table=table)
-    if sent is not None and not is_code(config.model.name):
-        size = size_of(config, Description.of(task))
-        if size != sent:
-            raise ConfigError(f"the model of the terms has {size:,} weights, and {sent:,} came with them")
-    federation, start = build(config, task, choose_device(device))
-    chosen = {"server_learning_rate": federation.optimiser.learning_rate, "server_weight_decay": federation.optimiser.decay}
-    config = config.model_copy(update={"training": config.training.model_copy(update=chosen)})  # where it says "auto"
-    return Prepared(config, task, federation, start)
 
 
 def _client(context: Context, clients: int) -> int:

@@ -13,11 +13,11 @@ from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.figures import summarise
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.experiments.runner import model_file_of
-from ldpfl.flower.apps import Prepared, data_dir_of, prepare
 from ldpfl.flower.arrays import to_arrays
 from ldpfl.flower.asking import Waiting
 from ldpfl.flower.collecting import Collector
 from ldpfl.flower.policy_init import as_sent, for_nodes
+from ldpfl.flower.preparing import Prepared, data_dir_of, prepare
 from ldpfl.flower.relayed import operator_relay
 from ldpfl.flower.run_settings import RunSettings
 from ldpfl.flower.strategy import LdpStrategy

@@ -33,6 +33,7 @@ MIN_RECORD_BYTES = 16
 MAX_RECORD_BYTES = 16 * 2**20
 MAX_UPLOAD_BYTES = 256 * 2**20
 MAX_ROUND_BYTES = 16 * 2**30
+MAX_UPLOADS = 1_000_000
 MAX_OPEN_S = 7 * 24 * 3600.0
 
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -56,9 +57,9 @@ class Terms(BaseModel):
 
     record_bytes: Annotated[int, Field(ge=MIN_RECORD_BYTES, le=MAX_RECORD_BYTES)]
     records_per_upload: Annotated[int, Field(ge=1, le=MAX_UPLOAD_BYTES)]
-    min_clients: Annotated[int, Field(ge=1, le=1_000_000)]
+    min_clients: Annotated[int, Field(ge=1, le=MAX_UPLOADS)]
     closes_in_s: Annotated[float, Field(ge=0, le=MAX_OPEN_S, allow_inf_nan=False)]
-    max_uploads: Annotated[int, Field(ge=1, le=1_000_000)]
+    max_uploads: Annotated[int, Field(ge=1, le=MAX_UPLOADS)]
     agreement: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
     @property
