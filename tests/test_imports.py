@@ -46,6 +46,14 @@ def test_a_node_decides_without_scipy_s_slow_parts_and_without_a_server_s() -> N
     assert not loaded_by("ldpfl.flower.apps") & {*slow, "ldpfl.flower.strategy", "ldpfl.flower.relayed", "ldpfl.experiments.runner"}
 
 
+@pytest.mark.slow
+def test_a_node_makes_a_model_without_pytorch_s_compiler() -> None:
+    code = (
+        "import sys, ldpfl.models; ldpfl.models.create('two-layer-cnn', (1, 28, 28), 10, seed=0); sys.exit('torch._dynamo' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_the_command_line_starts_without_plots_and_data_sets() -> None:
     assert not loaded_by("ldpfl.cli") & set(SLOW)
 
