@@ -40,9 +40,18 @@ def test_a_relay_needs_neither_pytorch_nor_scipy() -> None:
 
 @pytest.mark.slow
 @pytest.mark.thorough
-def test_a_node_decides_without_scipy_s_slow_parts() -> None:
+def test_a_node_decides_without_scipy_s_slow_parts_and_without_a_server_s() -> None:
     """Each message to a node starts a process, and who trains waits for what it imports."""
-    assert not loaded_by("ldpfl.flower.apps") & {"scipy.stats", "scipy.signal", "dp_accounting", "torchmetrics"}
+    slow = {"scipy.stats", "scipy.signal", "scipy.optimize", "dp_accounting", "torchmetrics"}
+    assert not loaded_by("ldpfl.flower.apps") & {*slow, "ldpfl.flower.strategy", "ldpfl.flower.relayed", "ldpfl.experiments.runner"}
+
+
+@pytest.mark.slow
+def test_a_node_makes_a_model_without_pytorch_s_compiler() -> None:
+    code = (
+        "import sys, ldpfl.models; ldpfl.models.create('two-layer-cnn', (1, 28, 28), 10, seed=0); sys.exit('torch._dynamo' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_the_command_line_starts_without_plots_and_data_sets() -> None:

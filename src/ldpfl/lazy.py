@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,18 @@ def exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any
         return module if homes[name] == f"{package}.{name}" else getattr(module, name)
 
     return get, lambda: sorted(homes)
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Look for no garbage meanwhile, of which imports make none: that would take a tenth of a second, with PyTorch a third."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 class _Late:

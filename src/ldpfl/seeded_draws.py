@@ -23,6 +23,11 @@ class SeededDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._seed, self._made = seed, dict[torch.device, torch.Generator]()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: nothing is compiled within this context, and to be left out of it would import the compiler, in a second."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> Any:
         own = dict(kwargs or {})
         if torch.Tag.nondeterministic_seeded not in func.tags or own.get("generator") is not None:

@@ -141,7 +141,7 @@ def test_an_own_app_and_the_ready_one_end_in_the_same_model_ledger_and_certifica
 ) -> None:
     """Bit for bit; and the ready one ends in the simulator's model, see ``test_same_model``."""
     config = parse_config(TINY_TOML, [*CASES["records"], "training.rounds=2"], origin="test")
-    monkeypatch.setattr("ldpfl.flower.apps.load_recipe", lambda name, changes: config)
+    monkeypatch.setattr("ldpfl.flower.ready_server.load_recipe", lambda name, changes: config)
     monkeypatch.setenv("LDPFL_DATA_DIR", str(tiny_data))
     deployed({"ldpfl.recipe": "own records", "ldpfl.out": str(tmp_path / "ready")}, config, tiny_data)
     federation, start = build(config, tiny_task, torch.device("cpu"))

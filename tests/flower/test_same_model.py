@@ -106,7 +106,7 @@ def test_the_same_config_and_seed_give_the_same_model(
 ) -> None:
     config = parse_config(TINY_TOML, CASES[case], origin="test")
     monkeypatch.setenv("LDPFL_DATA_DIR", str(tiny_data))
-    monkeypatch.setattr("ldpfl.flower.apps.load_recipe", lambda name, changes: config)
+    monkeypatch.setattr("ldpfl.flower.ready_server.load_recipe", lambda name, changes: config)
     settings: UserConfig = {"ldpfl.recipe": case, "ldpfl.out": str(tmp_path / "run")}  # the name keeps what apps remember apart
     deployed(settings, config, tiny_data)
     folder = RunFolder(tmp_path / "run")
@@ -124,7 +124,7 @@ def test_the_same_config_and_seed_give_the_same_model(
 
 def test_a_finished_run_leaves_what_a_simulated_one_does(tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = parse_config(TINY_TOML, (), origin="test")
-    monkeypatch.setattr("ldpfl.flower.apps.load_recipe", lambda name, changes: config)
+    monkeypatch.setattr("ldpfl.flower.ready_server.load_recipe", lambda name, changes: config)
     monkeypatch.setenv("LDPFL_DATA_DIR", str(tiny_data))
     settings: UserConfig = {"ldpfl.recipe": "finished", "ldpfl.out": str(tmp_path / "run")}
     for _ in range(2):  # a finished run started again is left as it is
@@ -142,7 +142,7 @@ def test_a_finished_run_leaves_what_a_simulated_one_does(tiny_data: Path, tmp_pa
 def test_a_target_is_kept_by_the_run_itself(tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its noise is that of the channel that reports take, not of the one that a recipe simulates."""
     config = parse_config(TINY_TOML, ["mechanism.name=rotated-sign", "privacy.target_epsilon=3.0", "training.rounds=1"], origin="test")
-    monkeypatch.setattr("ldpfl.flower.apps.load_recipe", lambda name, changes: config)
+    monkeypatch.setattr("ldpfl.flower.ready_server.load_recipe", lambda name, changes: config)
     monkeypatch.setenv("LDPFL_DATA_DIR", str(tiny_data))
     deployed({"ldpfl.recipe": "target", "ldpfl.out": str(tmp_path / "run")}, config, tiny_data)
     folder = RunFolder(tmp_path / "run")
@@ -154,7 +154,7 @@ def test_a_model_of_another_size_than_what_came_with_it_takes_no_memory(tiny_dat
     """Half a million million weights: a server needs nothing but their number to ask for them."""
     config = parse_config(TINY_TOML, ["model.name=mlp", "model.options.hidden=65536", "model.options.depth=64"], origin="test")
     monkeypatch.setenv("LDPFL_DATA_DIR", str(tiny_data))
-    monkeypatch.setattr("ldpfl.flower.apps.build", lambda *_: pytest.fail("a model was built that takes a terabyte"))
+    monkeypatch.setattr("ldpfl.flower.preparing.build", lambda *_: pytest.fail("a model was built that takes a terabyte"))
     message = flower_parts.instruction(flower_parts.terms_of(config=config))
     with pytest.raises(ConfigError, match=r"has 27\d,\d{3},\d{3},\d{3} weights, and .* came with them"):
         train(message, Context(1, 1, {"partition-id": 0}, RecordDict(), {}))
@@ -162,7 +162,7 @@ def test_a_model_of_another_size_than_what_came_with_it_takes_no_memory(tiny_dat
 
 def test_a_client_without_data_reports_as_any_other(tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = parse_config(TINY_TOML, ["training.rounds=1"], origin="test")
-    monkeypatch.setattr("ldpfl.flower.apps.load_recipe", lambda name, changes: config)
+    monkeypatch.setattr("ldpfl.flower.ready_server.load_recipe", lambda name, changes: config)
     monkeypatch.setenv("LDPFL_DATA_DIR", str(tiny_data))
     grid = grid_of({"ldpfl.recipe": "empty", "ldpfl.out": str(tmp_path / "run")}, config, tiny_data)
     first, second, third, *_ = grid._contexts.values()
@@ -182,7 +182,7 @@ def test_an_app_that_gives_trained_weights_is_not_asked_for_gradients(
 ) -> None:
     """What many local steps led to is no gradient of one record: such a client would release what nothing bounds."""
     config = parse_config(TINY_TOML, CASES["records"], origin="test")
-    monkeypatch.setattr("ldpfl.flower.apps.load_recipe", lambda name, changes: config)
+    monkeypatch.setattr("ldpfl.flower.ready_server.load_recipe", lambda name, changes: config)
     monkeypatch.setenv("LDPFL_DATA_DIR", str(tiny_data))
     app = LdpClientApp(train, node=lambda context: SimulatedNode(), source=simulator_source)
     grid = InProcessGrid(app, config.clients.count, run_config={"ldpfl.recipe": "another app"}, node_config={"data-dir": str(tiny_data)})
@@ -193,7 +193,7 @@ def test_an_app_that_gives_trained_weights_is_not_asked_for_gradients(
 
 def test_the_number_of_records_has_to_be_said_where_nobody_can_count_them(tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = parse_config(TINY_TOML, ["mechanism.name=dp-sgd", "mechanism.perturbed=gradient"], origin="test")
-    monkeypatch.setattr("ldpfl.flower.apps.load_recipe", lambda name, changes: config)
+    monkeypatch.setattr("ldpfl.flower.ready_server.load_recipe", lambda name, changes: config)
     monkeypatch.setenv("LDPFL_DATA_DIR", str(tiny_data))
     with pytest.raises(ConfigError, match=r"mechanism\.records"):
         deployed({"ldpfl.recipe": "no number"}, config, tiny_data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 from itertools import combinations
 from typing import Any
@@ -641,3 +642,92 @@ def test_what_only_one_side_knows_is_not_in_the_fingerprint() -> None:
 def test_units_without_bits_or_weights_are_refused(bits: Any, weights: Any) -> None:
     with pytest.raises(ConfigError, match=r"units have|every unit"):
         Units(np.array(bits, dtype=np.int64), np.array(weights, dtype=np.int64))
+
+
+# --- joining as records come ------------------------------------------------------------------------------------------
+
+
+def in_batches(plan: RecordPlan, records: Bytes, uploads: int, size: int) -> Joined:
+    joining = plan.joining()
+    for first in range(0, len(records), size):
+        joining.add(records[first : first + size])
+    return joining.joined(uploads)
+
+
+def aggregated(joined: Joined, mechanism: Mechanism) -> tuple[bytes, ...]:
+    if joined.pool is None:
+        return ()
+    told = joined.pool.aggregate(mechanism, RANGES)
+    return (told.mean.numpy().tobytes(), told.variance.numpy().tobytes(), b"" if told.reported is None else told.reported.numpy().tobytes())
+
+
+@every_mechanism
+@each("linked", LINKED)
+@each("lost", [0, 3])
+def test_records_that_come_in_batches_amount_to_what_all_at_once_do(name: str, linked: int, lost: int) -> None:
+    mechanism, plan = MECHANISMS[name], plan_of(MECHANISMS[name], linked)
+    records = shuffled(cut(plan, encode(mechanism)))[lost:]
+    at_once = plan.join(records, CLIENTS)
+    for size in (1, 3, 1000):
+        batched = in_batches(plan, records, CLIENTS, size)
+        assert batched.refused == at_once.refused
+        assert type(batched.pool) is type(at_once.pool)
+        if at_once.pool is None:
+            continue
+        assert batched.pool is not None
+        assert batched.pool.clients == at_once.pool.clients
+        if name in SUMS_OF_INTEGERS | {"laplace"}:  # sums of points of a binary lattice are exact
+            assert aggregated(batched, mechanism) == aggregated(at_once, mechanism)
+        else:
+            told, expected = batched.pool.aggregate(mechanism, RANGES), at_once.pool.aggregate(mechanism, RANGES)
+            torch.testing.assert_close(told.mean, expected.mean, rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(told.variance, expected.variance, rtol=1e-4, atol=1e-6)
+
+
+@every_mechanism
+def test_how_records_are_batched_changes_nothing(name: str) -> None:
+    mechanism, plan = MECHANISMS[name], plan_of(MECHANISMS[name], 2)
+    records = shuffled(cut(plan, encode(mechanism)))
+    assert len({aggregated(in_batches(plan, records, CLIENTS, size), mechanism) for size in (1, 2, 7, 1000)}) == 1
+
+
+@every_mechanism
+@each("linked", [1, 3, 100])
+def test_batches_refuse_what_all_at_once_refuse(name: str, linked: int) -> None:
+    """Bytes are altered at random, and one record comes too often: each fault is refused for the same reason, as often."""
+    mechanism, plan, draws = MECHANISMS[name], plan_of(MECHANISMS[name], linked), np.random.default_rng(7)
+    for _ in range(10):
+        records = cut(plan, encode(mechanism))
+        for row in draws.choice(len(records), size=len(records) // 3 + 1, replace=False):
+            records[row, draws.integers(plan.plaintext_bytes)] ^= draws.integers(1, 256)
+        records = shuffled(np.concatenate([records, np.repeat(records[:1], CLIENTS, axis=0)]))
+        at_once, batched = plan.join(records, CLIENTS), in_batches(plan, records, CLIENTS, 5)
+        assert refusals(batched) == refusals(at_once)
+        if isinstance(at_once.pool, PartialPool):
+            assert isinstance(batched.pool, PartialPool)
+            assert torch.equal(batched.pool.counts, at_once.pool.counts)
+
+
+def test_sums_alone_are_kept_of_records_that_add_up() -> None:
+    tracemalloc.start()
+    try:
+        peaks = []
+        for clients in (10, 1000):
+            plan = plan_of(LAPLACE, 100, LayerRanges(torch.tensor(0.0), torch.tensor(0.1), (1000,)))
+            record, joining = plan.split(bytes(4000)), plan.joining()
+            tracemalloc.reset_peak()
+            for _ in range(clients):
+                joining.add(record.copy())
+            assert joining.joined(clients).pool is not None
+            peaks.append(tracemalloc.get_traced_memory()[1])
+    finally:
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] + 100_000  # 990 more clients send 4 MB
+
+
+def test_batches_of_another_plan_or_of_no_uploads_are_not_joined() -> None:
+    joining = plan_of(DUCHI).joining()
+    with pytest.raises(ProtocolError, match="cut by another plan"):
+        joining.add(np.zeros((1, 17), dtype=np.uint8))
+    with pytest.raises(ProtocolError, match="0 uploads"):
+        joining.joined(0)

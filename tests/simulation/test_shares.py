@@ -40,4 +40,6 @@ def test_sums_of_vectors_add_up() -> None:
     rows = torch.arange(12.0).reshape(4, 3)
     total = VectorReports(rows[:1]).summed().plus(VectorReports(rows[1:]))
     assert (total.clients, total.dimension, total.bytes_per_client) == (4, 3, 12)
-    assert total.total.tolist() == rows.double().sum(dim=0).tolist()
+    found = np.zeros(3)
+    total.add_to(found)
+    assert found.tolist() == rows.double().sum(dim=0).tolist()

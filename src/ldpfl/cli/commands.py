@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from importlib import import_module
 from types import ModuleType
 
@@ -10,6 +9,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
+from ldpfl.lazy import importing
 from ldpfl.suggestions import did_you_mean
 
 COMMANDS = {
@@ -101,11 +101,5 @@ def command(name: str) -> click.Command:
 
 
 def _imported(module: str) -> ModuleType:
-    """Import ``module`` without looking for garbage meanwhile, of which imports make none: that takes a tenth of a second."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
+    with importing():
         return import_module(module)
-    finally:
-        if collects:
-            gc.enable()

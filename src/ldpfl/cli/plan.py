@@ -11,10 +11,11 @@ from rich.progress import track
 from rich.text import Text
 
 from ldpfl import api
+from ldpfl.deploy.cost import round_cost
 from ldpfl.errors import ConfigError
 from ldpfl.planning.planner import MOST_CLIENTS, Setting, check_central, cohorts, epsilon_among
 from ldpfl.privacy.statement import DELTA
-from ldpfl.report.privacy import plan_table, print_guarantees, regime_table
+from ldpfl.report.privacy import lines_table, plan_table, print_guarantees, regime_table
 from ldpfl.report.terminal import terminal
 
 
@@ -46,8 +47,9 @@ def plan(
     group: Annotated[int, typer.Option(min=1, help="Coordinates of which a client sends one, for the regime shuffled.")] = 1,
     linked: Annotated[
         int,
-        typer.Option(min=1, help="How many coordinates stay together, for the regime shuffled."),
+        typer.Option(min=1, help="How many coordinates stay together, for the regime shuffled and for --cost."),
     ] = 1,
+    cost: Annotated[bool, typer.Option("--cost", help="What a round over relays takes: bytes, processor time, memory, relays.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw epsilon against the number of clients into this file (svg, png, pdf).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
@@ -61,7 +63,7 @@ def plan(
         if regime is None or target is None or clients is None:
             raise ConfigError(f"a regime is planned with --regime, --target and --clients: {', '.join(missing)} is missing")
         others = {"--epsilon": epsilon, "--target-central": target_central, "--plot": plot, "--self-sampling": self_sampling or None}
-        others |= {"--layers": layers}
+        others |= {"--layers": layers, "--cost": cost or None}
         given = [flag for flag, value in others.items() if value is not None]
         if given:
             raise ConfigError(f"a regime decides by itself what {', '.join(given)} would say: leave that out")
@@ -97,11 +99,15 @@ def plan(
         counts = track(cohorts(planned.setting), "epsilon against clients", console=terminal(stderr=True), disable=as_json)
         points = [(count, *epsilon_among(planned.setting, count)) for count in counts]
         draw_epsilon_by_clients(plot, planned.setting, points, target_central)
+    found = planned.setting
+    costs = round_cost(found.build(), found.ranges(), found.cohort, linked) if cost else None
     if as_json:
-        print(json.dumps(planned.to_dict(), indent=2))
+        print(json.dumps(planned.to_dict() | ({"cost": costs.to_dict()} if costs else {}), indent=2))
         return
     console = terminal()
     console.print(plan_table(planned.to_dict()))
+    if costs is not None:
+        console.print(lines_table(f"cost of a round of {costs.clients:,} clients over relays, {linked:,} units a record", costs.lines()))
     print_guarantees(console, planned.to_dict())
     if plot is not None:
         console.print(Text(f"plot: {plot}"), soft_wrap=True)

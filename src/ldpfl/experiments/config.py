@@ -47,7 +47,7 @@ Printable = Annotated[str, AfterValidator(_printable)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class TaskConfig(_Section):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from pydantic import BaseModel
@@ -59,12 +63,30 @@ def _section(name: str) -> type[BaseModel] | None:
 
 
 def _settings(prefix: str, model: type[BaseModel], names: Sequence[str] | None = None) -> Iterator[ListedSetting]:
-    schema = model.model_json_schema()
+    schema, meanings = model.model_json_schema(), _meanings(model)
     for name, field in model.model_fields.items():
         if names is None or name in names:
             default = "" if field.is_required() else toml_value(field.get_default(call_default_factory=True))
-            meaning = " ".join((field.description or "").split()).replace("``", "'")
+            meaning = " ".join((field.description or meanings.get(name, "")).split()).replace("``", "'")
             yield ListedSetting(f"{prefix}{name}", meaning, default, _allowed(schema["properties"][name]))
+
+
+def _meanings(model: type[BaseModel]) -> dict[str, str]:
+    """Return the docstring below each field of ``model`` and of the classes that it extends.
+
+    Pydantic would read them too, with ``use_attribute_docstrings``: whenever the class is made, of which each process would pay for.
+    """
+    found: dict[str, str] = {}
+    for kind in reversed(model.mro()):
+        if issubclass(kind, BaseModel) and kind is not BaseModel:
+            [written] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+            for field, below in pairwise(getattr(written, "body", [])):
+                match field, below:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                        found[name] = text
+                    case ast.AnnAssign(target=ast.Name(id=name)), _:
+                        found.pop(name, None)
+    return found
 
 
 _BOUNDS = {"exclusiveMinimum": "above", "minimum": "from", "exclusiveMaximum": "below", "maximum": "to"}

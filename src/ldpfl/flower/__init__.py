@@ -1,22 +1,34 @@
 """Flower: a wrapper of a ClientApp that lets only private reports leave, a strategy that learns from them, and a grid without processes."""
 
+from typing import TYPE_CHECKING
+
 from ldpfl.errors import AllDeclined, ConfigError, TooFewTakePart
+from ldpfl.lazy import exports, importing
 
 try:
     import flwr as _flwr  # noqa: F401
 except ImportError as error:
     raise ConfigError('ldpfl.flower needs Flower: pip install "ldpfl[flower]"') from error
 
-from ldpfl.flower.ask import Ask, Node
-from ldpfl.flower.asking import Waiting
-from ldpfl.flower.client_app import LdpClientApp
-from ldpfl.flower.collecting import Collector, DirectCollector
-from ldpfl.flower.grid import InProcessGrid
-from ldpfl.flower.operator_node import OperatorNode, operator_node
-from ldpfl.flower.records import RecordTask
-from ldpfl.flower.relayed import RelayCollector, SumCollector, operator_relay, operator_sum
-from ldpfl.flower.strategy import LdpStrategy
-from ldpfl.flower.terms import RoundTerms
+# Not late: what it is called is also the name of its module.
+with importing():
+    from ldpfl.flower.operator_node import OperatorNode, operator_node
+
+if TYPE_CHECKING:
+    from ldpfl.flower.ask import Ask as Ask
+    from ldpfl.flower.ask import Node as Node
+    from ldpfl.flower.asking import Waiting as Waiting
+    from ldpfl.flower.client_app import LdpClientApp as LdpClientApp
+    from ldpfl.flower.collecting import Collector as Collector
+    from ldpfl.flower.collecting import DirectCollector as DirectCollector
+    from ldpfl.flower.grid import InProcessGrid as InProcessGrid
+    from ldpfl.flower.records import RecordTask as RecordTask
+    from ldpfl.flower.relayed import RelayCollector as RelayCollector
+    from ldpfl.flower.relayed import SumCollector as SumCollector
+    from ldpfl.flower.relayed import operator_relay as operator_relay
+    from ldpfl.flower.relayed import operator_sum as operator_sum
+    from ldpfl.flower.strategy import LdpStrategy as LdpStrategy
+    from ldpfl.flower.terms import RoundTerms as RoundTerms
 
 __all__ = [
     "AllDeclined",
@@ -38,3 +50,24 @@ __all__ = [
     "operator_relay",
     "operator_sum",
 ]
+
+# Each message to a node starts a process, which needs nothing of what the server's end is made of.
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "Ask": "ldpfl.flower.ask",
+        "Node": "ldpfl.flower.ask",
+        "Waiting": "ldpfl.flower.asking",
+        "LdpClientApp": "ldpfl.flower.client_app",
+        "Collector": "ldpfl.flower.collecting",
+        "DirectCollector": "ldpfl.flower.collecting",
+        "InProcessGrid": "ldpfl.flower.grid",
+        "RecordTask": "ldpfl.flower.records",
+        "RelayCollector": "ldpfl.flower.relayed",
+        "SumCollector": "ldpfl.flower.relayed",
+        "operator_relay": "ldpfl.flower.relayed",
+        "operator_sum": "ldpfl.flower.relayed",
+        "LdpStrategy": "ldpfl.flower.strategy",
+        "RoundTerms": "ldpfl.flower.terms",
+    },
+)

@@ -11,45 +11,25 @@ allows is its operator's to say: see ``ldpfl.flower.operator_node``.
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import replace
 from math import prod
-from pathlib import Path
 
 import numpy as np
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from ldpfl.data import Dataset
 from ldpfl.data.loading import DATA_DIR_VARIABLE, is_bundled
 from ldpfl.data.nodes import table_path
-from ldpfl.errors import ConfigError, TooFewTakePart
-from ldpfl.experiments import RunConfig, load_recipe
-from ldpfl.experiments.build import build, choose_device, size_of
-from ldpfl.experiments.calibration import settled
-from ldpfl.experiments.config import parse_config
-from ldpfl.experiments.dataset import Description, load_dataset
-from ldpfl.experiments.figures import summarise
-from ldpfl.experiments.run_folder import Kind, RunFolder
-from ldpfl.experiments.runner import model_file_of
+from ldpfl.errors import ConfigError
 from ldpfl.flower.arrays import to_arrays, to_vector
-from ldpfl.flower.asking import Waiting
 from ldpfl.flower.client_app import LdpClientApp
-from ldpfl.flower.collecting import Collector
 from ldpfl.flower.imports import apps_left_out
 from ldpfl.flower.operator_node import named
-from ldpfl.flower.policy_init import as_sent, for_nodes
-from ldpfl.flower.relayed import operator_relay, operator_sum
-from ldpfl.flower.run_settings import RunSettings
-from ldpfl.flower.strategy import ARRAYS, LdpStrategy
-from ldpfl.flower.terms import RECORD, RoundTerms
-from ldpfl.importing import is_code
-from ldpfl.server import Checkpoint, ServerState
-from ldpfl.simulation import Federation, train_clients
+from ldpfl.flower.preparing import data_dir_of, prepare
+from ldpfl.flower.terms import ARRAYS, RECORD, RoundTerms
+from ldpfl.server import ServerState
+from ldpfl.simulation import train_clients
 from ldpfl.simulation.gradients import confined
-
-DATA_DIR = "data-dir"
 
 
 def train(message: Message, context: Context) -> Message:
@@ -64,12 +44,12 @@ def train(message: Message, context: Context) -> Message:
 def _trained(message: Message, context: Context) -> Message:
     terms = RoundTerms.from_record(message.content.config_records[RECORD])
     sent = sum(prod(array.shape) for array in message.content.array_records[ARRAYS].values())
-    data, data_dir, table = terms.config.data, _data_dir(context), None
+    data, data_dir, table = terms.config.data, data_dir_of(context), None
     if data.at_nodes:
         table = table_path(named("data"), context.node_config.get("partition-id"))
     elif data_dir is None and not is_bundled(data.name):  # the hub is not asked for what a server names
         raise ConfigError(f"this client has no folder with data sets: name it in {DATA_DIR_VARIABLE}, in the environment of the SuperNode")
-    prepared = _prepare(terms.config.to_toml(), data_dir, named("device") or "cpu", sent, table)
+    prepared = prepare(terms.config.to_toml(), data_dir, named("device") or "cpu", sent, table)
     federation, layout = prepared.federation, prepared.federation.task.layout
     client = 0 if table else _client(context, len(federation.samples))
     weights = to_vector(message.content.array_records[ARRAYS], layout)
@@ -77,84 +57,6 @@ def _trained(message: Message, context: Context) -> Message:
     federation = replace(federation, trainer=confined(federation.trainer))
     trained = train_clients(federation, state, np.array([client]))[0]
     return Message(RecordDict({ARRAYS: to_arrays(trained, layout)}), reply_to=message)
-
-
-def serve(grid: Grid, context: Context) -> None:
-    """Run the rounds of the recipe, and leave a run folder if one is named."""
-    settings = RunSettings.of_run(context.run_config)
-    collector = _collector(settings)
-    asked = load_recipe(settings.recipe, settings.change_list)
-    config = settled(as_sent(asked, settings.transport, settings.linked, settings.min_clients))
-    prepared = _prepare(config.to_toml(), _data_dir(context), settings.device)
-    federation, start = prepared.federation, prepared.start
-    folder = RunFolder(Path(settings.out)) if settings.out else None
-    strategy = LdpStrategy(
-        for_nodes(prepared.config),
-        collector=collector,
-        folder=folder,
-        waiting=Waiting(settings.nodes or len(federation.samples), settings.wait_s, settings.agreeing, settings.answer_s),
-        score=federation.rules.score,
-        origin=start.origin,
-        reply_s=settings.reply_s,
-        run_config=context.run_config,
-        kind=Kind.READY_APP,
-    )
-    initial = to_arrays(start.state.weights, federation.task.layout)
-    try:
-        strategy.start(grid, initial, timeout=settings.timeout_s)
-    except TooFewTakePart:
-        if any(metrics.clients for metrics in strategy.checkpoint.history):  # else nothing was trained: there is no model to leave
-            _keep_result(strategy, prepared, folder)
-        raise
-    _keep_result(strategy, prepared, folder)
-
-
-def _keep_result(strategy: LdpStrategy, prepared: _Prepared, folder: RunFolder | None) -> None:
-    federation = prepared.federation
-    if folder is not None:
-        result = summarise(strategy.config, federation, prepared.task, strategy.checkpoint, None)
-        described = model_file_of(prepared.config, federation, prepared.task)
-        folder.save_result(strategy.checkpoint, federation.task, result, described, federation.encoder)
-
-
-def _data_dir(context: Context) -> Path | None:
-    """Return the operator's folder; without one, as in a simulation, that in the node's config, which others can change."""
-    folder = os.environ.get(DATA_DIR_VARIABLE) or context.node_config.get(DATA_DIR)
-    return Path(str(folder)) if folder else None
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    config: RunConfig
-    task: Dataset
-    federation: Federation
-    start: Checkpoint
-
-
-@lru_cache(maxsize=2)
-def _prepare(text: str, data_dir: Path | None, device: str, sent: int | None = None, table: Path | None = None) -> _Prepared:
-    """Load the data and build the federation; kept for the next message, because a simulation's clients share a process.
-
-    ``sent`` weights came with the terms: a built-in model of another size is refused before it takes memory. ``table`` is the node's own.
-    """
-    config = parse_config(text, origin="the round's terms")
-    task = load_dataset(config, data_dir, table=table)
-    if sent is not None and not is_code(config.model.name):
-        size = size_of(config, Description.of(task))
-        if size != sent:
-            raise ConfigError(f"the model of the terms has {size:,} weights, and {sent:,} came with them")
-    federation, start = build(config, task, choose_device(device))
-    chosen = {"server_learning_rate": federation.optimiser.learning_rate, "server_weight_decay": federation.optimiser.decay}
-    config = config.model_copy(update={"training": config.training.model_copy(update=chosen)})  # where it says "auto"
-    return _Prepared(config, task, federation, start)
-
-
-def _collector(settings: RunSettings) -> Collector | None:
-    if settings.transport == "direct":
-        return None
-    if settings.transport == "sum":
-        return operator_sum(min_clients=settings.min_clients, window_s=settings.window_s)
-    return operator_relay(linked=settings.linked, min_clients=settings.min_clients, window_s=settings.window_s)
 
 
 def _client(context: Context, clients: int) -> int:
@@ -165,5 +67,14 @@ def _client(context: Context, clients: int) -> int:
 
 
 server_app = ServerApp()
-server_app.main()(serve)
+
+
+@server_app.main()
+def serve(grid: Grid, context: Context) -> None:
+    """Run the rounds of the recipe, and leave a run folder if one is named."""
+    from ldpfl.flower.ready_server import serve  # of what a server needs, a node would wait for the import at each message
+
+    serve(grid, context)
+
+
 client_app = LdpClientApp("ldpfl.flower.apps:train", gradients=True)

@@ -6,13 +6,12 @@ import logging
 import os
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import MessageType, RecordDict
@@ -24,14 +23,13 @@ from ldpfl.flower.operator_node import read_token
 from ldpfl.flower.terms import Answer, adding_up, agreement_of, check_window
 from ldpfl.privacy.events import Channel
 from ldpfl.relay import RelayAggregator, RelayNotReleased, RelayRefused, RoundStatus, SumTerms, Terms
-from ldpfl.shuffling import RefusedRecords, ReportPool
-from ldpfl.shuffling.sealing import OVERHEAD, Binding, load_key, open_records
+from ldpfl.shuffling import ReportPool
+from ldpfl.shuffling.opening import opened
+from ldpfl.shuffling.sealing import OVERHEAD, Binding, load_key
+from ldpfl.simulation.workers import cores
 from ldpfl.summing import ENVELOPE_BYTES, SumBinding, open_seeds, read_nodes, unshard
 
 LOGGER = logging.getLogger("flwr.ldpfl")
-
-_AT_ONCE = 8192
-"""Records that are opened together."""
 
 _UNKNOWN = 404
 _NOTHING_THERE = (_UNKNOWN, 409, 410)
@@ -193,17 +191,18 @@ class RelayCollector(RelayedRounds):
         """Open the round's records, and join them."""
         plan = round_.plan
         binding = Binding(round_.run, round_.number, plan.fingerprint)
-        opened, refused = [np.empty((0, plan.plaintext_bytes), dtype=np.uint8)], list[RefusedRecords]()
         sizes = self.relay_terms(round_, "0" * 64)  # as it was opened; what the relay says later bounds nothing
-        for records in _batches(self.relay.pull(round_.run, round_.number, sizes)):
-            plaintexts, left_out = open_records(records, plan.plaintext_bytes, self.key, binding)
-            opened.append(plaintexts)
-            refused += left_out
-        plaintexts = np.concatenate(opened)
+        joining, refused, read = plan.joining(), Counter[str](), 0
+        records = self.relay.pull(round_.run, round_.number, sizes)
+        expected = plan.records * round_.asked
+        for plaintexts, left_out in opened(records, plan.plaintext_bytes, self.key, binding, expected=expected, workers=cores()):
+            joining.add(plaintexts)
+            read += len(plaintexts)
+            refused.update({entry.reason: entry.count for entry in left_out})
         # What was pulled is whole uploads. Counted, not asked: one may have come in between the end of the wait and the release.
-        uploads = (len(plaintexts) + sum(entry.count for entry in refused)) // plan.records
-        joined = plan.join(plaintexts, max(1, uploads))
-        notes = [f"{entry.count} records: {entry.reason}" for entry in (*refused, *joined.refused)]
+        joined = joining.joined(max(1, (read + refused.total()) // plan.records))
+        refused.update({entry.reason: entry.count for entry in joined.refused})
+        notes = [f"{count} records: {reason}" for reason, count in refused.items()]
         return Received(joined.pool, plan.records * sizes.record_bytes, tuple(notes))
 
 
@@ -285,9 +284,3 @@ def _variable(name: str) -> str:
     if not value:
         raise ConfigError(f"rounds over a relay need {name} in the environment of the ServerApp")
     return value
-
-
-def _batches(records: Iterable[bytes]) -> Iterator[bytes]:
-    left = iter(records)
-    while batch := b"".join(islice(left, _AT_ONCE)):
-        yield batch

@@ -25,7 +25,7 @@ from ldpfl.flower.collecting import Collector, DirectCollector, Received
 from ldpfl.flower.course import Course, Replies
 from ldpfl.flower.nodes_asked import Participation
 from ldpfl.flower.replies import Patience, replies_as_they_come
-from ldpfl.flower.terms import RECORD, SHORTEST_REPLY_S, RoundTerms, deployable_mechanism, digest_of
+from ldpfl.flower.terms import ARRAYS, CONFIG, RECORD, SHORTEST_REPLY_S, RoundTerms, deployable_mechanism, digest_of
 from ldpfl.privacy import RoundEvent
 from ldpfl.privacy.authors import released
 from ldpfl.quantities import is_number
@@ -44,9 +44,6 @@ from ldpfl.server import (
 )
 
 LOGGER = logging.getLogger("flwr.ldpfl")
-
-ARRAYS, CONFIG = "arrays", "config"
-"""Names of the records that apps find in a message, as with Flower's FedAvg."""
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 

@@ -29,6 +29,9 @@ from ldpfl.ranges import LayerRanges
 from ldpfl.relay.protocol import run_of
 from ldpfl.summing import Bits
 
+ARRAYS, CONFIG = "arrays", "config"
+"""Names of the records that apps find in a message, as with Flower's FedAvg."""
+
 RECORD = "ldpfl"
 """Name of both records."""
 

@@ -167,6 +167,14 @@ class Mechanism(ABC):
         return True
 
     @property
+    def adds_up(self) -> bool:
+        """Whether :meth:`aggregate` needs nothing but the number of reports and the sum of their ``addends``.
+
+        A server then adds up each report when it comes, and forgets it. Such reports are :class:`BitReports` or :class:`DenseReports`.
+        """
+        return False
+
+    @property
     def caveats(self) -> tuple[str, ...]:
         """What a user of these parameters should be told, a line each."""
         return ()

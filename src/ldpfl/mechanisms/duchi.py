@@ -162,6 +162,10 @@ class Duchi(Mechanism):
         """r A / sqrt(n) (LDP-FL, Lemma 3, upper bound)."""
         return np.asarray(ranges.radii * (self.gain / sqrt(clients)))
 
+    @property
+    def adds_up(self) -> bool:
+        return True
+
     def payload_bits(self, ranges: LayerRanges) -> int:
         return ranges.dimension
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import comb, pi, sqrt
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, require_finite, total_clients
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, client_blocks
-from ldpfl.mechanisms.reports.bits import BitReports, Encoder, count_ones
+from ldpfl.mechanisms.reports.bits import BitCounts, BitReports, Encoder, count_ones
 from ldpfl.mechanisms.settings import EpsilonSettings
 from ldpfl.privacy import PureRelease, usable_blanket
 from ldpfl.randomness import RandomSource, as_source, draw_block, draw_each
@@ -47,6 +47,14 @@ class VectorBitReports(BitReports):
         if len({batch.dimension for batch in batches}) != 1:
             raise PrivacyError("reports of different dimensions cannot be shuffled together")
         return VectorBitReports(generator.permutation(np.concatenate([batch.packed for batch in batches])), batches[0].dimension)
+
+    @classmethod
+    def of_sum(cls, total: NDArray[Any], clients: int) -> VectorBitReports:
+        return _VectorBitCounts(total.astype(np.int32), clients)
+
+
+class _VectorBitCounts(BitCounts, VectorBitReports):
+    """Counts alone."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +134,10 @@ class DuchiVector(Mechanism):
     def noise_std(self, ranges: LayerRanges, clients: int) -> NDArray[np.float64]:
         """r B / sqrt(n), reached at the center."""
         return np.asarray(ranges.radii * (self.gain(ranges.dimension) / sqrt(clients)))
+
+    @property
+    def adds_up(self) -> bool:
+        return True
 
     def payload_bits(self, ranges: LayerRanges) -> int:
         return ranges.dimension

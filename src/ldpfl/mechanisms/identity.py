@@ -57,6 +57,10 @@ class Identity(Mechanism):
     def noise_std(self, ranges: LayerRanges, clients: int) -> NDArray[np.float64]:
         return np.zeros_like(ranges.radii)
 
+    @property
+    def adds_up(self) -> bool:
+        return True
+
     def payload_bits(self, ranges: LayerRanges) -> int:
         return 32 * ranges.dimension
 

@@ -173,6 +173,10 @@ class RotatedSign(Mechanism):
     def payload_bits(self, ranges: LayerRanges) -> int:
         return self._sent.payload_bits(self.unit_ranges(ranges))
 
+    @property
+    def adds_up(self) -> bool:
+        return self._sent.adds_up
+
     def units(self, ranges: LayerRanges) -> Units:
         """A bit a coordinate, or a group's place and bit."""
         return self._sent.units(self.unit_ranges(ranges))

@@ -129,8 +129,7 @@ class ScalarMechanism(Mechanism):
             if isinstance(batch, SampledReports):
                 np.add.at(total, batch.index.ravel(), batch.values.ravel().astype(np.float64))
             else:
-                for row in batch.values.numpy():
-                    total += row
+                batch.add_to(total)
         center, radius = ranges.expand()
         return (center + radius * torch.from_numpy(total) * (self._weight(ranges) / clients)).float()
 
@@ -160,6 +159,10 @@ class ScalarMechanism(Mechanism):
     def noise_std(self, ranges: LayerRanges, clients: int) -> NDArray[np.float64]:
         offset, slope = self._quadratic(ranges)
         return ranges.radii * sqrt((offset + max(0.0, slope)) / clients)
+
+    @property
+    def adds_up(self) -> bool:
+        return self.coordinates is None
 
     def payload_bits(self, ranges: LayerRanges) -> int:
         taken = self.sampled(ranges)

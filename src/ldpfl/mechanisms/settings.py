@@ -61,7 +61,7 @@ class Facts:
 class MechanismSettings(BaseModel):
     """What all mechanisms' settings share. ``name`` says which mechanism they are of, and is a Literal in each."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     name: str
     perturbed: Perturbed = "update"

@@ -35,6 +35,7 @@ MIN_RECORD_BYTES = 16
 MAX_RECORD_BYTES = 16 * 2**20
 MAX_UPLOAD_BYTES = 256 * 2**20
 MAX_ROUND_BYTES = 16 * 2**30
+MAX_UPLOADS = 1_000_000
 MAX_OPEN_S = 7 * 24 * 3600.0
 
 SUM_PART_BYTES = 4 * 2**20
@@ -59,9 +60,9 @@ class _Terms(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    min_clients: Annotated[int, Field(ge=1, le=1_000_000)]
+    min_clients: Annotated[int, Field(ge=1, le=MAX_UPLOADS)]
     closes_in_s: Annotated[float, Field(ge=0, le=MAX_OPEN_S, allow_inf_nan=False)]
-    max_uploads: Annotated[int, Field(ge=1, le=1_000_000)]
+    max_uploads: Annotated[int, Field(ge=1, le=MAX_UPLOADS)]
     agreement: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
     @model_validator(mode="after")

@@ -139,15 +139,16 @@ _VERDICTS = {"confirmed": "green", "nearly": "yellow", "not confirmed": "bold re
 
 def plan_table(plan: dict[str, Any]) -> Table:
     """Return the table of a plan in the form of ``Plan.to_dict``: its setting, its noise, its bytes, and what was solved for."""
-    return _of_lines(plan_title(plan), plan_lines(plan))
+    return lines_table(plan_title(plan), plan_lines(plan))
 
 
 def regime_table(plan: dict[str, Any]) -> Table:
     """Return the table of a regime's plan in the form of ``RegimePlan.to_dict``."""
-    return _of_lines(regime_title(plan), regime_lines(plan))
+    return lines_table(regime_title(plan), regime_lines(plan))
 
 
-def _of_lines(title: str, lines: Iterable[tuple[str, str]]) -> Table:
+def lines_table(title: str, lines: Iterable[tuple[str, str]]) -> Table:
+    """Return a table of names and values."""
     table = Table(title=title, show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column()

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ldpfl.errors import ProtocolError
+from ldpfl.lazy import torch
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.reports.bits import packed_size
 from ldpfl.mechanisms.reports.units import Units
 from ldpfl.ranges import LayerRanges
 from ldpfl.shuffling.partial import Part, PartialPool
 from ldpfl.shuffling.pool import ReportPool
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Bytes = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
@@ -27,6 +31,29 @@ IMPOSSIBLE = "content that no client can send"
 TOO_MANY = "a record id that came more often than there are uploads: at least one is false, so its weights keep their values"
 
 
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Records that are laid out alike, so that they are read together, whatever weights they are about.
+
+    Attributes:
+        ids: of these records.
+        size: bytes of the content of each.
+        weights: how many weights each is about.
+        mechanism: reads them.
+        part: ranges to read them by.
+    """
+
+    ids: Numbers
+    size: int
+    weights: int
+    mechanism: Mechanism
+    part: LayerRanges
+
+    def payloads(self, bodies: Bytes) -> list[bytes]:
+        """Return what ``mechanism`` reads: the contents of records, without the zeros that fill them up."""
+        return [body.tobytes() for body in bodies[:, : self.size]]
+
+
 class FixedRecords:
     """Where the records of ``per_record`` units begin and end in a payload and in the model."""
 
@@ -34,7 +61,7 @@ class FixedRecords:
         self._units, self._per_record = units, per_record
         first = np.arange(0, units.bits.size, per_record)
         self._bits = np.add.reduceat(units.bits, first)
-        self._weights = np.add.reduceat(units.weights, first)
+        self.weights = np.add.reduceat(units.weights, first)
         self._size = packed_size(int(self._bits.sum()))
         # Records that begin at bytes are cut by bytes: that spares an eightfold copy of long payloads.
         self._by_bytes = not ((np.cumsum(self._bits) - self._bits) % 8).any()
@@ -60,13 +87,26 @@ class FixedRecords:
         table[self._filled] = pieces
         return np.arange(self.records), table if self._by_bytes else np.packbits(table, axis=1, bitorder="little")
 
+    def layouts(self, mechanism: Mechanism, ranges: LayerRanges) -> list[Layout]:
+        """Return the ways in which records are laid out; all but the last record of a payload nearly always share one."""
+        alike: dict[tuple[bytes, bytes], list[int]] = {}
+        for column, first in enumerate(range(0, self._units.bits.size, self._per_record)):
+            own = slice(first, first + self._per_record)
+            alike.setdefault((self._units.bits[own].tobytes(), self._units.weights[own].tobytes()), []).append(column)
+        found = []
+        for columns in alike.values():
+            part = mechanism.unit_ranges(ranges).part(self.about(np.array(columns[:1])))
+            size = packed_size(int(self._bits[columns[0]]))
+            found.append(Layout(np.array(columns), size, int(self.weights[columns[0]]), mechanism.in_part(part), part))
+        return found
+
     def join(
         self, mechanism: Mechanism, ranges: LayerRanges, ids: Numbers, bodies: Bytes, uploads: int
     ) -> tuple[ReportPool | PartialPool | None, Counter[str]]:
         """Return the pool of all records that can be read, ``ids`` (R,) ascending and ``bodies`` (R, ...), and what was refused."""
-        kept = _Kept(ids, bodies)
+        kept = Kept(ids, bodies)
         kept.refuse(ids >= self.records, UNKNOWN_ID)
-        kept.refuse(self._stray(kept.ids, kept.bodies), PADDING)
+        kept.refuse(self.stray(kept.ids, kept.bodies), PADDING)
         kept.refuse((np.bincount(kept.ids, minlength=self.records) > uploads)[kept.ids], TOO_MANY)
         try:
             return self._pool(mechanism, ranges, kept), kept.refused
@@ -74,11 +114,11 @@ class FixedRecords:
             kept.refuse(self._impossible(mechanism, ranges, kept), IMPOSSIBLE)
             return self._pool(mechanism, ranges, kept), kept.refused
 
-    def _about(self, columns: Numbers) -> Tensor:
+    def about(self, columns: Numbers) -> Tensor:
         """Return which coordinates the records ``columns`` are about, (D,) bool; for most mechanisms, these are the weights."""
         chosen = np.zeros(self.records, dtype=np.bool_)
         chosen[columns] = True
-        return torch.from_numpy(np.repeat(chosen, self._weights))
+        return torch.from_numpy(np.repeat(chosen, self.weights))
 
     def _payload(self, columns: Numbers, bodies: Bytes) -> bytes:
         """Return the payload of the records ``columns`` alone, from their ``bodies``, a row each."""
@@ -88,29 +128,23 @@ class FixedRecords:
         bits = np.unpackbits(bodies, axis=1, count=filled.shape[1], bitorder="little")[filled]
         return np.packbits(bits, bitorder="little").tobytes()
 
-    def _pool(self, mechanism: Mechanism, ranges: LayerRanges, kept: _Kept) -> ReportPool | PartialPool | None:
+    def _pool(self, mechanism: Mechanism, ranges: LayerRanges, kept: Kept) -> ReportPool | PartialPool | None:
         parts = []
         for columns, places in self._groups(kept.ids):
             payloads = [self._payload(columns, kept.bodies[row]) for row in places]
             if columns.size == self.records:
                 return ReportPool(mechanism.read(payloads, ranges))
-            about = self._about(columns)
+            about = self.about(columns)
             own = mechanism.unit_ranges(ranges).part(about)
             parts.append(Part(mechanism.in_part(own).read(payloads, own), about, len(places)))
         return PartialPool(tuple(parts), torch.stack([part.weights for part in parts]).any(dim=0)) if parts else None
 
-    def _impossible(self, mechanism: Mechanism, ranges: LayerRanges, kept: _Kept) -> NDArray[np.bool_]:
+    def _impossible(self, mechanism: Mechanism, ranges: LayerRanges, kept: Kept) -> NDArray[np.bool_]:
         """Return which records the mechanism refuses. All that are laid out alike are read together, whatever their ids."""
-        alike: dict[tuple[bytes, bytes], list[int]] = {}
-        for column, first in enumerate(range(0, self._units.bits.size, self._per_record)):
-            own = slice(first, first + self._per_record)
-            alike.setdefault((self._units.bits[own].tobytes(), self._units.weights[own].tobytes()), []).append(column)
         refused = np.zeros(kept.ids.size, dtype=np.bool_)
-        for columns in alike.values():
-            places = np.flatnonzero(np.isin(kept.ids, columns))
-            part = mechanism.unit_ranges(ranges).part(self._about(np.array(columns[:1])))
-            bodies = kept.bodies[places, : packed_size(int(self._bits[columns[0]]))]
-            refused[places[impossible(mechanism.in_part(part), part, [body.tobytes() for body in bodies])]] = True
+        for layout in self.layouts(mechanism, ranges):
+            places = np.flatnonzero(np.isin(kept.ids, layout.ids))
+            refused[places[impossible(layout.mechanism, layout.part, layout.payloads(kept.bodies[places]))]] = True
         return refused
 
     def _groups(self, ids: Numbers) -> list[tuple[Numbers, Numbers]]:
@@ -123,7 +157,7 @@ class FixedRecords:
             groups.append((columns, first[columns] + np.arange(count)[:, None]))
         return groups
 
-    def _stray(self, ids: Numbers, bodies: Bytes) -> NDArray[np.bool_]:
+    def stray(self, ids: Numbers, bodies: Bytes) -> NDArray[np.bool_]:
         """Return which records set a bit after the end of their record."""
         stray, bits = np.zeros(ids.size, dtype=np.bool_), self._bits[ids]
         for length in np.unique(self._bits).tolist():
@@ -134,8 +168,8 @@ class FixedRecords:
         return stray
 
 
-class _Kept:
-    """Records that have not been refused so far."""
+class Kept:
+    """Records that have not been refused so far, and how many were refused by reason."""
 
     def __init__(self, ids: Numbers, bodies: Bytes) -> None:
         self.ids, self.bodies = ids, bodies

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from ldpfl.errors import PrivacyError
+from ldpfl.lazy import torch
 from ldpfl.mechanisms import Mechanism, Reports
 from ldpfl.ranges import LayerRanges
 from ldpfl.shuffling.pool import Aggregate
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from ldpfl.errors import PrivacyError
 from ldpfl.mechanisms.base import Mechanism
 from ldpfl.mechanisms.reports.base import Reports
 from ldpfl.ranges import LayerRanges
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
@@ -20,6 +21,7 @@ from ldpfl.shuffling.fixed_records import FixedRecords
 from ldpfl.shuffling.partial import PartialPool, RefusedRecords
 from ldpfl.shuffling.pool import ReportPool
 from ldpfl.shuffling.sampled_records import SampledRecords
+from ldpfl.shuffling.summed_records import SummedRecords
 
 Bytes = NDArray[np.uint8]
 
@@ -40,6 +42,35 @@ class Joined:
 
     pool: ReportPool | PartialPool | None
     refused: tuple[RefusedRecords, ...]
+
+
+class Joining:
+    """Puts the records of a round together as they come. Memory does not grow with their number where a mechanism's reports add up."""
+
+    def __init__(self, plan: RecordPlan, sums: SummedRecords | None) -> None:
+        self._plan, self._sums = plan, sums
+        self._kept = [np.empty((0, plan.plaintext_bytes), dtype=np.uint8)]
+
+    def add(self, plaintexts: Bytes) -> None:
+        """Add records, (R, plaintext_bytes) uint8.
+
+        Raises:
+            ProtocolError: records of another length.
+        """
+        if self._sums is None:
+            self._kept.append(plaintexts)
+        else:
+            self._sums.add(*self._plan.ids_and_bodies(plaintexts))
+
+    def joined(self, uploads: int) -> Joined:
+        """Return what the records of ``uploads`` clients amount to: as of :meth:`RecordPlan.join`, but that only sums are left.
+
+        Raises:
+            ProtocolError: ``uploads`` is not positive.
+        """
+        if self._sums is None:
+            return self._plan.join(np.concatenate(self._kept), uploads)
+        return _joined(*self._sums.pool(_positive(uploads)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,18 +177,41 @@ class RecordPlan:
         Raises:
             ProtocolError: records of another length, or ``uploads`` is not positive.
         """
+        _positive(uploads)
+        ids, bodies = self.ids_and_bodies(plaintexts)
+        # Sorted, so that nothing depends on the order of arrival.
+        order = np.argsort(np.ascontiguousarray(plaintexts).view(f"V{self.plaintext_bytes}").ravel(), kind="stable")
+        return _joined(*self._cut.join(self.mechanism, self.ranges, ids[order], bodies[order], uploads))
+
+    def joining(self) -> Joining:
+        """Return what joins records that come batch by batch."""
+        if isinstance(self._cut, FixedRecords) and self.mechanism.adds_up:
+            return Joining(self, SummedRecords(self._cut, self.mechanism, self.ranges))
+        return Joining(self, None)
+
+    def ids_and_bodies(self, plaintexts: Bytes) -> tuple[NDArray[np.int64], Bytes]:
+        """Return the ids (R,) and contents (R, ...) of records, (R, plaintext_bytes) uint8.
+
+        Raises:
+            ProtocolError: records of another length.
+        """
         if plaintexts.dtype != np.uint8 or plaintexts.ndim != 2 or plaintexts.shape[1] != self.plaintext_bytes:
             raise ProtocolError(
                 f"records are {plaintexts.dtype} of shape {plaintexts.shape}, expected uint8 (records, {self.plaintext_bytes}): "
                 "they were cut by another plan"
             )
-        if uploads < 1:
-            raise ProtocolError(f"records of {uploads} uploads cannot be joined, expected at least 1")
-        rows = np.ascontiguousarray(plaintexts)
-        rows = rows[np.argsort(rows.view(f"V{self.plaintext_bytes}").ravel(), kind="stable")]
-        ids = rows[:, :_ID_BYTES].copy().view(">u4").ravel().astype(np.int64)
-        pool, refused = self._cut.join(self.mechanism, self.ranges, ids, rows[:, _ID_BYTES:], uploads)
-        return Joined(pool, tuple(RefusedRecords(count, reason) for reason, count in refused.items() if count))
+        ids = plaintexts[:, :_ID_BYTES].copy().view(">u4").ravel().astype(np.int64)
+        return ids, plaintexts[:, _ID_BYTES:]
+
+
+def _positive(uploads: int) -> int:
+    if uploads < 1:
+        raise ProtocolError(f"records of {uploads} uploads cannot be joined, expected at least 1")
+    return uploads
+
+
+def _joined(pool: ReportPool | PartialPool | None, refused: Counter[str]) -> Joined:
+    return Joined(pool, tuple(RefusedRecords(count, reason) for reason, count in refused.items() if count))
 
 
 def _plain(value: object) -> object:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from ldpfl.lazy import torch
 from ldpfl.mechanisms import Mechanism, SampledReports
 from ldpfl.mechanisms.reports.bits import packed_size
 from ldpfl.mechanisms.reports.sampled import index_bits

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,6 +97,15 @@ class BitReports:
         """Keep each column's count alone: a uniformly random permutation of its bits is an arrangement that follows from it."""
         clients = sum(batch.clients for batch in batches)
         return ShuffledBits(count_ones(batches).numpy(), clients, generator.spawn(1)[0])
+
+    def addends(self) -> NDArray[np.uint8]:
+        """Return the numbers (clients, d) of which :meth:`of_sum` takes the sum over clients."""
+        return self.unpack()
+
+    @classmethod
+    def of_sum(cls, total: NDArray[Any], clients: int) -> BitReports:
+        """Return the reports of ``clients`` of which nothing but the sum (d,) is left."""
+        return BitCounts(total.astype(np.int32), clients)
 
     def counted(self) -> BitCounts:
         """Return what mixing keeps of these reports: how many set each bit."""

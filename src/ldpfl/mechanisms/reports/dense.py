@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ldpfl.errors import ProtocolError
 from ldpfl.lazy import torch
@@ -34,14 +35,24 @@ class DenseReports:
     def bytes_per_client(self) -> int:
         return 4 * self.dimension
 
-    def add_to(self, total: Tensor) -> None:
-        """Add all reports, one after the other, to ``total`` (d,) float64: the sum does not depend on how they were batched."""
-        for row in self.values:
-            total += row
-
     def payloads(self) -> Iterable[bytes]:
         """Yield what each client puts on the wire."""
         return (row.numpy().tobytes() for row in self.values)
+
+    def addends(self) -> NDArray[np.float32]:
+        """Return the numbers (clients, d) of which :meth:`of_sum` takes the sum over clients."""
+        values: NDArray[np.float32] = self.values.numpy()
+        return values
+
+    @classmethod
+    def of_sum(cls, total: NDArray[np.float64], clients: int) -> DenseReports:
+        """Return the reports of ``clients`` of which nothing but the sum (d,) is left."""
+        return DenseSum(total, clients)
+
+    def add_to(self, total: NDArray[np.float64]) -> None:
+        """Add all reports to ``total`` (d,), one client after another."""
+        for row in self.addends():
+            total += row
 
     @classmethod
     def mix(cls, batches: Sequence[DenseReports], generator: np.random.Generator) -> DenseReports:
@@ -70,9 +81,36 @@ class DenseReports:
         return cls(torch.from_numpy(values))
 
 
+class DenseSum(DenseReports):
+    """Reports of which nothing but their sum is left.
+
+    Args:
+        total: (d,) float64.
+        clients: how many reports there are.
+    """
+
+    def __init__(self, total: NDArray[np.float64], clients: int) -> None:
+        object.__setattr__(self, "_total", total)
+        object.__setattr__(self, "_clients", clients)
+
+    _total: NDArray[np.float64]
+    _clients: int
+
+    @property
+    def clients(self) -> int:
+        return self._clients
+
+    @property
+    def dimension(self) -> int:
+        return int(self._total.size)
+
+    def add_to(self, total: NDArray[np.float64]) -> None:
+        total += self._total
+
+
 def mean_of_rows(reports: Sequence[DenseReports], clients: int) -> Tensor:
-    """Return the mean (d,) float64 of all rows."""
-    total = torch.zeros(reports[0].dimension, dtype=torch.float64)
+    """Return the mean (d,) float64 of all rows, added up client by client: it does not depend on how they were batched."""
+    total = np.zeros(reports[0].dimension)
     for batch in reports:
         batch.add_to(total)
-    return total / clients
+    return torch.from_numpy(total) / clients

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ldpfl.errors import PrivacyError
 from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, total_clients
-from ldpfl.mechanisms.reports.dense import DenseReports, mean_of_rows
+from ldpfl.mechanisms.reports.dense import DenseReports, DenseSum, mean_of_rows
 from ldpfl.ranges import LayerRanges
 
 if TYPE_CHECKING:
@@ -37,47 +38,29 @@ class VectorReports(DenseReports):
         order = torch.from_numpy(generator.permutation(clients))
         return VectorReports(torch.cat([batch.values for batch in batches])[order])
 
+    @classmethod
+    def of_sum(cls, total: NDArray[np.float64], clients: int) -> VectorTotal:
+        return VectorTotal(total, clients)
+
     def summed(self) -> VectorTotal:
         """Return what a mean needs of these reports."""
-        return VectorTotal(torch.zeros(self.dimension, dtype=torch.float64), 0).plus(self)
+        return VectorTotal(np.zeros(self.dimension), 0).plus(self)
 
 
-class VectorTotal(VectorReports):
-    """Noisy vectors of which nothing but their sum is left: all that a simulated round needs, whose memory many clients would fill.
-
-    Args:
-        total: (d,) float64, their sum.
-        clients: how many reports there are.
-    """
-
-    def __init__(self, total: Tensor, clients: int) -> None:
-        object.__setattr__(self, "total", total)
-        object.__setattr__(self, "_clients", clients)
-
-    total: Tensor
-    _clients: int
-
-    @property
-    def clients(self) -> int:
-        return self._clients
-
-    @property
-    def dimension(self) -> int:
-        return len(self.total)
-
-    def add_to(self, total: Tensor) -> None:
-        total += self.total
+class VectorTotal(DenseSum, VectorReports):
+    """Noisy vectors of which nothing but their sum is left: all that a simulated round needs, whose memory many clients would fill."""
 
     def plus(self, batch: DenseReports) -> VectorTotal:
         """Return the sum with ``batch``, whose reports are added one after the other."""
-        total = self.total.clone()
+        total = np.zeros(self.dimension)
+        self.add_to(total)
         batch.add_to(total)
         return VectorTotal(total, self.clients + batch.clients)
 
     @classmethod
     def mix(cls, batches: Sequence[DenseReports], generator: np.random.Generator) -> VectorTotal:
         """Return the sum over all ``batches``: in whatever order reports are, it is that of their values but for rounding."""
-        total = torch.zeros(batches[0].dimension, dtype=torch.float64)
+        total = np.zeros(batches[0].dimension)
         for batch in batches:
             batch.add_to(total)
         return VectorTotal(total, sum(batch.clients for batch in batches))
@@ -95,6 +78,10 @@ class VectorMechanism(Mechanism):
 
     def aggregate(self, reports: Sequence[VectorReports], ranges: LayerRanges) -> Tensor:
         return (ranges.expand()[0] + mean_of_rows(reports, total_clients(reports, ranges, VectorReports))).float()
+
+    @property
+    def adds_up(self) -> bool:
+        return True
 
     def payload_bits(self, ranges: LayerRanges) -> int:
         return 32 * ranges.dimension

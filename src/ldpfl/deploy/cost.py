@@ -1,0 +1,132 @@
+"""What one round over relays costs: records, bytes, processor time and memory, from figures that were measured on one core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from math import ceil
+from typing import Any
+
+from ldpfl.mechanisms import Mechanism
+from ldpfl.ranges import LayerRanges
+from ldpfl.relay.protocol import MAX_ROUND_BYTES, MAX_UPLOADS
+from ldpfl.shuffling.records import RecordPlan
+from ldpfl.shuffling.sealing import OVERHEAD
+
+SEAL_S, OPEN_S = 45e-6, 36e-6
+"""Seconds of one core a record: ``benchmarks/sealing.py`` and ``benchmarks/server_round.py``."""
+
+ADD_S, JOIN_S = 0.6e-9, 7e-9
+"""Seconds of one core a byte of a report that is added up, or that is kept and joined: ``benchmarks/server_round.py``."""
+ADD_BIT_S = 0.4e-9
+"""The same where a weight is one bit."""
+
+ENCODE_NS = {
+    "duchi": 2.4,
+    "harmony": 0.1,
+    "laplace": 21.0,
+    "piecewise": 24.0,
+    "hybrid": 34.0,
+    "duchi-vector": 3.4,
+    "privunit-g": 57.0,
+    "full-dp": 46.0,
+    "rotated-sign": 12.0,
+    "none": 2.1,
+    "dp-sgd": 27.0,
+}
+"""Nanoseconds of one core to encode a weight: ``benchmarks/mechanism.py``."""
+
+_START_BYTES, _COPIES = 400 << 20, 7
+"""Bytes of a process of the server, one a core, without its round; and copies of reports in memory where they do not add up."""
+
+_HOUR_S = 3600.0
+_MACHINE = 64
+"""Cores of a large machine."""
+
+
+@dataclass(frozen=True)
+class RoundCost:
+    """What one round costs, on cores of a machine like the one that was measured. Training is not in it.
+
+    Attributes:
+        clients: of the round.
+        linked: units of a report that stay together in a record.
+        records: of one client.
+        upload_bytes: of one client, sealed.
+        round_bytes: of all clients, which the relays receive, and the server again.
+        relays: as many as take all uploads of a round.
+        encode_s: seconds of one core in which one client encodes its report; None where nobody measured that.
+        seal_s: seconds of one core in which one client seals its records.
+        server_s: seconds of one core in which the server opens all records and adds them up.
+        server_cores: that do so in an hour.
+        server_bytes: of the server's memory, all its machines together.
+    """
+
+    clients: int
+    linked: int
+    records: int
+    upload_bytes: int
+    round_bytes: int
+    relays: int
+    encode_s: float | None
+    seal_s: float
+    server_s: float
+    server_cores: int
+    server_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything, for JSON."""
+        return asdict(self)
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Yield name and value of each figure."""
+        encode = "" if self.encode_s is None else f"{self.encode_s:.2g} s to encode, "
+        yield "a client, each round", f"{encode}{self.seal_s:.2g} s to seal {self.records:,} records, {_size(self.upload_bytes)} sent"
+        yield "relays", f"{self.relays:,}, for {_size(self.round_bytes)} in and as much out"
+        machines = f" ({ceil(self.server_cores / _MACHINE):,} machines of {_MACHINE})" if self.server_cores > _MACHINE else ""
+        yield "server, processor time", f"{self.server_s:,.0f} s of one core: an hour on {self.server_cores:,} cores{machines}"
+        yield "server, memory", _size(self.server_bytes)
+        if self.linked > 1:
+            yield "note", "the guarantees are those of 1 unit a record: a record of more tells more"
+        if self.relays > 1:
+            yield "note", f"clients hide among the {self.clients // self.relays:,} or so of their own relay alone: plan that number"
+        yield "figures", "measured on one core of an AMD EPYC; training, disks and networks are not in them"
+
+
+def round_cost(mechanism: Mechanism, ranges: LayerRanges, clients: int, linked: int) -> RoundCost:
+    """Return what a round of ``clients`` costs that send ``linked`` units of a report in each record.
+
+    Raises:
+        ConfigError: ``linked`` is not positive, or a report is cut into too many records.
+    """
+    plan = RecordPlan(mechanism, ranges, linked, unprotected=True)
+    bits = mechanism.payload_bits(ranges)
+    upload = plan.records * (plan.plaintext_bytes + OVERHEAD)
+    relays = max(ceil(clients / MAX_UPLOADS), ceil(clients / max(1, MAX_ROUND_BYTES // upload)))
+    is_packed = bits <= ranges.dimension
+    join_s = (ADD_BIT_S * bits if is_packed else ADD_S * bits / 8) if mechanism.adds_up else JOIN_S * bits / 8
+    server_s = clients * (plan.records * OPEN_S + join_s)
+    cores = max(1, ceil(server_s / _HOUR_S))
+    encode = ENCODE_NS.get(mechanism.name)
+    return RoundCost(
+        clients=clients,
+        linked=linked,
+        records=plan.records,
+        upload_bytes=upload,
+        round_bytes=clients * upload,
+        relays=relays,
+        encode_s=None if encode is None else encode * 1e-9 * ranges.dimension,
+        seal_s=plan.records * SEAL_S,
+        server_s=server_s,
+        server_cores=cores,
+        server_bytes=_START_BYTES * cores + (0 if mechanism.adds_up else _COPIES * clients * ((bits + 7) // 8)),
+    )
+
+
+def _size(count: float) -> str:
+    """Return a number of bytes to three digits."""
+    for unit in ("bytes", "kB", "MB", "GB", "TB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} PB"

@@ -1,0 +1,56 @@
+"""Data and a federation, made of a config: what both ready apps begin with."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from flwr.app import Context
+
+from ldpfl.data import Dataset
+from ldpfl.data.loading import DATA_DIR_VARIABLE
+from ldpfl.errors import ConfigError
+from ldpfl.experiments.build import build, choose_device, size_of
+from ldpfl.experiments.config import RunConfig, parse_config
+from ldpfl.experiments.dataset import Description, load_dataset
+from ldpfl.importing import is_code
+from ldpfl.server import Checkpoint
+from ldpfl.simulation import Federation
+
+DATA_DIR = "data-dir"
+
+
+def data_dir_of(context: Context) -> Path | None:
+    """Return the operator's folder with data sets; without one, as in a simulation, that in the node's config, which others can change."""
+    folder = os.environ.get(DATA_DIR_VARIABLE) or context.node_config.get(DATA_DIR)
+    return Path(str(folder)) if folder else None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A config with its data, and what is made of both."""
+
+    config: RunConfig
+    task: Dataset
+    federation: Federation
+    start: Checkpoint
+
+
+@lru_cache(maxsize=2)
+def prepare(text: str, data_dir: Path | None, device: str, sent: int | None = None, table: Path | None = None) -> Prepared:
+    """Load the data and build the federation; kept for the next message, because a simulation's clients share a process.
+
+    ``sent`` weights came with the terms: a built-in model of another size is refused before it takes memory. ``table`` is the node's own.
+    """
+    config = parse_config(text, origin="the round's terms")
+    task = load_dataset(config, data_dir, table=table)
+    if sent is not None and not is_code(config.model.name):
+        size = size_of(config, Description.of(task))
+        if size != sent:
+            raise ConfigError(f"the model of the terms has {size:,} weights, and {sent:,} came with them")
+    federation, start = build(config, task, choose_device(device))
+    chosen = {"server_learning_rate": federation.optimiser.learning_rate, "server_weight_decay": federation.optimiser.decay}
+    config = config.model_copy(update={"training": config.training.model_copy(update=chosen)})  # where it says "auto"
+    return Prepared(config, task, federation, start)

@@ -1,0 +1,69 @@
+"""What the ready ServerApp of :mod:`ldpfl.flower.apps` does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid
+
+from ldpfl.errors import TooFewTakePart
+from ldpfl.experiments import load_recipe
+from ldpfl.experiments.calibration import settled
+from ldpfl.experiments.figures import summarise
+from ldpfl.experiments.run_folder import Kind, RunFolder
+from ldpfl.experiments.runner import model_file_of
+from ldpfl.flower.arrays import to_arrays
+from ldpfl.flower.asking import Waiting
+from ldpfl.flower.collecting import Collector
+from ldpfl.flower.policy_init import as_sent, for_nodes
+from ldpfl.flower.preparing import Prepared, data_dir_of, prepare
+from ldpfl.flower.relayed import operator_relay, operator_sum
+from ldpfl.flower.run_settings import RunSettings
+from ldpfl.flower.strategy import LdpStrategy
+
+
+def serve(grid: Grid, context: Context) -> None:
+    """Run the rounds of the recipe, and leave a run folder if one is named."""
+    settings = RunSettings.of_run(context.run_config)
+    collector = _collector(settings)
+    asked = load_recipe(settings.recipe, settings.change_list)
+    config = settled(as_sent(asked, settings.transport, settings.linked, settings.min_clients))
+    prepared = prepare(config.to_toml(), data_dir_of(context), settings.device)
+    federation, start = prepared.federation, prepared.start
+    folder = RunFolder(Path(settings.out)) if settings.out else None
+    strategy = LdpStrategy(
+        for_nodes(prepared.config),
+        collector=collector,
+        folder=folder,
+        waiting=Waiting(settings.nodes or len(federation.samples), settings.wait_s, settings.agreeing, settings.answer_s),
+        score=federation.rules.score,
+        origin=start.origin,
+        reply_s=settings.reply_s,
+        run_config=context.run_config,
+        kind=Kind.READY_APP,
+    )
+    initial = to_arrays(start.state.weights, federation.task.layout)
+    try:
+        strategy.start(grid, initial, timeout=settings.timeout_s)
+    except TooFewTakePart:
+        if any(metrics.clients for metrics in strategy.checkpoint.history):  # else nothing was trained: there is no model to leave
+            _keep_result(strategy, prepared, folder)
+        raise
+    _keep_result(strategy, prepared, folder)
+
+
+def _keep_result(strategy: LdpStrategy, prepared: Prepared, folder: RunFolder | None) -> None:
+    federation = prepared.federation
+    if folder is not None:
+        result = summarise(strategy.config, federation, prepared.task, strategy.checkpoint, None)
+        described = model_file_of(prepared.config, federation, prepared.task)
+        folder.save_result(strategy.checkpoint, federation.task, result, described, federation.encoder)
+
+
+def _collector(settings: RunSettings) -> Collector | None:
+    if settings.transport == "direct":
+        return None
+    if settings.transport == "sum":
+        return operator_sum(min_clients=settings.min_clients, window_s=settings.window_s)
+    return operator_relay(linked=settings.linked, min_clients=settings.min_clients, window_s=settings.window_s)
