@@ -143,7 +143,7 @@ def test_nothing_of_an_app_s_folder_is_found_while_the_ready_app_trains(tmp_path
         found.append(find_spec("ldpfl_optional"))
         raise DataError("seen")
 
-    monkeypatch.setattr(apps, "_data_dir", looking)
+    monkeypatch.setattr(apps, "data_dir_of", looking)
     context = Context(run_id=0, node_id=1, node_config={}, state=RecordDict(), run_config={})
     path = list(sys.path)
     with pytest.raises(DataError, match="seen"):
