@@ -14,9 +14,6 @@ from ldpfl.mechanisms.coins import Places
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ldpfl.mechanisms.base import Mechanism
-    from ldpfl.ranges import LayerRanges
-
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
@@ -35,10 +32,3 @@ class Comparison:
     first: Callable[..., Tensor]
     told: tuple[Tensor, ...]
     exact: Callable[[NDArray[np.float32], Places], Places]
-
-
-def comparison_of(mechanism: Mechanism, ranges: LayerRanges) -> Comparison | None:
-    """Return the comparison by which ``mechanism`` encodes, or None: also for a subclass that encodes in a way of its own."""
-    kind = type(mechanism)
-    order = [owner for owner in kind.__mro__ if "encode" in vars(owner) or "comparison" in vars(owner)]
-    return mechanism.comparison(ranges) if "comparison" in vars(order[0]) else None
