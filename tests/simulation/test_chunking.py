@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from math import ceil
 from types import SimpleNamespace
 
@@ -79,3 +81,23 @@ def test_little_memory_keeps_chunks_small(
     chosen = choose_chunk_size(recorder, weights, schedule, torch.device("cpu"))
     assert chosen <= max(1, clients_that_fit)
     assert max(recorder.seen) <= max(2, clients_that_fit)  # two are trained to see what one needs
+
+
+class Disturbed:
+    """Takes a millisecond for any number of clients; but of each number above 16 the first four times are disturbed by other work."""
+
+    def __init__(self) -> None:
+        self.now, self._tried = 0.0, Counter[int]()
+
+    def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
+        self._tried[schedule.clients] += 1
+        disturbed = schedule.clients > 16 and self._tried[schedule.clients] <= 4
+        self.now += 1e-4 * schedule.clients if disturbed else 1e-3
+        return weights.expand(schedule.clients, -1)
+
+
+def test_other_work_on_the_machine_does_not_make_chunks_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, index = Disturbed(), torch.zeros(256, 1, 1, dtype=torch.int64)
+    monkeypatch.setattr(time, "perf_counter", lambda: trainer.now)
+    schedule = BatchSchedule(index, torch.ones_like(index, dtype=torch.float32))
+    assert choose_chunk_size(trainer, torch.zeros(10), schedule, torch.device("cpu")) == 256

@@ -232,6 +232,12 @@ class Mechanism(ABC):
         return self.decode(self.encode(values, ranges, generator), ranges)
 
 
+def comparison_of(mechanism: Mechanism, ranges: LayerRanges) -> Comparison | None:
+    """Return the comparison by which ``mechanism`` encodes, or None: also for a subclass that encodes in a way of its own."""
+    nearest = next(kind for kind in type(mechanism).__mro__ if "encode" in vars(kind) or "comparison" in vars(kind))
+    return mechanism.comparison(ranges) if "comparison" in vars(nearest) else None
+
+
 @dataclass(frozen=True)
 class Refused:
     """A payload that was not accepted: its place among those received, and why, in one line."""

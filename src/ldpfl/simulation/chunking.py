@@ -23,8 +23,9 @@ MOST_CLIENTS = 256
 
 _PROBED_SIZES = (16, 32, 64, 128, MOST_CLIENTS)
 _SLOWER = 1.1
-_PROBED_S = 0.05
-"""Seconds for which a size is tried, three times at least: a machine with other things to do makes single short steps look slow."""
+_TRIES = 20
+_PROBED_S = 0.25
+"""Each size is tried so often, or for so many seconds, three times at least: other work on the machine makes short steps look slow."""
 _COPIES = 8  # of a client's sum: as floats, as integers, with noise, and in between
 
 
@@ -71,7 +72,7 @@ def most_sums(weights: Tensor, device: torch.device) -> int:
 
 def _fastest(trainer: Trainer, weights: Tensor, schedule: BatchSchedule, device: torch.device) -> float:
     taken: list[float] = []
-    while len(taken) < 3 or sum(taken) < _PROBED_S:
+    while len(taken) < 3 or (len(taken) < _TRIES and sum(taken) < _PROBED_S):
         taken.append(_seconds(trainer, weights, schedule, device))
     return min(taken)
 

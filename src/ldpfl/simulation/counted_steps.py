@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms.base import comparison_of
 from ldpfl.mechanisms.coins import decided
 from ldpfl.mechanisms.comparing import Comparison
 from ldpfl.mechanisms.reports.bits import BitCounts
