@@ -15,7 +15,6 @@ from ldpfl.mechanisms.coins import decided
 from ldpfl.mechanisms.comparing import Comparison
 from ldpfl.mechanisms.reports.bits import BitCounts
 from ldpfl.randomness import RandomSource, draw_block
-from ldpfl.ranges import LayerRanges
 from ldpfl.server import ServerState
 from ldpfl.simulation.cohort_training import refused_by_pytorch, schedule_of
 from ldpfl.simulation.compiled_training import BitSums, CompiledTrainer
@@ -111,10 +110,3 @@ class CountedSteps:
         with nothing_written(task.module, {"the weights": weights}, by_value=False):
             own = (self._rate, batch.inputs, batch.targets, schedule.mask[:, 0], self._numbers, drawn.view(torch.bfloat16))
             return BitSums(*step(weights, *own, *self._told))
-
-
-def comparison_of(mechanism: Mechanism, ranges: LayerRanges) -> Comparison | None:
-    """Return the comparison by which ``mechanism`` encodes, or None: also for a subclass that encodes in a way of its own."""
-    kind = type(mechanism)
-    order = [owner for owner in kind.__mro__ if "encode" in vars(owner) or "comparison" in vars(owner)]
-    return mechanism.comparison(ranges) if "comparison" in vars(order[0]) else None
