@@ -195,6 +195,26 @@ def test_nodes_that_the_relay_tells_of_another_agreement_decline(world: World) -
     assert world.charges() == [0] * CLIENTS
 
 
+# --- clients that are not relied on -----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_ledger_leaves_out_clients_that_may_collude(world: World) -> None:
+    strategy = LdpStrategy(config_of_sum("shuffling.colluding=2"), collector=world.adding_up())
+    strategy.start(world.grid(), start_arrays(), 2, timeout=100.0)
+    events = strategy.checkpoint.ledger.events
+    assert [(event.cohort, event.colluding) for event in events] == [(CLIENTS, 2)] * 2
+
+
+@pytest.mark.slow
+def test_more_nodes_than_a_sum_was_made_for_are_not_asked(world: World) -> None:
+    """Their sum could leave 32 bits; a node that is asked all the same declines."""
+    strategy = LdpStrategy(config_of_sum("clients.count=4"), collector=world.adding_up())
+    with pytest.raises(ConfigError, match="5 nodes are asked, and a sum of at most 4 was planned: set shuffling.max_clients to 5 or more"):
+        strategy.start(world.grid(), start_arrays(), 1, timeout=100.0)
+    assert sum(world.charges()) == 0
+
+
 # --- nodes that cannot, and a server that asks for what does not fit --------------------------------------------------
 
 

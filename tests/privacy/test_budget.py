@@ -761,7 +761,7 @@ def test_the_divergences_behind_a_relay_bound_every_small_tree_of_choices() -> N
 
 
 def summed(number: int, mu: float = 0.5, **changes: Any) -> Request:
-    release = replace(GaussianRelease("dp-sgd", mu), author="ldpfl")
+    release = replace(GaussianRelease("dp-sgd", mu, integers=True), author="ldpfl")
     return Request("mnist-1", number, release, **{"cohort": 100, "transport": "sum", "key": KEY, **changes})
 
 
@@ -796,10 +796,17 @@ def test_the_local_line_bounds_sums_as_well(path: Path) -> None:
     declined(lambda: budget.charge(summed(2, 3.0)), "lifetime_epsilon = 20")
 
 
-@pytest.mark.parametrize("changes", [{"transport": "direct", "key": b""}, {"release": BinaryRelease("dp-sgd", 0.5, 10, author="ldpfl")}])
-def test_what_no_sum_hides_is_declined_under_such_a_bound(changes: dict[str, Any], path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"transport": "direct", "key": b""}, "sum_epsilon is for"),
+        ({"release": BinaryRelease("dp-sgd", 0.5, 10, author="ldpfl")}, "only Gaussian noise on a lattice adds up"),
+        ({"release": GaussianRelease("dp-sgd", 0.5, author="ldpfl")}, "only Gaussian noise on a lattice adds up"),  # of floats
+    ],
+)
+def test_what_no_sum_hides_is_declined_under_such_a_bound(changes: dict[str, Any], why: str, path: Path) -> None:
     asked = replace(summed(1), **changes)
-    declined(lambda: Budget(path, with_policy(**SUMS, sum_epsilon=50.0)).charge(asked), "sum_epsilon is for")
+    declined(lambda: Budget(path, with_policy(**SUMS, sum_epsilon=50.0)).charge(asked), why)
     assert read_charges(path) == ()
 
 

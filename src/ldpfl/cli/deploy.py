@@ -91,16 +91,17 @@ def node_key(
     file: Annotated[Path, typer.Argument(help="File of the private key, which only its owner may read.")],
     show: Annotated[bool, typer.Option("--show", help="Make no key: print the public half of the one in the file.")] = False,
 ) -> None:
-    """Make the key by which a node signs what it adds to sums, and print its public half: a line for the aggregator's LDPFL_NODE_KEYS."""
+    """Make the key by which a node signs what it adds to sums. Prints a line for the aggregator's LDPFL_NODE_KEYS: public half and name."""
     check_packages()
-    from ldpfl.summing.node_keys import load_key, make_key, public_text
+    from ldpfl.summing.node_keys import line_of, load_key, make_key
 
     if show:
-        print(public_text(load_key(file)))
+        print(line_of(load_key(file)))
         return
     if file.exists():
         raise ConfigError(f"{file} exists already: --show prints the public half of its key; for a new key give another file")
-    print(make_key(file))
+    make_key(file)
+    print(line_of(load_key(file)))
 
 
 @app.command()

@@ -147,7 +147,9 @@ def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) 
     for key in keys:
         read_public(key)
     delta = usual.delta
-    summed = [in_sum(release, offer.cohort) for release in releases if isinstance(release, GaussianRelease) and offer.transport == "sum"]
+    colluding = min(config.shuffling.colluding, offer.cohort - 1)
+    honest = offer.cohort - colluding
+    summed = [in_sum(release, honest) for release in releases if isinstance(release, GaussianRelease) and offer.transport == "sum"]
     return Policy(
         mechanisms=(releases[0].mechanism,),
         protects=least_protected(release.unit for release in releases),
@@ -158,6 +160,7 @@ def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) 
         sum_epsilon=_rounded_up(epsilon_needed(Counter[Release](summed).items(), delta * (1 - ROUNDED))) if summed else "off",
         rounds=config.training.rounds,
         min_clients=offer.cohort,
+        colluding=colluding,
         transports=(offer.transport,),
         aggregator_keys=tuple(keys),
         linked=offer.linked,

@@ -25,7 +25,7 @@ from ldpfl.flower.collecting import Collector, DirectCollector, Received
 from ldpfl.flower.course import Course, Replies
 from ldpfl.flower.nodes_asked import Participation
 from ldpfl.flower.replies import Patience, replies_as_they_come
-from ldpfl.flower.terms import ARRAYS, CONFIG, RECORD, SHORTEST_REPLY_S, RoundTerms, deployable_mechanism, digest_of
+from ldpfl.flower.terms import ARRAYS, CONFIG, RECORD, SHORTEST_REPLY_S, RoundTerms, check_sum_fits, deployable_mechanism, digest_of
 from ldpfl.privacy import RoundEvent
 from ldpfl.privacy.authors import released
 from ldpfl.quantities import is_number
@@ -271,6 +271,7 @@ class LdpStrategy(Strategy):
         return Course(participation.run, layout, mechanism, rules, timeout, checkpoint, participation)
 
     def _terms(self, course: Course) -> RoundTerms:
+        check_sum_fits(self.config, course.round.asked)
         ranges = course.last.state.ranges
         return RoundTerms(
             run=course.run,
@@ -335,7 +336,10 @@ class LdpStrategy(Strategy):
     def _event(self, course: Course, cohort: int) -> RoundEvent:
         """Return the ledger's record of the round. Nodes that were told to train count as having taken part, whether or not they did."""
         release = released(course.round.mechanism, course.last.state.ranges, course.mechanism)
-        event = round_event(course.round.number, release, cohort, course.participation.counts(), self._collector.channel)
+        # Of so few reports that all may be colluding clients', one is taken for an honest client's: it has its own noise in any case.
+        colluding = min(self.config.shuffling.colluding, max(0, cohort - 1))
+        counts, channel = course.participation.counts(), self._collector.channel
+        event = round_event(course.round.number, release, cohort, counts, channel, colluding=colluding)
         return replace(event, linked=self._collector.linked)
 
     def _forget_again(self, course: Course, last: bool) -> None:

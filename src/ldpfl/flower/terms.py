@@ -199,6 +199,7 @@ class RoundTerms:
         mechanism = deployable_mechanism(self.config, ranges)
         if summed:
             adding_up(mechanism)
+            check_sum_fits(self.config, self.asked)
         return mechanism
 
 
@@ -308,6 +309,19 @@ def deployable_mechanism(config: RunConfig, ranges: LayerRanges) -> Mechanism:
     if not mechanism.deployable:
         raise ConfigError(f"mechanism {mechanism.name!r} has no proved guarantee with these settings: it runs in the simulator only")
     return mechanism
+
+
+def check_sum_fits(config: RunConfig, asked: int) -> None:
+    """Check that no more clients are asked for their part of a sum than the sum's numbers were made for.
+
+    Raises:
+        ConfigError: more are asked, and their sum could exceed its 32 or 64 bits.
+    """
+    most = config.shuffling.max_clients or config.clients.count
+    if config.shuffling.channel == "secure-sum" and asked > most:
+        raise ConfigError(
+            f"{asked:,} nodes are asked, and a sum of at most {most:,} was planned: set shuffling.max_clients to {asked} or more"
+        )
 
 
 @runtime_checkable

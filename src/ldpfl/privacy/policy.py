@@ -277,9 +277,11 @@ class Policy(BaseModel):
         if self.relay_epsilon != "off":
             hidden = request.transport == "relay" and isinstance(request.release, BinaryRelease)
             yield hidden, "relay_epsilon is for bits that leave through the relay, and for nothing else"
+        summed = isinstance(request.release, GaussianRelease) and request.release.adds_up
+        if request.transport == "sum":
+            yield summed, "only Gaussian noise on a lattice adds up in a sum: of this release nothing is known there"
         if self.sum_epsilon != "off":
-            summed = request.transport == "sum" and isinstance(request.release, GaussianRelease)
-            yield summed, "sum_epsilon is for Gaussian noise that leaves by sums, and for nothing else"
+            yield request.transport == "sum", "sum_epsilon is for reports that leave by sums, and for nothing else"
         linked = request.linked
         yield linked <= self.linked, _exceeds("linked", linked, self.linked)
         yield request.cohort >= self.min_clients, f"a cohort of {request.cohort} is below min_clients = {self.min_clients}"

@@ -107,7 +107,8 @@ def open_seeds(
             seeds.append(_SUITE.decrypt(sealed, aggregator, binding.info(b"seal")))
         except (InvalidSignature, InvalidTag):
             why = "is not signed by it and sealed to this key for this round"
-            raise ProtocolError(f"what stands for node {who.hex()} in the sum {why}; the sum is not opened") from None
+            told = "whoever sent it may have written another node's name on it"
+            raise ProtocolError(f"what stands for node {who.hex()} in the sum {why} ({told}); the sum is not opened") from None
     if len(seeds) < least:
         raise ProtocolError(f"the sum is over {len(seeds)} nodes, and at least {least} are needed; it is not opened")
     return seeds

@@ -39,6 +39,11 @@ def public_text(key: Ed25519PrivateKey) -> str:
     return base64.b64encode(key.public_key().public_bytes_raw()).decode()
 
 
+def line_of(key: Ed25519PrivateKey) -> str:
+    """Return a line for the aggregator's list: the public half, and the name of 16 digits by which messages call the node."""
+    return f"{public_text(key)} {signer_of(key.public_key()).hex()}"
+
+
 def read_nodes(path: Path) -> dict[bytes, Ed25519PublicKey]:
     """Return the public keys in the aggregator's list, by :func:`~ldpfl.summing.signer_of`.
 
