@@ -319,9 +319,8 @@ def check_sum_fits(config: RunConfig, asked: int) -> None:
     """
     most = config.shuffling.max_clients or config.clients.count
     if config.shuffling.channel == "secure-sum" and asked > most:
-        raise ConfigError(
-            f"{asked:,} nodes are asked, and a sum of at most {most:,} was planned: set shuffling.max_clients to {asked} or more"
-        )
+        said = f"{asked:,} nodes are asked, and a sum of at most {most:,} was planned"
+        raise ConfigError(f"{said}: set shuffling.max_clients to {asked} or more")
 
 
 @runtime_checkable
