@@ -236,7 +236,7 @@ def _of_others(world: World) -> Any:
 @pytest.mark.slow
 def test_a_node_that_the_aggregator_does_not_know_stops_the_run_and_is_named(world: World) -> None:
     world.strangers = (2,)
-    with pytest.raises(ProtocolError, match=r"signed by a node that is not known \([0-9a-f]{16}\)"):
+    with pytest.raises(ProtocolError, match=r"signed by a node that is not known, [0-9a-f]{16}; .* add its line to LDPFL_NODE_KEYS"):
         run(world, 2)
     assert world.charges() == [1] * CLIENTS
 

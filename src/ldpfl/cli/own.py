@@ -271,7 +271,8 @@ def _init_app(
         public = public_settings(Path(data), target, client, person, config.data.bounds, classes=config.task.name == "classification")
         changes = [change for change in changes if not change.startswith("data.bounds")]
     together = joined([*written(public), *changes])
-    settings = RunSettings(recipe=recipe, changes=together, out="run", reply_s=_REPLY_S if public else 0.0)
+    way: dict[str, Any] = {"transport": "sum", "min_clients": config.clients.count} if config.shuffling.channel == "secure-sum" else {}
+    settings = RunSettings(recipe=recipe, changes=together, out="run", reply_s=_REPLY_S if public else 0.0, **way)
     left = [name for name, bounds in public.get("data.bounds", {}).items() if bounds == NOT_KNOWN]
     sized = not left and not code_of((offer := offer_of_settings(settings)).config)
     if sized:
@@ -296,6 +297,10 @@ def _init_app(
     if not sized:
         said_sizes = "the model is code, which is not run for this: give the sizes of its arrays for policy and budget"
         console.print(Text(f"{said_sizes}: ldpfl policy init {folder} --layers SIZES"), soft_wrap=True)
+        return
+    if way:
+        said_sum = "reports are added up over a relay (docs/sums.md), and sealed to the aggregator's key: with that key,"
+        console.print(Text(f"{said_sum} ldpfl policy init {folder} --key KEY"), soft_wrap=True)
         return
     init_policy(str(folder), out=folder / "policy.toml", budget=folder / "budget.sqlite")
 

@@ -31,6 +31,7 @@ from ldpfl.flower.policy_init import Offer, fitting_rows, offer_of, ranges_for, 
 from ldpfl.flower.terms import check_window
 from ldpfl.number_format import number
 from ldpfl.privacy.accountants.adaptive import filtered_epsilon
+from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import Books, read_books
 from ldpfl.privacy.policy import OVER_RELAY, Policy, Request, read_policy
 from ldpfl.quantities import cohort_size
@@ -285,14 +286,17 @@ def _of_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | None) 
     yield Finding("app", Standing.FINE, f"the policy allows each of its {rounds:,} rounds, over {offer.transport}")
     if books is None or not all(release.protected for release in releases):
         return
+    try:  # what a node finds out when it is asked about a round, sums and bits behind a relay included
+        first = Request("check", 1, planned[0], offer.cohort, offer.transport, _some_key(policy), offer.linked)
+        Budget(_named(node.budget, "budget", "LDPFL_BUDGET"), policy).check(first)
+    except Declined as refusal:
+        yield Finding("budget", Standing.WRONG, f"its next round would be declined: {refusal}")
+        return
     charged = Counter(books.counts)
     limits = ((policy.lifetime, policy.lifetime.order, "the policy's lifetime_epsilon"), (books.limit, books.order, "the budget"))
     for limit, order, of in limits:
-        one, cost = (filtered_epsilon((charged + Counter(more)).items(), order, limit.delta) for more in (planned[:1], planned))
-        if one > limit.epsilon:
-            said = f"its next round would bring epsilon to {number(one)}, above {of} = {limit.epsilon:g}: this node takes no part"
-            yield Finding("budget", Standing.WRONG, said)
-        elif cost > limit.epsilon:
+        cost = filtered_epsilon((charged + releases).items(), order, limit.delta)
+        if cost > limit.epsilon:
             said = f"all its rounds would bring epsilon to {number(cost)}, above {of} = {limit.epsilon:g}: later ones are declined"
             yield Finding("budget", Standing.LOOK, said)
     if books.charges + rounds > policy.rounds:

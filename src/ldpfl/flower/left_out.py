@@ -28,8 +28,8 @@ def left_out(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
                 yield f"data.{name} = {getattr(data, name)}: does nothing, since each node has a table of its own"
     else:
         yield f"clients.count = {clients.count}: the data are dealt into so many parts, of which each node needs one (partition-id)"
-    if config.shuffling.channel != "direct":
-        yield f"shuffling.channel = {config.shuffling.channel}: does nothing: how reports travel is ldpfl.transport, direct or relay"
+    if config.shuffling.channel not in ("direct", "secure-sum"):
+        yield f"shuffling.channel = {config.shuffling.channel}: does nothing: how reports travel is ldpfl.transport: direct, relay or sum"
     yield f"seed = {config.seed}: decides the initial model and who is asked. Noise is drawn on each node, from its system, not from this"
     yield "no model without noise is trained to compare with, and ldpfl attack finds nothing to work on: both need all clients' data"
 
@@ -41,5 +41,6 @@ def needed_by_nodes(*, at_nodes: bool) -> Iterator[str]:
         yield "LDPFL_DATA: its own table"
     else:
         yield 'LDPFL_DATA_DIR: the data, unless they are bundled; --node-config "partition-id=N num-partitions=M": its part of them'
-    yield "LDPFL_RELAY, LDPFL_RELAY_TOKEN, LDPFL_RELAY_CA, if ldpfl.transport is relay: the relay, the node's own token, its authority"
+    yield "LDPFL_RELAY, LDPFL_RELAY_TOKEN, LDPFL_RELAY_CA, if ldpfl.transport is relay or sum: the relay, the node's token, its authority"
+    yield "LDPFL_SIGNING_KEY, if ldpfl.transport is sum: a key that ldpfl deploy node-key makes, with its line in the aggregator's list"
     yield "to see whether a node has all of it: ldpfl deploy check-node --app APP"

@@ -98,7 +98,10 @@ def open_seeds(
     for place, envelope in enumerate(envelopes):
         who, signature, sealed = _parts(envelope)
         if who not in nodes:
-            raise ProtocolError(f"upload {place + 1} of the sum is signed by a node that is not known ({who.hex()}); the sum is not opened")
+            listed = "add its line to LDPFL_NODE_KEYS, as ldpfl deploy node-key FILE --show prints it on the node"
+            raise ProtocolError(
+                f"upload {place + 1} of the sum is signed by a node that is not known, {who.hex()}; the sum is not opened: {listed}"
+            )
         if who in seen:
             raise ProtocolError(f"node {who.hex()} is in the sum more than once; the sum is not opened")
         seen.add(who)
