@@ -95,6 +95,9 @@ LOWEST_PROBABILITY = {"off": None, "restrictive": 0.5, "plain": 0.0}
 
 Method = Literal["gradient", "least-squares"]
 
+DEFAULT_SHARE = 0.1
+"""Share of the records that clients hold back where only an epsilon of evaluation is given."""
+
 
 class TrainingConfig(_Section):
     """Rounds on the server, epochs of SGD on the client."""
@@ -203,13 +206,20 @@ class EvaluationConfig(_Section):
     """What clients hold back from training to measure the model on, and what measuring may cost."""
 
     share: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.0
-    """Part of each client's records, or of all persons, that is not trained on. Places decide which, or names of persons."""
+    """Part of each client's records, or of all persons, that is not trained on; 0.1 where ``epsilon`` is given alone. Places decide which,
+    or names of persons."""
     epsilon: Positive | Literal["off"] = "off"
     """Epsilon of all that clients send of these records in the run, charged in the same ledger; ``off`` looks at none of them."""
     every: Annotated[int, Field(ge=0, le=10**6)] = 0
     """Rounds after which the model is measured, each time; it is measured after the last round in any case. 0 does so there alone."""
     loss_bound: Positive = 5.0
     """Largest loss of a record that counts; a larger one is cut to it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_tenth(cls, given: Any) -> Any:
+        """Hold a tenth of the records back where an epsilon is said and no share."""
+        return {"share": DEFAULT_SHARE, **given} if isinstance(given, dict) and given.get("epsilon", "off") != "off" else given
 
     @model_validator(mode="after")
     def _check_share(self) -> Self:

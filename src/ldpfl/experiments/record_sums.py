@@ -85,7 +85,7 @@ def is_evaluated(config: RunConfig) -> bool:
     target = config.privacy.target_epsilon
     if target != "off" and config.evaluation.epsilon >= target:
         raise ConfigError(
-            f"evaluation.epsilon is {config.evaluation.epsilon:g}, of a privacy.target_epsilon of {target:g} for the whole run: set it lower"
+            f"evaluation.epsilon is {config.evaluation.epsilon:g}, of a privacy.target_epsilon of {target:g} of the run: set it lower"
         )
     return True
 
@@ -130,7 +130,7 @@ def divided_for_evaluation(config: RunConfig, parts: Division, persons: Persons 
     if not held.sizes.any() or not kept.sizes.all():
         found = "a client has none to train on" if held.sizes.any() else "no client holds any back"
         raise ConfigError(
-            f"evaluation.share = {share:g} of the {int(parts.sizes.min()):,} to {int(parts.sizes.max()):,} records (or persons) of a client: "
+            f"evaluation.share = {share:g} of the {int(parts.sizes.min()):,} to {int(parts.sizes.max()):,} records or persons of a client: "
             f"{found}; set another share, or fewer clients"
         )
     return kept, held

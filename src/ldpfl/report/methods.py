@@ -161,7 +161,13 @@ def _span(values: Sequence[float]) -> str:
 
 
 def _measured(config: RunConfig, ledger: Ledger) -> Iterator[str]:
-    measured = [event for event in ledger.events if event.histograms]
+    measured = ledger.events[: ledger.measured]
+    if judged := sum(event.histograms for event in ledger.events) - len(measured):
+        yield (
+            f"Clients held a share of {config.evaluation.share:g} of their records back from training and measured the model on them "
+            f"{'once' if judged == 1 else f'{judged} times'}; sums of what they measured were released by that mechanism with noise for "
+            f"epsilon = {config.evaluation.epsilon} in all, which the guarantee includes."
+        )
     if not measured:
         return
     times = "once" if len(measured) == 1 else f"{len(measured)} times"

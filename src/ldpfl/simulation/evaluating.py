@@ -1,15 +1,17 @@
 """Measure the model on records that clients held back from training, and release what was measured as a sum with noise.
 
-Each held-back record gives its loss, and in a classification whether it is told right, a cell of the confusion matrix, and a cell of a
-histogram of scores. All of it is one vector. Two records' vectors differ in the first two entries by their weights at most, and in one-hot
-parts by sqrt(2) times theirs: the squares add up to no more than the square of :data:`APART`.
+Each held-back record gives its loss, and in a classification whether it is told right, how much its score is above what is observed, a
+cell of the confusion matrix, and a cell of a histogram of scores. All of it is one vector. Two records' vectors differ in each of the
+first three entries by its weight at most, and in one-hot parts by sqrt(2) times theirs: the squares add up to no more than the square of
+:data:`APART`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ from torch import Tensor
 
 from ldpfl.data.division import Division
 from ldpfl.data.persons import Persons
+from ldpfl.judging import AUROC
 from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.privacy import Release
 from ldpfl.privacy.authors import released
@@ -25,7 +28,21 @@ from ldpfl.randomness import Purpose
 from ldpfl.ranges import LayerRanges
 from ldpfl.simulation.local_training import LocalTask, evaluated
 from ldpfl.simulation.record_sums import APART, NoisySum, client_sums, released_sum
-from ldpfl.tasks import Targets, unusable, without_answer
+from ldpfl.tasks import ACCURACY, Targets, unusable, without_answer
+
+
+class Weights(NamedTuple):
+    """How far apart records may lie in a part of their vectors: the whole range of a number, and 1 against 0 of a one-hot part."""
+
+    loss: float
+    right: float = 0.0
+    gap: float = 0.0
+    cell: float = 0.0
+    bin: float = 0.0
+
+
+_NUMBERS = 3
+"""Entries before the one-hot parts: loss, right, gap."""
 
 MOST_CLASSES = 32
 """Classes up to which there is a confusion matrix: beyond, its cells are too many for the noise that each has."""
@@ -34,7 +51,7 @@ EDGES = np.concatenate([[0.0], 1 / (1 + np.exp(-np.linspace(-5, 5, 21))), [1.0]]
 """Ends of the bins of scores, which are probabilities: even steps of their log odds, so that small and large ones are told apart."""
 BINS = len(EDGES) - 1
 
-_LOSS, _RIGHT, _CELL, _BIN = 0.15, 0.35, 0.25, 0.25
+_LOSS, _RIGHT, _GAP, _CELL, _BIN = 0.12, 0.34, 0.1, 0.22, 0.22
 """Share of the squared distance of two records' vectors that each part takes: the larger, the less noise its figures have."""
 
 
@@ -64,21 +81,21 @@ class RecordScores:
 
     @property
     def size(self) -> int:
-        return 1 + self.of_classes * (1 + self.cells + 2 * BINS)
+        return 1 + self.of_classes * (2 + self.cells + 2 * BINS)
 
     @property
     def cells(self) -> int:
         """Cells of the confusion matrix, a row for each class."""
         return self.outputs**2 if self.has_cells else 0
 
-    def weights(self) -> tuple[float, float, float, float]:
-        """Return what stands for a whole loss, for right against wrong, for a cell and for a bin in a record's vector."""
+    @cached_property
+    def weights(self) -> Weights:
+        """What stands for each part in a record's vector."""
         if not self.of_classes:
-            return APART, 0.0, 0.0, 0.0
+            return Weights(loss=APART)
         cell = _CELL if self.has_cells else 0.0
-        shares = np.array([_LOSS, _RIGHT, cell / 2, _BIN / 2]) / (_LOSS + _RIGHT + cell + _BIN)
-        loss, right, cell, bin_ = (APART * np.sqrt(shares)).tolist()
-        return loss, right, cell, bin_
+        shares = np.array([_LOSS, _RIGHT, _GAP, cell / 2, _BIN / 2]) / (_LOSS + _RIGHT + _GAP + cell + _BIN)
+        return Weights(*(APART * np.sqrt(shares)).tolist())
 
     def of(self, task: LocalTask, weights: Tensor, rows: Tensor) -> Tensor:
         found = [self.vectors(task, outputs.cpu(), targets.cpu()) for outputs, targets in evaluated(task, weights, task.data.take(rows))]
@@ -87,22 +104,21 @@ class RecordScores:
     def vectors(self, task: LocalTask, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the vectors (R, size) of records by the model's ``outputs`` (R, ...) for them. Outputs that are no numbers are wrong."""
         absent, lost = without_answer(targets), unusable(outputs, self.kind)
-        loss_weight, right_weight, cell_weight, bin_weight = self.weights()
+        weights, every = self.weights, torch.arange(len(targets))
         losses = task.losses(outputs, targets).double().nan_to_num(nan=self.loss_bound, posinf=self.loss_bound)
         found = torch.zeros(len(targets), self.size, dtype=torch.float64)
-        found[:, 0] = loss_weight * ((losses / self.loss_bound).clamp(0, 1).where(~lost, 1.0) - 0.5)
+        found[:, 0] = weights.loss * ((losses / self.loss_bound).clamp(0, 1).where(~lost, 1.0) - 0.5)
         if self.of_classes:
-            own = targets.clamp(0, self.outputs - 1)
-            told = outputs.argmax(dim=1)
+            own, told = targets.clamp(0, self.outputs - 1), outputs.argmax(dim=1)
             right = (told == own) & ~lost
-            found[:, 1] = right_weight * (right.double() - 0.5)
-            every = torch.arange(len(targets))
-            if self.has_cells:
-                found[every, 2 + own * self.outputs + told] = cell_weight
+            found[:, 1] = weights.right * (right.double() - 0.5)
             chances = outputs.double().softmax(dim=1).nan_to_num()
-            score, side = (chances[:, 1], own) if self.outputs == 2 else (chances.amax(dim=1), right.long())
+            score, seen = (chances[:, 1], own == 1) if self.outputs == 2 else (chances.amax(dim=1), right)
+            found[:, 2] = weights.gap * (score - seen.double()) / 2
+            if self.has_cells:
+                found[every, _NUMBERS + own * self.outputs + told] = weights.cell
             place = torch.from_numpy(np.clip(np.searchsorted(EDGES, score.numpy(), side="right") - 1, 0, BINS - 1))
-            found[every, 2 + self.cells + side * BINS + place] = bin_weight
+            found[every, _NUMBERS + self.cells + seen.long() * BINS + place] = weights.bin
             found[:, 2:] = found[:, 2:].where(~lost[:, None], 0.0)
         return found.where(~absent[:, None], 0.0)
 
@@ -167,20 +183,25 @@ class Figure:
     Attributes:
         value: unbiased, but for what bins of scores round.
         noise, records: standard deviation that the noise leaves in it, and that the finite number of records does.
+        least, most: what the figure can be; the value may lie beyond by its noise, and its interval does not.
     """
 
     value: float
     noise: float
     records: float
+    least: float = 0.0
+    most: float = 1.0
 
     @property
     def interval(self) -> tuple[float, float]:
         """95 % interval: both deviations together, as if the figure were normal."""
         half = 1.96 * sqrt(self.noise**2 + self.records**2)
-        return self.value - half, self.value + half
+        low, high = (min(max(end, self.least), self.most) for end in (self.value - half, self.value + half))
+        return low, high
 
 
-ACCURACY_, LOSS, AUROC_, OVERCONFIDENCE = "accuracy", "mean loss", "AUROC", "predicted less observed"
+RIGHT, LOSS, RANKED, GAP = ACCURACY, "mean loss", AUROC, "mean predicted less observed"
+"""Names of the figures. Predicted is the probability of the second of two classes, or of the class that is told of several."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,23 +225,24 @@ class ClientFigures:
 
     def all(self) -> dict[str, Figure]:
         """Return each figure by its name. One whose value is lost in the noise is left out."""
-        loss_weight, right_weight, _, _ = self.scores.weights()
-        bound, count, noise = self.scores.loss_bound, self.records, self.total.noise
-        mean = 0.5 + self.total.points[0] / (loss_weight * count)
+        weights, bound, count, noise = self.scores.weights, self.scores.loss_bound, self.records, self.total.noise
+        loss = 0.5 + float(self.total.points[0]) / (weights.loss * count)
         # Of values in [0, 1] with this mean, the variance is m (1 - m) at most: that of each record's loss is not measured.
-        found = {LOSS: Figure(bound * mean, bound * noise / (loss_weight * count), bound * _deviation(mean, count))}
+        found = {LOSS: Figure(bound * loss, bound * noise / (weights.loss * count), bound * _deviation(loss, count), most=bound)}
         if self.scores.of_classes:
-            right = 0.5 + self.total.points[1] / (right_weight * count)
-            found[ACCURACY_] = Figure(right, noise / (right_weight * count), _deviation(right, count))
-            found |= self._of_bins()
+            right = 0.5 + float(self.total.points[1]) / (weights.right * count)
+            gap = 2 * float(self.total.points[2]) / (weights.gap * count)
+            found[RIGHT] = Figure(right, noise / (weights.right * count), _deviation(right, count))
+            found[GAP] = Figure(gap, 2 * noise / (weights.gap * count), self._deviation_of_gap(gap), least=-1.0)
+            found |= self._auroc()
         return found
 
     def confusion(self) -> tuple[NDArray[np.float64], float] | None:
         """Return the confusion matrix (classes, told) in records, with the noise of a cell; None where there is none."""
         if not self.scores.has_cells:
             return None
-        weight, size = self.scores.weights()[2], self.scores.outputs
-        return self.total.points[2 : 2 + size**2].reshape(size, size) / weight, self.total.noise / weight
+        weight, size = self.scores.weights.cell, self.scores.outputs
+        return self.total.points[_NUMBERS : _NUMBERS + size**2].reshape(size, size) / weight, self.total.noise / weight
 
     def calibration(self) -> list[dict[str, float]]:
         """Return predicted and observed shares, with 95 % intervals, of each bin of scores that stands out of the noise."""
@@ -239,19 +261,21 @@ class ClientFigures:
 
     def _bins(self) -> tuple[NDArray[np.float64], float]:
         """Return records in each bin of scores (2, BINS), without and with what the score is of, and the noise of each."""
-        weight = self.scores.weights()[3]
-        return self.total.points[2 + self.scores.cells :].reshape(2, BINS) / weight, self.total.noise / weight
+        weight = self.scores.weights.bin
+        return self.total.points[_NUMBERS + self.scores.cells :].reshape(2, BINS) / weight, self.total.noise / weight
 
-    def _of_bins(self) -> dict[str, Figure]:
+    def _deviation_of_gap(self, gap: float) -> float:
+        """Return the standard deviation that the number of records leaves in the gap, by the bins of scores."""
+        (without, with_), _ = self._bins()
+        squares = float((np.stack([_MIDDLES, _MIDDLES - 1]) ** 2 * np.maximum([without, with_], 0.0)).sum()) / self.records
+        return sqrt(max(squares - gap**2, 1 / self.records) / self.records)
+
+    def _auroc(self) -> dict[str, Figure]:
+        """Return the AUROC of two classes, where both stand out of the noise."""
         (without, with_), noise = self._bins()
-        slopes = np.stack([_MIDDLES, _MIDDLES - 1]) / self.records
-        value = float((slopes * [without, with_]).sum())
-        spread = (np.maximum([without, with_], 0.0) * slopes**2).sum() - value**2 / self.records
-        found = {OVERCONFIDENCE: Figure(value, noise * float(np.sqrt((slopes**2).sum())), sqrt(max(0.0, float(spread))))}
-        sizes = np.array([without.sum(), with_.sum()])
-        if self.scores.outputs == 2 and sizes.min() > _CLEAR * noise * sqrt(BINS):
-            found[AUROC_] = _auroc(without, with_, noise)
-        return found
+        if self.scores.outputs != 2 or min(without.sum(), with_.sum()) <= _CLEAR * noise * sqrt(BINS):
+            return {}
+        return {RANKED: _auroc(without, with_, noise)}
 
 
 _MIDDLES = np.concatenate([[EDGES[1] / 2], 1 / (1 + np.exp(-(np.linspace(-5, 5, 21)[1:] - 0.25))), [(1 + EDGES[-2]) / 2]])
