@@ -57,6 +57,7 @@ class RegimePlan(Shown):
         linked: coordinates of which what is sent stays together behind the shuffler.
         colluding: clients that tell the adversary what they sent.
         part: what ``records`` counts in the regimes of records: records, or persons who may have several.
+        evaluation_epsilon: what clients spend of the target on measuring the model.
     """
 
     regime: Regime
@@ -78,6 +79,7 @@ class RegimePlan(Shown):
     linked: int
     colluding: int
     part: Part
+    evaluation_epsilon: float
     statement: Statement
 
     def to_dict(self) -> dict[str, Any]:
@@ -272,6 +274,7 @@ class _Asked:
             linked=self.linked,
             colluding=self.colluding,
             part=self.part,
+            evaluation_epsilon=self.evaluation_epsilon,
             statement=account_groups(self.groups_at(strength), self.delta),
         )
 
