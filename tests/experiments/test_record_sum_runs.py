@@ -193,7 +193,7 @@ def test_workers_change_nothing(settings: Mapping[str, Any]) -> None:
 
 
 def test_a_resumed_run_ends_as_one_that_was_not_interrupted(tmp_path: Path) -> None:
-    settings = {**STEPS, "mechanism.name": "dp-sgd", "evaluation.epsilon": 5.0, "model.name": "logistic-regression", "clients.count": 6}
+    settings = {**STEPS, "mechanism.name": "dp-sgd", "evaluation.epsilon": 2.0, "model.name": "logistic-regression", "clients.count": 6}
     settings |= {"shuffling.channel": "secure-sum", "seed": 3, "mechanism.clip_norm": 1.0}
     whole = ldpfl.run("own", data=dataset(2), settings=settings, folder=tmp_path / "whole", progress=False, baseline=False)
 

@@ -62,7 +62,8 @@ def run(
         what: a recipe's name, a config file (``*.toml``), or a config; by default the quickstart, or the recipe ``own`` for one's own
             ``data``, or the config in ``folder``.
         settings: changes by dotted key, as ``{"ranges.radius": 0.1}``.
-        overrides: the same by the last word of the key, where only one setting has it: ``epsilon``, ``rounds``, ``count``, ``seed``. The
+        overrides: the same by the last word of the key, where only one setting has it, or only one of the mechanism's: ``epsilon``,
+            ``rounds``, ``count``, ``seed``. The
             name of a section stands for its ``name``, ``mechanism="harmony"``, or takes a dict: ``clients={"count": 5}``.
             ``target_epsilon`` sets the mechanism's noise by the epsilon of the whole run.
         folder: where to keep config, checkpoints, ledger, model and figures; without one nothing is

@@ -196,7 +196,7 @@ class LeastSquaresConfig(_Section):
     target_share: Annotated[FiniteFloat, Field(gt=0, lt=1)] = 0.5
     """Share of the products of features and targets in the squared length of what a record adds; the rest is that of the products of its
     features with each other. A larger share makes the noise of the former smaller and that of the latter larger."""
-    floor: NotNegative = 0.5
+    eigenvalue_floor: NotNegative = 0.5
     """Least eigenvalue of the mean product of features, as a multiple of the largest eigenvalue that noise alone would have."""
     ridge: NotNegative = 0.0
     """What is added to each eigenvalue, as the same multiple."""

@@ -52,7 +52,7 @@ def head_of(config: RunConfig, data: Description) -> LeastSquares | None:
         raise ConfigError("training.patience stops training, and least squares has one round: leave it out")
     is_class, bias = targets == "class", config.model.name == WITH_BIAS
     norm, bound = own.feature_norm, own.target_bound
-    return LeastSquares(prod(data.shape), data.outputs, is_class, bias, norm, bound, own.target_share, own.floor, own.ridge)
+    return LeastSquares(prod(data.shape), data.outputs, is_class, bias, norm, bound, own.target_share, own.eigenvalue_floor, own.ridge)
 
 
 def _require_records(config: RunConfig, what: str) -> DpSgdSettings:
