@@ -34,9 +34,6 @@ _INSIDE = 1 - 2.0**-40
 _LEAST = 1e-9
 """Least eigenvalue, as a share of their sum: what is divided by must not be 0 where there is no noise."""
 
-SHARPNESS = 10.0
-"""Outputs of classes are so many times the estimated indicator of a class, so that the softmax of outputs makes usable probabilities."""
-
 
 @dataclass(frozen=True)
 class LeastSquares:
@@ -103,7 +100,8 @@ class LeastSquares:
         edge = sqrt(2 * self.width) * noise / self._feature_weight
         least = max(self.floor * edge, _LEAST * float(np.abs(values).sum()), float(np.finfo(np.float64).tiny))
         solution = vectors @ ((vectors.T @ crossed) / (np.maximum(values, least) + self.ridge * edge)[:, None])
-        solution *= SHARPNESS * sqrt(1 - 1 / self.outputs) if self.classes else self.bound
+        # A softmax of k times indicators of k classes is, to first order around equal shares, these indicators themselves.
+        solution *= self.outputs * sqrt(1 - 1 / self.outputs) if self.classes else self.bound
         longest = sqrt(self.norm**2 + self.bias)
         head = torch.from_numpy(solution / longest).float()
         return torch.cat([head[: self.inputs].T.flatten(), *([head[self.inputs]] if self.bias else [])])
