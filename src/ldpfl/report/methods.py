@@ -125,8 +125,8 @@ def _mechanism(config: RunConfig, ledger: Ledger) -> Iterator[str]:
     yield f"Each round, {_taking_part(events)} sent one report by the mechanism {name}: {_noise(events)}{claimed}."
     if config.training.method == "least-squares":
         yield (
-            "In the place of gradients, records gave the products of their features with each other and with the target, weighted so that any "
-            "two differ by no more than two gradients may; the model is the solution of least squares by the released sums."
+            "In the place of gradients, records gave the products of their features with each other and with the target, weighted so that "
+            "any two differ by no more than two gradients may; the model is the solution of least squares by the released sums."
         )
 
 
