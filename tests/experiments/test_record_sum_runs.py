@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
+from torch import nn
 
 import ldpfl
 from ldpfl.data import Dataset, Samples
-from ldpfl.errors import ConfigError
+from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.experiments.build import build
 from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.client_evaluation import at_clients
@@ -257,3 +259,41 @@ def _built(overrides: list[str]) -> None:
 
 def _toml(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def rows_of_persons() -> pandas.DataFrame:
+    generator = np.random.default_rng(0)
+    values = generator.normal(size=(600, 2))
+    told = np.where(values.sum(axis=1) > 0, "yes", "no")
+    return pandas.DataFrame({"a": values[:, 0], "b": values[:, 1], "who": [f"p{place // 2}" for place in range(600)], "outcome": told})
+
+
+BY_PERSON = {"clients.count": 3, "shuffling.channel": "secure-sum", "training.rounds": 2, "evaluation.epsilon": 1.0, "data.person": "who"}
+
+
+def test_persons_are_held_back_whole_and_counted_once() -> None:
+    bounds = {"data.bounds.a": [-3.0, 3.0], "data.bounds.b": [-3.0, 3.0]}
+    plain = {"data.target": "outcome", "data.scaling": "bounds", "model.name": "logistic-regression"}
+    found = ldpfl.run(data=rows_of_persons(), settings={**BY_PERSON, **bounds, **plain}, progress=False, baseline=False)
+    held = found.to_dict()["at_clients"][0]["records"]
+    assert 10 <= held <= 45  # of some 240 training persons a tenth, by names: fewer or more come about once in 100,000
+    assert found.privacy.protected == "person"
+    assert run_epsilon(found.ledger, found.config.privacy.delta) <= 4.0
+
+
+class Centered(nn.Module):
+    """What it makes of a row depends on those beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(2, 2)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(self.last(rows - rows.mean(dim=0)))
+
+
+def test_a_model_that_mixes_rows_is_refused_where_clients_measure_rows_of_several_persons() -> None:
+    """Without measuring it is trained: each person's rows are a batch of their own."""
+    plain = {"data.target": "outcome", "data.scaling": "bounds", "data.bounds.a": [-3.0, 3.0], "data.bounds.b": [-3.0, 3.0]}
+    with pytest.raises(PrivacyError, match="mixes the samples of a batch"):
+        ldpfl.run(data=rows_of_persons(), model=Centered(), settings={**BY_PERSON, **plain}, progress=False, baseline=False)

@@ -106,7 +106,8 @@ def tried(
         with _explained(where):
             mixes = mixes_samples(trial, weights)
         if mixes:
-            _refuse_mixing(model, warn if persons is not None else None)
+            # Clients measure rows of several persons in one batch.
+            _refuse_mixing(model, warn if persons is not None and config.evaluation.share == 0 else None)
     if reason:
         warn(f"model {model!r} cannot be trained for many clients at once ({reason}): one after another, which is slower")
     return trainer_of(config, local, mechanism, at_once=not reason, persons=persons)
