@@ -297,3 +297,11 @@ def test_a_model_that_mixes_rows_is_refused_where_clients_measure_rows_of_severa
     plain = {"data.target": "outcome", "data.scaling": "bounds", "data.bounds.a": [-3.0, 3.0], "data.bounds.b": [-3.0, 3.0]}
     with pytest.raises(PrivacyError, match="mixes the samples of a batch"):
         ldpfl.run(data=rows_of_persons(), model=Centered(), settings={**BY_PERSON, **plain}, progress=False, baseline=False)
+
+
+def test_the_epsilon_of_evaluation_is_not_taken_for_a_mechanism_s() -> None:
+    config = ldpfl.configure("quickstart", epsilon=0.7)
+    assert config.mechanism.model_dump()["epsilon"] == 0.7
+    assert ldpfl.configure("sum/least-squares-mnist", evaluation_epsilon=0.7).evaluation.epsilon == 0.7
+    with pytest.raises(ConfigError, match="no argument 'epsilon'"):
+        ldpfl.configure("sum/least-squares-mnist", epsilon=0.7)

@@ -117,9 +117,9 @@ def by_key(function: Callable[..., object], overrides: Mapping[str, Any], what: 
     by_name: dict[str, list[str]] = {}
     for key in known:
         section, _, leaf = key.rpartition(".")
+        if section == "evaluation":  # whose epsilon must not be taken for that of a mechanism, not even where this has none
+            leaf = f"{section}_{leaf}"
         by_name.setdefault(section if leaf == "name" and section else leaf, []).append(key)
-    # The mechanism's epsilon is meant by epsilon, though what clients measure has one as well.
-    by_name |= {leaf: own for leaf, keys in by_name.items() if len(own := [key for key in keys if key.startswith("mechanism.")]) == 1}
     found = {}
     for given, value in said.items():
         keys = [given] if "." in given or given in known else by_name.get(given, [])
