@@ -254,7 +254,7 @@ def test_a_server_that_asks_for_points_without_a_sum_is_refused_before_anything_
     """What is made for a sum has a share of its noise only; and what is made for the relay is not masked."""
     for collector, channel in ((world.collector(), "secure-sum"), (world.adding_up(), "ideal-shuffler")):
         object.__setattr__(collector, "channel", channel)
-        with pytest.raises(TooFewTakePart, match="5 said .failed."):
+        with pytest.raises(TooFewTakePart, match=r"5 said .failed."):
             LdpStrategy(config_of_sum(), collector=collector).start(world.grid(), start_arrays(), 1, timeout=100.0)
     assert sum(world.charges()) == 0
 
