@@ -68,7 +68,7 @@ def measured(rows: int, clients: int, epsilon: int, factor: float | None, seed: 
     dataset = Dataset("x", samples, samples, 2, (), (), "x", unscaled=(*unscaled, Unscaled("outcome, the target", classes=2)))
     mechanism = DpSgd(RecordClip(1.0), NOISE[epsilon], records=rows / clients)
     parts = tuple(np.array_split(np.arange(rows), clients))
-    found, _ = Measuring(seed, mechanism, rows / clients, "direct").scaled(dataset, parts)
+    found, _ = Measuring(seed, mechanism, "direct").scaled(dataset, parts)
     said = {rough: " ".join(note for note in found.notes if ("roughly" in note) == rough) for rough in (True, False)}
     for place, name in enumerate(names):
         if name not in said[False]:

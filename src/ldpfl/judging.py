@@ -26,6 +26,9 @@ SENSITIVITY, SPECIFICITY, PPV = "sensitivity", "specificity", "positive predicti
 AT_HALF, AT_BASE_RATE = "0.5", "the base rate"
 """Thresholds of a risk from which on a row counts as flagged. The base rate is the observed share of events among the rows."""
 
+MEASURED_AT_CLIENTS = ", measured at clients"
+"""How the name ends of a figure that clients measured on records which they hold back from training."""
+
 RESAMPLES = 500
 _AT_ONCE = 1 << 22
 """Counts that are held at once: 32 MiB."""

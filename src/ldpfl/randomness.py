@@ -40,6 +40,8 @@ class Purpose(IntEnum):
     PARTICIPATION = 8
     RECORDS = 9
     MEASURING = 10
+    LEAST_SQUARES = 11
+    EVALUATION = 12
 
 
 WORDS = "aes-256 counters, 2"

@@ -8,7 +8,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the one of ``known`` that ``name`` was probably meant to be; None if none is near."""
     options = sorted(known)
     found = [option for option in options if option.rsplit(".", 1)[-1] == name] or get_close_matches(name, options, n=1, cutoff=0.5)
-    return found[0] if found else None
+    # Where several sections have a setting of this name, that of the mechanism is meant, as in arguments of ldpfl.run.
+    return min(found, key=lambda option: not option.startswith("mechanism."), default=None)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

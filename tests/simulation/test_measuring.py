@@ -52,7 +52,7 @@ def test_a_record_moves_its_client_s_sum_by_no_more_than_a_gradient(columns: int
     for record in [*list(product(choices, repeat=columns))[:40], (5.0,) * columns]:
         SEEN.clear()
         dataset, parts = federation(np.array([record, [1.0] * columns]), 1)
-        Measuring(0, mechanism, 2.0, "direct").scaled(dataset, parts)
+        Measuring(0, mechanism, "direct").scaled(dataset, parts)
         sums.append(SEEN[0][0])  # later ones' bins follow from what the first one sent
     for one, other in product(sums, sums):
         assert float((one - other).double().norm()) <= 2 * STEPS
@@ -67,7 +67,7 @@ def test_noise_is_what_the_mechanism_says() -> None:
     edges = first_edges(Unscaled("x", 0))
     empty = edges.size - 2
     for seed in range(50):
-        measuring = Measuring(seed, DpSgd(RecordClip(0.5), 5.0, records=10.0), 10.0, "direct")
+        measuring = Measuring(seed, DpSgd(RecordClip(0.5), 5.0, records=10.0), "direct")
         (found,) = measuring._histograms([values], [edges], parts, [np.ones_like(own) for own in parts], stage=1)
         noise.append(np.delete(found.counts, found.counts.argmax()))
     assert found.noise == pytest.approx(5.0 * 2 / np.sqrt(2))  # of four clients, each 5 C; a record's count is of length sqrt(2) C
@@ -78,22 +78,22 @@ def test_noise_is_what_the_mechanism_says() -> None:
 def test_all_histograms_are_charged_as_rounds() -> None:
     dataset, parts = federation(np.random.default_rng(0).normal(5, 2, (2000, 3)), 4)
     mechanism = DpSgd(RecordClip(1.0), 8.0, records=500.0)
-    found, ledger = Measuring(0, mechanism, 500.0, "direct").scaled(dataset, parts)
+    found, ledger = Measuring(0, mechanism, "direct").scaled(dataset, parts)
     assert [(event.round, event.joined, event.cohort) for event in ledger.events] == [(number, number, 4) for number in range(1, 5)]
     assert {event.release for event in ledger.events} == {released(mechanism, LayerRanges(torch.zeros(1), torch.ones(1), (3,)))}
     assert run_epsilon(ledger, 1e-5) > 0
     assert found.is_scaled
     assert float(found.train.tensor.std()) == pytest.approx(1.0, abs=0.6)
-    again, _ = Measuring(0, mechanism, 500.0, "direct").scaled(dataset, parts)
+    again, _ = Measuring(0, mechanism, "direct").scaled(dataset, parts)
     assert torch.equal(found.train.tensor, again.train.tensor)
-    other, _ = Measuring(1, mechanism, 500.0, "direct").scaled(dataset, parts)
+    other, _ = Measuring(1, mechanism, "direct").scaled(dataset, parts)
     assert not torch.equal(found.train.tensor, other.train.tensor)
 
 
 def test_without_a_mechanism_counts_are_exact_and_nothing_is_charged() -> None:
     values = np.random.default_rng(0).normal(100, 1, (1000, 1))
     dataset, parts = federation(values, 4)
-    found, ledger = Measuring(0, None, 250.0, "direct").scaled(dataset, parts)
+    found, ledger = Measuring(0, None, "direct").scaled(dataset, parts)
     assert ledger.events == ()
     assert abs(float(found.train.tensor.mean())) < 0.1
     assert float(found.train.tensor.std()) == pytest.approx(1.0, abs=0.1)
@@ -102,5 +102,5 @@ def test_without_a_mechanism_counts_are_exact_and_nothing_is_charged() -> None:
 @pytest.mark.parametrize(("rows", "noted"), [(400, True), (40_000, False)])
 def test_a_table_with_few_rows_for_its_noise_says_so(rows: int, noted: bool) -> None:
     dataset, parts = federation(np.random.default_rng(0).normal(5, 2, (rows, 3)), 4)
-    found, _ = Measuring(0, DpSgd(RecordClip(1.0), 8.0, records=rows / 4), rows / 4, "direct").scaled(dataset, parts)
+    found, _ = Measuring(0, DpSgd(RecordClip(1.0), 8.0, records=rows / 4), "direct").scaled(dataset, parts)
     assert ("measured on few rows" in " ".join(found.notes)) == noted

@@ -226,9 +226,7 @@ def counted(persons: Sequence[NDArray[np.float64]]) -> torch.Tensor:
     rows, sharing = grouped.rows_of(np.arange(len(persons)))
     SEEN.clear()
     mechanism = Recording(RecordClip(0.5), 10.0, part="person")
-    Measuring(0, mechanism, len(persons), "direct").scaled(
-        Dataset("x", samples, samples, 2, (), (), "x", unscaled=columns), [rows], [sharing]
-    )
+    Measuring(0, mechanism, "direct").scaled(Dataset("x", samples, samples, 2, (), (), "x", unscaled=columns), [rows], [sharing])
     return SEEN[0][0]
 
 

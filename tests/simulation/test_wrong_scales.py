@@ -44,7 +44,7 @@ def judged(drawn: dict[str, NDArray[np.float64]], seed: int, epsilon: int, facto
     dataset = Dataset("x", samples, samples, 2, (), (), "x", unscaled=(*unscaled, Unscaled("outcome, the target", classes=2)))
     mechanism = DpSgd(RecordClip(1.0), NOISE[epsilon], records=rows / clients)
     parts = tuple(np.array_split(np.arange(rows), clients))
-    found, _ = Measuring(seed, mechanism, rows / clients, "direct").scaled(dataset, parts)
+    found, _ = Measuring(seed, mechanism, "direct").scaled(dataset, parts)
     spreads, centers = found.train.tensor.std(dim=0).tolist(), found.train.tensor.mean(dim=0).tolist()
     bad = [not 1 / 3 < spread < 3 or abs(center) > 2 for spread, center in zip(spreads, centers, strict=True)]
     return {name for name, is_bad in zip(drawn, bad, strict=True) if is_bad}, " ".join(found.notes)

@@ -117,6 +117,8 @@ def by_key(function: Callable[..., object], overrides: Mapping[str, Any], what: 
     by_name: dict[str, list[str]] = {}
     for key in known:
         section, _, leaf = key.rpartition(".")
+        if section == "evaluation":  # whose epsilon must not be taken for that of a mechanism, not even where this has none
+            leaf = f"{section}_{leaf}"
         by_name.setdefault(section if leaf == "name" and section else leaf, []).append(key)
     found = {}
     for given, value in said.items():

@@ -64,7 +64,8 @@ def run(
         settings: changes by dotted key, as ``{"ranges.radius": 0.1}``.
         overrides: the same by the last word of the key, where only one setting has it: ``epsilon``, ``rounds``, ``count``, ``seed``. The
             name of a section stands for its ``name``, ``mechanism="harmony"``, or takes a dict: ``clients={"count": 5}``.
-            ``target_epsilon`` sets the mechanism's noise by the epsilon of the whole run.
+            ``target_epsilon`` sets the mechanism's noise by the epsilon of the whole run; ``evaluation_epsilon`` is a part of it, by which
+            clients measure the model.
         folder: where to keep config, checkpoints, ledger, model and figures; without one nothing is
             written but what the cache keeps for later runs, the noise-free baseline, unless the data are one's own.
         resume: go on with the run in ``folder``.

@@ -117,6 +117,7 @@ def overrides_of(
     changes: list[str] | None,
     recipe: str | None = None,
     person: str | None = None,
+    evaluation_epsilon: float | None = None,
 ) -> list[str]:
     """Return what the flags for own data change in a config, as ``key=value``.
 
@@ -133,6 +134,7 @@ def overrides_of(
         *(f"{key}={toml_value(value)}" for key, value in own.items() if value is not None),
         *(changes or []),
         *([f"privacy.target_epsilon={target_epsilon}"] if target_epsilon is not None else []),
+        *([f"evaluation.epsilon={evaluation_epsilon}"] if evaluation_epsilon is not None else []),
     ]
 
 

@@ -44,6 +44,9 @@ def plan(
     target: Annotated[float | None, typer.Option(help="Epsilon of the whole run that the regime is to keep.")] = None,
     records: Annotated[int, typer.Option(min=1, help="Records of a client, for the regime records.")] = 1,
     persons: Annotated[bool, typer.Option("--persons", help="--records counts persons, who may have several, and protects them.")] = False,
+    evaluation_epsilon: Annotated[
+        float, typer.Option(min=0.0, help="Of the target, what clients spend on measuring the model; for the regimes of records.")
+    ] = 0.0,
     group: Annotated[int, typer.Option(min=1, help="Coordinates of which a client sends one, for the regime shuffled.")] = 1,
     linked: Annotated[
         int,
@@ -68,8 +71,12 @@ def plan(
         if given:
             raise ConfigError(f"a regime decides by itself what {', '.join(given)} would say: leave that out")
         sizes = {"clients": clients, "weights": weights, "rounds": rounds, "records": records, "group": group, "linked": linked}
-        _plan_regime(regime, target, as_json, delta=delta, colluding=colluding, part="person" if persons else "record", **sizes)
+        unit = "person" if persons else "record"
+        own = {"delta": delta, "colluding": colluding, "part": unit, "evaluation_epsilon": evaluation_epsilon}
+        _plan_regime(regime, target, as_json, **own, **sizes)
         return
+    if evaluation_epsilon:
+        raise ConfigError("--evaluation-epsilon is a part of --target: give it with --regime records or records-summed")
     setting: dict[str, Any] = {
         "epsilon": epsilon,
         "clients": clients,

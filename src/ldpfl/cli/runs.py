@@ -62,6 +62,9 @@ def run(
     task: TaskOption = None,
     model: Annotated[str | None, typer.Option(help="A built-in model, or your own as file.py:Class.")] = None,
     target_epsilon: Annotated[float | None, typer.Option(help="Epsilon of the whole run; sets the mechanism's noise by it.")] = None,
+    evaluation_epsilon: Annotated[
+        float | None, typer.Option(help="Epsilon, of that, by which clients measure the model on records that they hold back.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     more_rounds: Annotated[int, typer.Option(min=0, help="With --resume: go on with a finished run for so many more rounds.")] = 0,
     baseline: Annotated[
@@ -75,7 +78,7 @@ def run(
 ) -> None:
     """Train a model over simulated clients and write a run folder."""
     overrides = [
-        *overrides_of(data, target, client, task, model, target_epsilon, set_, recipe, person),
+        *overrides_of(data, target, client, task, model, target_epsilon, set_, recipe, person, evaluation_epsilon),
         *([f"seed={seed}"] if seed is not None else []),
     ]
     default = DEFAULT if data is None else OWN

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ldpfl.data.persons import uniform_by_name
+from ldpfl.data.division import Division
+from ldpfl.data.persons import Names, uniform_by_name
 from ldpfl.data.samples import Dataset, Samples
 from ldpfl.data.tables import as_text
 from ldpfl.errors import ConfigError
@@ -40,6 +41,32 @@ def held_out(rows: int, share: int = TEST_SHARE) -> NDArray[np.bool_]:
     chosen = np.zeros(rows, dtype=bool)
     chosen[order[: rows // share]] = True
     return chosen
+
+
+def held_back(parts: Division, share: float) -> tuple[Division, Division]:
+    """Return what each client trains on, and the ``share`` of its samples, rounded down, that it holds back to measure on.
+
+    The places of a client's samples among its own decide which, by the order of the SHA-256 of their digits, as in :func:`held_out`.
+    """
+    orders: dict[int, NDArray[np.int64]] = {}
+    kept, held = [], []
+    for own in parts:
+        size = own.size
+        if size not in orders:
+            orders[size] = np.array(sorted(range(size), key=lambda place: hashlib.sha256(b"%d" % place).digest()), dtype=np.int64)
+        count = int(size * share)
+        held.append(own[np.sort(orders[size][:count])])
+        kept.append(own[np.sort(orders[size][count:])])
+    return Division.of(kept), Division.of(held)
+
+
+def held_back_by_person(parts: Division, names: Names, share: float) -> tuple[Division, Division]:
+    """Return what each client trains on, and about the ``share`` of all persons that are held back; ``names`` (P,) has each one's name.
+
+    A person's own name decides.
+    """
+    chosen = uniform_by_name(names, "evaluation") < share
+    return Division.of([own[~chosen[own]] for own in parts]), Division.of([own[chosen[own]] for own in parts])
 
 
 def held_out_by_person(persons: Iterable[Hashable]) -> NDArray[np.bool_]:

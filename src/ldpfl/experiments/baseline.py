@@ -54,7 +54,9 @@ _PLAIN = {name: TrainingConfig.model_fields[name].default for name in ("server_l
 def clamped_only(config: RunConfig) -> RunConfig:
     """Return the config without noise, but with its ranges."""
     mechanism = IdentitySettings(perturbed=config.mechanism.perturbed, clamp=True)
-    return config.model_copy(update={"mechanism": mechanism, "shuffling": ShufflingConfig(), "privacy": PrivacyConfig()})
+    evaluation = config.evaluation.model_copy(update={"epsilon": "off"})
+    plain = {"shuffling": ShufflingConfig(), "privacy": PrivacyConfig(), "evaluation": evaluation}
+    return config.model_copy(update={"mechanism": mechanism, **plain})
 
 
 def noise_free(config: RunConfig) -> RunConfig:
@@ -72,8 +74,10 @@ def noise_free(config: RunConfig) -> RunConfig:
             "training": training,
             "mechanism": config.mechanism.nearly_noise_free or IdentitySettings(perturbed=perturbed),
             "ranges": RangesConfig(),
-            "shuffling": ShufflingConfig(),
+            # A client's own noise in each number of the sums of least squares would take long to draw.
+            "shuffling": ShufflingConfig(channel="secure-sum") if training.method == "least-squares" else ShufflingConfig(),
             "privacy": PrivacyConfig(),
+            "evaluation": config.evaluation.model_copy(update={"epsilon": "off"}),
         }
     )
 

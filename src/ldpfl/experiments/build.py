@@ -30,11 +30,13 @@ from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import LOWEST_PROBABILITY, ModelConfig, RangesConfig, RunConfig
 from ldpfl.experiments.dataset import Description
+from ldpfl.experiments.record_sums import divided_for_evaluation, for_evaluation, head_of, is_evaluated, ranges_of, scores_of_records
 from ldpfl.experiments.table_rules import start_on_table
 from ldpfl.experiments.trainers import quickest, told_of, tried
 from ldpfl.importing import is_code
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Facts, Mechanism, Training, built
+from ldpfl.mechanisms.dp_sgd import of_records
 from ldpfl.mechanisms.settings import Part
 from ldpfl.models.dense import Parallel
 from ldpfl.models.mending import mended
@@ -49,6 +51,7 @@ from ldpfl.simulation import (
     Trainer,
 )
 from ldpfl.simulation.compiled_training import CompiledTrainer
+from ldpfl.simulation.evaluating import ClientEvaluation
 from ldpfl.simulation.measuring import Measuring, charged
 from ldpfl.suggestions import did_you_mean
 from ldpfl.tasks import Targets, without_answer
@@ -135,7 +138,9 @@ def build(
     parts = divided(config, task, persons)
     if persons is not None and mechanism_of(config, ranges).record_clip is None:  # it protects the client, or nobody
         parts, persons = Division.of([persons.rows_of(own)[0] for own in parts]), None
-    mechanism = mechanism_of(config, ranges, parts.sizes.tolist())
+    head = head_of(config, Description.of(task))
+    parts, judging = (parts, None) if config.evaluation.share == 0 else divided_for_evaluation(config, parts, persons, task.persons)
+    mechanism = mechanism_of(config, ranges if head is None else head.ranges, parts.sizes.tolist())
     task, ledger = _scaled(config, task, parts, mechanism, secret, persons, measured)
     start = start_on_table(config, Description.of(task), module, layout, weights, mechanism, len(parts), task.shares)
     config, weights = start.config, start.weights
@@ -182,6 +187,9 @@ def build(
         validation=None if validation is None else validation.to(device),
         patience=config.training.patience,
         full_weight=_full_weight(config, mechanism),
+        persons=persons,
+        head=head,
+        judged=None if judging is None or not is_evaluated(config) else _judged(config, task, judging, persons),
     )
     federation = replace(federation, trainer=_quickest(config, federation, weights, warn))
     compiled = ", compiled" if isinstance(federation.trainer, CompiledTrainer) else ""
@@ -189,6 +197,13 @@ def build(
     federation.mechanism.payload_bits(ranges)  # says so if the mechanism does not fit the layers
     check_log_size(layout.names, released(federation.mechanism, ranges), config.training.rounds)
     return federation, initial_checkpoint(weights, ranges, origin, ledger)
+
+
+def _judged(config: RunConfig, task: Dataset, units: Division, persons: Persons | None) -> ClientEvaluation:
+    """Return what clients measure on the ``units`` that they hold back."""
+    vectors = scores_of_records(config, task.outputs)
+    mechanism = of_records(mechanism_of(for_evaluation(config), ranges_of(vectors.size), np.maximum(units.sizes, 1).tolist()))
+    return ClientEvaluation(units, vectors, mechanism, config.training.rounds, config.evaluation.every, persons)
 
 
 def _quickest(config: RunConfig, federation: Federation, weights: Tensor, warn: Warn) -> Trainer:
@@ -365,13 +380,13 @@ def _scaled(
         return task, Ledger()
     if not measures(config, task.unscaled, mechanism):
         return by_bounds(task), Ledger()
-    records, through = float(parts.sizes.mean()), config.shuffling
-    counting = measuring_mechanism(config, mechanism, parts.sizes.tolist()) if mechanism.record_clip is not None else None
+    through = config.shuffling
+    counting = of_records(measuring_mechanism(config, mechanism, parts.sizes.tolist())) if mechanism.record_clip is not None else None
     if measured is not None:
         return scaled_as(task, measured), charged(counting, len(parts), through.channel, through.colluding)
     seed = known(secret_seed(config, task, secret))
     weighed = [(own, np.ones_like(own)) if persons is None else persons.rows_of(own) for own in parts]
-    return Measuring(seed, counting, records, through.channel, through.colluding).scaled(task, *zip(*weighed, strict=True))
+    return Measuring(seed, counting, through.channel, through.colluding).scaled(task, *zip(*weighed, strict=True))
 
 
 def measuring_mechanism(config: RunConfig, mechanism: Mechanism, sizes: Sequence[int] = (1,)) -> Mechanism:

@@ -122,6 +122,8 @@ def _guaranteed(config: RunConfig, given: Given) -> Callable[[float], float]:
         for event in ledger.events:
             bound = mechanism.in_round(PublicState(event.round, weights, None, ranges.sizes))
             release = histogram if event.histograms else released(bound, ranges, mechanism)
+            if event.round > ledger.measured and event.histograms:  # of what clients measure, whose noise has an epsilon of its own
+                release = event.release
             changed = changed.charge(replace(event, release=release))
         return run_epsilon(changed, config.privacy.delta)
 

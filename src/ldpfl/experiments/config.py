@@ -93,11 +93,22 @@ class ClientsConfig(_Section):
 LOWEST_PROBABILITY = {"off": None, "restrictive": 0.5, "plain": 0.0}
 
 
+Method = Literal["gradient", "least-squares"]
+
+DEFAULT_SHARE = 0.1
+"""Share of the records that clients hold back where only an epsilon of evaluation is given."""
+
+
 class TrainingConfig(_Section):
     """Rounds on the server, epochs of SGD on the client."""
 
+    method: Method = "gradient"
+    """``gradient`` trains by steps, as the mechanism says. ``least-squares`` sums the products of each record's features and solves for a
+    linear head, in one round: for ``dp-sgd``, and the models ``linear`` and ``logistic-regression``. No other setting of this section has
+    an effect then; see the section ``least_squares``."""
     rounds: Repeats = 10
-    """Of the server. Files of runs are read up to so many; a round that clients train longer in (``epochs``) costs no more privacy."""
+    """Of the server; 1 for ``least-squares``. Files of runs are read up to so many; a round that clients train longer in (``epochs``)
+    costs no more privacy."""
     epochs: Annotated[int, Field(ge=1, le=10**5)] = 5
     """In which a client goes through its samples in each round."""
     batch_size: Count = 10
@@ -139,6 +150,20 @@ class TrainingConfig(_Section):
     average: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0.0
     """Share of the run, from its end, over which the global weights are averaged; the average is what is measured and kept."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _one_round(cls, given: Any) -> Any:
+        """Take one round for a method that has no more."""
+        if isinstance(given, dict) and given.get("method") == "least-squares":
+            return {"rounds": 1, **given}
+        return given
+
+    @model_validator(mode="after")
+    def _check_one_round(self) -> Self:
+        if self.method == "least-squares" and self.rounds != 1:
+            raise ValueError(f"method 'least-squares' takes one round, and rounds is {self.rounds}: set training.rounds to 1")
+        return self
+
     def at_client(self) -> LocalOptimiser:
         """Return what clients make of their gradients."""
         rate, momentum, kind = self.learning_rate, self.momentum, self.optimiser
@@ -159,6 +184,49 @@ class TrainingConfig(_Section):
             raise ConfigError("training.server_learning_rate and server_weight_decay are 'auto' for tables only: give numbers")
         momentum, schedule = self.server_momentum, self.server_schedule
         return ServerOptimiser(rate, momentum, schedule, self.rounds, self.average, measured, self.server_optimiser, decay, start)
+
+
+class LeastSquaresConfig(_Section):
+    """How ``training.method = "least-squares"`` weighs and solves; all of it is public. It has no effect elsewhere."""
+
+    feature_norm: Positive = 1.0
+    """Longest vector of features of a record, without the constant of a bias; a longer one is shortened to it. Features of this project
+    have length 1; of the columns of a table, the root of their number is about the usual length."""
+    target_bound: Positive = 3.0
+    """Largest target that is a number, in units of its spread; a larger one is cut to it."""
+    target_share: Annotated[FiniteFloat, Field(gt=0, lt=1)] = 0.5
+    """Share of the products of features and targets in the squared length of what a record adds; the rest is that of the products of its
+    features with each other. A larger share makes the noise of the former smaller and that of the latter larger."""
+    eigenvalue_floor: NotNegative = 0.5
+    """Least eigenvalue of the mean product of features, as a multiple of the largest eigenvalue that noise alone would have."""
+    ridge: NotNegative = 0.0
+    """What is added to each eigenvalue, as the same multiple."""
+
+
+class EvaluationConfig(_Section):
+    """What clients hold back from training to measure the model on, and what measuring may cost."""
+
+    share: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.0
+    """Part of each client's records, or of all persons, that is not trained on; 0.1 where ``epsilon`` is given alone. Places decide which,
+    or names of persons."""
+    epsilon: Positive | Literal["off"] = "off"
+    """Epsilon of all that clients send of these records in the run, charged in the same ledger; ``off`` looks at none of them."""
+    every: Annotated[int, Field(ge=0, le=10**6)] = 0
+    """Rounds after which the model is measured, each time; it is measured after the last round in any case. 0 does so there alone."""
+    loss_bound: Positive = 5.0
+    """Largest loss of a record that counts; a larger one is cut to it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_tenth(cls, given: Any) -> Any:
+        """Hold a tenth of the records back where an epsilon is said and no share."""
+        return {"share": DEFAULT_SHARE, **given} if isinstance(given, dict) and given.get("epsilon", "off") != "off" else given
+
+    @model_validator(mode="after")
+    def _check_share(self) -> Self:
+        if self.epsilon != "off" and self.share == 0:
+            raise ValueError("evaluation.epsilon measures on records that are held back, and none are: set evaluation.share, such as 0.1")
+        return self
 
 
 class RangesConfig(_Section):
@@ -229,6 +297,8 @@ class RunConfig(_Section):
     ranges: RangesConfig = RangesConfig()
     shuffling: ShufflingConfig = ShufflingConfig()
     privacy: PrivacyConfig = PrivacyConfig()
+    least_squares: LeastSquaresConfig = LeastSquaresConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
 
     @property
     def hides_seed(self) -> bool:

@@ -14,6 +14,7 @@ import ldpfl
 from ldpfl import tasks
 from ldpfl.data import Dataset
 from ldpfl.errors import in_short
+from ldpfl.experiments.client_evaluation import added_to, at_clients
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.quality import Reference, quality
 from ldpfl.experiments.run_folder import Kind
@@ -45,6 +46,8 @@ def summarise(
             f"{UNUSABLE} for some test rows: these count as wrong in the accuracy and in exact matches, and other figures have no value; a "
             "smaller training.learning_rate or less noise may help, else look for a logarithm or a quotient in the model"
         )
+    measured = at_clients(federation, history)
+    added_to(judged, measured)
     figures = {
         "name": config.name,
         "seed": config.seed,
@@ -53,6 +56,7 @@ def summarise(
         "metric": federation.task.task.metric,
         "score": history[-1].score,
         **judged,
+        "at_clients": measured,
         "score_per_round": [metrics.score for metrics in history],
         "noise_free_score": baseline.score_per_round[-1] if baseline else None,
         "noise_free_score_per_round": baseline.score_per_round if baseline else None,

@@ -35,7 +35,8 @@ def extended(folder: RunFolder, more: int) -> RunConfig:
         }
     )
     depending = {"training.schedule": training.schedule != "constant", "training.server_schedule": training.server_schedule != "constant"}
-    depending |= {"clients.once": config.clients.once}
+    depending |= {"clients.once": config.clients.once, "training.method": training.method != "gradient"}
+    depending |= {"evaluation.epsilon": config.evaluation.epsilon != "off"}
     depending |= {"training.patience": training.patience > 0 and has_stopped(last.history, training.patience)}
     depending |= {"mechanism": mechanism_of(config, last.state.ranges) != mechanism_of(changed, last.state.ranges)}
     fixed = [name for name, depends in depending.items() if depends]

@@ -10,12 +10,13 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import initial_ranges, measures, measuring_mechanism, mechanism_of, model_of, self_sampling_of
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import NOTHING, Given, check_persons_named, described
+from ldpfl.experiments.record_sums import evaluations, for_evaluation, head_of
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.authors import released
 from ldpfl.ranges import LayerRanges
-from ldpfl.server import histogram_event, once_cohort, round_cohort, round_event
+from ldpfl.server import evaluation_event, histogram_event, once_cohort, round_cohort, round_event
 
 _LONGEST = 2 * 10**8
 """Clients times rounds: some ten seconds."""
@@ -32,6 +33,8 @@ def planned_ledger(config: RunConfig, given: Given = NOTHING) -> Ledger:
     """
     weights, ranges = start_of(config, given)
     mechanism = mechanism_of(config, ranges)
+    judged = set(evaluations(config))
+    scores = released(mechanism_of(for_evaluation(config), ranges), ranges) if judged else None
     measured = STAGES if measures(config, described(config, given).unscaled, mechanism) else 0
     if not mechanism.foreseeable:
         raise ConfigError(f"what {mechanism.name!r} guarantees depends on the data or on how training goes: run it, then see its ledger")
@@ -49,19 +52,20 @@ def planned_ledger(config: RunConfig, given: Given = NOTHING) -> Ledger:
         histogram = released(measuring_mechanism(config, mechanism), ranges)
         for stage in range(1, measured + 1):
             ledger = ledger.charge(histogram_event(stage, histogram, clients, through.channel, through.colluding))
-    joined = np.full(clients, measured, dtype=np.int64)
+    joined, place = np.full(clients, measured, dtype=np.int64), measured
     for number in range(1, config.training.rounds + 1):
         if once:
             cohort = once_cohort(config.seed, number, clients, config.training.rounds)
         else:
             cohort = round_cohort(config.seed, number, clients, config.clients.fraction, self_sampling)
         joined[cohort] += 1
+        place += 1
         if cohort.size or self_sampling is not None:
             bound = mechanism.in_round(PublicState(number, weights, None, ranges.sizes))
             release = released(bound, ranges, mechanism)
             ledger = ledger.charge(
                 round_event(
-                    measured + number,
+                    place,
                     release,
                     cohort.size,
                     joined,
@@ -71,6 +75,9 @@ def planned_ledger(config: RunConfig, given: Given = NOTHING) -> Ledger:
                     colluding=through.colluding,
                 )
             )
+        if number in judged and scores is not None:
+            joined, place = joined + 1, place + 1
+            ledger = ledger.charge(evaluation_event(place, scores, joined, through.channel, through.colluding))
     return ledger
 
 
@@ -92,7 +99,9 @@ def start_of(config: RunConfig, given: Given = NOTHING) -> tuple[Tensor, LayerRa
     Raises:
         ConfigError: the data set or the model is unknown, or they do not fit.
     """
-    module = model_of(config, described(config, given), given.module)
+    data = described(config, given)
+    head_of(config, data)  # which says so if something does not fit it
+    module = model_of(config, data, given.module)
     layout = ParameterLayout.from_module(module)
     weights = layout.flatten({name: p.detach() for name, p in module.named_parameters() if p.requires_grad})
     return weights, initial_ranges(config, layout, weights)

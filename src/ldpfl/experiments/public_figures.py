@@ -12,6 +12,7 @@ from typing import Any
 
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.figures import STOPPED, UNUSABLE
+from ldpfl.judging import MEASURED_AT_CLIENTS
 
 
 def scores_are_public(config: RunConfig) -> bool:
@@ -37,6 +38,8 @@ def without_private(config: RunConfig, result: Mapping[str, Any]) -> dict[str, A
     hidden |= {"noise_free_scores": {}, "pooled_scores": {}, "clipped_records_per_round": None}
     hidden |= {"caveats": public_caveats(config, list(result.get("caveats", ()))), "seconds": None}
     if not scores_are_public(config):
-        hidden |= {"score": None, "scores": {}, "score_per_round": [None] * len(result["score_per_round"])}
-        hidden |= {"intervals": {}, "test_rows": 0, "event": None, "calibration": [], "risks": None, "sites": []}
+        protected = {name: score for name, score in result["scores"].items() if name.endswith(MEASURED_AT_CLIENTS)}
+        known = {name: ends for name, ends in result.get("intervals", {}).items() if name in protected}
+        hidden |= {"score": None, "scores": protected, "score_per_round": [None] * len(result["score_per_round"])}
+        hidden |= {"intervals": known, "test_rows": 0, "event": None, "calibration": [], "risks": None, "sites": []}
     return {**result, **hidden}

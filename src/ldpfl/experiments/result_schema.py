@@ -64,6 +64,23 @@ class _Site(_Strict):
     note: str
 
 
+class _AtClients(_Strict):
+    value: Figure
+    noise: Figure
+    sampling: Figure
+    low: Figure
+    high: Figure
+
+
+class _Measured(_Strict):
+    round: int
+    records: int
+    figures: Annotated[dict[str, _AtClients], FEW]
+    confusion: Annotated[list[list[float]], Field(fail_fast=True)] = []
+    confusion_noise: Figure = None
+    calibration: Annotated[list[_Tenth], Field(max_length=100)] = []
+
+
 class Figures(_Strict):
     """The figures of a finished run that are read again; more may stand there."""
 
@@ -81,6 +98,7 @@ class Figures(_Strict):
     event: Word | None = None
     calibration: Annotated[list[_Tenth], Field(max_length=100)] = []
     risks: _Risks | None = None
+    at_clients: Annotated[list[_Measured], Field(fail_fast=True)] = []
     sites: Annotated[list[_Site], Field(fail_fast=True)] = []
     score_per_round: PerRound
     noise_free_score: Figure

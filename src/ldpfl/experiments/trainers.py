@@ -107,7 +107,8 @@ def tried(
         with _explained(where):
             mixes = mixes_samples(trial, weights)
         if mixes:
-            _refuse_mixing(model, warn if persons is not None else None)
+            # Clients measure rows of several persons in one batch.
+            _refuse_mixing(model, warn if persons is not None and config.evaluation.share == 0 else None)
     if not gradient.isfinite().all():
         warn(
             f"model {model!r} has a gradient that is NaN or infinite on made-up samples, which are small numbers around 0: such a record "

@@ -299,10 +299,16 @@ def deployable_mechanism(config: RunConfig, ranges: LayerRanges) -> Mechanism:
 
     Raises:
         ConfigError: its noise depends on private data, on what clients remember, or on the size of others' data sets: such
-            schedules have no guarantee, and run in the simulator only. Or the run is to stop early.
+            schedules have no guarantee, and run in the simulator only. Or the run is to stop early, or sums over records other than
+            gradients.
     """
     if config.training.patience:
         raise ConfigError("training.patience stops simulations: on Flower leave it out, and ask for fewer rounds")
+    if config.training.method != "gradient" or config.evaluation.share:
+        raise ConfigError(
+            "training.method = 'least-squares' and evaluation.share are for simulations so far: on Flower leave them out, and measure on "
+            "rows of the server's (data.test_path)"
+        )
     mechanism = mechanism_of(config, ranges)
     if config.mechanism.unsaid:
         raise ConfigError(config.mechanism.unsaid)

@@ -9,7 +9,7 @@ from pydantic import Field, FiniteFloat
 
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.lazy import torch
-from ldpfl.mechanisms.base import require_shape_of
+from ldpfl.mechanisms.base import Mechanism, require_shape_of
 from ldpfl.mechanisms.lattice import LEAST_NOISE, MOST_NOISE, UP, Lattice, LatticeMechanism
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.mechanisms.settings import Facts, MechanismSettings, Part
@@ -22,6 +22,17 @@ if TYPE_CHECKING:
 
 _LONGEST_SUM = 2**52
 """Lattice points up to which sums and noise are exact, in float64 as in 64 bits: those of 2^32 records."""
+
+
+def of_records(mechanism: Mechanism) -> DpSgd:
+    """Return ``mechanism``, which has to protect sums over records.
+
+    Raises:
+        TypeError: it protects none.
+    """
+    if not isinstance(mechanism, DpSgd):
+        raise TypeError(f"{mechanism.name} protects no sums over records")
+    return mechanism
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import ceil, inf, log10, sqrt
 from typing import Any, Literal, get_args
 
@@ -57,6 +57,7 @@ class RegimePlan(Shown):
         linked: coordinates of which what is sent stays together behind the shuffler.
         colluding: clients that tell the adversary what they sent.
         part: what ``records`` counts in the regimes of records: records, or persons who may have several.
+        evaluation_epsilon: what clients spend of the target on measuring the model.
     """
 
     regime: Regime
@@ -78,6 +79,7 @@ class RegimePlan(Shown):
     linked: int
     colluding: int
     part: Part
+    evaluation_epsilon: float
     statement: Statement
 
     def to_dict(self) -> dict[str, Any]:
@@ -99,6 +101,7 @@ def plan_regime(
     delta: float = DELTA,
     colluding: int = 0,
     part: Part = "record",
+    evaluation_epsilon: float = 0.0,
 ) -> RegimePlan:
     """Return which noise keeps ``target`` for all that is ever sent, and what it costs, before anything is run. Seconds on one core.
 
@@ -109,11 +112,14 @@ def plan_regime(
         group: of so many rotated coordinates a client draws one in secret and sends it, in the regime shuffled.
         linked: how many of what it sends stay together behind the shuffler, in that regime.
         part: ``person`` to protect persons in the regimes of records, of whom each client then has so many as ``records`` says.
+        evaluation_epsilon: of the target, what clients spend on measuring the model on records that they hold back; 0 for nothing.
 
     Raises:
         ConfigError: the regime is unknown, a figure is out of range, or nothing reaches the target.
     """
-    asked = _Asked(regime_named(regime), target, clients, weights, rounds, records, group, linked, delta, colluding, part)
+    asked = _Asked(
+        regime_named(regime), target, clients, weights, rounds, records, group, linked, delta, colluding, part, evaluation_epsilon
+    )
     asked.check()
     try:
         found = smallest(lambda inverse: asked.epsilon(1 / inverse), asked.guess, target, 1 / _STRONGEST, 1 / _WEAKEST, _PRECISE)
@@ -156,6 +162,7 @@ class _Asked:
     delta: float
     colluding: int
     part: Part
+    evaluation_epsilon: float
 
     def check(self) -> None:
         check_delta(self.delta)
@@ -170,6 +177,11 @@ class _Asked:
             raise ConfigError(f"coordinates are drawn and linked in groups in the regime shuffled, not in {self.regime}")
         if self.part not in get_args(Part) or (self.part != "record" and not self.of_records):
             raise ConfigError(f"persons are protected in the regimes records and records-summed, not in {self.regime}; got {self.part!r}")
+        if self.evaluation_epsilon and not (self.of_records and 0 < self.evaluation_epsilon < self.target):
+            raise ConfigError(
+                f"evaluation_epsilon is {self.evaluation_epsilon:g}: expected a number above 0 and below the target of {self.target:g}, "
+                "in the regimes records and records-summed"
+            )
         if self.once and self.clients < self.rounds:
             raise ConfigError(f"{self.clients:,} clients cannot take part once each in {self.rounds:,} rounds")
 
@@ -213,8 +225,17 @@ class _Asked:
         times, sampling = (1, "once") if self.once else (self.rounds, "everyone")
         return RoundGroup(release, self.honest, self.honest, times, sampling, channel=channel, linked=self.linked)  # type: ignore[arg-type]
 
+    def groups_at(self, strength: float) -> list[RoundGroup]:
+        """Return all that a client would be charged: its rounds, and what it measures of the model."""
+        rounds = self.rounds_at(strength)
+        if not self.evaluation_epsilon:
+            return [rounds]
+        mu = gaussian_mu(self.evaluation_epsilon, self.delta) * sqrt(self.honest if self.summed else 1)
+        release = released(self.mechanism(mu / 2), self.ranges)
+        return [replace(rounds, known=False), replace(rounds, release=release, rounds=1, histograms=True, known=False)]
+
     def epsilon(self, strength: float) -> float:
-        return least_epsilon([self.rounds_at(strength)], self.delta)
+        return least_epsilon(self.groups_at(strength), self.delta)
 
     @property
     def guess(self) -> float:
@@ -253,7 +274,8 @@ class _Asked:
             linked=self.linked,
             colluding=self.colluding,
             part=self.part,
-            statement=account_groups([self.rounds_at(strength)], self.delta),
+            evaluation_epsilon=self.evaluation_epsilon,
+            statement=account_groups(self.groups_at(strength), self.delta),
         )
 
     def wanted(self, noise: float) -> int:

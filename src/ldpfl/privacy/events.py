@@ -272,8 +272,8 @@ class RoundEvent:
         rate: probability with which a client takes part, for ``secret`` sampling.
         channel: how reports travelled.
         linked: units that travel in one message and stay together in the shuffler; 1 in the papers.
-        histograms: whether it told histograms of columns, and not of a model. No two data sets are then as far apart as the release allows
-            for, and none attains what it is charged.
+        histograms: whether it told counts, and not of a model: histograms of columns before the first round, or how good a model is on
+            records that clients hold back. No two data sets are then said to attain what it is charged.
         colluding: clients of the cohort that are not relied on: nobody hides behind their reports or their noise. It is what a run is
             planned for; who asks for an account may count with more.
 

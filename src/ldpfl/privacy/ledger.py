@@ -90,6 +90,11 @@ class Ledger:
             lines.append(line)
         return tuple(lines), link
 
+    @property
+    def measured(self) -> int:
+        """How many histograms of columns there are: they come before the first round of training."""
+        return next((place for place, event in enumerate(self.events) if not event.histograms), len(self.events))
+
     def to_json(self, accounted: Mapping[str, Any] | None = None) -> str:
         """Return the ledger as JSON text, an event a line; ``accounted`` is kept beside it for people, and not read back."""
         extra = f',\n "accounted": {json.dumps(accounted)}' if accounted is not None else ""

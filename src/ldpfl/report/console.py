@@ -13,6 +13,7 @@ from ldpfl.experiments.sweep_rows import Row, frontier
 from ldpfl.judging import COMMONEST
 from ldpfl.number_format import number
 from ldpfl.privacy.guarantee import AUTHORS_CLAIM
+from ldpfl.report import at_clients
 from ldpfl.report.fitted_table import Column, FittedTable
 from ldpfl.report.scores import (
     clipped_records,
@@ -84,6 +85,8 @@ def quality_tables(result: dict[str, Any]) -> list[Table]:
         said = filter(None, (event_of(result), untold_labels(result), intervals, POOLED if result.get("pooled_scores") else ""))
         caption = " ".join(said)
         tables.append(_of_cells("figures on test rows", figure_columns(result), figure_rows(result), caption))
+    if result.get("at_clients"):
+        tables.append(_of_cells("measured at clients", at_clients.COLUMNS, list(at_clients.figure_rows(result)), at_clients.said(result)))
     if result.get("sites"):
         rows, more = site_rows(result), max(0, len(result["sites"]) - _MOST_SITES)
         caption = f"and {more:,} clients more, in result.json and report.html" if more else ""

@@ -65,7 +65,7 @@ def methods(config: RunConfig, result: Mapping[str, Any], ledger: Ledger, statem
             *_training(config, result, ledger, kind),
             *_data(config, result, statement),
             *_guarantee(ledger, statement),
-            *_mechanism(ledger),
+            *_mechanism(config, ledger),
             *_measured(config, ledger),
             *_not_covered(config, kind),
             f"Software: {citation()}",
@@ -116,13 +116,18 @@ def _holds(row: Guarantee) -> str:
     return f"Over the whole run, {protected} is (epsilon, delta)-differentially private with {said} against {_AGAINST[row.trust_model]}."
 
 
-def _mechanism(ledger: Ledger) -> Iterator[str]:
+def _mechanism(config: RunConfig, ledger: Ledger) -> Iterator[str]:
     events = [event for event in ledger.events if not event.histograms]
     if not events:
         return
     name = printable(events[-1].release.mechanism)
     claimed = "" if events[-1].release.author == OURS else ", as its author claims"
     yield f"Each round, {_taking_part(events)} sent one report by the mechanism {name}: {_noise(events)}{claimed}."
+    if config.training.method == "least-squares":
+        yield (
+            "In the place of gradients, records gave the products of their features with each other and with the target, weighted so that "
+            "any two differ by no more than two gradients may; the model is the solution of least squares by the released sums."
+        )
 
 
 def _taking_part(events: Sequence[RoundEvent]) -> str:
@@ -161,7 +166,13 @@ def _span(values: Sequence[float]) -> str:
 
 
 def _measured(config: RunConfig, ledger: Ledger) -> Iterator[str]:
-    measured = [event for event in ledger.events if event.histograms]
+    measured = ledger.events[: ledger.measured]
+    if judged := sum(event.histograms for event in ledger.events) - len(measured):
+        yield (
+            f"Clients held a share of {config.evaluation.share:g} of their records back from training and measured the model on them "
+            f"{'once' if judged == 1 else f'{judged} times'}; sums of what they measured were released by that mechanism with noise for "
+            f"epsilon = {config.evaluation.epsilon} in all, which the guarantee includes."
+        )
     if not measured:
         return
     times = "once" if len(measured) == 1 else f"{len(measured)} times"

@@ -21,6 +21,7 @@ from ldpfl.number_format import number
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.guarantee import Statement, worth_of
 from ldpfl.privacy.statement import account, run_epsilon
+from ldpfl.report import at_clients
 from ldpfl.report.console import POOLED
 from ldpfl.report.methods import bibtex, methods
 from ldpfl.report.plots import plot_calibration, plot_protection, plot_risks, plot_scores, plot_spent
@@ -200,14 +201,17 @@ def _spent(ledger: Ledger, statement: Statement) -> Markup | str:
         return ""
     places = sorted({max(1, round(count * part / _POINTS)) for part in range(1, _POINTS + 1)})
     points = [(ledger.events[place - 1].round, run_epsilon(Ledger(ledger.events[:place]), statement.delta)) for place in places]
-    measuring = sum(event.histograms for event in ledger.events)
+    measuring = ledger.measured
     return inline(lambda axes: plot_spent(axes, points, measuring), (6.2, 2.6))
 
 
 def _measuring(ledger: Ledger, rounds: int) -> str:
     """Return which rounds measured columns, before the first one of training; nothing where none did."""
-    measured = sum(event.histograms for event in ledger.events)
-    return f"{measured} rounds of measuring, then {rounds} of training." if measured else ""
+    measured = ledger.measured
+    judged = sum(event.histograms for event in ledger.events) - measured
+    said = [f"{measured} rounds of measuring, then {rounds} of training."] if measured else []
+    said += [f"{judged} of what is charged are measurements of the model at clients."] if judged else []
+    return " ".join(said)
 
 
 def _quality(result: dict[str, Any]) -> dict[str, Any]:
@@ -219,6 +223,12 @@ def _quality(result: dict[str, Any]) -> dict[str, Any]:
         "event": event_of(result) or untold_labels(result),
         "pooled": POOLED if result.get("pooled_scores") else "",
         "units": units_of(result),
+        "at_clients": at_clients.said(result),
+        "at_clients_columns": at_clients.COLUMNS,
+        "at_clients_rows": list(at_clients.figure_rows(result)),
+        "confusion": at_clients.confusion_rows(result),
+        "confusion_said": at_clients.confusion_said(result),
+        "bins": list(at_clients.bin_rows(result)),
         "sites": site_rows(result),
         "site_columns": site_columns(result),
         "calibration": inline(lambda axes: plot_calibration(axes, result), (4.6, 3.6)) if result.get("calibration") else "",

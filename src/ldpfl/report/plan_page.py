@@ -36,6 +36,7 @@ class _AskedRegime:
     colluding: int
     delta: float
     part: Part
+    evaluation_epsilon: float = 0.0
 
 
 def plan_page(path: Path) -> str:
@@ -67,7 +68,9 @@ def _of_setting(found: dict[str, Any]) -> str:
 
 
 def _of_regime(found: dict[str, Any]) -> str:
-    asked = TypeAdapter(_AskedRegime).validate_python({field.name: found[field.name] for field in fields(_AskedRegime)})
+    asked = TypeAdapter(_AskedRegime).validate_python(
+        {field.name: found[field.name] for field in fields(_AskedRegime) if field.name in found}
+    )
     made = plan_regime(**asdict(asked))
     figures = made.to_dict()
     return _rendered(regime_title(figures), regime_lines(figures), made.statement)

@@ -195,6 +195,8 @@ def regime_lines(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "for noise of a tenth of it", f"{plan['wanted']:,} {what}"
     sent = plan["bytes_per_client"]
     yield "sent by a client", f"{sent:,} bytes a round, {sent * plan['reports']:,} in all"
+    if plan["evaluation_epsilon"]:
+        yield "measuring at clients", f"epsilon {number(plan['evaluation_epsilon'])} of these"
     if plan["regime"] == "shuffled":
         yield "over a relay", f"{plan['relay_records']:,} records a round"
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from ldpfl.judging import COMMONEST, MACRO_F1, OBSERVED, PPV, PREDICTED, SENSITIVITY, SPECIFICITY
+from ldpfl.judging import COMMONEST, MACRO_F1, MEASURED_AT_CLIENTS, OBSERVED, PPV, PREDICTED, SENSITIVITY, SPECIFICITY
 from ldpfl.tasks import ACCURACY
 
 _SHARES = (ACCURACY, COMMONEST, PREDICTED, OBSERVED)
@@ -14,6 +14,7 @@ _SHARES_AT = (SENSITIVITY, SPECIFICITY, PPV)
 
 
 def _is_share(metric: str) -> bool:
+    metric = metric.removesuffix(MEASURED_AT_CLIENTS)
     return metric in _SHARES or metric.startswith(tuple(f"{name} at " for name in _SHARES_AT))
 
 

@@ -3,10 +3,10 @@
 from ldpfl.errors import NotFiniteError
 from ldpfl.mechanisms import Perturbed
 from ldpfl.server.checkpoint import Checkpoint, initial_checkpoint
-from ldpfl.server.close import Observed, ServerRules, advance, close_idle_round, close_round
+from ldpfl.server.close import Observed, ServerRules, advance, close_idle_round, close_round, close_with
 from ldpfl.server.cohort import once_cohort, reserves, round_cohort, sample_cohort, self_sampled_cohort
 from ldpfl.server.optimiser import ServerOptimiser
-from ldpfl.server.round_events import histogram_event, round_event
+from ldpfl.server.round_events import evaluation_event, histogram_event, round_event
 from ldpfl.server.round_log import check_log_size
 from ldpfl.server.round_metrics import RoundMetrics
 from ldpfl.server.state import ServerState, client_values
@@ -26,6 +26,8 @@ __all__ = [
     "client_values",
     "close_idle_round",
     "close_round",
+    "close_with",
+    "evaluation_event",
     "has_stopped",
     "histogram_event",
     "initial_checkpoint",

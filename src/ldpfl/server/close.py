@@ -91,16 +91,34 @@ def close_round(
     """
     ranges = before.state.ranges
     state = advance(before.state, pool, mechanism, perturbed=rules.perturbed, rule=rules.rule, optimiser=rules.optimiser)
-    state, validation = _validated(rules, before, state)
     largest = mechanism.noise_std(ranges, pool.clients).tolist()
+    if observed.noise_std is None:
+        observed = replace(observed, noise_std=largest)
+    return close_with(rules, before, state, pool.clients, event=event, uplink_bytes=uplink_bytes, observed=observed, began=began)
+
+
+def close_with(
+    rules: ServerRules,
+    before: Checkpoint,
+    state: ServerState,
+    clients: int,
+    *,
+    event: RoundEvent,
+    uplink_bytes: int,
+    observed: Observed,
+    began: float,
+) -> Checkpoint:
+    """Return what follows ``before`` when reports of so many ``clients`` led to ``state``; other arguments as in :func:`close_round`."""
+    ranges = before.state.ranges
+    state, validation = _validated(rules, before, state)
     metrics = RoundMetrics(
         round=state.round,
         score=rules.score(state.model),
-        clients=pool.clients,
+        clients=clients,
         uplink_bytes_per_client=uplink_bytes,
         clipped_fraction=_by_layer(rules, observed.clipped),
         clipped_records=observed.clipped_records,
-        noise_std=_by_layer(rules, largest if observed.noise_std is None else observed.noise_std),
+        noise_std=_by_layer(rules, observed.noise_std or ()),
         radius=_by_layer(rules, ranges.radius.tolist()),
         seconds=time.perf_counter() - began,
         validation=validation,

@@ -45,4 +45,9 @@ def round_event(
 
 def histogram_event(stage: int, release: Release, clients: int, channel: Channel, colluding: int = 0) -> RoundEvent:
     """Return the ledger's record of histograms that all ``clients`` send before the first round, the ``stage``-th, from 1."""
-    return replace(round_event(stage, release, clients, np.full(clients, stage), channel, colluding=colluding), histograms=True)
+    return evaluation_event(stage, release, np.full(clients, stage), channel, colluding)
+
+
+def evaluation_event(number: int, release: Release, joined: NDArray[np.int64], channel: Channel, colluding: int = 0) -> RoundEvent:
+    """Return the ledger's record, the one with this ``number``, of counts that all clients send; ``joined`` as for :func:`round_event`."""
+    return replace(round_event(number, release, joined.size, joined, channel, colluding=colluding), histograms=True)

@@ -25,6 +25,8 @@ class RoundMetrics:
         validation: loss of what this round led to, on the rows that say when to stop; None where nothing was trained or validated.
         noise: figures of a noise schedule, by name (see ``simulation.observing``); where noise depends on the data, only a
             simulation can know them.
+        at_clients: the noisy sum of what clients measured on records that they hold back, the noise in it, and how many records these
+            are; None after rounds in which nothing was measured.
     """
 
     round: int
@@ -38,6 +40,7 @@ class RoundMetrics:
     validation: float | None = None
     noise: dict[str, float] = field(default_factory=dict)
     clipped_records: float | None = None
+    at_clients: dict[str, Any] | None = None
 
     def reproducible(self) -> dict[str, Any]:
         """Return the figures that a second run of the same config repeats exactly."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ldpfl.data.division import Division
 from ldpfl.data.encoder import Encoder
+from ldpfl.data.persons import Persons
 from ldpfl.data.samples import Samples
 from ldpfl.mechanisms import Mechanism, Perturbed, Reports
 from ldpfl.mechanisms.gaussian.mechanism import Gaussian
@@ -22,6 +23,8 @@ from ldpfl.privacy.events import Channel
 from ldpfl.randomness import Purpose, SeededStreams, bound_stream, known, stream
 from ldpfl.ranges import RangeRule
 from ldpfl.server import RoundMetrics, ServerOptimiser, ServerRules, ServerState, has_stopped, once_cohort, round_cohort
+from ldpfl.simulation.evaluating import ClientEvaluation
+from ldpfl.simulation.least_squares import LeastSquares
 from ldpfl.simulation.local_training import LocalTask, Trainer, evaluated, mean_loss
 
 
@@ -58,6 +61,9 @@ class Federation:
         encoder: makes inputs of other rows, where the data are a table.
         validation: samples by whose loss the run stops, once it has not fallen for ``patience`` rounds; None where it does not.
         full_weight: records from which on a client counts in full; None where all count the same.
+        persons: whose the rows are, where the mechanism protects persons; None elsewhere.
+        head: how the only round is solved by least squares; None where rounds train by steps.
+        judged: what clients measure on records that they hold back; None where they measure nothing.
         chunk_size: clients trained at once; ``None`` lets a probe choose. On a CPU it changes speed, never results.
     """
 
@@ -91,6 +97,9 @@ class Federation:
     validation: Samples | None = None
     patience: int = 0
     full_weight: int | None = None
+    persons: Persons | None = None
+    head: LeastSquares | None = None
+    judged: ClientEvaluation | None = None
 
     @cached_property
     def batch_width(self) -> int:
@@ -150,6 +159,10 @@ class Federation:
     def has_stopped(self, history: Sequence[RoundMetrics]) -> bool:
         """Whether what was trained so far has not become better for long enough."""
         return self.validation is not None and has_stopped(history, self.patience)
+
+    def charged_as(self, round_number: int) -> int:
+        """Return the number under which the ledger charges a round: histograms and what clients measure are numbered with the rounds."""
+        return self.measured + round_number + (0 if self.judged is None else self.judged.before(round_number))
 
     def weighed(self, broadcast: Tensor, trained: Tensor, clients: NDArray[np.int64]) -> Tensor:
         """Return what ``clients`` (k,) make of ``trained`` (k, d) where one with few records counts for less."""

@@ -18,24 +18,21 @@ from math import floor, sqrt
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ldpfl.data import scaling
 from ldpfl.data.encoder import Knots
 from ldpfl.data.samples import Dataset
 from ldpfl.data.scaling import Floats, Histogram
 from ldpfl.data.unscaled import Unscaled
-from ldpfl.mechanisms import Mechanism
-from ldpfl.mechanisms.reports.summed import SummedReports
+from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.authors import released
 from ldpfl.privacy.events import Channel
-from ldpfl.randomness import Purpose, SeededStreams, bound_stream
+from ldpfl.randomness import Purpose
 from ldpfl.ranges import LayerRanges
 from ldpfl.server import histogram_event
-from ldpfl.shuffling import mix
-
-_AT_ONCE = 1 << 22
-"""Counts that are held at once: 32 MiB."""
+from ldpfl.simulation.record_sums import released_sum
 
 
 @dataclass(frozen=True)
@@ -45,13 +42,11 @@ class Measuring:
     Attributes:
         seed: of the run.
         mechanism: protects sums over records, with the noise of measuring; None counts exactly, where nothing is protected anyway.
-        records: mean number of records a client.
         channel, colluding: as in the rounds.
     """
 
     seed: int
-    mechanism: Mechanism | None
-    records: float
+    mechanism: DpSgd | None
     channel: Channel
     colluding: int = 0
 
@@ -98,29 +93,25 @@ class Measuring:
             whole = _counted(places, bins, np.ones(len(values[0]), dtype=np.int64))
             return [Histogram(own, counts.astype(np.float64), 0.0) for own, counts in zip(edges, whole, strict=True)]
         # Replacing a record moves one count of each column down and one up: by sqrt(2 c) points in all, where a gradient may move by 2 C.
-        if (clip := self.mechanism.record_clip) is None:
-            raise TypeError(f"{self.mechanism.name} protects no records, by which columns are measured")
-        steps = clip.steps
+        steps = self.mechanism.steps
         point = floor(steps * sqrt(2 / len(bins)))
         point -= len(bins) * point**2 > 2 * steps**2
-        ranges, layout = _ranges(sum(bins)), b"".join(own.tobytes() for own in edges)
-        reports, at_once = [], max(1, _AT_ONCE // ranges.dimension)
-        for first in range(0, len(parts), at_once):
-            some = range(first, min(first + at_once, len(parts)))
-            own = [_counted([column[parts[client]] for column in places], bins, point // sharing[client]) for client in some]
-            vectors, keys = torch.from_numpy(np.stack(list(map(np.concatenate, own)))), [(stage, client) for client in some]
-            # Columns are measured once: also where a run is extended, and its config says another number of rounds.
-            streams = SeededStreams.bound(self.seed, Purpose.MEASURING, keys, vectors, layout)
-            reports.append(self.mechanism.encode(vectors, ranges, streams))
-        pool = mix(reports, bound_stream(self.seed, Purpose.MIXING, (0, stage), SummedReports.total_of(reports), layout))
-        unit = self.records * len(parts) * steps / point
-        counts = pool.aggregate(self.mechanism, ranges).mean.double().numpy() * unit
-        noise = float(self.mechanism.noise_std(ranges, len(parts))[0]) * unit
+        layout = b"".join(ends.tobytes() for ends in edges)
+
+        def own(some: range) -> Tensor:
+            counted = [_counted([column[parts[client]] for column in places], bins, point // sharing[client]) for client in some]
+            return torch.from_numpy(np.stack(list(map(np.concatenate, counted))))
+
+        # Columns are measured once: also where a run is extended, and its config says another number of rounds.
+        found = released_sum(
+            own, len(parts), sum(bins), self.mechanism, seed=self.seed, purpose=Purpose.MEASURING, number=stage, context=layout
+        )
+        counts, noise = found.points / point, found.noise / point
         split = np.split(counts, np.cumsum(bins)[:-1])
-        return [Histogram(own, counted, noise) for own, counted in zip(edges, split, strict=True)]
+        return [Histogram(ends, counted, noise) for ends, counted in zip(edges, split, strict=True)]
 
 
-def charged(mechanism: Mechanism | None, clients: int, channel: Channel, colluding: int = 0) -> Ledger:
+def charged(mechanism: DpSgd | None, clients: int, channel: Channel, colluding: int = 0) -> Ledger:
     """Return the ledger of measuring, by what protects the histograms; nothing is released where ``mechanism`` is None."""
     ledger = Ledger()
     if mechanism is not None:

@@ -10,18 +10,24 @@ from functools import partial
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ldpfl.mechanisms import Gaussian
+from ldpfl.mechanisms.dp_sgd import of_records
 from ldpfl.privacy import Release, RoundEvent
 from ldpfl.privacy.authors import released
+from ldpfl.randomness import Purpose, known
 from ldpfl.ranges import LayerRanges
-from ldpfl.server import Checkpoint, Observed, close_idle_round, close_round, round_event
+from ldpfl.server import Checkpoint, Observed, close_idle_round, close_round, close_with, evaluation_event, round_event
 from ldpfl.shuffling import mix
 from ldpfl.simulation.cohort_training import ClientsDone, chunk_size_for
+from ldpfl.simulation.evaluating import ClientEvaluation
 from ldpfl.simulation.federation import Federation
+from ldpfl.simulation.least_squares import LeastSquares
 from ldpfl.simulation.observing import ClientFacts, RoundNoise
+from ldpfl.simulation.record_sums import client_sums, released_sum
 from ldpfl.simulation.shares import Collected, RoundStart, cut
-from ldpfl.simulation.workers import ONE_PROCESS, Workers
+from ldpfl.simulation.workers import ONE_PROCESS, Workers, one_thread
 
 
 def simulate(
@@ -42,10 +48,15 @@ def simulate(
         cohort = federation.cohort(checkpoint.state.round + 1)
         if cohort.size == 0 or federation.has_stopped(checkpoint.history):
             checkpoint = _untrained_round(federation, checkpoint, cohort, joined)
+        elif federation.head is not None:
+            checkpoint = _solved_round(federation, federation.head, checkpoint, cohort, joined)
         else:
             chunk_size = chunk_size or chunk_size_for(federation, checkpoint.state, cohort)
             checkpoint = _round(federation, checkpoint, cohort, joined, chunk_size, rounds, clients_done, workers)
         joined[cohort] += 1
+        if federation.judged is not None and federation.judged.is_due(checkpoint.state.round):
+            joined += 1
+            checkpoint = _judged(federation, federation.judged, checkpoint, joined)
         yield checkpoint
 
 
@@ -68,7 +79,7 @@ def _event(
 ) -> RoundEvent:
     """Return the ledger's record of round ``number``, in which ``clients`` of the ``cohort`` reported."""
     return round_event(
-        federation.measured + number,
+        federation.charged_as(number),
         release,
         clients,
         joined + np.bincount(cohort, minlength=joined.size),
@@ -123,6 +134,45 @@ def _round(
     )
 
 
+def _solved_round(
+    federation: Federation, head: LeastSquares, before: Checkpoint, cohort: NDArray[np.int64], joined: NDArray[np.int64]
+) -> Checkpoint:
+    """Return what follows ``before`` when ``cohort`` sends the sums of a linear head, which is solved at once."""
+    began, number, mechanism = time.perf_counter(), before.state.round + 1, of_records(federation.mechanism)
+    units, task = federation.samples.take(cohort), federation.task
+
+    def own(some: range) -> Tensor:
+        return client_sums(head, task, before.state.weights, units[some.start : some.stop], mechanism.steps, federation.persons)
+
+    seed, purpose = known(federation.secret_seed), Purpose.LEAST_SQUARES
+    with one_thread(federation.device):
+        found = released_sum(own, len(cohort), head.size, mechanism, seed=seed, purpose=purpose, number=number)
+    records = mechanism.records * len(cohort)
+    total = found.in_units(mechanism.steps)
+    state = replace(before.state, round=number, weights=head.solved(total, records), previous=before.state.weights)
+    return close_with(
+        federation.rules,
+        before,
+        state,
+        len(cohort),
+        event=_event(federation, number, released(mechanism, before.state.ranges), len(cohort), cohort, joined),
+        uplink_bytes=mechanism.payload_bits(head.ranges) // 8,
+        observed=Observed(noise_std=[total.noise / records] * len(task.layout.names)),
+        began=began,
+    )
+
+
+def _judged(federation: Federation, judged: ClientEvaluation, before: Checkpoint, joined: NDArray[np.int64]) -> Checkpoint:
+    """Return ``before`` with what all clients measured of its model on the records that they hold back, and its charge."""
+    number = before.state.round
+    with one_thread(federation.device):
+        found = judged.measured(federation.task, before.state.model, known(federation.secret_seed), number)
+    place = federation.charged_as(number) + 1
+    event = evaluation_event(place, judged.release, joined, federation.channel, federation.colluding)
+    history = (*before.history[:-1], replace(before.history[-1], at_clients=found))
+    return replace(before, history=history, ledger=before.ledger.charge(event))
+
+
 def _clipped(done: Sequence[Collected], ranges: LayerRanges) -> list[float]:
     """Return the share of values outside their range, by layer; nothing where no range bounds them."""
     clients, outside = sum(part.clients for part in done), [part.outside for part in done if part.outside is not None]
@@ -140,4 +190,4 @@ def _rounds_joined(federation: Federation, rounds: int) -> NDArray[np.int64]:
     joined = np.full(len(federation.samples), federation.measured, dtype=np.int64)
     for number in range(1, rounds + 1):
         joined[federation.cohort(number)] += 1
-    return joined
+    return joined if federation.judged is None else joined + federation.judged.before(rounds + 1)

@@ -214,7 +214,9 @@ class Processes:
 
 def for_shares(federation: Federation) -> Federation:
     """Return ``federation`` without what no share needs."""
-    return replace(federation, encoder=None, evaluation_clients=None, evaluation_persons=None, client_names=(), validation=None)
+    return replace(
+        federation, encoder=None, evaluation_clients=None, evaluation_persons=None, client_names=(), validation=None, judged=None
+    )
 
 
 def _private_folder() -> Path:

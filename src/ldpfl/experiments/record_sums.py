@@ -1,0 +1,141 @@
+"""What a config says of sums over records: a head by least squares, and what clients measure on records that they hold back."""
+
+from __future__ import annotations
+
+from math import prod, sqrt
+
+import torch
+
+from ldpfl import tasks
+from ldpfl.data.division import Division
+from ldpfl.data.holding_out import held_back, held_back_by_person
+from ldpfl.data.persons import Names, Persons
+from ldpfl.errors import ConfigError
+from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.dataset import Description
+from ldpfl.mechanisms.dp_sgd import DpSgdSettings
+from ldpfl.privacy.accountants.gaussian import gaussian_mu
+from ldpfl.ranges import LayerRanges
+from ldpfl.simulation.evaluating import RecordScores, is_due
+from ldpfl.simulation.least_squares import LeastSquares
+
+LINEAR, WITH_BIAS = "linear", "logistic-regression"
+"""Models that are a linear head."""
+
+_MORE = 1 + 1e-6
+"""Noise for an epsilon is so much larger than it would have to be, so that rounding leaves the epsilon kept."""
+
+
+def head_of(config: RunConfig, data: Description) -> LeastSquares | None:
+    """Return how the run is solved by least squares; None where it trains by steps.
+
+    Raises:
+        ConfigError: the method is least squares, and something in the config does not fit that.
+    """
+    if config.training.method != "least-squares":
+        return None
+    own, targets = config.least_squares, tasks.create(config.task.name, data.outputs).targets
+    _require_records(config, "training.method = 'least-squares'")
+    if config.model.name not in (LINEAR, WITH_BIAS) or config.model.mend:
+        raise ConfigError(
+            f"training.method = 'least-squares' solves for a linear head, and model.name is {config.model.name!r}: set it to {LINEAR!r}, "
+            f"or to {WITH_BIAS!r}, which has a bias; to train anything below the head, set training.method to 'gradient'"
+        )
+    if config.task.name not in ("classification", "regression"):
+        raise ConfigError(
+            f"training.method = 'least-squares' is for one class or one number, and task.name is {config.task.name!r}: set training.method "
+            "to 'gradient'"
+        )
+    if data.shape is None or data.vocabulary is not None:
+        raise ConfigError("training.method = 'least-squares' takes samples of one tensor of numbers: set training.method to 'gradient'")
+    if config.training.patience:
+        raise ConfigError("training.patience stops training, and least squares has one round: leave it out")
+    is_class, bias = targets == "class", config.model.name == WITH_BIAS
+    norm, bound = own.feature_norm, own.target_bound
+    return LeastSquares(prod(data.shape), data.outputs, is_class, bias, norm, bound, own.target_share, own.eigenvalue_floor, own.ridge)
+
+
+def _require_records(config: RunConfig, what: str) -> DpSgdSettings:
+    """Return the mechanism's settings if it protects sums over all records of all clients that are asked.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    mechanism = config.mechanism
+    if not isinstance(mechanism, DpSgdSettings):
+        raise ConfigError(
+            f"{what} releases a sum over records, and mechanism {mechanism.name!r} protects none: set mechanism.name to 'dp-sgd'"
+        )
+    if mechanism.sample_rate != 1:
+        raise ConfigError(f"{what} takes all records, and mechanism.sample_rate is {mechanism.sample_rate:g}: set it to 1")
+    if config.clients.self_sampling != "off" or config.clients.once:
+        raise ConfigError(f"{what} asks all clients at once: leave clients.self_sampling and clients.once out")
+    return mechanism
+
+
+def is_evaluated(config: RunConfig) -> bool:
+    """Whether clients measure the model on records that they hold back.
+
+    Raises:
+        ConfigError: they are to, and something in the config does not fit that.
+    """
+    if config.evaluation.epsilon == "off":
+        return False
+    _require_records(config, "evaluation.epsilon")
+    target = config.privacy.target_epsilon
+    if target != "off" and config.evaluation.epsilon >= target:
+        raise ConfigError(
+            f"evaluation.epsilon is {config.evaluation.epsilon:g}, of a privacy.target_epsilon of {target:g} of the run: set it lower"
+        )
+    return True
+
+
+def evaluations(config: RunConfig) -> list[int]:
+    """Return the rounds after which clients measure the model; none where they do not."""
+    rounds, every = config.training.rounds, config.evaluation.every
+    return [number for number in range(1, rounds + 1) if is_due(number, rounds, every)] if is_evaluated(config) else []
+
+
+def for_evaluation(config: RunConfig) -> RunConfig:
+    """Return ``config`` with the noise that one measurement at clients has, as its mechanism."""
+    epsilon, through = config.evaluation.epsilon, config.shuffling
+    if epsilon == "off":
+        raise ConfigError("evaluation.epsilon is 'off': nothing is measured at clients")
+    honest = config.clients.count - through.colluding if through.channel == "secure-sum" else 1
+    noise = 2 / gaussian_mu(epsilon, config.privacy.delta) * sqrt(len(evaluations(config)) / honest) * _MORE
+    settings = _require_records(config, "evaluation.epsilon")
+    changed = settings.model_copy(update={"noise_multiplier": noise, "clip_norm": 1.0, "records": 0})
+    return config.model_copy(update={"mechanism": changed})
+
+
+def scores_of_records(config: RunConfig, outputs: int) -> RecordScores:
+    """Return what a held-back record gives."""
+    return RecordScores(tasks.create(config.task.name, outputs).targets, outputs, config.evaluation.loss_bound)
+
+
+def divided_for_evaluation(config: RunConfig, parts: Division, persons: Persons | None, names: Names | None) -> tuple[Division, Division]:
+    """Return each client's records, or ``persons``, that are trained on, and those that are held back.
+
+    Args:
+        names: of the person of each row, where persons are protected.
+
+    Raises:
+        ConfigError: no client holds any back, or one is left with none to train on.
+    """
+    share = config.evaluation.share
+    if persons is None or names is None:
+        kept, held = held_back(parts, share)
+    else:
+        kept, held = held_back_by_person(parts, names[persons.rows[persons.first]], share)
+    if not held.sizes.any() or not kept.sizes.all():
+        found = "a client has none to train on" if held.sizes.any() else "no client holds any back"
+        raise ConfigError(
+            f"evaluation.share = {share:g} of the {int(parts.sizes.min()):,} to {int(parts.sizes.max()):,} records or persons of a client: "
+            f"{found}; set another share, or fewer clients"
+        )
+    return kept, held
+
+
+def ranges_of(size: int) -> LayerRanges:
+    """Return the ranges of a vector of ``size`` numbers."""
+    return LayerRanges(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), (size,))

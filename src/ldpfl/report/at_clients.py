@@ -1,0 +1,55 @@
+"""Tables of what clients measured on records that they held back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ldpfl.report.scores import shown, with_interval
+
+COLUMNS = ("figure", "measured at clients", "deviation by noise", "deviation by records")
+
+
+def said(result: Mapping[str, Any]) -> str:
+    """Return how the figures were measured, in a sentence; nothing where none were."""
+    if not result.get("at_clients"):
+        return ""
+    last = result["at_clients"][-1]
+    return (
+        f"Measured at clients after round {last['round']:,}, on {last['records']:,} records that they hold back from training, released "
+        "with noise: the guarantee covers these figures. Intervals: 95 %, of the noise and of the number of records."
+    )
+
+
+def figure_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Yield the cells of a row for each figure."""
+    if result.get("at_clients"):
+        for name, own in result["at_clients"][-1]["figures"].items():
+            yield [
+                name,
+                with_interval(name, own["value"], (own["low"], own["high"])),
+                shown(name, own["noise"]),
+                shown(name, own["sampling"]),
+            ]
+
+
+def confusion_rows(result: Mapping[str, Any]) -> list[list[str]]:
+    """Return the cells of the confusion matrix, a row for each class as it was observed; none where there is no matrix."""
+    matrix = result["at_clients"][-1].get("confusion", []) if result.get("at_clients") else []
+    return [[str(place), *(f"{count:,.0f}" for count in row)] for place, row in enumerate(matrix)]
+
+
+def confusion_said(result: Mapping[str, Any]) -> str:
+    """Return what stands above the confusion matrix."""
+    noise = result["at_clients"][-1].get("confusion_noise") if result.get("at_clients") else None
+    return (
+        ""
+        if noise is None
+        else f"Records by their class (rows) and the class that the model says (columns), each with noise of {noise:.3g}."
+    )
+
+
+def bin_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Yield the cells of a row for each bin of scores that stands out of the noise: predicted, observed with its interval, records."""
+    for own in result["at_clients"][-1]["calibration"] if result.get("at_clients") else ():
+        yield [f"{own['predicted']:.1%}", f"{own['observed']:.1%} ({100 * own['low']:.1f} to {100 * own['high']:.1f})", f"{own['rows']:,}"]

@@ -1,0 +1,152 @@
+"""Sums over records that are released like a round of training: what each record adds, and how the sum leaves the clients.
+
+A record adds a vector. Any two records' vectors, whatever the records are, lie no farther apart than :data:`APART`. So replacing a record
+moves its client's sum by no more than it may move a sum of clipped gradients, which is twice the clipping norm: the mechanism protects
+the sum with the same noise, and the ledger charges the same release.
+
+The proof is about the integers that leave. A vector is multiplied by a scale and rounded towards 0. Two vectors whose coordinates have
+the same sign move apart by less than 1 in that coordinate, and two of different signs move closer. So d coordinates add less than sqrt(d)
+to a distance, and :func:`points_a_unit` leaves room for that: no two records' integers lie farther apart than 2 ``steps``. A person's
+vector is the mean of the vectors of its rows, and a mean of such vectors lies no farther from another mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import isqrt
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ldpfl.data.division import Division
+from ldpfl.data.persons import Persons
+from ldpfl.mechanisms.dp_sgd import DpSgd
+from ldpfl.mechanisms.reports.summed import SummedReports
+from ldpfl.randomness import Purpose, SeededStreams, bound_stream
+from ldpfl.ranges import LayerRanges
+from ldpfl.shuffling import mix
+from ldpfl.simulation.local_training import LocalTask
+
+APART = 2.0
+"""Largest distance between the vectors of any two records."""
+
+_INSIDE = 1 - 2.0**-30
+"""Vectors are made so much shorter: what float64 rounds in them is smaller by far."""
+
+_VALUES_AT_ONCE = 1 << 21
+"""Values of records' vectors held at once: 16 MiB."""
+_SUMS_AT_ONCE = 1 << 22
+"""Values of clients' sums held at once: 32 MiB."""
+
+
+class RecordVectors(Protocol):
+    """What a record adds to a sum."""
+
+    @property
+    def size(self) -> int:
+        """Length of the vectors."""
+        ...
+
+    def of(self, task: LocalTask, weights: Tensor, rows: Tensor) -> Tensor:
+        """Return the vector of each sample at ``rows`` (R,), as (R, size) float64 on the CPU. Zeros stand for a sample without an answer.
+
+        Any two vectors, and zeros and any vector, lie no farther apart than :data:`APART`.
+        """
+        ...
+
+
+def points_a_unit(steps: int, size: int) -> float:
+    """Return how many lattice points stand for 1 in a vector of length ``size``, where the clipping norm has ``steps``."""
+    return (2 * steps - isqrt(size) - 1) * _INSIDE / APART
+
+
+def points_of(vectors: Tensor, steps: int) -> Tensor:
+    """Return ``vectors`` (R, size) float64 as lattice points (R, size) int64. A vector with NaN or infinity counts as zeros."""
+    usable = vectors.isfinite().all(dim=1)
+    if not bool(usable.all()):
+        vectors = vectors.where(usable[:, None], 0.0)
+    return (vectors * points_a_unit(steps, vectors.shape[1])).trunc().to(torch.int64)
+
+
+def client_sums(
+    vectors: RecordVectors, task: LocalTask, weights: Tensor, units: Division, steps: int, persons: Persons | None = None
+) -> Tensor:
+    """Return the sum (K, size) int64 of the lattice points of each client's ``units``: its records, or its ``persons``."""
+    sums = torch.zeros(len(units), vectors.size, dtype=torch.int64)
+    owners, own = np.repeat(np.arange(len(units)), units.sizes), np.concatenate([np.empty(0, dtype=np.int64), *units])
+    at_once = max(1, _VALUES_AT_ONCE // vectors.size)
+    for start in range(0, len(own), at_once):
+        some = own[start : start + at_once]
+        found = _of_rows(vectors, task, weights, some) if persons is None else _means(vectors, task, weights, some, persons, at_once)
+        sums.index_add_(0, torch.from_numpy(owners[start : start + at_once]), points_of(found, steps))
+    return sums
+
+
+def _of_rows(vectors: RecordVectors, task: LocalTask, weights: Tensor, rows: NDArray[np.int64]) -> Tensor:
+    return vectors.of(task, weights, torch.from_numpy(rows).to(task.data.device))
+
+
+def _means(vectors: RecordVectors, task: LocalTask, weights: Tensor, own: NDArray[np.int64], persons: Persons, at_once: int) -> Tensor:
+    """Return the mean vector (P, size) over all rows of each of ``own`` (P,) persons."""
+    rows, sharing = persons.rows_of(own)
+    whose = torch.from_numpy(np.repeat(np.arange(len(own)), persons.counts[own]))
+    weight = torch.from_numpy(1.0 / sharing)
+    means = torch.zeros(len(own), vectors.size, dtype=torch.float64)
+    for start in range(0, len(rows), at_once):
+        some = slice(start, start + at_once)
+        means.index_add_(0, whose[some], _of_rows(vectors, task, weights, rows[some]) * weight[some, None])
+    return means
+
+
+@dataclass(frozen=True)
+class NoisySum:
+    """A sum over all records of all clients, as a server learns it.
+
+    Attributes:
+        points: (size,) float64 sum of lattice points, with noise.
+        noise: standard deviation of the noise in each coordinate, in lattice points.
+    """
+
+    points: NDArray[np.float64]
+    noise: float
+
+    def in_units(self, steps: int) -> NoisySum:
+        """Return the sum of the records' vectors themselves."""
+        unit = points_a_unit(steps, self.points.size)
+        return NoisySum(self.points / unit, self.noise / unit)
+
+
+def released_sum(
+    own: Callable[[range], Tensor],
+    clients: int,
+    size: int,
+    mechanism: DpSgd,
+    *,
+    seed: int,
+    purpose: Purpose,
+    number: int,
+    context: bytes = b"",
+) -> NoisySum:
+    """Return the sum over ``clients`` as the ``mechanism`` releases it over its channel.
+
+    Args:
+        own: returns the sums (k, size) int64 of the clients in a range, in lattice points.
+        seed: from which all noise follows, together with what it hides.
+        number: which of the releases of this ``purpose`` it is, from 1.
+        context: what is public about the release and no setting says.
+    """
+    ranges = LayerRanges(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), (size,))
+    reports, at_once = [], max(1, _SUMS_AT_ONCE // size)
+    for first in range(0, clients, at_once):
+        some = range(first, min(first + at_once, clients))
+        sums = own(some)
+        keys = [] if mechanism.summed else [(number, client) for client in some]  # all noise of a sum is drawn where it is mixed
+        reports.append(mechanism.encode(sums, ranges, SeededStreams.bound(seed, purpose, keys, sums, context)))
+    pool = mix(reports, bound_stream(seed, Purpose.MIXING, (0, number), SummedReports.total_of(reports), context))
+    unit = mechanism.records * mechanism.sample_rate * clients * mechanism.steps
+    points = pool.aggregate(mechanism, ranges).mean.double().numpy() * unit
+    return NoisySum(points, float(mechanism.noise_std(ranges, clients)[0]) * unit)

@@ -1,0 +1,56 @@
+"""Least squares: without noise it is ridge regression on the records as they are shortened; with noise it is what the noise leaves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from ldpfl.simulation.least_squares import LeastSquares
+from ldpfl.simulation.record_sums import NoisySum
+
+
+def test_without_noise_it_is_numpy_s_ridge_on_shortened_records() -> None:
+    generator = np.random.default_rng(0)
+    inputs, targets = generator.normal(0, 1, (400, 5)), generator.integers(0, 3, 400)
+    for bias in (False, True):
+        head = LeastSquares(5, 3, classes=True, bias=bias, norm=2.0, floor=0.0, ridge=0.7)
+        total = head.vectors(torch.from_numpy(inputs), torch.from_numpy(targets)).sum(dim=0).numpy()
+        weights = head.solved(NoisySum(total, 2.0), 400).double().numpy()
+        shortened = inputs * np.minimum(1, 2.0 / np.linalg.norm(inputs, axis=1))[:, None]
+        features = np.concatenate([shortened, np.ones((400, int(bias)))], axis=1)
+        told = np.eye(3)[targets] - 1 / 3
+        longest = 4 + bias
+        ridge = 0.7 * np.sqrt(2 * features.shape[1]) * 2.0 / head._feature_weight * longest  # of the sum of products, not of unit features
+        expected = 3 * np.linalg.solve(features.T @ features + ridge * np.eye(features.shape[1]), features.T @ told)
+        found = np.concatenate([weights[:15].reshape(3, 5).T, weights[15:].reshape(int(bias), 3)])
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+def test_a_number_is_cut_to_its_bound_and_told_in_its_own_unit() -> None:
+    generator = np.random.default_rng(1)
+    inputs = generator.normal(0, 0.3, (5000, 3))
+    targets = inputs @ [1.0, -2.0, 0.5] + 0.1
+    head = LeastSquares(3, 1, classes=False, bias=True, norm=3.0, bound=4.0)
+    total = head.vectors(torch.from_numpy(inputs), torch.from_numpy(targets)).sum(dim=0).numpy()
+    assert head.solved(NoisySum(total, 0.0), 5000).numpy() == pytest.approx([1.0, -2.0, 0.5, 0.1], abs=1e-4)
+
+
+def test_directions_without_records_do_not_blow_up_the_noise() -> None:
+    """Features that are always 0: the noise alone has negative eigenvalues there, and the head stays short in each of 20 draws."""
+    generator = np.random.default_rng(2)
+    inputs = np.zeros((1000, 30))
+    inputs[:, :3] = generator.normal(0, 0.5, (1000, 3))
+    targets = (inputs[:, 0] > 0).astype(np.int64)
+    head = LeastSquares(30, 2, classes=True, bias=False)
+    total = head.vectors(torch.from_numpy(inputs), torch.from_numpy(targets)).sum(dim=0).numpy()
+    for _ in range(20):
+        noisy = head.solved(NoisySum(total + generator.normal(0, 15.0, total.size), 15.0), 1000).numpy()
+        right = (inputs @ noisy.reshape(2, 30).T).argmax(axis=1) == targets
+        assert np.abs(noisy).max() < 20  # not so for NaN
+        assert right.mean() > 0.75
+
+
+def test_a_record_without_an_answer_adds_nothing() -> None:
+    head = LeastSquares(2, 3, classes=True, bias=True)
+    assert not head.vectors(torch.ones(1, 2), torch.tensor([-100])).any()
