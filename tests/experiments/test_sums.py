@@ -66,8 +66,8 @@ def test_who_counts_on_fewer_clients_adds_more_noise() -> None:
 
 def test_the_lattice_follows_from_how_many_are_added_up() -> None:
     assert lattice_of(*CLIENTS) == (2**20, 32)
-    assert lattice_of(*CLIENTS, "shuffling.clients=5000") == (2**17, 32)
-    assert lattice_of(*CLIENTS, "shuffling.clients=10_000_000") == (2**20, 64)
+    assert lattice_of(*CLIENTS, "shuffling.summed_clients=5000") == (2**17, 32)
+    assert lattice_of(*CLIENTS, "shuffling.summed_clients=10_000_000") == (2**20, 64)
     assert lattice_of(*RECORDS, sizes=(600, 1000)) == (2**17, 32)  # 9,600 records
     assert lattice_of(*RECORDS, "mechanism.records=5_000") == (2**15, 32)
 
@@ -81,10 +81,10 @@ def test_where_nothing_is_summed_floats_leave() -> None:
 @pytest.mark.parametrize(
     ("overrides", "why"),
     [
-        (["shuffling.clients=11"], r"shuffling\.clients is 11, and up to 12 clients take part: set it to 12"),
+        (["shuffling.summed_clients=11"], r"shuffling\.summed_clients is 11, and up to 12 clients take part: set it to 12"),
         (["shuffling.colluding=12"], "12 of 12 clients: some client has to be honest"),
         (["shuffling.colluding=1", "shuffling.channel=direct"], "for the channel 'secure-sum'"),
-        (["shuffling.clients=20", "shuffling.channel=ideal-shuffler"], "for the channel 'secure-sum'"),
+        (["shuffling.summed_clients=20", "shuffling.channel=ideal-shuffler"], "for the channel 'secure-sum'"),
     ],
 )
 def test_counts_that_contradict_each_other_are_refused(overrides: list[str], why: str) -> None:

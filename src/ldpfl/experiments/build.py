@@ -501,16 +501,22 @@ def _summed_clients(config: RunConfig) -> int:
     """Return the most clients whose reports are added up in a round, which mechanisms of sums are built for.
 
     Raises:
-        ConfigError: fewer are said than may take part, or none is relied on.
+        ConfigError: fewer are said than may take part, none is relied on, or nothing is summed.
     """
-    said, count = config.shuffling.clients, config.clients.count
-    if 0 < said < count:
+    through, count = config.shuffling, config.clients.count
+    if through.channel != "secure-sum" and (through.summed_clients or through.colluding):
         raise ConfigError(
-            f"shuffling.clients is {said:,}, and up to {count:,} clients take part: set it to {count} or more, or leave it out"
+            f"shuffling.summed_clients and colluding are for the channel 'secure-sum', and shuffling.channel is {through.channel!r}: set "
+            "it to 'secure-sum', or leave them out"
         )
-    if config.shuffling.colluding >= count:
-        raise ConfigError(f"shuffling.colluding is {config.shuffling.colluding:,} of {count:,} clients: some client has to be honest")
-    return said or count
+    if 0 < through.summed_clients < count:
+        raise ConfigError(
+            f"shuffling.summed_clients is {through.summed_clients:,}, and up to {count:,} clients take part: set it to {count} or more, or "
+            "leave it out"
+        )
+    if through.colluding >= count:
+        raise ConfigError(f"shuffling.colluding is {through.colluding:,} of {count:,} clients: some client has to be honest")
+    return through.summed_clients or count
 
 
 def _divided(config: RunConfig, task: Dataset) -> tuple[Dataset, Samples | None]:

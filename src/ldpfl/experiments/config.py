@@ -7,20 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    FiniteFloat,
-    SerializeAsAny,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, SerializeAsAny, ValidationError
 from torch import Tensor
 
 from ldpfl.data.settings import DataConfig
@@ -181,18 +171,12 @@ class ShufflingConfig(_Section):
 
     channel: Channel = "ideal-shuffler"
     """Accuracy does not depend on it, the ledger does: a random delay is no shuffler."""
-    clients: Annotated[int, Field(ge=0, le=10**9)] = 0
+    summed_clients: Annotated[int, Field(ge=0, le=10**9)] = 0
     """Most clients whose reports a ``secure-sum`` adds up in a round, which is public: whether 32 bits a weight hold the sum follows from
     it. 0 takes ``clients.count``."""
     colluding: Annotated[int, Field(ge=0, le=10**9)] = 0
     """Clients of each round that are not relied on, for a ``secure-sum``: they may tell others what they sent, or leave out their share of
     the noise. The guarantee counts the noise of the others alone, and a target epsilon is kept by them."""
-
-    @model_validator(mode="after")
-    def _check_sums(self) -> Self:
-        if self.channel != "secure-sum" and (self.clients or self.colluding):
-            raise ValueError("clients and colluding are for the channel 'secure-sum': set shuffling.channel to it, or leave them out")
-        return self
 
 
 class PrivacyConfig(_Section):

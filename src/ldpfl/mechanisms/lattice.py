@@ -83,7 +83,8 @@ class Lattice:
         """
         if clients < 1:
             raise ConfigError(
-                "how many clients are added up is public and has to be said: set shuffling.clients, as by --set shuffling.clients=100"
+                "how many clients are added up is public and has to be said: set shuffling.summed_clients, as by "
+                "--set shuffling.summed_clients=100"
             )
         length = clients * parts + _DEVIATIONS * sqrt(clients) * noise_multiplier
         if length * STEPS + clients / 2 >= 2.0**63:
