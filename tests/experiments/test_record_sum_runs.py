@@ -101,7 +101,7 @@ def exact(federation: Federation, last: Checkpoint) -> dict[str, float]:
     judged = federation.judged
     assert judged is not None
     rows = federation.task.data.take(torch.from_numpy(np.concatenate(list(judged.units))))
-    ((outputs, targets),) = evaluated(federation.task, last.state.model, rows)
+    outputs, targets = map(torch.cat, zip(*evaluated(federation.task, last.state.model, rows), strict=True))
     chances, losses = outputs.double().softmax(dim=1)[:, 1], federation.task.losses(outputs, targets).clamp(max=judged.vectors.loss_bound)
     above = (chances[targets == 1, None] > chances[targets == 0]).double() + (chances[targets == 1, None] == chances[targets == 0]) / 2
     right = (outputs.argmax(dim=1) == targets).double().mean()
