@@ -127,6 +127,26 @@ def test_a_ledger_says_of_how_many_clients_the_noise_is_not_relied_on() -> None:
         ledger(WHOLE, channel="secure-sum", colluding=100)
 
 
+def test_one_small_round_takes_no_colluding_clients_off_the_others() -> None:
+    """A round in which fewer took part than may collude has the client's own noise; all others lose the noise of all that may."""
+    mu, rounds, colluding = 1.0, 20, 90
+
+    def figure(cohorts: list[int]) -> float:
+        found = Ledger()
+        for number, cohort in enumerate(cohorts, start=1):
+            release = GaussianRelease("dp-sgd", mu, unit="record")
+            found = found.charge(RoundEvent(number, release, cohort, 100, number, "visible", channel="secure-sum", colluding=colluding))
+        line = account(found).find("summed", "run")
+        assert line is not None
+        return line.epsilon
+
+    equal = figure([100] * rounds)
+    assert equal == pytest.approx(gaussian_epsilon(mu * sqrt(rounds / 10), 1e-5), rel=1e-6)
+    mixed = figure([100] * (rounds - 1) + [1])
+    assert mixed == pytest.approx(gaussian_epsilon(mu * sqrt((rounds - 1) / 10 + 1), 1e-5), rel=1e-6)
+    assert mixed > equal
+
+
 def test_the_smallest_sum_counts() -> None:
     found = Ledger()
     for number, cohort in enumerate((100, 25, 100), start=1):

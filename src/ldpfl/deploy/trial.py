@@ -14,6 +14,7 @@ from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.dataset import load_dataset
 from ldpfl.flower.policy_init import Offer, as_sent, fitting_policy
 from ldpfl.flower.run_settings import RunSettings
+from ldpfl.flower.terms import adding_up, deployable_mechanism
 from ldpfl.privacy.policy import Policy, Transport
 
 RECIPE = "quickstart"
@@ -105,6 +106,8 @@ def trial_of(
     if config.clients.count < _FEWEST or config.clients.fraction != 1:
         raise ConfigError(f"the demo asks all of at least {_FEWEST} clients in each round; leave clients.fraction at 1")
     _, start = build(config, task, choose_device("cpu"))
+    if transport == "sum":
+        adding_up(deployable_mechanism(config, start.state.ranges))
     policy = fitting_policy(Offer(config, transport, config.clients.count, linked, reply_s), start.state.ranges)
     return Trial(config, every, policy, None if data_dir is None else data_dir.absolute(), reply_s, transport)
 

@@ -71,8 +71,7 @@ def _groups(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:
     smallest = min((event.cohort for event in events if event.cohort > 0), default=1)
     if not 0 <= colluding < smallest:
         raise ConfigError(f"colluding must lie between 0 and {smallest - 1} of those that took part, got {colluding}")
-    # What a run was planned for, which leaves the client itself where fewer took part than that.
-    colluding = max(colluding, min(smallest - 1, max(event.colluding for event in events)))
+    colluding = max(colluding, max(event.colluding for event in events))  # what the run was planned for
     counts: Counter[RoundGroup] = Counter()
     for event, times in _with_unseen(events):
         counts[_group(event, smallest, colluding)] += times
@@ -128,7 +127,7 @@ def _hidden_in_all(counts: Counter[RoundGroup], events: Sequence[RoundEvent], co
     first = events[0]
     if not counts or len(alike) > 1 or (first.sampling, first.channel, first.release.units) != ("once", "ideal-shuffler", 1):
         return counts
-    crowd = min(sum(event.cohort for event in events), first.population) - colluding
+    crowd = max(1, min(sum(event.cohort for event in events), first.population) - colluding)
     return Counter({replace(next(iter(counts)), cohort=crowd): len(events)})
 
 
@@ -160,7 +159,7 @@ def _group(event: RoundEvent, smallest: int, colluding: int) -> RoundGroup:
     honest = max(1, event.population - colluding)
     # Where participation is secret, how many took part is chance: it does not make rounds differ.
     cohort = smallest if event.sampling == "secret" else event.cohort
+    # Where no more took part than may collude, the client itself is left, and its own noise. Other rounds lose all that may.
+    left = max(1, cohort - colluding)
     linked = min(event.linked, event.release.units)
-    return RoundGroup(
-        event.release, cohort - colluding, honest, 1, event.sampling, event.rate, event.channel, linked, histograms=event.histograms
-    )
+    return RoundGroup(event.release, left, honest, 1, event.sampling, event.rate, event.channel, linked, histograms=event.histograms)

@@ -398,7 +398,9 @@ def _shuffler(groups: Sequence[RoundGroup]) -> tuple[str, ...]:
     cohort = min(group.cohort for group in groups)
     others = f"the other {cohort - 1:,} clients are honest, and none of them drops out or colludes"
     if cohort == 1:
+        alone = all(group.cohort == 1 for group in groups)
         others = "there is no other client to hide among"
+        others = others if alone else "in some rounds there is no other client to hide among, and in the others those counted are honest"
     if any(group.sampling == "once" for group in groups):
         others = f"the other {cohort - 1:,} clients are honest, and nobody learns the order in which they take part"
     if any(group.sampling == "secret" for group in groups):

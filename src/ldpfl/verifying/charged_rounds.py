@@ -32,9 +32,8 @@ def check_charged(statement: Statement, ledger: Path) -> None:
             raise DataError(f"{ledger} is not the ledger that was certified")
         check_events(text)
         events = from_json(text)["events"]
-        # As many as the run was planned for, but not the client itself, are no crowd in any of its rounds.
-        smallest = min((event["cohort"] for event in events if event["cohort"]), default=1)
-        colluding = min(smallest - 1, max((event.get("colluding", 0) for event in events), default=0))
+        # As many as the run was planned for are no crowd in any of its rounds; the client itself is left.
+        colluding = max((event.get("colluding", 0) for event in events), default=0)
         seen = [_Seen(_round(event, colluding), event["joined"]) for event in events if event["cohort"]]
         # Some client joined at least as often as clients did on average.
         average = math.ceil(sum(event["cohort"] for event in events) / max(event["population"] for event in events)) if seen else 0
@@ -75,7 +74,7 @@ def _round(event: Mapping[str, Any], colluding: int) -> Charged:
     )
     return Charged(
         release=what,
-        cohort=event["cohort"] - colluding,
+        cohort=max(1, event["cohort"] - colluding),
         population=max(1, event["population"] - colluding),
         rounds=1,
         sampling=event["sampling"],
