@@ -139,3 +139,15 @@ def test_a_class_that_a_model_rules_out_is_no_trouble() -> None:
     logits, task = drawn(20, 3), tasks.create("classification", 3)
     logits[:, 2] = -math.inf
     assert not any(map(math.isnan, figures(task, logits, torch.arange(20) % 2).values()))
+
+
+def test_confident_outputs_are_no_ties() -> None:
+    """The probability of each of these is 1 in float32: their order is that of the outputs all the same."""
+    gaps = torch.tensor([60.0, 50.0, 40.0, 30.0])
+    logits, targets = torch.stack([torch.zeros(4), gaps], dim=1), torch.tensor([1, 0, 1, 0])
+    found = tasks.create("classification", 2).measured(iter([(logits, targets)]), every=True)
+    assert found["AUROC"] == pytest.approx(0.75)
+    several = tasks.create("multilabel", 2).measured(
+        iter([(logits[:, [1, 1]], torch.stack([targets, targets], dim=1).float())]), every=True
+    )
+    assert several["AUROC"] == pytest.approx(0.75)

@@ -206,9 +206,18 @@ def _where_present(losses: Tensor, targets: Tensor) -> Tensor:
     return torch.where(targets.isnan(), torch.zeros_like(losses), losses)
 
 
+def _in_order(logits: Tensor) -> Tensor:
+    """Return numbers in (0, 1) in the order of ``logits``, 1/2 for 0. A sigmoid makes 1 of all that are large, and so ties of them."""
+    own = logits.double()
+    return (own / (1 + own.abs()) + 1) / 2
+
+
 def _classification(outputs: int, scale: float) -> Task:
     def form(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        return logits.softmax(dim=1), targets
+        if outputs != 2:
+            return logits.double().softmax(dim=1), targets
+        second = _in_order(logits[:, 1] - logits[:, 0])
+        return torch.stack([1 - second, second], dim=1), targets
 
     def f1() -> Metric:
         from torchmetrics.classification import MulticlassF1Score  # takes a second to import
@@ -228,7 +237,7 @@ def _classification(outputs: int, scale: float) -> Task:
 
 def _multilabel(outputs: int, scale: float) -> Task:
     def form(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        return logits.sigmoid(), targets.long()
+        return _in_order(logits), targets.long()
 
     def f1() -> Metric:
         from torchmetrics.classification import MultilabelF1Score

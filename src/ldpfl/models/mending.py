@@ -12,6 +12,9 @@ from ldpfl.errors import ConfigError, first_line
 from ldpfl.layout import refuse_lost_in_copies
 
 _GROUPS = 32
+
+_FEWEST, _FEWEST_ALONE = 2, 4
+"""Fewest channels of a group, of an image and of a flat layer: two numbers by themselves are always made +1 and -1."""
 """Most groups that channels are normalised in (Wu and He 2018)."""
 
 _RECURRENT = (nn.RNNBase, nn.MultiheadAttention)
@@ -93,7 +96,8 @@ def _changed(module: nn.Module, done: dict[nn.Module, nn.Module], prefix: str = 
 
 def _replacement(part: nn.Module) -> nn.Module | None:
     if isinstance(part, nn.modules.batchnorm._BatchNorm):
-        return nn.GroupNorm(_groups(part.num_features), part.num_features, eps=part.eps, affine=part.affine)
+        few = _FEWEST_ALONE if isinstance(part, nn.BatchNorm1d | nn.LazyBatchNorm1d) else _FEWEST
+        return nn.GroupNorm(_groups(part.num_features, few), part.num_features, eps=part.eps, affine=part.affine)
     if isinstance(part, nn.modules.instancenorm._InstanceNorm) and part.track_running_stats:
         return type(part)(part.num_features, eps=part.eps, affine=part.affine)
     if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
@@ -103,9 +107,9 @@ def _replacement(part: nn.Module) -> nn.Module | None:
     return None
 
 
-def _groups(channels: int) -> int:
-    """Return the largest number of equal groups, of several channels each where that is possible."""
-    return max(groups for groups in range(1, min(_GROUPS, max(1, channels // 2)) + 1) if channels % groups == 0)
+def _groups(channels: int, few: int) -> int:
+    """Return the largest number of equal groups, of at least ``few`` channels each where that is possible."""
+    return max(groups for groups in range(1, min(_GROUPS, max(1, channels // few)) + 1) if channels % groups == 0)
 
 
 def _line(part: nn.Module) -> str:
