@@ -58,7 +58,7 @@ def to_vector(arrays: ArrayRecord, layout: ParameterLayout, dtype: torch.dtype =
     if set(arrays) != set(layout.names):
         # Not which: an app's own names may be private.
         missing, unknown = len(set(layout.names) - set(arrays)), len(set(arrays) - set(layout.names))
-        raise PrivacyError(f"arrays do not match those that the server sent: {missing} are missing, {unknown} unknown; nothing was sent")
+        raise PrivacyError(f"arrays do not match those that the server sent: {missing} are missing, {unknown} unknown")
     vector = torch.empty(layout.dimension, dtype=dtype)
     for (name, place), shape in zip(layout.slices.items(), layout.shapes, strict=True):
         vector.numpy()[place] = _read(name, arrays[name], shape, vector.numpy().dtype).reshape(-1)
@@ -69,10 +69,10 @@ def _read(name: str, array: Array, shape: Sequence[int], dtype: Any) -> NDArray[
     try:
         values = _values(array.data)
     except Exception:  # what NumPy says of bytes it cannot read may repeat them
-        raise PrivacyError(f"array {name[:_SHOWN]} cannot be read; nothing was sent") from None
+        raise PrivacyError(f"array {name[:_SHOWN]} cannot be read") from None
     # What the record says of itself is not trusted: the values decide.
     if values.dtype != dtype or values.shape != tuple(shape):
-        raise PrivacyError(f"array {name[:_SHOWN]} is not {dtype} of shape {tuple(shape)[:8]}; nothing was sent")
+        raise PrivacyError(f"array {name[:_SHOWN]} is not {dtype} of shape {tuple(shape)[:8]}")
     return values
 
 

@@ -13,6 +13,8 @@ from functools import reduce
 from hashlib import sha256
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
 from ldpfl.errors import ConfigError
 from ldpfl.few import MAX_NAMES
 from ldpfl.files import MAX_LINE_BYTES, MAX_METRICS_BYTES, MAX_ROUNDS_BYTES, append_text, check_parts, read_text, write_text
@@ -21,6 +23,7 @@ from ldpfl.privacy.events import Release, RoundEvent
 from ldpfl.quantities import MAX_ROUNDS
 from ldpfl.server.round_metrics import RoundMetrics
 
+_METRICS = TypeAdapter(RoundMetrics)
 _MAX_BYTES = MAX_METRICS_BYTES + MAX_ROUNDS_BYTES
 _FIGURE_BYTES, _ROUND_BYTES = 30, 1000
 """Bytes of a figure of a layer, at most, beside the layer's name; and of all figures of a round that are of no layer."""
@@ -110,8 +113,16 @@ def read_log(path: Path, extent: Extent) -> tuple[tuple[RoundMetrics, ...], Ledg
         if "release" in entry:
             events.append(line)
         else:
-            history.append(RoundMetrics(**entry))
+            history.append(_metrics_in(line))
     return tuple(history), Ledger.from_lines(events, "its ledger")
+
+
+def _metrics_in(line: str) -> RoundMetrics:
+    try:
+        return _METRICS.validate_json(line, strict=True)
+    except ValidationError as error:  # its text is long, and repeats values
+        first = error.errors(include_input=False)[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))[:80]} in a round's metrics: {first['msg'][:80]}") from None
 
 
 def check_log_size(layers: Sequence[str], release: Release, rounds: int) -> None:
