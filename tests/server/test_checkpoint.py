@@ -160,7 +160,9 @@ def test_a_log_s_claimed_size_is_bounded(size: object, tmp_path: Path) -> None:
         Checkpoint.load(written(tmp_path, {}, log=str(extent).replace("'", '"').replace("True", "true").replace("None", "null")))
 
 
-NO_FIGURES = ["[" * 300_000, "[" + "[]," * 2_000_000 + "[]]", "{}", "[]", "7", '{"release": 1}', '{"round": 1}', " " * 5_000_000]
+FIGURES = {"clients": 3, "uplink_bytes_per_client": 8, "clipped_fraction": {}, "noise_std": {}, "radius": {}, "seconds": 1.0}
+WORDS = json.dumps({"round": 1, "score": "high", **FIGURES})
+NO_FIGURES = [WORDS, "[" * 300_000, "[" + "[]," * 2_000_000 + "[]]", "{}", "[]", "7", '{"release": 1}', '{"round": 1}', " " * 5_000_000]
 
 
 @pytest.mark.parametrize("line", NO_FIGURES, ids=lambda line: f"{line[:8]} of {len(line)}")
