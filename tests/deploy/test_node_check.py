@@ -176,7 +176,8 @@ def test_a_budget_that_is_moved_spent_or_too_small_for_the_app_is_found(node: No
     assert node.policy is not None
     assert node.budget is not None
     set_limit(node.budget, 1.5)
-    assert "above the budget = 1.5: this node takes no part" in said(node, "budget")
+    assert "its next round would be declined: " in said(node, "budget")
+    assert "above the budget set in" in said(node, "budget")
     set_limit(node.budget, 2.5)
     assert "above the budget = 2.5: later ones are declined" in said(node, "budget")
     policy = read_policy(node.policy).model_copy(update={"transports": ("direct",)})

@@ -56,9 +56,9 @@ class Kind(StrEnum):
 
 
 def _is_ours(name: str) -> bool:
-    """Tell whether a file is the lock, or what a killed process left of the first files."""
+    """Tell whether a file is the lock, one that is written before the config, or what a killed process left of these."""
     first = (_KIND, secret_seed.FILE, "config.toml")
-    return name in (_LOCK, _KIND, secret_seed.FILE) or name.startswith(tuple(f".{file}." for file in first))
+    return name in (_LOCK, _KIND, _NO_BASELINE, secret_seed.FILE) or name.startswith(tuple(f".{file}." for file in first))
 
 
 def _used(config: RunConfig) -> dict[str, Any]:
@@ -267,7 +267,7 @@ class RunFolder:
     @property
     def _no_baseline_path(self) -> Path:
         """A file that is there where the run was begun without a baseline."""
-        return self.path / ".no-baseline"
+        return self.path / _NO_BASELINE
 
     @property
     def _kind_path(self) -> Path:
@@ -476,7 +476,7 @@ def _metrics_line(metrics: RoundMetrics) -> str:
     return to_json(metrics.reproducible()) + "\n"
 
 
-_LOCK, _KIND = ".lock", "kind.txt"
+_LOCK, _KIND, _NO_BASELINE = ".lock", "kind.txt", ".no-baseline"
 _MAX_WORDS = 1 << 16
 """Number of words that are kept of a text, at most, by a folder that may be somebody else's: each row takes memory for all of them."""
 SWEEP = "sweep.json"

@@ -106,9 +106,10 @@ class Runner:
             if more_rounds:  # all that may be refused has been by now, and the run still stands as it was
                 folder.checkpoint_to_go_on(start)
                 folder.reopen(config)
+            asked = folder.wants_baseline(baseline)  # kept before the config, from where on a run is gone on with by its folder alone
             folder.open(config, resume=resume, kind=Kind.SIMULATION, secret=secret)
             left_out = before is not None and before["noise_free_score"] is None and config.data.brought
-            wants_baseline = folder.wants_baseline(baseline) and config.mechanism.protects and not left_out
+            wants_baseline = asked and config.mechanism.protects and not left_out
             figures = folder.result() if resume else None
             if figures is not None and (figures["noise_free_score"] is not None or not wants_baseline):
                 if not folder.curve_path.exists():  # as after a crash while it was drawn
