@@ -1,4 +1,4 @@
-"""Private keys in files: made once, and their owner's alone to read."""
+"""Private keys in files, made once and their owner's alone to read; and how bytes are sealed to a public key."""
 
 from __future__ import annotations
 
@@ -9,11 +9,30 @@ from typing import TypeVar
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
 from ldpfl.errors import ConfigError
 
 Key = TypeVar("Key", X25519PrivateKey, Ed25519PrivateKey)
+
+SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)
+"""How everything is sealed to an aggregator (HPKE)."""
+
+SEAL_BYTES = 48
+"""Number of bytes that sealing adds: a fresh public key (32) and the tag (16)."""
+
+
+def sealed(plaintext: bytes, public_key: X25519PublicKey, info: bytes) -> bytes:
+    """Return ``plaintext`` sealed to ``public_key``. It opens with the same ``info`` only.
+
+    Raises:
+        ConfigError: the key is one that no secret can be shared with.
+    """
+    try:
+        return SUITE.encrypt(plaintext, public_key, info)
+    except ValueError:
+        raise ConfigError("the aggregator's public key is a point of low order, which anyone could open: ask for another key") from None
 
 
 def save_key(key: X25519PrivateKey | Ed25519PrivateKey, path: Path) -> None:

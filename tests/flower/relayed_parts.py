@@ -45,6 +45,19 @@ def signing_key(client: int) -> Ed25519PrivateKey:
 KEY = X25519PrivateKey.generate()
 
 
+class WatchedGrid(InProcessGrid):
+    """Keeps all replies that came."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(LdpClientApp(shift, node=world.node, source=world.source), CLIENTS)
+        self.replies: list[Message] = []
+
+    def send_and_receive(self, messages, *, timeout=None):  # type: ignore[no-untyped-def]
+        for reply in super().send_and_receive(messages, timeout=timeout):
+            self.replies.append(reply)
+            yield reply
+
+
 class InProcess(httpx.BaseTransport):
     """Carries requests to an application in this process."""
 

@@ -14,7 +14,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flower_parts import config_of, instruction, shift, simulator_bits, start_arrays, start_vector, terms_of
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from relayed_parts import CLIENTS, KEY, World, policy_of, world_in
+from relayed_parts import CLIENTS, KEY, WatchedGrid, World, policy_of, world_in
 
 from ldpfl import LayerRanges, mechanisms
 from ldpfl.errors import ConfigError, Declined, ProtocolError
@@ -84,17 +84,11 @@ def test_a_round_over_the_relay_learns_what_one_without_it_does(name: str, linke
 
 @pytest.mark.slow
 def test_the_flower_reply_is_a_bare_acknowledgement_and_the_relay_forgets(world: World) -> None:
-    replies: list[Message] = []
-
-    class Watched(InProcessGrid):
-        def send_and_receive(self, messages, *, timeout=None):  # type: ignore[no-untyped-def]
-            for reply in super().send_and_receive(messages, timeout=timeout):
-                replies.append(reply)
-                yield reply
-
+    grid = WatchedGrid(world)
     collector = world.collector()
     strategy = LdpStrategy(config_of(), collector=collector)
-    strategy.start(Watched(LdpClientApp(shift, node=world.node, source=world.source), CLIENTS), start_arrays(), 1, timeout=100.0)
+    strategy.start(grid, start_arrays(), 1, timeout=100.0)
+    replies = grid.replies
     assert [reply.metadata.message_type for reply in replies] == ["query.takes_part"] * CLIENTS + ["train"] * CLIENTS
     for reply in replies:
         assert list(reply.content) == ["ldpfl"]

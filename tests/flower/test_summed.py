@@ -12,15 +12,14 @@ import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from flower_parts import config_of, shift, start_arrays, start_vector
-from flwr.app import Message
+from flower_parts import config_of, start_arrays, start_vector
 from numpy.typing import NDArray
-from relayed_parts import CLIENTS, World, policy_of, signing_key, world_in
+from relayed_parts import CLIENTS, WatchedGrid, World, policy_of, signing_key, world_in
 
 from ldpfl.errors import AllDeclined, ConfigError, ProtocolError, TooFewTakePart
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.flower import InProcessGrid, LdpClientApp, LdpStrategy
+from ldpfl.flower import LdpStrategy
 from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.randomness import SeededStreams
 from ldpfl.ranges import LayerRanges
@@ -111,18 +110,10 @@ def test_a_client_that_does_not_upload_takes_its_own_noise_along_and_nothing_els
 
 @pytest.mark.slow
 def test_replies_hold_nothing_of_a_report(world: World) -> None:
-    replies: list[Message] = []
-
-    class Watched(InProcessGrid):
-        def send_and_receive(self, messages, *, timeout=None):  # type: ignore[no-untyped-def]
-            for reply in super().send_and_receive(messages, timeout=timeout):
-                replies.append(reply)
-                yield reply
-
+    grid = WatchedGrid(world)
     strategy = LdpStrategy(config_of_sum(), collector=world.adding_up())
-    grid = Watched(LdpClientApp(shift, node=world.node, source=world.source), CLIENTS)
     strategy.start(grid, start_arrays(), 1, timeout=100.0)
-    assert all(set(reply.content.config_records["ldpfl"]) == {"version", "run", "round"} for reply in replies)
+    assert all(set(reply.content.config_records["ldpfl"]) == {"version", "run", "round"} for reply in grid.replies)
 
 
 # --- a relay that lies ------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 
 from ldpfl import ConfigError, ProtocolError
-from ldpfl.summing import Bits, bits_for, fold, shard, unshard
+from ldpfl.summing import Bits, fold, shard, unshard
 from ldpfl.summing.masks import zeros
 
 VECTORS = Path(__file__).parent / "vectors.json"
@@ -93,12 +93,6 @@ def test_memory_is_that_of_one_vector() -> None:
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 3.5 * 4 * dimension  # a copy of 4 bytes a number, and the result of 8
-
-
-def test_how_many_bits_a_sum_needs() -> None:
-    assert (bits_for(0), bits_for(2**31 - 1), bits_for(2**31), bits_for(2.0**62)) == (32, 32, 64, 64)
-    with pytest.raises(ConfigError, match="does not fit 64 bits"):
-        bits_for(2.0**63)
 
 
 def test_what_does_not_fit_is_refused() -> None:

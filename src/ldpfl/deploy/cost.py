@@ -1,4 +1,4 @@
-"""What one round over relays costs: records, bytes, processor time and memory, from figures that were measured on one core."""
+"""Estimate the cost of one round over relays: records, bytes, processor time and memory. The constants were measured on one core."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _MACHINE = 64
 
 @dataclass(frozen=True)
 class RoundCost:
-    """What one round costs, on cores of a machine like the one that was measured. Training is not in it.
+    """Cost of one round, without training, on cores like the one that was measured.
 
     Attributes:
         clients: of the round.

@@ -1,4 +1,4 @@
-"""What a run's result says of figures that clients measured on records that they held back."""
+"""Add the figures that clients measured on their held-back records to a run's result."""
 
 from __future__ import annotations
 

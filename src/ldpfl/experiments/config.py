@@ -107,8 +107,7 @@ class TrainingConfig(_Section):
     linear head, in one round: for ``dp-sgd``, and the models ``linear`` and ``logistic-regression``. No other setting of this section has
     an effect then; see the section ``least_squares``."""
     rounds: Repeats = 10
-    """Of the server; 1 for ``least-squares``. Files of runs are read up to so many; a round that clients train longer in (``epochs``)
-    costs no more privacy."""
+    """Number of rounds. ``least-squares`` takes 1. More local training in a round (``epochs``) costs no more privacy."""
     epochs: Annotated[int, Field(ge=1, le=10**5)] = 5
     """In which a client goes through its samples in each round."""
     batch_size: Count = 10
@@ -200,11 +199,11 @@ class LeastSquaresConfig(_Section):
     eigenvalue_floor: NotNegative = 0.5
     """Least eigenvalue of the mean product of features, as a multiple of the largest eigenvalue that noise alone would have."""
     ridge: NotNegative = 0.0
-    """What is added to each eigenvalue, as the same multiple."""
+    """Ridge that is added to each eigenvalue, as a multiple of the same noise eigenvalue."""
 
 
 class EvaluationConfig(_Section):
-    """What clients hold back from training to measure the model on, and what measuring may cost."""
+    """Evaluation at clients: the records that they hold back from training, and the epsilon of measuring on these records."""
 
     share: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.0
     """Part of each client's records, or of all persons, that is not trained on; 0.1 where ``epsilon`` is given alone. Places decide which,

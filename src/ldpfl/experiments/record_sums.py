@@ -1,4 +1,4 @@
-"""What a config says of sums over records: a head by least squares, and what clients measure on records that they hold back."""
+"""Read a config's sums over records: a head by least squares, and evaluation at clients on records that they hold back."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Waiting:
 
 @dataclass(eq=False)
 class WaitingLog:
-    """Says in the log what is waited for: when the wait begins, and again after pauses that double."""
+    """Log line about a wait: written when the wait begins, and again after pauses that double."""
 
     _due: float = 0.0
     _pause_s: float = _FIRST_PAUSE_S

@@ -30,7 +30,7 @@ def data_dir_of(context: Context) -> Path | None:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A config with its data, and what is made of both."""
+    """A config, its data set, and the federation and first checkpoint that are built from them."""
 
     config: RunConfig
     task: Dataset

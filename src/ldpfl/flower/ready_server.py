@@ -1,4 +1,4 @@
-"""What the ready ServerApp of :mod:`ldpfl.flower.apps` does."""
+"""Run the rounds of the ready ServerApp (:mod:`ldpfl.flower.apps`)."""
 
 from __future__ import annotations
 

@@ -12,20 +12,17 @@ from pathlib import Path
 import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 from numpy.typing import NDArray
 
 from ldpfl import keys
 from ldpfl.errors import ConfigError, ProtocolError
 from ldpfl.shuffling.partial import RefusedRecords
 
-OVERHEAD = 48
-"""Bytes that sealing adds: a fresh public key (32) and the tag (16)."""
+OVERHEAD = keys.SEAL_BYTES
+"""Number of bytes that sealing adds to a record."""
 
 UNREADABLE = "not sealed to this key for this round and plan, or altered on the way"
 CUT_OFF = "cut off: shorter than a record"
-
-_SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)
 
 
 @dataclass(frozen=True)
@@ -102,10 +99,7 @@ def seal(plaintexts: NDArray[np.uint8], public_key: X25519PublicKey, binding: Bi
     rows = [row.tobytes() for row in plaintexts]
     secrets.SystemRandom().shuffle(rows)
     info = binding.info
-    try:
-        return b"".join(_SUITE.encrypt(row, public_key, info) for row in rows)
-    except ValueError:
-        raise ConfigError("the aggregator's public key is a point of low order, which anyone could open: ask for another key") from None
+    return b"".join(keys.sealed(row, public_key, info) for row in rows)
 
 
 def open_records(
@@ -132,6 +126,6 @@ def _opened(blob: bytes, size: int, private_key: X25519PrivateKey, info: bytes) 
     records = memoryview(blob)
     for start in range(0, len(blob) - size + 1, size):
         try:
-            yield _SUITE.decrypt(records[start : start + size], private_key, info)
+            yield keys.SUITE.decrypt(records[start : start + size], private_key, info)
         except InvalidTag:
             continue

@@ -6,14 +6,13 @@ second ones by :func:`open_seeds` and takes them off by :func:`unshard`.
 """
 
 from ldpfl.summing.envelopes import ENVELOPE_BYTES, SumBinding, new_seed, open_seeds, seal_seed, signer_of
-from ldpfl.summing.masks import Bits, bits_for, fold, shard, unshard
+from ldpfl.summing.masks import Bits, fold, shard, unshard
 from ldpfl.summing.node_keys import read_nodes
 
 __all__ = [
     "ENVELOPE_BYTES",
     "Bits",
     "SumBinding",
-    "bits_for",
     "fold",
     "new_seed",
     "open_seeds",

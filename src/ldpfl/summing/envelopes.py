@@ -14,15 +14,13 @@ from dataclasses import dataclass
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
+from ldpfl import keys
 from ldpfl.errors import ConfigError, ProtocolError
 from ldpfl.summing.masks import SEED_BYTES, Bits
 
-_SIGNER_BYTES, _SIGNATURE_BYTES, _HPKE_BYTES = 8, 64, 48
-ENVELOPE_BYTES = _SIGNER_BYTES + _SIGNATURE_BYTES + SEED_BYTES + _HPKE_BYTES
-
-_SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)
+_SIGNER_BYTES, _SIGNATURE_BYTES = 8, 64
+ENVELOPE_BYTES = _SIGNER_BYTES + _SIGNATURE_BYTES + SEED_BYTES + keys.SEAL_BYTES
 
 
 @dataclass(frozen=True)
@@ -69,10 +67,7 @@ def seal_seed(seed: bytes, aggregator: X25519PublicKey, node: Ed25519PrivateKey,
     Raises:
         ConfigError: the aggregator's key is one that no secret can be shared with.
     """
-    try:
-        sealed = _SUITE.encrypt(seed, aggregator, binding.info(b"seal"))
-    except ValueError:
-        raise ConfigError("the aggregator's public key is a point of low order, which anyone could open: ask for another key") from None
+    sealed = keys.sealed(seed, aggregator, binding.info(b"seal"))
     return signer_of(node.public_key()) + node.sign(binding.info(b"sign") + sealed) + sealed
 
 
@@ -107,7 +102,7 @@ def open_seeds(
         seen.add(who)
         try:
             nodes[who].verify(signature, binding.info(b"sign") + sealed)
-            seeds.append(_SUITE.decrypt(sealed, aggregator, binding.info(b"seal")))
+            seeds.append(keys.SUITE.decrypt(sealed, aggregator, binding.info(b"seal")))
         except (InvalidSignature, InvalidTag):
             why = "is not signed by it and sealed to this key for this round"
             told = "whoever sent it may have written another node's name on it"

@@ -28,19 +28,6 @@ _PIECE_BYTES = 1 << 16
 _ZEROS = memoryview(bytes(_PIECE_BYTES))
 
 
-def bits_for(most: float) -> Bits:
-    """Return the m for sums whose coordinates lie between ``-most`` and ``most``.
-
-    Raises:
-        ConfigError: 64 bits are not enough.
-    """
-    if most < 2**31:
-        return 32
-    if most < 2**63:
-        return 64
-    raise ConfigError(f"a sum that may reach {most:.3g} does not fit 64 bits: bound what clients add more tightly")
-
-
 def shard(points: NDArray[np.int64], seed: bytes, bits: Bits) -> bytes:
     """Return the first share of ``points`` (d,), each modulo 2^``bits``, as little-endian bytes; ``seed`` is the second one.
 
