@@ -17,7 +17,8 @@ import pytest
 from conftest import CommandLine
 from ldpfl import LayerRanges, mechanisms
 from ldpfl.deploy.certificates import issue
-from ldpfl.deploy.node_check import Finding, NodeSetUp, Standing, check_node
+from ldpfl.deploy.node_check import check_node
+from ldpfl.deploy.node_set_up import Finding, NodeSetUp, Standing
 from ldpfl.deploy.site import node_key
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import set_limit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from math import prod
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
@@ -67,7 +68,10 @@ def init(
     key: Annotated[list[str] | None, typer.Option(help="Public key of an aggregator; for reports over a relay.")] = None,
     config: Annotated[Path | None, typer.Option(help="Config of a ServerApp of its own.")] = None,
     data: Annotated[Path | None, typer.Option(help="This node's own table, to see whether the app can train on it.")] = None,
-    layers: Annotated[str, typer.Option(help="Values in each of the model's arrays, as 500,10: for a model of its own.")] = "",
+    layers: Annotated[
+        str,
+        typer.Option(help="Values in each of the model's arrays, as 500,10, or names and shapes, as w=10x50,b=10: for a model of its own."),
+    ] = "",
 ) -> None:
     """Write the policy, and the lifetime budget, that an app needs, and say what they allow. Runs nothing of the app."""
     if find_spec("flwr") is None:
@@ -119,10 +123,28 @@ def _print_rows(data: Path, rows: int, without: int, misfit: str) -> None:
 
 
 def sizes_of(text: str) -> tuple[int, ...]:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
-        raise ConfigError(f"--layers takes whole numbers, as in 500,10, not {text!r}")
-    return tuple(map(int, parts))
+    """Return how many values each array of ``--layers`` has."""
+    return tuple(prod(shape) for _, shape in _layers_in(text))
+
+
+def shapes_of(text: str) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each array of ``--layers`` by its name; nothing where the arrays are not named."""
+    return {name: shape for name, shape in _layers_in(text) if name}
+
+
+def _layers_in(text: str) -> list[tuple[str, tuple[int, ...]]]:
+    """Return name and shape of each array in ``text``: ``500,10``, or ``weight=10x50,bias=10``.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    parts = [part.strip().rpartition("=") for part in text.split(",") if part.strip()]
+    found = [(name.strip(), tuple(size.strip() for size in shape.split("x"))) for name, _, shape in parts]
+    names = [name for name, _ in found]
+    are_sizes = all(size.isascii() and size.isdigit() and int(size) > 0 for _, shape in found for size in shape)
+    if not are_sizes or (any(names) and len({*names} - {""}) != len(names)):
+        raise ConfigError(f"--layers takes sizes, as in 500,10, or an own name and shape for each array, as in w=10x50,b=10, not {text!r}")
+    return [(name, tuple(map(int, shape))) for name, shape in found]
 
 
 _OF = {

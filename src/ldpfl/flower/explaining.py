@@ -1,0 +1,65 @@
+"""What an app's exception says to the operator of the node: the line and what to look for, and no value of a record."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+
+import ldpfl
+from ldpfl.errors import LdpflError, printable
+
+_PACKAGE = Path(ldpfl.__file__).parent
+_MAX_SHOWN = 100
+"""Characters of a line of code that are shown."""
+
+_HINTS: Mapping[type[BaseException], str] = {
+    MemoryError: "there was too little memory: give this machine more, or let the app read less at once",
+    UnicodeError: "a file is not text in the encoding that the line expects: save it as UTF-8",
+    KeyError: "a name that the line looks up is not there: compare the names of the table's columns, classes or variables with the line's",
+    IndexError: "the line looks up a place that is not there: a label outside the classes, or a row with fewer values than others",
+    AttributeError: "something is of another kind than the line expects: is a file or a value missing?",
+    TypeError: "something is of another type than the line expects: text in the place of a number, or a missing value",
+    ValueError: "a value or shape is not what the line expects: text where a number is to stand, a missing value, or rows of two lengths",
+    ArithmeticError: "a number is 0, or too large, where the line cannot take that: is the data's unit the expected one?",
+    RuntimeError: "shapes or types do not fit each other: compare the data's shape and dtype with what the model takes",
+    OSError: "a file cannot be read: is it there, and can the user of the SuperNode read it?",
+}
+"""What to look for, by the kind of an exception."""
+
+
+def explained(error: BaseException, app: Path | None, data: tuple[str, ...]) -> str:
+    """Return what ``error`` means to who operates the node, without any value of a record.
+
+    The text of an exception may repeat values, so it is shown only where ldpfl itself has raised the exception: ldpfl's texts repeat
+    none. Of any other exception its kind, its line in the app and a hint are shown, and the path of a file that the operator named.
+
+    Args:
+        app: folder of the app, whose own line is the one that is shown.
+        data: paths that the operator has named.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, LdpflError) and (not frames or _PACKAGE in Path(frames[-1].filename).parents):
+        return str(error)
+    own = [frame for frame in frames if app is not None and app.resolve() in Path(frame.filename).resolve().parents]
+    frame = next(reversed(own or frames), None)
+    place = f" at {Path(frame.filename).name}:{frame.lineno}" if frame is not None else ""
+    code = f", in: {frame.line[:_MAX_SHOWN]}" if frame is not None and frame.line else ""
+    return printable(f"{type(error).__name__}{place}{code} -- {_hint(error, data)}. {_LEFT_OUT}")
+
+
+_LEFT_OUT = "The exception's text is not shown, because it may repeat values of records: run the line by hand to read it"
+
+
+def _hint(error: BaseException, data: tuple[str, ...]) -> str:
+    if isinstance(error, ImportError):  # what an import statement names is code
+        return f"the app needs the module {error.name!r}, which cannot be imported here: install it, or mend its name"
+    if isinstance(error, OSError) and error.filename is not None:
+        path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
+        if path and any(Path(path) == Path(named) or Path(named) in Path(path).parents for named in data):
+            return f"{path}: {error.strerror}"
+        return f"a file that no setting of this node names: {error.strerror}. Is its name in the app right, and set in the environment?"
+    if isinstance(error, SystemExit | KeyboardInterrupt):
+        return "the app has ended its process: let the function return instead"
+    return next((hint for kind, hint in _HINTS.items() if isinstance(error, kind)), "the app's code has failed")
