@@ -23,7 +23,7 @@ from ldpfl.flower import apart, apps
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
 from ldpfl.flower.client_app import Attempt
 from ldpfl.flower.client_modules import client_app_in, importable, run_config_of
-from ldpfl.flower.explaining import explained
+from ldpfl.flower.explaining import explained, raise_nothing_learnt, with_explanation
 from ldpfl.flower.internals import local_run, packed, records_to_bytes, unpacked
 from ldpfl.flower.policy_init import Offer
 from ldpfl.flower.preparing import check_data_there, data_dir_of, prepare
@@ -105,16 +105,10 @@ def _advice(trouble: str, offer: Offer) -> str:
 
 def _guarded(start: ArrayRecord | None, explain: Callable[[BaseException], str], work: Callable[[], bytes]) -> bytes:
     """Do the work of the app's process, and say for an operator what was wrong with it; ``start`` is what is to be trained."""
-    try:
-        made = work()
-    except BaseException as error:  # as in a round, where whatever it raises is reported as no change
-        raise PrivacyError(explain(error)) from None
+    made = with_explanation(work, explain)
     before = b"" if start is None else to_vector(start, layout_of(start)).numpy().tobytes()
     if before and made[: len(before)] == before:
-        raise PrivacyError(
-            "the arrays came back as they were sent, so nothing was learnt: return the trained ones, and check that data and epochs are "
-            "not empty"
-        )
+        raise_nothing_learnt()
     return made
 
 
@@ -131,12 +125,9 @@ def _look_at_records(wrapped: RecordGradients, context: Context, offer: Offer, e
     """Return what is found of an app's records, by a process of their own."""
 
     def work() -> bytes:
-        try:
-            return records_to_bytes(look_at_records(wrapped.records, context, offer.config).to_records())
-        except BaseException as error:
-            raise PrivacyError(explain(error)) from None
+        return records_to_bytes(look_at_records(wrapped.records, context, offer.config).to_records())
 
-    with apart.one_thread(), apart.start_guarded(work) as child:
+    with apart.one_thread(), apart.start_guarded(partial(with_explanation, work, explain)) as child:
         outcome = child.outcome()
     if outcome.value is None:
         raise PrivacyError(f"the app gives no records: {outcome.trouble}{_advice(outcome.trouble, offer)}")

@@ -18,12 +18,17 @@ from ldpfl.flower.client_app import LdpClientApp
 
 @contextmanager
 def importable(app: Path) -> Iterator[None]:
-    """Put the folder ``app`` first among the places that modules are looked for, and forget what was imported from it afterwards."""
-    folder, before = app.resolve(), set(sys.modules)
+    """Put the folder ``app`` first among the places that modules are looked for, and forget what was imported from it afterwards.
+
+    Nothing is written to the folder: bytecode is what Python could run in place of the sources that were reviewed.
+    """
+    folder, before, bytecode = app.resolve(), set(sys.modules), sys.dont_write_bytecode
     sys.path.insert(0, str(folder))
+    sys.dont_write_bytecode = True
     try:
         yield
     finally:
+        sys.dont_write_bytecode = bytecode
         sys.path.remove(str(folder))
         for name in set(sys.modules) - before:
             if folder in Path(getattr(sys.modules[name], "__file__", None) or "").parents:

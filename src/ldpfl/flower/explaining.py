@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NoReturn
 
 import ldpfl
-from ldpfl.errors import LdpflError, printable
+from ldpfl.errors import LdpflError, PrivacyError, printable
 
 _PACKAGE = Path(ldpfl.__file__).parent
 _MAX_SHOWN = 100
@@ -47,6 +48,26 @@ def explained(error: BaseException, app: Path | None, data: tuple[str, ...]) -> 
     place = f" at {Path(frame.filename).name}:{frame.lineno}" if frame is not None else ""
     code = f", in: {frame.line[:_MAX_SHOWN]}" if frame is not None and frame.line else ""
     return printable(f"{type(error).__name__}{place}{code} -- {_hint(error, data)}. {_LEFT_OUT}")
+
+
+def with_explanation(work: Callable[[], bytes], explain: Callable[[BaseException], str]) -> bytes:
+    """Return what ``work`` gives.
+
+    Raises:
+        PrivacyError: it raised whatever it likes; the text is what ``explain`` makes of that. It is raised here, in a room that reads no
+            data, so that :func:`ldpfl.flower.apart.place_of` hands the text on.
+    """
+    try:
+        return work()
+    except BaseException as error:
+        raise PrivacyError(explain(error)) from None
+
+
+def raise_nothing_learnt() -> NoReturn:
+    """Raise the error of an app that gives back the arrays that it got."""
+    raise PrivacyError(
+        "the arrays came back as they were sent, so nothing was learnt: return the trained ones, and see that data and epochs are not empty"
+    )
 
 
 _LEFT_OUT = "The exception's text is not shown, because it may repeat values of records: run the line by hand to read it"

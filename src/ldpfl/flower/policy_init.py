@@ -270,10 +270,17 @@ def _offer(config: RunConfig, settings: RunSettings) -> Offer:
         _check_size(config)
     if code and config.privacy.target_epsilon != "off":
         raise ConfigError(f"{code[0]!r} is code, which is not run for this: leave privacy.target_epsilon out, set the mechanism's noise")
+    clients = config.clients
+    asked = cohort_size(clients.fraction, clients.count)
+    if settings.transport in OVER_RELAY and settings.min_clients > asked:
+        raise ConfigError(
+            f"ldpfl.min-clients is {settings.min_clients:,}, and a round asks {asked:,} of clients.count = {clients.count:,}: no round "
+            f"could have so many, and each would be declined. Set ldpfl.min-clients to {asked:,} or fewer, or clients.count to more"
+        )
     config = as_sent(config, settings.transport, settings.linked, settings.min_clients)
     config = config if code else settled(config)
     if settings.transport == "direct":
-        return Offer(config, "direct", cohort_size(config.clients.fraction, config.clients.count), reply_s=settings.reply_s)
+        return Offer(config, "direct", asked, reply_s=settings.reply_s)
     return Offer(config, settings.transport, settings.min_clients, settings.linked, settings.reply_s, settings.window_s)
 
 
