@@ -14,7 +14,7 @@ from rich.text import Text
 from ldpfl.cli.commands import Group
 from ldpfl.errors import ConfigError, printable
 from ldpfl.files import write_text
-from ldpfl.number_format import number
+from ldpfl.number_format import counted, number
 from ldpfl.privacy.budget_file import set_limit
 from ldpfl.privacy.policy import OVER_RELAY, Policy, read_policy
 from ldpfl.privacy.policy_keys import add_key, remove_key
@@ -55,7 +55,9 @@ def list_keys_command(file: PolicyFile = Path("policy.toml")) -> None:
 
 def _print_keys(file: Path, policy: Policy) -> None:
     console = terminal()
-    console.print(Text(f"{file}: reports may be sealed to {len(policy.aggregator_keys)} keys, from the next round on"), soft_wrap=True)
+    console.print(
+        Text(f"{file}: reports may be sealed to {counted(len(policy.aggregator_keys), 'key')}, from the next round on"), soft_wrap=True
+    )
     if not policy.aggregator_keys and set(OVER_RELAY) & set(policy.transports):
         console.print(Text("without a key no report leaves over a relay", style="yellow"))
 
@@ -115,9 +117,13 @@ def _warn_of_imports(places: list[str]) -> None:
 
 
 def _print_rows(data: Path, rows: int, without: int, misfit: str) -> None:
-    said = f"All {rows:,} rows of {printable(str(data))} can be trained on"
+    said = f"{'The row' if rows == 1 else f'All {rows:,} rows'} of {printable(str(data))} can be trained on"
     if misfit:
-        left = f"{without:,} of the {rows:,} rows teach nothing" if without else f"{rows:,} rows can be trained on, some without all values"
+        left = (
+            f"{without:,} of {counted(rows, 'row')} teach nothing"
+            if without
+            else f"{counted(rows, 'row')} can be trained on, some without all values"
+        )
         said = f"Not all of {printable(str(data))} fits, and what does not is taken for no value: {left}. The first: {misfit}"
     terminal().print(Text(f"{said}: export LDPFL_DATA={quote(str(data.absolute()))}", style="yellow" if misfit else ""), soft_wrap=True)
 
@@ -162,14 +168,14 @@ def _print(policy: Policy, out: Path, budget: Path, *, known: bool) -> None:
     console.print(Text(f"{out} holds the policy; {left}."), soft_wrap=True)
     console.print(
         Text(
-            f"They allow {policy.rounds:,} reports of {', '.join(policy.mechanisms)} ({', '.join(policy.transports)}). Whoever keeps them "
-            f"all learns of {_OF[policy.protects]} at most epsilon {number(policy.lifetime_epsilon)} at delta {policy.delta:g}."
+            f"They allow {counted(policy.rounds, 'report')} of {', '.join(policy.mechanisms)} ({', '.join(policy.transports)}). Whoever "
+            f"keeps them all learns of {_OF[policy.protects]} at most epsilon {number(policy.lifetime_epsilon)} at delta {policy.delta:g}."
         ),
         soft_wrap=True,
     )
     if policy.sum_epsilon != "off":
         said = (
-            f"Whoever sees no more than the sums over at least {policy.min_clients:,} nodes learns at most epsilon "
+            f"Whoever sees no more than the sums over at least {counted(policy.min_clients, 'node')} learns at most epsilon "
             f"{number(policy.sum_epsilon)}: that holds as long as relay and aggregator do not work together."
         )
         console.print(Text(said), soft_wrap=True)

@@ -28,7 +28,7 @@ from ldpfl.flower.named_by_server import check_config, check_mechanism
 from ldpfl.flower.operator_node import read_token
 from ldpfl.flower.policy_init import Offer, offer_of, ranges_for, releases_of
 from ldpfl.flower.terms import check_window
-from ldpfl.number_format import number
+from ldpfl.number_format import counted, number
 from ldpfl.privacy.accountants.adaptive import filtered_epsilon
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import Books, read_books
@@ -115,7 +115,7 @@ def _of_policy(policy: Policy) -> Iterator[Finding]:
     if nothing:
         yield Finding("policy", Standing.WRONG, f"allows nothing: set {', '.join(nothing)}, or make one with ldpfl policy init")
         return
-    what = f"{policy.rounds:,} reports of {', '.join(policy.mechanisms)} ({', '.join(policy.transports)})"
+    what = f"{counted(policy.rounds, 'report')} of {', '.join(policy.mechanisms)} ({', '.join(policy.transports)})"
     yield Finding("policy", Standing.FINE, f"allows {what}, epsilon {number(policy.lifetime_epsilon)} at delta {policy.delta:g} in all")
     keys = len(policy.aggregator_keys)
     if set(OVER_RELAY) & set(policy.transports) and not keys:
@@ -138,7 +138,9 @@ def _of_budget(books: Books, policy: Policy | None) -> Iterator[Finding]:
         yield Finding("budget", Standing.WRONG, f"is spent: epsilon {number(spent)} of {limit.epsilon:g}; this node takes part no more")
     else:
         new = ": for a new client. One that took part before brings its old file (ldpfl budget move)" if not books.charges else ""
-        said = f"epsilon {number(spent)} of {limit.epsilon:g} spent at delta {limit.delta:g}, {books.charges:,} reports charged{new}"
+        said = (
+            f"epsilon {number(spent)} of {limit.epsilon:g} spent at delta {limit.delta:g}, {counted(books.charges, 'report')} charged{new}"
+        )
         yield Finding("budget", Standing.FINE, said)
     if policy and policy.delta != limit.delta:
         said = (
@@ -146,7 +148,7 @@ def _of_budget(books: Books, policy: Policy | None) -> Iterator[Finding]:
         )
         yield Finding("budget", Standing.LOOK, f"{said} (ldpfl budget set --delta {policy.delta:g})")
     if policy and books.charges >= policy.rounds > 0:
-        said = f"{books.charges:,} reports were charged, and the policy's rounds = {policy.rounds:,}: nothing more leaves under it"
+        said = f"{counted(books.charges, 'report')} charged, and the policy's rounds = {policy.rounds:,}: nothing more leaves under it"
         yield Finding("budget", Standing.WRONG, said)
     if os.environ.get("LDPFL_BUDGETS"):
         yield Finding("budget", Standing.WRONG, "LDPFL_BUDGETS is set, which is for simulations: unset it")
@@ -263,7 +265,8 @@ def _of_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | None) 
         yield wrong("app", error)
         return
     rounds = releases.total()
-    yield Finding("app", Standing.FINE, f"the policy allows each of its {rounds:,} rounds, over {offer.transport}")
+    every = "its only round" if rounds == 1 else f"each of its {rounds:,} rounds"
+    yield Finding("app", Standing.FINE, f"the policy allows {every}, over {offer.transport}")
     if books is None or not all(release.protected for release in releases):
         return
     try:  # what a node finds out when it is asked about a round, sums and bits behind a relay included
@@ -280,7 +283,8 @@ def _of_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | None) 
             said = f"all its rounds would bring epsilon to {number(cost)}, above {of} = {limit.epsilon:g}: later ones are declined"
             yield Finding("budget", Standing.LOOK, said)
     if books.charges + rounds > policy.rounds:
-        said = f"{books.charges:,} reports and {rounds:,} more exceed the policy's rounds = {policy.rounds:,}: later ones are declined"
+        before = counted(books.charges, "report")
+        said = f"{before} and {rounds:,} more exceed the policy's rounds = {policy.rounds:,}: later ones are declined"
         yield Finding("budget", Standing.LOOK, said)
 
 

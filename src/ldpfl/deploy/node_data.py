@@ -15,6 +15,7 @@ from ldpfl.data.tables import SUFFIXES, read_table
 from ldpfl.deploy.node_set_up import Finding, NodeSetUp, Standing, wrong
 from ldpfl.errors import DataError, LdpflError, printable
 from ldpfl.flower.policy_init import Offer, fitting_rows
+from ldpfl.number_format import counted
 from ldpfl.suggestions import nearest
 
 _READABLE = stat.S_IRWXG | stat.S_IRWXO
@@ -50,11 +51,11 @@ def of_data(node: NodeSetUp, offer: Offer | None) -> Iterator[Finding]:
 def _of_table(offer: Offer, table: Path) -> Iterator[Finding]:
     """Yield how many rows of a table fit the rules by which the app reads it, and which values its bounds change."""
     rows, without, misfit = fitting_rows(offer.config, table)
-    said = f"{table} has {rows:,} rows, {rows - without:,} of which can be trained on"
+    said = f"{table} has {counted(rows, 'row')}, {rows - without:,} of which can be trained on"
     standing = Standing.WRONG if without == rows else Standing.LOOK if misfit else Standing.FINE
     yield Finding("data", standing, printable(f"{said}{'. The first that does not fit: ' + misfit if misfit else ''}"))
     for name, count in values_beyond_bounds(offer.config.data, table).items():
-        said = f"the column {name!r} has {count:,} of {rows:,} values outside its data.bounds"
+        said = f"the column {name!r} has {count:,} of {counted(rows, 'value')} outside its data.bounds"
         yield Finding("data", Standing.LOOK, printable(f"{said}, which count as the nearer bound: is its unit that of the bounds?"))
 
 
@@ -84,7 +85,7 @@ def _of_some_table(path: Path) -> Finding:
     except LdpflError as error:
         said = f"is no table with a header, as ldpfl reads them ({error}): whether the app can read it, --try tells"
         return Finding("data", Standing.LOOK, printable(f"{path} {said}"))
-    said = f"{path} has {len(read):,} rows and {len(read.columns)} columns; whether it fits, --app and --try tell"
+    said = f"{path} has {counted(len(read), 'row')} and {counted(len(read.columns), 'column')}; whether it fits, --app and --try tell"
     return Finding("data", Standing.FINE, said)
 
 
@@ -93,7 +94,11 @@ def _of_images(folder: Path, files: Sequence[Path], classes: Sequence[str]) -> I
     images = [file.relative_to(folder) for file in files if file.suffix.lower() in IMAGES]
     found = Counter(image.parts[0] for image in images if len(image.parts) > 1)
     loose = len(images) - found.total()
-    what = f"{len(images):,} images in {len(found)} folders: {_listed(sorted(found))}" if found else f"{len(images):,} images"
+    what = (
+        f"{counted(len(images), 'image')} in {counted(len(found), 'folder')}: {_listed(sorted(found))}"
+        if found
+        else counted(len(images), "image")
+    )
     yield Finding("data", Standing.FINE, printable(f"{folder} has {what}"))
     if loose:
         said = f"{loose:,} of the images lie in {folder} itself, and so in no class: put those of each class into a folder of its own"

@@ -296,7 +296,7 @@ def as_sent(config: RunConfig, transport: Transport, linked: int, min_clients: i
         if linked > 1:
             raise ConfigError("privacy.target_epsilon is met by records of one unit: set ldpfl.linked to 1, or leave the target out")
         if min_clients < asked:
-            raise ConfigError(f"privacy.target_epsilon is met by rounds of all {asked} clients: set ldpfl.min-clients to that")
+            raise ConfigError(f"privacy.target_epsilon is met by rounds of all clients that are asked: set ldpfl.min-clients to {asked}")
     return config.model_copy(update={"shuffling": config.shuffling.model_copy(update={"channel": _CHANNELS[transport]})})
 
 
