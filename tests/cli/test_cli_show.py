@@ -81,6 +81,16 @@ def test_an_own_app_on_flower_is_shown_as_one(recorded: bool, ldpfl: CommandLine
     assert (figures["kind"], figures["finished"]) == ("own app on Flower", None)
 
 
+def test_an_own_app_that_has_done_all_its_rounds_is_not_gone_on_with(ldpfl: CommandLine, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "own")
+    folder.open(own_config("training.rounds=1"), resume=True, kind=Kind.OWN_APP)
+    (folder.path / "participation.json").write_text("{}", encoding="utf-8")
+    folder.save_round(after_a_round(" on Flower", nan))
+    out = ldpfl("show", folder.path).out
+    assert "go on" not in out
+    assert "finished, unless its app asks for more rounds than its config; what it released: ldpfl ledger" in out
+
+
 def test_the_config_of_an_own_app_names_no_data_and_model_but_its_own(tmp_path: Path) -> None:
     flower_folder(tmp_path / "own", Kind.OWN_APP)
     text = (tmp_path / "own" / "config.toml").read_text(encoding="utf-8")

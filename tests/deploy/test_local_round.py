@@ -179,7 +179,11 @@ BROKEN_RECORDS = {
         "inputs are torch.float64 of shape (40, 2), expected",
     ),
     "fewer targets": ("table[:, 2]).long()", "table[1:, 2]).long()", "inputs have 40 rows and targets have 39"),
-    "a shape": ("torch.nn.Linear(2, 3)", "torch.nn.Linear(5, 3)", "mat1 and mat2 shapes cannot be multiplied"),
+    "a shape": (
+        "torch.nn.Linear(2, 3)",
+        "torch.nn.Linear(5, 3)",
+        "the app's model cannot be trained on these data: RuntimeError: mat1",
+    ),
     "no task": ("return RecordTask(", "return list(", "TypeError at training.py"),
     "another file": ('os.environ["LDPFL_DATA"]', '"elsewhere.csv"', "a file that no setting of this node names"),
     "a module": ("import torch\n", "import torch\nimport not_there_at_all\n", "'not_there_at_all', which cannot be imported here"),
@@ -215,7 +219,7 @@ def test_what_is_wrong_with_records_of_one_s_own_is_said(case: str, of_records: 
 def test_records_that_add_nothing_are_counted_and_the_first_is_explained(cells: str, words: str, of_records: NodeSetUp) -> None:
     spoil(of_records, 4, cells)
     found = said(of_records)
-    assert "1 of 40 records add nothing to training: 3 (counted from 0). Of the first, " in found
+    assert "1 of 40 records adds nothing to training: 3 (counted from 0). Of the first, " in found
     assert words in found
     assert tried(of_records)[-1].standing is Standing.FINE  # the others train
 
@@ -231,12 +235,12 @@ BROKEN_LOOPS = {
     "another shape": (
         "Array(weight)",
         "Array(weight.T.copy())",
-        "array weight is float32 of shape (2, 1), expected float32 of shape (1, 2)",
+        "array weight is not float32 of shape (1, 2), it is float32 of shape (2, 1)",
     ),
     "another dtype": (
         "Array(bias)",
         "Array(bias.astype('float64'))",
-        "array bias is float64 of shape (1,), expected float32 of shape (1,)",
+        "array bias is not float32 of shape (1,), it is float64 of shape (1,)",
     ),
     "another name": ('"bias": Array', '"offset": Array', "1 missing, 1 unknown"),
     "no arrays": ('{"arrays": ArrayRecord(', '{"arrays": ArrayRecord({}) if 1 else ArrayRecord(', "2 missing, 0 unknown"),

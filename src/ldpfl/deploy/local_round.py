@@ -142,7 +142,8 @@ def _of_records(found: RecordsFound) -> Iterator[Finding]:
         return
     some = ", ".join(map(str, found.some))
     more = " and others" if found.left_out > len(found.some) else ""
-    said = f"{found.left_out:,} of {counted(found.rows, 'record')} add nothing to training: {some}{more} (counted from 0)"
+    add = "adds" if found.left_out == 1 else "add"
+    said = f"{found.left_out:,} of {counted(found.rows, 'record')} {add} nothing to training: {some}{more} (counted from 0)"
     standing = Standing.WRONG if found.left_out >= found.rows else Standing.LOOK
     yield Finding("try", standing, printable(f"{said}. Of the first, {found.reason}"))
 

@@ -69,7 +69,8 @@ def _of_own(path: Path, classes: Sequence[str]) -> Iterator[Finding]:
     if len(empty) == len(files):
         raise DataError(f"{path} is empty, expected the node's data" if path.is_file() else f"all files in the folder {path} are empty")
     if empty:
-        said = f"{len(empty):,} of the {len(files):,} files in {path} are empty: {_listed(file.name for file in empty)}"
+        are = "is" if len(empty) == 1 else "are"
+        said = f"{len(empty):,} of the {len(files):,} files in {path} {are} empty: {_listed(file.name for file in empty)}"
         yield Finding("data", Standing.LOOK, printable(said))
     if any(file.suffix.lower() in IMAGES for file in files):
         yield from _of_images(path, files, classes)
@@ -101,7 +102,8 @@ def _of_images(folder: Path, files: Sequence[Path], classes: Sequence[str]) -> I
     )
     yield Finding("data", Standing.FINE, printable(f"{folder} has {what}"))
     if loose:
-        said = f"{loose:,} of the images lie in {folder} itself, and so in no class: put those of each class into a folder of its own"
+        lie = "lies" if loose == 1 else "lie"
+        said = f"{loose:,} of the images {lie} in {folder} itself, and so in no class: put those of each class into a folder of its own"
         yield Finding("data", Standing.LOOK, printable(said))
     hollow = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "." and entry.name not in found)
     if hollow:

@@ -24,6 +24,18 @@ _SHOWN = 80
 _STYPE = "numpy.ndarray"
 
 
+class OtherArray(PrivacyError):
+    """An array has another shape or dtype than expected.
+
+    Attributes:
+        got: the shape and dtype that it has. An app may have put there what is private: so they are not in the text, which is logged.
+    """
+
+    def __init__(self, message: str, got: str) -> None:
+        super().__init__(message)
+        self.got = got
+
+
 def to_arrays(weights: Tensor, layout: ParameterLayout) -> ArrayRecord:
     """Return the flat ``weights`` (d,) as named arrays."""
     return ArrayRecord({name: Array(value.numpy()) for name, value in layout.unflatten(weights.cpu()).items()})
@@ -73,8 +85,8 @@ def _read(name: str, array: Array, shape: Sequence[int], dtype: Any) -> NDArray[
         raise PrivacyError(f"array {name[:_SHOWN]} cannot be read") from None
     # What the record says of itself is not trusted: the values decide.
     if values.dtype != dtype or values.shape != tuple(shape):
-        got = f"{values.dtype} of shape {values.shape[:8]}"
-        raise PrivacyError(f"array {name[:_SHOWN]} is {got}, expected {dtype} of shape {tuple(shape)[:8]}")
+        got = f"{str(values.dtype)[:16]} of shape {values.shape[:8]}"
+        raise OtherArray(f"array {name[:_SHOWN]} is not {dtype} of shape {tuple(shape)[:8]}", got)
     return values
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import NoReturn
 
 import ldpfl
 from ldpfl.errors import LdpflError, PrivacyError, printable
+from ldpfl.flower.arrays import OtherArray
 
 _PACKAGE = Path(ldpfl.__file__).parent
 _MAX_SHOWN = 100
@@ -42,12 +44,24 @@ def explained(error: BaseException, app: Path | None, data: tuple[str, ...]) -> 
     """
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, LdpflError) and (not frames or _PACKAGE in Path(frames[-1].filename).parents):
-        return str(error)
+        return f"{error}, it is {error.got}" if isinstance(error, OtherArray) else str(error)
     own = [frame for frame in frames if app is not None and app.resolve() in Path(frame.filename).resolve().parents]
     frame = next(reversed(own or frames), None)
+    line = (frame and frame.line) or ""
     place = f" at {Path(frame.filename).name}:{frame.lineno}" if frame is not None else ""
-    code = f", in: {frame.line[:_MAX_SHOWN]}" if frame is not None and frame.line else ""
-    return printable(f"{type(error).__name__}{place}{code} -- {_hint(error, data)}. {_LEFT_OUT}")
+    about = f" about {', '.join(map(repr, named))}" if (named := _named_in(line, error)) else ""
+    code = f", in: {line[:_MAX_SHOWN]}" if line else ""
+    hint = "the app itself refuses here: see the lines before this one" if line.startswith("raise") else _hint(error, data)
+    return printable(f"{type(error).__name__}{about}{place}{code} -- {hint}. {_LEFT_OUT}")
+
+
+def _named_in(line: str, error: BaseException) -> list[str]:
+    """Return which texts that stand in quotes in a ``line`` of code an exception names: a column that is not there, for instance."""
+    quoted = [one or other for one, other in _QUOTED.findall(line)]
+    return [text for text in quoted if repr(text) in str(error)]
+
+
+_QUOTED = re.compile(r"'([^']+)'|\"([^\"]+)\"")
 
 
 def with_explanation(work: Callable[[], bytes], explain: Callable[[BaseException], str]) -> bytes:

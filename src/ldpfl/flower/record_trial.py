@@ -12,13 +12,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 from torch import Tensor
 
 from ldpfl.data.samples import Inputs
-from ldpfl.errors import ConfigError
+from ldpfl.errors import ConfigError, LdpflError
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import as_usual, choose_device, initial_ranges, mechanism_of
 from ldpfl.flower.arrays import to_arrays
 from ldpfl.flower.operator_node import named
 from ldpfl.flower.records import Records, RecordTask, trainer_of_records
 from ldpfl.flower.terms import ARRAYS
+from ldpfl.importing import GIVEN
 from ldpfl.layout import ParameterLayout
 from ldpfl.simulation import RecordGradientTrainer
 from ldpfl.simulation.gradients import confined
@@ -81,7 +82,11 @@ def look_at_records(records: Records | str, context: Context, config: RunConfig)
     mechanism = mechanism_of(config, initial_ranges(config, layout, weights))
     by_person = config.data.person and mechanism.record_clip is not None
     persons = task.persons_by(config.data.person_rows) if by_person else None
-    trainer = trainer_of_records(task, layout, weights, config, mechanism, device, persons, notes.append)
+    try:
+        trainer = trainer_of_records(task, layout, weights, config, mechanism, device, persons, notes.append)
+    except LdpflError as error:
+        of_app = str(error).replace(f"model {GIVEN!r}", "the app's model")
+        raise ConfigError(f"{of_app} (tried on two made-up samples; {_described(task)})") from None
     left_out, reason, count = list[int](), "", len(task.targets if persons is None else persons)
     if isinstance(trainer, RecordGradientTrainer):
         looking = replace(trainer, left_out=lambda places: left_out.extend(places.tolist()))
@@ -103,6 +108,12 @@ def _why(task: RecordTask, trainer: RecordGradientTrainer, weights: Tensor, plac
     except (Exception, SystemExit) as error:  # its text may repeat the record
         return f"the model or the loss raises {type(error).__name__} for it: is its target among the classes, or a token beyond the last?"
     return "its gradient is NaN or infinite: are its values huge, or is there a log, sqrt or division in the model or the loss?"
+
+
+def _described(task: RecordTask) -> str:
+    """Return types and shapes of what a task learns from."""
+    inputs = {"inputs": task.inputs} if isinstance(task.inputs, Tensor) else dict(task.inputs)
+    return ", ".join(f"{name} {str(part.dtype)[6:]} {tuple(part.shape)}" for name, part in [*inputs.items(), ("targets", task.targets)])
 
 
 def _is_finite(values: Inputs, place: int) -> bool:

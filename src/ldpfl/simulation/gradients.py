@@ -126,7 +126,8 @@ class RecordGradientTrainer:
             usable = torch.tensor([self._has_descent(weights, rows[i : i + 1], mask[i : i + 1]) for i in range(len(rows))])
             if bool(usable.all()):  # not because of a record, then
                 raise
-        _LOG.warning("some records add nothing, because the model or its loss raises %s for them", kind)
+        if self.left_out is None:
+            _LOG.warning("some records add nothing, because the model or its loss raises %s for them", kind)
         if not bool(usable.any()):
             return torch.zeros(len(rows), weights.numel()), usable
         # All others keep their places, on which the rounding of their gradients depends.
