@@ -185,7 +185,7 @@ BROKEN_RECORDS = {
         "the app's model cannot be trained on these data: RuntimeError: mat1",
     ),
     "no task": ("return RecordTask(", "return list(", "TypeError at training.py"),
-    "another file": ('os.environ["LDPFL_DATA"]', '"elsewhere.csv"', "a file that no setting of this node names"),
+    "another file": ('os.environ["LDPFL_DATA"]', '"elsewhere.csv"', "a file that the line opens is not there"),
     "a module": ("import torch\n", "import torch\nimport not_there_at_all\n", "'not_there_at_all', which cannot be imported here"),
     "a loss": (", cross_entropy)", ", lambda found, targets: found.sum(1, 2))", "cannot be trained"),
     "a death": ("    return RecordTask", "    os._exit(3)\n    return RecordTask", "has ended without an answer. It was killed"),
@@ -210,10 +210,9 @@ def test_what_is_wrong_with_records_of_one_s_own_is_said(case: str, of_records: 
 @pytest.mark.parametrize(
     ("cells", "words"),
     [
-        ("0.5,0.5,7", "the loss raises IndexError for it: is its target among the classes"),
+        ("0.5,0.5,7", "is its target among the classes"),
         ("nan,0.5,1", "its inputs hold NaN or infinity"),
         ("1e39,0.5,1", "its inputs hold NaN or infinity"),
-        ("3e38,3e38,1", "its gradient is NaN or infinite: are its values huge"),
     ],
 )
 def test_records_that_add_nothing_are_counted_and_the_first_is_explained(cells: str, words: str, of_records: NodeSetUp) -> None:
@@ -225,13 +224,9 @@ def test_records_that_add_nothing_are_counted_and_the_first_is_explained(cells: 
 
 
 BROKEN_LOOPS = {
-    "raises": (
-        "    inputs, targets",
-        f"    raise ValueError('{SECRET}'.lower())\n    inputs, targets",
-        "wrong try: a round would report no change",
-    ),
-    "a name of the server's": ('("weight", "bias"))', '("weights", "bias"))', "KeyError at training.py"),
-    "a setting": ('["epochs"]', '["steps"]', 'KeyError at training.py:14, in: for _ in range(message.content["config"]["steps"])'),
+    "raises": ("    inputs, targets", "    raise ValueError(f'bad {table[0, 0]}')\n    inputs, targets", "the app itself refuses here"),
+    "a name of the server's": ('("weight", "bias"))', '("weights", "bias"))', "KeyError about 'weights' at training.py:13"),
+    "a setting": ('["epochs"]', '["steps"]', "KeyError about 'steps' at training.py:14, in: for _ in range(message.content["),
     "another shape": (
         "Array(weight)",
         "Array(weight.T.copy())",
@@ -270,7 +265,7 @@ def test_a_loop_that_takes_too_long_is_ended_as_in_a_round(tmp_path: Path) -> No
     assert "it took too long. A round leaves 2 s (ldpfl.reply-s)" in said(node)
 
 
-def test_an_own_loop_needs_names_and_shapes_and_a_model_its_own(of_loop: NodeSetUp, of_records: NodeSetUp) -> None:
+def test_an_own_loop_needs_names_and_shapes(of_loop: NodeSetUp) -> None:
     assert "--layers weight=1x2,bias=1" in said(replace(of_loop, shapes={}))
 
 

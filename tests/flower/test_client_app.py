@@ -255,7 +255,7 @@ def test_a_log_does_not_say_that_nothing_was_sent_where_a_report_of_no_change_wa
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def change(reply: Message) -> None:
-        reply.content["more"] = ArrayRecord(reply.content.array_records["arrays"])
+        reply.content["more"] = ArrayRecord(dict(reply.content.array_records["arrays"]))
 
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     assert ask(app_of(with_reply(change))).has_content()

@@ -367,4 +367,5 @@ def _unchanged(asked: Asked) -> Tensor:
 
 
 def _log_replaced(asked: Asked, trouble: str) -> None:
+    trouble = trouble.replace("; nothing was sent", "")  # so says who refuses values; in their place a report of no change is sent
     LOGGER.error("replaced: round %d is reported as no change, because training gave nothing to report: %s", asked.ask.terms.round, trouble)

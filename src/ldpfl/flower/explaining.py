@@ -27,6 +27,7 @@ _HINTS: Mapping[type[BaseException], str] = {
     ValueError: "a value or shape is not what the line expects: text where a number is to stand, a missing value, or rows of two lengths",
     ArithmeticError: "a number is 0, or too large, where the line cannot take that: is the data's unit the expected one?",
     RuntimeError: "shapes or types do not fit each other: compare the data's shape and dtype with what the model takes",
+    FileNotFoundError: "a file that the line opens is not there: is its name right, and set in the environment?",
     OSError: "a file cannot be read: is it there, and can the user of the SuperNode read it?",
 }
 """What to look for, by the kind of an exception."""
@@ -51,8 +52,8 @@ def explained(error: BaseException, app: Path | None, data: tuple[str, ...]) -> 
     place = f" at {Path(frame.filename).name}:{frame.lineno}" if frame is not None else ""
     about = f" about {', '.join(map(repr, named))}" if (named := _named_in(line, error)) else ""
     code = f", in: {line[:_MAX_SHOWN]}" if line else ""
-    hint = "the app itself refuses here: see the lines before this one" if line.startswith("raise") else _hint(error, data)
-    return printable(f"{type(error).__name__}{about}{place}{code} -- {hint}. {_LEFT_OUT}")
+    hint = _hint(error, line, data)
+    return printable(f"{type(error).__name__}{about}{place}{code} -- {hint}{'' if hint.endswith('?') else '.'} {_LEFT_OUT}")
 
 
 def _named_in(line: str, error: BaseException) -> list[str]:
@@ -87,7 +88,7 @@ def raise_nothing_learnt() -> NoReturn:
 _LEFT_OUT = "The exception's text is not shown, because it may repeat values of records: run the line by hand to read it"
 
 
-def _hint(error: BaseException, data: tuple[str, ...]) -> str:
+def _hint(error: BaseException, line: str, data: tuple[str, ...]) -> str:
     if isinstance(error, ImportError):  # what an import statement names is code
         return f"the app needs the module {error.name!r}, which cannot be imported here: install it, or mend its name"
     if isinstance(error, OSError) and error.filename is not None:
@@ -97,4 +98,6 @@ def _hint(error: BaseException, data: tuple[str, ...]) -> str:
         return f"a file that no setting of this node names: {error.strerror}. Is its name in the app right, and set in the environment?"
     if isinstance(error, SystemExit | KeyboardInterrupt):
         return "the app has ended its process: let the function return instead"
+    if line.startswith("raise"):
+        return "the app itself refuses here: see the lines before this one"
     return next((hint for kind, hint in _HINTS.items() if isinstance(error, kind)), "the app's code has failed")
