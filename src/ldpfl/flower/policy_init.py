@@ -105,6 +105,8 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
         return replace(offer, own_model=own)
     if config is not None:
         raise ConfigError(f"--config goes with a Flower app, and {path} is no folder with a pyproject.toml")
+    if Path(path).is_dir():
+        raise ConfigError(f"the folder {path} holds no app: it has no pyproject.toml")
     return _offer(recipe_or_file(path), RunSettings())
 
 
