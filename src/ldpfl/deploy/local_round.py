@@ -98,6 +98,8 @@ def _outcome(attempt: Attempt, offer: Offer, start: ArrayRecord) -> Finding:
 def _advice(trouble: str, offer: Offer) -> str:
     if trouble == apart.TOO_LONG:
         return f". A round leaves {offer.reply_s:g} s (ldpfl.reply-s): train for less, or ask the server's operator for a longer time"
+    if "partition-id" in trouble:
+        return ": give it to this check by --partition, and to the SuperNode by --node-config"
     if trouble == apart.NO_ANSWER:
         return ". It was killed, as where memory runs out, or has left by os._exit"
     return ""
