@@ -79,9 +79,16 @@ def test_a_target_is_met_by_what_really_leaves(tmp_path: Path) -> None:
     assert run_epsilon(planned_ledger(config), config.privacy.delta) <= 2.0
     with pytest.raises(ConfigError, match="met by records of one unit"):
         as_sent(config, "relay", 8, 8)
-    with pytest.raises(ConfigError, match="rounds of all 8 clients"):
+    with pytest.raises(ConfigError, match=r"rounds of all clients that are asked: set ldpfl\.min-clients to 8"):
         as_sent(config, "relay", 1, 7)
     assert as_sent(config, "relay", 1, 8).shuffling.channel == "ideal-shuffler"
+
+
+def test_more_clients_than_a_round_asks_are_refused_with_both_numbers(tmp_path: Path) -> None:
+    path = Path(app(tmp_path, "model.name=linear;clients.count=8")) / "pyproject.toml"
+    path.write_text(path.read_text(encoding="utf-8") + 'transport = "relay"\nmin-clients = 9\nreply-s = 60\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"ldpfl\.min-clients is 9, and a round asks 8 of clients\.count = 8"):
+        offer_of(str(tmp_path))
 
 
 @pytest.mark.parametrize("reply_s", [60.0, 7200.0, 90_000.0])

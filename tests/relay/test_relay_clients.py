@@ -457,7 +457,7 @@ def test_waiting_ends_with_a_reason(world: World) -> None:
         alice.upload(RUN, 1, upload_id("alice"), blob("alice"), within_s=60.0)
         with pytest.raises(RelayNotReleased, match="is still open after 5 seconds"):
             server.wait(RUN, 1, 5)
-        with pytest.raises(RelayNotReleased, match="has 1 uploads of the 2 it waits for after 200 seconds"):
+        with pytest.raises(RelayNotReleased, match="has 1 upload of the 2 it waits for after 200 seconds"):
             server.wait(RUN, 1, 200)
         server.cancel(RUN, 1)
         assert server.wait(RUN, 1, 1).state == "gone"

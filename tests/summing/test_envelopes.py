@@ -59,7 +59,7 @@ def test_a_relay_that_invents_or_repeats_uploads_gets_no_sum() -> None:
         ([sent[0], invented], "upload 2 of the sum is signed by a node that is not known"),
         ([sent[0], sent[0]], "is in the sum more than once"),
         ([sent[0], seal_seed(new_seed(), AGGREGATOR.public_key(), NODES[0], BINDING)], "is in the sum more than once"),
-        ([sent[0]], "over 1 nodes, and at least 2 are needed"),
+        ([sent[0]], "over 1 node, and at least 2 are needed"),
         ([sent[0], sent[1][:72] + sent[2][72:]], "is not signed by it"),
         ([sent[0], sent[2][:8] + sent[1][8:]], "is not signed by it"),
         ([sent[0], sent[1][:-1]], "an envelope has 152 bytes, not 151"),

@@ -24,6 +24,7 @@ from ldpfl.experiments.reproduction import Reached, Reproduction, SizeName
 from ldpfl.experiments.runner import Finished
 from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.experiments.sweep_rows import Curve, JointGuarantee, Row, frontier
+from ldpfl.number_format import counted
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.guarantee import Statement
 from ldpfl.privacy.statement import account
@@ -72,7 +73,7 @@ class RunResult(Shown):
 
     def __repr__(self) -> str:
         """Return a line; what else there is may hold a seed from which the noise on a user's own data follows."""
-        return f"<RunResult {self.config.name!r}: {self.metric} {self.score:.4g} after {len(self.history)} rounds>"
+        return f"<RunResult {self.config.name!r}: {self.metric} {self.score:.4g} after {counted(len(self.history), 'round')}>"
 
     @cached_property
     def privacy(self) -> Statement:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ldpfl.deploy.demo import DemoOutcome
 from ldpfl.deploy.trial import LINKED
-from ldpfl.number_format import number
+from ldpfl.number_format import counted, number
 from ldpfl.report.console import result_table
 from ldpfl.report.privacy import print_guarantees
 
@@ -41,7 +41,7 @@ class Display:
         self._status.update(Text(f"round {round_}/{self._rounds}: nodes train and upload; the relay waits for all"))
 
     def round_done(self, round_: int, reports: int, accuracy: float) -> None:
-        self._say(f"round {round_}/{self._rounds}: {reports} reports, accuracy {accuracy:.2%}")
+        self._say(f"round {round_}/{self._rounds}: {counted(reports, 'report')}, accuracy {accuracy:.2%}")
 
     def _say(self, text: str) -> None:
         self._console.print(Text(f"{time.monotonic() - self._began:5.1f} s  {text}"), soft_wrap=True)
@@ -115,7 +115,7 @@ def _parties_table(outcome: DemoOutcome) -> Table:
     alike: dict[str, list[str]] = {}
     for name, books in outcome.books.items():
         spent, limit = number(books.spent(books.limit.delta)), number(books.limit.epsilon)
-        charged = f"charged for {books.charges} reports: epsilon {spent} of {limit} at delta {books.limit.delta:g}"
+        charged = f"charged for {counted(books.charges, 'report')}: epsilon {spent} of {limit} at delta {books.limit.delta:g}"
         alike.setdefault(charged, []).append(name)
     for charged, names in alike.items():
         table.add_row("\n".join(names), f"its own data, and each round's model; {charged}", "other nodes' reports")

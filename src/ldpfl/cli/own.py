@@ -25,6 +25,7 @@ from ldpfl.experiments.settings_listed import settings as settings_in
 from ldpfl.experiments.shipped import DEFAULT, OWN
 from ldpfl.files import to_json, write_text
 from ldpfl.mechanisms.new_package import write_package
+from ldpfl.number_format import counted
 from ldpfl.report.terminal import terminal
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def predict(
         print(text, end="")
         return
     write_text(out, text)
-    terminal().print(Text(f"{out}: {text.count(chr(10)) - 1:,} rows"), soft_wrap=True)
+    terminal().print(Text(f"{out}: {counted(text.count(chr(10)) - 1, 'row')}"), soft_wrap=True)
 
 
 def without_formulas(found: pandas.DataFrame) -> pandas.DataFrame:
@@ -168,7 +169,7 @@ def check(
 
 def _print_check(console: Console, model: str, found: Any) -> None:
     if found.is_fit:
-        console.print(Text(f"{model} can be trained privately: {found.weights:,} weights"), soft_wrap=True)
+        console.print(Text(f"{model} can be trained privately: {counted(found.weights, 'weight')}"), soft_wrap=True)
     else:
         console.print(Text(found.problem, style="red"), soft_wrap=True)
     for change in found.changes:
@@ -178,7 +179,8 @@ def _print_check(console: Console, model: str, found: Any) -> None:
         console.print(Text(f"even so: {found.still}", style="red"), soft_wrap=True)
     elif found.changes:
         console.print(
-            Text(f"so changed it can be trained, {found.weights:,} weights: add --set model.mend=true to ldpfl run"), soft_wrap=True
+            Text(f"so changed it can be trained, {counted(found.weights, 'weight')}: add --set model.mend=true to ldpfl run"),
+            soft_wrap=True,
         )
     sizes = ", ".join(f"{name} {value if isinstance(value, tuple) else format(value, ',')}" for name, value in found.sizes.items())
     console.print(Text(f"the data ask for: {sizes}"), soft_wrap=True)

@@ -14,6 +14,7 @@ import typer
 from ldpfl.cli.commands import Group
 from ldpfl.errors import ConfigError
 from ldpfl.files import to_json
+from ldpfl.number_format import counted
 
 if TYPE_CHECKING:
     from ldpfl.relay.store import Store
@@ -118,7 +119,7 @@ def rounds_command(
     for one in found:
         due = f"deadline in {one.seconds_left:,.0f} s" if one.seconds_left > 0 else f"deadline {-one.seconds_left:,.0f} s ago"
         more = f", {one.incomplete:,} incomplete" if one.incomplete else ""
-        uploads = f"{one.uploads:,} uploads{more} (waits for {one.min_clients:,}, takes {one.max_uploads:,})"
+        uploads = f"{counted(one.uploads, 'upload')}{more} (waits for {one.min_clients:,}, takes {one.max_uploads:,})"
         print(f"{one.run} {one.round}: {one.state}, {uploads}, {one.age_s:,.0f} s old, {due}, opened by {one.aggregator}")
     if not found:
         print("no round: all are acknowledged, cancelled, or were never opened")

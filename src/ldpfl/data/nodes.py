@@ -65,6 +65,24 @@ def check_at_node(config: DataConfig, targets: Targets, path: Path) -> None:
     dataset_of(path.stem, read_table(path), _stand_in(config, targets), config, targets)
 
 
+def values_beyond_bounds(config: DataConfig, path: Path) -> dict[str, int]:
+    """Return how many values of each column of a node's own table lie outside ``data.bounds``, of the columns where some do.
+
+    Such a value counts as the nearer bound. That is no error; where the table has another unit than the bounds, it is most of a column.
+
+    Raises:
+        DataError: the table cannot be read, or lacks a column.
+    """
+    names = [name for name in config.bounds if name not in config.dates]
+    table = read_table(path, names).with_missing(config.missing_words)
+    found = {}
+    for name in names:
+        table.column(name, "data.bounds")
+        numbers, (low, high) = table.numbers(name, strict=False), config.bounds[name]
+        found[name] = int(((numbers < low) | (numbers > high)).sum())
+    return {name: count for name, count in found.items() if count}
+
+
 def _of_somebody(table: Table, config: DataConfig, path: Path) -> Table:
     """Return the rows of ``table`` that name their person, where ``config`` names persons; else all."""
     if not config.person:

@@ -104,6 +104,8 @@ def _deploy(trial: Trial, programs: Programs, processes: Processes, observer: De
     with httpx.Client(verify=ssl.create_default_context(cafile=str(site.authority)), trust_env=False, timeout=5.0) as http:
         for url in (programs.relay_url, f"https://{programs.superlink_address}"):
             processes.wait(partial(_healthy, http, url), _UP_S, f"an answer of {url}/health")
+        observer.step(f"{site.nodes[0].name} is checked, and tries one round's local work: ldpfl deploy check-node --try")
+        processes.run([programs.check(0)], _COMMAND_S)
         observer.step(f"registering the nodes' public keys; starting {trial.clients} SuperNodes; submitting the run")
         processes.run([programs.register(node) for node in site.nodes], _COMMAND_S)
         watch = Watch(site, _node_names(site), observer)
@@ -207,6 +209,7 @@ def _write_commands(programs: Programs, inherited: Mapping[str, str]) -> None:
     order = [
         programs.relay(),
         programs.superlink(),
+        programs.check(0),
         *(programs.register(node) for node in site.nodes),
         *(programs.supernode(number) for number in range(len(site.nodes))),
         programs.submit(),

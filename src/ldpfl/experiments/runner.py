@@ -26,6 +26,7 @@ from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.experiments.secret_seed import drawn
 from ldpfl.features.extraction import Progress, quietly
 from ldpfl.files import writing
+from ldpfl.number_format import counted
 from ldpfl.randomness import known
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation, simulate
@@ -167,7 +168,7 @@ class Runner:
                     warned = True
         after = stopped_after(federation, last)
         if after is not None:
-            waited = f"the loss on validation rows has not fallen for {federation.patience} rounds"
+            waited = f"the loss on validation rows has not fallen for {counted(federation.patience, 'round')}"
             self.observer.warn(f"stopped after round {after} of {rounds}: {waited}")
         return last
 

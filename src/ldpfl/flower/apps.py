@@ -18,14 +18,13 @@ import numpy as np
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from ldpfl.data.loading import DATA_DIR_VARIABLE, is_bundled
 from ldpfl.data.nodes import table_path
 from ldpfl.errors import ConfigError
 from ldpfl.flower.arrays import to_arrays, to_vector
 from ldpfl.flower.client_app import LdpClientApp
 from ldpfl.flower.imports import apps_left_out
 from ldpfl.flower.operator_node import named
-from ldpfl.flower.preparing import data_dir_of, prepare
+from ldpfl.flower.preparing import check_data_there, data_dir_of, prepare
 from ldpfl.flower.terms import ARRAYS, RECORD, RoundTerms
 from ldpfl.server import ServerState
 from ldpfl.simulation import train_clients
@@ -47,8 +46,7 @@ def _trained(message: Message, context: Context) -> Message:
     data, data_dir, table = terms.config.data, data_dir_of(context), None
     if data.at_nodes:
         table = table_path(named("data"), context.node_config.get("partition-id"))
-    elif data_dir is None and not is_bundled(data.name):  # the hub is not asked for what a server names
-        raise ConfigError(f"this client has no folder with data sets: name it in {DATA_DIR_VARIABLE}, in the environment of the SuperNode")
+    check_data_there(data, data_dir)
     prepared = prepare(terms.config.to_toml(), data_dir, named("device") or "cpu", sent, table)
     federation, layout = prepared.federation, prepared.federation.task.layout
     client = 0 if table else _client(context, len(federation.samples))

@@ -19,6 +19,7 @@ from ldpfl.flower.course import Course
 from ldpfl.flower.question import QUESTION, question_of
 from ldpfl.flower.replies import Patience, answer_in, is_absent, is_refusal, replies_as_they_come, said_in
 from ldpfl.flower.terms import RoundTerms, agreement_of
+from ldpfl.number_format import counted
 from ldpfl.quantities import is_number
 from ldpfl.server import reserves, round_cohort
 
@@ -244,7 +245,9 @@ class Asking:
             time.sleep(_POLL_S)
         if answers.said or answers.silent:
             left_out = answers.said.total() + answers.silent
-            LOGGER.warning("round %d: left out %d nodes%s%s", number, left_out, _because(answers), _patience(answers, self.waiting))
+            LOGGER.warning(
+                "round %d: left out %s%s%s", number, counted(left_out, "node"), _because(answers), _patience(answers, self.waiting)
+            )
             self._make_ready(number, len(answers.agreed))
         return sorted(answers.agreed), connected
 
@@ -270,7 +273,7 @@ class Asking:
 def all_declined(number: int, said: Counter[str]) -> AllDeclined:
     """Return the error for round ``number``, in which nodes ``said`` how often what."""
     return AllDeclined(
-        f"round {number}: none of {said.total()} nodes takes part: {_counted(said)}. Each waits for its operator, and its log "
+        f"round {number}: none of {counted(said.total(), 'node')} takes part: {_counted(said)}. Each waits for its operator, and its log "
         "says for what; a node without policy and budget gets them by: ldpfl policy init APP"
     )
 
@@ -281,16 +284,17 @@ def too_few_agree(number: int, answers: Answers, needed: int, waiting: Waiting) 
         return all_declined(number, answers.said)
     remedy = f". {_REMEDY}" if answers.said or not answers.silent else ""
     return TooFewTakePart(
-        f"round {number} was not begun, and nothing was charged: {len(answers.agreed)} of {answers.asked} nodes would take part, and it "
-        f"needs {needed}{_because(answers)}{_patience(answers, waiting)}{remedy}"
+        f"round {number} was not begun, and nothing was charged: {len(answers.agreed)} of {counted(answers.asked, 'node')} would take "
+        f"part, and it needs {needed}{_because(answers)}{_patience(answers, waiting)}{remedy}"
     )
 
 
 def too_few_came(number: int, asked: int, needed: int, said: Counter[str]) -> TooFewTakePart:
     """Return the error for round ``number``, in which nodes that had agreed sent no report: it was ended before any was released."""
     return TooFewTakePart(
-        f"round {number} was ended, and no report of it was released: {asked - said.total()} of {asked} nodes can still take part, and it "
-        f"needs {needed}{_because(Answers(said=said))}. All of them had agreed before; nodes that train may have been charged. {_REMEDY}"
+        f"round {number} was ended, and no report of it was released: {asked - said.total()} of {counted(asked, 'node')} can still "
+        f"take part, and it needs {needed}{_because(Answers(said=said))}. All of them had agreed "
+        f"before; nodes that train may have been charged. {_REMEDY}"
     )
 
 

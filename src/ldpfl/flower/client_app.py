@@ -6,6 +6,7 @@ import logging
 import pkgutil
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NoReturn
 
 import torch
@@ -47,6 +48,25 @@ _LONGEST_AT_ONCE_S = 3600.0
 
 _LARGEST_STATE = 1 << 24
 """Bytes of an app's state that are kept from round to round: taking them must not take long."""
+
+
+Guard = Callable[[Callable[[], bytes]], bytes]
+"""Does the work of an app's process, and may raise another error in place of the one that the work raises."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What came of a round's local work that was done for a look at it.
+
+    Attributes:
+        report_bytes: length of the report; None where there was none.
+        trouble: then why, for the node's operator; it repeats no value.
+        seconds: how long the work took.
+    """
+
+    report_bytes: int | None
+    trouble: str
+    seconds: float
 
 
 class LdpClientApp(ClientApp):
@@ -116,6 +136,42 @@ class LdpClientApp(ClientApp):
         said = "would take part: the server asked about round %d; nothing was charged" if question else "sent: the report of round %d"
         LOGGER.info(said, answer.round)
         return Message(RecordDict({RECORD: answer.to_record()}), reply_to=message)
+
+    @property
+    def wrapped(self) -> ClientAppCallable | str:
+        """The app, or what takes the gradients of its records; or the app's import path."""
+        return self._app
+
+    def attempt(self, message: Message, context: Context, cohort: int, guard: Guard) -> Attempt:
+        """Do all the local work that a ``train`` message asks for, in the processes of a real round, and drop the report.
+
+        Nothing is charged or sent, and no refusal is written. For the operator of this node, who sees what nobody else may: how long the
+        work took, and why it failed.
+
+        Args:
+            cohort: number of clients that the report would be mixed with.
+            guard: does the work of the app's process.
+
+        Raises:
+            Declined: the round would be declined.
+            LdpflError: the message, or the mechanism, cannot be used.
+        """
+        node = self._node(context)
+        if isinstance(node, OperatorNode):  # before anything of it is looked up
+            check_mechanism(mechanism_named(message.content), node.policy)
+        asked = self._asked(message, context)
+        terms = asked.ask.terms
+        self._check_given(terms)
+        node.would_admit(asked.ask, cohort)
+        began = time.monotonic()
+        with apart.one_thread() as threads:
+            self._report(asked, node, context, _unchanged(asked))
+            allowed = threads if self._by_path else 1
+            outcome = self._outcome(asked, node, message, context, allowed, began + (terms.reply_s or _LONGEST_AT_ONCE_S), guard)
+        seconds = time.monotonic() - began
+        if outcome.value is None:
+            return Attempt(None, outcome.trouble, seconds)
+        return Attempt(int.from_bytes(outcome.value[:_LENGTH_BYTES], "big"), "", seconds)
 
     def train(self, *_: object, **__: object) -> NoReturn:
         """Refuse: functions belong to the app that is wrapped.
@@ -222,13 +278,15 @@ class LdpClientApp(ClientApp):
                 time.sleep(min(left, 1.0))  # so that a node that is told to stop is not held up
         return report
 
-    def _outcome(self, asked: Asked, node: Node, message: Message, context: Context, threads: int, end: float) -> apart.Outcome:
+    def _outcome(
+        self, asked: Asked, node: Node, message: Message, context: Context, threads: int, end: float, guard: Guard = lambda work: work()
+    ) -> apart.Outcome:
         """Return the report, and behind it the app's state, of processes that are over some time before ``end``."""
         reply_s = asked.ask.terms.reply_s
         ready = end - max(min(_SMALLEST_MARGIN_S, reply_s / 2), _MARGIN * reply_s)
         freed = end + _FREED_AFTER_S if reply_s else 0.0
         with (
-            apart.start_guarded(lambda: self._train(asked, message, context, threads), freed) as trainer,
+            apart.start_guarded(lambda: guard(lambda: self._train(asked, message, context, threads)), freed) as trainer,
             # Started by this process as well, and so with nothing of the app in it, nor any of its pipes in the app's.
             apart.start(lambda: self._encode(asked, node, context, trainer.outcome()), trainer) as encoder,
         ):
@@ -309,4 +367,5 @@ def _unchanged(asked: Asked) -> Tensor:
 
 
 def _log_replaced(asked: Asked, trouble: str) -> None:
+    trouble = trouble.replace("; nothing was sent", "")  # so says who refuses values; in their place a report of no change is sent
     LOGGER.error("replaced: round %d is reported as no change, because training gave nothing to report: %s", asked.ask.terms.round, trouble)

@@ -105,6 +105,8 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
         return replace(offer, own_model=own)
     if config is not None:
         raise ConfigError(f"--config goes with a Flower app, and {path} is no folder with a pyproject.toml")
+    if Path(path).is_dir():
+        raise ConfigError(f"the folder {path} holds no app: it has no pyproject.toml")
     return _offer(recipe_or_file(path), RunSettings())
 
 
@@ -270,10 +272,17 @@ def _offer(config: RunConfig, settings: RunSettings) -> Offer:
         _check_size(config)
     if code and config.privacy.target_epsilon != "off":
         raise ConfigError(f"{code[0]!r} is code, which is not run for this: leave privacy.target_epsilon out, set the mechanism's noise")
+    clients = config.clients
+    asked = cohort_size(clients.fraction, clients.count)
+    if settings.transport in OVER_RELAY and settings.min_clients > asked:
+        raise ConfigError(
+            f"ldpfl.min-clients is {settings.min_clients:,}, and a round asks {asked:,} of clients.count = {clients.count:,}: no round "
+            f"could have so many, and each would be declined. Set ldpfl.min-clients to {asked:,} or fewer, or clients.count to more"
+        )
     config = as_sent(config, settings.transport, settings.linked, settings.min_clients)
     config = config if code else settled(config)
     if settings.transport == "direct":
-        return Offer(config, "direct", cohort_size(config.clients.fraction, config.clients.count), reply_s=settings.reply_s)
+        return Offer(config, "direct", asked, reply_s=settings.reply_s)
     return Offer(config, settings.transport, settings.min_clients, settings.linked, settings.reply_s, settings.window_s)
 
 
@@ -289,7 +298,7 @@ def as_sent(config: RunConfig, transport: Transport, linked: int, min_clients: i
         if linked > 1:
             raise ConfigError("privacy.target_epsilon is met by records of one unit: set ldpfl.linked to 1, or leave the target out")
         if min_clients < asked:
-            raise ConfigError(f"privacy.target_epsilon is met by rounds of all {asked} clients: set ldpfl.min-clients to that")
+            raise ConfigError(f"privacy.target_epsilon is met by rounds of all clients that are asked: set ldpfl.min-clients to {asked}")
     return config.model_copy(update={"shuffling": config.shuffling.model_copy(update={"channel": _CHANNELS[transport]})})
 
 

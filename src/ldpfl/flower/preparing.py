@@ -10,7 +10,8 @@ from pathlib import Path
 from flwr.app import Context
 
 from ldpfl.data import Dataset
-from ldpfl.data.loading import DATA_DIR_VARIABLE
+from ldpfl.data.loading import DATA_DIR_VARIABLE, is_bundled
+from ldpfl.data.settings import DataConfig
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import build, choose_device, size_of
 from ldpfl.experiments.config import RunConfig, parse_config
@@ -26,6 +27,16 @@ def data_dir_of(context: Context) -> Path | None:
     """Return the operator's folder with data sets; without one, as in a simulation, that in the node's config, which others can change."""
     folder = os.environ.get(DATA_DIR_VARIABLE) or context.node_config.get(DATA_DIR)
     return Path(str(folder)) if folder else None
+
+
+def check_data_there(data: DataConfig, data_dir: Path | None) -> None:
+    """Return if a client needs no data set from the hub, which it does not ask for what a server names.
+
+    Raises:
+        ConfigError: the terms name a data set, and this client has no folder with data sets.
+    """
+    if not data.at_nodes and data_dir is None and not is_bundled(data.name):
+        raise ConfigError(f"this client has no folder with data sets: name it in {DATA_DIR_VARIABLE}, in the environment of the SuperNode")
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from ldpfl.errors import ConfigError, ProtocolError
 from ldpfl.flower.collecting import OpenRound, Received
 from ldpfl.flower.operator_node import read_token
 from ldpfl.flower.terms import Answer, adding_up, agreement_of, check_window
+from ldpfl.number_format import counted
 from ldpfl.privacy.events import Channel
 from ldpfl.relay import RelayAggregator, RelayNotReleased, RelayRefused, RoundStatus, SumTerms, Terms
 from ldpfl.shuffling import ReportPool
@@ -202,7 +203,7 @@ class RelayCollector(RelayedRounds):
         # What was pulled is whole uploads. Counted, not asked: one may have come in between the end of the wait and the release.
         joined = joining.joined(max(1, (read + refused.total()) // plan.records))
         refused.update({entry.reason: entry.count for entry in joined.refused})
-        notes = [f"{count} records: {reason}" for reason, count in refused.items()]
+        notes = [f"{counted(count, 'record')}: {reason}" for reason, count in refused.items()]
         return Received(joined.pool, plan.records * sizes.record_bytes, tuple(notes))
 
 

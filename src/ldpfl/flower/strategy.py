@@ -26,6 +26,7 @@ from ldpfl.flower.course import Course, Replies
 from ldpfl.flower.nodes_asked import Participation
 from ldpfl.flower.replies import Patience, replies_as_they_come
 from ldpfl.flower.terms import ARRAYS, CONFIG, RECORD, SHORTEST_REPLY_S, RoundTerms, check_sum_fits, deployable_mechanism, digest_of
+from ldpfl.number_format import counted
 from ldpfl.privacy import RoundEvent
 from ldpfl.privacy.authors import released
 from ldpfl.quantities import is_number
@@ -185,7 +186,7 @@ class LdpStrategy(Strategy):
                 self._collector.give_up(course.round)
             raise
         course.began, course.asked, course.patience = time.perf_counter(), frozenset(agreed), Patience(course.timeout)
-        LOGGER.info("round %d: asking %d of %d nodes", server_round, len(agreed), len(connected))
+        LOGGER.info("round %d: asking %d of %s", server_round, len(agreed), counted(len(connected), "node"))
         # A list, because Flower's grids go over the messages more than once. With ttl, nobody answers when the round is over.
         return [Message(content, node, MessageType.TRAIN, ttl=course.timeout, group_id=str(server_round)) for node in agreed]
 
@@ -358,7 +359,7 @@ class LdpStrategy(Strategy):
         course.last = checkpoint
         metrics = checkpoint.history[-1]
         measured = f", score {metrics.score:.4f}" if isfinite(metrics.score) else ""
-        LOGGER.info("round %d: %d reports%s", metrics.round, metrics.clients, measured)
+        LOGGER.info("round %d: %s%s", metrics.round, counted(metrics.clients, "report"), measured)
 
     def _charge_ahead(self, course: Course, participation: Participation) -> None:
         """Write down who is told to train, and the round as if no report came: the ledger must not lack it if the server stops for good."""

@@ -394,18 +394,25 @@ def _why_not_shuffled(groups: Sequence[RoundGroup]) -> str:
     return f"no shuffled number: {why}"
 
 
+def _others(cohort: int) -> str:
+    """Return the subject of what is assumed of the other clients of a round, with its verb."""
+    return "the other client is" if cohort - 1 == 1 else f"the other {cohort - 1:,} clients are"
+
+
 def _shuffler(groups: Sequence[RoundGroup]) -> tuple[str, ...]:
     cohort = min(group.cohort for group in groups)
-    others = f"the other {cohort - 1:,} clients are honest, and none of them drops out or colludes"
+    none = "it neither drops out nor colludes" if cohort - 1 == 1 else "none of them drops out or colludes"
+    others = f"{_others(cohort)} honest, and {none}"
     if cohort == 1:
         alone = all(group.cohort == 1 for group in groups)
         others = "there is no other client to hide among"
         others = others if alone else "in some rounds there is no other client to hide among, and in the others those counted are honest"
     if any(group.sampling == "once" for group in groups):
-        others = f"the other {cohort - 1:,} clients are honest, and nobody learns the order in which they take part"
+        others = f"{_others(cohort)} honest, and nobody learns the order in which they take part"
     if any(group.sampling == "secret" for group in groups):
         population = min(group.population for group in groups)
-        others = f"each of the other {population - 1:,} clients is honest and decides for itself; nobody learns who takes part"
+        each = "the other client" if population - 1 == 1 else f"each of the other {population - 1:,} clients"
+        others = f"{each} is honest and decides for itself; nobody learns who takes part"
     linked = max(group.linked for group in groups)
     values = "value" if linked == 1 else f"record of {linked} values"
     shows = f"an ideal shuffler shows how often each {values} was sent for each weight, and nothing else"

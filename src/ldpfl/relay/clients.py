@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ldpfl.errors import ProtocolError, RelayNotReleased, RelayRefused
+from ldpfl.number_format import counted
 from ldpfl.relay.calling import Caller, Within, accepted, is_worth_a_retry, number_in, path_of, status_of
 from ldpfl.relay.protocol import BLOCK_BYTES, LENGTH, OFFSET, PARTS, RoundStatus, SumTerms, Terms, upload_of
 from ldpfl.relay.uniform_order import PART_BYTES, part_count
@@ -132,7 +133,7 @@ class RelayAggregator(Caller):
                 why = (
                     "is still open"
                     if status.state == "open"
-                    else f"has {status.uploads} uploads of the {status.terms.min_clients} it waits for"
+                    else f"has {counted(status.uploads or 0, 'upload')} of the {status.terms.min_clients} it waits for"
                 )
                 raise RelayNotReleased(f"round {number} of {run} {why} after {timeout_s:g} seconds; wait longer or cancel it")
             pause = min(max(status.seconds_left, 0.01) if status.state == "open" else poll_s, poll_s, timeout_s - waited)

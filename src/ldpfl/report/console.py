@@ -11,7 +11,7 @@ from rich.text import Text
 from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.experiments.sweep_rows import Row, frontier
 from ldpfl.judging import COMMONEST
-from ldpfl.number_format import number
+from ldpfl.number_format import counted, number
 from ldpfl.privacy.guarantee import AUTHORS_CLAIM
 from ldpfl.report import at_clients
 from ldpfl.report.fitted_table import Column, FittedTable
@@ -89,7 +89,7 @@ def quality_tables(result: dict[str, Any]) -> list[Table]:
         tables.append(_of_cells("measured at clients", at_clients.COLUMNS, list(at_clients.figure_rows(result)), at_clients.said(result)))
     if result.get("sites"):
         rows, more = site_rows(result), max(0, len(result["sites"]) - _MOST_SITES)
-        caption = f"and {more:,} clients more, in result.json and report.html" if more else ""
+        caption = f"and {counted(more, 'client')} more, in result.json and report.html" if more else ""
         tables.append(_of_cells("by client, the worst first", site_columns(result), rows[:_MOST_SITES], caption))
     return tables
 

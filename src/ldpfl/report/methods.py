@@ -10,7 +10,7 @@ import ldpfl
 from ldpfl.errors import printable
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import Kind
-from ldpfl.number_format import number
+from ldpfl.number_format import counted, number
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.events import OURS, BinaryRelease, GaussianRelease, PureRelease, RoundEvent, UnprotectedRelease
 from ldpfl.privacy.guarantee import AUTHORS_CLAIM, Guarantee, Statement
@@ -77,7 +77,7 @@ def _training(config: RunConfig, result: Mapping[str, Any], ledger: Ledger, kind
     version = result.get("versions", {}).get("ldpfl", ldpfl.__version__)
     model = "A model" if kind is Kind.OWN_APP else f"A model ({printable(config.model.name.rpartition(':')[2])})"
     clients = max((event.population for event in ledger.events), default=result["clients"])
-    sizes = f"in {result['rounds']:,} rounds with {clients:,} clients"
+    sizes = f"in {counted(result['rounds'], 'round')} with {counted(clients, 'client')}"
     how = f"{model} was trained by federated learning {sizes}, with ldpfl {printable(version)}"
     if kind.on_flower:
         yield f"{how} on Flower."

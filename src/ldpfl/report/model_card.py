@@ -11,6 +11,7 @@ from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.model_file import ModelFile
 from ldpfl.experiments.public_figures import public_caveats, scores_are_public
 from ldpfl.importing import GIVEN, is_code
+from ldpfl.number_format import counted
 from ldpfl.privacy.guarantee import Statement
 from ldpfl.report.methods import citation
 from ldpfl.report.privacy import guarantee_rows
@@ -67,7 +68,8 @@ def _head(config: RunConfig, encoder: Encoder | None) -> Iterator[str]:
 
 def _data(config: RunConfig, described: ModelFile, encoder: Encoder | None) -> Iterator[str]:
     of = "rows that stayed with their owners" if config.data.brought or config.data.at_nodes else f"the data set `{config.data.name}`"
-    yield f"Trained on {of}: {config.clients.count:,} clients, {config.training.rounds:,} rounds, mechanism `{config.mechanism.name}`.\n"
+    sizes = f"{counted(config.clients.count, 'client')}, {counted(config.training.rounds, 'round')}"
+    yield f"Trained on {of}: {sizes}, mechanism `{config.mechanism.name}`.\n"
     if encoder is None:
         shape = "" if described.shape is None else f" A sample has the shape {described.shape}."
         yield f"{shape.strip()}\n" if shape else ""

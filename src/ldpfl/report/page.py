@@ -17,7 +17,7 @@ from ldpfl.experiments.public_figures import scores_are_public, without_private
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.files import from_json_lines, read_text
 from ldpfl.judging import COMMONEST
-from ldpfl.number_format import number
+from ldpfl.number_format import counted, number
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.guarantee import Statement, worth_of
 from ldpfl.privacy.statement import account, run_epsilon
@@ -161,7 +161,7 @@ def _sentence(config: RunConfig, result: dict[str, Any], kind: Kind) -> str:
         what = f"An {kind}{scored}"
     cohort = result["clients_per_round"]
     part = "" if cohort == result["clients"] else f", {cohort:,} a round"
-    return f"{what} after {result['rounds']:,} rounds with {result['clients']:,} clients{part}, by {result['mechanism']}."
+    return f"{what} after {counted(result['rounds'], 'round')} with {counted(result['clients'], 'client')}{part}, by {result['mechanism']}."
 
 
 def _figures(result: dict[str, Any], statement: Statement) -> Iterator[_Figure]:
@@ -209,7 +209,7 @@ def _measuring(ledger: Ledger, rounds: int) -> str:
     """Return which rounds measured columns, before the first one of training; nothing where none did."""
     measured = ledger.measured
     judged = sum(event.histograms for event in ledger.events) - measured
-    said = [f"{measured} rounds of measuring, then {rounds} of training."] if measured else []
+    said = [f"{counted(measured, 'round')} of measuring, then {rounds} of training."] if measured else []
     said += [f"{judged} of what is charged are measurements of the model at clients."] if judged else []
     return " ".join(said)
 
@@ -286,7 +286,7 @@ def _share(value: float | None) -> str:
 def _environment(config: RunConfig, result: dict[str, Any], kind: Kind, ledger: Ledger) -> Iterator[tuple[str, str]]:
     if kind.on_flower:
         yield "run by", f"{kind}, whose config is at the end; clients trained on machines of their own"
-        yield "nodes", f"{result['clients']:,}, of which none was asked in more than {ledger.events[-1].joined:,} rounds"
+        yield "nodes", f"{result['clients']:,}, of which none was asked in more than {counted(ledger.events[-1].joined, 'round')}"
         yield "reports", "in the replies" if ledger.events[-1].channel == "direct" else "sealed, over the relay"
     if not result.get("seed_is_secret"):
         yield "seed", str(result["seed"])

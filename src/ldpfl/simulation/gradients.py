@@ -62,6 +62,7 @@ class RecordGradientTrainer:
         confined: whether a record for which the model or the loss raises adds nothing. Otherwise the round stops, which shows a mistake
             to a simulation's user. On a node it would show the server that there is such a record.
         watch: told which records' gradients are too long, in simulations.
+        left_out: told the places of records, or persons, that add nothing: that is private, and for a look at a node by its operator.
         persons: whose the rows are, where persons are protected; None where single records are.
     """
 
@@ -70,6 +71,7 @@ class RecordGradientTrainer:
     at_once: bool = True
     confined: bool = False
     watch: Callable[[Tensor], None] | None = None
+    left_out: Callable[[Tensor], None] | None = None
     persons: Persons | None = None
 
     def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
@@ -89,6 +91,9 @@ class RecordGradientTrainer:
         for start in range(0, len(places), at_once):
             some, real = places[start : start + at_once], counts[start : start + at_once].cpu()
             found, usable = self._descents(weights, *self._rows(index[some[:, 0], some[:, 1]], round_number))
+            if self.left_out is not None:
+                nothing = real & ~(usable & torch.linalg.vector_norm(found.double(), dim=1).isfinite())
+                self.left_out(index[some[:, 0], some[:, 1]].cpu()[nothing])
             real = real & usable
             sums.index_add_(0, some[:, 0].cpu()[real], self.clip.points(found[real], self.watch))
         return sums.to(torch.int64)
@@ -121,7 +126,8 @@ class RecordGradientTrainer:
             usable = torch.tensor([self._has_descent(weights, rows[i : i + 1], mask[i : i + 1]) for i in range(len(rows))])
             if bool(usable.all()):  # not because of a record, then
                 raise
-        _LOG.warning("some records add nothing, because the model or its loss raises %s for them", kind)
+        if self.left_out is None:
+            _LOG.warning("some records add nothing, because the model or its loss raises %s for them", kind)
         if not bool(usable.any()):
             return torch.zeros(len(rows), weights.numel()), usable
         # All others keep their places, on which the rounding of their gradients depends.

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 from ldpfl import keys
 from ldpfl.errors import ConfigError, ProtocolError
+from ldpfl.number_format import counted
 from ldpfl.summing.masks import SEED_BYTES, Bits
 
 _SIGNER_BYTES, _SIGNATURE_BYTES = 8, 64
@@ -108,7 +109,7 @@ def open_seeds(
             told = "whoever sent it may have written another node's name on it"
             raise ProtocolError(f"what stands for node {who.hex()} in the sum {why} ({told}); the sum is not opened") from None
     if len(seeds) < least:
-        raise ProtocolError(f"the sum is over {len(seeds)} nodes, and at least {least} are needed; it is not opened")
+        raise ProtocolError(f"the sum is over {counted(len(seeds), 'node')}, and at least {least} are needed; it is not opened")
     return seeds
 
 
