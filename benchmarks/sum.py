@@ -2,13 +2,14 @@
 
     python benchmarks/sum.py [--uploads 10000] [--dimension 100000] [--bits 32] [--processes 2] [--store PATH_OR_URL] [--relays 1]
     python benchmarks/sum.py --rounds 20 --uploads 100 --dimension 100000
+    python benchmarks/sum.py --sums 2000 --uploads 100 --dimension 100000
 
 The relay is a process of its own, or several with one PostgreSQL, reached over loopback by processes that each play many clients: shares
 and envelopes are made as a node makes them. "relays" is the relays' processor time while the uploads come, HTTP included. The sum that the
 aggregator opens is compared with the sum of what the clients had.
 
 With ``--rounds`` there are so many rounds at 32 and as many at 64 bits. What is counted is coordinates: each one of each round is a
-sum over all clients, and is compared.
+sum over all clients, and is compared. With ``--sums`` so many sums are made and opened in this process, without a relay between.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ldpfl.relay import RelayAggregator, RelayClient, SumTerms
-from ldpfl.summing import Bits, SumBinding, new_seed, open_seeds, seal_seed, shard, signer_of, unshard
+from ldpfl.summing import Bits, SumBinding, fold, new_seed, open_seeds, seal_seed, shard, signer_of, unshard
+from ldpfl.summing.masks import zeros
 from relay import relay, resident, tokens_in
 
 RUN = "benchmark"
@@ -191,6 +193,29 @@ def many_small(options: argparse.Namespace, store: str) -> None:
             print(f"{bits} bits: {options.rounds} rounds of {options.uploads} clients, {exact:,} of {sums:,} sums exact, {seconds:.0f} s")
 
 
+def many_here(options: argparse.Namespace) -> None:
+    """Print how many of ``--sums`` sums are exact in all coordinates, at 32 and at 64 bits."""
+    widths: tuple[Bits, ...] = (32, 64)
+    for bits in widths:
+        terms, began = terms_for(options, bits), time.process_time()
+        exact = sum(is_exact(number, terms) for number in range(bits * 10**6, bits * 10**6 + options.sums))
+        seconds = time.process_time() - began
+        print(
+            f"{bits} bits: {exact:,} of {options.sums:,} sums over {options.uploads} clients of {terms.dimension:,} numbers exact, {seconds:.0f} s"
+        )
+
+
+def is_exact(number: int, terms: SumTerms) -> bool:
+    """Whether a sum is right in each coordinate."""
+    total, expected = zeros(terms.dimension, terms.bits), np.zeros(terms.dimension, np.int64)
+    seeds = [new_seed() for _ in range(terms.max_uploads)]
+    for index, seed in enumerate(seeds):
+        points = points_of(index, number, terms)
+        expected += points
+        fold(total, shard(points, seed, terms.bits))
+    return bool((unshard(total, seeds) == expected).all())
+
+
 def exact_sums(
     what: Round,
     clients: list[tuple[int, str]],
@@ -216,7 +241,11 @@ def main() -> None:
     parser.add_argument("--store", default="", help="a new SQLite file in a temporary folder if left out")
     parser.add_argument("--relays", type=int, default=1, help="processes on one PostgreSQL")
     parser.add_argument("--rounds", type=int, default=0, help="instead, so many rounds, all sums of which are compared")
+    parser.add_argument("--sums", type=int, default=0, help="instead, so many sums without a relay")
     options = parser.parse_args()
+    if options.sums:
+        many_here(options)
+        return
     with tempfile.TemporaryDirectory() as folder:
         store = options.store or str(Path(folder) / "relay.db")
         if options.rounds:

@@ -1,4 +1,4 @@
-"""What a round over relays or of a sum costs: sizes are those of real uploads, times follow from measured figures, and relays have bounds.
+"""What a round over relays or of a sum costs: sizes are those of real uploads, and times follow from measured figures."""
 
 from __future__ import annotations
 
