@@ -199,10 +199,8 @@ def many_here(options: argparse.Namespace) -> None:
     for bits in widths:
         terms, began = terms_for(options, bits), time.process_time()
         exact = sum(is_exact(number, terms) for number in range(bits * 10**6, bits * 10**6 + options.sums))
-        seconds = time.process_time() - began
-        print(
-            f"{bits} bits: {exact:,} of {options.sums:,} sums over {options.uploads} clients of {terms.dimension:,} numbers exact, {seconds:.0f} s"
-        )
+        sums = f"{exact:,} of {options.sums:,} sums over {options.uploads} clients of {terms.dimension:,} numbers"
+        print(f"{bits} bits: {sums} exact, {time.process_time() - began:.0f} s of one core")
 
 
 def is_exact(number: int, terms: SumTerms) -> bool:
