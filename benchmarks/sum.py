@@ -101,6 +101,11 @@ def processor_s(pids: tuple[int, ...]) -> float:
     return float(sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids))
 
 
+def written_bytes(pids: tuple[int, ...]) -> int:
+    """Return how many bytes processes have had written to disks."""
+    return sum(psutil.Process(pid).io_counters().write_bytes for pid in pids)
+
+
 class Counting(httpx.HTTPTransport):
     """Counts the bytes of bodies that come back."""
 
@@ -143,12 +148,12 @@ def one_large(options: argparse.Namespace, store: str, terms: SumTerms) -> None:
         chunks = [list(enumerate(clients))[start :: options.processes] for start in range(options.processes)]
         with ProcessPoolExecutor(options.processes, multiprocessing.get_context("forkserver")) as pool:
             list(pool.map(abs, range(options.processes)))
-            idle, cpu = resident(pids[0], "VmRSS"), processor_s(pids)
+            idle, cpu, written = resident(pids[0], "VmRSS"), processor_s(pids), written_bytes(pids)
             marks[0] = time.perf_counter()
             expected = total_of(pool.map(functools.partial(play, what), chunks))
             step("uploads, wall")
         seconds["uploads, relays"] = processor_s(pids) - cpu
-        taking = resident(pids[0], "VmHWM")
+        taking, written = resident(pids[0], "VmHWM"), written_bytes(pids) - written
         aggregator.wait(RUN, number, 10)
         aggregator.pull_sum(RUN, number, terms)
         step("release and pull")
@@ -175,6 +180,7 @@ def one_large(options: argparse.Namespace, store: str, terms: SumTerms) -> None:
     table.add_row("downloaded by the aggregator, bytes", f"{downloaded:,}")
     if "://" not in store:
         table.add_row("store, MB", f"{Path(store).stat().st_size / 1e6:.1f}")
+        table.add_row("written to the disk while uploads come, MB", f"{written / 1e6:.0f}")
     Console().print(table)
 
 
