@@ -11,7 +11,7 @@ from ldpfl.deploy.cost import HOUR_S, size_text
 from ldpfl.relay.protocol import MAX_UPLOADS
 from ldpfl.summing import ENVELOPE_BYTES
 
-TAKE_S, TAKE_BYTE_S = 1.4e-3, 7.7e-9
+TAKE_S, TAKE_BYTE_S = 3.0e-3, 3.5e-9
 """Seconds of one core of a relay for an upload and for each of its bytes, HTTP and the sum included: ``benchmarks/sum.py``."""
 
 OPEN_S, UNMASK_BYTE_S = 0.33e-3, 0.62e-9
