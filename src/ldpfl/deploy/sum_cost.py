@@ -11,13 +11,13 @@ from ldpfl.deploy.cost import HOUR_S, size_text
 from ldpfl.relay.protocol import MAX_UPLOADS
 from ldpfl.summing import ENVELOPE_BYTES
 
-TAKE_S, TAKE_BYTE_S = 3.0e-3, 3.5e-9
+TAKE_S, TAKE_BYTE_S = 3.2e-3, 2.7e-9
 """Seconds of one core of a relay for an upload and for each of its bytes, HTTP and the sum included: ``benchmarks/sum.py``."""
 
-OPEN_S, UNMASK_BYTE_S = 0.33e-3, 0.62e-9
+OPEN_S, UNMASK_BYTE_S = 0.2e-3, 0.45e-9
 """Seconds of one core of the aggregator for an envelope, and for each byte of a mask: ``benchmarks/sum.py``."""
 
-NOISE_S, MASK_BYTE_S = 27e-9, 0.62e-9
+NOISE_S, MASK_BYTE_S = 27e-9, 0.45e-9
 """Seconds of one core of a client for the noise of a weight (``benchmarks/mechanism.py``), and for each byte of its mask."""
 
 KEPT_BYTES = 600
