@@ -171,6 +171,21 @@ def test_a_wrong_sum_is_wrong_by_what_the_relay_chose_and_by_nothing_else(world:
 
 
 @pytest.mark.slow
+def test_a_sum_that_is_longer_than_honest_clients_make_it_is_refused(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """As one client's uniform numbers make it. The round is charged, the model stays, and the next round is as any other."""
+    junk = np.random.default_rng(1).integers(0, 2**32, sum(SIZES), dtype=np.uint32)
+    lies = iter([junk, np.zeros_like(junk)])
+    with caplog.at_level(logging.WARNING, "flwr.ldpfl"):
+        last = run(world, 2, relay=Lying(world.aggregator(), lambda total, sent: (total + next(lies), sent)))
+    assert any("the sum over 5 clients has a length of" in record.getMessage() for record in caplog.records)
+    assert [metrics.clients for metrics in last.history] == [0, CLIENTS]
+    assert len(last.ledger.events) == 2
+    assert world.charges() == [2] * CLIENTS
+    assert last.state.weights.isfinite().all()
+    assert float((last.state.weights - start_vector()).norm()) < 10
+
+
+@pytest.mark.slow
 def test_nodes_that_the_relay_tells_of_another_agreement_decline(world: World) -> None:
     aggregator = world.aggregator()
     opened = aggregator.open_round

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
@@ -18,6 +18,7 @@ from relay_support import (
     RUN,
     TABLES,
     Clock,
+    Postgres,
     blob,
     content,
     give,
@@ -38,6 +39,7 @@ from sqlalchemy import event, text
 
 from ldpfl.relay.database import open_engine
 from ldpfl.relay.errors import Conflict, Forbidden, Refusal, RoundOver, StoreFull, StoreUnavailable, TooEarly, Unknown, WrongLength
+from ldpfl.relay.queries import held_at_once
 from ldpfl.relay.rounds_listed import cancel_round, list_rounds
 from ldpfl.relay.schema import SCHEMA, blocks, is_sqlite, parts, uploads
 from ldpfl.relay.store import Store
@@ -221,6 +223,68 @@ def test_races_of_several_workers(store: Store, another: Callable[[], Store], cl
     assert len(members(pull(store), shares, size)) == (3 if race == "too many" else 1)
 
 
+def beside(store: Store, places: int, action: Callable[[], None]) -> None:
+    """Do it while other relays hold the first so many partial sums of the first round."""
+    with store.engine.begin() as connection:
+        for place in range(places):
+            assert held_at_once(connection, f"partial sum {place} of round 1 of {RUN}")
+        action()
+
+
+@pytest.fixture
+def postgres_store(postgres: Postgres, clock: Clock) -> Iterator[Store]:
+    opened = Store(open_engine(postgres.new_store()), clock=clock)
+    yield opened
+    opened.close()
+
+
+def test_relays_that_add_at_once_have_partial_sums_and_the_release_adds_them_up(
+    postgres_store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ldpfl.relay.protocol.SUM_PART_BYTES", 64)
+    size = sum_opened(postgres_store, dimension=40)  # in three parts
+    shares = {f"c{index}": share_for(f"c{index}", size) for index in range(6)}
+    for index, (client, share) in enumerate(shares.items()):
+        beside(postgres_store, index % 3, lambda client=client, share=share: give(postgres_store, client, share))  # type: ignore[misc]
+    assert [row[1] for row in by_table(postgres_store)[parts]] == [*range(9)]
+    assert postgres_store.status("aggregator", RUN, 1).uploads == 6
+    clock.now += 100
+    assert members(pull(postgres_store), shares, size) == set(shares)
+    assert [row[1] for row in by_table(postgres_store)[parts]] == [*range(4)]  # three of the sum, one of envelopes
+    postgres_store.acknowledge("aggregator", RUN, 1)
+    assert by_table(postgres_store)[parts] == []
+
+
+def test_a_relay_that_finds_all_partial_sums_held_waits_for_one(postgres_store: Store, clock: Clock) -> None:
+    size = sum_opened(postgres_store)
+    shares = {name: share_for(name) for name in ("alice", "bob")}
+    for name, share in shares.items():
+        beside(postgres_store, 7, lambda name=name, share=share: give(postgres_store, name, share))  # type: ignore[misc]
+    assert [row[1] for row in by_table(postgres_store)[parts]] == [7]
+    clock.now += 100
+    assert members(pull(postgres_store), shares, size) == {"alice", "bob"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("last", range(1, 22))
+@pytest.mark.thorough_for(*(str(last) for last in range(1, 22) if last % 4))
+def test_a_relay_killed_at_any_statement_of_a_release_leaves_the_partial_sums_or_their_sum(postgres: Postgres, last: int) -> None:
+    place = postgres.new_store()
+    store = Store(open_engine(place))
+    size = sum_terms(dimension=1000, min_clients=3, closes_in_s=0.0)
+    store.open_round("aggregator", RUN, 1, size)
+    shares = {name: share_for(name, size) for name in ("alice", "bob", "carol")}
+    for index, (name, share) in enumerate(shares.items()):
+        beside(store, index, lambda name=name, share=share: give(store, name, share))  # type: ignore[misc]
+    with process(_release_and_die, place, last) as killed:
+        killed.join(60)
+        ended = killed.exitcode
+    assert ended in (-9, 0)
+    assert len(by_table(store)[parts]) == (2 if by_table(store)[uploads] == [] else 3)
+    assert members(pull(store), shares, size) == set(shares)
+    store.close()
+
+
 def test_workers_that_release_at_once_release_once(store: Store, another: Callable[[], Store], clock: Clock) -> None:
     size = sum_opened(store)
     shares = {name: share_for(name) for name in ("alice", "bob", "carol")}
@@ -372,6 +436,21 @@ def test_a_relay_killed_at_any_statement_of_a_batch_has_all_of_it_or_nothing(pla
         give(store, "alice", shares["alice"])
     assert members(pull(store), shares, size) == ({"alice", "bob"} if count else {"alice"})
     store.close()
+
+
+def _release_and_die(place: str, last: int) -> None:
+    """Release a round, and die before the ``last``-th statement or commit of it."""
+    store, left = Store(open_engine(place)), [last]
+
+    def count(*_: object) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), 9)
+
+    event.listen(store.engine, "before_cursor_execute", count)
+    event.listen(store.engine, "commit", count)
+    store.part("aggregator", RUN, 1, 0)
+    os._exit(0)
 
 
 def _fold_and_die(place: str, shares: dict[str, bytes], last: int) -> None:

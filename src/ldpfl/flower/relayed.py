@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import MessageType, RecordDict
@@ -246,7 +247,17 @@ class SumCollector(RelayedRounds):
             seeds = open_seeds(envelopes, self.key, self.nodes, binding, self.min_clients)
         except ProtocolError as error:
             return Received(None, broken=str(error))
-        return Received(ReportPool(mechanism.sum_of(unshard(total, seeds), len(seeds))), total.nbytes + ENVELOPE_BYTES)
+        found, longest = unshard(total, seeds), mechanism.longest_sum(len(seeds), round_.asked, sizes.dimension)
+        if (length := float(np.linalg.norm(found.astype(np.float64)))) > longest:
+            return Received(None, refused=(_too_long(length, longest, len(seeds)),))
+        return Received(ReportPool(mechanism.sum_of(found, len(seeds))), total.nbytes + ENVELOPE_BYTES)
+
+
+def _too_long(length: float, longest: float, clients: int) -> str:
+    return (
+        f"the sum over {clients} clients has a length of {length:.4g} lattice points, and honest ones make at most {longest:.4g}: a client "
+        "or the relay has sent something else; the model stays as it was"
+    )
 
 
 def operator_relay(*, linked: int, min_clients: int, window_s: float) -> RelayCollector:

@@ -342,6 +342,10 @@ class AddingUp(Protocol):
         """Return the (K, d) points of the clients, noise included."""
         ...
 
+    def longest_sum(self, clients: int, asked: int, dimension: int) -> float:
+        """Return the length that a sum over ``clients`` of the ``asked`` has at most if all are honest."""
+        ...
+
     def sum_of(self, total: NDArray[np.int64], clients: int) -> Any:
         """Return the reports of ``clients`` of whose points only the ``total`` (d,) is known."""
         ...

@@ -94,6 +94,10 @@ class DpSgd(LatticeMechanism):
         """Records in a client's batch, on average: a report is the mean over them, in units of C."""
         return self.records * self.sample_rate
 
+    @property
+    def _vectors(self) -> float:
+        return self.records
+
     def _bounded(self, values: Tensor, ranges: LayerRanges) -> Tensor:
         if values.dtype != torch.int64:
             raise PrivacyError("dp-sgd protects records whose gradients it clipped one by one, and these values are none; nothing was sent")

@@ -96,17 +96,20 @@ class Measuring:
         steps = self.mechanism.steps
         point = floor(steps * sqrt(2 / len(bins)))
         point -= len(bins) * point**2 > 2 * steps**2
+        # A sum's lattice holds ``steps`` points a record in each coordinate. The point of a single column is longer, so a client takes off
+        # what half of its records would give, and the sum gets it back. Their stated number is public, and not that of the data.
+        taken_off = floor(point * self.mechanism.records / 2) if point > steps else 0
         layout = b"".join(ends.tobytes() for ends in edges)
 
         def own(some: range) -> Tensor:
             counted = [_counted([column[parts[client]] for column in places], bins, point // sharing[client]) for client in some]
-            return torch.from_numpy(np.stack(list(map(np.concatenate, counted))))
+            return torch.from_numpy(np.stack(list(map(np.concatenate, counted))) - taken_off)
 
         # Columns are measured once: also where a run is extended, and its config says another number of rounds.
         found = released_sum(
             own, len(parts), sum(bins), self.mechanism, seed=self.seed, purpose=Purpose.MEASURING, number=stage, context=layout
         )
-        counts, noise = found.points / point, found.noise / point
+        counts, noise = (found.points + taken_off * len(parts)) / point, found.noise / point
         split = np.split(counts, np.cumsum(bins)[:-1])
         return [Histogram(ends, counted, noise) for ends, counted in zip(edges, split, strict=True)]
 
