@@ -24,11 +24,13 @@ from ldpfl.data.nodes import table_path
 from ldpfl.data.tables import read_table
 from ldpfl.deploy.certificates import end_of
 from ldpfl.errors import ConfigError, Declined, LdpflError, RelayRefused, printable
+from ldpfl.experiments.config import RunConfig
 from ldpfl.file_owners import require_own
 from ldpfl.flower.named_by_server import check_config, check_mechanism
 from ldpfl.flower.operator_node import read_token
 from ldpfl.flower.policy_init import Offer, fitting_rows, offer_of, ranges_for, releases_of
 from ldpfl.flower.terms import check_window
+from ldpfl.mechanisms.dp_sgd import DpSgdSettings
 from ldpfl.number_format import number
 from ldpfl.privacy.accountants.adaptive import filtered_epsilon
 from ldpfl.privacy.budget import Budget
@@ -40,6 +42,9 @@ from ldpfl.summing.node_keys import load_key, public_text
 
 _SOON = timedelta(days=30)
 """A certificate that ends within this time is mentioned."""
+
+_MUCH_MORE = 5
+"""Times the stated mean number of records from which on a node's own number is no chance."""
 
 _ANSWER_S = 10.0
 _PATIENCE = Patience(tries=1, timeout_s=_ANSWER_S, total_s=2 * _ANSWER_S)
@@ -331,12 +336,24 @@ def _of_data(node: NodeSetUp, offer: Offer | None) -> Iterator[Finding]:
             said = f"{table} has {rows:,} rows, {rows - without:,} of which can be trained on"
             standing = Standing.WRONG if without == rows else Standing.LOOK if misfit else Standing.FINE
             yield Finding("data", standing, printable(f"{said}{'. The first that does not fit: ' + misfit if misfit else ''}"))
+            yield from _of_records(offer.config, rows - without)
         if os.name == "posix" and table.stat().st_mode & _READABLE:
             yield Finding("data", Standing.LOOK, f"{table} can be read by other users of this machine: chmod 600 it")
     except LdpflError as error:
         yield _wrong("data", error)
     except OSError as error:
         yield Finding("data", Standing.WRONG, f"{node.data} cannot be read: {error.strerror}")
+
+
+def _of_records(config: RunConfig, rows: int) -> Iterator[Finding]:
+    """Compare what the app says of a client's number of records with the node's own."""
+    stated = config.mechanism.records if isinstance(config.mechanism, DpSgdSettings) and not config.data.person else 0
+    if stated and rows >= _MUCH_MORE * stated:
+        said = (
+            f"this node has {rows:,} records, and the app's mechanism.records says {stated:,} a client on average: if other nodes have as "
+            "many, training diverges; ask who runs the app to set it to the mean"
+        )
+        yield Finding("data", Standing.WRONG, said)
 
 
 def _named(path: Path | None, what: str, variable: str) -> Path:

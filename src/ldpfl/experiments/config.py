@@ -344,7 +344,7 @@ def parse_config(text: str, *overrides: Iterable[str], origin: str) -> RunConfig
     try:
         tree = from_toml(text)
     except ValueError as error:
-        raise ConfigError(f"{origin} is not valid TOML: {error}") from error
+        raise ConfigError(f"{origin} is not valid TOML: {error}{_QUOTES if 'Invalid value' in str(error) else ''}") from error
     _without_noise_section(tree, origin)
     groups = [[one for override in group for one in _by_key(override)] for group in overrides]
     for group in groups:
@@ -359,6 +359,9 @@ def parse_config(text: str, *overrides: Iterable[str], origin: str) -> RunConfig
         raise ConfigError(explained(error, origin, known_keys(named), tuple(RunConfig.model_fields), named)) from None
     _check_one_says_the_noise(config, [text for group in groups for text in group])
     return config
+
+
+_QUOTES = '; texts stand in quotes, in lists too: name = "a", names = ["a", "b"]'
 
 
 def _check_one_says_the_noise(config: RunConfig, overrides: Sequence[str]) -> None:
@@ -498,11 +501,17 @@ def setting_value(text: str) -> Any:
     """Read ``text`` as a TOML value, and as a plain string where it is none.
 
     Raises:
-        ConfigError: something follows the value, which would be lost: another setting, most likely.
+        ConfigError: something follows the value, which would be lost: another setting, most likely; or it begins like a list or a table,
+            and is none.
     """
     try:
         tree = from_toml(f"value = {text}")
     except ValueError:
+        if text.startswith(("[", "{")):
+            raise ConfigError(
+                f'{shown(text)} begins like a list or a table, and is none: texts in it stand in quotes, as in ["a", "b"] or '
+                '{sex = ["f", "m"]}'
+            ) from None
         return text
     if len(tree) > 1:
         raise ConfigError(f"more than a value in one setting: {text[:80]!r}; give settings one by one, or with semicolons between them")
