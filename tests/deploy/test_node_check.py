@@ -260,3 +260,15 @@ def test_the_command_prints_a_line_a_finding_and_ends_with_code_3(
     assert {line.split()[0] for line in lines} <= {"ok", "look", "wrong"}
     node.policy.write_text(POLICY + 'transports = ["direct"]\n', encoding="utf-8")
     assert ldpfl("deploy", "check-node", "--budget", str(node.budget)).code == 0
+
+
+def test_a_stated_number_of_records_far_below_the_node_s_own_is_wrong(node: NodeSetUp, tmp_path: Path) -> None:
+    """Each mean gradient would be as many times too long; a node that has a few times the mean may be a large one."""
+    (tmp_path / "table.csv").write_text("age,died\n" + "40,no\n70,yes\n" * 50, encoding="utf-8")
+    (tmp_path / "table.csv").chmod(0o600)
+    app = APP.replace("mechanism.epsilon=0.5", 'mechanism.name="dp-sgd";\nmechanism.clip_norm=1.0;\nmechanism.records=RECORDS')
+    for records, wrong in ((10, True), (50, False), (1000, False)):
+        (tmp_path / "app" / "pyproject.toml").write_text(app.replace("RECORDS", str(records)), encoding="utf-8")
+        told = [one.said for one in found(node) if one.what == "data" and one.standing is Standing.WRONG]
+        assert len(told) == wrong
+        assert all(f"100 records, and the app's mechanism.records says {records} a client on average" in line for line in told)

@@ -123,11 +123,14 @@ def read_log(path: Path, extent: Extent) -> tuple[tuple[RoundMetrics, ...], Ledg
         try:
             if len(line) > MAX_LINE_BYTES:
                 raise ValueError(f"{len(line):,} characters, expected at most {MAX_LINE_BYTES:,}")
-            if "release" in from_json(line):
+            entry = from_json(line)
+            if not isinstance(entry, dict):
+                raise ValueError("expected an object")
+            if "release" in entry:
                 events.append(line)
             else:
                 history.append(_metrics_in(line))
-        except (ValueError, TypeError) as error:
+        except ValueError as error:
             raise ValueError(f"{path.name} beside it, line {number:,}: {error}") from None
     return tuple(history), Ledger.from_lines(events, "its ledger")
 
