@@ -17,8 +17,9 @@ _MUCH_OFF = 2.0
 
 def start_warnings(config: RunConfig, data: Dataset, parts: Division) -> Iterator[str]:
     """Yield what is wrong with a run on ``data``, divided over clients as ``parts``, that the run itself does not stop at."""
-    yield from _of_records(config, parts)
-    yield from _of_few_rows(config, data)
+    if not config.data.at_nodes:  # whose rows nobody but each node knows
+        yield from _of_records(config, parts)
+        yield from _of_few_rows(config, data)
 
 
 def _of_records(config: RunConfig, parts: Division) -> Iterator[str]:
