@@ -266,7 +266,8 @@ def test_a_stated_number_of_records_far_below_the_node_s_own_is_wrong(node: Node
     """Each mean gradient would be as many times too long; a node that has a few times the mean may be a large one."""
     (tmp_path / "table.csv").write_text("age,died\n" + "40,no\n70,yes\n" * 50, encoding="utf-8")
     (tmp_path / "table.csv").chmod(0o600)
-    app = APP.replace("mechanism.epsilon=0.5", 'mechanism.name="dp-sgd";\nmechanism.clip_norm=1.0;\nmechanism.records=RECORDS')
+    mechanism = 'mechanism.name="dp-sgd";\nmechanism.perturbed="gradient";\nmechanism.clip_norm=1.0;\nmechanism.records=RECORDS'
+    app = APP.replace("mechanism.epsilon=0.5", mechanism)
     for records, wrong in ((10, True), (50, False), (1000, False)):
         (tmp_path / "app" / "pyproject.toml").write_text(app.replace("RECORDS", str(records)), encoding="utf-8")
         told = [one.said for one in found(node) if one.what == "data" and one.standing is Standing.WRONG]

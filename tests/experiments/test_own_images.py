@@ -76,7 +76,7 @@ def test_extreme_probabilities_are_said_wherever_the_result_is_shown(tmp_path: P
     assert printed.code == 0
     shown = ldpfl("show", "run")
     (note,) = [one for one in api.load_run("run").to_dict()["caveats"] if EXTREME in one]
-    assert "calibration slope 0.0" in note
+    assert "calibration slope 0." in note
     assert "a smaller training.server_learning_rate" in note
     for text in (printed.out, shown.out, page([Path("run")]), str(api.load_run("run"))):
         assert EXTREME in " ".join(text.split())

@@ -22,7 +22,7 @@ MAX_BYTES = 1 << 25
 _ID_DIGITS = 20
 """Digits of a node's number in Flower, which has 64 bits."""
 
-_SHOWN = 80
+_SHOWN = 200
 """Characters of a reason in an error: it may repeat what the file holds."""
 
 _Rounds = Annotated[int, Field(ge=0, le=MAX_ROUNDS)]

@@ -109,7 +109,8 @@ class ShuffledLosses:
         """Largest log E[e^(order * loss)] over the rows, (T,), of what lies inside the windows; not to be written to."""
         key = order.tobytes()
         if key not in self._log_moments:
-            self._log_moments[key] = np.minimum(largest_log_moment(self.losses, self.masses, order, self._peak), self.epsilon0 * order)
+            found = largest_log_moment(self.losses, self.masses, order, self._peak)
+            self._log_moments[key] = np.clip(found, 0.0, self.epsilon0 * order)  # a moment of 1, less what is rounded, has none below 0
         return self._log_moments[key]
 
     def tilted(self, order: Array) -> tuple[Array, Array, Array]:
