@@ -24,6 +24,7 @@ from ldpfl.experiments.table_rules import clip_norm_for
 from ldpfl.report.page import page
 
 EXTREME = "predicted probabilities are far too close to 0 and 1"
+OFF = "the mean predicted risk is far from the observed share"
 HOW: dict[str, Any] = {"baseline": False, "progress": False, "seed": 1}
 FIXED = {"mechanism.clip_norm": 1.0, "training.server_learning_rate": 0.6, "training.server_weight_decay": 0.0}
 """A step that suits inputs of length 1, which images are far from."""
@@ -129,3 +130,15 @@ def test_a_confusion_matrix_names_the_classes_of_images(tmp_path: Path) -> None:
     for name in ("healthy", "ill"):
         assert f'<th scope="col" class="number">{name}</th>' in matrix
         assert f'<th scope="row">{name}</th>' in matrix
+
+
+@pytest.mark.slow
+def test_a_mean_risk_far_from_the_observed_share_is_said_and_stated_shares_mend_it(tmp_path: Path) -> None:
+    data, few = scans(share=0.08), {"clients.count": 4, "training.rounds": 5}
+    shares = {"data.class_shares": [0.92, 0.08]}
+    without, stated = (api.run(data=data, settings={**few, **own}, target_epsilon=8.0, **HOW) for own in ({}, shares))
+    (note,) = [one for one in without.to_dict()["caveats"] if one.startswith(OFF)]
+    assert "say the shares of the classes in data.class_shares" in note
+    assert not any(one.startswith(OFF) for one in stated.to_dict()["caveats"])
+    assert stated.scores["mean predicted risk"] == pytest.approx(0.08, abs=0.03)
+    assert not any(one.startswith(OFF) for one in without_private(without.config, without.to_dict())["caveats"])

@@ -51,6 +51,11 @@ def summarise(
             f"{EXTREME}: {extreme}. Rank rows by them, but do not read them as probabilities; a smaller training.server_learning_rate (or "
             "training.learning_rate), a larger training.server_weight_decay, more rows or a larger epsilon bring them closer together"
         )
+    if off := judged.pop("off", ""):
+        privacy["caveats"].append(
+            f"{OFF}: {off}. Of images, arrays and texts no base rate is measured: say the shares of the classes in data.class_shares, "
+            "where the public knows them; else take more rounds, or correct the predicted risks by the share that you expect"
+        )
     measured = at_clients(federation, history)
     added_to(judged, measured)
     figures = {
@@ -113,6 +118,9 @@ UNUSABLE = "the model gives NaN or infinity"
 
 EXTREME = "predicted probabilities are far too close to 0 and 1"
 """How the note begins that tells of a calibration slope far below 1."""
+
+OFF = "the mean predicted risk is far from the observed share"
+"""How the note begins that tells of a model whose risks are too high or too low on the whole."""
 
 STOPPED = "training stopped after round"
 """How the note begins that tells the round after which a run ended early."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import ceil, isfinite, nan
+from math import ceil, inf, isfinite, nan
 from typing import Any
 
 import numpy as np
@@ -54,8 +54,8 @@ def quality(federation: Federation, weights: Tensor, seed: int, classes: Sequenc
 
     ``classes`` are the names of those of images, where they have names; a table's are in its encoder.
 
-    ``unusable`` beside it says whether the outputs for some of these rows are NaN or infinity, and ``extreme`` what to say of probabilities
-    that are far too close to 0 and 1.
+    ``unusable`` beside it says whether the outputs for some of these rows are NaN or infinity, ``extreme`` what to say of probabilities
+    that are far too close to 0 and 1, and ``off`` of a mean risk that is far from what was observed.
     """
     judged = _judged(federation, weights)
     named = classes if federation.encoder is None else federation.encoder.classes
@@ -71,7 +71,7 @@ def quality(federation: Federation, weights: Tensor, seed: int, classes: Sequenc
         found["resampled"] = "persons"
     if intervals := {name: known[name] for name in judged.scores if name in known and name not in unsure}:
         found["intervals"] = intervals
-    found["extreme"] = _extreme(judged.scores, intervals)
+    found["extreme"], found["off"] = _extreme(judged.scores, intervals), _off(judged.scores, intervals)
     found["sites"] = list(_by_site(federation, judged, seed))
     if judged.is_of_two_classes:
         risks = expit(judged.told)
@@ -90,6 +90,13 @@ def _extreme(scores: Scores, intervals: Mapping[str, tuple[float, float]]) -> st
     if not (slope < EXTREME_SLOPE and high < _SURELY_EXTREME):
         return ""
     return f"{judging.SLOPE} {slope:.2g} (95 % interval {low:.2g} to {high:.2g}; 1 is best)"
+
+
+def _off(scores: Scores, intervals: Mapping[str, tuple[float, float]]) -> str:
+    """Return the mean predicted risk beside the observed share, where one is more than twice the other; nothing elsewhere."""
+    risk, seen = scores.get(judging.PREDICTED, nan), scores.get(judging.OBSERVED, nan)
+    low, high = intervals.get(judging.OBSERVED, (0.0, inf))
+    return f"{risk:.1%}, and {seen:.1%} was observed" if risk > max(2 * seen, high) or risk < min(seen / 2, low) else ""
 
 
 def scores_of(federation: Federation, weights: Tensor) -> dict[str, float]:
