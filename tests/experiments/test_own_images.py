@@ -60,10 +60,10 @@ def test_the_clipping_norm_follows_from_the_number_of_pixels() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["logistic-regression", "mlp"])
 def test_risks_of_images_are_calibrated_by_auto(model: str) -> None:
-    """A slope within a factor of three of the best; with a step that does not know how long images are, it is below 0.1."""
+    """A slope within a factor of four of the best; with a step that does not know how long images are it is 0.24 and 0.18."""
     result = api.run(data=scans(), model=model, target_epsilon=8.0, settings={"clients.count": 4}, **HOW)
     slope = result.scores["calibration slope"] or 0.0
-    assert 1 / 3 < slope < 3
+    assert 1 / 4 < slope < 4
     assert (result.scores["AUROC"] or 0) > 0.7
     assert not any(EXTREME in note for note in result.to_dict()["caveats"])
 

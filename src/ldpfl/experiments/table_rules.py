@@ -11,7 +11,8 @@ variance 1, which pixels have about: the gradient of an image is as long as its 
 - **Pull** back to the initial model (ridge): a mean gradient has noise of variance n^2 a coordinate, if all rounds are taken together.
   Weights of variance v, seen through a curvature h, are estimated with the least squared error by a ridge of n^2 / (v h). With much
   noise the model stays near its start, which is the measured base rate; with little it is free. Of a table v is :data:`_PRIOR`. An image
-  has so many pixels that outputs of such weights would lie far apart by noise alone: there v gives outputs a variance of 1.
+  has so many pixels that outputs of such weights would lie far apart by noise alone: there v gives outputs a variance of
+  :data:`_PRIOR_OUTPUT`.
 - **Step**: heavy ball with momentum b is stable up to 2 (1 + b) / L. It takes (1 - b^2) / L, with the trace of the curvature, which is
   no smaller than its largest eigenvalue L however correlated the columns are.
 - **Start of an MLP** of one hidden layer: its first weights are much larger than the usual ones, and noise is small beside them, so that
@@ -51,6 +52,8 @@ _LITTLE_NOISE = 1e-3
 """Standard deviation of the noise in a coordinate of the mean gradient, all rounds taken together, as a share of the clipping norm."""
 _PRIOR = 0.05
 """Variance that a weight is expected to have, of a column of variance 1."""
+_PRIOR_OUTPUT = 4.0
+"""Variance that an output is expected to have where the inputs are no columns; a weight of d inputs then has 1 / d of it."""
 _CLIP_ELSEWHERE, _RATE_ELSEWHERE = 1.0, 0.6
 """Clipping norm and learning rate for texts and features, or where the model does not take the drawn rows: a trial says why."""
 
@@ -129,7 +132,7 @@ def start_on_table(
     clip = 1.0 if mechanism.record_clip is None else mechanism.record_clip.norm
     ranges = LayerRanges(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), (layout.dimension,))
     noise = float(mechanism.noise_std(ranges, clients)[0]) * clip / sqrt(training.rounds)
-    pull = noise**2 / ((1 / squared if data.encoder is None else _PRIOR) * curvature)
+    pull = noise**2 / ((_PRIOR_OUTPUT / squared if data.encoder is None else _PRIOR) * curvature)
     rate = (1 - training.server_momentum**2) / (curvature * squared + pull)
     # Reports are in units of the clipping norm.
     weights = layout.flatten({name: part.detach() for name, part in begun.named_parameters() if part.requires_grad})
