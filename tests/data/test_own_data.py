@@ -420,7 +420,7 @@ def test_a_forward_that_gives_no_finite_gradient_is_told_what_to_do(forward: str
         f"        self.l = torch.nn.Linear(inputs, outputs)\n\n    def forward(self, x):\n        return {forward}\n",
         encoding="utf-8",
     )
-    Path("rows.csv").write_text("age,sick\n" + "40,yes\n70,no\n" * 30, encoding="utf-8")
+    Path("rows.csv").write_text("age,sick\n" + "40,yes\n70,no\n" * 50, encoding="utf-8")
     (note,) = json.loads(ldpfl("check", "nets.py:Net", "--data", "rows.csv", "--target", "sick", "--json").out)["notes"]
     assert "has a gradient that is NaN or infinite" in note
     assert "Look in forward and in the loss for log, sqrt, exp or a division" in note
@@ -458,12 +458,12 @@ def test_code_from_elsewhere_needs_nothing_of_the_current_folder(inside: bool, t
         (["--target", "4"], "--target-epsilon 4"),
         (["--target", "age"], "set task.name to 'regression' (--task regression)"),
         (["--target", "outcome", "--client", "outcome"], "both name 'outcome'"),
-        (["--target", "ward", "--task", "regression"], "in the column 'ward' is no number"),
+        (["--target", "ward", "--task", "regression"], "the target 'ward' holds words, and this task expects a number"),
         (["--target", "outcome", "--model", "gru"], "is for texts"),
         (["--target", "outcome", "--set", "clients.count=5000"], "need at least 5000 samples"),
         (["--target", "outcome", "--set", "mechanism.name=duchi", "--set", "privacy.target_epsilon=off"], "give data.bounds"),
         (["--target", "outcome", "--client", "hospital", "--set", "data.partition=quantity"], "leave data.partition"),
-        (["--target", "outcome", "--set", "data.partition=labels", "--task", "regression"], "is no number"),
+        (["--target", "outcome", "--set", "data.partition=labels", "--task", "regression"], "holds words, and this task expects a number"),
     ],
 )
 def test_a_mistake_is_one_clear_line(arguments: list[str], said: str, table: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
