@@ -227,13 +227,28 @@ def from_json(text: str) -> Any:
     """Read JSON; the bare NaN and infinities that earlier versions wrote read as None.
 
     Raises:
-        ValueError: it is not JSON, nested too deeply, has too many parts, or says something twice.
+        ValueError: it is not JSON, nested too deeply, has too many parts, says something twice, or has a whole number of too many digits.
     """
     check_parts(text)
     try:
-        return json.loads(text, parse_constant=lambda name: None, object_pairs_hook=unique_fields)
+        return json.loads(text, parse_constant=lambda name: None, parse_int=whole_number, object_pairs_hook=unique_fields)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def whole_number(digits: str) -> int:
+    """Return the number that ``digits`` of a file say.
+
+    Raises:
+        ValueError: there are more than any file of ours has: arithmetic with floats would fail later, far from the file.
+    """
+    if len(digits) > _MAX_DIGITS:
+        raise ValueError(f"a number has {len(digits):,} digits, expected at most {_MAX_DIGITS}")
+    return int(digits)
+
+
+_MAX_DIGITS = 39
+"""Digits of the largest whole number in JSON, which is a seed of 128 bits."""
 
 
 def from_json_lines(path: Path) -> Iterator[Any]:

@@ -326,3 +326,16 @@ def test_a_file_or_folder_that_this_user_cannot_read_is_said(node: NodeSetUp, tm
 def test_values_outside_their_bounds_are_counted(node: NodeSetUp) -> None:
     Path(node.data or "").write_text("age,died\n400,no\n70,yes\n1e300,no\n", encoding="utf-8")
     assert "the column 'age' has 2 of 3 values outside its data.bounds" in said(node, "data")
+
+
+def test_a_stated_number_of_records_far_below_the_node_s_own_is_wrong(node: NodeSetUp, tmp_path: Path) -> None:
+    """Each mean gradient would be as many times too long; a node that has a few times the mean may be a large one."""
+    (tmp_path / "table.csv").write_text("age,died\n" + "40,no\n70,yes\n" * 50, encoding="utf-8")
+    (tmp_path / "table.csv").chmod(0o600)
+    mechanism = 'mechanism.name="dp-sgd";\nmechanism.perturbed="gradient";\nmechanism.clip_norm=1.0;\nmechanism.records=RECORDS'
+    app = APP.replace("mechanism.epsilon=0.5", mechanism)
+    for records, wrong in ((10, True), (50, False), (1000, False)):
+        (tmp_path / "app" / "pyproject.toml").write_text(app.replace("RECORDS", str(records)), encoding="utf-8")
+        told = [one.said for one in found(node) if one.what == "data" and one.standing is Standing.WRONG]
+        assert len(told) == wrong
+        assert all(f"100 records, and the app's mechanism.records says {records} a client on average" in line for line in told)

@@ -14,13 +14,17 @@ from ldpfl.data.own_images import IMAGES
 from ldpfl.data.tables import SUFFIXES, read_table
 from ldpfl.deploy.node_set_up import Finding, NodeSetUp, Standing, wrong
 from ldpfl.errors import DataError, LdpflError, printable
+from ldpfl.experiments.config import RunConfig
 from ldpfl.flower.policy_init import Offer, fitting_rows
+from ldpfl.mechanisms.dp_sgd import DpSgdSettings
 from ldpfl.number_format import counted
 from ldpfl.suggestions import nearest
 
 _READABLE = stat.S_IRWXG | stat.S_IRWXO
 _MAX_NAMED = 5
 """Names that a finding lists, at most."""
+_MUCH_MORE = 5
+"""Factor above the stated mean number of records at which a node's own number is refused: a node of three times the mean may be right."""
 
 
 def of_data(node: NodeSetUp, offer: Offer | None) -> Iterator[Finding]:
@@ -54,9 +58,21 @@ def _of_table(offer: Offer, table: Path) -> Iterator[Finding]:
     said = f"{table} has {counted(rows, 'row')}, {rows - without:,} of which can be trained on"
     standing = Standing.WRONG if without == rows else Standing.LOOK if misfit else Standing.FINE
     yield Finding("data", standing, printable(f"{said}{'. The first that does not fit: ' + misfit if misfit else ''}"))
+    yield from _of_records(offer.config, rows - without)
     for name, count in values_beyond_bounds(offer.config.data, table).items():
         said = f"the column {name!r} has {count:,} of {counted(rows, 'value')} outside its data.bounds"
         yield Finding("data", Standing.LOOK, printable(f"{said}, which count as the nearer bound: is its unit that of the bounds?"))
+
+
+def _of_records(config: RunConfig, records: int) -> Iterator[Finding]:
+    """Yield whether the node holds far more records than the app's ``mechanism.records`` says of a client on average."""
+    stated = config.mechanism.records if isinstance(config.mechanism, DpSgdSettings) and not config.data.person else 0
+    if stated and records >= _MUCH_MORE * stated:
+        said = (
+            f"this node has {records:,} records, and the app's mechanism.records says {stated:,} a client on average: if other nodes have as "
+            "many, training diverges; ask who runs the app to set it to the mean"
+        )
+        yield Finding("data", Standing.WRONG, said)
 
 
 def _of_own(path: Path, classes: Sequence[str]) -> Iterator[Finding]:

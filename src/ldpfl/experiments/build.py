@@ -31,6 +31,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import LOWEST_PROBABILITY, ModelConfig, RangesConfig, RunConfig
 from ldpfl.experiments.dataset import Description
 from ldpfl.experiments.record_sums import divided_for_evaluation, for_evaluation, head_of, is_evaluated, ranges_of, scores_of_records
+from ldpfl.experiments.start_warnings import start_warnings
 from ldpfl.experiments.table_rules import start_on_table
 from ldpfl.experiments.trainers import quickest, told_of, tried
 from ldpfl.importing import is_code
@@ -146,6 +147,9 @@ def build(
     config, weights = start.config, start.weights
     if outside := _outside(config, layout, weights, ranges):
         warn(outside)
+    task = task.noted(*(said := tuple(start_warnings(config, task, parts))))
+    for line in said if config.mechanism.protects else ():  # not once more of a baseline
+        warn(line)
     local = LocalTask(
         module.to(device),
         layout,

@@ -46,6 +46,16 @@ def summarise(
             f"{UNUSABLE} for some test rows: these count as wrong in the accuracy and in exact matches, and other figures have no value; a "
             "smaller training.learning_rate or less noise may help, else look for a logarithm or a quotient in the model"
         )
+    if extreme := judged.pop("extreme", ""):
+        privacy["caveats"].append(
+            f"{EXTREME}: {extreme}. Rank rows by them, but do not read them as probabilities; a smaller training.server_learning_rate (or "
+            "training.learning_rate), a larger training.server_weight_decay, more rows or a larger epsilon bring them closer together"
+        )
+    if off := judged.pop("off", ""):
+        privacy["caveats"].append(
+            f"{OFF}: {off}. Of images, arrays and texts no base rate is measured: say the shares of the classes in data.class_shares, "
+            "where the public knows them; else take more rounds, or correct the predicted risks by the share that you expect"
+        )
     measured = at_clients(federation, history)
     added_to(judged, measured)
     figures = {
@@ -105,6 +115,12 @@ def metric_before_data(config: RunConfig, kind: Kind = Kind.SIMULATION) -> str:
 
 UNUSABLE = "the model gives NaN or infinity"
 """How the note begins that tells that some outputs for test rows are no numbers."""
+
+EXTREME = "predicted probabilities are far too close to 0 and 1"
+"""How the note begins that tells of a calibration slope far below 1."""
+
+OFF = "the mean predicted risk is far from the observed share"
+"""How the note begins that tells of a model whose risks are too high or too low on the whole."""
 
 STOPPED = "training stopped after round"
 """How the note begins that tells the round after which a run ended early."""

@@ -78,7 +78,7 @@ class Runner:
         federation, start = self._build(config, task, secret)
         last = self._rounds(federation, start, config.training.rounds, _nowhere, _label(config))
         figures = self._figures(config, federation, task, last, self._trained_anew if baseline else None, secret)
-        return Finished(config, federation, last, figures)
+        return Finished(config, federation, last, figures, task)
 
     @as_usual()
     def run(
@@ -115,7 +115,7 @@ class Runner:
             if figures is not None and (figures["noise_free_score"] is not None or not wants_baseline):
                 if not folder.curve_path.exists():  # as after a crash while it was drawn
                     self._draw(folder, figures)
-                return Finished(config, federation, folder.checkpoint_or(start), figures)
+                return Finished(config, federation, folder.checkpoint_or(start), figures, task)
             if config.secret_noise and known(folder.secret()) != secret:
                 raise ConfigError(f"another process began the run in {folder.path} at the same time: resume that one")
             reached = folder.checkpoint_to_go_on(start)
@@ -127,7 +127,7 @@ class Runner:
             figures = self._figures(config, federation, task, last, self._baseline_scores if wants_baseline else None, secret)
             folder.save_result(last, federation.task, figures, model_file_of(config, federation, task), federation.encoder)
             self._draw(folder, figures)
-        return Finished(config, federation, last, figures)
+        return Finished(config, federation, last, figures, task)
 
     def _figures(
         self, config: RunConfig, federation: Federation, task: Dataset, last: Checkpoint, scores: _Scores | None, secret: int | None
@@ -295,12 +295,23 @@ _MOSTLY_CLAMPED = 0.5
 
 @dataclass(frozen=True, eq=False)
 class Finished:
-    """A run that has come to its end, with all that made it; ``figures`` is what ``result.json`` holds."""
+    """A run that has come to its end, with all that made it.
+
+    Attributes:
+        data: what was trained and measured on.
+        figures: what ``result.json`` holds.
+    """
 
     config: RunConfig
     federation: Federation
     last: Checkpoint
     figures: dict[str, Any]
+    data: Dataset
+
+    @property
+    def described(self) -> ModelFile:
+        """What ``model.json`` holds."""
+        return model_file_of(self.config, self.federation, self.data)
 
 
 def _label(config: RunConfig) -> str:

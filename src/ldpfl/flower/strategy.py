@@ -267,6 +267,12 @@ class LdpStrategy(Strategy):
                     f"{self._folder.path} holds round {checkpoint.state.round}, but {asked.name} in it does not say who was asked: "
                     "put it back, for without it the run's guarantee cannot be computed"
                 )
+            if participation.begun > checkpoint.state.round + 1:
+                raise DataError(
+                    f"{self._folder.path} holds round {checkpoint.state.round}, and nodes were told to train in round "
+                    f"{participation.begun}: its checkpoint was put back to an earlier round; "
+                    "put back the latest one, for the rounds since would not be counted"
+                )
             if participation.begun > checkpoint.state.round:
                 participation.check_terms(self._collector_terms(participation.terms))
         return Course(participation.run, layout, mechanism, rules, timeout, checkpoint, participation)

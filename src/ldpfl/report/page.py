@@ -227,6 +227,7 @@ def _quality(result: dict[str, Any]) -> dict[str, Any]:
         "at_clients_columns": at_clients.COLUMNS,
         "at_clients_rows": list(at_clients.figure_rows(result)),
         "confusion": at_clients.confusion_rows(result),
+        "confusion_columns": at_clients.confusion_columns(result),
         "confusion_said": at_clients.confusion_said(result),
         "bins": list(at_clients.bin_rows(result)),
         "sites": site_rows(result),

@@ -7,21 +7,32 @@ The file only grows, so that a late round costs no more to write than an early o
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import reduce
 from hashlib import sha256
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from ldpfl.errors import ConfigError
 from ldpfl.few import MAX_NAMES
-from ldpfl.files import MAX_LINE_BYTES, MAX_METRICS_BYTES, MAX_ROUNDS_BYTES, append_text, check_parts, read_text, write_text
+from ldpfl.files import MAX_LINE_BYTES, MAX_METRICS_BYTES, MAX_ROUNDS_BYTES, append_text, check_parts, from_json, read_text, write_text
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.events import Release, RoundEvent
-from ldpfl.quantities import MAX_ROUNDS
+from ldpfl.quantities import MAX_COUNT, MAX_ROUNDS
 from ldpfl.server.round_metrics import RoundMetrics
+
+
+class _AtClients(BaseModel):
+    """What clients measured after a round."""
+
+    sums: Annotated[list[float], Field(fail_fast=True)]
+    noise: float
+    records: Annotated[int, Field(ge=1, le=MAX_COUNT)]
+
 
 _METRICS = TypeAdapter(RoundMetrics)
 _MAX_BYTES = MAX_METRICS_BYTES + MAX_ROUNDS_BYTES
@@ -102,24 +113,47 @@ def read_log(path: Path, extent: Extent) -> tuple[tuple[RoundMetrics, ...], Ledg
     """
     text = read_text(path, _MAX_BYTES, extent.size)
     check_parts(text)
+    if (more := _rounds_behind(path, extent)) > 1:  # of a process that was killed there is one at most
+        raise ValueError(f"{path.name} beside it has {more:,} more rounds, so it was put back to an earlier one: put back the latest one")
     lines = text.split("\n")[:-1]
     if len(lines) != extent.metrics + extent.events or reduce(_chained, lines, "") != extent.digest:
         raise ValueError(f"{path.name} beside it was changed, or is another run's")
     history, events = [], []
-    for line in lines:
-        if len(line) > MAX_LINE_BYTES:
-            raise ValueError(f"a line of {path.name} has {len(line):,} characters, expected at most {MAX_LINE_BYTES:,}")
-        entry = json.loads(line)
-        if "release" in entry:
-            events.append(line)
-        else:
-            history.append(_metrics_in(line))
+    for number, line in enumerate(lines, start=1):
+        try:
+            if len(line) > MAX_LINE_BYTES:
+                raise ValueError(f"{len(line):,} characters, expected at most {MAX_LINE_BYTES:,}")
+            entry = from_json(line)
+            if not isinstance(entry, dict):
+                raise ValueError("expected an object")
+            if "release" in entry:
+                events.append(line)
+            else:
+                history.append(_metrics_in(line))
+        except ValueError as error:
+            raise ValueError(f"{path.name} beside it, line {number:,}: {error}") from None
     return tuple(history), Ledger.from_lines(events, "its ledger")
+
+
+def _rounds_behind(path: Path, extent: Extent) -> int:
+    """Return how many rounds the log at ``path`` has behind the lines of ``extent``."""
+    with path.open("rb") as file:
+        file.seek(extent.size)
+        return len(_ROUND.findall(file.read()))
+
+
+_ROUND = re.compile(rb'^\{"round": \d+, "score": ', re.MULTILINE)
+"""How the line of a round's metrics begins."""
 
 
 def _metrics_in(line: str) -> RoundMetrics:
     try:
-        return _METRICS.validate_json(line, strict=True)
+        found = _METRICS.validate_json(line, strict=True)
+        if not all(0 <= count <= MAX_COUNT for count in (found.round, found.clients, found.uplink_bytes_per_client)):
+            raise ValueError(f"round, clients and uplink_bytes_per_client in a round's metrics lie between 0 and {MAX_COUNT:,}")
+        if found.at_clients is not None:
+            _AtClients.model_validate(found.at_clients, strict=True)
+        return found
     except ValidationError as error:  # its text is long, and repeats values
         first = error.errors(include_input=False)[0]
         raise ValueError(f"{'.'.join(map(str, first['loc']))[:80]} in a round's metrics: {first['msg'][:80]}") from None
