@@ -69,8 +69,8 @@ def _of_records(config: RunConfig, records: int) -> Iterator[Finding]:
     stated = config.mechanism.records if isinstance(config.mechanism, DpSgdSettings) and not config.data.person else 0
     if stated and records >= _MUCH_MORE * stated:
         said = (
-            f"this node has {records:,} records, and the app's mechanism.records says {stated:,} a client on average: if other nodes have as "
-            "many, training diverges; ask who runs the app to set it to the mean"
+            f"this node has {records:,} records, and the app's mechanism.records says {stated:,} a client on average: if other nodes have "
+            "as many, training diverges; ask who runs the app to set it to the mean"
         )
         yield Finding("data", Standing.WRONG, said)
 
