@@ -182,7 +182,7 @@ def test_a_token_without_a_signing_key_is_for_mixed_records_alone(store: Store) 
 
 
 def test_what_was_released_stays_the_same_until_it_is_acknowledged(place: str, store: Store, clock: Clock) -> None:
-    """An aggregator that could not open it, or died over it, gets it again, also from another relay process; a late client changes nothing."""
+    """An aggregator that could not open it, or died over it, gets it again, also of another relay; a late client changes nothing."""
     size = sum_opened(store)
     shares = {name: share_for(name) for name in ("alice", "bob")}
     for name, share in shares.items():

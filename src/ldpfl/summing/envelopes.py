@@ -73,7 +73,7 @@ def seal_seed(seed: bytes, aggregator: X25519PublicKey, node: Ed25519PrivateKey,
 
 
 def check_signed(envelope: bytes, node: Ed25519PublicKey, binding: SumBinding) -> None:
-    """Return if ``envelope`` names ``node`` and is signed by it for ``binding``. Only the aggregator can tell whether its seed can be opened.
+    """Return if ``envelope`` names ``node`` and is signed by it for ``binding``. Whether its seed opens, only the aggregator can tell.
 
     Raises:
         ProtocolError: it names another node, or is not signed by this one.
