@@ -64,7 +64,7 @@ def test_a_run_that_failed_is_told_with_flowers_details(tmp_path: Path) -> None:
     log.write_text("INFO : something\n", encoding="utf-8")
     ended = Ended.read(listing(tmp_path / "ls.log", status="finished:failed", **{"status-details": "ProtocolError: round 1 is charged"}))
     with pytest.raises(
-        DeploymentError, match="is finished:failed, expected finished:completed. Details: ProtocolError: round 1 is"
+        DeploymentError, match=r"is finished:failed, expected finished:completed\. Details: ProtocolError: round 1 is"
     ) as caught:
         ended.check_completed(log)
     assert caught.value.log == ("INFO : something",)

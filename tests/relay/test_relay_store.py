@@ -27,6 +27,7 @@ from relay_support import (
     records,
     refused,
     seeded,
+    signing_key,
     terms,
     upload_id,
 )
@@ -507,6 +508,9 @@ def test_tokens_are_stored_as_hashes_and_can_be_revoked(store: Store) -> None:
     assert token != other
     assert (known.owner(token).name, known.owner(token).role) == ("alice", Role.CLIENT)
     assert [owner.name for owner in known.all()] == ["alice", "server"]
+    key = signing_key("bob").public_key()
+    assert known.owner(known.add("bob", Role.CLIENT, key)).signing_key == key
+    known.revoke("bob")
     assert token not in repr(content(store))
     assert token.encode() not in b"".join(row[0] for row in dict(zip(TABLES, content(store), strict=True))[tokens])
     with pytest.raises(ConfigError, match="has a token already"):
