@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -46,6 +47,7 @@ rule = "fixed"
 channel = "secure-sum"
 """
 SIZES = (12, 3)
+NODE = sys.modules["ldpfl.flower.operator_node"]  # the module: its function of the same name hides it
 
 Sum = tuple[NDArray[Any], list[bytes]]
 
@@ -133,7 +135,7 @@ def invented(total: NDArray[Any], envelopes: list[bytes], *, world: World, signe
 
 
 LIES: dict[str, tuple[Callable[[World], Callable[[NDArray[Any], list[bytes]], Sum]], str]] = {
-    "drops all but two": (lambda world: lambda total, sent: (total, sent[:2]), "the sum is over 2 nodes, and at least 3 are needed"),
+    "drops all but two": (lambda world: lambda total, sent: (total, sent[:2]), "it is over 2 nodes, and at least 3 are needed"),
     "repeats one": (lambda world: lambda total, sent: (total, [*sent, sent[0]]), "in the sum more than once"),
     "invents by a key of its own": (
         lambda world: partial(invented, world=world, signer=Ed25519PrivateKey.generate()),
@@ -284,7 +286,7 @@ def test_a_node_whose_seed_does_not_open_is_named_and_the_round_can_be_given_up(
         return seal_seed(seed, stranger if node is world.signing[3] else aggregator, node, binding)
 
     with monkeypatch.context() as patched:
-        patched.setattr("ldpfl.flower.operator_node.seal_seed", sealed)
+        patched.setattr(NODE, "seal_seed", sealed)
         with pytest.raises(
             ProtocolError, match=f"not sealed to this key for this round: {signer_of(bad.public_key()).hex()} .these nodes signed"
         ):
@@ -322,7 +324,7 @@ def test_a_client_that_writes_another_nodes_name_on_its_envelope_is_in_no_sum(wo
         made = seal_seed(seed, aggregator, node, binding)
         return made if node is not world.signing[3] else signer_of(signing_key(0).public_key()) + made[8:]
 
-    monkeypatch.setattr("ldpfl.flower.operator_node.seal_seed", forged)
+    monkeypatch.setattr(NODE, "seal_seed", forged)
     last = run(world)
     torch.testing.assert_close(last.state.weights, expected([0, 1, 2, 4]), atol=1e-6, rtol=0)
     assert ("PUT", 403) in world.wire.replies
