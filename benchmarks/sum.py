@@ -29,7 +29,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import psutil
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from numpy.typing import NDArray
 from rich.console import Console
@@ -38,7 +38,7 @@ from rich.table import Table
 from ldpfl.relay import RelayAggregator, RelayClient, SumTerms
 from ldpfl.summing import Bits, SumBinding, fold, new_seed, open_seeds, seal_seed, shard, signer_of, unshard
 from ldpfl.summing.masks import zeros
-from relay import relay, resident, tokens_in
+from relay import node_key, relay, resident, tokens_in
 
 RUN = "benchmark"
 AT_ONCE = 8
@@ -63,10 +63,6 @@ def points_of(index: int, number: int, terms: SumTerms) -> NDArray[np.int64]:
     """Return what a client adds: numbers of which ``max_uploads`` fit into the sum."""
     most = 2 ** (terms.bits - 1) // terms.max_uploads - 1
     return np.random.default_rng((number, index)).integers(-most, most, terms.dimension)
-
-
-def node_key(index: int) -> Ed25519PrivateKey:
-    return Ed25519PrivateKey.from_private_bytes(index.to_bytes(32, "big"))
 
 
 def upload(what: Round, clients: list[tuple[int, str]]) -> NDArray[np.int64]:
@@ -131,7 +127,7 @@ def terms_for(options: argparse.Namespace, bits: Bits) -> SumTerms:
 def one_large(options: argparse.Namespace, store: str, terms: SumTerms) -> None:
     """Print what one round costs."""
     number = int(time.time()) % 10**9
-    clients, token = tokens_in(store, number, options.uploads)
+    clients, token = tokens_in(store, number, options.uploads, sums=True)
     key, nodes = X25519PrivateKey.generate(), known_nodes(options.uploads)
     seconds, marks = dict[str, float](), [0.0]
 
@@ -186,7 +182,7 @@ def one_large(options: argparse.Namespace, store: str, terms: SumTerms) -> None:
 
 def many_small(options: argparse.Namespace, store: str) -> None:
     """Print how many sums of ``--rounds`` rounds are exact, at 32 and at 64 bits."""
-    clients, token = tokens_in(store, 1, options.uploads)
+    clients, token = tokens_in(store, 1, options.uploads, sums=True)
     key, nodes = X25519PrivateKey.generate(), known_nodes(options.uploads)
     widths: tuple[Bits, ...] = (32, 64)
     with relay(store) as (_, url), RelayAggregator(url, token, transport=httpx.HTTPTransport(verify=False)) as aggregator:

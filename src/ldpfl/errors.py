@@ -14,6 +14,7 @@ The command line prints it and exits with code 2. What the relay answers, with i
     │   │   ├── NotSetUp
     │   │   ├── NoRelay
     │   │   ├── NoSigningKey
+    │   │   ├── OtherSigningKey
     │   │   ├── GivesWeights
     │   │   ├── GivesGradients
     │   │   ├── NamesNoPersons
@@ -155,6 +156,12 @@ class NoSigningKey(Declined):
     """The node has no key to sign with, and the terms ask for its part of a sum. As for :class:`NotSetUp`, that is no secret."""
 
     public: ClassVar[str] = "declined: this node has no signing key"
+
+
+class OtherSigningKey(Declined):
+    """The node's token at the relay is not for the key that the node signs with. As for :class:`NotSetUp`, that is no secret."""
+
+    public: ClassVar[str] = "declined: its token at the relay is for another signing key"
 
 
 class GivesWeights(Declined):

@@ -26,6 +26,8 @@ from ldpfl.privacy.budget_move import move
 from ldpfl.privacy.policy import Request, read_policy
 from ldpfl.relay import Patience, RelayClient
 from ldpfl.shuffling.sealing import generate_key, public_text
+from ldpfl.summing import signer_of
+from ldpfl.summing.node_keys import load_key, make_key
 
 POLICY = f"""
 mechanisms = ["duchi"]
@@ -79,13 +81,13 @@ def node(tmp_path: Path) -> NodeSetUp:
     )
 
 
-def found(node: NodeSetUp, status: int = 404) -> list[Finding]:
-    """Return what is found where the relay answers with ``status``; no request may hold anything but the token."""
+def found(node: NodeSetUp, status: int = 200, signer: str | None = None) -> list[Finding]:
+    """Return what is found where the relay answers with ``status``, and has a token for ``signer``; it may be sent the token alone."""
 
     def answer(request: httpx.Request) -> httpx.Response:
         assert request.read() == b""
         assert "table" not in str(request.url)
-        return httpx.Response(200, json={"status": "ok"}) if request.url.path == "/health" else httpx.Response(status)
+        return httpx.Response(status, json={"signer": signer} if status == 200 else {})
 
     def connect(url: str, token: str, verify: Any) -> RelayClient:
         return RelayClient(url, token, transport=httpx.MockTransport(answer), patience=Patience(tries=1))
@@ -93,9 +95,9 @@ def found(node: NodeSetUp, status: int = 404) -> list[Finding]:
     return list(check_node(node, connect))
 
 
-def said(node: NodeSetUp, what: str, status: int = 404) -> str:
+def said(node: NodeSetUp, what: str, status: int = 200, signer: str | None = None) -> str:
     """Return what is wrong or to be looked at, of one part of a set-up."""
-    (one,) = [one for one in found(node, status) if one.what == what and one.standing is not Standing.FINE]
+    (one,) = [one for one in found(node, status, signer) if one.what == what and one.standing is not Standing.FINE]
     return f"{one.standing.value}: {one.said}"
 
 
@@ -141,6 +143,20 @@ def test_files_that_others_can_read_are_found(node: NodeSetUp) -> None:
     assert node.policy is not None
     node.policy.chmod(0o666)
     assert "can be changed by other users" in said(node, "policy")
+
+
+def test_a_node_of_sums_learns_whether_its_token_is_for_its_signing_key(node: NodeSetUp, tmp_path: Path) -> None:
+    policy, key = tmp_path / "policy.toml", tmp_path / "signing.key"
+    policy.write_text(f'{POLICY}transports = ["sum"]\nsum_epsilon = 900.0\n', encoding="utf-8")
+    make_key(key)
+    own = signer_of(load_key(key).public_key()).hex()
+    sums = replace(node, signing_key=key, app=None)
+    assert f"takes what this node signs for sums, as {own}" in [one.said for one in found(sums, signer=own)]
+    assert "is for no signing key" in said(sums, "relay")
+    assert f"is for the signing key {'0' * 16}, and the node signs as {own}: ask the relay's operator" in said(
+        sums, "relay", signer="0" * 16
+    )
+    assert [one.standing for one in found(replace(sums, signing_key=None)) if one.what == "relay"] == [Standing.FINE]
 
 
 @pytest.mark.parametrize(("status", "words"), [(401, "does not know this token"), (403, "a node needs a client's"), (500, "relay")])

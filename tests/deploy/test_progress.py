@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ldpfl.deploy.demo import Watch, refusals
+from ldpfl.deploy.demo import Ended, Watch, refusals
 from ldpfl.deploy.site import Site
+from ldpfl.errors import DeploymentError
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower.nodes_asked import Participation
 
@@ -51,6 +52,25 @@ def test_each_step_is_told_once(site: Site) -> None:
     watch.look()
     watch.look()
     assert sorted(reported.told[1:], key=str) == [(1, 2, 0.5), (2, "node-0", "node-1")]
+
+
+def listing(path: Path, **run: str) -> Path:
+    path.write_text("a line of Flower's\n" + json.dumps({"success": True, "runs": [run]}), encoding="utf-8")
+    return path
+
+
+def test_a_run_that_failed_is_told_with_flowers_details(tmp_path: Path) -> None:
+    log = tmp_path / "superlink.log"
+    log.write_text("INFO : something\n", encoding="utf-8")
+    ended = Ended.read(listing(tmp_path / "ls.log", status="finished:failed", **{"status-details": "ProtocolError: round 1 is charged"}))
+    with pytest.raises(
+        DeploymentError, match=r"is finished:failed, expected finished:completed\. Details: ProtocolError: round 1 is"
+    ) as caught:
+        ended.check_completed(log)
+    assert caught.value.log == ("INFO : something",)
+    Ended.read(listing(tmp_path / "ls.log", status="finished:completed", **{"status-details": "N/A"})).check_completed(log)
+    with pytest.raises(DeploymentError, match="what flwr ls says cannot be read"):
+        Ended.read(listing(tmp_path / "ls.log", status="running"))
 
 
 def test_a_refusal_is_found_in_the_nodes_log(site: Site) -> None:

@@ -18,10 +18,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
-from relay_support import RUN, TABLES, Clock, Postgres, content, give, process, pull, seeded, share_id, sum_opened, sum_terms, unsynced
+from relay_support import (
+    RUN,
+    TABLES,
+    Clock,
+    Postgres,
+    content,
+    give,
+    process,
+    pull,
+    seeded,
+    share_id,
+    signer,
+    signing_key,
+    sum_opened,
+    sum_terms,
+    unsynced,
+)
 from scipy.stats import chi2
 from sqlalchemy import LargeBinary, event
 
@@ -38,7 +53,7 @@ FALSE_ALARM = 1e-7
 """Of each test of one set of numbers. There are 2 x 2 x 7 of them here, so that an honest code fails once in 300,000 seeds."""
 
 AGGREGATOR = X25519PrivateKey.from_private_bytes(bytes(range(32)))
-NODES = [Ed25519PrivateKey.from_private_bytes(bytes([index + 1]) * 32) for index in range(CLIENTS)]
+NODES = [signing_key(f"c{client}") for client in range(CLIENTS)]
 KNOWN = {signer_of(node.public_key()): node.public_key() for node in NODES}
 
 Numbers = NDArray[np.unsignedinteger]
@@ -172,11 +187,11 @@ class Marks(Store):
         super().__init__(*arguments, **options)
         add = self.sums.add
 
-        def marking(client: str, run: str, number: int, upload_id: str, body: Any) -> Any:
-            done = add(client, run, number, upload_id, body)
+        def marking(expected: Any, body: Any) -> Any:
+            done = add(expected, body)
             done.result(30)
             with self.engine.begin() as connection:
-                connection.execute(uploads.update().where(uploads.c.client == client).values(received=body.getvalue()[0]))
+                connection.execute(uploads.update().where(uploads.c.client == expected.client).values(received=body.getvalue()[0]))
             return done
 
         self.sums.add = marking  # type: ignore[method-assign]
@@ -187,7 +202,9 @@ def test_a_relay_that_keeps_more_is_found(tmp_path: Path) -> None:
     for name, points in data_sets().items():
         store = Marks(unsynced(open_engine(str(tmp_path / f"{name}.db"))), clock=Clock())
         sum_opened(store, dimension=WIDTH)
-        give(store, "c0", shard(points[0], seed_of("same", 1, 0), 32) + bytes(ENVELOPE_BYTES))
+        seed = seed_of("same", 1, 0)
+        envelope = seal_seed(seed, AGGREGATOR.public_key(), NODES[0], binding_of(1, 32))
+        give(store, "c0", shard(points[0], seed, 32) + envelope)
         kept.append(rows(store))
         store.close()
     assert kept[0] != kept[1]
@@ -305,7 +322,8 @@ def _give_and_die(place: str, shares: dict[str, bytes], last: int) -> None:
     event.listen(store.engine, "before_cursor_execute", count)
     event.listen(store.engine, "commit", count)
     for name in ("c0", "c1"):
-        store.sums.add(name, RUN, 1, share_id(shares[name]), BytesIO(shares[name])).result(30)
+        expected = store.sums.check(signer(name), RUN, 1, share_id(shares[name]), len(shares[name]))
+        store.sums.add(expected, BytesIO(shares[name])).result(30)
     os._exit(0)
 
 

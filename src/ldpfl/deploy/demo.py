@@ -41,6 +41,7 @@ COMPLETED = "finished:completed"
 _UP_S = 90.0
 _ROUND_S = 240.0
 _COMMAND_S = 90.0
+_LONGEST_DETAILS = 500
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,43 @@ class Relayed:
     terms: tuple[dict[str, Any], ...]
     received: int
     handed_out: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How Flower says that a run ended; ``flwr run`` itself ends with exit code 0 whatever happens.
+
+    Attributes:
+        status: such as "finished:completed".
+        details: why it failed, as far as Flower knows: the last error of the ServerApp.
+    """
+
+    status: str
+    details: str
+
+    @classmethod
+    def read(cls, listing: Path) -> Ended:
+        """Return what ``flwr ls --format json`` printed to ``listing``.
+
+        Raises:
+            DeploymentError: it is not about one run.
+        """
+        text = listing.read_text(encoding="utf-8", errors="replace")
+        try:
+            (run,) = json.loads(text[text.index("{") :])["runs"]
+            return cls(str(run["status"]), str(run["status-details"]))
+        except (ValueError, KeyError, TypeError):
+            raise DeploymentError(f"what flwr ls says cannot be read; it is in {listing}") from None
+
+    def check_completed(self, log: Path) -> None:
+        """Return if the run was completed.
+
+        Raises:
+            DeploymentError: it was not; the message has Flower's details, and the end of the aggregator's ``log``.
+        """
+        if self.status != COMPLETED:
+            said = f"Flower says that the run is {self.status}, expected {COMPLETED}. Details: {self.details[:_LONGEST_DETAILS]}"
+            raise DeploymentError(f"{said}; the aggregator's log: {log}", last_lines(log))
 
 
 @dataclass(frozen=True)
@@ -113,14 +151,17 @@ def _deploy(trial: Trial, programs: Programs, processes: Processes, observer: De
             processes.start(programs.supernode(number))
         _follow(trial, Running(programs.submit()), processes, watch)
         observer.step("asking Flower how the run ended")
-        status = _status(programs, processes)
-        _check_success(trial, site, status)
+        listing = programs.list_runs()
+        processes.run([listing], _COMMAND_S)
+        ended = Ended.read(listing.log)
+        ended.check_completed(site.superlink / "superlink.log")
+        _check_reports(trial, site)
         relayed = _relayed(site, http.get(f"{programs.relay_url}/metrics").text)
     observer.step("stopping everything")
     result = RunFolder(site.run).result()
     if result is None:
         raise DataError(f"the run has completed, but {site.run} holds no result")
-    return DemoOutcome(site, status, result, relayed, {node.name: read_books(node.budget) for node in site.nodes})
+    return DemoOutcome(site, ended.status, result, relayed, {node.name: read_books(node.budget) for node in site.nodes})
 
 
 def _healthy(http: httpx.Client, url: str) -> bool:
@@ -164,22 +205,7 @@ def _check_willing(site: Site) -> None:
             raise DeploymentError(f"{node.name} sent no report; its log says why: {node.log}", [reason])
 
 
-def _status(programs: Programs, processes: Processes) -> str:
-    """Return how Flower says that the run ended; ``flwr run`` itself ends with 0 whatever happens."""
-    listing = programs.list_runs()
-    processes.run([listing], _COMMAND_S)
-    text = listing.log.read_text(encoding="utf-8", errors="replace")
-    try:
-        (run,) = json.loads(text[text.index("{") :])["runs"]
-        return str(run["status"])
-    except (ValueError, KeyError, TypeError):
-        raise DeploymentError(f"what flwr ls says cannot be read; it is in {listing.log}") from None
-
-
-def _check_success(trial: Trial, site: Site, status: str) -> None:
-    if status != COMPLETED:
-        log = site.superlink / "superlink.log"
-        raise DeploymentError(f"Flower says that the run is {status}, expected {COMPLETED}; the aggregator's log: {log}", last_lines(log))
+def _check_reports(trial: Trial, site: Site) -> None:
     rounds = rounds_in(site)
     for number in range(1, trial.rounds + 1):
         reports = rounds[number - 1]["clients"] if number <= len(rounds) else 0

@@ -11,6 +11,7 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,7 +26,7 @@ from ldpfl.deploy.node_set_up import Finding, NodeSetUp, Standing, Trial, wrong
 from ldpfl.errors import ConfigError, Declined, LdpflError, RelayRefused, printable
 from ldpfl.file_owners import require_own
 from ldpfl.flower.named_by_server import check_config, check_mechanism
-from ldpfl.flower.operator_node import read_token
+from ldpfl.flower.operator_node import other_signer, read_token
 from ldpfl.flower.policy_init import Offer, offer_of, ranges_for, releases_of
 from ldpfl.flower.terms import check_window
 from ldpfl.number_format import counted, number
@@ -35,6 +36,7 @@ from ldpfl.privacy.budget_file import Books, read_books
 from ldpfl.privacy.policy import OVER_RELAY, Policy, Request, read_policy
 from ldpfl.quantities import cohort_size
 from ldpfl.relay import Patience, RelayClient
+from ldpfl.summing import signer_of
 from ldpfl.summing.node_keys import load_key, public_text
 
 _SOON = timedelta(days=30)
@@ -92,7 +94,7 @@ def _looked_over(node: NodeSetUp, connect: Connect, known: _Known) -> Iterator[F
     except LdpflError as error:
         yield wrong("budget", error)
     if node.relay or (policy and set(OVER_RELAY) & set(policy.transports)):
-        yield from _of_relay(node, connect)
+        yield from _of_relay(node, connect, sums=policy is not None and "sum" in policy.transports)
     if policy and "sum" in policy.transports:
         yield _of_signing_key(node.signing_key)
     if node.node_key:
@@ -154,7 +156,7 @@ def _of_budget(books: Books, policy: Policy | None) -> Iterator[Finding]:
         yield Finding("budget", Standing.WRONG, "LDPFL_BUDGETS is set, which is for simulations: unset it")
 
 
-def _of_relay(node: NodeSetUp, connect: Connect) -> Iterator[Finding]:
+def _of_relay(node: NodeSetUp, connect: Connect, *, sums: bool) -> Iterator[Finding]:
     try:
         token = read_token(_named(node.token, "relay's token", "LDPFL_RELAY_TOKEN"))
         yield Finding("token", Standing.FINE, f"{node.token} is this user's alone")
@@ -172,8 +174,10 @@ def _of_relay(node: NodeSetUp, connect: Connect) -> Iterator[Finding]:
             return
     try:
         with connect(node.relay, token, _context(node.relay_ca)) as relay:
-            relay.check_token()
+            signer = relay.signer()
         yield Finding("relay", Standing.FINE, "answers, and knows the token as a client's")
+        if sums:
+            yield from _of_signer(node.signing_key, signer)
     except RelayRefused as refusal:
         said = {
             401: "does not know this token: ask its operator for one (ldpfl relay token add, or renew)",
@@ -182,6 +186,16 @@ def _of_relay(node: NodeSetUp, connect: Connect) -> Iterator[Finding]:
         yield Finding("relay", Standing.WRONG, said)
     except LdpflError as error:
         yield wrong("relay", error)
+
+
+def _of_signer(path: Path | None, signer: str | None) -> Iterator[Finding]:
+    """Say whether the relay's token is for this node's signing key; without a key that can be read, another finding says so."""
+    with suppress(LdpflError):
+        own = signer_of(load_key(_named(path, "signing key", "LDPFL_SIGNING_KEY")).public_key()).hex()
+        if signer == own:
+            yield Finding("relay", Standing.FINE, f"takes what this node signs for sums, as {own}")
+        else:
+            yield Finding("relay", Standing.WRONG, str(other_signer(signer, own)))
 
 
 def _of_server(what: str, address: str, authority: Path | None) -> Finding:

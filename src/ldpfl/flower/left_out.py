@@ -42,5 +42,5 @@ def needed_by_nodes(*, at_nodes: bool) -> Iterator[str]:
     else:
         yield 'LDPFL_DATA_DIR: the data, unless they are bundled; --node-config "partition-id=N num-partitions=M": its part of them'
     yield "LDPFL_RELAY, LDPFL_RELAY_TOKEN, LDPFL_RELAY_CA, if ldpfl.transport is relay or sum: the relay, the node's token, its authority"
-    yield "LDPFL_SIGNING_KEY, if ldpfl.transport is sum: a key that ldpfl deploy node-key makes, with its line in the aggregator's list"
+    yield "LDPFL_SIGNING_KEY, if ldpfl.transport is sum: a key that ldpfl deploy node-key makes; aggregator and relay are given its line"
     yield "to see whether a node has all of it, and to try a round's local work on its data: ldpfl deploy check-node --app APP --try"

@@ -108,18 +108,19 @@ class RelayedRounds(ABC):
                 f"round {round_.number} does not fit the relay: {error.errors()[0]['msg'].removeprefix('Value error, ')}"
             ) from None
 
-    def collect(self, round_: OpenRound, answers: Sequence[Answer]) -> Received:
-        """Wait for the relay to release the round, and read it; a round that it does not release is cancelled.
+    def collect(self, round_: OpenRound, answers: Sequence[Answer], left_s: float) -> Received:
+        """Wait up to ``left_s`` seconds for the relay to release the round, and read it; a round that it does not release is cancelled.
 
         Raises:
             RelayRefused, RelayUnreachable: the relay does not answer, or not as it should. It keeps the round: started again, the
                 run goes on with it.
         """
         try:
-            self.relay.wait(round_.run, round_.number, round_.timeout)
-        except RelayNotReleased as error:
+            self.relay.wait(round_.run, round_.number, left_s)
+        except RelayNotReleased:
             self.relay.cancel(round_.run, round_.number)
-            return Received(None, refused=(str(error),))
+            few = f"fewer than {self.min_clients} nodes have uploaded within {round_.timeout:g} s, so the relay released nothing"
+            return Received(None, refused=(few,))
         return self.released(round_)
 
     def give_up(self, round_: OpenRound) -> bool:
@@ -139,7 +140,7 @@ class RelayedRounds(ABC):
     def recover(self, round_: OpenRound) -> Received | None:
         """Take up a round that the relay still holds; errors as for :meth:`collect`."""
         status = self._status(round_)
-        return None if status is None or status.state == "gone" else self.collect(round_, ())
+        return None if status is None or status.state == "gone" else self.collect(round_, (), round_.timeout)
 
     def done(self, run: str, number: int) -> None:
         """Let the relay delete all that it holds of the round."""
@@ -237,7 +238,10 @@ class SumCollector(RelayedRounds):
         )
 
     def released(self, round_: OpenRound) -> Received:
-        """Take the sum apart. One that cannot be, because of what a client or the relay did, stops the run: so would the next one."""
+        """Take the sum apart. One that cannot be, because of what a client or the relay did, stops the run: so would the next one.
+
+        The relay keeps what it released until it is acknowledged: once more, it hands out the same sum of the same nodes.
+        """
         sizes, mechanism = self.relay_terms(round_, "0" * 64), adding_up(round_.mechanism)
         total, envelopes = self.relay.pull_sum(round_.run, round_.number, sizes)
         # What the relay says that clients were asked, they have signed; of anything else no envelope opens.

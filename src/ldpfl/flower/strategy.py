@@ -9,6 +9,7 @@ from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from math import isfinite, nan
 from types import MappingProxyType
+from typing import NoReturn
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -208,7 +209,7 @@ class LdpStrategy(Strategy):
         if ended and sorted_.all_declined:
             self._take_back(course)
             raise all_declined(server_round, sorted_.said)
-        received = Received(None) if ended else self._collector.collect(course.round, sorted_.answers)
+        received = Received(None) if ended else self._collector.collect(course.round, sorted_.answers, course.patience.most)
         self._close(course, replace(received, refused=(*(sorted_.refused if ended else sorted_.left_out), *received.refused)))
         if ended:
             raise too_few_came(server_round, course.round.asked, needed, sorted_.said)
@@ -306,13 +307,13 @@ class LdpStrategy(Strategy):
         self._close_idle(course)
 
     def _close(self, course: Course, received: Received) -> None:
+        if received.broken:
+            self._stop(course, received.broken)
         for reason in sorted(set(received.refused)):
             LOGGER.warning("round %d: left out %d: %s", course.round.number, received.refused.count(reason), reason)
         if received.pool is None:
             LOGGER.warning("round %d: no report came; the model stays as it is", course.round.number)
             self._close_idle(course)
-            if received.broken:
-                raise ProtocolError(f"round {course.round.number} is charged and brought nothing: {received.broken}")
             return
         try:
             checkpoint = close_round(
@@ -330,6 +331,17 @@ class LdpStrategy(Strategy):
             self._close_idle(course)
             return
         self._keep(course, checkpoint)
+
+    def _stop(self, course: Course, why: str) -> NoReturn:
+        """End the run in a round that cannot be opened as things are: the next one would end alike. It stays begun, and charged."""
+        number = course.round.number
+        if self._folder is None:  # nobody can come back for it
+            self._close_idle(course)
+            raise ProtocolError(f"round {number} is charged and brought nothing: {why}")
+        raise ProtocolError(
+            f"round {number} is charged, and what came is not read yet: {why}. The relay keeps it: start the run again to try once more, "
+            f"or give the round up before that (ldpfl deploy left-open {self._folder.path} --cancel)"
+        )
 
     def _close_idle(self, course: Course) -> None:
         """Keep the model. The round is charged all the same: reports may have left their clients, late ones for instance."""

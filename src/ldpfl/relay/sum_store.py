@@ -1,5 +1,7 @@
 """The uploads of sum rounds: added up as they come, many in one transaction, and of each one only the envelope is kept.
 
+What is added can never be taken out again, so who signed an envelope is checked before.
+
 Sums lie where mixed records will lie, as the round's first parts, and envelopes lie where uploads do, one block each. So release,
 acknowledgement and deletion are those of all rounds. Relays that add at the same time each have a partial sum of their own: a batch takes
 the first one that no other process holds, so one process alone has one, and the release adds up what there is. The same transaction
@@ -18,18 +20,21 @@ from io import BytesIO
 from typing import Any, BinaryIO, cast
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from numpy.typing import NDArray
 from sqlalchemy import Connection, Engine, Row, and_, delete, insert, select, union, update
 from sqlalchemy.exc import DBAPIError
 
+from ldpfl.errors import ProtocolError
 from ldpfl.relay.database import reading, store_errors, writing
 from ldpfl.relay.deadlines import Deadlines
-from ldpfl.relay.errors import Conflict, Refusal, RoundOver, WrongLength
+from ldpfl.relay.errors import Conflict, Forbidden, Refusal, RoundOver, WrongLength
 from ldpfl.relay.leftovers import Leftovers
 from ldpfl.relay.protocol import SumTerms
 from ldpfl.relay.queries import held_at_once, hold, round_row, terms_as
 from ldpfl.relay.schema import blocks, is_sqlite, parts, rounds, uploads
-from ldpfl.summing.envelopes import ENVELOPE_BYTES
+from ldpfl.relay.tokens import Owner
+from ldpfl.summing.envelopes import ENVELOPE_BYTES, SumBinding, check_signed
 from ldpfl.summing.masks import fold, zeros
 
 _IN_MEMORY_BYTES = 4 * 2**20
@@ -47,6 +52,18 @@ _RACED = ("23505", "40P01")
 
 class _Raced(Exception):
     """Another process has changed meanwhile who is in the round."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Expected:
+    """An upload that is about to come, and what its envelope must be signed by, and for."""
+
+    client: str
+    run: str
+    number: int
+    upload_id: str
+    signing_key: Ed25519PublicKey
+    binding: SumBinding
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -72,10 +89,11 @@ class Sums:
         self._lock = threading.Lock()
         self._outdated_bytes = 0
 
-    def check(self, client: str, run: str, number: int, upload_id: str, length: int) -> None:
-        """Return if an upload of so many bytes would be taken, or is in the sum already.
+    def check(self, client: Owner, run: str, number: int, upload_id: str, length: int) -> Expected:
+        """Return what an upload of so many bytes has to be to be taken; it may be in the sum already.
 
         Raises:
+            Forbidden: the client's token has no signing key.
             Unknown: there is no such round.
             RoundOver: it takes no uploads any more.
             WrongLength: the upload would not have the length of the round's terms.
@@ -84,31 +102,43 @@ class Sums:
         self._leftovers.check_room()
         with reading(self._engine) as connection:
             row = round_row(connection, run, number)
-            expected = terms_as(row, SumTerms).upload_bytes
-            if length != expected:
-                raise WrongLength(f"an upload has exactly {expected} bytes in this round, not {length}")
-            (outcome,) = self._admit(connection, row, [(client, upload_id)])
+            terms = terms_as(row, SumTerms)
+            if length != terms.upload_bytes:
+                raise WrongLength(f"an upload has exactly {terms.upload_bytes} bytes in this round, not {length}")
+            if client.signing_key is None:
+                raise Forbidden(
+                    f"this token has no signing key for sums: ldpfl relay token renew {client.name} --signing-key KEY gives one"
+                )
+            (outcome,) = self._admit(connection, row, [(client.name, upload_id)])
         if isinstance(outcome, Refusal):
             raise outcome
+        binding = SumBinding(run, number, bytes.fromhex(terms.agreement), terms.dimension, terms.bits)
+        return Expected(client.name, run, number, upload_id, client.signing_key, binding)
 
-    def add(self, client: str, run: str, number: int, upload_id: str, body: BinaryIO) -> Future[None]:
+    def add(self, expected: Expected, body: BinaryIO) -> Future[None]:
         """Have a whole body of the right length added to the sum; the future ends when it is on disk, or refused as by :meth:`check`.
 
         The body must not be closed before.
 
         Raises:
             Refusal: the id is not that of the body's envelope.
+            Forbidden: the envelope names another node than the client, or is not signed by it for this round.
         """
         with store_errors():
             body.seek(-ENVELOPE_BYTES, 2)
             envelope = body.read()
-        if hashlib.sha256(envelope).hexdigest() != upload_id:
+        if hashlib.sha256(envelope).hexdigest() != expected.upload_id:
             raise Refusal("the upload's id is not the SHA-256 of the envelope at the body's end; nothing was stored")
+        try:
+            check_signed(envelope, expected.signing_key, expected.binding)
+        except ProtocolError as error:
+            raise Forbidden(f"{error}; nothing was stored") from None
+        run, number = expected.run, expected.number
         done = Future[None]()
         done.set_running_or_notify_cancel()  # from now on nobody can call it off
         with self._lock:
             waiting = self._waiting.setdefault((run, number), [])
-            waiting.append((Share(client, upload_id, envelope, body), done))
+            waiting.append((Share(expected.client, expected.upload_id, envelope, body), done))
         if len(waiting) == 1:
             self._thread.submit(self._fold_waiting, run, number)
         return done

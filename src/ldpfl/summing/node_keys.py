@@ -1,4 +1,4 @@
-"""Keys by which nodes sign what they add to a sum, and the aggregator's list of them."""
+"""Keys by which nodes sign what they add to a sum, and the aggregator's list of them. The relay keeps each one with its node's token."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from ldpfl import keys
-from ldpfl.errors import ConfigError
+from ldpfl.errors import ConfigError, shown
 from ldpfl.file_owners import require_own
 from ldpfl.summing.envelopes import signer_of
 
@@ -39,6 +39,18 @@ def public_text(key: Ed25519PrivateKey) -> str:
     return base64.b64encode(key.public_key().public_bytes_raw()).decode()
 
 
+def public_key(line: str) -> Ed25519PublicKey:
+    """Return the key that a node's ``line`` begins with, see :func:`line_of`; what follows after a blank does not count.
+
+    Raises:
+        ConfigError: it begins with none.
+    """
+    key = _key_in(line)
+    if key is None:
+        raise ConfigError(f"{shown(line)} does not begin with a node's public key: give the line that ldpfl deploy node-key prints")
+    return key
+
+
 def line_of(key: Ed25519PrivateKey) -> str:
     """Return a line for the aggregator's list: the public half, and the name of 16 digits by which messages call the node."""
     return f"{public_text(key)} {signer_of(key.public_key()).hex()}"
@@ -62,7 +74,7 @@ def read_nodes(path: Path) -> dict[bytes, Ed25519PublicKey]:
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.startswith("#"):
             continue
-        key = _key_in(line.split()[0])
+        key = _key_in(line)
         if key is None:
             raise ConfigError(f"line {number} of {path} does not begin with a node's public key, as ldpfl deploy node-key prints it")
         if signer_of(key) in nodes:
@@ -73,8 +85,8 @@ def read_nodes(path: Path) -> dict[bytes, Ed25519PublicKey]:
     return nodes
 
 
-def _key_in(text: str) -> Ed25519PublicKey | None:
+def _key_in(line: str) -> Ed25519PublicKey | None:
     try:
-        return Ed25519PublicKey.from_public_bytes(base64.b64decode(text, validate=True))
+        return Ed25519PublicKey.from_public_bytes(base64.b64decode((line.split() or [""])[0], validate=True))
     except (binascii.Error, ValueError):
         return None
