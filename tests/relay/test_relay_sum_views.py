@@ -284,7 +284,7 @@ def files_of(place: str, request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("last", [7, 15])
+@pytest.mark.parametrize("last", [9, 21])
 def test_no_file_of_a_relay_that_is_killed_holds_points_masks_or_seeds(place: str, last: int, request: pytest.FixtureRequest) -> None:
     """Killed in the first upload or in the second one, when its sum is written, so that a journal or log is left."""
     shares, secrets = secret_uploads(1)
