@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from ldpfl.api.certified_lines import certified
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.privacy.accountants import registry
 from ldpfl.privacy.accountants.adaptive import epsilon_needed, filter_order, filtered_epsilon
@@ -17,7 +18,6 @@ from ldpfl.privacy.accountants.behind_shuffler import Bounds, ShuffledAccountant
 from ldpfl.privacy.accountants.binomial import Array
 from ldpfl.privacy.accountants.local import LocalAccountant
 from ldpfl.privacy.budget_file import as_stored
-from ldpfl.privacy.certified_lines import certified
 from ldpfl.privacy.charged_rounds import RoundGroup
 from ldpfl.privacy.events import BinaryRelease, Release, UnprotectedRelease, _Stated
 from ldpfl.privacy.ledger import Ledger

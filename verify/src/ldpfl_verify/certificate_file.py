@@ -1,149 +1,283 @@
-"""A certificate: what a run guarantees and what that was computed from, in a small file that anybody can check, and that may be signed.
+"""The form of a certificate: the privacy guarantees of a run, the rounds that they were computed from, and who signed them.
 
-It holds no figure of the data: of the run it says what its ledger says, and how the ledger's bytes are told from others.
+A certificate holds no figure of the data. It says of the run what the run's ledger says, and the SHA-256 of the ledger's bytes.
+Every class checks its fields when it is made, so that a certificate in memory is always one that a file may hold.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    FiniteFloat,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
+from ldpfl_verify.field_checks import (
+    check_fields,
+    count,
+    either,
+    flag,
+    from_tree,
+    hexadecimal,
+    list_of,
+    number,
+    object_of,
+    one_of,
+    optional,
+    text,
+    texts_by_name,
+    to_tree,
 )
 
-from ldpfl.errors import printable
-from ldpfl.few import FEW, require_few
-
-FORMAT = "ldpfl-certificate"
-INFINITE = "infinity"
-
-Words = Annotated[str, Field(max_length=2000), AfterValidator(printable)]
-Count = Annotated[int, Field(ge=1, le=10**12)]
-Share = Annotated[FiniteFloat, Field(gt=0, le=1)]
-Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+INFINITY = "infinity"
+"""Epsilon of a guarantee that promises nothing. JSON has no number for it."""
 
 OURS, UNKNOWN = "ldpfl", "unknown"
-"""Author of a release: this project, or nobody that is known. Others are a class, ``module:Class``."""
+"""Author of a mechanism: the ldpfl project, or nobody that is known. Any other author is a Python class, ``module:Class``."""
 
-_NOT_STATED = [("blanket", None), ("alike", False), ("integers", False), ("author", UNKNOWN)]
+MAX_KINDS_OF_ROUNDS = 10_000
+MAX_GUARANTEES = 8
+
+Kind = Literal["binary", "pure", "gaussian", "unprotected"]
+Unit = Literal["weight", "coordinate", "group", "layer", "vector", "record", "person", "client"]
+Sampling = Literal["everyone", "visible", "secret", "once"]
+Channel = Literal["ideal-shuffler", "secure-sum", "random-delay", "direct"]
+Protected = Literal["client", "person", "record"]
+Adjacency = Literal["replace one client's data", "replace all records of one person at one client", "replace one record of one client"]
+Trusted = Literal["local", "shuffled", "summed"]
+
+_share = number(lambda value: 0 < value <= 1, "above 0 and at most 1")
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    _has_few_fields = model_validator(mode="before")(require_few)
-
-
-class Released(_Part):
-    """What one client sent in a round.
+@dataclass(frozen=True)
+class ClientRelease:
+    """The report of one client in one round.
 
     Attributes:
-        kind: ``binary`` (bits by randomised response), ``pure`` (any reports), ``gaussian`` (a vector with noise) or ``unprotected``.
-        parameter: epsilon of a unit, or mu of a Gaussian vector; None of what is not protected.
-        sampled: of how many coordinates a bit is about one that its client drew in secret.
-        rate: probability with which a record, or a person, took part.
-        blanket: share of a pure report that follows one law whatever its input; such reports are between that and e^epsilon times that as
-            likely as under it. None where none is stated.
-        alike: whether all clients of the round bounded their vectors to one ball, of radius ``parameter`` / 2 standard deviations, and
+        kind: ``binary`` (bits by randomised response), ``pure`` (reports of any epsilon-LDP mechanism), ``gaussian`` (one vector with
+            Gaussian noise) or ``unprotected`` (something left the client as it was).
+        mechanism: name of the mechanism.
+        parameter: epsilon of one unit; for ``gaussian`` mu, the sensitivity over the noise's standard deviation; None if unprotected.
+        units: number of units in the report.
+        unit: what one unit stands for.
+        sampled: number of coordinates among which the client drew the one of a bit in secret; 1 if the coordinate is fixed.
+        rate: probability with which each record, or each person, took part in the report.
+        blanket: share g of a ``pure`` report that follows one law U whatever the input: a report is between g and g e^epsilon times as
+            likely as under U. None if no such share is stated.
+        alike: whether all clients of the round clipped their vectors to one ball, of radius ``parameter`` / 2 standard deviations, and
             added noise of the same law.
-        integers: whether a Gaussian vector consists of integers, so that a sum over clients has the noise of all; of records and persons it
-            always does.
-        author: whose code the mechanism is; of other code than :data:`OURS` all that is said here is its author's claim.
+        integers: whether a ``gaussian`` vector consists of integers, so that a sum over clients has the noise of all of them. Vectors about
+            records or persons always do.
+        author: whose code the mechanism is. If it is not :data:`OURS`, everything said here is the author's claim.
     """
 
-    kind: Literal["binary", "pure", "gaussian", "unprotected"]
-    mechanism: Words
-    parameter: Annotated[FiniteFloat, Field(ge=1e-15, le=1e9)] | None
-    units: Count
-    unit: Literal["weight", "coordinate", "group", "layer", "vector", "record", "person", "client"]
-    sampled: Count = 1
-    rate: Share = 1.0
-    blanket: Annotated[FiniteFloat, Field(gt=0, lt=1)] | None = None
+    kind: Kind
+    mechanism: str
+    parameter: float | None
+    units: int
+    unit: Unit
+    sampled: int = 1
+    rate: float = 1.0
+    blanket: float | None = None
     alike: bool = False
     integers: bool = False
-    author: Words = UNKNOWN
+    author: str = UNKNOWN
 
-    @model_validator(mode="after")
-    def _has_a_parameter_if_protected(self) -> Self:
+    def __post_init__(self) -> None:
+        check_fields(self, _RELEASE)
         if (self.parameter is None) != (self.kind == "unprotected"):
-            raise ValueError("what is protected has a parameter, and nothing else")
-        return self
+            raise ValueError(f"a release of kind {self.kind!r} {'has no' if self.kind == 'unprotected' else 'has a'} parameter")
 
-    @model_serializer(mode="wrap")
-    def _without_what_is_not_stated(self, made: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what is not stated: certificates that were signed before it could be are still what was signed."""
-        return {name: value for name, value in made(self).items() if (name, value) not in _NOT_STATED}
-
-
-class Charged(_Part):
-    """Rounds of one client that are alike, and how many; ``cohort`` and the like as in a ledger."""
-
-    release: Released
-    cohort: Count
-    population: Count
-    rounds: Count
-    sampling: Literal["everyone", "visible", "secret", "once"]
-    rate: Share
-    channel: Literal["ideal-shuffler", "secure-sum", "random-delay", "direct"]
-    linked: Count
+    @property
+    def left_out(self) -> set[str]:
+        """Names of the fields that a file leaves out, because they are not stated."""
+        return {name for name, value in _NOT_STATED.items() if getattr(self, name) == value}
 
 
-class Line(_Part):
-    """A guarantee over all that a client sends in the run."""
+_NOT_STATED = {"blanket": None, "alike": False, "integers": False, "author": UNKNOWN}
+_RELEASE = {
+    "kind": one_of(*get_args(Kind)),
+    "mechanism": text,
+    "parameter": optional(number(lambda value: 1e-15 <= value <= 1e9, "from 1e-15 to 1e9")),
+    "units": count,
+    "unit": one_of(*get_args(Unit)),
+    "sampled": count,
+    "rate": _share,
+    "blanket": optional(number(lambda value: 0 < value < 1, "between 0 and 1")),
+    "alike": flag,
+    "integers": flag,
+    "author": text,
+}
 
-    protects: Literal["client", "person", "record"]
-    adjacency: Literal["replace one client's data", "replace all records of one person at one client", "replace one record of one client"]
-    trusted: Literal["local", "shuffled", "summed"]
-    epsilon: Annotated[FiniteFloat, Field(ge=0)] | Literal["infinity"]
-    delta: Annotated[FiniteFloat, Field(ge=0, lt=1)]
-    status: Literal["proved", "author's claim"] = "author's claim"
-    computed: Words
-    assumptions: Annotated[list[Words], Field(fail_fast=True)]
 
-
-class Statement(_Part):
-    """What is certified.
+@dataclass(frozen=True)
+class ChargedRounds:
+    """A number of equal rounds that the most frequent client is charged for.
 
     Attributes:
-        run: its name.
-        ledger: SHA-256 of the bytes of its ledger.
-        charged: the rounds that are charged, of the client that took part most often.
-        guarantees: what they cost.
-        caveats: what the run itself says against them.
-        software: versions, by name; of the mechanisms that were used as well.
+        release: the client's report in each of these rounds.
+        cohort: number of clients whose reports were mixed or added up in a round.
+        population: number of clients that could have taken part.
+        rounds: number of such rounds.
+        sampling: how the cohort came about. ``everyone``: all clients. ``visible``: some clients, and others know which. ``secret``: each
+            client decided in secret (random check-in). ``once``: each client in one round of the whole run, in a secret random order.
+        rate: probability with which a client takes part, if it decides in secret.
+        channel: how reports travelled.
+        linked: messages per report: number of units that stay together in one message.
     """
 
-    run: Words
-    ledger: Hex
-    charged: Annotated[list[Charged], Field(min_length=1, max_length=10_000)]
-    guarantees: Annotated[list[Line], Field(min_length=1, max_length=8)]
-    caveats: Annotated[list[Words], Field(fail_fast=True)] = []
-    software: Annotated[dict[Words, Words], FEW]
+    release: ClientRelease
+    cohort: int
+    population: int
+    rounds: int
+    sampling: Sampling
+    rate: float
+    channel: Channel
+    linked: int
+
+    def __post_init__(self) -> None:
+        check_fields(self, _CHARGED)
 
 
-class Signature(_Part):
-    """Ed25519 over the statement, as JSON with sorted keys and no blanks."""
+_CHARGED = {
+    "release": object_of(ClientRelease),
+    "cohort": count,
+    "population": count,
+    "rounds": count,
+    "sampling": one_of(*get_args(Sampling)),
+    "rate": _share,
+    "channel": one_of(*get_args(Channel)),
+    "linked": count,
+}
 
-    public_key: Hex
-    value: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+
+@dataclass(frozen=True)
+class StatedGuarantee:
+    """A guarantee over everything that one client sends in the run.
+
+    Attributes:
+        protects: what is protected as a whole.
+        adjacency: how the two data sets differ that nobody can tell apart.
+        trusted: who is trusted: nobody (``local``), a shuffler (``shuffled``), or those who add reports up (``summed``).
+        epsilon: upper bound, or :data:`INFINITY`.
+        delta: failure probability; 0 if the guarantee is pure.
+        status: ``proved`` by theorems, or an author's claim about a mechanism's code.
+        computed: name of the accountant that computed the figure, and what it does.
+        assumptions: what has to be true for the guarantee to hold.
+    """
+
+    protects: Protected
+    adjacency: Adjacency
+    trusted: Trusted
+    epsilon: float | Literal["infinity"]
+    delta: float
+    computed: str
+    assumptions: tuple[str, ...]
+    status: Literal["proved", "author's claim"] = "author's claim"
+
+    def __post_init__(self) -> None:
+        check_fields(self, _GUARANTEE)
 
 
-class Certificate(_Part):
-    """A statement, and who signed it, if anybody did."""
+_GUARANTEE = {
+    "protects": one_of(*get_args(Protected)),
+    "adjacency": one_of(*get_args(Adjacency)),
+    "trusted": one_of(*get_args(Trusted)),
+    "epsilon": either(one_of(INFINITY), number(lambda value: value >= 0, "of 0 or more")),
+    "delta": number(lambda value: 0 <= value < 1, "of 0 or more, below 1"),
+    "computed": text,
+    "assumptions": list_of(text),
+    "status": one_of("proved", "author's claim"),
+}
 
-    format: Literal["ldpfl-certificate"] = "ldpfl-certificate"
-    version: Literal[1] = 1
+
+@dataclass(frozen=True)
+class Statement:
+    """The part of a certificate that is signed.
+
+    Attributes:
+        run: name of the run.
+        ledger: SHA-256 of the bytes of the run's ledger.
+        charged: the rounds that the client is charged for that took part most often.
+        guarantees: the privacy cost of these rounds.
+        software: versions of the software and of the mechanisms, by name.
+        caveats: what the run itself says against its figures.
+    """
+
+    run: str
+    ledger: str
+    charged: tuple[ChargedRounds, ...]
+    guarantees: tuple[StatedGuarantee, ...]
+    software: Mapping[str, str]
+    caveats: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self, _STATEMENT)
+
+    def signed_bytes(self) -> bytes:
+        """Return the bytes that a signature is over: JSON with sorted keys and no blanks."""
+        return json.dumps(to_tree(self), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+_STATEMENT = {
+    "run": text,
+    "ledger": hexadecimal(64),
+    "charged": list_of(object_of(ChargedRounds), 1, MAX_KINDS_OF_ROUNDS),
+    "guarantees": list_of(object_of(StatedGuarantee), 1, MAX_GUARANTEES),
+    "software": texts_by_name,
+    "caveats": list_of(text),
+}
+
+
+@dataclass(frozen=True)
+class Signature:
+    """An Ed25519 signature over :meth:`Statement.signed_bytes`, and the public key that it fits."""
+
+    public_key: str
+    value: str
+
+    def __post_init__(self) -> None:
+        check_fields(self, {"public_key": hexadecimal(64), "value": hexadecimal(128)})
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A statement, and its signature if somebody signed it."""
+
     statement: Statement
     signature: Signature | None = None
+    format: str = "ldpfl-certificate"
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        check_fields(self, _CERTIFICATE)
+
+    @classmethod
+    def from_dict(cls, tree: object) -> Certificate:
+        """Return the certificate that the JSON object ``tree`` holds. Its signature is not checked here.
+
+        Raises:
+            ValueError: ``tree`` is no certificate. The message says where.
+        """
+        return from_tree(cls, tree)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the certificate as an object of JSON."""
+        tree: dict[str, Any] = to_tree(self)
+        return tree
 
     def to_json(self) -> str:
-        """Return the certificate as a file holds it."""
-        return json.dumps(self.model_dump(mode="json"), indent=1, allow_nan=False) + "\n"
+        """Return the text of the certificate's file."""
+        return json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n"
+
+
+_CERTIFICATE = {
+    "statement": object_of(Statement),
+    "signature": optional(object_of(Signature)),
+    "format": one_of("ldpfl-certificate"),
+    "version": one_of(1),
+}
+
+
+def epsilon_of(guarantee: StatedGuarantee) -> float:
+    """Return the stated epsilon as a number, ``inf`` for :data:`INFINITY`."""
+    return float("inf") if isinstance(guarantee.epsilon, str) else guarantee.epsilon

@@ -1,157 +1,120 @@
-"""Whether the rounds that a certificate charges are those of its ledger; read from the file, without a line of what wrote it."""
+"""Decide whether a certificate charges at least the rounds that the run's ledger holds."""
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from pydantic import ValidationError
+from ldpfl_verify.certificate_file import ChargedRounds, Statement
+from ldpfl_verify.errors import CertificateError
+from ldpfl_verify.ledger_file import Event, read_ledger
 
-from ldpfl.errors import DataError
-from ldpfl.files import MAX_ROUNDS_BYTES, check_events, from_json, read_text
-from ldpfl.verifying.certificate_file import UNKNOWN, Charged, Released, Statement
-
-_MOST_PAIRS = 10**6
-
-_PARAMETERS = {"binary": "epsilon", "pure": "epsilon", "gaussian": "mu"}
+MAX_COMPARED_PAIRS = 10**6
+"""Number of pairs of a charged round and a ledger's round that are compared. More would take minutes."""
 
 
-def check_charged(statement: Statement, ledger: Path) -> None:
-    """Return if ``statement`` charges the rounds that ``ledger`` holds, or costlier ones.
+def check_charged(statement: Statement, path: Path) -> None:
+    """Return if ``statement`` is about the ledger at ``path`` and charges its rounds, or rounds that cost more.
 
     Raises:
-        DataError: it is another ledger, cannot be read, or holds more than is charged.
+        CertificateError: the ledger is another one, cannot be read, or holds more than the statement charges.
     """
-    try:
-        text = read_text(ledger, MAX_ROUNDS_BYTES)
-        if hashlib.sha256(text.encode()).hexdigest() != statement.ledger:
-            raise DataError(f"{ledger} is not the ledger that was certified")
-        check_events(text)
-        events = from_json(text)["events"]
-        # As many as the run was planned for are no crowd in any of its rounds; the client itself is left.
-        colluding = max((event.get("colluding", 0) for event in events), default=0)
-        seen = [_Seen(_round(event, colluding), event["joined"]) for event in events if event["cohort"]]
-        # Some client joined at least as often as clients did on average.
-        average = math.ceil(sum(event["cohort"] for event in events) / max(event["population"] for event in events)) if seen else 0
-        # That nobody joined a round of secret participation is an outcome like any other, and part of its cost.
-        last = max((event["round"] for event in events if event["sampling"] == "secret"), default=0)
-    except OSError as error:
-        raise DataError(f"ledger {ledger} cannot be read: {error.strerror}") from None
-    except (ValueError, LookupError, TypeError, ValidationError) as error:
-        raise DataError(f"{ledger} is no ledger: {type(error).__name__}") from None
-    why = _too_little(statement.charged, seen, last, average)
+    ledger = read_ledger(path)
+    if ledger.sha256 != statement.ledger:
+        raise CertificateError(f"{path} is not the ledger that was certified: its SHA-256 differs from the one in the certificate")
+    why = _missing(statement.charged, ledger.events)
     if why:
-        raise DataError(f"the certificate charges less than {ledger} holds: {why}")
+        raise CertificateError(f"the certificate charges less than {path} holds: {why}")
 
 
-class _Seen(NamedTuple):
-    """A round that somebody joined, and the most that any client had joined by then."""
-
-    round: Charged
-    joined: int
-
-
-def _round(event: Mapping[str, Any], colluding: int) -> Charged:
-    """Return one round as a certificate would charge it; ``colluding`` clients are no crowd."""
-    release, kind = event["release"], event["release"]["kind"]
-    parameter = release.get(_PARAMETERS.get(kind, ""))
-    what = Released(
-        kind=kind,
-        mechanism=release["mechanism"],
-        parameter=None if parameter is None else float(parameter),
-        units=release["units"],
-        unit=release["unit"],
-        sampled=release.get("sampled", 1),
-        rate=float(release.get("rate", 1.0)),
-        blanket=release.get("blanket"),
-        alike=release.get("alike", False),
-        integers=release.get("integers", False),
-        author=release.get("author", UNKNOWN),
-    )
-    return Charged(
-        release=what,
-        cohort=max(1, event["cohort"] - colluding),
-        population=max(1, event["population"] - colluding),
-        rounds=1,
-        sampling=event["sampling"],
-        rate=float(event["rate"]),
-        channel=event["channel"],
-        linked=min(event["linked"], what.units),
-    )
-
-
-def _too_little(charged: Sequence[Charged], seen: Sequence[_Seen], last: int, average: int) -> str:
-    """Say what is missing in ``charged`` against the rounds that were ``seen``.
-
-    ``last`` is the number of the last secret one; some client joined ``average`` rounds or more.
-    """
-    if not seen:
-        return "nobody joined any of its rounds, and what that reveals is not compared with a certificate here"
-    samplings = {one.sampling for one, _ in seen}
+def _missing(charged: Sequence[ChargedRounds], events: Sequence[Event]) -> str:
+    """Return which rounds of ``events`` are not paid for by ``charged``, or an empty text."""
+    joined = [event for event in events if event.cohort]
+    if not joined:
+        return "no client joined any of its rounds; the cost of empty rounds is not compared with a certificate here"
+    # The largest number that any round names: a client has to count with so many even where a round was planned for fewer.
+    colluding = max(event.colluding for event in events)
+    rounds = [event.as_charged(colluding) for event in joined]
+    most = max(event.joined for event in joined)
+    samplings = {one.sampling for one in rounds}
     if samplings == {"secret"}:
-        return _too_little_in_secret(charged, seen, last)
+        # An empty round of random check-in is an outcome like any other, and part of the cost.
+        last = max(event.round for event in events if event.sampling == "secret")
+        return _missing_in_random_check_in(charged, rounds, last, most)
     if "secret" in samplings:
-        return "rounds of secret participation among others are not held against a certificate here"
+        return "it mixes rounds of random check-in with other rounds, which are not compared with a certificate here"
     if samplings == {"once"} and [one.rounds for one in charged] == [1]:
-        return _too_little_at_once(charged[0], seen)
-    held = Counter(one for one, _ in seen)
-    paid: Counter[Charged] = Counter()
+        return _missing_in_one_round_each(charged[0], rounds)
+    # Some client joined at least as many rounds as clients did on average.
+    average = math.ceil(sum(event.cohort for event in joined) / max(event.population for event in joined))
+    return _missing_by_round(charged, rounds, max(most, average))
+
+
+def _missing_by_round(charged: Sequence[ChargedRounds], rounds: Sequence[ChargedRounds], most: int) -> str:
+    """Compare round by round; some client joined ``most`` rounds."""
+    held = Counter(rounds)
+    paid: Counter[ChargedRounds] = Counter()
     for one in charged:
-        paid[one.model_copy(update={"rounds": 1})] += one.rounds
+        paid[replace(one, rounds=1)] += one.rounds
     invented = [one for one in paid if one not in held]
     if invented:
-        return f"no round of it is one of {invented[0].release.mechanism} among {invented[0].cohort:,}"
+        return f"it has no such round with mechanism {invented[0].release.mechanism} and a cohort of {invented[0].cohort:,}"
     left_out = [one for one in held if paid[one] < held[one]]
-    if left_out and len(held) * len(paid) > _MOST_PAIRS:
-        return "there are too many different rounds to compare"
-    if left_out:
-        most = max(average, *(joined for _, joined in seen))
-        if paid.total() < most:
-            return f"some client joined {most:,} rounds, and {paid.total():,} are charged"
-        for one in left_out:
-            if any(_may_cost_more(one, other) for other in paid if paid[other]):
-                return f"a round among {one.cohort:,} clients is left out for one that may cost less"
+    if left_out and len(held) * len(paid) > MAX_COMPARED_PAIRS:
+        return f"it has more than {MAX_COMPARED_PAIRS:,} pairs of different rounds, too many to compare here"
+    if left_out and paid.total() < most:
+        return f"some client joined {most:,} rounds, and {paid.total():,} are charged"
+    for one in left_out:
+        if any(paid[other] and _may_cost_more(one, other) for other in paid):
+            return f"a round with a cohort of {one.cohort:,} is left out, and a round that may cost less is charged"
     return ""
 
 
-def _may_cost_more(one: Charged, other: Charged) -> bool:
-    """Tell whether ``one`` might cost more than ``other``: it does not where it is the same but for more clients, or a smaller mu."""
-    smaller = (one.release.parameter or 0.0) <= (other.release.parameter or 0.0) or one.release.parameter == other.release.parameter
-    alike = one.model_copy(update={"cohort": 1, "population": 1, "release": _without(one.release)})
-    same = alike == other.model_copy(update={"cohort": 1, "population": 1, "release": _without(other.release)})
-    hidden = one.channel == "secure-sum" or (one.channel == "ideal-shuffler" and one.release.alike)
-    alone = one.release.kind == "gaussian" and not hidden  # however many others there are
-    return not (same and smaller and (alone or one.cohort >= other.cohort) and one.population >= other.population)
+def _may_cost_more(one: ChargedRounds, other: ChargedRounds) -> bool:
+    """Return whether ``one`` may cost more than ``other``.
+
+    It cannot if it differs from ``other`` by a smaller parameter and a larger population at most, and its cohort is no smaller. Gaussian
+    noise whose sender is known costs the same in any cohort.
+    """
+    same_but_size = _without_size(one) == _without_size(other)
+    no_larger_parameter = (one.release.parameter or 0.0) <= (other.release.parameter or 0.0)
+    mixed = one.channel == "secure-sum" or (one.channel == "ideal-shuffler" and one.release.alike)
+    cohort_matters = one.release.kind != "gaussian" or mixed
+    no_smaller_cohort = not cohort_matters or one.cohort >= other.cohort
+    return not (same_but_size and no_larger_parameter and no_smaller_cohort and one.population >= other.population)
 
 
-def _without(release: Released) -> Released:
-    return release.model_copy(update={"parameter": None})
+def _without_size(one: ChargedRounds) -> ChargedRounds:
+    """Return ``one`` with the same cohort, population and parameter as any other."""
+    release = one.release if one.release.parameter is None else replace(one.release, parameter=1.0)
+    return replace(one, cohort=1, population=1, release=release)
 
 
-def _too_little_in_secret(charged: Sequence[Charged], seen: Sequence[_Seen], last: int) -> str:
-    rounds = sum(one.rounds for one in charged)
-    hidden = any(one.channel == "ideal-shuffler" and one.release.alike for one, _ in seen)  # then nobody learns in how many rounds
-    if all(one.release.kind == "gaussian" for one, _ in seen) and not hidden:  # a client pays for its own rounds, which are seen
-        last = max(joined for _, joined in seen)
-    if rounds < last:
-        return f"there were {last:,} rounds, and {rounds:,} are charged"
-    fewest = min(one.cohort for one, _ in seen)
-    kinds = {one.model_copy(update={"cohort": 1}) for one, _ in seen}
-    if {one.model_copy(update={"cohort": 1, "rounds": 1}) for one in charged} != kinds or len(kinds) > 1:
+def _missing_in_random_check_in(charged: Sequence[ChargedRounds], rounds: Sequence[ChargedRounds], last: int, most: int) -> str:
+    """Compare rounds of random check-in, of which ``last`` is the number of the last one; some client joined ``most`` of them."""
+    needed = last
+    # Behind a shuffler nobody learns which rounds a client joined. Elsewhere, with Gaussian noise, a client pays for its own rounds alone.
+    unseen = any(one.channel == "ideal-shuffler" and one.release.alike for one in rounds)
+    if all(one.release.kind == "gaussian" for one in rounds) and not unseen:
+        needed = most
+    paid = sum(one.rounds for one in charged)
+    if paid < needed:
+        return f"there were {needed:,} rounds, and {paid:,} are charged"
+    kinds = {replace(one, cohort=1) for one in rounds}
+    if {replace(one, cohort=1, rounds=1) for one in charged} != kinds or len(kinds) > 1:
         return "its rounds are of another kind"
-    most = max(one.cohort for one in charged)
-    return f"{most:,} clients are not at most {fewest:,}" if most > fewest else ""
+    smallest, largest_charged = min(one.cohort for one in rounds), max(one.cohort for one in charged)
+    return f"a cohort of {largest_charged:,} is charged, and its smallest has {smallest:,}" if largest_charged > smallest else ""
 
 
-def _too_little_at_once(charged: Charged, seen: Sequence[_Seen]) -> str:
-    kinds = {one.model_copy(update={"cohort": 1}) for one, _ in seen}
-    if kinds != {charged.model_copy(update={"cohort": 1})}:
+def _missing_in_one_round_each(charged: ChargedRounds, rounds: Sequence[ChargedRounds]) -> str:
+    """Compare rounds of which every client joined one, in a secret random order: its report then hides among those of all rounds."""
+    if {replace(one, cohort=1) for one in rounds} != {replace(charged, cohort=1)}:
         return "its rounds are of another kind"
-    crowd = min(sum(one.cohort for one, _ in seen), charged.population)
-    several = charged.release.units > 1 or charged.channel != "ideal-shuffler"
-    hidden = min(one.cohort for one, _ in seen) if several else crowd
-    return f"{charged.cohort:,} clients are not more than {hidden:,}" if charged.cohort > hidden else ""
+    one_message_in_all = charged.release.units == 1 and charged.channel == "ideal-shuffler"
+    whole_run = min(sum(one.cohort for one in rounds), charged.population)
+    largest = whole_run if one_message_in_all else min(one.cohort for one in rounds)
+    return f"an anonymity set of {charged.cohort:,} is charged, and it allows {largest:,}" if charged.cohort > largest else ""
