@@ -299,7 +299,7 @@ def test_a_ledger_that_was_edited_confirms_nothing(tmp_path: Path) -> None:
 def test_a_certificate_warns_as_its_ledger_does(tmp_path: Path) -> None:
     file = write(tmp_path / "ledger.json", RUNS["one bit"])
     assert any("delta 0.5" in caveat for caveat in certify(file, delta=0.5).statement.caveats)
-    assert certify(file).statement.caveats == []
+    assert not certify(file).statement.caveats
 
 
 @pytest.mark.slow
@@ -325,7 +325,7 @@ def test_floats_of_whole_clients_are_not_taken_for_integers() -> None:
 
 
 @pytest.mark.parametrize(("name", "trusted"), [("summed noise", "shuffled"), ("one bit", "summed"), ("records", "summed")])
-def test_nobody_is_trusted_with_what_he_did_not_do(name: str, trusted: str) -> None:
+def test_nobody_is_trusted_with_what_he_did_not_do(name: str, trusted: Any) -> None:
     """Noise that a sum adds up is each client's own behind a shuffler; and what came with its sender hides behind nobody."""
     made = certificate_of(RUNS[name])
     best = min(made.statement.guarantees, key=lambda line: float("inf") if line.epsilon == "infinity" else line.epsilon)
@@ -335,7 +335,8 @@ def test_nobody_is_trusted_with_what_he_did_not_do(name: str, trusted: str) -> N
 
 def test_a_record_s_guarantee_is_none_of_its_client() -> None:
     made, client = certificate_of(RUNS["records"]), "replace one client's data"
-    for change in ({"protects": "client"}, {"adjacency": client}, {"protects": "client", "adjacency": client}):
+    changes: list[dict[str, Any]] = [{"protects": "client"}, {"adjacency": client}, {"protects": "client", "adjacency": client}]
+    for change in changes:
         lines = [replace(line, **change) for line in made.statement.guarantees if line.delta > 0]
         assert not verify(Certificate(statement=replace(made.statement, guarantees=tuple(lines)))).holds
 

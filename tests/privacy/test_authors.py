@@ -23,6 +23,7 @@ from pydantic import BaseModel
 
 import ldpfl
 from ldpfl import LayerRanges, mechanisms
+from ldpfl.api.certified_lines import certified
 from ldpfl.errors import Declined
 from ldpfl.mechanisms import Duchi, Gaussian, Identity, Mechanism, PublicState, duchi
 from ldpfl.mechanisms.dp_sgd import DpSgd

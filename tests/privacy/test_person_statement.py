@@ -125,7 +125,8 @@ def test_a_certificate_of_persons_is_confirmed_and_none_of_clients() -> None:
     assert {line.protects for line in made.statement.guarantees} == {"person"}
     assert verify(made).holds
     client = "replace one client's data"
-    for change in ({"protects": "client"}, {"adjacency": client}, {"protects": "client", "adjacency": client}):
+    changes: list[dict[str, Any]] = [{"protects": "client"}, {"adjacency": client}, {"protects": "client", "adjacency": client}]
+    for change in changes:
         lines = [replace(line, **change) for line in made.statement.guarantees if line.delta > 0]
         assert not verify(Certificate(statement=replace(made.statement, guarantees=tuple(lines)))).holds
 
@@ -161,14 +162,15 @@ def test_a_certificate_of_both_is_of_a_record_at_twice_a_person_s_mu() -> None:
 
 def test_a_person_s_certificate_is_none_of_a_record() -> None:
     made = certified(ledger(PERSON).to_json(), "run", 1e-5, {}, (), origin="test")
-    record = {"protects": "record", "adjacency": "replace one record of one client"}
+    record: dict[str, Any] = {"protects": "record", "adjacency": "replace one record of one client"}
     lines = [replace(line, **record) for line in made.guarantees if line.delta > 0]
     assert verify(Certificate(statement=replace(made, guarantees=tuple(lines)))).contradicted
 
 
 def test_a_record_s_certificate_is_none_of_its_person() -> None:
     made = certified(ledger(RECORD).to_json(), "run", 1e-5, {}, (), origin="test")
-    lines = [replace(line, protects="person", adjacency=REPLACED) for line in made.guarantees if line.delta > 0]
+    person: dict[str, Any] = {"protects": "person", "adjacency": REPLACED}
+    lines = [replace(line, **person) for line in made.guarantees if line.delta > 0]
     assert not verify(Certificate(statement=replace(made, guarantees=tuple(lines)))).holds
 
 

@@ -94,8 +94,8 @@ def test_kinds_that_nobody_composes_are_refused(monkeypatch: pytest.MonkeyPatch)
 def test_no_certificate_calls_it_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
     known(Silent, monkeypatch)
     group = RoundGroup(RELEASE, 10, 10)
-    monkeypatch.setattr("ldpfl.privacy.certified_lines.charged", lambda ledger: [group])
-    monkeypatch.setattr("ldpfl.privacy.certified_lines.Ledger.from_json", lambda text, origin: Ledger())
+    monkeypatch.setattr("ldpfl.api.certified_lines.charged", lambda ledger: [group])
+    monkeypatch.setattr("ldpfl.api.certified_lines.Ledger.from_json", lambda text, origin: Ledger())
     with pytest.raises(ConfigError, match="cannot say what a Concentrated is"):
         certified("", "run", 1e-5, {})
 
