@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,9 +26,12 @@ from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, R
 from ldpfl.privacy.charged_rounds import charged
 from ldpfl.privacy.events import OURS
 from ldpfl_verify import Certificate, read_certificate
+from ldpfl_verify.ed25519 import signature_fits
 from ldpfl_verify.field_checks import to_tree
 
 pytestmark = pytest.mark.xdist_group("certificates")  # which are made once a process
+
+GOLDEN = Path(__file__).parents[2] / "verify" / "tests" / "golden"
 
 SMALL_EIGHT = "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"
 """A point of order 8."""
@@ -186,7 +190,7 @@ def test_whatever_is_changed_after_signing_is_found_out(change: str, tmp_path: P
     tree = json.loads(path.read_text())
     CHANGES[change](tree["statement"])
     path.write_text(json.dumps(tree))
-    with pytest.raises(DataError, match="was changed after it was signed"):
+    with pytest.raises(CertificateError, match="was changed after it was signed"):
         read_certificate(path)
 
 
@@ -197,8 +201,27 @@ def test_a_key_that_fits_whatever_is_signed_is_nobody_s(low: str, tmp_path: Path
     key = low.ljust(64, "0")
     path = tmp_path / "certificate.json"
     path.write_text(json.dumps({**made, "signature": {"public_key": key, "value": key + "00" * 32}}))
-    with pytest.raises(DataError, match="fits whatever is signed"):
+    with pytest.raises(CertificateError, match="anybody can make up signatures"):
         read_certificate(path)
+
+
+@given(st.binary(min_size=32, max_size=32), st.binary(max_size=100), st.integers(0, 511))
+def test_signatures_fit_as_another_implementation_says(secret: bytes, message: bytes, flipped: int) -> None:
+    key = Ed25519PrivateKey.from_private_bytes(secret)
+    public, made = key.public_key(), bytearray(key.sign(message))
+    assert signature_fits(public.public_bytes_raw(), message, bytes(made))
+    made[flipped // 8] ^= 1 << flipped % 8
+    try:
+        public.verify(bytes(made), message)
+        fits = True
+    except InvalidSignature:
+        fits = False
+    assert signature_fits(public.public_bytes_raw(), message, bytes(made)) == fits
+
+
+def test_the_golden_certificate_of_the_verifier_is_what_is_certified_of_its_ledger() -> None:
+    golden = read_certificate(GOLDEN / "certificate.json").statement
+    assert certified((GOLDEN / "ledger.json").read_text(), "ledger.json", 1e-5, golden.software) == golden
 
 
 def test_a_signature_is_its_signer_s(tmp_path: Path) -> None:
@@ -222,17 +245,17 @@ def test_a_signature_is_its_signer_s(tmp_path: Path) -> None:
 
 LESS: dict[str, tuple[str, dict[str, Any], str]] = {
     "a round is left out": ("records", {"rounds": 2}, "some client joined 3 rounds, and 2 are charged"),
-    "a larger crowd": ("one bit", {"cohort": 101, "population": 101}, "no round of it is one of duchi among 101"),
-    "a smaller budget": ("records", {"release": {"parameter": 0.4}}, "no round of it is one of dp-sgd"),
+    "a larger crowd": ("one bit", {"cohort": 101, "population": 101}, "it has no such round with mechanism duchi and a cohort of 101"),
+    "a smaller budget": ("records", {"release": {"parameter": 0.4}}, "it has no such round with mechanism dp-sgd"),
     "a larger crowd of the whole run": ("a vector once", {"cohort": 3001, "population": 3001}, "its rounds are of another kind"),
     "as many rounds of noise as a client joined": ("noise of one ball in secret", {"rounds": 1}, "there were 3 rounds, and 1 are charged"),
     "rounds that nobody joined": ("in secret", {"rounds": 2}, "there were 3 rounds, and 2 are charged"),
     "everybody in place of some in secret": ("in secret", {"sampling": "everyone", "rate": 1.0, "cohort": 900}, "of another kind"),
-    "more in secret than there were": ("in secret", {"cohort": 6}, "6 clients are not at most 5"),
+    "more in secret than there were": ("in secret", {"cohort": 6}, "a cohort of 6 is charged, and its smallest has 5"),
     "those who collude as a crowd": (
         "sums of which some collude",
         {"cohort": 100, "population": 100},
-        "no round of it is one of dp-fedavg",
+        "it has no such round with mechanism dp-fedavg",
     ),
     "the smaller cohort": ("cohorts of two sizes", {"rounds": 1}, "some client joined 4 rounds, and 3 are charged"),
 }
@@ -313,7 +336,7 @@ def test_rounds_of_larger_cohorts_may_stand_for_smaller_ones_nowhere(tmp_path: P
     assert sorted(one.cohort for one in made.statement.charged) == [50, 60]
     assert verify(made, ledger=file).holds
     swapped = [replace(one, cohort=90 if one.cohort == 50 else one.cohort) for one in made.statement.charged]
-    with pytest.raises(DataError, match="a round among 50 clients is left out for one that may cost less"):
+    with pytest.raises(DataError, match="a round with a cohort of 50 is left out, and a round that may cost less is charged"):
         verify(Certificate(statement=replace(made.statement, charged=tuple(swapped))), ledger=file)
 
 
@@ -432,7 +455,7 @@ def test_a_damaged_certificate_is_one_line(tmp_path_factory: pytest.TempPathFact
         text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.integers(0, 255))
     path = tmp_path_factory.mktemp("certificate") / "certificate.json"
     path.write_bytes(bytes(text))
-    with contextlib.suppress(DataError):  # whose message is one line whatever it says
+    with contextlib.suppress(CertificateError):  # whose message is one line whatever it says
         assert read_certificate(path).statement.guarantees
 
 

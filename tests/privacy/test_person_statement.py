@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import sqrt
 from pathlib import Path
+from typing import Any
 
 import pytest
 
