@@ -25,7 +25,7 @@ from ldpfl.api.certifying import signed
 from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, Release, RoundEvent, UnprotectedRelease
 from ldpfl.privacy.charged_rounds import charged
 from ldpfl.privacy.events import OURS
-from ldpfl_verify import Certificate, read_certificate
+from ldpfl_verify import Certificate, CertificateError, read_certificate
 from ldpfl_verify.ed25519 import signature_fits
 from ldpfl_verify.field_checks import to_tree
 

@@ -262,8 +262,7 @@ class Certificate:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the certificate as an object of JSON."""
-        tree: dict[str, Any] = to_tree(self)
-        return tree
+        return {"format": self.format, "version": self.version, **to_tree(self)}
 
     def to_json(self) -> str:
         """Return the text of the certificate's file."""
