@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test test-fast test-all docs check lint format bench clean
+.PHONY: run test test-fast test-all docs check lint format bench release-check clean
 .DEFAULT_GOAL := run
 
 run: $(READY)
@@ -53,6 +53,10 @@ bench: $(READY)
 	$(BIN)/python benchmarks/sealing.py
 	$(BIN)/python benchmarks/relay.py
 	@echo "beside Flower's own simulation (needs ray): $(BIN)/pip install 'flwr[simulation]<1.42' && $(BIN)/python benchmarks/flower.py"
+
+# Both packages as users get them, in empty environments in build/release: some minutes. docs/releases.md says what is checked.
+release-check: $(READY)
+	$(BIN)/python .ci/release_check.py
 
 $(READY): pyproject.toml verify/pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=/path/to/it")'
