@@ -1,6 +1,6 @@
 """The certificate and the ledger in ``golden/``, and changed copies of them.
 
-They are of three rounds in which 100 clients send 20 bits each through a shuffler. In the golden folder, ``ldpfl certify ledger.json --key
+They are of three rounds in which 100 clients send 500 bits each through a shuffler. In the golden folder, ``ldpfl certify ledger.json --key
 KEY`` wrote the certificate; the key was thrown away.
 """
 
