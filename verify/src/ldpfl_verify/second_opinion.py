@@ -110,7 +110,7 @@ def _notes(signer: str | None, *, known: bool, with_ledger: bool) -> Iterator[st
     if signer is None:
         yield "nobody signed the certificate"
     else:
-        yield f"signed by {signer}" + ("" if known else ": compare this key with the one that you know its owner by")
+        yield f"signed by {signer}" + ("" if known else ": make sure that you know whose key this is")
 
 
 def _large_deltas(statement: Statement) -> Iterator[str]:
