@@ -22,7 +22,6 @@ from ldpfl.experiments.config import read_config
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.sweep_config import load_sweep
 from ldpfl.files import (
-    MAX_CERTIFICATE_BYTES,
     MAX_CONFIG_BYTES,
     MAX_LINE_BYTES,
     MAX_METRICS_BYTES,
@@ -41,6 +40,7 @@ from ldpfl.files import (
 )
 from ldpfl.privacy import Ledger
 from ldpfl_verify import CertificateError, read_certificate
+from ldpfl_verify.bounded_json import MAX_CERTIFICATE_BYTES
 
 
 @contextmanager
