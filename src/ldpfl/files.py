@@ -146,9 +146,6 @@ def to_json(value: Any, indent: int | None = None) -> str:
 MAX_CONFIG_BYTES = 1 << 20
 """Size of the largest file that people write, or that says a few words of a run, such as its kind. Recipes have some 2,000 bytes."""
 
-MAX_CERTIFICATE_BYTES = 1 << 23
-"""Size of the largest certificate: 10,000 kinds of rounds, which are all that it may charge, take 6 MiB."""
-
 MAX_RESULT_BYTES = 1 << 24
 """Size of the largest result: figures of 100,000 rounds, which are all that it may have, take 10 MiB."""
 

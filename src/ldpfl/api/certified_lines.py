@@ -1,4 +1,4 @@
-"""What a certificate says of a ledger: the rounds that are charged, and what they cost over the whole run."""
+"""Compute the signed part of a certificate from a ledger: the rounds that are charged, and their privacy cost over the whole run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Re
 from ldpfl.privacy.guarantee import HOLDS, Guarantee
 from ldpfl.privacy.ledger import Ledger
 from ldpfl.privacy.statement import account
-from ldpfl.verifying import certificate_file
+from ldpfl_verify import certificate_file
 
 _KINDS: Mapping[type[Release], str] = {
     BinaryRelease: "binary",
@@ -27,14 +27,16 @@ _KINDS: Mapping[type[Release], str] = {
 def certified(
     text: str, name: str, delta: float, versions: Mapping[str, str], caveats: Sequence[str] = (), origin: str = "ledger"
 ) -> certificate_file.Statement:
-    """Return what is certified of the ledger in ``text``: each line over the whole run that is proved, or rests on an author's claim.
+    """Return the statement of a certificate about the ledger in ``text``.
+
+    Its guarantees are those over the whole run that are proved, or that rest on the claim of a mechanism's author.
 
     Args:
-        name: of the run.
-        delta: failure probability of the lines that are not pure.
-        versions: of the software, by name.
+        name: name of the run.
+        delta: failure probability of the guarantees that are not pure.
+        versions: versions of the software, by name.
         caveats: what the run says against its figures.
-        origin: of the ledger, for error messages.
+        origin: name of the ledger in error messages.
 
     Raises:
         ConfigError: nothing was released, or delta is out of range.
@@ -49,30 +51,30 @@ def certified(
     return certificate_file.Statement(
         run=name,
         ledger=hashlib.sha256(text.encode()).hexdigest(),
-        charged=[_charged(group) for group in groups],
-        guarantees=[_line(row, groups) for row in rows],
-        caveats=[*caveats, *statement.warnings],
+        charged=tuple(_charged(group) for group in groups),
+        guarantees=tuple(_line(row, groups) for row in rows),
+        caveats=(*caveats, *statement.warnings),
         software=dict(versions),
     )
 
 
-def _line(row: Guarantee, groups: Sequence[RoundGroup]) -> certificate_file.Line:
+def _line(row: Guarantee, groups: Sequence[RoundGroup]) -> certificate_file.StatedGuarantee:
     local = accountant((group.release, group.rounds) for group in groups)
     by = local if row.trust_model == "local" else behind_shuffler(groups)
-    return certificate_file.Line(
+    return certificate_file.StatedGuarantee(
         protects=row.unit,  # type: ignore[arg-type]  # a line over a run is about what is protected
         adjacency=row.adjacency,  # type: ignore[arg-type]  # one of three, over a run
         trusted=row.trust_model,  # type: ignore[arg-type]  # no line over a run is proved of a trusted server
-        epsilon=row.epsilon if isfinite(row.epsilon) else certificate_file.INFINITE,  # type: ignore[arg-type]
+        epsilon=row.epsilon if isfinite(row.epsilon) else certificate_file.INFINITY,  # type: ignore[arg-type]
         delta=row.delta,
         status=row.status,  # type: ignore[arg-type]  # one of two
         computed=f"{type(by).__name__}: {(inspect.getdoc(type(by)) or '').splitlines()[0]}",
-        assumptions=list(row.assumptions),
+        assumptions=tuple(row.assumptions),
     )
 
 
-def _charged(group: RoundGroup) -> certificate_file.Charged:
-    return certificate_file.Charged(
+def _charged(group: RoundGroup) -> certificate_file.ChargedRounds:
+    return certificate_file.ChargedRounds(
         release=_released(group.release),
         cohort=group.cohort,
         population=group.population,
@@ -84,12 +86,12 @@ def _charged(group: RoundGroup) -> certificate_file.Charged:
     )
 
 
-def _released(release: Release) -> certificate_file.Released:
+def _released(release: Release) -> certificate_file.ClientRelease:
     kind = _KINDS.get(type(release))
     if kind is None:
         raise ConfigError(f"a certificate cannot say what a {type(release).__name__} is, so nobody could check it: none is made")
     unprotected = isinstance(release, UnprotectedRelease)
-    return certificate_file.Released(
+    return certificate_file.ClientRelease(
         kind=kind,  # type: ignore[arg-type]
         mechanism=release.mechanism,
         author=release.author,

@@ -13,21 +13,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import CommandLine
 from ldpfl import ConfigError, DataError, certify, verify
+from ldpfl.api.certified_lines import _charged, certified
+from ldpfl.api.certifying import signed
 from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, Release, RoundEvent, UnprotectedRelease
-from ldpfl.privacy.certified_lines import _charged, certified
 from ldpfl.privacy.charged_rounds import charged
 from ldpfl.privacy.events import OURS
-from ldpfl.verifying.certificate_file import Certificate
-from ldpfl.verifying.signature import read, signed
-from ldpfl.verifying.verdicts import second_opinion
+from ldpfl_verify import Certificate, CertificateError, read_certificate
+from ldpfl_verify.ed25519 import signature_fits
+from ldpfl_verify.field_checks import to_tree
 
 pytestmark = pytest.mark.xdist_group("certificates")  # which are made once a process
+
+GOLDEN = Path(__file__).parents[2] / "verify" / "tests" / "golden"
 
 SMALL_EIGHT = "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"
 """A point of order 8."""
@@ -110,7 +114,7 @@ def certificate_of(made: Ledger) -> Certificate:
 @pytest.mark.parametrize(("delta", "remarked"), [(0.009, False), (0.01, True), (0.5, True)])
 def test_a_delta_that_lets_a_whole_client_or_record_be_published_is_remarked_on(delta: float, remarked: bool) -> None:
     for made, published in ((ledger(BITS, 1), "all data of one client"), (ledger(NOISE, 1, channel="direct"), "one whole record")):
-        notes = second_opinion(signed(certified(made.to_json(), "run", delta, {"ldpfl": "1"}), None)).notes
+        notes = verify(signed(certified(made.to_json(), "run", delta, {"ldpfl": "1"}), None)).notes
         said = f"a delta of {delta:g} is not smaller than one over the 100 clients: it allows {published} to be published"
         assert (said in notes) == remarked
 
@@ -150,11 +154,8 @@ def test_every_line_is_confirmed_by_a_figure_near_to_it(name: str, tmp_path: Pat
 @pytest.mark.thorough_for("vectors behind a shuffler")
 def test_a_tenth_less_is_not_confirmed(name: str) -> None:
     made = certificate_of(RUNS[name])
-    lines = [
-        line if line.epsilon == "infinity" else line.model_copy(update={"epsilon": 0.9 * line.epsilon})
-        for line in made.statement.guarantees
-    ]
-    less = verify(Certificate(statement=made.statement.model_copy(update={"guarantees": lines})))
+    lines = [line if line.epsilon == "infinity" else replace(line, epsilon=0.9 * float(line.epsilon)) for line in made.statement.guarantees]
+    less = verify(Certificate(statement=replace(made.statement, guarantees=tuple(lines))))
     assert [verdict.status == "not confirmed" for verdict in less.lines] == [line.epsilon != "infinity" for line in lines]
     assert less.holds == all(line.epsilon == "infinity" for line in lines)
 
@@ -185,23 +186,42 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
 def test_whatever_is_changed_after_signing_is_found_out(change: str, tmp_path: Path) -> None:
     path = tmp_path / "certificate.json"
     path.write_text(signed(certificate_of(RUNS["one bit"]).statement, Ed25519PrivateKey.generate()).to_json())
-    assert read(path).signature is not None
+    assert read_certificate(path).signature is not None
     tree = json.loads(path.read_text())
     CHANGES[change](tree["statement"])
     path.write_text(json.dumps(tree))
-    with pytest.raises(DataError, match="was changed after it was signed"):
-        read(path)
+    with pytest.raises(CertificateError, match="was changed after it was signed"):
+        read_certificate(path)
 
 
 @pytest.mark.parametrize("low", ["01", "ec" + "ff" * 30 + "7f", "00", "ed" + "ff" * 30 + "7f", "01" + "00" * 30 + "80", SMALL_EIGHT])
 def test_a_key_that_fits_whatever_is_signed_is_nobody_s(low: str, tmp_path: Path) -> None:
     """Keys of small order: under the first of them the point of order 1 and the number 0 sign anything."""
-    made = certificate_of(RUNS["one bit"]).model_dump(mode="json")
+    made = certificate_of(RUNS["one bit"]).to_dict()
     key = low.ljust(64, "0")
     path = tmp_path / "certificate.json"
     path.write_text(json.dumps({**made, "signature": {"public_key": key, "value": key + "00" * 32}}))
-    with pytest.raises(DataError, match="fits whatever is signed"):
-        read(path)
+    with pytest.raises(CertificateError, match="anybody can make up signatures"):
+        read_certificate(path)
+
+
+@given(st.binary(min_size=32, max_size=32), st.binary(max_size=100), st.integers(0, 511))
+def test_signatures_fit_as_another_implementation_says(secret: bytes, message: bytes, flipped: int) -> None:
+    key = Ed25519PrivateKey.from_private_bytes(secret)
+    public, made = key.public_key(), bytearray(key.sign(message))
+    assert signature_fits(public.public_bytes_raw(), message, bytes(made))
+    made[flipped // 8] ^= 1 << flipped % 8
+    try:
+        public.verify(bytes(made), message)
+        fits = True
+    except InvalidSignature:
+        fits = False
+    assert signature_fits(public.public_bytes_raw(), message, bytes(made)) == fits
+
+
+def test_the_golden_certificate_of_the_verifier_is_what_is_certified_of_its_ledger() -> None:
+    golden = read_certificate(GOLDEN / "certificate.json").statement
+    assert certified((GOLDEN / "ledger.json").read_text(), "ledger.json", 1e-5, golden.software) == golden
 
 
 def test_a_signature_is_its_signer_s(tmp_path: Path) -> None:
@@ -225,17 +245,17 @@ def test_a_signature_is_its_signer_s(tmp_path: Path) -> None:
 
 LESS: dict[str, tuple[str, dict[str, Any], str]] = {
     "a round is left out": ("records", {"rounds": 2}, "some client joined 3 rounds, and 2 are charged"),
-    "a larger crowd": ("one bit", {"cohort": 101, "population": 101}, "no round of it is one of duchi among 101"),
-    "a smaller budget": ("records", {"release": {"parameter": 0.4}}, "no round of it is one of dp-sgd"),
+    "a larger crowd": ("one bit", {"cohort": 101, "population": 101}, "it has no such round with mechanism duchi and a cohort of 101"),
+    "a smaller budget": ("records", {"release": {"parameter": 0.4}}, "it has no such round with mechanism dp-sgd"),
     "a larger crowd of the whole run": ("a vector once", {"cohort": 3001, "population": 3001}, "its rounds are of another kind"),
     "as many rounds of noise as a client joined": ("noise of one ball in secret", {"rounds": 1}, "there were 3 rounds, and 1 are charged"),
     "rounds that nobody joined": ("in secret", {"rounds": 2}, "there were 3 rounds, and 2 are charged"),
     "everybody in place of some in secret": ("in secret", {"sampling": "everyone", "rate": 1.0, "cohort": 900}, "of another kind"),
-    "more in secret than there were": ("in secret", {"cohort": 6}, "6 clients are not at most 5"),
+    "more in secret than there were": ("in secret", {"cohort": 6}, "a cohort of 6 is charged, and its smallest has 5"),
     "those who collude as a crowd": (
         "sums of which some collude",
         {"cohort": 100, "population": 100},
-        "no round of it is one of dp-fedavg",
+        "it has no such round with mechanism dp-fedavg",
     ),
     "the smaller cohort": ("cohorts of two sizes", {"rounds": 1}, "some client joined 4 rounds, and 3 are charged"),
 }
@@ -243,9 +263,9 @@ LESS: dict[str, tuple[str, dict[str, Any], str]] = {
 
 def charging(made: Ledger) -> dict[str, Any]:
     """Return what a certificate charges for ``made``; its lines are those of one bit, for the charges are looked at before them."""
-    tree = certificate_of(RUNS["one bit"]).model_dump(mode="json")
+    tree = certificate_of(RUNS["one bit"]).to_dict()
     tree["statement"]["ledger"] = hashlib.sha256(made.to_json().encode()).hexdigest()
-    tree["statement"]["charged"] = [_charged(group).model_dump(mode="json") for group in charged(made)]
+    tree["statement"]["charged"] = [to_tree(_charged(group)) for group in charged(made)]
     return tree
 
 
@@ -257,7 +277,7 @@ def test_a_certificate_that_charges_less_than_its_ledger_holds_is_refused(case: 
     first = tree["statement"]["charged"][0]
     first.update({**change, "release": {**first["release"], **change.get("release", {})}})
     with pytest.raises(DataError, match=said):
-        verify(Certificate.model_validate(tree), ledger=file)
+        verify(Certificate.from_dict(tree), ledger=file)
 
 
 @pytest.mark.slow
@@ -267,20 +287,20 @@ def test_rounds_that_nobody_joined_in_secret_are_charged_also_at_the_end(tmp_pat
     file = write(tmp_path / "ledger.json", Ledger((event, *later)))
     made = certify(file)
     assert [one.rounds for one in made.statement.charged] == [4]
-    fewer = [one.model_copy(update={"rounds": 2}) for one in made.statement.charged]
+    fewer = [replace(one, rounds=2) for one in made.statement.charged]
     with pytest.raises(DataError, match="there were 4 rounds, and 2 are charged"):
-        verify(Certificate(statement=made.statement.model_copy(update={"charged": fewer})), ledger=file)
+        verify(Certificate(statement=replace(made.statement, charged=tuple(fewer))), ledger=file)
 
 
 @pytest.mark.slow
 def test_what_would_take_too_long_is_not_checked() -> None:
     """Seventeen kinds of rounds behind a shuffler: what holds without it is looked at still."""
-    tree = certificate_of(RUNS["one bit"]).model_dump(mode="json")
+    tree = certificate_of(RUNS["one bit"]).to_dict()
     (one,) = tree["statement"]["charged"]
     tree["statement"]["charged"] = [{**one, "release": {**one["release"], "parameter": number / 100}} for number in range(1, 18)]
     for line in tree["statement"]["guarantees"]:
         line["epsilon"] = 10.0 if line["trusted"] == "local" else 0.1
-    found = verify(Certificate.model_validate(tree))
+    found = verify(Certificate.from_dict(tree))
     assert {(verdict.line.trusted, verdict.status) for verdict in found.lines} == {("local", "confirmed"), ("shuffled", "not checked")}
 
 
@@ -290,10 +310,10 @@ def test_a_ledger_that_was_edited_confirms_nothing(tmp_path: Path) -> None:
     edited = file.read_text().replace('"epsilon": 1.0', '"epsilon": 0.5')
     assert edited != file.read_text()
     file.write_text(edited)
-    tree = certificate_of(RUNS["one bit"]).model_dump(mode="json")
+    tree = certificate_of(RUNS["one bit"]).to_dict()
     tree["statement"]["charged"][0]["release"]["parameter"] = 0.5
     tree["statement"]["ledger"] = hashlib.sha256(edited.encode()).hexdigest()
-    forged = Certificate.model_validate(tree)
+    forged = Certificate.from_dict(tree)
     assert verify(forged).holds  # what it charges costs no more than it says
     with pytest.raises(DataError, match="changed"):
         verify(forged, ledger=file)
@@ -302,7 +322,7 @@ def test_a_ledger_that_was_edited_confirms_nothing(tmp_path: Path) -> None:
 def test_a_certificate_warns_as_its_ledger_does(tmp_path: Path) -> None:
     file = write(tmp_path / "ledger.json", RUNS["one bit"])
     assert any("delta 0.5" in caveat for caveat in certify(file, delta=0.5).statement.caveats)
-    assert certify(file).statement.caveats == []
+    assert not certify(file).statement.caveats
 
 
 @pytest.mark.slow
@@ -315,32 +335,33 @@ def test_rounds_of_larger_cohorts_may_stand_for_smaller_ones_nowhere(tmp_path: P
     made = certify(file)
     assert sorted(one.cohort for one in made.statement.charged) == [50, 60]
     assert verify(made, ledger=file).holds
-    swapped = [one.model_copy(update={"cohort": 90 if one.cohort == 50 else one.cohort}) for one in made.statement.charged]
-    with pytest.raises(DataError, match="a round among 50 clients is left out for one that may cost less"):
-        verify(Certificate(statement=made.statement.model_copy(update={"charged": swapped})), ledger=file)
+    swapped = [replace(one, cohort=90 if one.cohort == 50 else one.cohort) for one in made.statement.charged]
+    with pytest.raises(DataError, match="a round with a cohort of 50 is left out, and a round that may cost less is charged"):
+        verify(Certificate(statement=replace(made.statement, charged=tuple(swapped))), ledger=file)
 
 
 def test_floats_of_whole_clients_are_not_taken_for_integers() -> None:
     made = certificate_of(RUNS["whole clients that are summed"])
-    floats = [one.model_copy(update={"release": one.release.model_copy(update={"integers": False})}) for one in made.statement.charged]
-    found = verify(Certificate(statement=made.statement.model_copy(update={"charged": floats})))
+    floats = [replace(one, release=replace(one.release, integers=False)) for one in made.statement.charged]
+    found = verify(Certificate(statement=replace(made.statement, charged=tuple(floats))))
     assert {verdict.status for verdict in found.lines if verdict.line.trusted == "summed"} == {"not checked"}
 
 
 @pytest.mark.parametrize(("name", "trusted"), [("summed noise", "shuffled"), ("one bit", "summed"), ("records", "summed")])
-def test_nobody_is_trusted_with_what_he_did_not_do(name: str, trusted: str) -> None:
+def test_nobody_is_trusted_with_what_he_did_not_do(name: str, trusted: Any) -> None:
     """Noise that a sum adds up is each client's own behind a shuffler; and what came with its sender hides behind nobody."""
     made = certificate_of(RUNS[name])
     best = min(made.statement.guarantees, key=lambda line: float("inf") if line.epsilon == "infinity" else line.epsilon)
-    lines = [best.model_copy(update={"trusted": trusted, "epsilon": 0.9 * float(best.epsilon)})]
-    assert not verify(Certificate(statement=made.statement.model_copy(update={"guarantees": lines}))).holds
+    lines = [replace(best, trusted=trusted, epsilon=0.9 * float(best.epsilon))]
+    assert not verify(Certificate(statement=replace(made.statement, guarantees=tuple(lines)))).holds
 
 
 def test_a_record_s_guarantee_is_none_of_its_client() -> None:
     made, client = certificate_of(RUNS["records"]), "replace one client's data"
-    for change in ({"protects": "client"}, {"adjacency": client}, {"protects": "client", "adjacency": client}):
-        lines = [line.model_copy(update=change) for line in made.statement.guarantees if line.delta > 0]
-        assert not verify(Certificate(statement=made.statement.model_copy(update={"guarantees": lines}))).holds
+    changes: list[dict[str, Any]] = [{"protects": "client"}, {"adjacency": client}, {"protects": "client", "adjacency": client}]
+    for change in changes:
+        lines = [replace(line, **change) for line in made.statement.guarantees if line.delta > 0]
+        assert not verify(Certificate(statement=replace(made.statement, guarantees=tuple(lines)))).holds
 
 
 @pytest.mark.parametrize(
@@ -363,13 +384,13 @@ def test_a_record_s_guarantee_is_none_of_its_client() -> None:
 @pytest.mark.slow
 @pytest.mark.thorough_for("change1", "change2", "change6", "change7")
 def test_no_certificate_takes_for_ever(change: dict[str, Any]) -> None:
-    tree = certificate_of(RUNS["one bit"]).model_dump(mode="json")
+    tree = certificate_of(RUNS["one bit"]).to_dict()
     first, delta = tree["statement"]["charged"][0], change.get("delta", 1e-5)
     charged = {name: value for name, value in change.items() if name != "delta"}
     first.update({**charged, "release": {**first["release"], **change.get("release", {})}})
     for line in tree["statement"]["guarantees"]:
         line.update(epsilon=1e-3, delta=delta if line["delta"] else 0.0)
-    assert not verify(Certificate.model_validate(tree)).holds
+    assert not verify(Certificate.from_dict(tree)).holds
 
 
 @pytest.mark.slow
@@ -385,7 +406,7 @@ def test_a_certificate_from_before_blankets_is_still_its_signer_s(tmp_path: Path
         text = RUNS[name].to_json()
         assert Ledger.from_json(text) == RUNS[name]
         file.write_text(signed(certified(text, "run", 1e-5, {}), key).to_json())
-        assert read(file).statement.ledger == hashlib.sha256(text.encode()).hexdigest()
+        assert read_certificate(file).statement.ledger == hashlib.sha256(text.encode()).hexdigest()
     with pytest.raises(ConfigError, match=r"no report at 1 has a blanket of 0\.3"):
         ledger(replace(LAPLACE, blanket=0.3))
 
@@ -411,8 +432,8 @@ def test_a_certificate_says_everything_once(old: str, new: str, said: str, tmp_p
 @pytest.mark.thorough_for("1e+300-100000-0.5", "1e+300-10000000-0.0001", "1e-06-10000000-0.0001", "1e-06-100000-0.5")
 def test_a_figure_far_from_the_truth_takes_no_sum_of_all_terms(number: int, epsilon0: float, stated: float) -> None:
     made = certificate_of(ledger(PureRelease("laplace", epsilon0, number, "weight", author=OURS), 1, channel="direct"))
-    lines = [line.model_copy(update={"epsilon": stated, "delta": 1e-5}) for line in made.statement.guarantees[:1]]
-    (found,) = verify(Certificate(statement=made.statement.model_copy(update={"guarantees": lines}))).lines
+    lines = [replace(line, epsilon=stated, delta=1e-5) for line in made.statement.guarantees[:1]]
+    (found,) = verify(Certificate(statement=replace(made.statement, guarantees=tuple(lines)))).lines
     assert found.status == ("not confirmed" if stated < 1e300 else "confirmed") or found.second is None
 
 
@@ -434,8 +455,8 @@ def test_a_damaged_certificate_is_one_line(tmp_path_factory: pytest.TempPathFact
         text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.integers(0, 255))
     path = tmp_path_factory.mktemp("certificate") / "certificate.json"
     path.write_bytes(bytes(text))
-    with contextlib.suppress(DataError):  # whose message is one line whatever it says
-        assert read(path).statement.guarantees
+    with contextlib.suppress(CertificateError):  # whose message is one line whatever it says
+        assert read_certificate(path).statement.guarantees
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", "{}", '{"format": "ldpfl-ledger"}', "[" * 100_000])
