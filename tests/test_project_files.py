@@ -24,7 +24,7 @@ def parsed(path: Path) -> dict[str, Any]:
 
 
 def test_continuous_integration_runs_everything_on_each_supported_python() -> None:
-    workflow = parsed(ROOT / ".github" / "workflows" / "ci.yml")
+    workflow: dict[Any, Any] = parsed(ROOT / ".github" / "workflows" / "ci.yml")
     assert workflow[True].keys() == {"push", "pull_request"}  # YAML 1.1 reads the key "on" as true
     assert workflow["permissions"] == {"contents": "read"}
     job = workflow["jobs"]["test"]

@@ -39,4 +39,5 @@ def verify(
     """Check certificates by a second implementation of the accountants. Exit code 3: one is not confirmed; 4: one is not checked."""
     from ldpfl_verify.command_line import check_files  # slow to import
 
-    raise SystemExit(check_files(files, ledger, signed_by, as_json=as_json, program="ldpfl"))
+    if code := check_files(files, ledger, signed_by, as_json=as_json, program="ldpfl"):
+        raise SystemExit(code)
