@@ -19,7 +19,8 @@ from ldpfl.models.images import Halved
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import Federation, VectorizedTrainer, simulate
 from ldpfl.simulation.cohort_training import train_cohort
-from ldpfl.simulation.compiled_training import CompiledTrainer, has_compiler, pays
+from ldpfl.simulation.compiled_training import CompiledTrainer
+from ldpfl.simulation.compiling import has_compiler, pays
 from ldpfl.simulation.workers import Processes
 
 compiles = pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
@@ -87,7 +88,7 @@ class Told(nn.Module):
 @pytest.mark.thorough
 def test_a_model_that_does_not_compile_is_trained_as_it_is_with_a_note(tiny_task: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(trainers, "pays", lambda samples, weights: True)
+    monkeypatch.setattr(trainers, "pays", lambda samples, weights, operations: True)
     federation, _ = federation_of(tiny_task, f"model.name={GIVEN}", warned=said, given=Told())
     assert isinstance(federation.trainer, VectorizedTrainer)
     assert any("cannot be compiled" in line and "trained as it is" in line for line in said)
@@ -99,10 +100,10 @@ def test_short_runs_are_not_compiled_and_without_a_compiler_none_is(tiny_task: D
     federation, start = federation_of(tiny_task, "model.name=linear")
     assert isinstance(federation.trainer, VectorizedTrainer)
     assert start.origin.endswith(" on cpu")
-    assert not pays(100_000, 21_840)
-    assert pays(600_000, 21_840)
+    assert not pays(100_000, 21_840, CNN)
+    assert pays(600_000, 21_840, CNN)
     monkeypatch.setattr(trainers, "has_compiler", lambda: False)
-    monkeypatch.setattr(trainers, "pays", lambda samples, weights: True)
+    monkeypatch.setattr(trainers, "pays", lambda samples, weights, operations: True)
     federation, _ = federation_of(tiny_task, "model.name=linear")
     assert isinstance(federation.trainer, VectorizedTrainer)
     with pytest.raises(ConfigError, match=r"no C\+\+ compiler"):

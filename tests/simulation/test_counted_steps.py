@@ -20,7 +20,8 @@ from ldpfl.randomness import RandomSource
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import Federation
 from ldpfl.simulation.cohort_training import train_cohort
-from ldpfl.simulation.compiled_training import CompiledTrainer, has_compiler
+from ldpfl.simulation.compiled_training import CompiledTrainer
+from ldpfl.simulation.compiling import has_compiler
 from ldpfl.simulation.counted_steps import CountedSteps
 from ldpfl.simulation.local_optimiser import LocalOptimiser
 from ldpfl.simulation.observing import ClientFacts, ClippedCounter

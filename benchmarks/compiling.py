@@ -1,0 +1,109 @@
+"""What compiling a training step costs and saves, by kind of model: python benchmarks/compiling.py [--models mlp gru-8] [--clients 40]
+
+Made-up samples, batches of 10, one thread. A row a model: operations of an eager step, seconds until a compiled step has run for the
+first time (without PyTorch's cache on disk), microseconds of processor time a sample, eager and compiled, in turns, the fastest of each;
+and after how many samples the compiler's time is won back. Each model is measured in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+
+os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from ldpfl import ParameterLayout, data
+from ldpfl.models import images, texts
+from ldpfl.simulation import BatchSchedule, LocalTask, Trainer, VectorizedTrainer
+from ldpfl.simulation.compiled_training import CompiledTrainer
+from ldpfl.simulation.local_optimiser import LocalOptimiser
+
+BATCH, STEPS, VOCABULARY = 10, 4, 1000
+
+
+def digits(module: nn.Module) -> tuple[nn.Module, Tensor]:
+    return module, torch.randint(0, 256, (400, 1, 28, 28), dtype=torch.uint8)
+
+
+def rows(module: nn.Module) -> tuple[nn.Module, Tensor]:
+    return module, torch.randn(400, 20)
+
+
+def tokens(module: nn.Module, length: int) -> tuple[nn.Module, Tensor]:
+    return module, torch.randint(1, VOCABULARY, (400, length))
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "mlp, a table": lambda: rows(nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2))),
+    "logistic, MNIST": lambda: digits(nn.Sequential(nn.Flatten(), nn.Linear(784, 10))),
+    "two-layer CNN": lambda: digits(images.TwoLayerCNN((1, 28, 28), 10)),
+    "embedding bag": lambda: tokens(texts.EmbeddingBag(VOCABULARY, 2, by_place=False), 32),
+    "transformer, 1 layer": lambda: tokens(texts.Transformer(VOCABULARY, 2, by_place=False, depth=1), 32),
+    "transformer, 2 layers": lambda: tokens(texts.Transformer(VOCABULARY, 2, by_place=False), 32),
+    "transformer, 4 layers": lambda: tokens(texts.Transformer(VOCABULARY, 2, by_place=False, depth=4), 32),
+    "gru, 4 tokens": lambda: tokens(texts.GRU(VOCABULARY, 2, by_place=False), 4),
+    "gru, 8 tokens": lambda: tokens(texts.GRU(VOCABULARY, 2, by_place=False), 8),
+    "gru, 16 tokens": lambda: tokens(texts.GRU(VOCABULARY, 2, by_place=False), 16),
+    "gru, 32 tokens": lambda: tokens(texts.GRU(VOCABULARY, 2, by_place=False), 32),
+}
+
+
+def measured(name: str, clients: int) -> list[str]:
+    """Return a row of the table."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    module, inputs = MODELS[name]()
+    layout = ParameterLayout.from_module(module)
+    mean, std = ((0.1307,), (0.3081,)) if inputs.dtype == torch.uint8 else ((), ())
+    samples = data.Samples(inputs, torch.arange(len(inputs)) % 2)
+    task = LocalTask(module, layout, samples, mean, std, LocalOptimiser(0.1))
+    weights = layout.flatten({name: value.detach() for name, value in module.named_parameters()})
+    index = torch.arange(clients * STEPS * BATCH).reshape(clients, STEPS, BATCH) % len(inputs)
+    schedule = BatchSchedule(index, torch.ones(index.shape))
+    eager, compiled = VectorizedTrainer(task), CompiledTrainer(task, BATCH)
+    size = compiled.operations(weights)
+    began = time.perf_counter()
+    compiled.train(weights, BatchSchedule(index[:4, :2], schedule.mask[:4, :2]))
+    first = time.perf_counter() - began
+    took = {trainer: float("inf") for trainer in (eager, compiled)}
+    for _ in range(4):
+        for trainer in took:
+            took[trainer] = min(took[trainer], us_a_sample(trainer, weights, schedule))
+    saved = took[eager] - took[compiled]
+    back = f"{first / saved * 1e6:,.0f}" if saved > 0 else "never"
+    numbers = (f"{weights.numel():,}", f"{size:,}", f"{first:.1f}", f"{took[eager]:.1f}", f"{took[compiled]:.1f}")
+    return [name, *numbers, f"{took[eager] / took[compiled]:.2f}", back]
+
+
+def us_a_sample(trainer: Trainer, weights: Tensor, schedule: BatchSchedule) -> float:
+    began = time.process_time()
+    trainer.train(weights, schedule)
+    return (time.process_time() - began) / schedule.mask.numel() * 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS), metavar="MODEL")
+    parser.add_argument("--clients", type=int, default=40)
+    options = parser.parse_args()
+    table = Table(title=f"compiled steps, {options.clients} clients, batches of {BATCH}")
+    for heading in ("model", "weights", "operations", "compiling, s", "eager, us a sample", "compiled", "times", "samples until it pays"):
+        table.add_column(heading, justify="left" if heading == "model" else "right")
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        for name in options.models:
+            row = pool.apply(measured, (name, options.clients))
+            table.add_row(*row)
+            print(*row, sep=" | ", flush=True)
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()
