@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from ldpfl.data import Dataset
-from ldpfl.errors import ConfigError
+from ldpfl import ParameterLayout
+from ldpfl.data import Dataset, Samples
+from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.experiments import trainers
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import parse_config
 from ldpfl.importing import GIVEN
+from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.models.images import Halved
 from ldpfl.server import Checkpoint
-from ldpfl.simulation import Federation, VectorizedTrainer, simulate
+from ldpfl.simulation import Federation, LocalTask, RecordGradientTrainer, Trainer, VectorizedTrainer, simulate
 from ldpfl.simulation.cohort_training import train_cohort
+from ldpfl.simulation.compiled_records import CompiledSums
 from ldpfl.simulation.compiled_training import CompiledTrainer
 from ldpfl.simulation.compiling import has_compiler, pays
+from ldpfl.simulation.local_optimiser import LocalOptimiser
+from ldpfl.simulation.schedule import full_batch
 from ldpfl.simulation.workers import Processes
+
+RECORDS = ["mechanism.name=dp-sgd", "mechanism.perturbed=gradient", "mechanism.noise_multiplier=1.0"]
+CNN = 100
 
 compiles = pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
 
@@ -94,6 +104,95 @@ def test_a_model_that_does_not_compile_is_trained_as_it_is_with_a_note(tiny_task
     assert any("cannot be compiled" in line and "trained as it is" in line for line in said)
     with pytest.raises(ConfigError, match="cannot be compiled"):
         federation_of(tiny_task, f"model.name={GIVEN}", "training.compile=on", given=Told())
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Hide the compiler, and what it has made before."""
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_compiler")
+def test_a_compiler_that_is_not_found_after_all_is_done_without(tiny_task: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not has_compiler()
+    said: list[str] = []
+    monkeypatch.setattr(trainers, "pays", lambda samples, weights, operations: True)
+    monkeypatch.setattr(trainers, "has_compiler", lambda: True)
+    for settings in ([], RECORDS):
+        federation, start = federation_of(tiny_task, "model.name=linear", *settings, warned=said)
+        assert not trainers.is_compiled(federation.trainer)
+        assert start.origin.endswith(" on cpu")
+    assert len(said) == 2
+    assert all("cannot be compiled" in line and "trained as it is" in line for line in said)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_compiler")
+@pytest.mark.parametrize("settings", [["training.epochs=1"], ["training.epochs=2"], RECORDS], ids=["one step", "steps", "records"])
+def test_a_worker_without_a_compiler_trains_as_it_is_and_says_so_once(
+    settings: list[str], tiny_task: Dataset, caplog: pytest.LogCaptureFixture
+) -> None:
+    federation, start = federation_of(tiny_task, "model.name=linear", "training.batch_size=20", "training.compile=off", *settings)
+    trainer = federation.trainer
+    compiled: Trainer
+    if isinstance(trainer, RecordGradientTrainer):
+        compiled = replace(trainer, compiled=CompiledSums(trainer.task, trainer.clip))
+    else:
+        compiled = CompiledTrainer(trainer.task, federation.batch_width)
+    cohort, sent = federation.cohort(1), pickle.loads(pickle.dumps(compiled))
+    with pytest.raises(PrivacyError, match="PyTorch refused"):  # before the run somebody would be told why
+        train_cohort(replace(federation, trainer=compiled), start.state, cohort)
+    eager = train_cohort(federation, start.state, cohort).double()
+    for _ in range(2):
+        found = train_cohort(replace(federation, trainer=sent), start.state, cohort).double()
+        assert float((found - eager).norm() / eager.norm()) < 1e-6
+    (note,) = (record.message for record in caplog.records if record.name.startswith("ldpfl"))
+    assert "a step is no longer compiled" in note
+
+
+@compiles
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["linear", "two-layer-cnn"])
+def test_compiled_sums_of_records_are_eager_ones_but_for_last_bits(model: str, tiny_task: Dataset) -> None:
+    """Records that are too long, and those that are not; one without a usable gradient; clients of different size."""
+    for norm in (0.02, 1e3):
+        settings = [*RECORDS, f"mechanism.clip_norm={norm}", "data.partition=dirichlet"]
+        federation, start = federation_of(tiny_task, f"model.name={model}", *settings, "training.compile=on")
+        trainer = federation.trainer
+        assert isinstance(trainer, RecordGradientTrainer)
+        assert start.origin.endswith("on cpu, compiled")
+        watched: list[Tensor] = []
+        plain = replace(federation, trainer=replace(trainer, compiled=None, watch=watched.append))
+        eager = train_cohort(plain, start.state, federation.cohort(1))
+        long, records = sum(int(part.sum()) for part in watched), sum(len(part) for part in watched)
+        watched.clear()
+        found = train_cohort(replace(federation, trainer=replace(trainer, watch=watched.append)), start.state, federation.cohort(1))
+        assert float((found - eager).double().norm() / eager.double().norm()) < 1e-6
+        assert (sum(int(part.sum()) for part in watched), sum(len(part) for part in watched)) == (long, records)
+        assert long == (records if norm == 0.02 else 0)
+
+
+@compiles
+@pytest.mark.slow
+def test_a_record_without_a_usable_gradient_adds_nothing_to_compiled_sums() -> None:
+    inputs = torch.randn(40, 30, generator=torch.Generator().manual_seed(1))
+    module = nn.Linear(30, 3)
+    layout = ParameterLayout.from_module(module)
+    weights = layout.flatten({name: value.detach() for name, value in module.named_parameters()})
+    samples, clip = Samples(inputs, torch.arange(40) % 3), RecordClip(0.01)
+    task = LocalTask(module, layout, samples, (), (), LocalOptimiser(1.0))
+    trainer = RecordGradientTrainer(task, clip, compiled=CompiledSums(task, clip))
+    clean = trainer.train(weights, full_batch([np.arange(40)], 40))
+    inputs[3], inputs[20] = float("nan"), 1e38
+    spoiled = trainer.train(weights, full_batch([np.arange(40)], 40))
+    without = trainer.train(weights, full_batch([np.setdiff1d(np.arange(40), [3, 20])], 38))
+    eager = replace(trainer, compiled=None).train(weights, full_batch([np.arange(40)], 40))
+    assert not torch.equal(clean, spoiled)
+    assert float((spoiled - eager).double().norm() / eager.double().norm()) < 1e-6
+    assert float((spoiled - without).double().norm() / eager.double().norm()) < 0.2  # the record of 1e38 is clipped, and counts
 
 
 def test_short_runs_are_not_compiled_and_without_a_compiler_none_is(tiny_task: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:

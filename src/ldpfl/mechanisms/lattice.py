@@ -146,7 +146,7 @@ class LatticeMechanism(VectorMechanism):
         sent = np.empty(bounded.shape, dtype=np.int64)
         for rows, own in blocks(*bounded.shape):
             some, noise = slice(rows.start, rows.stop), rounded(NORMAL, self._noise, source, rows, own.stop - own.start)
-            np.add(bounded[some, own], noise, out=sent[some, own])
+            np.add(bounded[some, own], noise.astype(np.int64), out=sent[some, own])
         return sent
 
     def sum_of(self, total: NDArray[np.int64], clients: int) -> SummedReports:

@@ -129,8 +129,10 @@ class LaplaceLaw(ScalarLaw):
     def sample(self, t: Tensor, source: RandomSource, rows: range) -> Tensor:
         unit, farthest = self.unit, floor(self.bound * self.unit)
         scale = nextafter(2 * unit / self.epsilon, inf)  # up: what is spent is 2 unit / scale
-        points = t.mul(unit).round_().clamp_(-unit, unit).to(torch.int64).numpy() + rounded(LAPLACE, scale, source, rows, t.shape[1])
-        return torch.from_numpy(points.clip(-farthest, farthest)).double().div_(unit)
+        noise = torch.from_numpy(rounded(LAPLACE, scale, source, rows, t.shape[1]))
+        # All are whole numbers below 2^53, and the unit is a power of two: floating point rounds nothing here.
+        points = t.mul(unit).round_().clamp_(-unit, unit).add_(noise).clamp_(-farthest, farthest)
+        return points.mul_(1 / unit)
 
     @property
     def bound(self) -> float:
@@ -197,12 +199,13 @@ class PiecewiseLaw(ScalarLaw):
 
     def sample(self, t: Tensor, source: RandomSource, rows: range) -> Tensor:
         places = _POINTS - self.width  # of the window
-        start = t.add(1).mul_(places / 2).round_().clamp_(0, places).to(torch.int64).numpy()
+        start = t.add(1).mul_(places / 2).round_().clamp_(0, places)  # whole numbers, as all here, below 2^32
         close = happens(_closeness(self.epsilon, self.width), source, rows, t.shape[1])
-        drawn = below(np.where(close, self.width, places), source, rows)
+        drawn = torch.from_numpy(below(np.where(close, float(self.width), float(places)), source, rows))
         # Both are computed for every value, so that time does not tell which one left.
-        point = np.where(close, start + drawn, drawn + self.width * (drawn >= start))
-        found = torch.from_numpy(2 * point - (_POINTS - 1)).double().div_(self._gain * places)
+        other = drawn.ge(start).mul(float(self.width)).add_(drawn)
+        point = torch.where(torch.from_numpy(close), drawn.add_(start), other)
+        found = point.mul_(2).sub_(_POINTS - 1).mul_(1 / (self._gain * places))
         return found.clamp_(-self.bound, self.bound)  # from which the outermost point may differ by a part in 2^31
 
     @property

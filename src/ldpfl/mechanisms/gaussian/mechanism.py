@@ -191,13 +191,13 @@ class _Lattice:
         # Squares of norms, (K, L), in squares of steps: of the noise; of the values, in floating point and as integers.
         self._noise, self._lengths, self._exact = np.zeros(steps.shape), np.zeros(steps.shape), np.zeros(steps.shape, dtype=np.int64)
 
-    def add(self, values: NDArray[np.float32], noise: NDArray[np.int64], rows: range, own: slice) -> None:
-        """Add ``noise`` (k, b) in place to the ``values`` (k, b) that the clients in ``rows`` have of the coordinates ``own``."""
+    def add(self, values: NDArray[np.float32], noise: Floats, rows: range, own: slice) -> None:
+        """Add the whole numbers ``noise`` (k, b) to the ``values`` (k, b) that the clients in ``rows`` have of the coordinates ``own``."""
         first, last = np.searchsorted(self._ends, [own.start, own.stop - 1], side="right").tolist()
         for layer in range(first, last + 1):
             start, stop = max(own.start, int(self._ends[layer - 1]) if layer else 0), min(own.stop, int(self._ends[layer]))
             part = slice(start - own.start, stop - own.start)
-            self._add(values[:, part], noise[:, part].astype(np.float64), slice(rows.start, rows.stop), layer)
+            self._add(values[:, part], noise[:, part], slice(rows.start, rows.stop), layer)
 
     def _add(self, values: NDArray[np.float32], noise: Floats, some: slice, layer: int) -> None:
         step = self._steps[some, layer, None]
