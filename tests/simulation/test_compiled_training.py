@@ -136,12 +136,10 @@ def test_a_worker_without_a_compiler_trains_as_it_is_and_says_so_once(
     settings: list[str], tiny_task: Dataset, caplog: pytest.LogCaptureFixture
 ) -> None:
     federation, start = federation_of(tiny_task, "model.name=linear", "training.batch_size=20", "training.compile=off", *settings)
-    trainer = federation.trainer
-    compiled: Trainer
+    trainer, task = federation.trainer, federation.task
+    compiled: Trainer = CompiledTrainer(task, federation.batch_width)
     if isinstance(trainer, RecordGradientTrainer):
-        compiled = replace(trainer, compiled=CompiledSums(trainer.task, trainer.clip))
-    else:
-        compiled = CompiledTrainer(trainer.task, federation.batch_width)
+        compiled = replace(trainer, compiled=CompiledSums(task, trainer.clip))
     cohort, sent = federation.cohort(1), pickle.loads(pickle.dumps(compiled))
     with pytest.raises(PrivacyError, match="PyTorch refused"):  # before the run somebody would be told why
         train_cohort(replace(federation, trainer=compiled), start.state, cohort)

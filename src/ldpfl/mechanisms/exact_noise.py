@@ -155,15 +155,35 @@ def _round(law: Law, steps: float, words: Integers, points: Floats) -> NDArray[n
     There is one bound of the error, for all tails from 2^-12 on; smaller ones are among the places that are returned.
     """
     with np.errstate(divide="ignore", invalid="ignore"):  # a tail of 0 is not sure
-        exact = law.quick((words & np.int64(2**63 - 1)).astype(np.float64))
+        exact = law.quick(_tail_of(words))
         exact *= law.unit * steps
         sure = exact < law.far * steps
         np.rint(exact, out=points)
         exact -= points
         # The product's own rounding is less than 2^-50 of it.
         sure &= np.abs(exact, out=exact) < 0.5 - steps * (law.slack + 2.0**-50 * law.far)
-    np.copysign(points, words.view(np.float64), out=points)  # a number's sign is its first bit
+    signed = points.view(np.int64)
+    signed |= words & np.int64(-(2**63))  # the first bit of a float64 is its sign
     return np.flatnonzero(~sure)
+
+
+def sizes(law: Law, words: Integers) -> tuple[Floats, Floats]:
+    """Return the sizes of the tails that begin with ``words`` (k, n), and bounds of their errors, as :meth:`Law.error` states them."""
+    found, error = np.empty(words.shape), np.full(words.shape, law.slack)
+    given, size, bound = (part.reshape(-1) for part in (words, found, error))
+    for start in range(0, given.size, _PIECE):
+        piece = slice(start, start + _PIECE)
+        np.multiply(law.quick(_tail_of(given[piece])), law.unit, out=size[piece])
+    small = np.flatnonzero(~(size < law.far))
+    tail, _ = tails(given[small])
+    size[small] = law.size(tail)
+    bound[small] = law.error(size[small], tail)
+    return found, error
+
+
+def _tail_of(words: Integers) -> Floats:
+    """Return the tails that begin with ``words``, times 2^64."""
+    return (words & np.int64(2**63 - 1)).astype(np.float64)
 
 
 def _decided(law: Law, steps: float, words: Integers, source: RandomSource, rows: range, row: NDArray[np.intp]) -> Floats:

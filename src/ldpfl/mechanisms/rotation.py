@@ -13,10 +13,10 @@ from ldpfl.lazy import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-_AT_ONCE = 1 << 16
-"""Values that are rotated at once: 256 KiB, which a cache holds twice."""
+_AT_ONCE = 1 << 18
+"""Values that are rotated at once: 1 MiB, which a cache holds."""
 
-_SHORT = 64
+_SHORT = 16
 """Places that are closer than this are brought apart before they are added."""
 
 
@@ -44,42 +44,31 @@ def rotate_back(vectors: Tensor, dimension: int, key: int) -> Tensor:
 
 def _transform(rows: Tensor) -> None:
     """Multiply ``rows`` (K, D) in place by the Hadamard matrix over sqrt(D), by sums and differences in a fixed order."""
-    size = rows.shape[1]
-    part = min(size, _AT_ONCE)
-    at_once = _AT_ONCE // part
-    pieces = rows.view(-1, part)  # entries that are closer than a piece is long are added first, piece by piece
-    for start in range(0, len(pieces), at_once):
-        _transform_block(pieces[start : start + at_once])
-    if part < size:
-        for row in rows:
-            row.copy_(_add_and_subtract(row[None], part)[0])
-    rows.mul_(size**-0.5)
+    at_once = max(1, _AT_ONCE // rows.shape[1])
+    for start in range(0, len(rows), at_once):
+        _transform_block(rows[start : start + at_once])
 
 
 def _transform_block(rows: Tensor) -> None:
-    """Multiply ``rows`` (K, D) in place by the Hadamard matrix."""
     count, size = rows.shape
     short = min(size, _SHORT)
     # The first steps are about neighbours: beside each other in memory they take four times as long.
     turned = rows.view(count, -1, short).transpose(1, 2).contiguous()
-    turned = _add_and_subtract(turned.view(count, size), size // short)
-    rows.view(count, -1, short).copy_(turned.view(count, short, -1).transpose(1, 2))
-    rows.copy_(_add_and_subtract(rows, short))
+    _add_and_subtract(turned.view(count, size), size // short)
+    rows.view(count, -1, short).copy_(turned.transpose(1, 2))
+    _add_and_subtract(rows, short)
+    rows.mul_(size**-0.5)
 
 
-def _add_and_subtract(rows: Tensor, half: int) -> Tensor:
-    """Return ``rows`` (K, D) with sums and differences of entries that are ``half`` apart, then twice as far, and so on.
-
-    ``rows`` are overwritten.
-    """
+def _add_and_subtract(rows: Tensor, half: int) -> None:
+    """Put sums and differences in the place of entries of ``rows`` (K, D) that are ``half`` apart, then twice as far, and so on."""
     count, size = rows.shape
-    other = torch.empty_like(rows)
     while half < size:
-        pairs, found = (part.view(count, size // (2 * half), 2, half) for part in (rows, other))
-        torch.add(pairs[:, :, 0], pairs[:, :, 1], out=found[:, :, 0])
-        torch.sub(pairs[:, :, 0], pairs[:, :, 1], out=found[:, :, 1])
-        rows, other, half = other, rows, 2 * half
-    return rows
+        pairs = rows.view(count, size // (2 * half), 2, half)
+        difference = pairs[:, :, 0] - pairs[:, :, 1]
+        pairs[:, :, 0] += pairs[:, :, 1]
+        pairs[:, :, 1] = difference
+        half *= 2
 
 
 @lru_cache(maxsize=4)

@@ -17,7 +17,7 @@ from ldpfl.errors import PrivacyError
 from ldpfl.mechanisms.base import PublicState, require_finite
 from ldpfl.mechanisms.exact_noise import NORMAL, rounded
 from ldpfl.mechanisms.gaussian.schedule import ClientState, NoiseSchedule
-from ldpfl.mechanisms.reports.base import blocks
+from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, blocks
 from ldpfl.mechanisms.reports.vectors import VectorMechanism, VectorReports
 from ldpfl.privacy import GaussianRelease, UnprotectedRelease
 from ldpfl.randomness import RandomSource, as_source
@@ -106,7 +106,7 @@ class Gaussian(VectorMechanism):
         if limits is not None and not bool((limits < _MOST_STEPS * sigma.amin(dim=0) / STEPS).all()):
             raise PrivacyError("epsilon is so large that updates have no room on the noise's lattice; nothing was sent")
         lattice = _Lattice((sigma / STEPS).numpy(), ranges.sizes)
-        for rows, own in blocks(*sent.shape):
+        for rows, own in blocks(*sent.shape, values=COORDINATE_BLOCK):  # float64, several times, takes more of a cache
             noise = rounded(NORMAL, STEPS, source, rows, own.stop - own.start)
             lattice.add(sent[rows.start : rows.stop, own].numpy(), noise, rows, own)
         if limits is not None and not lattice.within(limits.numpy()):
