@@ -9,6 +9,7 @@ float32; ldpfl's sums are of exact lattice points.
 from __future__ import annotations
 
 import argparse
+import copy
 import importlib.util
 import time
 import warnings
@@ -41,7 +42,7 @@ def opacus_sum(module: nn.Module, inputs: Tensor, targets: Tensor, batch: int) -
     from opacus import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
-    model = GradSampleModule(module, loss_reduction="sum")
+    model = GradSampleModule(copy.deepcopy(module), loss_reduction="sum")
     inner = torch.optim.SGD(model.parameters(), lr=0.0)
     optimiser = DPOptimizer(inner, noise_multiplier=0.0, max_grad_norm=NORM, expected_batch_size=len(inputs), loss_reduction="sum")
 

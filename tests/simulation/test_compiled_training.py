@@ -27,6 +27,7 @@ from ldpfl.simulation.compiled_records import CompiledSums
 from ldpfl.simulation.compiled_training import CompiledTrainer
 from ldpfl.simulation.compiling import has_compiler, pays
 from ldpfl.simulation.local_optimiser import LocalOptimiser
+from ldpfl.simulation.placing import place, placed
 from ldpfl.simulation.schedule import full_batch
 from ldpfl.simulation.workers import Processes
 
@@ -133,14 +134,15 @@ def test_a_compiler_that_is_not_found_after_all_is_done_without(tiny_task: Datas
 @pytest.mark.usefixtures("no_compiler")
 @pytest.mark.parametrize("settings", [["training.epochs=1"], ["training.epochs=2"], RECORDS], ids=["one step", "steps", "records"])
 def test_a_worker_without_a_compiler_trains_as_it_is_and_says_so_once(
-    settings: list[str], tiny_task: Dataset, caplog: pytest.LogCaptureFixture
+    settings: list[str], tiny_task: Dataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     federation, start = federation_of(tiny_task, "model.name=linear", "training.batch_size=20", "training.compile=off", *settings)
     trainer, task = federation.trainer, federation.task
     compiled: Trainer = CompiledTrainer(task, federation.batch_width)
     if isinstance(trainer, RecordGradientTrainer):
         compiled = replace(trainer, compiled=CompiledSums(task, trainer.clip))
-    cohort, sent = federation.cohort(1), pickle.loads(pickle.dumps(compiled))
+    place(compiled, tmp_path / "sent")
+    cohort, sent = federation.cohort(1), placed(tmp_path / "sent")
     with pytest.raises(PrivacyError, match="PyTorch refused"):  # before the run somebody would be told why
         train_cohort(replace(federation, trainer=compiled), start.state, cohort)
     eager = train_cohort(federation, start.state, cohort).double()
@@ -153,11 +155,12 @@ def test_a_worker_without_a_compiler_trains_as_it_is_and_says_so_once(
 
 @compiles
 @pytest.mark.slow
+@pytest.mark.thorough_for("two-layer-cnn")
 @pytest.mark.parametrize("model", ["linear", "two-layer-cnn"])
 def test_compiled_sums_of_records_are_eager_ones_but_for_last_bits(model: str, tiny_task: Dataset) -> None:
-    """Records that are too long, and those that are not; one without a usable gradient; clients of different size."""
+    """Records that are too long, and those that are not; clients of different size."""
     for norm in (0.02, 1e3):
-        settings = [*RECORDS, f"mechanism.clip_norm={norm}", "data.partition=dirichlet"]
+        settings = [*RECORDS, f"mechanism.clip_norm={norm}", "data.partition=quantity"]
         federation, start = federation_of(tiny_task, f"model.name={model}", *settings, "training.compile=on")
         trainer = federation.trainer
         assert isinstance(trainer, RecordGradientTrainer)
@@ -168,7 +171,7 @@ def test_compiled_sums_of_records_are_eager_ones_but_for_last_bits(model: str, t
         long, records = sum(int(part.sum()) for part in watched), sum(len(part) for part in watched)
         watched.clear()
         found = train_cohort(replace(federation, trainer=replace(trainer, watch=watched.append)), start.state, federation.cohort(1))
-        assert float((found - eager).double().norm() / eager.double().norm()) < 1e-6
+        assert int((found - eager).abs().max()) <= 3  # of 2^20 to the norm, in a sum over some nine records
         assert (sum(int(part.sum()) for part in watched), sum(len(part) for part in watched)) == (long, records)
         assert long == (records if norm == 0.02 else 0)
 
@@ -189,7 +192,7 @@ def test_a_record_without_a_usable_gradient_adds_nothing_to_compiled_sums() -> N
     without = trainer.train(weights, full_batch([np.setdiff1d(np.arange(40), [3, 20])], 38))
     eager = replace(trainer, compiled=None).train(weights, full_batch([np.arange(40)], 40))
     assert not torch.equal(clean, spoiled)
-    assert float((spoiled - eager).double().norm() / eager.double().norm()) < 1e-6
+    assert int((spoiled - eager).abs().max()) <= 3
     assert float((spoiled - without).double().norm() / eager.double().norm()) < 0.2  # the record of 1e38 is clipped, and counts
 
 
