@@ -44,7 +44,7 @@ class Purpose(IntEnum):
     EVALUATION = 12
 
 
-WORDS = "aes-256 counters, 3"
+WORDS = "aes-256 counters, 2"
 """How seeded words are made: a run that was begun with others would end as a mixture."""
 
 

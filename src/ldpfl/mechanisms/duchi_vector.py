@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from ldpfl.errors import PrivacyError
 from ldpfl.lazy import torch
-from ldpfl.mechanisms.base import Mechanism, require_shape, total_clients
-from ldpfl.mechanisms.duchi import BITS, Duchi, Thresholds, thresholds
-from ldpfl.mechanisms.reports.base import client_blocks
+from ldpfl.mechanisms.base import Mechanism, require_finite, total_clients
+from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
+from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, client_blocks
 from ldpfl.mechanisms.reports.bits import BitCounts, BitReports, Encoder, count_ones
 from ldpfl.mechanisms.settings import EpsilonSettings
 from ldpfl.privacy import PureRelease, usable_blanket
@@ -96,7 +96,7 @@ class DuchiVector(Mechanism):
         return Duchi(self.epsilon).gain / central_binomial(dimension // 2) - (dimension % 2 == 0)
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> VectorBitReports:
-        values = require_shape(values, ranges).cpu()
+        values = require_finite(values, ranges)
         source = as_source(generator)
         packed = _rounded(values, ranges, source)
         lo = thresholds(self.epsilon)[0]
@@ -179,16 +179,24 @@ def central_binomial(n: int) -> float:
 
 
 def _rounded(values: Tensor, ranges: LayerRanges, source: RandomSource) -> Packed:
-    """Round t = (w - c) / r to + with probability (1 + t) / 2, clamped to [2^-32, 1 - 2^-32].
+    """Round t = (w - c) / r to + with probability (1 + t) / 2, clamped to [0, 1] and up by 2^-32 at most.
 
-    What is rounded here touches the estimate only, the budget is kept by ``_answer``.
+    A uniform integer in [-2^31, 2^31) is compared with 2^31 t, so the ends are exact and whatever lies beyond them counts
+    as the end: the comparison clamps. What is rounded here touches the estimate only, the budget is kept by ``_answer``.
     """
 
     def encoder(own: slice) -> Encoder:
-        thresholds = Thresholds.of((1 << (BITS - 1)) - 1, ranges, own)
-        return lambda rows: thresholds.bits(values[rows.start : rows.stop, own], source, rows)
+        center, radius = ranges.slice(own.start, own.stop)
+        slope, centered = (1 << (BITS - 1)) / radius, not bool(center.any())
 
-    return BitReports.of(encoder, len(values), ranges.dimension).packed
+        def bits(rows: range) -> NDArray[np.bool_]:
+            words, part = draw_block(source, rows, own.stop - own.start), values[rows.start : rows.stop, own]
+            scaled = part * slope if centered else (part - center).mul_(slope)
+            return np.asarray(words < scaled.numpy())
+
+        return bits
+
+    return BitReports.of(encoder, len(values), ranges.dimension, 4 * COORDINATE_BLOCK).packed  # float64 takes more of a cache
 
 
 def _answer(signs: Packed, dimension: int, lo: int, source: RandomSource, rows: range) -> Packed:
