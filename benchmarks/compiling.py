@@ -1,8 +1,8 @@
 """What compiling a training step costs and saves, by kind of model: python benchmarks/compiling.py [--models mlp gru-8] [--clients 40]
 
-Made-up samples, batches of 10, one thread. A row a model: operations of an eager step, seconds of processor time until a compiled step has run for
-the first time (without PyTorch's cache on disk), microseconds of processor time a sample, eager and compiled, in turns, the fastest of each;
-and after how many samples the compiler's time is won back. Each model is measured in a process of its own.
+Made-up samples, batches of 10, one thread. A row a model: operations of an eager step; seconds of processor time until a compiled step has
+run for the first time, without PyTorch's cache on disk; microseconds of processor time a sample, eager and compiled, in turns, the fastest
+of each; and after how many samples the compiler's time is won back. Each model is measured in a process of its own.
 """
 
 from __future__ import annotations
@@ -90,10 +90,8 @@ def timed(name: str, clients: int) -> list[str]:
 
 def processor_time() -> float:
     """Return the seconds that this process and the compilers that it called have taken."""
-    return sum(
-        resource.getrusage(whose).ru_utime + resource.getrusage(whose).ru_stime
-        for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    )
+    used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def us_a_sample(trainer: Trainer, weights: Tensor, schedule: BatchSchedule) -> float:

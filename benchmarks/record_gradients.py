@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ldpfl import ParameterLayout, data
+from ldpfl.data.samples import normalise
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.models.images import TwoLayerCNN
 from ldpfl.simulation import BatchSchedule, LocalTask, RecordGradientTrainer
@@ -50,7 +51,7 @@ def opacus_sum(module: nn.Module, inputs: Tensor, targets: Tensor, batch: int) -
         optimiser.zero_grad()
         for start in range(0, len(inputs), batch):
             some = slice(start, start + batch)
-            F.cross_entropy(model(inputs[some]), targets[some], reduction="sum").backward()
+            F.cross_entropy(model(inputs[some]), targets[some], reduction="sum").backward()  # type: ignore[no-untyped-call]
             optimiser.clip_and_accumulate()
             for parameter in model.parameters():
                 parameter.grad_sample = None
@@ -64,7 +65,8 @@ def measured(name: str, records: int, repeats: int) -> dict[str, float]:
     module = MODELS[name]()
     layout = ParameterLayout.from_module(module)
     weights = layout.flatten({name: value.detach() for name, value in module.named_parameters()})
-    samples = data.Samples(torch.randint(0, 256, (records, 1, 28, 28), dtype=torch.uint8), torch.arange(records) % 10)
+    digits = torch.randint(0, 256, (records, 1, 28, 28), dtype=torch.uint8)
+    samples = data.Samples(digits, torch.arange(records) % 10)
     task, clip = LocalTask(module, layout, samples, (0.1307,), (0.3081,), LocalOptimiser(1.0)), RecordClip(NORM)
     eager = RecordGradientTrainer(task, clip)
     compiled = replace(eager, compiled=CompiledSums(task, clip))
@@ -77,7 +79,7 @@ def measured(name: str, records: int, repeats: int) -> dict[str, float]:
     }
     if importlib.util.find_spec("opacus"):
         for batch in (16, 64, 256):
-            actions[f"Opacus, batches of {batch}"] = opacus_sum(module, task.normalised(samples.tensor), samples.targets, batch)
+            actions[f"Opacus, batches of {batch}"] = opacus_sum(module, normalise(digits, task.mean, task.std), samples.targets, batch)
     found = dict.fromkeys(actions, float("inf"))
     for _ in range(repeats):
         for how, action in actions.items():

@@ -154,6 +154,7 @@ def build(
         config.training.at_client(),
         None if config.training.clip_norm == "off" else config.training.clip_norm,
         tasks.create(config.task.name, task.outputs, scale=task.unit),
+        config.training.precision,
     )
     noise_seed = secret_seed(config, task, secret)
     federation = Federation(

@@ -84,7 +84,8 @@ def tried(
         ConfigError: the model or the loss does not fit the data, or fails.
         PrivacyError: what it makes of a sample depends on others, or it changes something.
     """
-    trial = replace(local, data=_made_up(local.data, data))
+    as_trained = replace(local, data=_made_up(local.data, data))
+    trial = replace(as_trained, precision="float32")  # with fewer bits, equal gradients could not be told from others
     model = config.model.name
     where = f"model {model!r} cannot be trained on {'these data' if config.data.name == GIVEN else config.data.path or config.data.name}"
     _check_parts(model, local)
@@ -101,7 +102,7 @@ def tried(
         first = _of_one_sample(clients) if by_record else clients.head(1)
         gradient = GradientTrainer(trial, at_once=False).train(weights, first)
         reason = _not_at_once(trial, weights, first, gradient)
-        trainer = trainer_of(config, trial, mechanism, at_once=not reason, persons=made_up)
+        trainer = trainer_of(config, as_trained, mechanism, at_once=not reason, persons=made_up)
         once, _, again = (trainer.train(weights, schedule) for schedule in (clients, others, clients))
     if not torch.equal(once.nan_to_num(), again.nan_to_num()):
         raise PrivacyError(
@@ -154,9 +155,9 @@ def quickest(config: RunConfig, trainer: Trainer, weights: Tensor, size: RunSize
         return trainer
     if not has_compiler():
         raise ConfigError("training.compile is 'on', and there is no C++ compiler: install g++, or leave training.compile at 'auto'")
-    reason = "its weights are others then"
+    reason, rounding = "its weights are others then", _ROUNDING if config.training.precision == "float32" else _ROUNDING_BF16
     try:
-        if all(_like(form.trainer, trainer, weights, schedule, form.start) for schedule in form.trials):
+        if all(_like(form.trainer, trainer, weights, schedule, form.start, rounding) for schedule in form.trials):
             return form.trainer
     except LdpflError:
         raise
@@ -211,11 +212,11 @@ def _first_sample(clients: int, steps: int, width: int) -> BatchSchedule:
     return BatchSchedule(index, torch.ones(index.shape))
 
 
-def _like(compiled: Trainer, eager: Trainer, weights: Tensor, schedule: BatchSchedule, start: Tensor) -> bool:
-    """Return whether both trainers give the same, but for what rounding changes."""
+def _like(compiled: Trainer, eager: Trainer, weights: Tensor, schedule: BatchSchedule, start: Tensor, rounding: float) -> bool:
+    """Return whether both trainers give the same, but for what ``rounding`` changes, as a part of what is learned."""
     expected = eager.train(weights, schedule).double()
     apart = (compiled.train(weights, schedule).double() - expected).norm()
-    return bool(apart <= _ROUNDING * (expected - start).norm() + _TINY)
+    return bool(apart <= rounding * (expected - start).norm() + _TINY)
 
 
 def _not_asked(asked: str, trainer: Trainer) -> Trainer:
@@ -349,5 +350,6 @@ def _check_outputs(model: str, task: Task, found: object, targets: Tensor, outpu
     raise ConfigError(f"model {model!r} gives {tuple(found.shape)} for {samples}, expected {wanted}{advice}")
 
 
-_ROUNDING, _TINY = 0.02, 1e-6
-"""How far gradients of the same samples may lie apart, of their length and beside that: graphics cards round products to 10 bits."""
+_ROUNDING, _ROUNDING_BF16, _TINY = 0.02, 0.3, 1e-6
+"""How far gradients of the same samples may lie apart, of their length (float32, bfloat16) and beside that. Graphics cards round products
+to 10 bits."""

@@ -170,7 +170,7 @@ def _round(law: Law, steps: float, words: Integers, points: Floats) -> NDArray[n
 def sizes(law: Law, words: Integers) -> tuple[Floats, Floats]:
     """Return the sizes of the tails that begin with ``words`` (k, n), and bounds of their errors, as :meth:`Law.error` states them."""
     found, error = np.empty(words.shape), np.full(words.shape, law.slack)
-    given, size, bound = (part.reshape(-1) for part in (words, found, error))
+    given, size, bound = words.reshape(-1), found.reshape(-1), error.reshape(-1)
     for start in range(0, given.size, _PIECE):
         piece = slice(start, start + _PIECE)
         np.multiply(law.quick(_tail_of(given[piece])), law.unit, out=size[piece])

@@ -144,7 +144,7 @@ class LatticeMechanism(VectorMechanism):
         """
         bounded, source = self._bounded(values, ranges).numpy(), as_source(generator)
         sent = np.empty(bounded.shape, dtype=np.int64)
-        for rows, own in blocks(*bounded.shape, values=COORDINATE_BLOCK):  # of 64 bits, several times
+        for rows, own in blocks(len(bounded), ranges.dimension, values=COORDINATE_BLOCK):  # of 64 bits, several times
             some, noise = slice(rows.start, rows.stop), rounded(NORMAL, self._noise, source, rows, own.stop - own.start)
             np.add(bounded[some, own], noise.astype(np.int64), out=sent[some, own])
         return sent

@@ -277,7 +277,7 @@ class HybridSettings(ScalarSettings):
 
 def _encode_all(values: Tensor, ranges: LayerRanges, source: RandomSource, law: ScalarLaw) -> DenseReports:
     reported = torch.empty(values.shape, dtype=torch.float32)
-    for rows, own in blocks(*values.shape, values=COORDINATE_BLOCK):  # float64, several times, takes more of a cache
+    for rows, own in blocks(len(values), ranges.dimension, values=COORDINATE_BLOCK):  # float64, several times, takes more of a cache
         some, (center, radius) = slice(rows.start, rows.stop), ranges.slice(own.start, own.stop)
         reported[some, own] = law.sample(_scaled(values[some, own], center, radius), source, rows).float()
     return DenseReports(reported)

@@ -26,16 +26,23 @@ def has_compiler() -> bool:
 _PAYS = 6e9
 """Samples times weights of a whole run from which compiling pays: some 30 s of the two-layer CNN, against 10 s for the compiler."""
 
+_PAYS_EACH = 1e8
+"""Samples times weights for each operation of the step that is compiled."""
 
-def pays(samples: int, weights: int, operations: int) -> bool:
+_MOST_OPERATIONS = 400
+"""Operations of the largest step that is compiled unasked."""
+
+
+def pays(samples: int, weights: int, operations: Callable[[], int]) -> bool:
     """Return whether a run is worth compiling for.
 
     Args:
         samples: on which all rounds together train, each time counted.
         weights: of the model.
-        operations: of PyTorch, in the step that would be compiled.
+        operations: counts those of PyTorch in the step that would be compiled; asked of long runs only.
     """
-    return samples * weights >= _PAYS
+    trained = samples * weights
+    return trained >= _PAYS and (steps := operations()) <= _MOST_OPERATIONS and trained >= _PAYS_EACH * steps
 
 
 class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -43,7 +50,7 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.count = 0
+        self.count: int = 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -106,7 +106,7 @@ class Gaussian(VectorMechanism):
         if limits is not None and not bool((limits < _MOST_STEPS * sigma.amin(dim=0) / STEPS).all()):
             raise PrivacyError("epsilon is so large that updates have no room on the noise's lattice; nothing was sent")
         lattice = _Lattice((sigma / STEPS).numpy(), ranges.sizes)
-        for rows, own in blocks(*sent.shape, values=COORDINATE_BLOCK):  # float64, several times, takes more of a cache
+        for rows, own in blocks(len(sent), ranges.dimension, values=COORDINATE_BLOCK):  # float64, several times, takes more of a cache
             noise = rounded(NORMAL, STEPS, source, rows, own.stop - own.start)
             lattice.add(sent[rows.start : rows.stop, own].numpy(), noise, rows, own)
         if limits is not None and not lattice.within(limits.numpy()):
