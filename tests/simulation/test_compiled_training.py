@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from ldpfl.experiments.config import parse_config
 from ldpfl.importing import GIVEN
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.models.images import Halved
+from ldpfl.models.texts import GRU
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import Federation, LocalTask, RecordGradientTrainer, Trainer, VectorizedTrainer, simulate
 from ldpfl.simulation.cohort_training import train_cohort
@@ -32,9 +34,6 @@ from ldpfl.simulation.schedule import full_batch
 from ldpfl.simulation.workers import Processes
 
 RECORDS = ["mechanism.name=dp-sgd", "mechanism.perturbed=gradient", "mechanism.noise_multiplier=1.0"]
-CNN = 100
-"""Operations of the two-layer CNN, or nearly."""
-
 compiles = pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
 
 
@@ -100,7 +99,7 @@ class Told(nn.Module):
 @pytest.mark.thorough
 def test_a_model_that_does_not_compile_is_trained_as_it_is_with_a_note(tiny_task: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(trainers, "pays", lambda samples, weights, operations: True)
+    monkeypatch.setattr(trainers, "pays", lambda calls, work: True)
     federation, _ = federation_of(tiny_task, f"model.name={GIVEN}", warned=said, given=Told())
     assert isinstance(federation.trainer, VectorizedTrainer)
     assert any("cannot be compiled" in line and "trained as it is" in line for line in said)
@@ -121,7 +120,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_a_compiler_that_is_not_found_after_all_is_done_without(tiny_task: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not has_compiler()
     said: list[str] = []
-    monkeypatch.setattr(trainers, "pays", lambda samples, weights, operations: True)
+    monkeypatch.setattr(trainers, "pays", lambda calls, work: True)
     monkeypatch.setattr(trainers, "has_compiler", lambda: True)
     for settings in ([], RECORDS):
         federation, start = federation_of(tiny_task, "model.name=linear", *settings, warned=said)
@@ -201,14 +200,32 @@ def test_short_runs_are_not_compiled_and_without_a_compiler_none_is(tiny_task: D
     federation, start = federation_of(tiny_task, "model.name=linear")
     assert isinstance(federation.trainer, VectorizedTrainer)
     assert start.origin.endswith(" on cpu")
-    assert not pays(100_000, 21_840, lambda: 0)
-    assert pays(600_000, 21_840, lambda: CNN)
     monkeypatch.setattr(trainers, "has_compiler", lambda: False)
-    monkeypatch.setattr(trainers, "pays", lambda samples, weights, operations: True)
+    monkeypatch.setattr(trainers, "pays", lambda calls, work: True)
     federation, _ = federation_of(tiny_task, "model.name=linear")
     assert isinstance(federation.trainer, VectorizedTrainer)
     with pytest.raises(ConfigError, match=r"no C\+\+ compiler"):
         federation_of(tiny_task, "model.name=linear", "training.compile=on")
+
+
+def test_a_step_is_compiled_unasked_where_it_is_called_often_enough_for_its_work(tiny_task: Dataset) -> None:
+    """The CNN from some 500,000 samples on; a small model, of which a call saves little, later; and an unrolled recurrence never."""
+    work = {}
+    for model in ("two-layer-cnn", "mlp"):
+        federation, start = federation_of(tiny_task, f"model.name={model}")
+        work[model] = CompiledTrainer(federation.task, 10).work(start.state.weights)
+    assert not pays(100_000 / 100, lambda: work["two-layer-cnn"])
+    assert pays(2_000_000 / 100, lambda: work["two-layer-cnn"])
+    assert not pays(2_000_000 / 100, lambda: work["mlp"])
+    assert pays(1e9 / 100, lambda: work["mlp"])
+    tokens = torch.randint(1, 50, (20, 40))
+    for length, expected in ((4, True), (40, False)):
+        gru = GRU(50, 2, by_place=False)
+        layout = ParameterLayout.from_module(gru)
+        weights = layout.flatten({name: value.detach() for name, value in gru.named_parameters()})
+        samples = Samples(tokens[:, :length], torch.zeros(20, dtype=torch.int64))
+        trainer = CompiledTrainer(LocalTask(gru, layout, samples, (), (), LocalOptimiser(0.1)), 10)
+        assert pays(1e9, partial(trainer.work, weights)) is expected
 
 
 def test_what_is_not_compiled_says_so(tiny_task: Dataset) -> None:

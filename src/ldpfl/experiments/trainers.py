@@ -28,7 +28,7 @@ from ldpfl.models import CenteredLinear
 from ldpfl.simulation import BatchSchedule, GradientTrainer, LocalTask, LoopTrainer, RecordGradientTrainer, Trainer, VectorizedTrainer
 from ldpfl.simulation.compiled_records import CompiledSums
 from ldpfl.simulation.compiled_training import CompiledTrainer
-from ldpfl.simulation.compiling import has_compiler, pays
+from ldpfl.simulation.compiling import Work, has_compiler, pays
 from ldpfl.simulation.local_optimiser import LocalOptimiser
 from ldpfl.simulation.local_training import evaluated
 from ldpfl.simulation.unchanged import PARTS, VIEWS
@@ -151,7 +151,7 @@ def quickest(config: RunConfig, trainer: Trainer, weights: Tensor, size: RunSize
     form = None if asked == "off" else _compiled_form(trainer, weights, size)
     if form is None:
         return _not_asked(asked, trainer)
-    if asked == "auto" and not (has_compiler() and pays(size.samples, weights.numel(), form.operations)):
+    if asked == "auto" and not (has_compiler() and pays(size.samples / form.samples, form.work)):
         return trainer
     if not has_compiler():
         raise ConfigError("training.compile is 'on', and there is no C++ compiler: install g++, or leave training.compile at 'auto'")
@@ -178,13 +178,15 @@ class _CompiledForm(NamedTuple):
     """A trainer that compiles its steps, and how it is tried.
 
     Attributes:
-        operations: counts those of PyTorch in one of its steps.
+        samples: in one call of its step.
+        work: counts that of a call.
         trials: schedules that need all that a run compiles.
         start: what a client that learns nothing is trained to, (d,).
     """
 
     trainer: Trainer
-    operations: Callable[[], int]
+    samples: int
+    work: Callable[[], Work]
     trials: tuple[BatchSchedule, ...]
     start: Tensor
 
@@ -195,14 +197,15 @@ def _compiled_form(trainer: Trainer, weights: Tensor, size: RunSize) -> _Compile
         steps = CompiledTrainer(trainer.task, size.width)
         # Another piece of code takes a single step than several, of which two are enough to try it.
         trials = tuple(_first_sample(steps.block, count, size.width) for count in sorted({min(2, count) for count in size.steps}))
-        return _CompiledForm(steps, partial(steps.operations, weights), trials, weights)
+        return _CompiledForm(steps, steps.block * size.width, partial(steps.work, weights), trials, weights)
     if isinstance(trainer, RecordGradientTrainer) and trainer.task.data.device.type == "cpu" and trainer.at_once:
         if isinstance(trainer.task.module, CenteredLinear):  # it is given samples in the place of gradients, at first
             return None
         sums = CompiledSums(trainer.task, trainer.clip)
         rows = 1 if trainer.persons is None else trainer.persons.most
-        operations = partial(sums.operations, weights, trainer.block(weights), rows)
-        return _CompiledForm(replace(trainer, compiled=sums), operations, (_first_sample(1, 1, 1),), torch.zeros_like(weights))
+        block = trainer.block(weights)
+        work = partial(sums.work, weights, block, rows)
+        return _CompiledForm(replace(trainer, compiled=sums), block, work, (_first_sample(1, 1, 1),), torch.zeros_like(weights))
     return None
 
 

@@ -13,7 +13,7 @@ from torch.func import grad, vmap
 
 from ldpfl.data.samples import Inputs
 from ldpfl.mechanisms.record_clipping import RecordClip
-from ldpfl.simulation.compiling import Compiled, operations
+from ldpfl.simulation.compiling import Compiled, Work, work_of
 from ldpfl.simulation.local_training import LocalTask
 from ldpfl.simulation.unchanged import nothing_written
 
@@ -64,12 +64,12 @@ class CompiledSums:
             found = BlockSum(*self._summed(weights, batch.inputs, batch.targets, mask, real))
         return found if bool((found.squares <= self.clip.steps**2).all()) else None
 
-    def operations(self, weights: Tensor, block: int, width: int) -> int:
-        """Return how many operations of PyTorch a block of so many records of ``width`` rows takes at ``weights`` (d,)."""
+    def work(self, weights: Tensor, block: int, width: int) -> Work:
+        """Return the work of a block of so many records of ``width`` rows at ``weights`` (d,)."""
         rows = torch.zeros(block, width, dtype=torch.int64)
         batch, summed = self.task.data.at(rows), self._code()
         mask, real = torch.ones(rows.shape), torch.ones(block, dtype=torch.bool)
-        return operations(lambda: summed(weights, batch.inputs, batch.targets, mask, real))
+        return work_of(lambda: summed(weights, batch.inputs, batch.targets, mask, real))
 
     @cached_property
     def _summed(self) -> Callable[[Tensor, Inputs, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from ldpfl.data.samples import Inputs
-from ldpfl.simulation.compiling import Compiled, compiled, operations
+from ldpfl.simulation.compiling import Compiled, Work, compiled, work_of
 from ldpfl.simulation.local_optimiser import Descent
 from ldpfl.simulation.local_training import LocalTask, clipped
 from ldpfl.simulation.schedule import BatchSchedule
@@ -89,13 +89,13 @@ class CompiledTrainer:
     def __getstate__(self) -> dict[str, Any]:
         return {"task": self.task, "width": self.width, "proven": True}  # what is compiled is compiled anew in another process
 
-    def operations(self, weights: Tensor) -> int:
-        """Return how many operations of PyTorch the gradients of a block take at ``weights`` (d,)."""
+    def work(self, weights: Tensor) -> Work:
+        """Return the work of a step of a block at ``weights`` (d,)."""
         index = torch.zeros(self.block, self.width, dtype=torch.int64)
         batch = self.task.data.at(index)
         parameters = [value.expand(self.block, *value.shape).clone() for value in self.task.layout.unflatten(weights).values()]
         gradients = self._gradient_code()
-        return operations(lambda: gradients(parameters, batch.inputs, batch.targets, torch.ones(index.shape)))
+        return work_of(lambda: gradients(parameters, batch.inputs, batch.targets, torch.ones(index.shape)))
 
     @cached_property
     def _gradients(self) -> Callable[[list[Tensor], Inputs, Tensor, Tensor], list[Tensor]]:

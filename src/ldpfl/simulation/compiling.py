@@ -7,11 +7,14 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from ldpfl.errors import LdpflError
 
@@ -23,34 +26,59 @@ def has_compiler() -> bool:
     return shutil.which(os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")) is not None
 
 
-_PAYS = 6e9
-"""Samples times weights of a whole run from which compiling pays: some 30 s of the two-layer CNN, against 10 s for the compiler."""
+@dataclass(frozen=True)
+class Work:
+    """What one call of a step does, counted in operations of PyTorch.
 
-_PAYS_EACH = 1e8
-"""Samples times weights for each operation of the step that is compiled."""
-
-_MOST_OPERATIONS = 400
-"""Operations of the largest step that is compiled unasked."""
-
-
-def pays(samples: int, weights: int, operations: Callable[[], int]) -> bool:
-    """Return whether a run is worth compiling for.
-
-    Args:
-        samples: on which all rounds together train, each time counted.
-        weights: of the model.
-        operations: counts those of PyTorch in the step that would be compiled; asked of long runs only.
+    Attributes:
+        operations: how many there are, which is about the size of the graph that is compiled.
+        flops: floating-point operations of products and convolutions.
+        values: numbers that operations write.
     """
-    trained = samples * weights
-    return trained >= _PAYS and (steps := operations()) <= _MOST_OPERATIONS and trained >= _PAYS_EACH * steps
+
+    operations: int
+    flops: int
+    values: int
+
+    @property
+    def saved(self) -> float:
+        """About how many seconds a call takes less when it is compiled."""
+        return self.operations * _EACH_OPERATION_S + self.flops * _EACH_FLOP_S + self.values * _EACH_VALUE_S
+
+    @property
+    def cost(self) -> float:
+        """About how many seconds compiling takes."""
+        return _BEGIN_S + self.operations * _COMPILE_EACH_S
+
+
+_BEGIN_S, _COMPILE_EACH_S = 5.0, 0.09
+_EACH_OPERATION_S, _EACH_FLOP_S, _EACH_VALUE_S = 0.6e-6, 2e-12, 0.2e-9
+"""What ``benchmarks/compiling.py`` measured on one core, rounded so that compiling pays a little later than it did there."""
+
+_MOST_OPERATIONS = 1000
+"""Operations of the largest step that is compiled unasked: larger ones take minutes."""
+
+_FEWEST_CALLS = 500
+"""Calls below which no step pays: one would have to save 10 ms a call."""
+
+
+def pays(calls: float, work: Callable[[], Work]) -> bool:
+    """Return whether ``calls`` of a step, of so much ``work`` each, are expected to save more time than compiling takes.
+
+    Nothing is timed, so that a run is compiled or not whatever else the machine does.
+    """
+    if calls < _FEWEST_CALLS:
+        return False
+    each = work()
+    return each.operations <= _MOST_OPERATIONS and calls * each.saved >= each.cost
 
 
 class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the operations that PyTorch runs within this context."""
+    """Counts the work that PyTorch does within this context."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.count: int = 0
+        self.work = Work(0, 0, 0)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -58,15 +86,21 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
-        self.count += 1
-        return func(*args, **(kwargs or {}))
+        found = func(*args, **(kwargs or {}))
+        written = () if func.is_view else found if isinstance(found, tuple | list) else (found,)
+        values = sum(part.numel() for part in written if isinstance(part, Tensor))
+        formula = flop_registry.get(func.overloadpacket)
+        flops = int(formula(*args, **(kwargs or {}), out_val=found)) if formula else 0
+        self.work = Work(self.work.operations + 1, self.work.flops + flops, self.work.values + values)
+        return found
 
 
-def operations(function: Callable[[], object]) -> int:
-    """Return how many operations of PyTorch a call of ``function`` runs, which is about the size of the graph that is compiled of it."""
-    with _Counting() as counting:
+def work_of(function: Callable[[], object]) -> Work:
+    """Return the work of a call of ``function``, which is made."""
+    counting = _Counting()
+    with counting:
         function()
-    return counting.count
+    return counting.work
 
 
 class Compiled:
