@@ -50,10 +50,10 @@ class CompiledSums:
     def __getstate__(self) -> dict[str, Any]:
         return {"task": self.task, "clip": self.clip, "proven": True}  # what is compiled is compiled anew in another process
 
-    def of(self, weights: Tensor, rows: Tensor, mask: Tensor, real: Tensor) -> BlockSum | None:
+    def of(self, weights: Tensor, rows: Tensor, mask: Tensor, real: Tensor) -> BlockSum:
         """Return the sum over the records whose rows are ``rows`` (R, B), of which ``mask`` (R, B) says which count.
 
-        None if a record's points are too long after all; :meth:`RecordClip.points` leaves such a record out.
+        A record whose points are too long after all is left out, as :meth:`RecordClip.points` does, and changes nothing of the others'.
 
         Args:
             weights: (d,) at which gradients are taken.
@@ -62,7 +62,11 @@ class CompiledSums:
         batch = self.task.data.at(rows)
         with nothing_written(self.task.module, {"the weights": weights}, by_value=False):
             found = BlockSum(*self._summed(weights, batch.inputs, batch.targets, mask, real))
-        return found if bool((found.squares <= self.clip.steps**2).all()) else None
+            fits = found.squares <= self.clip.steps**2  # not so for NaN
+            if not bool(fits.all()):
+                others = BlockSum(*self._summed(weights, batch.inputs, batch.targets, mask, real & fits))
+                return others._replace(norms=found.norms)
+        return found
 
     def work(self, weights: Tensor, block: int, width: int) -> Work:
         """Return the work of a block of so many records of ``width`` rows at ``weights`` (d,)."""

@@ -90,13 +90,12 @@ class RecordGradientTrainer:
             rows, counting = self._rows(index[some[:, 0], some[:, 1]], round_number)
             if self.compiled is not None:
                 found = self.compiled.of(weights, rows, counting, real)
-                if found is not None:
-                    sums[some[0, 0]] += found.points  # a block is one client's
-                    self._tell(found.norms[real])
-                    continue
-            descents, usable = self._descents(weights, rows, counting)
-            real = real & usable
-            sums.index_add_(0, some[:, 0].cpu()[real], self.clip.points(descents[real], self.watch))
+                sums[some[0, 0]] += found.points  # a block is one client's
+                self._tell(found.norms[real])
+            else:
+                descents, usable = self._descents(weights, rows, counting)
+                real = real & usable
+                sums.index_add_(0, some[:, 0].cpu()[real], self.clip.points(descents[real], self.watch))
         return sums.to(torch.int64)
 
     def _at_once(self, weights: Tensor) -> int:
