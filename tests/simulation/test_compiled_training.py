@@ -30,7 +30,7 @@ from ldpfl.simulation.compiled_training import CompiledTrainer
 from ldpfl.simulation.compiling import has_compiler, pays
 from ldpfl.simulation.local_optimiser import LocalOptimiser
 from ldpfl.simulation.placing import place, placed
-from ldpfl.simulation.schedule import full_batch
+from ldpfl.simulation.schedule import BatchSchedule, full_batch
 from ldpfl.simulation.workers import Processes
 
 RECORDS = ["mechanism.name=dp-sgd", "mechanism.perturbed=gradient", "mechanism.noise_multiplier=1.0"]
@@ -178,6 +178,21 @@ def test_compiled_sums_of_records_are_eager_ones_but_for_last_bits(model: str, t
 
 @compiles
 @pytest.mark.slow
+def test_a_step_is_compiled_once_however_many_steps_clients_make(caplog: pytest.LogCaptureFixture) -> None:
+    """PyTorch compiles for strides as well, and gives up after eight of them."""
+    module = nn.Linear(20, 2)
+    layout = ParameterLayout.from_module(module)
+    weights = layout.flatten({name: value.detach() for name, value in module.named_parameters()})
+    samples = Samples(torch.randn(50, 20, generator=torch.Generator().manual_seed(1)), torch.arange(50) % 2)
+    trainer = CompiledTrainer(LocalTask(module, layout, samples, (), (), LocalOptimiser(0.1)), 5)
+    for steps in range(2, 13):
+        index = torch.arange(4 * steps * 5).reshape(4, steps, 5) % 50
+        trainer.train(weights, BatchSchedule(index, torch.ones(index.shape)))
+    assert not [record for record in caplog.records if record.name.startswith("ldpfl")]
+
+
+@compiles
+@pytest.mark.slow
 def test_a_record_without_a_usable_gradient_adds_nothing_to_compiled_sums() -> None:
     inputs = torch.randn(40, 30, generator=torch.Generator().manual_seed(1))
     module = nn.Linear(30, 3)
@@ -209,15 +224,19 @@ def test_short_runs_are_not_compiled_and_without_a_compiler_none_is(tiny_task: D
 
 
 def test_a_step_is_compiled_unasked_where_it_is_called_often_enough_for_its_work(tiny_task: Dataset) -> None:
-    """The CNN from some 500,000 samples on; a small model, of which a call saves little, later; and an unrolled recurrence never."""
+    """The CNN after some millions of small images; a small model, of which a call saves little, later; and an unrolled recurrence never."""
     work = {}
     for model in ("two-layer-cnn", "mlp"):
         federation, start = federation_of(tiny_task, f"model.name={model}")
         work[model] = CompiledTrainer(federation.task, 10).work(start.state.weights)
     assert not pays(100_000 / 100, lambda: work["two-layer-cnn"])
-    assert pays(2_000_000 / 100, lambda: work["two-layer-cnn"])
-    assert not pays(2_000_000 / 100, lambda: work["mlp"])
+    assert pays(4_000_000 / 100, lambda: work["two-layer-cnn"])
+    assert not pays(4_000_000 / 100, lambda: work["mlp"])
     assert pays(1e9 / 100, lambda: work["mlp"])
+    federation, start = federation_of(tiny_task, "model.name=linear")
+    record = CompiledTrainer(federation.task, 1)
+    assert pays(1e6 / 100, partial(record.work, start.state.weights, sent=True))  # many clients of one record
+    assert not pays(1e6 / 100, partial(record.work, start.state.weights))
     tokens = torch.randint(1, 50, (20, 40))
     for length, expected in ((4, True), (40, False)):
         gru = GRU(50, 2, by_place=False)

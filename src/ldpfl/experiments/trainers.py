@@ -197,7 +197,8 @@ def _compiled_form(trainer: Trainer, weights: Tensor, size: RunSize) -> _Compile
         steps = CompiledTrainer(trainer.task, size.width)
         # Another piece of code takes a single step than several, of which two are enough to try it.
         trials = tuple(_first_sample(steps.block, count, size.width) for count in sorted({min(2, count) for count in size.steps}))
-        return _CompiledForm(steps, steps.block * size.width, partial(steps.work, weights), trials, weights)
+        work = partial(steps.work, weights, sent=steps.takes_one_step(trials[-1]))
+        return _CompiledForm(steps, steps.block * size.width, work, trials, weights)
     if isinstance(trainer, RecordGradientTrainer) and trainer.task.data.device.type == "cpu" and trainer.at_once:
         if isinstance(trainer.task.module, CenteredLinear):  # it is given samples in the place of gradients, at first
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -78,7 +78,7 @@ class CompiledTrainer:
         parameters = [value.expand(schedule.clients, *value.shape).clone() for value in start.values()]
         descent = Descent(task.optimiser, parameters, round_number)
         for step in range(schedule.steps):
-            index, mask = schedule.index[:, step], schedule.mask[:, step]
+            index, mask = schedule.index[:, step], schedule.mask[:, step].contiguous()  # code is compiled for its strides, too
             with nothing_written(task.module, dict(zip(start, parameters, strict=True)), by_value=False):
                 batch = task.data.at(index)
                 gradients = self._gradients(parameters, batch.inputs, batch.targets, mask)
@@ -89,13 +89,14 @@ class CompiledTrainer:
     def __getstate__(self) -> dict[str, Any]:
         return {"task": self.task, "width": self.width, "proven": True}  # what is compiled is compiled anew in another process
 
-    def work(self, weights: Tensor) -> Work:
-        """Return the work of a step of a block at ``weights`` (d,)."""
+    def work(self, weights: Tensor, *, sent: bool = False) -> Work:
+        """Return the work of a step of a block at ``weights`` (d,). ``sent`` says whether clients make no other step in a round."""
         index = torch.zeros(self.block, self.width, dtype=torch.int64)
         batch = self.task.data.at(index)
         parameters = [value.expand(self.block, *value.shape).clone() for value in self.task.layout.unflatten(weights).values()]
         gradients = self._gradient_code()
-        return work_of(lambda: gradients(parameters, batch.inputs, batch.targets, torch.ones(index.shape)))
+        work = work_of(lambda: gradients(parameters, batch.inputs, batch.targets, torch.ones(index.shape)))
+        return replace(work, sent=self.block * weights.numel()) if sent else work
 
     @cached_property
     def _gradients(self) -> Callable[[list[Tensor], Inputs, Tensor, Tensor], list[Tensor]]:
