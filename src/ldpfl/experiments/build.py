@@ -33,7 +33,7 @@ from ldpfl.experiments.dataset import Description
 from ldpfl.experiments.record_sums import divided_for_evaluation, for_evaluation, head_of, is_evaluated, ranges_of, scores_of_records
 from ldpfl.experiments.start_warnings import start_warnings
 from ldpfl.experiments.table_rules import start_on_table
-from ldpfl.experiments.trainers import quickest, told_of, tried
+from ldpfl.experiments.trainers import RunSize, is_compiled, quickest, told_of, tried
 from ldpfl.importing import is_code
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Facts, Mechanism, Training, built
@@ -51,7 +51,6 @@ from ldpfl.simulation import (
     LocalTask,
     Trainer,
 )
-from ldpfl.simulation.compiled_training import CompiledTrainer
 from ldpfl.simulation.evaluating import ClientEvaluation
 from ldpfl.simulation.measuring import Measuring, charged
 from ldpfl.suggestions import did_you_mean
@@ -159,6 +158,7 @@ def build(
         config.training.at_client(),
         None if config.training.clip_norm == "off" else config.training.clip_norm,
         tasks.create(config.task.name, task.outputs, scale=task.unit),
+        config.training.precision,
     )
     noise_seed = secret_seed(config, task, secret)
     federation = Federation(
@@ -196,7 +196,7 @@ def build(
         judged=None if judging is None or not is_evaluated(config) else _judged(config, task, judging, persons),
     )
     federation = replace(federation, trainer=_quickest(config, federation, weights, warn))
-    compiled = ", compiled" if isinstance(federation.trainer, CompiledTrainer) else ""
+    compiled = ", compiled" if is_compiled(federation.trainer) else ""
     origin = f"{task.name} {task.fingerprint}{_division(task)} on {device.type}{compiled}"
     federation.mechanism.payload_bits(ranges)  # says so if the mechanism does not fit the layers
     check_log_size(layout.names, released(federation.mechanism, ranges), config.training.rounds)
@@ -213,8 +213,10 @@ def _judged(config: RunConfig, task: Dataset, units: Division, persons: Persons 
 def _quickest(config: RunConfig, federation: Federation, weights: Tensor, warn: Warn) -> Trainer:
     """Return what trains the federation's clients quickest: its trainer, or that compiled."""
     joined = 1 / config.training.rounds if federation.once_over is not None else federation.fraction
-    samples = int(config.training.rounds * joined * config.training.epochs * int(federation.samples.sizes.sum()))
-    return quickest(config, federation.trainer, weights, samples, federation.batch_width, warn)
+    sizes, width, epochs = federation.samples.sizes, federation.batch_width, config.training.epochs
+    samples = int(config.training.rounds * joined * epochs * federation.mechanism.record_rate * int(sizes.sum()))
+    fewest, most = (max(1, -(-int(size) // width) * epochs) for size in (sizes.min(), sizes.max()))
+    return quickest(config, federation.trainer, weights, RunSize(samples, width, (fewest, most)), warn)
 
 
 def _threshold(config: RunConfig, task: Dataset) -> float | None:

@@ -147,6 +147,9 @@ class TrainingConfig(_Section):
     compile: Literal["auto", "on", "off"] = "auto"
     """Whether clients' steps are compiled, which takes a C++ compiler and 10 s the first time, and changes last bits of the model. ``auto``
     does so for long runs on a CPU."""
+    precision: Literal["float32", "bf16"] = "float32"
+    """Of products in local training: ``bf16`` computes them with 8 significant bits, which is faster for wide layers on processors that
+    can. Whatever is clipped, randomised or sent is float32."""
     average: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0.0
     """Share of the run, from its end, over which the global weights are averaged; the average is what is measured and kept."""
 

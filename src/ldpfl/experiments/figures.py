@@ -18,6 +18,7 @@ from ldpfl.experiments.client_evaluation import added_to, at_clients
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.quality import Reference, quality
 from ldpfl.experiments.run_folder import Kind
+from ldpfl.experiments.trainers import is_compiled
 from ldpfl.files import finite
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.accountants.registry import unit_epsilon
@@ -25,7 +26,6 @@ from ldpfl.privacy.guarantee import json_number
 from ldpfl.privacy.statement import account
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation
-from ldpfl.simulation.compiled_training import CompiledTrainer
 
 
 def summarise(
@@ -89,7 +89,7 @@ def summarise(
         "seconds": sum(metrics.seconds for metrics in history),
         "seconds_per_round": [metrics.seconds for metrics in history],
         "device": federation.device.type,
-        "compiled": isinstance(federation.trainer, CompiledTrainer),
+        "compiled": is_compiled(federation.trainer),
         "threads": torch.get_num_threads(),
         "data_fingerprint": task.fingerprint,
         "versions": {

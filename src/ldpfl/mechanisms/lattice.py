@@ -15,7 +15,7 @@ from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.lazy import torch
 from ldpfl.mechanisms.exact_noise import MOST_STEPS, NORMAL, rounded
 from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
-from ldpfl.mechanisms.reports.base import blocks
+from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, blocks
 from ldpfl.mechanisms.reports.summed import SummedReports
 from ldpfl.mechanisms.reports.vectors import VectorMechanism, VectorReports
 from ldpfl.mechanisms.settings import Facts
@@ -144,9 +144,9 @@ class LatticeMechanism(VectorMechanism):
         """
         bounded, source = self._bounded(values, ranges).numpy(), as_source(generator)
         sent = np.empty(bounded.shape, dtype=np.int64)
-        for rows, own in blocks(*bounded.shape):
+        for rows, own in blocks(len(bounded), ranges.dimension, values=COORDINATE_BLOCK):  # of 64 bits, several times
             some, noise = slice(rows.start, rows.stop), rounded(NORMAL, self._noise, source, rows, own.stop - own.start)
-            np.add(bounded[some, own], noise, out=sent[some, own])
+            np.add(bounded[some, own], noise.astype(np.int64), out=sent[some, own])
         return sent
 
     @property
