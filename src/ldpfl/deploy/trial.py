@@ -38,9 +38,11 @@ _CHANGES: Mapping[Transport, tuple[str, ...]] = {
         "training.epochs=1",
         "training.server_learning_rate=64",
         "training.server_momentum=0.9",
+        "evaluation.epsilon=1",
     ),
 }
-"""Settings that the demo changes in the quickstart: a shorter training, or a linear model whose records a sum protects."""
+"""Settings that the demo changes in the quickstart: a shorter training, or a linear model whose records a sum protects. There nodes measure
+the model as well, on a tenth of their records."""
 
 WINDOW_S = 1.0
 """Seconds that the relay takes uploads for at least. It waits for all clients anyway, so a slow machine loses none."""
@@ -99,7 +101,9 @@ def trial_of(
     asked = load_recipe(RECIPE, every)
     task = load_dataset(asked, data_dir)
     if asked.mechanism.unsaid:  # the number of records a client is public, and a deployment has to be told
-        every = (*every, f"mechanism.records={max(1, len(task.train) // asked.clients.count)}")
+        each = len(task.train) // asked.clients.count
+        held = int(each * asked.evaluation.share)
+        every = (*every, f"mechanism.records={max(1, each - held)}", *([f"evaluation.records={held}"] if held else []))
         asked = load_recipe(RECIPE, every)
     linked = LINKED if transport == "relay" else 1
     config = settled(as_sent(asked, transport, linked, asked.clients.count))

@@ -30,7 +30,7 @@ from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import LOWEST_PROBABILITY, ModelConfig, RangesConfig, RunConfig
 from ldpfl.experiments.dataset import Description
-from ldpfl.experiments.record_sums import divided_for_evaluation, for_evaluation, head_of, is_evaluated, ranges_of, scores_of_records
+from ldpfl.experiments.record_sums import divided_for_evaluation, for_evaluation, head_of, is_evaluated, scores_of_records
 from ldpfl.experiments.table_rules import start_on_table
 from ldpfl.experiments.trainers import quickest, told_of, tried
 from ldpfl.importing import is_code
@@ -53,6 +53,7 @@ from ldpfl.simulation import (
 from ldpfl.simulation.compiled_training import CompiledTrainer
 from ldpfl.simulation.evaluating import ClientEvaluation
 from ldpfl.simulation.measuring import Measuring, charged
+from ldpfl.simulation.record_sums import ranges_of
 from ldpfl.suggestions import did_you_mean
 from ldpfl.tasks import Targets, without_answer
 
@@ -202,7 +203,11 @@ def build(
 def _judged(config: RunConfig, task: Dataset, units: Division, persons: Persons | None) -> ClientEvaluation:
     """Return what clients measure on the ``units`` that they hold back."""
     vectors = scores_of_records(config, task.outputs)
-    mechanism = of_records(mechanism_of(for_evaluation(config), ranges_of(vectors.size), np.maximum(units.sizes, 1).tolist()))
+    mechanism = of_records(
+        mechanism_of(
+            for_evaluation(config, records=config.evaluation.records), ranges_of(vectors.size), np.maximum(units.sizes, 1).tolist()
+        )
+    )
     return ClientEvaluation(units, vectors, mechanism, config.training.rounds, config.evaluation.every, persons)
 
 

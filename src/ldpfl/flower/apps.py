@@ -17,6 +17,7 @@ from math import prod
 import numpy as np
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
+from torch import Tensor
 
 from ldpfl.data.loading import DATA_DIR_VARIABLE, is_bundled
 from ldpfl.data.nodes import table_path
@@ -26,10 +27,14 @@ from ldpfl.flower.client_app import LdpClientApp
 from ldpfl.flower.imports import apps_left_out
 from ldpfl.flower.operator_node import named
 from ldpfl.flower.preparing import data_dir_of, prepare
+from ldpfl.flower.round_kinds import Kind
+from ldpfl.flower.sent import Sent, sent_in, sums_layout
 from ldpfl.flower.terms import ARRAYS, RECORD, RoundTerms
+from ldpfl.mechanisms.dp_sgd import of_records
 from ldpfl.server import ServerState
-from ldpfl.simulation import train_clients
+from ldpfl.simulation import Federation, train_clients
 from ldpfl.simulation.gradients import confined
+from ldpfl.simulation.record_sums import RecordVectors, client_sums
 
 
 def train(message: Message, context: Context) -> Message:
@@ -53,10 +58,27 @@ def _trained(message: Message, context: Context) -> Message:
     federation, layout = prepared.federation, prepared.federation.task.layout
     client = 0 if table else _client(context, len(federation.samples))
     weights = to_vector(message.content.array_records[ARRAYS], layout)
-    state = ServerState(terms.round - 1, weights, prepared.start.state.ranges)
+    state = ServerState(terms.planned.trained, weights, prepared.start.state.ranges)
+    if terms.kind != "training":
+        sums = _record_sums(federation, sent_in(terms, layout, state.public()), weights, client, terms.kind)
+        return Message(RecordDict({ARRAYS: to_arrays(sums, sums_layout(terms.size))}), reply_to=message)
     federation = replace(federation, trainer=confined(federation.trainer))
     trained = train_clients(federation, state, np.array([client]))[0]
     return Message(RecordDict({ARRAYS: to_arrays(trained, layout)}), reply_to=message)
+
+
+def _record_sums(federation: Federation, sent: Sent, weights: Tensor, client: int, kind: Kind) -> Tensor:
+    """Return the sums (size,) int64 over the client's records that a round of this ``kind`` asks for: PRIVATE."""
+    judged, head = federation.judged, federation.head
+    vectors: RecordVectors
+    if kind == "evaluation" and judged is not None:
+        vectors, units = judged.vectors, judged.units
+    elif kind == "least-squares" and head is not None:
+        vectors, units = head, federation.samples
+    else:
+        raise ConfigError(f"the terms ask for {kind}, and their config has no such sums")
+    steps, persons = of_records(sent.mechanism).steps, federation.persons
+    return client_sums(vectors, federation.task, weights, units[client : client + 1], steps, persons, confined=True)[0]
 
 
 def _client(context: Context, clients: int) -> int:

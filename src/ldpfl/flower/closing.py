@@ -1,0 +1,85 @@
+"""The server's end of a round that asked for sums over records: a head that is solved, or figures from clients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ldpfl.experiments.client_evaluation import told
+from ldpfl.flower.collecting import Received
+from ldpfl.flower.course import Course
+from ldpfl.flower.round_kinds import held_back_mean
+from ldpfl.flower.sent import vectors_of
+from ldpfl.mechanisms.dp_sgd import of_records
+from ldpfl.privacy import RoundEvent
+from ldpfl.server import Checkpoint, NotFiniteError, Observed, close_round, close_with
+from ldpfl.shuffling import PartialPool, ReportPool
+from ldpfl.simulation.evaluating import RecordScores, as_measured
+from ldpfl.simulation.least_squares import LeastSquares
+from ldpfl.simulation.record_sums import NoisySum, noisy_sum
+
+
+def closed(course: Course, received: Received, pool: ReportPool | PartialPool, event: RoundEvent) -> Checkpoint:
+    """Return what follows the course's last checkpoint when the reports in ``pool`` have arrived in the round that is under way.
+
+    Raises:
+        NotFiniteError: what they add up to is no model and no figure.
+        PrivacyError: reports of another model.
+    """
+    if course.planned.kind == "training":
+        return close_round(
+            course.rules,
+            course.last,
+            course.round.mechanism,
+            pool,
+            event=event,
+            uplink_bytes=received.uplink_bytes,
+            observed=Observed(),
+            began=course.began,
+        )
+    mechanism, vectors = of_records(course.round.mechanism), vectors_of(course.config, course.planned.kind)
+    found = noisy_sum(pool, mechanism, vectors.size)
+    if not np.isfinite(found.points).all():
+        raise NotFiniteError(f"the sums of {course.planned} are not finite; the round is dropped")
+    total = found.in_units(mechanism.steps)
+    if isinstance(vectors, LeastSquares):
+        return _solved(course, received, pool.clients, event, total, vectors, mechanism.records)
+    return _measured(course, pool.clients, event, total)
+
+
+def _solved(
+    course: Course, received: Received, clients: int, event: RoundEvent, total: NoisySum, head: LeastSquares, records_each: float
+) -> Checkpoint:
+    before, records = course.last, records_each * clients
+    weights = head.solved(total, records)
+    state = replace(before.state, round=before.state.round + 1, weights=weights, previous=before.state.weights)
+    return close_with(
+        course.rules,
+        before,
+        state,
+        clients,
+        event=event,
+        uplink_bytes=received.uplink_bytes,
+        observed=Observed(noise_std=[total.noise / records] * len(course.layout.names)),
+        began=course.began,
+    )
+
+
+def _measured(course: Course, clients: int, event: RoundEvent, total: NoisySum) -> Checkpoint:
+    before = course.last
+    measured = as_measured(total, held_back_mean(course.config) * clients)
+    history = (*before.history[:-1], replace(before.history[-1], at_clients=measured))
+    return replace(before, history=history, ledger=before.ledger.charge(event))
+
+
+def figures_said(course: Course) -> str:
+    """Return the figures that clients measured last, each with the half-width of its 95 % interval; empty where there are none."""
+    metrics = course.last.history[-1]
+    if metrics.at_clients is None:
+        return ""
+    vectors = vectors_of(course.config, "evaluation")
+    if not isinstance(vectors, RecordScores):
+        return ""
+    figures = told(vectors, metrics.round, metrics.at_clients)["figures"]
+    return "".join(f", {name} {own['value']:.4f} ({own['low']:.4f} to {own['high']:.4f})" for name, own in figures.items())
