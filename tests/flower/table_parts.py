@@ -86,6 +86,6 @@ def deployed(world: World, app: Any = apps.train, **more: Any) -> RunFolder:
         "ldpfl.timeout-s": 100.0,
     }
     grid = grid_of(world, app, settings)
-    with mock.patch("ldpfl.flower.ready_server.operator_sum", lambda **_: world.adding_up()):
+    with mock.patch("ldpfl.flower.ready_server.operator_sum", return_value=world.adding_up()):
         apps.server_app(grid, grid.server_context())
     return RunFolder(folder)
