@@ -74,14 +74,14 @@ def grid_of(world: World, app: Any = apps.train, settings: UserConfig | None = N
     return InProcessGrid(client, CLIENTS, run_config=settings or {})
 
 
-def deployed(world: World, app: Any = apps.train, **more: Any) -> RunFolder:
-    """Run the ready apps over the sum, and return their run folder."""
+def deployed(world: World, app: Any = apps.train, *, transport: str = "sum", **more: Any) -> RunFolder:
+    """Run the ready apps over the sum, unless another ``transport`` is named, and return their run folder."""
     folder = world.folder / "run"
     settings: UserConfig = {
         "ldpfl.recipe": "own",
         "ldpfl.set": ";".join(changes_of(**more)),
         "ldpfl.out": str(folder),
-        "ldpfl.transport": "sum",
+        "ldpfl.transport": transport,
         "ldpfl.min-clients": CLIENTS,
         "ldpfl.timeout-s": 100.0,
     }

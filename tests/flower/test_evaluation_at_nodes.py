@@ -33,7 +33,7 @@ NEARLY_NO_NOISE = {"evaluation__epsilon": 1e4, "mechanism__noise_multiplier": 0.
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setenv("LDPFL_DATA", write_tables(tmp_path))
     with world_in(tmp_path) as made:
-        made.policy, made.min_clients = open_policy(), CLIENTS
+        made.policy, made.min_clients = open_policy(lifetime_epsilon=1e9), CLIENTS
         yield made
 
 
@@ -56,7 +56,7 @@ def test_nodes_measure_what_the_simulator_does(world: World, tmp_path: Path) -> 
     """With next to no noise: the same records are held back, and the figures of both agree to three digits."""
     found = result_of(deployed(world, **NEARLY_NO_NOISE))["at_clients"]
     table = together(tmp_path)
-    own = {"data__name": "own", "data__path": str(table), "data__test_path": str(tmp_path / "test.csv"), "data__client": "hospital"}
+    own = {"data__name": "given", "data__path": str(table), "data__test_path": str(tmp_path / "test.csv"), "data__client": "hospital"}
     config = config_of(**NEARLY_NO_NOISE, **own)
     simulated = api.run(config, baseline=False, progress=False).to_dict()["at_clients"]
     assert [own["records"] for own in found] == [own["records"] for own in simulated] == [CLIENTS * HELD_BACK]

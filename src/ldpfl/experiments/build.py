@@ -383,6 +383,8 @@ def _scaled(
     """Return ``task`` with all its columns scaled, and what was released to do so."""
     if task.is_scaled:
         return task, Ledger()
+    if config.data.at_nodes:  # measured by rounds of their own, which the server charges; by bounds until then
+        return (by_bounds(task) if measured is None else scaled_as(task, measured)), Ledger()
     if not measures(config, task.unscaled, mechanism):
         return by_bounds(task), Ledger()
     through = config.shuffling
@@ -399,13 +401,15 @@ def measuring_mechanism(config: RunConfig, mechanism: Mechanism, sizes: Sequence
 
     With Gaussian noise, T rounds of mu each and M histograms of mu / f each cost sqrt(T + M / f^2) mu together.
     """
+    changed = for_measuring(config)
+    return mechanism if changed is config else mechanism_of(changed, ranges_of(1), sizes)
+
+
+def for_measuring(config: RunConfig) -> RunConfig:
+    """Return ``config`` with the noise of one stage of histograms as its mechanism; itself where that needs no other noise."""
     share, rounds = config.privacy.measuring_share, config.training.rounds - config.training.extended
-    factor = sqrt(STAGES * (1 - share) / (rounds * share))
-    settings = config.mechanism.for_measuring(factor)
-    if settings is config.mechanism:
-        return mechanism
-    one = LayerRanges(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), (1,))
-    return mechanism_of(config.model_copy(update={"mechanism": settings}), one, sizes)
+    settings = config.mechanism.for_measuring(sqrt(STAGES * (1 - share) / (rounds * share)))
+    return config if settings is config.mechanism else config.model_copy(update={"mechanism": settings})
 
 
 def secret_seed(config: RunConfig, task: Dataset, secret: int | None) -> int | None:

@@ -1,4 +1,4 @@
-"""The server's end of a round that asked for sums over records: a head that is solved, or figures from clients."""
+"""The server's end of a round: a step, a head that is solved, figures from clients, or histograms of their columns."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from ldpfl.flower.collecting import Received
 from ldpfl.flower.course import Course
 from ldpfl.flower.round_kinds import held_back_mean
 from ldpfl.flower.sent import vectors_of
+from ldpfl.flower.statistics import kept_with
 from ldpfl.mechanisms.dp_sgd import of_records
 from ldpfl.privacy import RoundEvent
 from ldpfl.server import Checkpoint, NotFiniteError, Observed, close_round, close_with
 from ldpfl.shuffling import PartialPool, ReportPool
 from ldpfl.simulation.evaluating import RecordScores, as_measured
 from ldpfl.simulation.least_squares import LeastSquares
+from ldpfl.simulation.measuring import point_of
 from ldpfl.simulation.record_sums import NoisySum, noisy_sum
 
 
@@ -35,14 +37,18 @@ def closed(course: Course, received: Received, pool: ReportPool | PartialPool, e
             pool,
             event=event,
             uplink_bytes=received.uplink_bytes,
-            observed=Observed(),
+            observed=Observed(memory=course.last.memory),
             began=course.began,
         )
-    mechanism, vectors = of_records(course.round.mechanism), vectors_of(course.config, course.planned.kind)
-    found = noisy_sum(pool, mechanism, vectors.size)
+    mechanism = of_records(course.round.mechanism)
+    found = noisy_sum(pool, mechanism, course.round.ranges.dimension)
     if not np.isfinite(found.points).all():
         raise NotFiniteError(f"the sums of {course.planned} are not finite; the round is dropped")
-    total = found.in_units(mechanism.steps)
+    if course.planned.kind == "statistics":
+        point = point_of(mechanism.steps, len(course.stages.columns))
+        memory = kept_with(course.last.memory, course.planned.number, found, point)
+        return replace(course.last, memory=memory, ledger=course.last.ledger.charge(event))
+    vectors, total = vectors_of(course.config, course.planned.kind), found.in_units(mechanism.steps)
     if isinstance(vectors, LeastSquares):
         return _solved(course, received, pool.clients, event, total, vectors, mechanism.records)
     return _measured(course, pool.clients, event, total)
@@ -61,7 +67,7 @@ def _solved(
         clients,
         event=event,
         uplink_bytes=received.uplink_bytes,
-        observed=Observed(noise_std=[total.noise / records] * len(course.layout.names)),
+        observed=Observed(noise_std=[total.noise / records] * len(course.layout.names), memory=before.memory),
         began=course.began,
     )
 
@@ -75,8 +81,7 @@ def _measured(course: Course, clients: int, event: RoundEvent, total: NoisySum) 
 
 def figures_said(course: Course) -> str:
     """Return the figures that clients measured last, each with the half-width of its 95 % interval; empty where there are none."""
-    metrics = course.last.history[-1]
-    if metrics.at_clients is None:
+    if course.planned.kind != "evaluation" or (metrics := course.last.history[-1]).at_clients is None:
         return ""
     vectors = vectors_of(course.config, "evaluation")
     if not isinstance(vectors, RecordScores):

@@ -14,10 +14,12 @@ from ldpfl.flower.nodes_asked import Participation
 from ldpfl.flower.replies import Patience, answer_in, is_absent, is_refusal, said_in
 from ldpfl.flower.round_kinds import PlannedRound, config_for, planned_round
 from ldpfl.flower.sent import vectors_of
+from ldpfl.flower.statistics import stages_in
 from ldpfl.flower.terms import Answer, deployable_mechanism
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Mechanism
 from ldpfl.server import Checkpoint, ServerRules
+from ldpfl.simulation.measuring import ColumnStages
 from ldpfl.simulation.record_sums import ranges_of
 
 
@@ -33,6 +35,7 @@ class Course:
         asked: nodes of that round.
         began: when it began.
         patience: until when its replies are waited for.
+        measured: how nodes scale their columns, as the terms say it; empty where nothing is measured, or not all of it yet.
     """
 
     config: RunConfig
@@ -47,6 +50,7 @@ class Course:
     asked: frozenset[int] = frozenset()
     began: float = 0.0
     patience: Patience = field(default_factory=lambda: Patience(0.0))
+    measured: str = ""
     _round: OpenRound | None = field(default=None, repr=False)
     _planned: PlannedRound | None = field(default=None, repr=False)
 
@@ -67,7 +71,8 @@ class Course:
         if planned.kind == "training":
             mechanism = self.mechanism.in_round(public)
         else:
-            ranges = ranges_of(vectors_of(self.config, planned.kind).size)
+            statistics = planned.kind == "statistics"
+            ranges = ranges_of(sum(self.stages.bins) if statistics else vectors_of(self.config, planned.kind).size)
             mechanism = deployable_mechanism(config_for(self.config, planned.kind), ranges).in_round(public)
         self._round, self._planned = OpenRound(self.run, number, mechanism, ranges, asked, self.timeout, linked), planned
 
@@ -77,6 +82,11 @@ class Course:
         if self._round is None:
             raise ConfigError("no round is under way")
         return self._round
+
+    @property
+    def stages(self) -> ColumnStages:
+        """What was measured of nodes' columns so far."""
+        return stages_in(self.config, self.last.memory)
 
     @property
     def planned(self) -> PlannedRound:

@@ -12,6 +12,7 @@ from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import described
 from ldpfl.experiments.record_sums import head_of, scores_of_records
 from ldpfl.flower.round_kinds import Kind
+from ldpfl.flower.statistics import edges_in
 from ldpfl.flower.terms import RoundTerms
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Mechanism
@@ -66,7 +67,12 @@ def check_sums(terms: RoundTerms) -> None:
     Raises:
         AskedForOther: it asks for another number.
     """
-    if terms.kind != "training":
+    if terms.kind == "statistics":
+        edges, columns = edges_in(terms.measured), len(described(terms.config).unscaled)
+        if len(edges) != columns:
+            raise AskedForOther(f"round {terms.round} asks for histograms of {len(edges)} columns, and the config names {columns}")
+        check_length(terms, sum(own.size - 1 for own in edges))
+    elif terms.kind != "training":
         check_length(terms, vectors_of(terms.config, terms.kind).size)
 
 

@@ -27,7 +27,8 @@ from ldpfl.flower.collecting import Collector, DirectCollector, Received
 from ldpfl.flower.course import Course, Replies
 from ldpfl.flower.nodes_asked import Participation
 from ldpfl.flower.replies import Patience, replies_as_they_come
-from ldpfl.flower.round_kinds import last_round, planned_round
+from ldpfl.flower.round_kinds import last_round, planned_round, statistics_rounds
+from ldpfl.flower.statistics import Scaled, begun_for, edges_text, scaled_by_stages
 from ldpfl.flower.terms import ARRAYS, CONFIG, RECORD, SHORTEST_REPLY_S, RoundTerms, check_sum_fits, deployable_mechanism, digest_of
 from ldpfl.privacy import RoundEvent
 from ldpfl.privacy.authors import released
@@ -46,6 +47,7 @@ from ldpfl.server import (
 
 LOGGER = logging.getLogger("flwr.ldpfl")
 
+OnMeasured = Callable[[Scaled], tuple[Tensor, ServerRules]]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
@@ -72,6 +74,8 @@ class LdpStrategy(Strategy):
             simulations; policies refuse it unless they say ``immediate_replies``.
         run_config: that of the run, ``context.run_config``: clients take part only if theirs is the same.
         kind: what the run folder says that it holds.
+        on_measured: gives, once columns of nodes' tables were measured, initial weights (d,) and rules by what was measured: for the ready
+            app, whose server scales its own rows in the same way.
 
     Raises:
         ConfigError: clients are to decide themselves whether they take part: Flower shows who answers, so that is no secret; or
@@ -90,6 +94,7 @@ class LdpStrategy(Strategy):
         reply_s: float = 0.0,
         run_config: Mapping[str, object] = MappingProxyType({}),
         kind: Kind = Kind.OWN_APP,
+        on_measured: OnMeasured | None = None,
     ) -> None:
         if config.clients.self_sampling != "off":
             raise ConfigError('clients.self_sampling keeps nothing secret on Flower, which shows who answers: set it to "off"')
@@ -101,6 +106,7 @@ class LdpStrategy(Strategy):
         self.config = config.model_copy(update={"shuffling": config.shuffling.model_copy(update={"channel": self._collector.channel})})
         self._folder, self._waiting, self._score, self._origin = folder, waiting, score, origin
         self._reply_s, self._run_config, self._kind = float(reply_s), digest_of(run_config), kind
+        self._on_measured = on_measured
         self._course: Course | None = None
 
     def start(
@@ -141,11 +147,14 @@ class LdpStrategy(Strategy):
             self.summary()
             for metrics in course.last.history:
                 result.train_metrics_clientapp[metrics.round] = _figures(metrics)
-            last = last_round(self.config, rounds)
+            last, scaled = last_round(self.config, rounds), not statistics_rounds(self.config)
             if course.participation.begun == course.done > 0:
                 self._forget_again(course, last=course.done >= last)
             while course.done < last:
                 number = course.done + 1
+                if not scaled and course.done >= statistics_rounds(self.config):
+                    self._scale(course)
+                    scaled = True
                 if course.participation.begun >= number:
                     self._mend(course)
                 else:
@@ -214,7 +223,8 @@ class LdpStrategy(Strategy):
         self._close(course, replace(received, refused=(*(sorted_.refused if ended else sorted_.left_out), *received.refused)))
         if ended:
             raise too_few_came(server_round, course.round.asked, needed, sorted_.said)
-        return to_arrays(course.last.state.weights, course.layout), _figures(course.last.history[-1])
+        figures = _figures(course.last.history[-1]) if course.last.history else MetricRecord()
+        return to_arrays(course.last.state.weights, course.layout), figures
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Ask nobody: a client's loss or accuracy has no noise. What clients measure with noise is asked for as a round of its own."""
@@ -239,11 +249,7 @@ class LdpStrategy(Strategy):
         )
 
     def _begin(self, initial: ArrayRecord, timeout: float, rounds: int) -> Course:
-        if self._kind is not Kind.READY_APP and (self.config.evaluation.share or self.config.training.method != "gradient"):
-            raise ConfigError(
-                "evaluation.share and training.method = 'least-squares' are for ldpfl's ready app: an app of your own forms no such sums. "
-                "Leave them out, and measure on the server (evaluate_fn)"
-            )
+        self._check_kinds()
         if is_evaluated(self.config) and rounds != self.config.training.rounds:
             raise ConfigError(
                 f"num_rounds is {rounds}, and the noise of the evaluation at clients is for training.rounds = "
@@ -284,6 +290,19 @@ class LdpStrategy(Strategy):
                 participation.check_terms(self._collector_terms(participation.terms))
         return Course(self.config, participation.run, layout, mechanism, rules, timeout, checkpoint, participation)
 
+    def _check_kinds(self) -> None:
+        """Raise a :class:`ConfigError` if a round is to ask for sums over records that the app's nodes do not form."""
+        config = self.config
+        if self._kind is not Kind.READY_APP and (
+            config.evaluation.share or config.training.method != "gradient" or statistics_rounds(config)
+        ):
+            raise ConfigError(
+                "evaluation.share, training.method = 'least-squares' and data.scaling = 'measured' are for ldpfl's ready app: an app of "
+                "your own forms no such sums. Leave them out, and measure on the server (evaluate_fn)"
+            )
+        if statistics_rounds(config) and not begun_for(config).columns:
+            raise ConfigError("data.scaling = 'measured' measures columns, and the table has none to measure: set it to 'bounds'")
+
     def _terms(self, course: Course) -> RoundTerms:
         check_sum_fits(self.config, course.round.asked)
         ranges = course.last.state.ranges
@@ -292,6 +311,7 @@ class LdpStrategy(Strategy):
             round=course.round.number,
             kind=course.planned.kind,
             size=course.round.ranges.dimension,
+            measured=edges_text(course.stages) if course.planned.kind == "statistics" else course.measured,
             config=self.config,
             layers=course.layout.names,
             center=tuple(ranges.center.tolist()),
@@ -304,8 +324,19 @@ class LdpStrategy(Strategy):
 
     def _asked_about(self, course: Course, number: int) -> Tensor:
         """Return the weights (d,) that nodes are sent in round ``number``: those that are trained on, or the model that is measured."""
-        training = planned_round(self.config, number).is_training
-        return course.last.state.weights if training else course.last.state.model
+        evaluation = planned_round(self.config, number).kind == "evaluation"
+        return course.last.state.model if evaluation else course.last.state.weights
+
+    def _scale(self, course: Course) -> None:
+        """Begin training by what was measured of nodes' columns: nodes scale their tables by it, and the server its rows."""
+        scaled = scaled_by_stages(self.config, course.stages)
+        for note in scaled.notes:
+            LOGGER.warning("%s", note)
+        course.measured = scaled.text
+        if self._on_measured is not None:
+            weights, course.rules = self._on_measured(scaled)
+            if course.last.state.round == 0:
+                course.last = replace(course.last, state=replace(course.last.state, weights=weights))
 
     def _mend(self, course: Course) -> None:
         """Close the round in which the server was stopped: with its reports if they can still be had, else as lost."""
@@ -369,10 +400,10 @@ class LdpStrategy(Strategy):
             self._folder.save_round(checkpoint)
         self._collector.done(course.run, course.round.number)
         course.last = checkpoint
-        event, metrics = checkpoint.ledger.events[-1], checkpoint.history[-1]
         if not course.planned.is_training:
-            LOGGER.info("%s: %d reports%s", course.planned, event.cohort, figures_said(course))
+            LOGGER.info("%s: %d reports%s", course.planned, checkpoint.ledger.events[-1].cohort, figures_said(course))
             return
+        metrics = checkpoint.history[-1]
         measured = f", score {metrics.score:.4f}" if isfinite(metrics.score) else ""
         LOGGER.info("round %d: %d reports%s", metrics.round, metrics.clients, measured)
 

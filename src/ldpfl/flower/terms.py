@@ -40,6 +40,9 @@ VERSION = 5
 SHORTEST_REPLY_S, _LONGEST_REPLY_S = 1.0, 7 * 24 * 3600.0
 """Of a stated time for replies; in less than a second, taking the report would show."""
 
+_LONGEST_MEASURED = 1 << 21
+"""Characters of what was measured of columns; those of 400 columns take 200,000."""
+
 _LONGEST_CONFIG = 1 << 17
 """Characters of a config; the largest recipe has some 2,000, and bounds of 400 columns take 18,000."""
 
@@ -67,6 +70,7 @@ class _Wire(WireFields):
     round: PositiveInt
     kind: Kind
     size: PositiveInt
+    measured: Annotated[str, Field(max_length=_LONGEST_MEASURED)]
     config: Annotated[str, Field(max_length=_LONGEST_CONFIG)]
     layers: LayerNames
     center: LayerFloats
@@ -104,6 +108,8 @@ class RoundTerms:
         linked: units that stay together in the relay.
         reply_s: seconds after the charge at which every client replies; 0 is as soon as it can, which tells how long it trained.
         run_config: digest of the run config that every client has, see :func:`digest_of`.
+        measured: what was measured of tables' columns so far, see :mod:`ldpfl.flower.statistics`; empty where nothing is measured. In
+            rounds for statistics, edges of the histograms that are asked for; later, how nodes scale their columns.
     """
 
     run: str
@@ -120,6 +126,7 @@ class RoundTerms:
     reply_s: float = 0.0
     run_config: str = field(default_factory=lambda: digest_of({}))
     kind: Kind = "training"
+    measured: str = ""
 
     def to_record(self) -> ConfigRecord:
         """Return the terms as Flower carries them.
@@ -140,6 +147,7 @@ class RoundTerms:
                 "round": self.round,
                 "kind": self.kind,
                 "size": self.size,
+                "measured": self.measured,
                 "config": config,
                 "layers": list(self.layers),
                 "center": list(self.center),
@@ -171,6 +179,7 @@ class RoundTerms:
             round=wire.round,
             kind=wire.kind,
             size=wire.size,
+            measured=wire.measured,
             config=_parsed(wire.config),
             layers=tuple(wire.layers),
             center=tuple(wire.center),
