@@ -147,14 +147,12 @@ class LdpStrategy(Strategy):
             self.summary()
             for metrics in course.last.history:
                 result.train_metrics_clientapp[metrics.round] = _figures(metrics)
-            last, scaled = last_round(self.config, rounds), not statistics_rounds(self.config)
+            last = last_round(self.config, rounds)
             if course.participation.begun == course.done > 0:
                 self._forget_again(course, last=course.done >= last)
+            self._scale(course)
             while course.done < last:
                 number = course.done + 1
-                if not scaled and course.done >= statistics_rounds(self.config):
-                    self._scale(course)
-                    scaled = True
                 if course.participation.begun >= number:
                     self._mend(course)
                 else:
@@ -164,6 +162,8 @@ class LdpStrategy(Strategy):
                         self.aggregate_train(number, replies)
                 if course.planned.is_training:
                     _record(result, course, evaluate_fn)
+                elif course.planned.kind == "statistics":
+                    self._scale(course)
         result.arrays = to_arrays(course.last.state.weights, course.layout)
         return result
 
@@ -328,7 +328,9 @@ class LdpStrategy(Strategy):
         return course.last.state.model if evaluation else course.last.state.weights
 
     def _scale(self, course: Course) -> None:
-        """Begin training by what was measured of nodes' columns: nodes scale their tables by it, and the server its rows."""
+        """Have nodes scale their tables, and the server its rows, by what was measured of columns, once all of it is."""
+        if not 0 < statistics_rounds(self.config) <= course.done:
+            return
         scaled = scaled_by_stages(self.config, course.stages)
         for note in scaled.notes:
             LOGGER.warning("%s", note)
