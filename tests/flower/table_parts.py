@@ -27,6 +27,7 @@ SETTINGS: dict[str, Any] = {
     "data.scaling": "bounds",
     "data.classes": ["alive", "died"],
     "mechanism.records": ROWS - HELD_BACK,
+    "mechanism.clip_norm": 1.0,
     "mechanism.noise_multiplier": 1.0,
     "privacy.target_epsilon": "off",
     "shuffling.channel": "secure-sum",

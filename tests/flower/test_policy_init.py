@@ -97,11 +97,8 @@ def test_the_policy_lets_clients_reply_when_the_app_says(reply_s: float, tmp_pat
 def test_the_policy_of_an_app_that_measures_at_nodes_counts_these_rounds(tmp_path: Path) -> None:
     """What training and evaluation need together, and neither of the two alone."""
     of_records = "mechanism.name=dp-sgd;mechanism.perturbed=gradient;mechanism.records=36;model.name=linear;training.rounds=4"
-    plain, measured = (
-        fitting_policy(offer, ranges_for(offer, ()))
-        for more in ("", ";evaluation.epsilon=0.5;evaluation.every=2")
-        for offer in [offer_of(app(tmp_path / f"app{len(more)}", of_records + more))]
-    )
+    offers = [offer_of(app(tmp_path, of_records + more)) for more in ("", ";evaluation.epsilon=0.5;evaluation.every=2")]
+    plain, measured = (fitting_policy(offer, ranges_for(offer, ())) for offer in offers)
     assert (plain.rounds, measured.rounds) == (4, 6)
     assert plain.lifetime_epsilon < measured.lifetime_epsilon <= plain.lifetime_epsilon + 0.6
 
