@@ -114,9 +114,9 @@ class _OneByOne:
 
     def of(self, task: LocalTask, weights: Tensor, rows: Tensor) -> Tensor:
         found, raised = torch.zeros(len(rows), self.size, dtype=torch.float64), set[str]()
-        for place, row in enumerate(rows.split(1)):
+        for place in range(len(rows)):
             try:
-                found[place] = self.vectors.of(task, weights, row)[0]
+                found[place] = self.vectors.of(task, weights, rows[place : place + 1])[0]
             except (Exception, SystemExit) as error:
                 raised.add(type(error).__name__)
         if raised:
