@@ -53,7 +53,7 @@ def together(folder: Path) -> Path:
 
 @pytest.mark.slow
 def test_nodes_measure_what_the_simulator_does(world: World, tmp_path: Path) -> None:
-    """With next to no noise: the same records are held back, and the figures of both agree to three digits."""
+    """The same records are held back, and the figures of both differ by their noise: by 5 of its deviations at most (fixed seeds)."""
     found = result_of(deployed(world, **NEARLY_NO_NOISE))["at_clients"]
     table = together(tmp_path)
     own = {"data__name": "given", "data__path": str(table), "data__test_path": str(tmp_path / "test.csv"), "data__client": "hospital"}
@@ -61,7 +61,8 @@ def test_nodes_measure_what_the_simulator_does(world: World, tmp_path: Path) -> 
     simulated = api.run(config, baseline=False, progress=False).to_dict()["at_clients"]
     assert [own["records"] for own in found] == [own["records"] for own in simulated] == [CLIENTS * HELD_BACK]
     for name, figure in simulated[0]["figures"].items():
-        assert found[0]["figures"][name]["value"] == pytest.approx(figure["value"], abs=1e-3), name
+        assert figure["noise"] < 0.002
+        assert found[0]["figures"][name]["value"] == pytest.approx(figure["value"], abs=5 * 2**0.5 * figure["noise"]), name
         assert found[0]["figures"][name]["sampling"] == pytest.approx(figure["sampling"], rel=1e-2)
     assert found[0]["figures"][RIGHT]["value"] > 0.7
 
