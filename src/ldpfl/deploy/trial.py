@@ -38,11 +38,12 @@ _CHANGES: Mapping[Transport, tuple[str, ...]] = {
         "training.epochs=1",
         "training.server_learning_rate=64",
         "training.server_momentum=0.9",
-        "evaluation.epsilon=1",
     ),
 }
-"""Settings that the demo changes in the quickstart: a shorter training, or a linear model whose records a sum protects. There nodes measure
-the model as well, on a tenth of their records."""
+"""Settings that the demo changes in the quickstart: a shorter training, or a linear model whose records a sum protects."""
+
+_MEASURING_PART = 4
+"""One part in so many of the target epsilon is for measuring the model at nodes, where records are protected."""
 
 WINDOW_S = 1.0
 """Seconds that the relay takes uploads for at least. It waits for all clients anyway, so a slow machine loses none."""
@@ -99,6 +100,11 @@ def trial_of(
             raise ConfigError(f"setting {change!r} holds a semicolon, which separates settings on Flower's wire")
     every = (f"clients.count={clients}", f"training.rounds={rounds}", *_CHANGES[transport], *changes)
     asked = load_recipe(RECIPE, every)
+    target = asked.privacy.target_epsilon
+    measures = transport == "sum" and asked.mechanism.name == "dp-sgd" and not any(change.startswith("evaluation.") for change in changes)
+    if measures and target != "off":
+        every = (*every, f"evaluation.epsilon={target / _MEASURING_PART:g}")
+        asked = load_recipe(RECIPE, every)
     task = load_dataset(asked, data_dir)
     if asked.mechanism.unsaid:  # the number of records a client is public, and a deployment has to be told
         each = len(task.train) // asked.clients.count
