@@ -182,6 +182,18 @@ class NamesNoPersons(Declined):
     public: ClassVar[str] = "declined: it names no persons; give LdpClientApp(records=..., persons=True)"
 
 
+class AskedForOther(Declined):
+    """The server asks for something else than its own config says. The server has written both."""
+
+    public: ClassVar[str] = "declined: the round asks for something else than its config says"
+
+
+class NoRecordSums(Declined):
+    """The terms ask for sums over records that only the ready app forms. Which app a node has is no secret."""
+
+    public: ClassVar[str] = "declined: only ldpfl.flower.apps measures at clients and solves by least squares"
+
+
 class OtherRunConfig(Declined):
     """The node's run config is not the one that the terms name. The server has given both."""
 

@@ -10,8 +10,10 @@ import pytest
 from ldpfl.deploy.demo import Ended, Watch, refusals
 from ldpfl.deploy.site import Site
 from ldpfl.errors import DeploymentError
+from ldpfl.experiments import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower.nodes_asked import Participation
+from ldpfl.flower.round_kinds import PlannedRound
 
 
 class Heard:
@@ -23,8 +25,8 @@ class Heard:
     def step(self, text: str) -> None:
         self.told.append((text,))
 
-    def asked(self, round_: int, names: tuple[str, ...]) -> None:
-        self.told.append((round_, *names))
+    def asked(self, round_: PlannedRound, names: tuple[str, ...]) -> None:
+        self.told.append((str(round_), *names))
 
     def round_done(self, round_: int, reports: int, accuracy: float) -> None:
         self.told.append((round_, reports, accuracy))
@@ -39,19 +41,19 @@ def site(tmp_path: Path) -> Site:
 
 def test_each_step_is_told_once(site: Site) -> None:
     reported = Heard()
-    watch = Watch(site, {7: "node-0", 9: "node-1"}, reported)
+    watch = Watch(site, {7: "node-0", 9: "node-1"}, reported, RunConfig())
     watch.look()
     assert reported.told == []
     first = Participation(run="r").ask(1, [9, 7], [7, 9], {})
     first.save(RunFolder(site.run).participation_path)
     watch.look()
     watch.look()
-    assert reported.told == [(1, "node-0", "node-1")]
+    assert reported.told == [("round 1", "node-0", "node-1")]
     (site.run / "metrics.jsonl").write_text(json.dumps({"round": 1, "clients": 2, "score": 0.5}) + "\n", encoding="utf-8")
     first.ask(2, [7, 9], [7, 9], {}).save(RunFolder(site.run).participation_path)
     watch.look()
     watch.look()
-    assert sorted(reported.told[1:], key=str) == [(1, 2, 0.5), (2, "node-0", "node-1")]
+    assert sorted(reported.told[1:], key=str) == [("round 2", "node-0", "node-1"), (1, 2, 0.5)]
 
 
 def listing(path: Path, **run: str) -> Path:

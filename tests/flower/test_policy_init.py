@@ -101,6 +101,15 @@ def test_the_policy_lets_clients_reply_when_the_app_says(reply_s: float, tmp_pat
     assert (policy.longest_reply_s, policy.longest_upload_s) == (max(3600.0, reply_s), max(86_400.0, reply_s + 30))
 
 
+def test_the_policy_of_an_app_that_measures_at_nodes_counts_these_rounds(tmp_path: Path) -> None:
+    """What training and evaluation need together, and neither of the two alone."""
+    of_records = "mechanism.name=dp-sgd;mechanism.perturbed=gradient;mechanism.records=36;model.name=linear;training.rounds=4"
+    offers = [offer_of(app(tmp_path, of_records + more)) for more in ("", ";evaluation.epsilon=0.5;evaluation.every=2")]
+    plain, measured = (fitting_policy(offer, ranges_for(offer, ())) for offer in offers)
+    assert (plain.rounds, measured.rounds) == (4, 6)
+    assert plain.lifetime_epsilon < measured.lifetime_epsilon <= plain.lifetime_epsilon + 0.6
+
+
 def test_the_policy_of_a_recipe_for_records_says_so(tmp_path: Path) -> None:
     offer = offer_of(app(tmp_path, "mechanism.name=dp-sgd;mechanism.perturbed=gradient;mechanism.records=40;model.name=linear"))
     policy = fitting_policy(offer, ranges_for(offer, ()))

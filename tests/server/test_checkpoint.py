@@ -78,6 +78,25 @@ def test_a_failed_save_keeps_the_older_one(tmp_path: Path, monkeypatch: pytest.M
     assert Checkpoint.load(path).history == example(1).history
 
 
+def test_figures_that_clients_measure_after_a_round_is_saved_are_added_to_the_log(tmp_path: Path) -> None:
+    """What stands there stays, so that a crash in between leaves the round; a second process reads both and goes on."""
+    path, round_ = tmp_path / "checkpoint.safetensors", example(2)
+    round_.save(path)
+    before = path.with_suffix(".jsonl").read_bytes()
+    told = {"sums": [0.1, -1 / 3], "noise": 0.5, "records": 40}
+    measured = replace(round_, history=(round_.history[0], replace(round_.history[1], at_clients=told)))
+    measured.save(path)
+    after = path.with_suffix(".jsonl").read_bytes()
+    assert after.startswith(before)
+    assert len(after) > len(before)
+    loaded = Checkpoint.load(path)
+    assert loaded.history == measured.history
+    later = replace(loaded, state=replace(loaded.state, round=3), history=(*loaded.history, example(3).history[2]))
+    later.save(path)
+    assert path.with_suffix(".jsonl").read_bytes().startswith(after)
+    assert Checkpoint.load(path).history == later.history
+
+
 @pytest.mark.parametrize("power_cut", [False, True])
 def test_a_process_that_is_killed_while_it_writes_leaves_the_older_one(power_cut: bool, tmp_path: Path) -> None:
     """At any byte of the log's new lines, or before the checkpoint that they belong to; the run then goes on."""

@@ -221,6 +221,9 @@ def init(
     task: TaskOption = None,
     model: Annotated[str | None, typer.Option(help="A built-in model, or your own as file.py:Class.")] = None,
     target_epsilon: Annotated[float | None, typer.Option(help="Epsilon of the whole run.")] = None,
+    evaluation_epsilon: Annotated[
+        float | None, typer.Option(help="Of it, for measuring the model at clients, on records that they hold back.")
+    ] = None,
     set_: SetOption = None,
     mechanism: Annotated[
         str | None, typer.Option(help="In place of a config, a new folder of this name with a mechanism of your own.")
@@ -234,7 +237,7 @@ def init(
         return
     if flower is not None:
         chosen = recipe or (OWN if data is not None else DEFAULT)
-        changes = overrides_of(None, None, None, task, model, target_epsilon, set_, chosen)
+        changes = overrides_of(None, None, None, task, model, target_epsilon, set_, chosen, evaluation_epsilon=evaluation_epsilon)
         _init_app(flower, chosen, data, target, client, person, changes)
         return
     if file.exists():
@@ -249,7 +252,8 @@ def init(
     if asks and target_epsilon is None:
         target_epsilon = typer.prompt("Epsilon of the whole run", default=4.0, type=float)
     chosen = recipe or (OWN if data is not None else DEFAULT)
-    config = configured(chosen, overrides_of(data, target, client, task, model, target_epsilon, set_, recipe, person))
+    changes = overrides_of(data, target, client, task, model, target_epsilon, set_, recipe, person, evaluation_epsilon)
+    config = configured(chosen, changes)
     write_text(file, commented(config))
     print(f"wrote {file}; run it with: ldpfl run {file}" if file.suffix == ".toml" else f"wrote {file}, which ldpfl run takes as FILE.toml")
 

@@ -30,10 +30,13 @@ from ldpfl.deploy.processes import (
 from ldpfl.deploy.site import NodeSite, Site, equip
 from ldpfl.deploy.trial import Trial, settings_of
 from ldpfl.errors import DataError, DeploymentError
+from ldpfl.experiments import RunConfig
+from ldpfl.experiments.record_sums import is_evaluated
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.files import write_text
 from ldpfl.flower.new_app import write_app
 from ldpfl.flower.nodes_asked import Participation
+from ldpfl.flower.round_kinds import PlannedRound, planned_round
 from ldpfl.privacy.budget_file import Books, read_books
 
 COMPLETED = "finished:completed"
@@ -102,12 +105,14 @@ class DemoOutcome:
     """How a demo ended.
 
     Attributes:
+        config: settings of the run.
         status: of the run, as Flower has it.
         result: figures of the run, as ``result.json`` has them.
         books: by node, what its budget was charged.
     """
 
     site: Site
+    config: RunConfig
     status: str
     result: dict[str, Any]
     relayed: Relayed
@@ -146,7 +151,7 @@ def _deploy(trial: Trial, programs: Programs, processes: Processes, observer: De
         processes.run([programs.check(0)], _COMMAND_S)
         observer.step(f"registering the nodes' public keys; starting {trial.clients} SuperNodes; submitting the run")
         processes.run([programs.register(node) for node in site.nodes], _COMMAND_S)
-        watch = Watch(site, _node_names(site), observer)
+        watch = Watch(site, _node_names(site), observer, trial.config)
         for number in range(trial.clients):
             processes.start(programs.supernode(number))
         _follow(trial, Running(programs.submit()), processes, watch)
@@ -161,7 +166,12 @@ def _deploy(trial: Trial, programs: Programs, processes: Processes, observer: De
     result = RunFolder(site.run).result()
     if result is None:
         raise DataError(f"the run has completed, but {site.run} holds no result")
-    return DemoOutcome(site, ended.status, result, relayed, {node.name: read_books(node.budget) for node in site.nodes})
+    if is_evaluated(trial.config) and not result["at_clients"]:
+        log = site.superlink / "superlink.log"
+        raise DeploymentError(
+            f"nodes measured nothing on the records that they hold back; the aggregator's log says why: {log}", last_lines(log)
+        )
+    return DemoOutcome(site, trial.config, ended.status, result, relayed, {node.name: read_books(node.budget) for node in site.nodes})
 
 
 def _healthy(http: httpx.Client, url: str) -> bool:
@@ -252,7 +262,7 @@ class DemoObserver(Protocol):
         """Something begins."""
         ...
 
-    def asked(self, round_: int, names: tuple[str, ...]) -> None:
+    def asked(self, round_: PlannedRound, names: tuple[str, ...]) -> None:
         """These nodes are asked to take part in a round."""
         ...
 
@@ -267,11 +277,13 @@ class Watch:
 
     Attributes:
         names: by Flower's number, what a node is called here.
+        config: settings of the run.
     """
 
     site: Site
     names: Mapping[int, str]
     observer: DemoObserver
+    config: RunConfig
     _replaced: Counter[str] = field(default_factory=Counter)
     _begun: int = 0
     _done: int = 0
@@ -289,7 +301,7 @@ class Watch:
         if participation is not None and participation.begun > self._begun:
             self._begun = participation.begun
             asked = (self.names.get(node, str(node)) for node, rounds in participation.rounds.items() if rounds == self._begun)
-            self.observer.asked(self._begun, tuple(sorted(asked)))
+            self.observer.asked(planned_round(self.config, self._begun), tuple(sorted(asked)))
 
     def _participation(self) -> Participation | None:
         path = RunFolder(self.site.run).participation_path

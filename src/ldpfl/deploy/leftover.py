@@ -11,6 +11,7 @@ from ldpfl.errors import ConfigError, RelayRefused
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower.nodes_asked import Participation
 from ldpfl.flower.operator_node import read_token
+from ldpfl.flower.round_kinds import last_round
 from ldpfl.number_format import counted
 from ldpfl.privacy.policy import OVER_RELAY
 from ldpfl.relay import RelayAggregator, RoundStatus
@@ -62,10 +63,16 @@ def left_open(folder: RunFolder) -> LeftOpen:
             f"a ServerApp is at work in {folder.path}, so what it leaves open is not known yet: the run is under way, or was stopped and "
             f"may still be stopping, which takes it up to {_STOPPING_S:.0f} s after flwr stop. Ask again then"
         ) from None
-    finished = 0 if last is None else last.state.round
+    finished = 0 if last is None else len(last.ledger.events)
     begun = asked.begun if asked.begun > finished else None
     return LeftOpen(
-        asked.run, finished, config.training.rounds, begun, asked.asked, asked.begun, over_relay=asked.terms.get("transport") in OVER_RELAY
+        asked.run,
+        finished,
+        last_round(config, config.training.rounds),
+        begun,
+        asked.asked,
+        asked.begun,
+        over_relay=asked.terms.get("transport") in OVER_RELAY,
     )
 
 

@@ -29,13 +29,14 @@ from ldpfl.flower.policy_init import Offer
 from ldpfl.flower.preparing import check_data_there, data_dir_of, prepare
 from ldpfl.flower.record_trial import RecordsFound, look_at_records
 from ldpfl.flower.records import RecordGradients
+from ldpfl.flower.round_kinds import planned_round, statistics_rounds
+from ldpfl.flower.sent import vectors_of
 from ldpfl.flower.terms import ARRAYS, CONFIG, RECORD, RoundTerms, digest_of
 from ldpfl.layout import ParameterLayout
 from ldpfl.number_format import counted
 from ldpfl.privacy.policy import OVER_RELAY
 from ldpfl.quantities import cohort_size
 
-_ROUND = 1
 _TTL_S = 3600.0
 
 _START_SPREAD = 0.05
@@ -178,9 +179,12 @@ def _message(offer: Offer, start: ArrayRecord, trial: Trial, key: bytes, run_con
     layout = layout_of(start)
     weights: Tensor = to_vector(start, layout)
     ranges, clients = initial_ranges(offer.config, layout, weights), offer.config.clients
+    planned = planned_round(offer.config, statistics_rounds(offer.config) + 1)
     terms = RoundTerms(
         run="check",
-        round=_ROUND,
+        round=planned.number,
+        kind=planned.kind,
+        size=layout.dimension if planned.kind == "training" else vectors_of(offer.config, planned.kind).size,
         config=offer.config,
         layers=layout.names,
         center=tuple(ranges.center.tolist()),
@@ -192,8 +196,9 @@ def _message(offer: Offer, start: ArrayRecord, trial: Trial, key: bytes, run_con
         reply_s=offer.reply_s,
         run_config=digest_of(run_config),
     )
-    content = RecordDict({ARRAYS: start, CONFIG: ConfigRecord({**trial.train_config, "server-round": _ROUND}), RECORD: terms.to_record()})
-    return Message(content, 1, MessageType.TRAIN, ttl=_TTL_S, group_id=str(_ROUND))
+    config = ConfigRecord({**trial.train_config, "server-round": terms.round})
+    content = RecordDict({ARRAYS: start, CONFIG: config, RECORD: terms.to_record()})
+    return Message(content, 1, MessageType.TRAIN, ttl=_TTL_S, group_id=str(terms.round))
 
 
 @contextmanager

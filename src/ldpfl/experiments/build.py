@@ -30,7 +30,7 @@ from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import LOWEST_PROBABILITY, ModelConfig, RangesConfig, RunConfig
 from ldpfl.experiments.dataset import Description
-from ldpfl.experiments.record_sums import divided_for_evaluation, for_evaluation, head_of, is_evaluated, ranges_of, scores_of_records
+from ldpfl.experiments.record_sums import divided_for_evaluation, for_evaluation, head_of, is_evaluated, scores_of_records
 from ldpfl.experiments.start_warnings import start_warnings
 from ldpfl.experiments.table_rules import start_on_table
 from ldpfl.experiments.trainers import RunSize, is_compiled, quickest, told_of, tried
@@ -53,6 +53,7 @@ from ldpfl.simulation import (
 )
 from ldpfl.simulation.evaluating import ClientEvaluation
 from ldpfl.simulation.measuring import Measuring, charged
+from ldpfl.simulation.record_sums import ranges_of
 from ldpfl.suggestions import did_you_mean
 from ldpfl.tasks import Targets, without_answer
 
@@ -206,7 +207,11 @@ def build(
 def _judged(config: RunConfig, task: Dataset, units: Division, persons: Persons | None) -> ClientEvaluation:
     """Return what clients measure on the ``units`` that they hold back."""
     vectors = scores_of_records(config, task.outputs)
-    mechanism = of_records(mechanism_of(for_evaluation(config), ranges_of(vectors.size), np.maximum(units.sizes, 1).tolist()))
+    mechanism = of_records(
+        mechanism_of(
+            for_evaluation(config, records=config.evaluation.records), ranges_of(vectors.size), np.maximum(units.sizes, 1).tolist()
+        )
+    )
     return ClientEvaluation(units, vectors, mechanism, config.training.rounds, config.evaluation.every, persons)
 
 
@@ -384,6 +389,8 @@ def _scaled(
     """Return ``task`` with all its columns scaled, and what was released to do so."""
     if task.is_scaled:
         return task, Ledger()
+    if config.data.at_nodes:  # measured by rounds of their own, which the server charges; by bounds until then
+        return (by_bounds(task) if measured is None else scaled_as(task, measured)), Ledger()
     if not measures(config, task.unscaled, mechanism):
         return by_bounds(task), Ledger()
     through = config.shuffling
@@ -400,13 +407,15 @@ def measuring_mechanism(config: RunConfig, mechanism: Mechanism, sizes: Sequence
 
     With Gaussian noise, T rounds of mu each and M histograms of mu / f each cost sqrt(T + M / f^2) mu together.
     """
+    changed = for_measuring(config)
+    return mechanism if changed is config else mechanism_of(changed, ranges_of(1), sizes)
+
+
+def for_measuring(config: RunConfig) -> RunConfig:
+    """Return ``config`` with the noise of one stage of histograms as its mechanism; itself where that needs no other noise."""
     share, rounds = config.privacy.measuring_share, config.training.rounds - config.training.extended
-    factor = sqrt(STAGES * (1 - share) / (rounds * share))
-    settings = config.mechanism.for_measuring(factor)
-    if settings is config.mechanism:
-        return mechanism
-    one = LayerRanges(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), (1,))
-    return mechanism_of(config.model_copy(update={"mechanism": settings}), one, sizes)
+    settings = config.mechanism.for_measuring(sqrt(STAGES * (1 - share) / (rounds * share)))
+    return config if settings is config.mechanism else config.model_copy(update={"mechanism": settings})
 
 
 def secret_seed(config: RunConfig, task: Dataset, secret: int | None) -> int | None:

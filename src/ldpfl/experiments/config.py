@@ -218,6 +218,9 @@ class EvaluationConfig(_Section):
     """Rounds after which the model is measured, each time; it is measured after the last round in any case. 0 does so there alone."""
     loss_bound: Positive = 5.0
     """Largest loss of a record that counts; a larger one is cut to it."""
+    records: Annotated[int, Field(ge=0, le=10**9)] = 0
+    """Mean number of records, or of persons, that a client holds back, which is public. 0 takes that of the simulated clients. On Flower,
+    0 takes the number that goes with ``mechanism.records``, which are those that are left to train on."""
 
     @model_validator(mode="before")
     @classmethod

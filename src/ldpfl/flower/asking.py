@@ -18,6 +18,7 @@ from ldpfl.flower.collecting import Collector, OpenRound
 from ldpfl.flower.course import Course
 from ldpfl.flower.question import QUESTION, question_of
 from ldpfl.flower.replies import Patience, answer_in, is_absent, is_refusal, replies_as_they_come, said_in
+from ldpfl.flower.round_kinds import planned_round
 from ldpfl.flower.terms import RoundTerms, agreement_of
 from ldpfl.number_format import counted
 from ldpfl.quantities import is_number
@@ -253,7 +254,9 @@ class Asking:
 
     def _answers(self, questions: Questions, number: int, connected: Sequence[int], needed: int) -> Answers:
         """Return what the cohort of a round answers, and those that are asked in the place of others."""
-        places = round_cohort(self.config.seed, number, len(connected), self.config.clients.fraction, None)
+        # Figures and histograms are of all clients, as in the simulator.
+        fraction = self.config.clients.fraction if planned_round(self.config, number).is_training else 1.0
+        places = round_cohort(self.config.seed, number, len(connected), fraction, None)
         spare = reserves(self.config.seed, number, len(connected), places)
         self._make_ready(number, len(places))
         terms = self.terms(self.course)

@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor
 
-from ldpfl.errors import ConfigError, Declined, PrivacyError, ProtocolError
+from ldpfl.errors import ConfigError, Declined, NoRecordSums, PrivacyError, ProtocolError
 from ldpfl.flower import apart
 from ldpfl.flower.arrays import only_arrays, to_vector
 from ldpfl.flower.ask import Ask, Asked, Node, read_asked
@@ -96,8 +96,9 @@ class LdpClientApp(ClientApp):
         node: returns, for a context, what the node's operator set up.
         persons: whether ``records`` say whose each row is (``RecordTask.persons``). Rounds that protect persons are declined if not: what
             the records say is known when the budget is charged, and not before.
-        gradients: whether the app is ours, which gives gradients where the terms ask for them, bounded record by record if they do. What
-            another app gives is taken for trained weights, of which nobody knows what a single record did to them.
+        gradients: whether the app is ours. It gives gradients where the terms ask for them, bounded record by record if they do, and sums
+            over records for evaluation and least squares. What another app gives is taken for trained weights, of which nobody knows what
+            a single record did to them.
         source: where the random bits come from, for a test; by default the operating system's secure source.
 
     Raises:
@@ -118,6 +119,7 @@ class LdpClientApp(ClientApp):
         self._app, self._node, self._source = _wrapped(app, records), node, source
         self._by_path = isinstance(app or records, str)
         self._gives_weights, self._gives_gradients = records is None, gradients or records is not None
+        self._is_ready = gradients
         self._names_persons = persons or records is None  # an app of ours reads a table by the column that the terms name
         self._last: tuple[RecordDict, tuple[str, str], Asked] | None = None
         self._last_question: tuple[RecordDict, str, Question] | None = None
@@ -227,6 +229,11 @@ class LdpClientApp(ClientApp):
 
     def _check_given(self, terms: RoundTerms) -> None:
         """Raise if the terms ask for what this node's app does not give."""
+        if terms.kind != "training" and not self._is_ready:
+            raise NoRecordSums(
+                f"the round asks for {terms.kind}, and this node's app is one of its own: only ldpfl.flower.apps forms these sums over "
+                "records; nothing was charged or sent"
+            )
         check_kind(terms.config, weights=self._gives_weights, gradients=self._gives_gradients, persons=self._names_persons)
 
     def _asked(self, message: Message, context: Context) -> Asked:

@@ -28,6 +28,7 @@ class OpenRound:
         asked: clients that were asked.
         timeout: seconds that the server waits for reports.
         linked: units that stay together on the way.
+        vector: length of the longest vector that a client adds up, in clipping norms.
     """
 
     run: str
@@ -37,6 +38,7 @@ class OpenRound:
     asked: int
     timeout: float
     linked: int = 1
+    vector: float = 1.0
 
     @cached_property
     def plan(self) -> RecordPlan:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ldpfl.experiments import RunConfig
+from ldpfl.experiments.record_sums import is_evaluated
+from ldpfl.flower.round_kinds import held_back_mean
 
 
 def left_out(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
@@ -20,6 +22,9 @@ def left_out(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
         yield "clients.once: refused on Flower, which shows who answers: leave it out"
     if config.training.patience:
         yield f"training.patience = {config.training.patience}: refused on Flower: leave it out, and ask for fewer rounds"
+    if is_evaluated(config):
+        held, of = held_back_mean(config), "evaluation.records" if config.evaluation.records else "mechanism.records and evaluation.share"
+        yield f"evaluation at clients: figures count on {held:,} held-back records a client on average, by {of}: set what nodes have"
     if at_nodes:
         yield f"clients.count = {clients.count}: does nothing, since each node is a client: ldpfl.nodes says how many a round waits for"
         dealt = ("partition", "alpha", "labels_per_client", "private_label", "private_alpha", "validation")

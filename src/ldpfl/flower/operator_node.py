@@ -39,6 +39,7 @@ from ldpfl.errors import ConfigError, Declined, NoRelay, NoSigningKey, NotSetUp,
 from ldpfl.file_owners import require_own
 from ldpfl.flower.ask import Ask
 from ldpfl.flower.named_by_server import check_config, check_mechanism
+from ldpfl.flower.sent import check_sums
 from ldpfl.flower.terms import adding_up
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import set_limit
@@ -140,6 +141,7 @@ class OperatorNode:
 
     def _check_terms(self, ask: Ask) -> None:
         check_config(ask.terms.config, self.policy)
+        check_sums(ask.terms)  # looks up what the config names, and so comes after the policy has allowed that
         self.policy.check_reply(ask.terms.reply_s, ask.terms.transport)
 
     def seal(self, ask: Ask, payload: bytes) -> bytes:

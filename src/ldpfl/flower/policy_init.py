@@ -24,6 +24,7 @@ from ldpfl.experiments.recipes import recipe_or_file
 from ldpfl.files import from_toml, read_text
 from ldpfl.flower.imports import gives
 from ldpfl.flower.named_by_server import check_needs_nothing, code_of
+from ldpfl.flower.round_kinds import Kind, config_for, last_round, planned_round
 from ldpfl.flower.run_settings import RunSettings
 from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms.base import PublicState
@@ -160,7 +161,7 @@ def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) 
         epsilon_per_round=_rounded_up(max(epsilon_of([(release, 1)], delta) for release in set(releases))),
         lifetime_epsilon=_rounded_up(epsilon_needed(Counter(releases).items(), delta)),
         sum_epsilon=_rounded_up(epsilon_needed(Counter[Release](summed).items(), delta * (1 - ROUNDED))) if summed else "off",
-        rounds=config.training.rounds,
+        rounds=len(releases),
         min_clients=offer.cohort,
         colluding=colluding,
         transports=(offer.transport,),
@@ -174,15 +175,25 @@ def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) 
 
 
 def releases_of(offer: Offer, ranges: LayerRanges) -> list[Release]:
-    """Return what a client releases in each round of ``offer``.
+    """Return what a client releases in each round of ``offer``, of all kinds.
 
     Raises:
         ConfigError: the mechanism does not run on Flower, or not for these layers.
     """
-    mechanism, weights = deployable_mechanism(offer.config, ranges), torch.zeros(ranges.dimension)
-    # Noise may follow a schedule over rounds; what clients on Flower may run depends on their number alone.
-    public = (PublicState(number, weights, None, ranges.sizes) for number in range(1, offer.config.training.rounds + 1))
-    return [released(mechanism.in_round(state), ranges, mechanism) for state in public]
+    config = offer.config
+    mechanism, weights, found = deployable_mechanism(config, ranges), torch.zeros(ranges.dimension), list[Release]()
+    of_sums: dict[Kind, Release] = {}
+    for number in range(1, last_round(config, config.training.rounds) + 1):
+        planned = planned_round(config, number)
+        if planned.kind == "training":
+            # Noise may follow a schedule over rounds; what clients on Flower may run depends on their number alone.
+            bound = mechanism.in_round(PublicState(planned.trained + 1, weights, None, ranges.sizes))
+            found.append(released(bound, ranges, mechanism))
+        else:  # what is released does not depend on how many numbers are summed
+            if planned.kind not in of_sums:
+                of_sums[planned.kind] = released(deployable_mechanism(config_for(config, planned.kind), ranges), ranges)
+            found.append(of_sums[planned.kind])
+    return found
 
 
 def policy_text(policy: Policy, title: str) -> str:

@@ -16,6 +16,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import build, choose_device, size_of
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.experiments.dataset import Description, load_dataset
+from ldpfl.flower.statistics import encoder_in
 from ldpfl.importing import is_code
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import Federation
@@ -50,10 +51,13 @@ class Prepared:
 
 
 @lru_cache(maxsize=2)
-def prepare(text: str, data_dir: Path | None, device: str, sent: int | None = None, table: Path | None = None) -> Prepared:
+def prepare(
+    text: str, data_dir: Path | None, device: str, sent: int | None = None, table: Path | None = None, measured: str = ""
+) -> Prepared:
     """Load the data and build the federation; kept for the next message, because a simulation's clients share a process.
 
     ``sent`` weights came with the terms: a built-in model of another size is refused before it takes memory. ``table`` is the node's own.
+    ``measured`` says how its columns are scaled, as the terms do.
     """
     config = parse_config(text, origin="the round's terms")
     task = load_dataset(config, data_dir, table=table)
@@ -61,7 +65,7 @@ def prepare(text: str, data_dir: Path | None, device: str, sent: int | None = No
         size = size_of(config, Description.of(task))
         if size != sent:
             raise ConfigError(f"the model of the terms has {size:,} weights, and {sent:,} came with them")
-    federation, start = build(config, task, choose_device(device))
+    federation, start = build(config, task, choose_device(device), measured=encoder_in(measured))
     chosen = {"server_learning_rate": federation.optimiser.learning_rate, "server_weight_decay": federation.optimiser.decay}
     config = config.model_copy(update={"training": config.training.model_copy(update=chosen)})  # where it says "auto"
     return Prepared(config, task, federation, start)

@@ -217,7 +217,7 @@ def _gradient(task: RecordTask, layout: ParameterLayout, weights: Tensor, terms:
         raise PrivacyError("the trainable parameters of this node's model are not the arrays that the server sent, by name and shape")
     count = len(task.targets if persons is None else persons)
     whole = full_batch([np.arange(count)], count)
-    return confined(trainer).train(weights, whole.to(device), terms.round)[0].cpu()
+    return confined(trainer).train(weights, whole.to(device), terms.planned.trained + 1)[0].cpu()
 
 
 def _by_record(loss: Loss) -> Loss:

@@ -251,7 +251,8 @@ class SumCollector(RelayedRounds):
             seeds = open_seeds(envelopes, self.key, self.nodes, binding, self.min_clients)
         except ProtocolError as error:
             return Received(None, broken=str(error))
-        found, longest = unshard(total, seeds), mechanism.longest_sum(len(seeds), round_.asked, sizes.dimension)
+        found = unshard(total, seeds)
+        longest = mechanism.longest_sum(len(seeds), round_.asked, sizes.dimension, round_.vector)
         if (length := float(np.linalg.norm(found.astype(np.float64)))) > longest:
             return Received(None, refused=(_too_long(length, longest, len(seeds)),))
         return Received(ReportPool(mechanism.sum_of(found, len(seeds))), total.nbytes + ENVELOPE_BYTES)

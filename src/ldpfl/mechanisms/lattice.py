@@ -154,15 +154,15 @@ class LatticeMechanism(VectorMechanism):
         """Vectors of length C that a client adds up, on average."""
         return 1.0
 
-    def longest_sum(self, clients: int, asked: int, dimension: int) -> float:
+    def longest_sum(self, clients: int, asked: int, dimension: int, vector: float = 1.0) -> float:
         """Return the length, in lattice points, that a sum over ``clients`` of the ``asked`` exceeds once in 10^31 if all are honest.
 
-        Proof: the sum x of honest vectors is no longer than N C, where N counts the vectors of all that were asked. The noise z is a
-        Gaussian of s sqrt(n) C a coordinate. Its length exceeds its root-mean-square one by 12 such deviations, and its part along x
-        exceeds 12 of them, with a probability below 10^-31 each. So |x + z|^2 = |x|^2 + 2 x z + |z|^2 is bounded; rounding adds
-        less than n / 2 a coordinate.
+        Proof: the sum x of honest vectors, each of length ``vector`` C or less, is no longer than N times that. N counts the vectors of all
+        that were asked. The noise z is a Gaussian of s sqrt(n) C a coordinate. Its length exceeds its root-mean-square one by 12 such
+        deviations, and its part along x exceeds 12 of them, with a probability below 10^-31 each. So |x + z|^2 = |x|^2 + 2 x z + |z|^2 is
+        bounded; rounding adds less than n / 2 a coordinate.
         """
-        noise, length = self._noise * sqrt(clients), asked * self._vectors * self.steps
+        noise, length = self._noise * sqrt(clients), asked * self._vectors * vector * self.steps
         squared = length**2 + 2 * _DEVIATIONS * noise * length + noise**2 * (sqrt(dimension) + _DEVIATIONS) ** 2
         return sqrt(squared) + clients / 2 * sqrt(dimension)
 
