@@ -164,7 +164,8 @@ class LdpClientApp(ClientApp):
         asked = self._asked(message, context)
         terms = asked.ask.terms
         self._check_given(terms)
-        node.would_admit(asked.ask, cohort)
+        if isinstance(node, OperatorNode):
+            node.would_allow(asked.ask, cohort)
         began = time.monotonic()
         with apart.one_thread() as threads:
             self._report(asked, node, context, _unchanged(asked))

@@ -100,19 +100,27 @@ class OperatorNode:
         return ask.terms.transport == "direct" or self.policy.keep_state
 
     def would_admit(self, ask: Ask, cohort: int) -> None:
-        """Check policy and budget as :meth:`admit` does, and write nothing: neither a charge nor, for the operator, a refusal.
+        """Check policy, budget and the way to the relay as :meth:`admit` does, and write nothing: neither a charge nor a refusal.
 
         Raises:
             Declined: the operator does not allow the release.
             LdpflError: the relay does not answer.
         """
+        self.would_allow(ask, cohort)
+        if ask.terms.transport in OVER_RELAY:  # reads what the operator has set up for it; nothing is sent but, for a sum, the token
+            with self.connect() as relay:
+                self._check_signer(ask, relay)
+
+    def would_allow(self, ask: Ask, cohort: int) -> None:
+        """Check policy and budget as :meth:`admit` does, and write nothing. The relay is not asked.
+
+        Raises:
+            Declined: the operator does not allow the release.
+        """
         self._check_terms(ask)
         self.budget.check(self._request(ask, cohort))
         if ask.terms.transport == "sum":
             self.signing()
-        if ask.terms.transport in OVER_RELAY:  # reads what the operator has set up for it; nothing is sent but, for a sum, the token
-            with self.connect() as relay:
-                self._check_signer(ask, relay)
 
     def admit(self, ask: Ask) -> float:
         """Check the policy, and for a relay that its round is open for these reports, and the same for all; then charge the budget.
