@@ -285,8 +285,11 @@ _CLEAR = 3.0
 
 
 def _deviation(share: float, count: int) -> float:
-    """Return the standard deviation of a ``share`` of so many records; of none, or all, as if it were half a record."""
-    inside = min(max(share, 0.5 / count), 1 - 0.5 / count)
+    """Return the standard deviation of a ``share`` of so many records, by Agresti and Coull: as if two more were right and two wrong.
+
+    The share of the records themselves would give too little near 0 and 1.
+    """
+    inside = (min(max(share, 0.0), 1.0) * count + 2) / (count + 4)
     return sqrt(inside * (1 - inside) / count)
 
 

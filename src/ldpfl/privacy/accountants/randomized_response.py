@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from fractions import Fraction
 from math import expm1, inf, nextafter, sqrt
 
 import numpy as np
@@ -64,7 +65,7 @@ def composed_epsilon(epsilon0: float, reports: int, delta: float) -> float:
         return 0.0
     # What the window leaves out may be as large as delta; and a huge budget is its pure sum to all digits.
     if delta <= TAIL or epsilon0 > HUGE_BUDGET:
-        return epsilon0 * reports
+        return pure_sum(epsilon0, reports)
     losses, masses = _losses(epsilon0, reports)
     found = epsilon_of(losses, masses, delta - TAIL)
     # Up, by more than can have been rounded down: near the pure sum half a digit is a ten-thousandth of delta, or many of a tiny one; and
@@ -72,7 +73,13 @@ def composed_epsilon(epsilon0: float, reports: int, delta: float) -> float:
     up = found * (1 + 1e-12) if delta < _TINY_DELTA else nextafter(nextafter(found, inf), inf)
     # The smallest budgets are smaller than what is rounded, so that nothing is found: whether something is there, delta at 0 tells.
     hidden = found == 0 and delta_of(losses, masses, 0.0) * (1 + _DELTA_ROUNDED) > delta - TAIL
-    return min(epsilon0 * reports, up + ROUNDED * sqrt(losses.size)) if found > 0 or hidden else 0.0
+    return min(pure_sum(epsilon0, reports), up + ROUNDED * sqrt(losses.size)) if found > 0 or hidden else 0.0
+
+
+def pure_sum(epsilon0: float, reports: int) -> float:
+    """Return ``reports`` times ``epsilon0``, rounded up."""
+    product = epsilon0 * reports
+    return product if product == inf or Fraction(product) >= Fraction(epsilon0) * reports else nextafter(product, inf)
 
 
 def _losses(epsilon0: float, reports: int) -> tuple[Array, Array]:
