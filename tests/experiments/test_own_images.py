@@ -16,8 +16,8 @@ from PIL import Image
 
 from conftest import CommandLine
 from ldpfl import ConfigError, DataError, api
-from ldpfl.experiments.build import model_of
-from ldpfl.experiments.dataset import Description
+from ldpfl.experiments.build import build, model_of
+from ldpfl.experiments.dataset import Description, load_dataset
 from ldpfl.experiments.public_figures import without_private
 from ldpfl.experiments.recipes import load_recipe
 from ldpfl.experiments.table_rules import clip_norm_for
@@ -142,3 +142,33 @@ def test_a_mean_risk_far_from_the_observed_share_is_said_and_stated_shares_mend_
     assert not any(one.startswith(OFF) for one in stated.to_dict()["caveats"])
     assert stated.scores["mean predicted risk"] == pytest.approx(0.08, abs=0.03)
     assert not any(one.startswith(OFF) for one in without_private(without.config, without.to_dict())["caveats"])
+
+
+def test_the_class_of_an_image_decides_nothing_about_others(tmp_path: Path) -> None:
+    """Files lie in folders by class: one of another class is another path, and the paths between are at other places."""
+    pixels, _ = scans(120)
+    pixels[:, 0, 0, 0] = np.arange(120)
+    names = np.where(np.arange(120) < 60, "benign", "malign")
+    moved = names.copy()
+    moved[:5] = "malign"
+    settings = [
+        "evaluation.share=0.3",
+        "clients.count=2",
+        "training.server_learning_rate=1.0",
+        "privacy.target_epsilon='off'",
+        "mechanism.noise_multiplier=1.0",
+        "mechanism.clip_norm=1.0",
+        "evaluation.epsilon=1.0",
+    ]
+    found = []
+    for folder, own in (("one", names), ("other", moved)):
+        config = load_recipe("own", [f'data.path="{in_folder(tmp_path / folder, pixels, own)}"', *settings, 'model.name="linear"'])
+        task = load_dataset(config, None)
+        federation, _ = build(config, task, torch.device("cpu"), secret=1)
+        inputs = federation.task.data.inputs
+        assert federation.judged is not None
+        assert isinstance(inputs, torch.Tensor)
+        marks = inputs[:, 0, 0, 0].double()
+        found.append([[marks[places].tolist() for places in units] for units in (federation.samples, federation.judged.units)])
+    assert found[0] == found[1]
+    assert all(part for part in found[0][1])

@@ -299,8 +299,9 @@ def _init_app(
         said = "its columns, their kinds and its classes were taken from the table and are sent to every node: is the table public?"
         console.print(Text(said, style="yellow"), soft_wrap=True)
     if left:
-        said_left = f"fill in data.bounds of {', '.join(left)} in {folder / 'pyproject.toml'}, by what the public knows of them; then"
-        console.print(Text(f"{said_left}: ldpfl policy init {folder}"), soft_wrap=True)
+        unsaid = config.mechanism.unsaid and ", and add the line mechanism.records=NUMBER, the mean number of rows of a node"
+        bounds = f"fill in data.bounds of {', '.join(left)} in {folder / 'pyproject.toml'}, by what the public knows of them"
+        console.print(Text(f"{bounds}{unsaid}; then: ldpfl policy init {folder}"), soft_wrap=True)
         return
     if not sized:
         said_sizes = "the model is code, which is not run for this: give the sizes of its arrays for policy and budget"

@@ -11,7 +11,7 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,6 +25,7 @@ from ldpfl.deploy.node_data import of_data
 from ldpfl.deploy.node_set_up import Finding, NodeSetUp, Standing, Trial, wrong
 from ldpfl.errors import ConfigError, Declined, LdpflError, RelayRefused, printable
 from ldpfl.file_owners import require_own
+from ldpfl.flower.apart import one_thread
 from ldpfl.flower.named_by_server import check_config, check_mechanism
 from ldpfl.flower.operator_node import other_signer, read_token
 from ldpfl.flower.policy_init import Offer, offer_of, ranges_for, releases_of
@@ -70,9 +71,11 @@ def check_node(node: NodeSetUp, connect: Connect = _connected, trial: Trial | No
     With a ``trial`` the app's code is run: one round's local work is done on the node's data, and the report is thrown away.
     """
     known, ready = _Known(), True
-    for finding in _looked_over(node, connect, known):
-        ready = ready and not (finding.standing is Standing.WRONG and finding.what in _NEEDED_TO_TRY)
-        yield finding
+    # A trial forks, and a library that has computed in several threads before computes no more in the child.
+    with nullcontext() if trial is None else one_thread():
+        for finding in _looked_over(node, connect, known):
+            ready = ready and not (finding.standing is Standing.WRONG and finding.what in _NEEDED_TO_TRY)
+            yield finding
     if trial is None:
         return
     if ready and known.offer is not None and known.policy is not None:

@@ -140,7 +140,7 @@ def build(
     if persons is not None and mechanism_of(config, ranges).record_clip is None:  # it protects the client, or nobody
         parts, persons = Division.of([persons.rows_of(own)[0] for own in parts]), None
     head = head_of(config, Description.of(task))
-    parts, judging = (parts, None) if config.evaluation.share == 0 else divided_for_evaluation(config, parts, persons, task.persons)
+    parts, judging = (parts, None) if config.evaluation.share == 0 else divided_for_evaluation(config, parts, persons, task)
     mechanism = mechanism_of(config, ranges if head is None else head.ranges, parts.sizes.tolist())
     task, ledger = _scaled(config, task, parts, mechanism, secret, persons, measured)
     start = start_on_table(config, Description.of(task), module, layout, weights, mechanism, len(parts), task.shares)
@@ -337,7 +337,7 @@ def divided(config: RunConfig, task: Dataset, persons: Persons | None = None) ->
             raise ConfigError(f"the data name {clients} clients, and clients.count is {config.clients.count}: leave that out")
         if not parts.sizes.all():
             raise ConfigError("a client has all its rows among those that are held out: leave data.evaluate_on at 'test'")
-        return parts
+        return parts if task.identities is None else _in_order_of_names(parts, task.identities)
     if task.identities is not None:
         return _by_identity(own, task.identities, config.clients.count)
     if persons is not None and task.persons is not None:
@@ -374,7 +374,12 @@ def _by_identity(own: DataConfig, identities: NDArray[np.uint64], count: int) ->
     parts = Division.by_owner(drawn.astype(np.int64), count)
     if not parts.sizes.all():
         raise ConfigError(f"of {len(identities):,} files, dealt out by their names to {count} clients, one client has none: take fewer")
-    return parts
+    return _in_order_of_names(parts, identities)
+
+
+def _in_order_of_names(parts: Division, identities: NDArray[np.uint64]) -> Division:
+    """Return ``parts`` in an order that file names alone decide. Files lie in folders by class, and no class may move others' places."""
+    return Division.of([own[np.argsort(identities[own], kind="stable")] for own in parts])
 
 
 def _scaled(

@@ -76,7 +76,7 @@ def summarise(
         "evaluated_on": config.data.evaluate_on,
         **privacy,
         "clients": config.clients.count,
-        "records": int(federation.samples.sizes.sum()),
+        "records": records_held(config, federation),
         "clients_per_round": last_trained(last).clients,
         "stopped_after": stopped_after(federation, last),
         "rounds": len(history),
@@ -148,8 +148,23 @@ def of_extending(config: RunConfig) -> list[str]:
     return [f"{added} of {rounds} rounds were added to a run that had come to its end: {said}; a client's own budget holds in any case"]
 
 
+def _of_ending(config: RunConfig, last: Checkpoint) -> list[str]:
+    done, rounds = len(last.history), config.training.rounds
+    if done >= rounds:
+        return []
+    said = "too few nodes took part in the next one. Start the run again to go on; its guarantee is then that of more rounds"
+    return [f"the run ended after {done} of {rounds} rounds: {said}"]
+
+
+def records_held(config: RunConfig, federation: Federation) -> int | None:
+    """Return how many records, or persons, all clients train on: of nodes' own tables what the config states, None if it states none."""
+    if not config.data.at_nodes:
+        return int(federation.samples.sizes.sum())
+    return round(getattr(config.mechanism, "records", 0) * config.clients.count) or None
+
+
 def _of_delta(config: RunConfig, federation: Federation) -> list[str]:
-    records, delta = int(federation.samples.sizes.sum()), config.privacy.delta
+    records, delta = records_held(config, federation) or 0, config.privacy.delta
     if federation.mechanism.record_clip is None or delta * records < 1:
         return []
     what = "persons" if config.data.person else "records"
@@ -163,7 +178,7 @@ def last_trained(last: Checkpoint) -> RoundMetrics:
 
 def _privacy(config: RunConfig, federation: Federation, last: Checkpoint) -> dict[str, Any]:
     """Return epsilon of one weight of one round, and what the ledger's events guarantee to a client."""
-    said = [*_of_stopping(federation, last), *of_extending(config), *_of_delta(config, federation)]
+    said = [*_of_stopping(federation, last), *_of_ending(config, last), *of_extending(config), *_of_delta(config, federation)]
     return {
         "mechanism": config.mechanism.name,
         "perturbed": config.mechanism.perturbed,

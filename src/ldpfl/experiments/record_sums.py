@@ -5,9 +5,10 @@ from __future__ import annotations
 from math import prod, sqrt
 
 from ldpfl import tasks
+from ldpfl.data import Dataset
 from ldpfl.data.division import Division
-from ldpfl.data.holding_out import held_back, held_back_by_person
-from ldpfl.data.persons import Names, Persons
+from ldpfl.data.holding_out import held_back, held_back_by_name
+from ldpfl.data.persons import Persons
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import Description
@@ -114,23 +115,23 @@ def scores_of_records(config: RunConfig, outputs: int) -> RecordScores:
     return RecordScores(tasks.create(config.task.name, outputs).targets, outputs, config.evaluation.loss_bound)
 
 
-def divided_for_evaluation(config: RunConfig, parts: Division, persons: Persons | None, names: Names | None) -> tuple[Division, Division]:
+def divided_for_evaluation(config: RunConfig, parts: Division, persons: Persons | None, task: Dataset) -> tuple[Division, Division]:
     """Return each client's records, or ``persons``, that are trained on, and those that are held back.
 
-    A node's own table stands for each client. One with too few records to hold any back measures on none.
-
-    Args:
-        names: of the person of each row, where persons are protected.
+    Names decide, of persons where persons are protected, or of files: files lie in folders by class, so that places would tell classes.
+    Else places decide. A node's own table stands for each client. One with too few records to hold any back measures on none.
 
     Raises:
         ConfigError: no client holds any back, or one is left with none to train on.
     """
     share, at_node = config.evaluation.share, config.data.at_nodes
     one = parts[:1] if at_node else parts
-    if persons is None or names is None:
-        kept, held = held_back(one, share)
+    if persons is not None and task.persons is not None:
+        kept, held = held_back_by_name(one, task.persons[persons.rows[persons.first]], share)
+    elif task.identities is not None:
+        kept, held = held_back_by_name(one, task.identities.astype(str), share)
     else:
-        kept, held = held_back_by_person(one, names[persons.rows[persons.first]], share)
+        kept, held = held_back(one, share)
     if at_node:
         return Division.shared(kept[0], len(parts)), Division.shared(held[0], len(parts))
     if not held.sizes.any() or not kept.sizes.all():

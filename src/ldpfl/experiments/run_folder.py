@@ -22,6 +22,7 @@ from ldpfl.experiments.config import RunConfig, read_config
 from ldpfl.experiments.model_file import ModelFile, read_description
 from ldpfl.experiments.result_schema import problem_of
 from ldpfl.files import (
+    MAX_METRICS_BYTES,
     MAX_RESULT_BYTES,
     append_text,
     ends_with,
@@ -299,6 +300,8 @@ class RunFolder:
     def _rounds_in_metrics(self) -> int:
         if not self.metrics_path.is_file():
             return 0
+        if (size := self.metrics_path.stat().st_size) > MAX_METRICS_BYTES:
+            raise DataError(f"{self.metrics_path} has {size:,} bytes, expected at most {MAX_METRICS_BYTES:,}: it is no run's")
         with self.metrics_path.open("rb") as file:
             return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
 
@@ -312,11 +315,17 @@ class RunFolder:
         last = self.checkpoint()
         if not self.ledger_path.exists():
             raise ConfigError(f"{self.path} has released nothing yet: no round is finished")
+        told = (self.result() or {}).get("rounds", 0)
         ledger = Ledger.load(self.ledger_path)
         kept = ledger if last is None else last.ledger
         shorter, longer = sorted((ledger, kept), key=lambda one: len(one.events))
         if longer.events[: len(shorter.events)] != shorter.events or len(longer.events) > len(shorter.events) + 1:
             raise DataError(f"{self.ledger_path} is not the ledger of this run's checkpoint: one of them was changed, or is another run's")
+        if (counted_rounds := len(longer.events) - sum(event.histograms for event in longer.events)) < told:
+            raise DataError(
+                f"{self.ledger_path} has {counted_rounds:,} rounds of training, and {self.result_path.name} beside it tells of {told:,}: "
+                "ledger and checkpoint were put back to an earlier round; put back the latest ones"
+            )
         return longer
 
     def result(self) -> dict[str, Any] | None:

@@ -26,7 +26,8 @@ def left_out(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
         held, of = held_back_mean(config), "evaluation.records" if config.evaluation.records else "mechanism.records and evaluation.share"
         yield f"evaluation at clients: figures count on {held:,} held-back records a client on average, by {of}: set what nodes have"
     if at_nodes:
-        yield f"clients.count = {clients.count}: does nothing, since each node is a client: ldpfl.nodes says how many a round waits for"
+        made = "min-clients of a policy, and the noise of a sum, are made for so many nodes in a round: set it to the number of ldpfl.nodes"
+        yield f"clients.count = {clients.count}: {made}"
         dealt = ("partition", "alpha", "labels_per_client", "private_label", "private_alpha", "validation")
         for name in dealt:
             if getattr(data, name) != getattr(usual.data, name):

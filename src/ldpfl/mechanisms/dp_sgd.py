@@ -156,7 +156,7 @@ class DpSgdSettings(MechanismSettings):
         if self.records:
             return ""
         what = "mechanism.records, the mean number of records (or persons) a client, is public and has to be said on Flower"
-        return f"{what}: set it, as by --set mechanism.records=600"
+        return f"{what}: set it in the app's pyproject.toml, or as by --set mechanism.records=600 where a recipe is named"
 
     @property
     def nearly_noise_free(self) -> DpSgdSettings:

@@ -89,7 +89,8 @@ def _data(config: RunConfig, result: Mapping[str, Any], statement: Statement) ->
     records, built_in = result.get("records"), not (config.data.brought or config.data.at_nodes)
     if isinstance(records, int) and (statement.protected != "client" or built_in):
         what = "persons" if statement.protected == "person" else "records"
-        yield f"The clients held {records:,} training {what} in all; the numbers of clients and of {what} count as public."
+        about = "about " if config.data.at_nodes else ""  # stated beforehand, and counted nowhere
+        yield f"The clients held {about}{records:,} training {what} in all; the numbers of clients and of {what} count as public."
     else:
         yield "The number of clients counts as public."
 

@@ -39,7 +39,7 @@ def model_card(
     """
     sections = (
         ("", _head(config, encoder)),
-        ("What it was trained on", _data(config, described, encoder)),
+        ("What it was trained on", _data(config, described, encoder, result["rounds"])),
         ("What is guaranteed", _guarantee(config, statement)),
         ("Limits", _limits(config, encoder, statement, result)),
         ("How to use it", _use(described, encoder)),
@@ -66,9 +66,9 @@ def _head(config: RunConfig, encoder: Encoder | None) -> Iterator[str]:
         yield f"\n{_text(config.description)}\n"
 
 
-def _data(config: RunConfig, described: ModelFile, encoder: Encoder | None) -> Iterator[str]:
+def _data(config: RunConfig, described: ModelFile, encoder: Encoder | None, rounds: int) -> Iterator[str]:
     of = "rows that stayed with their owners" if config.data.brought or config.data.at_nodes else f"the data set `{config.data.name}`"
-    sizes = f"{counted(config.clients.count, 'client')}, {counted(config.training.rounds, 'round')}"
+    sizes = f"{counted(config.clients.count, 'client')}, {counted(rounds, 'round')}"
     yield f"Trained on {of}: {sizes}, mechanism `{config.mechanism.name}`.\n"
     if encoder is None:
         shape = "" if described.shape is None else f" A sample has the shape {described.shape}."

@@ -13,6 +13,9 @@ from ldpfl.errors import ConfigError, shown
 from ldpfl.file_owners import require_own
 from ldpfl.summing.envelopes import signer_of
 
+_P = 2**255 - 19
+_Y_OF_ORDER_8 = int.from_bytes(bytes.fromhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"), "little")
+
 
 def make_key(path: Path) -> str:
     """Write a new signing key to a file that only its owner may read, and return its public half as text.
@@ -87,6 +90,16 @@ def read_nodes(path: Path) -> dict[bytes, Ed25519PublicKey]:
 
 def _key_in(line: str) -> Ed25519PublicKey | None:
     try:
-        return Ed25519PublicKey.from_public_bytes(base64.b64decode((line.split() or [""])[0], validate=True))
+        raw = base64.b64decode((line.split() or [""])[0], validate=True)
+        return None if _has_small_order(raw) else Ed25519PublicKey.from_public_bytes(raw)
     except (binascii.Error, ValueError):
         return None
+
+
+def _has_small_order(raw: bytes) -> bool:
+    """Whether ``raw`` encodes a point of order 1, 2, 4 or 8 (RFC 8032): signatures that fit any message can be made for such a key.
+
+    These points have y = 1, -1 or 0 modulo p = 2^255 - 19, or the y of order 8 or its negative; y may be written with p added.
+    """
+    y = (int.from_bytes(raw, "little") & ((1 << 255) - 1)) % _P
+    return y in (0, 1, _P - 1, _Y_OF_ORDER_8, _P - _Y_OF_ORDER_8)
