@@ -30,8 +30,8 @@ from ldpfl.mechanisms.gaussian import (
     LocalSteps,
     NbAFL,
     NoiseSchedule,
-    Sensitivity,
     SensitiveDP,
+    Sensitivity,
     TimeVarying,
 )
 from ldpfl.mechanisms.record_clipping import RecordClip
