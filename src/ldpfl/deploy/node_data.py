@@ -98,7 +98,7 @@ def _of_own(path: Path, classes: Sequence[str]) -> Iterator[Finding]:
 
 def _of_some_table(path: Path) -> Finding:
     try:
-        read = read_table(path)
+        read = read_table(path, names_shown=False)
     except LdpflError as error:
         said = f"is no table with a header, as ldpfl reads them ({error}): whether the app can read it, --try tells"
         return Finding("data", Standing.LOOK, printable(f"{path} {said}"))
