@@ -207,9 +207,9 @@ def test_a_statement_is_its_table_in_a_console_too(of_rows: ldpfl.RunResult) -> 
 
 
 @pytest.mark.slow
-def test_a_guarantee_shows_itself_where_nothing_but_the_package_was_imported(tmp_path: Path) -> None:
-    run(folder=tmp_path / "run")
-    code = "import sys, ldpfl; print(ldpfl.load_run(sys.argv[1]).privacy)"
-    said = subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=True, capture_output=True, text=True).stdout
+def test_a_guarantee_shows_itself_where_nothing_but_the_package_was_imported(tmp_path: Path, tiny_data: Path) -> None:
+    run(folder=tmp_path / "run", data_dir=tiny_data)
+    code = "import sys, ldpfl; print(ldpfl.load_run(sys.argv[1], data_dir=sys.argv[2]).privacy)"
+    said = subprocess.run([sys.executable, "-c", code, tmp_path / "run", tiny_data], check=True, capture_output=True, text=True).stdout
     assert "epsilon" in said
     assert " object at " not in said
