@@ -119,7 +119,7 @@ def _advice(trouble: str, offer: Offer) -> str:
 
 
 def _guarded(start: ArrayRecord | None, explain: Callable[[BaseException], str], work: Callable[[], bytes]) -> bytes:
-    """Do the work of the app's process, and say for an operator what was wrong with it; ``start`` is what is to be trained."""
+    """Do the work of the app's process. Raise an error that explains a failure to the operator; ``start`` holds the untrained arrays."""
     made = with_explanation(work, explain)
     before = b"" if start is None else to_vector(start, layout_of(start)).numpy().tobytes()
     if before and made[: len(before)] == before:
@@ -137,7 +137,7 @@ def _start_of_recipe(offer: Offer, context: Context) -> ArrayRecord:
 
 
 def _look_at_records(wrapped: RecordGradients, context: Context, offer: Offer, explain: Callable[[BaseException], str]) -> RecordsFound:
-    """Return what is found of an app's records, by a process of their own."""
+    """Look at an app's records in a process of its own, and return the findings."""
 
     def work() -> bytes:
         return records_to_bytes(look_at_records(wrapped.records, context, offer.config).to_records())

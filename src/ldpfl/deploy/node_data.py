@@ -145,7 +145,7 @@ def _check_there(path: Path) -> None:
 
 
 def _problem_of_folder(folder: Path) -> str:
-    """Return what keeps ``folder`` from being a folder of data; nothing where it is one."""
+    """Return why ``folder`` cannot be read as a folder of data; an empty text if it can."""
     if not folder.is_dir():
         return "is no folder"
     if not os.access(folder, os.R_OK | os.X_OK):

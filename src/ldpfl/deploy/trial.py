@@ -43,7 +43,7 @@ _CHANGES: Mapping[Transport, tuple[str, ...]] = {
 """Settings that the demo changes in the quickstart: a shorter training, or a linear model whose records a sum protects."""
 
 _MEASURING_PART = 4
-"""One part in so many of the target epsilon is for measuring the model at nodes, where records are protected."""
+"""Divisor of the target epsilon: the quotient is spent on measuring the model at nodes, where records are protected."""
 
 WINDOW_S = 1.0
 """Seconds that the relay takes uploads for at least. It waits for all clients anyway, so a slow machine loses none."""
