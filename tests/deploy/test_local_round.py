@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -383,3 +385,19 @@ def test_a_ready_app_of_a_table_is_tried_from_the_command_line(ldpfl: CommandLin
     assert "the column 'age' has 60 of 60 values outside its data.bounds" in ldpfl("deploy", "check-node", "--app", "ready", "--try").out
     assert "name the app's folder with --app" in ldpfl.refused("deploy", "check-node", "--try")
     assert "--train-config takes KEY=VALUE" in ldpfl.refused("deploy", "check-node", "--app", "ready", "--try", "--train-config", "epochs")
+
+
+@pytest.mark.slow
+def test_a_table_that_pytorch_scales_by_several_threads_is_tried(ldpfl: CommandLine) -> None:
+    """In a process of its own with two threads: a process that has used several cannot compute in those that it forks."""
+    rows = ["age,weight,outcome", *(f"{20 + place % 60},{40 + place % 50},{'yes' if place % 2 else 'no'}" for place in range(20_000))]
+    table = Path("table.csv")
+    table.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    table.chmod(0o600)
+    bounds = ("--set", "data.bounds={age=[0,100],weight=[0,200]}", "--set", "mechanism.records=20000")
+    assert ldpfl("init", "--flower", "ready", "--data", table, "--target", "outcome", *bounds).code == 0
+    of_node = {"LDPFL_POLICY": "ready/policy.toml", "LDPFL_BUDGET": "ready/budget.sqlite", "LDPFL_DATA": "table.csv"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", **{name: str(Path(file).absolute()) for name, file in of_node.items()}}
+    check = [sys.executable, "-m", "ldpfl", "deploy", "check-node", "--app", "ready", "--try"]
+    done = subprocess.run(check, env=environment, capture_output=True, text=True, check=False)
+    assert "thrown away: nothing was charged or sent" in done.stdout, done.stdout[-1000:]
