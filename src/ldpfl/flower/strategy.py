@@ -16,12 +16,10 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
-from ldpfl.errors import ConfigError, DataError, LdpflError, ProtocolError, shown
-from ldpfl.experiments.build import initial_ranges, measured_weights
+from ldpfl.errors import ConfigError, LdpflError, ProtocolError, shown
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.record_sums import is_evaluated
 from ldpfl.experiments.run_folder import Kind, RunFolder
-from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
+from ldpfl.flower.arrays import to_arrays
 from ldpfl.flower.asking import Asking, Waiting, all_declined, too_few_came
 from ldpfl.flower.closing import closed, figures_said
 from ldpfl.flower.collecting import Collector, DirectCollector, Received
@@ -29,21 +27,19 @@ from ldpfl.flower.course import Course, Replies
 from ldpfl.flower.nodes_asked import Participation
 from ldpfl.flower.replies import Patience, replies_as_they_come
 from ldpfl.flower.round_kinds import last_round, planned_round, statistics_rounds
-from ldpfl.flower.statistics import Scaled, begun_for, edges_text, scaled_by_stages
-from ldpfl.flower.terms import ARRAYS, CONFIG, RECORD, SHORTEST_REPLY_S, RoundTerms, check_sum_fits, deployable_mechanism, digest_of
+from ldpfl.flower.starting import started
+from ldpfl.flower.statistics import Scaled, edges_text, scaled_by_stages
+from ldpfl.flower.terms import ARRAYS, CONFIG, RECORD, SHORTEST_REPLY_S, RoundTerms, check_sum_fits, digest_of
 from ldpfl.number_format import counted
 from ldpfl.privacy import RoundEvent
 from ldpfl.privacy.authors import released
 from ldpfl.quantities import is_number
-from ldpfl.ranges import range_rule
 from ldpfl.server import (
     Checkpoint,
     NotFiniteError,
     RoundMetrics,
     ServerRules,
-    check_log_size,
     close_idle_round,
-    initial_checkpoint,
     round_event,
 )
 
@@ -145,7 +141,9 @@ class LdpStrategy(Strategy):
             raise ConfigError(f"clients reply after {self._reply_s:g} s, and a round takes replies for {timeout:g} s: make timeout longer")
         rounds, result = self.config.training.rounds if num_rounds is None else num_rounds, Result()
         with self._folder.locked() if self._folder else nullcontext():
-            course = self._course = self._begin(initial_arrays, timeout, rounds)
+            course = self._course = started(
+                self.config, self._kind, self._folder, self._origin, self._score, self._collector_terms, initial_arrays, timeout, rounds
+            )
             self.summary()
             for metrics in course.last.history:
                 result.train_metrics_clientapp[metrics.round] = _figures(metrics)
@@ -249,66 +247,6 @@ class LdpStrategy(Strategy):
             self._collector.channel,
             course.last.state.round,
         )
-
-    def _begin(self, initial: ArrayRecord, timeout: float, rounds: int) -> Course:
-        self._check_kinds()
-        if is_evaluated(self.config) and rounds != self.config.training.rounds:
-            raise ConfigError(
-                f"num_rounds is {rounds}, and the noise of the evaluation at clients is for training.rounds = "
-                f"{self.config.training.rounds}: leave num_rounds out"
-            )
-        if self.config.clients.full_weight != "off" and self._kind is not Kind.READY_APP:
-            raise ConfigError("clients.full_weight is for the ready app's training: in an app of your own, scale what you return")
-        layout = layout_of(initial)
-        weights = to_vector(initial, layout)
-        ranges = initial_ranges(self.config, layout, weights)
-        mechanism = deployable_mechanism(self.config, ranges)
-        mechanism.payload_bits(ranges)  # says so if the mechanism does not fit the layers
-        check_log_size(layout.names, released(mechanism, ranges), rounds)
-        rules = ServerRules(
-            layout.names,
-            self.config.mechanism.perturbed,
-            range_rule(self.config.ranges.rule, floor=self.config.ranges.floor),
-            self.config.training.at_server(measured_weights(self.config, layout), weights),
-            self._score,
-        )
-        # A simulation of the same config must not go on in the middle of a deployment, nor the other way round.
-        checkpoint = initial_checkpoint(weights, ranges, f"{self._origin} on Flower")
-        participation = Participation()
-        if self._folder is not None:
-            self._folder.open(self.config, resume=True, kind=self._kind)
-            checkpoint = self._folder.checkpoint_or(checkpoint)
-            if checkpoint.state.ranges.sizes != layout.sizes:
-                raise ConfigError(f"{self._folder.path} holds a run of another model, so it cannot be resumed")
-            asked = self._folder.participation_path
-            participation = Participation.load(asked)
-            done = len(checkpoint.ledger.events)
-            if participation.begun < done:
-                raise DataError(
-                    f"{self._folder.path} holds round {done}, but {asked.name} in it does not say who was asked: "
-                    "put it back, for without it the run's guarantee cannot be computed"
-                )
-            if participation.begun > done + 1:
-                raise DataError(
-                    f"{self._folder.path} holds round {done}, and nodes were told to join round {participation.begun}: "
-                    "its checkpoint was put back to an earlier round; put back the latest one, for the rounds since would not be counted"
-                )
-            if participation.begun > done:
-                participation.check_terms(self._collector_terms(participation.terms))
-        return Course(self.config, participation.run, layout, mechanism, rules, timeout, checkpoint, participation)
-
-    def _check_kinds(self) -> None:
-        """Raise a :class:`ConfigError` if a round is to ask for sums over records that the app's nodes do not form."""
-        config = self.config
-        if self._kind is not Kind.READY_APP and (
-            config.evaluation.share or config.training.method != "gradient" or statistics_rounds(config)
-        ):
-            raise ConfigError(
-                "evaluation.share, training.method = 'least-squares' and data.scaling = 'measured' are for ldpfl's ready app: an app of "
-                "your own forms no such sums. Leave them out, and measure on the server (evaluate_fn)"
-            )
-        if statistics_rounds(config) and not begun_for(config).columns:
-            raise ConfigError("data.scaling = 'measured' measures columns, and the table has none to measure: set it to 'bounds'")
 
     def _terms(self, course: Course) -> RoundTerms:
         check_sum_fits(self.config, course.round.asked)
