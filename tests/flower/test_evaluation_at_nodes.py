@@ -17,7 +17,7 @@ from relayed_parts import CLIENTS, World, world_in
 from table_parts import ANY, HELD_BACK, config_of, deployed, grid_of, open_policy, write_tables
 
 from ldpfl import api
-from ldpfl.errors import AllDeclined, ConfigError, TooFewTakePart
+from ldpfl.errors import AllDeclined, ConfigError
 from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.flower import LdpStrategy, apps
@@ -195,8 +195,9 @@ def test_a_node_that_is_killed_in_the_evaluation_costs_its_charge_and_the_figure
             raise SystemExit
 
     world.before_upload = killed
-    with caplog.at_level(logging.WARNING, "flwr.ldpfl"), pytest.raises(TooFewTakePart):
+    with caplog.at_level(logging.WARNING, "flwr.ldpfl"):
         deployed(world)
+    assert "evaluation after round 2 brings no figures, and the run goes on" in caplog.text
     folder, charges = RunFolder(world.folder / "run"), world.charges()
     assert charges[:3] == [3] * 3  # those after it are not asked any more
     assert [event.histograms for event in folder.ledger().events] == [False, False, True]

@@ -210,7 +210,7 @@ def test_the_server_asks_a_fraction_and_charges_who_was_asked_most() -> None:
 
 def test_too_few_nodes_are_an_error_after_a_bounded_wait() -> None:
     strategy = LdpStrategy(QUIET, waiting=Waiting(4, 0.01))
-    with pytest.raises(ConfigError, match=r"2 of the 4 nodes that a round needs are connected after 0\.01 s"):
+    with pytest.raises(TooFewTakePart, match=r"2 of the 4 nodes that a round needs are connected after 0\.01 s"):
         strategy.start(InProcessGrid(app_of(), 2), start_arrays())
 
 

@@ -144,6 +144,8 @@ def left_open(
     left = leftover.left_open(RunFolder(run))
     _print(leftover.described(left))
     if not left.over_relay:
+        if cancel:
+            _print(["its reports go over no relay: there is nothing to cancel"])
         return
     if relay is None or token is None:
         raise ConfigError("its reports go over a relay: name that in LDPFL_RELAY, and the file of the token in LDPFL_AGGREGATOR_TOKEN")

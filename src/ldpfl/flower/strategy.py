@@ -16,11 +16,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
-from ldpfl.errors import ConfigError, LdpflError, ProtocolError, shown
+from ldpfl.errors import AllDeclined, ConfigError, LdpflError, ProtocolError, TooFewTakePart, shown
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.flower.arrays import to_arrays
-from ldpfl.flower.asking import Asking, Waiting, all_declined, too_few_came
+from ldpfl.flower.asking import Asking, Waiting
 from ldpfl.flower.closing import closed, figures_said
 from ldpfl.flower.collecting import Collector, DirectCollector, Received
 from ldpfl.flower.course import Course, Replies
@@ -30,9 +30,11 @@ from ldpfl.flower.round_kinds import last_round, planned_round, statistics_round
 from ldpfl.flower.starting import started
 from ldpfl.flower.statistics import Scaled, edges_text, scaled_by_stages
 from ldpfl.flower.terms import ARRAYS, CONFIG, RECORD, SHORTEST_REPLY_S, RoundTerms, check_sum_fits, digest_of
+from ldpfl.flower.too_few import all_declined, named, too_few_came
 from ldpfl.number_format import counted
 from ldpfl.privacy import RoundEvent
 from ldpfl.privacy.authors import released
+from ldpfl.privacy.events import Channel
 from ldpfl.quantities import is_number
 from ldpfl.server import (
     Checkpoint,
@@ -125,6 +127,8 @@ class LdpStrategy(Strategy):
             timeout: seconds to wait for the replies of a round.
             evaluate_config: must be left out, because clients evaluate nothing.
 
+        An evaluation at clients in which too few nodes take part is charged and brings no figures, and the run goes on.
+
         Raises:
             TooFewTakePart: fewer nodes take part than a round needs; AllDeclined, if all declined. The rounds before are kept.
             LdpflError: the model, the config or the folder does not fit; or too few nodes.
@@ -156,10 +160,7 @@ class LdpStrategy(Strategy):
                 if course.participation.begun >= number:
                     self._mend(course)
                 else:
-                    arrays = to_arrays(self._asked_about(course, number), course.layout)
-                    messages = self.configure_train(number, arrays, train_config or ConfigRecord(), grid)
-                    with closing(replies_as_they_come(grid, messages, course.patience)) as replies:
-                        self.aggregate_train(number, replies)
+                    self._run_round(course, number, train_config or ConfigRecord(), grid)
                 if course.planned.is_training:
                     _record(result, course, evaluate_fn)
                 elif course.planned.kind == "statistics":
@@ -218,11 +219,13 @@ class LdpStrategy(Strategy):
                 break
         if ended and sorted_.all_declined:
             self._take_back(course)
-            raise all_declined(server_round, sorted_.said)
+            raise all_declined(course, sorted_.said)
+        if not ended and sorted_.silent:
+            LOGGER.warning("%s: no reply in time from %s", course.planned, named(sorted_.silent))
         received = Received(None) if ended else self._collector.collect(course.round, sorted_.answers, course.patience.most)
         self._close(course, replace(received, refused=(*(sorted_.refused if ended else sorted_.left_out), *received.refused)))
         if ended:
-            raise too_few_came(server_round, course.round.asked, needed, sorted_.said)
+            raise too_few_came(course, needed, sorted_.said)
         figures = _figures(course.last.history[-1]) if course.last.history else MetricRecord()
         return to_arrays(course.last.state.weights, course.layout), figures
 
@@ -235,18 +238,41 @@ class LdpStrategy(Strategy):
         return None
 
     def summary(self) -> None:
-        """Log what each client's report protects."""
+        """Log what each client's report protects, and against whom."""
         course = self._started()
-        guarantee = course.mechanism.guarantee(course.last.state.ranges)
+        guarantee, channel = course.mechanism.guarantee(course.last.state.ranges), self._collector.channel
         LOGGER.info(
             "%s: epsilon %g for each %s of each report, %d of them a round, %s; after round %d",
             self.config.mechanism.name,
             guarantee.epsilon,
             guarantee.unit,
             guarantee.units_per_round,
-            self._collector.channel,
+            _AGAINST[channel],
             course.last.state.round,
         )
+
+    def _run_round(self, course: Course, number: int, train_config: ConfigRecord, grid: Grid) -> None:
+        """Run one round. If too few nodes take part, an evaluation is charged and brings no figures; any other round ends the run."""
+        try:
+            arrays = to_arrays(self._asked_about(course, number), course.layout)
+            messages = self.configure_train(number, arrays, train_config, grid)
+            with closing(replies_as_they_come(grid, messages, course.patience)) as replies:
+                self.aggregate_train(number, replies)
+        except AllDeclined:
+            raise
+        except TooFewTakePart as error:
+            if planned_round(self.config, number).kind != "evaluation":
+                raise
+            LOGGER.warning("%s brings no figures, and the run goes on. %s", planned_round(self.config, number), error)
+            if course.done < number:
+                self._pass_over(course, number)
+
+    def _pass_over(self, course: Course, number: int) -> None:
+        """Close a round that no node was told to take part in. The ledger counts it as planned for all nodes, which is too much."""
+        known = course.participation.rounds
+        course.open_round(number, len(known), self._collector.linked)
+        self._charge_ahead(course, course.participation.ask(number, known, (), self._collector_terms()))
+        self._close_idle(course)
 
     def _terms(self, course: Course) -> RoundTerms:
         check_sum_fits(self.config, course.round.asked)
@@ -394,6 +420,14 @@ class LdpStrategy(Strategy):
         if self._course is None:
             raise ConfigError("the strategy was not started: call start()")
         return self._course
+
+
+_AGAINST: Mapping[Channel, str] = {
+    "direct": "against the server, which sees each report",
+    "ideal-shuffler": "against relay and aggregator together; either alone learns less, because the relay mixes the reports",
+    "secure-sum": "against relay and aggregator together; either alone sees no report, and the noise of all clients protects the sum",
+}
+"""Against whom the figure of a single report holds, by the channel of the reports."""
 
 
 def _record(result: Result, course: Course, evaluate_fn: EvaluateFn | None) -> None:
