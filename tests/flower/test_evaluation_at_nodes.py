@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,9 @@ import torch
 from flwr.app import Context, Message
 from relayed_parts import CLIENTS, World, world_in
 from table_parts import ANY, HELD_BACK, config_of, deployed, grid_of, open_policy, write_tables
+from test_report_of_flower import text_of
 
+from conftest import CommandLine
 from ldpfl import api
 from ldpfl.errors import AllDeclined, ConfigError
 from ldpfl.experiments.planned_ledger import planned_ledger
@@ -65,6 +68,24 @@ def test_nodes_measure_what_the_simulator_does(world: World, tmp_path: Path) -> 
         assert found[0]["figures"][name]["value"] == pytest.approx(figure["value"], abs=5 * 2**0.5 * figure["noise"]), name
         assert found[0]["figures"][name]["sampling"] == pytest.approx(figure["sampling"], rel=0.1)
     assert found[0]["figures"][RIGHT]["value"] > 0.7
+
+
+@pytest.mark.slow
+def test_log_and_report_say_who_sees_what_and_that_the_number_of_records_is_stated(
+    world: World, ldpfl: CommandLine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The terms state 25 held-back records a node, and nodes have 20: figures are divided by the first, and the sum counts the second."""
+    with caplog.at_level(logging.INFO, "flwr.ldpfl"):
+        folder = deployed(world, **NEARLY_NO_NOISE, evaluation__records=25)
+    assert "of each report, 1 of them a round, against relay and aggregator together; either alone sees no report" in caplog.text
+    (measured,) = result_of(folder)["at_clients"]
+    assert measured["records"] == CLIENTS * 25
+    assert measured["counted"] == pytest.approx([CLIENTS * HELD_BACK] * 3, abs=3)
+    assert ldpfl("report", folder.path).code == 0
+    text = text_of((folder.path / "report.html").read_text(encoding="utf-8"))
+    assert "reports masked, added up by the relay, and unmasked as a sum by the aggregator: neither server sees one of them" in text
+    assert "on 125 records that they hold back from training (the number that the run's terms state" in text
+    assert re.search(r"the released sum itself counts (99|100|101) \(", text)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from flwr.app import UserConfig
 from relayed_parts import CLIENTS, KEY, World, world_in
-from table_parts import ANY, deployed, open_policy, write_tables
+from table_parts import ANY, changes_of, deployed, open_policy, write_tables
 
 from ldpfl.errors import AllDeclined, TooFewTakePart
 from ldpfl.experiments.planned_ledger import planned_ledger
@@ -21,6 +21,7 @@ from ldpfl.flower import InProcessGrid, LdpClientApp, apps
 from ldpfl.flower.nodes_asked import Participation
 from ldpfl.flower.policy_init import fitting_policy, offer_of_settings, ranges_for
 from ldpfl.flower.run_settings import RunSettings
+from ldpfl.number_format import number
 from ldpfl.privacy.policy import Policy
 from ldpfl.privacy.statement import run_epsilon
 from ldpfl.shuffling.sealing import public_text
@@ -56,10 +57,11 @@ def test_an_evaluation_for_which_a_node_is_missing_brings_no_figures_and_trainin
 ) -> None:
     """The evaluation after round 2 is lost, the one after round 3 is not. The ledger counts both; nodes paid for one."""
     away = partial(Leaving, lambda begun: begun == 2)
-    with caplog.at_level(logging.WARNING, "flwr.ldpfl"):
+    with caplog.at_level(logging.INFO, "flwr.ldpfl"):
         folder = deployed(world, own={"ldpfl.wait-s": 0.1}, grid=away, training__rounds=3, evaluation__every=2)
     assert "evaluation after round 2 brings no figures, and the run goes on. 4 of the 5 nodes" in caplog.text
     assert f"not connected: node {LEFT}" in caplog.text
+    assert "evaluation after round 2: 0 reports" in caplog.text
     assert world.charges() == [4] * CLIENTS
     result: Any = folder.result()
     assert [own["round"] for own in result["at_clients"]] == [3]
@@ -70,18 +72,11 @@ def test_an_evaluation_for_which_a_node_is_missing_brings_no_figures_and_trainin
     assert [event.histograms for event in folder.ledger().events] == [False, False, True, False, True]
 
 
-def policy_for(nodes: int, **changes: Any) -> tuple[Policy, dict[str, Any]]:
-    """What ``ldpfl policy init`` writes for a run of so many nodes at epsilon 4, and the settings of the run."""
-    more = {"clients__count": nodes, "privacy__target_epsilon": 4.0, "evaluation__epsilon": "off", **changes}
-    return _fitting(nodes, more), more
-
-
-def _fitting(nodes: int, more: dict[str, Any]) -> Policy:
-    from table_parts import changes_of
-
-    settings = RunSettings(recipe="own", changes=";".join(changes_of(**more)), transport="sum", min_clients=nodes)
-    offer = offer_of_settings(settings)
-    return fitting_policy(offer, ranges_for(offer, ()), [public_text(KEY)])
+def policy_for(nodes: int) -> tuple[Policy, dict[str, Any]]:
+    """Return what ``ldpfl policy init`` writes for a run of so many nodes at epsilon 4, and the settings of the run."""
+    more = {"clients__count": nodes, "privacy__target_epsilon": 4.0, "mechanism__noise_multiplier": None, "evaluation__epsilon": "off"}
+    offer = offer_of_settings(RunSettings(recipe="own", changes=";".join(changes_of(**more)), transport="sum", min_clients=nodes))
+    return fitting_policy(offer, ranges_for(offer, ()), [public_text(KEY)]), more
 
 
 @pytest.mark.slow
@@ -92,13 +87,13 @@ def test_a_run_with_a_target_goes_on_without_a_node_that_has_left_for_good_as_it
         deployed(world, own={"ldpfl.wait-s": 0.1}, grid=partial(Leaving, lambda begun: begun == 1), **more)
     said, first = str(raised.value), RunFolder(world.folder / "run")
     assert f"not connected: node {LEFT}, of the run's earlier rounds" in said
-    assert "clients.count, ldpfl.nodes and ldpfl.min-clients to 4" in said
+    assert "with clients.count, ldpfl.nodes and ldpfl.min-clients set to 4" in said
     spent = run_epsilon(first.ledger(), first.config().privacy.delta)
-    assert f"What this run has released stays charged beside it: epsilon {spent:.3g} so far" in said
+    assert f"What this run has released stays charged beside it: epsilon {number(spent)} so far" in said
     fewer = first.config().model_copy(update={"clients": first.config().clients.model_copy(update={"count": CLIENTS - 1})})
     same_noise = run_epsilon(planned_ledger(fewer), fewer.privacy.delta)
     assert 4 < same_noise < 5
-    assert f"with this run's noise, 4 nodes would give epsilon {same_noise:.3g}" in said
+    assert f"with this run's noise, 4 nodes would give epsilon {number(same_noise)}" in said
 
     world.min_clients = CLIENTS - 1
     fitting, more = policy_for(CLIENTS - 1)

@@ -338,7 +338,7 @@ class LdpStrategy(Strategy):
             LOGGER.warning("%s: %s; the model stays as it is", course.planned, error)
             self._close_idle(course)
             return
-        self._keep(course, checkpoint)
+        self._keep(course, checkpoint, received.pool.clients)
 
     def _stop(self, course: Course, why: str) -> NoReturn:
         """End the run in a round that cannot be opened as things are: the next one would end alike. It stays begun, and charged."""
@@ -354,7 +354,7 @@ class LdpStrategy(Strategy):
     def _close_idle(self, course: Course) -> None:
         """Keep the model. The round is charged all the same: reports may have left their clients, late ones for instance."""
         idle = close_idle_round(course.rules, course.last) if course.planned.is_training else course.last
-        self._keep(course, replace(idle, ledger=course.last.ledger.charge(self._idle_event(course))))
+        self._keep(course, replace(idle, ledger=course.last.ledger.charge(self._idle_event(course))), reports=0)
 
     def _idle_event(self, course: Course) -> RoundEvent:
         """Return the record of a round of which it is not known who reported."""
@@ -379,17 +379,17 @@ class LdpStrategy(Strategy):
                 raise
             LOGGER.warning("round %d: whether its records are deleted is not known: %s", course.done, error)
 
-    def _keep(self, course: Course, checkpoint: Checkpoint) -> None:
+    def _keep(self, course: Course, checkpoint: Checkpoint, reports: int) -> None:
         if self._folder is not None:
             self._folder.save_round(checkpoint)
         self._collector.done(course.run, course.round.number)
         course.last = checkpoint
         if not course.planned.is_training:
-            LOGGER.info("%s: %d reports%s", course.planned, checkpoint.ledger.events[-1].cohort, figures_said(course))
+            LOGGER.info("%s: %s%s", course.planned, counted(reports, "report"), figures_said(course) if reports else "")
             return
         metrics = checkpoint.history[-1]
         measured = f", score {metrics.score:.4f}" if isfinite(metrics.score) else ""
-        LOGGER.info("round %d: %s%s", metrics.round, counted(metrics.clients, "report"), measured)
+        LOGGER.info("round %d: %s%s", metrics.round, counted(reports, "report"), measured)
 
     def _charge_ahead(self, course: Course, participation: Participation) -> None:
         """Write down who is told to train, and the round as if no report came: the ledger must not lack it if the server stops for good."""
