@@ -101,17 +101,17 @@ def going_on_without(course: Course, left: int) -> str:
             f" To go on without the missing nodes: set ldpfl.nodes and ldpfl.agreeing to {left} (in an app of your own, those of Waiting), "
             "and start the run again"
         )
-    settings = "ldpfl.nodes and ldpfl.min-clients"
     lower = f"each node's operator has to allow it (min_clients = {left} in the policy)"
     if config.privacy.target_epsilon == "off":
         return (
-            f" To go on without the missing nodes: set {settings} to {left}, and start the run again; {lower}. The ledger then counts the noise of "
-            f"{left} nodes in each further round"
+            f" To go on without the missing nodes: set ldpfl.nodes and ldpfl.min-clients to {left}, and start the run again; {lower}. The "
+            f"ledger then counts the noise of {left} nodes in each further round"
         )
     return (
-        f" To go on without the missing nodes: begin another run, in another folder (ldpfl.out), with clients.count, {settings} "
-        f"set to {left}; {lower}. Its noise is planned for {left} nodes and keeps privacy.target_epsilon = {config.privacy.target_epsilon:g} for that run"
-        f"{_same_noise(config, left)}{_spent(course)}. See docs/sums.md, When a node leaves for good"
+        " To go on without the missing nodes: begin another run, in another folder (ldpfl.out), with clients.count, ldpfl.nodes and "
+        f"ldpfl.min-clients set to {left}; {lower}. Its noise is planned for {left} nodes and keeps privacy.target_epsilon = "
+        f"{config.privacy.target_epsilon:g} for that run{_same_noise(config, left)}{_spent(course)}. See docs/sums.md, When a node leaves "
+        "for good"
     )
 
 
