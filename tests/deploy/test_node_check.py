@@ -107,8 +107,8 @@ def test_a_node_in_order_has_nothing_wrong_and_says_which_rows_do_not_fit(node: 
     assert {one.what for one in findings} == {"policy", "budget", "token", "relay", "node key", "app", "data"}
     assert "3 rows, 2 of which can be trained on" in said(node, "data")
     fine = {one.what: one.said for one in findings}
-    assert "each of its 4 rounds, mixed by the relay" in fine["app"]
-    assert "One that took part before brings its old file" in fine["budget"]
+    assert "each of its 4 rounds; reports are mixed by the relay" in fine["app"]
+    assert "A client that took part before needs its old file" in fine["budget"]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_the_line_about_the_policy_says_against_whom_each_epsilon_is(node: NodeS
     more = 'transports = ["sum"]\nsum_epsilon = 4.0\n'
     node.policy.write_text(f"{POLICY}{more}", encoding="utf-8")
     line = next(one.said for one in found(node) if one.what == "policy" and one.standing is Standing.FINE)
-    assert line.startswith("allows 10 reports at most, added up by relay and aggregator, by duchi; epsilon of all together")
+    assert line.startswith("allows 10 reports of duchi at most, added up by relay and aggregator; epsilon of all together")
     assert line.endswith("against whoever keeps all of them, 4 against whoever sees sums alone")
 
 

@@ -51,7 +51,7 @@ _NEEDED_TO_TRY = ("policy", "budget", "signing", "app", "data")
 
 
 _WAYS: Mapping[Transport, str] = {
-    "direct": "in replies, whose sender the server sees",
+    "direct": "sent in replies, whose sender the server sees",
     "relay": "mixed by the relay",
     "sum": "added up by relay and aggregator",
 }
@@ -131,7 +131,7 @@ def _of_policy(policy: Policy) -> Iterator[Finding]:
         yield Finding("policy", Standing.WRONG, f"allows nothing: set {', '.join(nothing)}, or make one with ldpfl policy init")
         return
     ways = " or ".join(_WAYS[transport] for transport in policy.transports)
-    what = f"{counted(policy.rounds, 'report')} at most, {ways}, by {' or '.join(policy.mechanisms)}"
+    what = f"{counted(policy.rounds, 'report')} of {' or '.join(policy.mechanisms)} at most, {ways}"
     against = [f"{number(policy.lifetime_epsilon)} against whoever keeps all of them"]
     if policy.relay_epsilon != "off":
         against.append(f"{number(policy.relay_epsilon)} against whoever sees what the relay has mixed")
@@ -158,7 +158,7 @@ def _of_budget(books: Books, policy: Policy | None) -> Iterator[Finding]:
     elif spent >= limit.epsilon:
         yield Finding("budget", Standing.WRONG, f"is spent: epsilon {number(spent)} of {limit.epsilon:g}; this node takes part no more")
     else:
-        new = ": for a new client. One that took part before brings its old file (ldpfl budget move)" if not books.charges else ""
+        new = ", as of a new client. A client that took part before needs its old file (ldpfl budget move)" if not books.charges else ""
         said = (
             f"epsilon {number(spent)} of {limit.epsilon:g} spent at delta {limit.delta:g}, {counted(books.charges, 'report')} charged{new}"
         )
@@ -301,7 +301,7 @@ def _of_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | None) 
         return
     rounds = releases.total()
     every = "its only round" if rounds == 1 else f"each of its {rounds:,} rounds"
-    yield Finding("app", Standing.FINE, f"the policy allows {every}, {_WAYS[offer.transport]}")
+    yield Finding("app", Standing.FINE, f"the policy allows {every}; reports are {_WAYS[offer.transport]}")
     if books is None or not all(release.protected for release in releases):
         return
     try:  # what a node finds out when it is asked about a round, sums and bits behind a relay included
