@@ -159,7 +159,6 @@ def test_a_node_of_sums_learns_whether_its_token_is_for_its_signing_key(node: No
     assert [one.standing for one in found(replace(sums, signing_key=None)) if one.what == "relay"] == [Standing.FINE]
 
 
-@pytest.mark.parametrize(("status", "words"), [(401, "does not know this token"), (403, "a node needs a client's"), (500, "relay")])
 def test_the_line_about_the_policy_says_against_whom_each_epsilon_is(node: NodeSetUp) -> None:
     assert node.policy is not None
     more = 'transports = ["sum"]\nsum_epsilon = 4.0\n'
@@ -169,6 +168,7 @@ def test_the_line_about_the_policy_says_against_whom_each_epsilon_is(node: NodeS
     assert line.endswith("against whoever keeps all of them, 4 against whoever sees sums alone")
 
 
+@pytest.mark.parametrize(("status", "words"), [(401, "does not know this token"), (403, "a node needs a client's"), (500, "relay")])
 def test_a_relay_that_refuses_says_why(status: int, words: str, node: NodeSetUp) -> None:
     assert words in said(node, "relay", status)
 
