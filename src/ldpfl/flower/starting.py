@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from flwr.app import ArrayRecord
 from torch import Tensor
 
-from ldpfl.errors import ConfigError, DataError
+from ldpfl.errors import ConfigError, DataError, shown
 from ldpfl.experiments.build import initial_ranges, measured_weights
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.record_sums import is_evaluated
@@ -20,11 +20,44 @@ from ldpfl.flower.statistics import begun_for
 from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.layout import ParameterLayout
 from ldpfl.privacy.authors import released
+from ldpfl.privacy.events import Channel
+from ldpfl.quantities import is_number
 from ldpfl.ranges import range_rule
 from ldpfl.server import Checkpoint, ServerRules, check_log_size, initial_checkpoint
 
 Terms = Callable[[Mapping[str, str | int]], dict[str, str | int]]
 """Returns how reports come in; of a round that was begun on the given terms, as far as they can still be met."""
+
+
+def check_asked(rounds: int | None, timeout: float, reply_s: float) -> None:
+    """Check how many rounds are asked for, and how long each waits for replies, which clients send after ``reply_s`` seconds.
+
+    Raises:
+        ConfigError: one of them is no possible number, or the wait is too short.
+    """
+    if rounds is not None and not (is_number(rounds, whole=True) and rounds >= 0):
+        raise ConfigError(f"num_rounds must be a whole number from 0 on, or left out for as many as the config says, got {shown(rounds)}")
+    if not (is_number(timeout) and timeout > 0):
+        raise ConfigError(f"timeout must be a number of seconds above 0, got {shown(timeout)}")
+    if reply_s >= timeout:
+        raise ConfigError(f"clients reply after {reply_s:g} s, and a round takes replies for {timeout:g} s: make timeout longer")
+
+
+def protected(course: Course) -> str:
+    """Return what each client's report protects, and against whom."""
+    guarantee = course.mechanism.guarantee(course.last.state.ranges)
+    return (
+        f"epsilon {guarantee.epsilon:g} for each {guarantee.unit} of each report, {guarantee.units_per_round} of them a round, "
+        f"{_AGAINST[course.config.shuffling.channel]}"
+    )
+
+
+_AGAINST: Mapping[Channel, str] = {
+    "direct": "against the server, which sees each report",
+    "ideal-shuffler": "against relay and aggregator together; either alone learns less, because the relay mixes the reports",
+    "secure-sum": "against relay and aggregator together; either alone sees no report, and the noise of all clients protects the sum",
+}
+"""Against whom the figure of a single report holds, by the channel of the reports."""
 
 
 def started(

@@ -27,14 +27,13 @@ from ldpfl.flower.course import Course, Replies
 from ldpfl.flower.nodes_asked import Participation
 from ldpfl.flower.replies import Patience, replies_as_they_come
 from ldpfl.flower.round_kinds import last_round, planned_round, statistics_rounds
-from ldpfl.flower.starting import started
+from ldpfl.flower.starting import check_asked, protected, started
 from ldpfl.flower.statistics import Scaled, edges_text, scaled_by_stages
 from ldpfl.flower.terms import ARRAYS, CONFIG, RECORD, SHORTEST_REPLY_S, RoundTerms, check_sum_fits, digest_of
 from ldpfl.flower.too_few import all_declined, named, too_few_came
 from ldpfl.number_format import counted
 from ldpfl.privacy import RoundEvent
 from ldpfl.privacy.authors import released
-from ldpfl.privacy.events import Channel
 from ldpfl.quantities import is_number
 from ldpfl.server import (
     Checkpoint,
@@ -135,14 +134,7 @@ class LdpStrategy(Strategy):
         """
         if evaluate_config is not None:
             raise ConfigError("evaluate_config is for clients that evaluate; without noise they may not: measure on the server")
-        if num_rounds is not None and not (is_number(num_rounds, whole=True) and num_rounds >= 0):
-            raise ConfigError(
-                f"num_rounds must be a whole number from 0 on, or left out for as many as the config says, got {shown(num_rounds)}"
-            )
-        if not (is_number(timeout) and timeout > 0):
-            raise ConfigError(f"timeout must be a number of seconds above 0, got {shown(timeout)}")
-        if self._reply_s >= timeout:
-            raise ConfigError(f"clients reply after {self._reply_s:g} s, and a round takes replies for {timeout:g} s: make timeout longer")
+        check_asked(num_rounds, timeout, self._reply_s)
         rounds, result = self.config.training.rounds if num_rounds is None else num_rounds, Result()
         with self._folder.locked() if self._folder else nullcontext():
             course = self._course = started(
@@ -240,16 +232,7 @@ class LdpStrategy(Strategy):
     def summary(self) -> None:
         """Log what each client's report protects, and against whom."""
         course = self._started()
-        guarantee, channel = course.mechanism.guarantee(course.last.state.ranges), self._collector.channel
-        LOGGER.info(
-            "%s: epsilon %g for each %s of each report, %d of them a round, %s; after round %d",
-            self.config.mechanism.name,
-            guarantee.epsilon,
-            guarantee.unit,
-            guarantee.units_per_round,
-            _AGAINST[channel],
-            course.last.state.round,
-        )
+        LOGGER.info("%s: %s; after round %d", self.config.mechanism.name, protected(course), course.last.state.round)
 
     def _run_round(self, course: Course, number: int, train_config: ConfigRecord, grid: Grid) -> None:
         """Run one round. If too few nodes take part, an evaluation is charged and brings no figures; any other round ends the run."""
@@ -420,14 +403,6 @@ class LdpStrategy(Strategy):
         if self._course is None:
             raise ConfigError("the strategy was not started: call start()")
         return self._course
-
-
-_AGAINST: Mapping[Channel, str] = {
-    "direct": "against the server, which sees each report",
-    "ideal-shuffler": "against relay and aggregator together; either alone learns less, because the relay mixes the reports",
-    "secure-sum": "against relay and aggregator together; either alone sees no report, and the noise of all clients protects the sum",
-}
-"""Against whom the figure of a single report holds, by the channel of the reports."""
 
 
 def _record(result: Result, course: Course, evaluate_fn: EvaluateFn | None) -> None:
