@@ -150,6 +150,7 @@ def test_a_node_that_is_killed_while_it_trains_is_said_to_be_late_and_not_to_be_
 
     assert moved(run(Killing(app_of(), CLIENTS))) == mean_of(range(1, CLIENTS))
     assert "round 1: left out 1: a node did not reply in time" in caplog.text
+    assert "round 1: no reply in time from node 2" in caplog.text
     assert "not asked" not in caplog.text
 
 
