@@ -16,9 +16,8 @@ def said(result: Mapping[str, Any]) -> str:
         return ""
     last = result["at_clients"][-1]
     return (
-        f"Measured at clients after round {last['round']:,}, on {last['records']:,} records that they hold back from training"
-        f"{_stated(last)}, released with noise: the guarantee covers these figures. Intervals: 95 %, of the noise and of the number of "
-        "records."
+        f"Measured at clients after round {last['round']:,}, on {last['records']:,} records that they hold back from training, released "
+        f"with noise: the guarantee covers these figures. Intervals: 95 %, of the noise and of the number of records.{_stated(last)}"
     )
 
 
@@ -27,8 +26,8 @@ def _stated(last: Mapping[str, Any]) -> str:
     if not last.get("stated"):
         return ""
     counted = last.get("counted")
-    own = "; the released sum itself counts {:,.0f} ({:,.0f} to {:,.0f}) with an answer".format(*counted) if counted else ""
-    return f" (the number that the run's terms state, by which the sums are divided: clients do not send their own{own})"
+    own = " The released sum itself counts {:,.0f} ({:,.0f} to {:,.0f}) with an answer.".format(*counted) if counted else ""
+    return f" The run's terms state this number, by which the sums are divided; clients do not send their own.{own}"
 
 
 def figure_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
