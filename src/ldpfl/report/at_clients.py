@@ -27,7 +27,7 @@ def _stated(last: Mapping[str, Any]) -> str:
         return ""
     counted = last.get("counted")
     own = " The released sum itself counts {:,.0f} ({:,.0f} to {:,.0f}) with an answer.".format(*counted) if counted else ""
-    return f" The run's terms state this number, by which the sums are divided; clients do not send their own.{own}"
+    return f" The run's terms state the number of records, by which the sums are divided; clients do not send their own.{own}"
 
 
 def figure_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
