@@ -46,8 +46,9 @@ def check_asked(rounds: int | None, timeout: float, reply_s: float) -> None:
 def protected(course: Course) -> str:
     """Return what each client's report protects, and against whom."""
     guarantee = course.mechanism.guarantee(course.last.state.ranges)
+    at_delta = f" at delta {guarantee.delta:g}" if guarantee.delta else ""
     return (
-        f"epsilon {guarantee.epsilon:g} for each {guarantee.unit} of each report, {guarantee.units_per_round} of them a round, "
+        f"epsilon {guarantee.epsilon:g}{at_delta} for each {guarantee.unit} of each report, {guarantee.units_per_round} of them a round, "
         f"{_AGAINST[course.config.shuffling.channel]}"
     )
 
