@@ -94,6 +94,51 @@ def test_a_config_file_is_accounted_before_it_is_run(ldpfl: CommandLine, config_
     assert (found["rounds"], found["per_report"], found["delta"]) == (3, 2.0, 0.01)
 
 
+NET = """
+import pathlib
+import torch
+
+pathlib.Path("was_run").touch()
+
+
+class Net(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(784, 10)
+
+    def forward(self, images):
+        return super().forward(images.flatten(1))
+
+
+def anything(*arguments):
+    raise SystemExit
+"""
+
+
+@pytest.mark.parametrize("key", ["model.name", "data.name", "data.features", "data.partition", "task.name"])
+def test_no_code_that_a_file_names_is_run_to_account_it(key: str, ldpfl: CommandLine, tmp_path: Path, run: Path) -> None:
+    Path("net.py").write_text(NET)
+    file = tmp_path / "theirs.toml"
+    file.write_text(parse_config(TINY_TOML, [f"{key}=net.py:anything"], origin="test").to_toml())
+    said = " ".join(ldpfl.refused("ledger", file, *DIRECT).split())
+    assert f"names code, {key} = net.py:anything, which is not run because a file names it" in said
+    assert f"--set {key}=net.py:anything" in said
+    theirs = RunFolder(run)
+    theirs.config_path.write_text(theirs.config().to_toml())
+    theirs.config_path.write_text(parse_config(theirs.config_path.read_text(), [f"{key}=net.py:anything"], origin="test").to_toml())
+    for command in (("ledger", run), ("show", run), ("certify", run), ("report", run), ("export", run, tmp_path / "given")):
+        ldpfl(*command)
+    assert not Path("was_run").exists()
+
+
+def test_code_is_run_for_accounting_where_the_one_who_asks_names_it(ldpfl: CommandLine, tmp_path: Path) -> None:
+    Path("net.py").write_text(NET)
+    file = tmp_path / "own.toml"
+    file.write_text(parse_config(TINY_TOML, ["model.name=net.py:Net"], origin="test").to_toml())
+    found = figures(ldpfl, "ledger", file, *DIRECT, "--set", "model.name=net.py:Net")
+    assert found["local_pure"] == 2.0 * 7_850 * 3
+    assert Path("was_run").exists()
+
+
 def test_delta_and_colluding_clients_can_be_chosen(ldpfl: CommandLine) -> None:
     ledger_of(1, channel="ideal-shuffler").save(Path("one.json"))
     found = figures(ldpfl, "ledger", "one.json", "--delta", "1e-3", "--colluding", "40")
