@@ -23,7 +23,7 @@ from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.settings_listed import commented, sections
 from ldpfl.experiments.settings_listed import settings as settings_in
 from ldpfl.experiments.shipped import DEFAULT, OWN
-from ldpfl.files import to_json, write_text
+from ldpfl.files import check_suffix, to_json, write_text
 from ldpfl.mechanisms.new_package import write_package
 from ldpfl.number_format import counted
 from ldpfl.report.terminal import terminal
@@ -66,6 +66,8 @@ def predict(
 
     A word that a spreadsheet would take for a formula, such as =A1, has an apostrophe before it; numbers stay as they are.
     """
+    if out is not None:
+        check_suffix(out, "a table in CSV", ".csv", ".txt")
     text = without_formulas(api.predict(run, rows, model=model, threshold=threshold)).to_csv(index=False)
     if out is None:
         print(text, end="")
