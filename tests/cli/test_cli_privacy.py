@@ -96,12 +96,8 @@ def test_a_config_file_is_accounted_before_it_is_run(ldpfl: CommandLine, config_
 
 def test_no_file_is_written_under_the_name_of_another_kind(ldpfl: CommandLine, run: Path) -> None:
     Path("rows.csv").write_text("x\n1\n")
-    asked = {
-        ("report", run): ("page.pdf", "page.html"),
-        ("certify", run): ("made.pdf", "made.json"),
-        ("predict", run, "rows.csv"): ("a.xlsx", "a.csv"),
-    }
-    for command, (name, meant) in asked.items():
+    page, certificate = (("report", run), "page.pdf", "page.html"), (("certify", run), "made.pdf", "made.json")
+    for command, name, meant in (page, certificate, (("predict", run, "rows.csv"), "told.xlsx", "told.csv")):
         assert f"cannot be written to {name}: call it {meant}" in " ".join(ldpfl.refused(*command, "--out", name).split())
         assert not Path(name).exists()
     assert ldpfl("certify", run, "--out", "made").code == 0  # a name that says nothing
