@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -131,11 +132,12 @@ def test_no_code_that_a_file_names_is_run_to_account_it(key: str, ldpfl: Command
     said = " ".join(ldpfl.refused("ledger", file, *DIRECT).split())
     assert f"names code, {key} = net.py:anything, which is not run because a file names it" in said
     assert f"--set {key}=net.py:anything" in said
-    theirs = RunFolder(run)
-    theirs.config_path.write_text(theirs.config().to_toml())
-    theirs.config_path.write_text(parse_config(theirs.config_path.read_text(), [f"{key}=net.py:anything"], origin="test").to_toml())
-    for command in (("ledger", run), ("show", run), ("certify", run), ("report", run), ("export", run, tmp_path / "given")):
-        ldpfl(*command)
+    theirs = shutil.copytree(run, tmp_path / "theirs")
+    config = RunFolder(theirs).config().to_toml()
+    RunFolder(theirs).config_path.write_text(parse_config(config, [f"{key}=net.py:anything"], origin="test").to_toml())
+    for command in ("ledger", "show", "certify", "report"):
+        assert ldpfl(command, theirs).code == 0, command
+    ldpfl("export", theirs, tmp_path / "given")
     assert not Path("was_run").exists()
 
 
