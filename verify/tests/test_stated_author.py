@@ -19,7 +19,6 @@ MADE_UP: dict[str, dict[str, Any]] = {
     "another kind of report": {"mechanism": "dp-sgd"},
     "a blanket that its noise has not": {"kind": "pure", "mechanism": "laplace", "blanket": 0.999},
     "another unit": {"unit": "layer"},
-    "a coordinate that nobody drew": {"sampled": 7},
 }
 """What is put into the releases of the golden files."""
 
