@@ -179,7 +179,7 @@ def test_what_a_paper_claims_of_a_doubted_release_stays_with_it() -> None:
     assert [Ledger.from_json(text).events[0].release.claimed is None for text in (one, two)] == [False, True]
 
 
-@pytest.mark.parametrize("name", [name for name, release in MADE_UP.items() if not _is_not_charged(release)])
+@pytest.mark.parametrize("name", [*list(MADE_UP)[:4], "a client's noise for a record", "several vectors", "bits about layers"])
 def test_nothing_is_proved_or_confirmed_of_what_nobody_releases(name: str, tmp_path: Path, ldpfl: CommandLine) -> None:
     file, certificate = tmp_path / "ledger.json", tmp_path / "certificate.json"
     of(MADE_UP[name]).save(file)
