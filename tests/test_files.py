@@ -5,11 +5,15 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from math import inf, nan
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors import SafetensorError
@@ -106,6 +110,38 @@ def test_what_a_killed_process_left_is_removed_whoever_named_it(tmp_path: Path) 
     (tmp_path / "tmpfile").touch()
     remove_leftovers(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["tmpfile"]
+
+
+_WRITES_FOR_EVER = """
+import sys
+from pathlib import Path
+from ldpfl.files import write_text
+
+folder, text = Path(sys.argv[1]), sys.stdin.read()
+while True:
+    write_text(folder / "config.toml", text)
+    write_text(folder / "config.toml", text + text.upper())
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_writer_leaves_a_whole_file_that_no_line_is_missing_from(tmp_path: Path) -> None:
+    """A config that ends with some line cannot be told from one that was cut off there: it must never come to be."""
+    text = "a line of a config\n" * 50_000
+    for pause in np.random.default_rng(0).uniform(0, 0.1, 6):
+        command = [sys.executable, "-c", _WRITES_FOR_EVER, str(tmp_path)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as writer:
+            assert writer.stdin is not None
+            writer.stdin.write(text)
+            writer.stdin.close()
+            while not (tmp_path / "config.toml").exists() and writer.poll() is None:
+                time.sleep(0.01)
+            time.sleep(pause)
+            writer.kill()
+        assert writer.returncode == -signal.SIGKILL
+        assert (tmp_path / "config.toml").read_text() in (text, text + text.upper())
+        remove_leftovers(tmp_path)
+        (tmp_path / "config.toml").unlink()
 
 
 def test_json_is_strict_and_the_json_of_before_can_be_read() -> None:

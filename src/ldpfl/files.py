@@ -17,7 +17,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from ldpfl.errors import WriteError
+from ldpfl.errors import ConfigError, WriteError
 
 _SUFFIX = ".partial"
 _LEFTOVERS = (f".*{_SUFFIX}", ".tmp??????")
@@ -80,6 +80,17 @@ def replace_atomically(path: Path, mode: int | None = None) -> Iterator[Path]:
             _sync_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def check_suffix(path: Path, what: str, *suffixes: str) -> None:
+    """Return if the name of ``path`` does not say that it holds something else than ``what``, which files of the first suffix do.
+
+    Raises:
+        ConfigError: it has another suffix: other programs would take the file for what it is not.
+    """
+    if path.suffix.lower() not in ("", *suffixes):
+        name = path.with_suffix(suffixes[0]).name
+        raise ConfigError(f"{what}, which is no {path.suffix} file, cannot be written to {path}: call it {name}")
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:

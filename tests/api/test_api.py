@@ -76,6 +76,10 @@ def test_a_result_shows_itself(tiny_data: Path, tmp_path: Path) -> None:
     assert any(column.startswith("noise_std.") for column in frame.columns)
     picture = result.plot()
     picture.save(tmp_path / "curve.svg")
+    for name in ("curve.png", "curve.PDF"):
+        with pytest.raises(ldpfl.ConfigError, match=r"a drawing in SVG, which is no \.\w+ file, .*: call it curve\.svg"):
+            picture.save(tmp_path / name)
+        assert not (tmp_path / name).exists()
     assert picture._repr_svg_() == (tmp_path / "curve.svg").read_text(encoding="utf-8")
     assert "<svg" in picture.svg
     console = Console(record=True, width=120, file=StringIO())

@@ -60,7 +60,7 @@ RUNS: dict[str, Ledger] = {
     "bits behind a shuffler": ledger(BITS),
     "one round": ledger(BITS, 1),
     "one bit": ledger(BinaryRelease("duchi", 1.0, 1, author=OURS), 1),
-    "tiny bits of many clients": ledger(BinaryRelease("rotated-sign", 0.1, 16, author=OURS), 2, 1100),
+    "tiny bits of many clients": ledger(BinaryRelease("rotated-sign", 0.1, 16, "coordinate", author=OURS), 2, 1100),
     "bits that are summed": ledger(BITS, channel="secure-sum"),
     "bits that senders are known of": ledger(BITS, channel="direct"),
     "a part of the clients": ledger(BITS, cohort=50, population=200, joined=1, sampling="visible"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -92,6 +93,61 @@ def test_a_recipe_is_accounted_before_it_is_run(ldpfl: CommandLine) -> None:
 def test_a_config_file_is_accounted_before_it_is_run(ldpfl: CommandLine, config_file: Path) -> None:
     found = figures(ldpfl, "ledger", config_file, *DIRECT, "--set", "privacy.delta=0.01")
     assert (found["rounds"], found["per_report"], found["delta"]) == (3, 2.0, 0.01)
+
+
+def test_no_file_is_written_under_the_name_of_another_kind(ldpfl: CommandLine, run: Path) -> None:
+    Path("rows.csv").write_text("x\n1\n")
+    page, certificate = (("report", run), "page.pdf", "page.html"), (("certify", run), "made.pdf", "made.json")
+    for command, name, meant in (page, certificate, (("predict", run, "rows.csv"), "told.xlsx", "told.csv")):
+        assert f"cannot be written to {name}: call it {meant}" in " ".join(ldpfl.refused(*command, "--out", name).split())
+        assert not Path(name).exists()
+    assert ldpfl("certify", run, "--out", "made").code == 0  # a name that says nothing
+
+
+NET = """
+import pathlib
+import torch
+
+pathlib.Path("was_run").touch()
+
+
+class Net(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(784, 10)
+
+    def forward(self, images):
+        return super().forward(images.flatten(1))
+
+
+def anything(*arguments):
+    raise SystemExit
+"""
+
+
+@pytest.mark.parametrize("key", ["model.name", "data.name", "data.features", "data.partition", "task.name"])
+def test_no_code_that_a_file_names_is_run_to_account_it(key: str, ldpfl: CommandLine, tmp_path: Path, run: Path) -> None:
+    Path("net.py").write_text(NET)
+    file = tmp_path / "theirs.toml"
+    file.write_text(parse_config(TINY_TOML, [f"{key}=net.py:anything"], origin="test").to_toml())
+    said = " ".join(ldpfl.refused("ledger", file, *DIRECT).split())
+    assert f"names code, {key} = net.py:anything, which is not run because a file names it" in said
+    assert f"--set {key}=net.py:anything" in said
+    theirs = shutil.copytree(run, tmp_path / "theirs")
+    config = RunFolder(theirs).config().to_toml()
+    RunFolder(theirs).config_path.write_text(parse_config(config, [f"{key}=net.py:anything"], origin="test").to_toml())
+    for command in ("ledger", "show", "certify", "report"):
+        assert ldpfl(command, theirs).code == 0, command
+    ldpfl("export", theirs, tmp_path / "given")
+    assert not Path("was_run").exists()
+
+
+def test_code_is_run_for_accounting_where_the_one_who_asks_names_it(ldpfl: CommandLine, tmp_path: Path) -> None:
+    Path("net.py").write_text(NET)
+    file = tmp_path / "own.toml"
+    file.write_text(parse_config(TINY_TOML, ["model.name=net.py:Net"], origin="test").to_toml())
+    found = figures(ldpfl, "ledger", file, *DIRECT, "--set", "model.name=net.py:Net")
+    assert found["local_pure"] == 2.0 * 7_850 * 3
+    assert Path("was_run").exists()
 
 
 def test_delta_and_colluding_clients_can_be_chosen(ldpfl: CommandLine) -> None:

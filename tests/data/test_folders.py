@@ -123,6 +123,36 @@ def test_a_row_without_a_name_decides_nothing_about_others(tmp_path: Path) -> No
     assert named.train.tensor.equal(one.train.tensor)
 
 
+def write_grey(folder: Path, first: int = 0, last: int = 60, *, bits: bool = False) -> None:
+    write_images(folder, first, last)
+    for file in folder.rglob("*.png"):
+        Image.open(file).convert("1" if bits and int(file.stem) % 3 else "L").save(file)
+
+
+@pytest.mark.parametrize("bits", [False, True])
+def test_grey_images_have_one_channel(bits: bool, tmp_path: Path) -> None:
+    write_grey(tmp_path / "grey", bits=bits)
+    found = loaded(tmp_path / "grey")
+    assert found.train.tensor.shape[1:] == (1, 4, 4)
+    assert found.test.tensor.shape[1:] == (1, 4, 4)
+    write_images(tmp_path / "colours")
+    assert loaded(tmp_path / "colours").train.tensor.shape[1:] == (3, 4, 4)
+
+
+def test_grey_images_among_coloured_ones_have_three_equal_channels(tmp_path: Path) -> None:
+    write_grey(tmp_path / "some", 0, 40)
+    write_images(tmp_path / "some", 40, 60)
+    mixed = loaded(tmp_path / "some").train.tensor
+    grey = (mixed == mixed[:, :1]).all(dim=(1, 2, 3))
+    assert mixed.shape[1:] == (3, 4, 4)
+    assert 0 < grey.sum() < len(mixed)
+    write_grey(tmp_path / "train", 0, 40)
+    write_images(tmp_path / "test", 40, 60)
+    apart = loaded(tmp_path / "train", test_path=str(tmp_path / "test"))
+    assert (apart.train.tensor.shape, apart.test.tensor.shape) == ((40, 3, 4, 4), (20, 3, 4, 4))
+    assert (apart.train.tensor == apart.train.tensor[:, :1]).all()
+
+
 @pytest.mark.parametrize(("made", "mode"), [(lambda x: x.astype(np.uint16) * 200, "I;16"), (lambda x: x.astype(np.float32) / 255, "F")])
 def test_images_of_more_than_8_bits_are_refused(made: Callable[[Any], Any], mode: str, tmp_path: Path) -> None:
     write_images(tmp_path)

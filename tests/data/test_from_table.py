@@ -162,6 +162,26 @@ def test_targets_that_tell_nothing_are_refused() -> None:
         made(rows()[["ill"]])
 
 
+@pytest.mark.parametrize("targets", ["number", "count", "class", "classes", "survival"])
+def test_all_rows_with_a_stray_word_in_a_target_of_numbers_are_named_and_no_word_is(targets: Targets, tmp_path: Path) -> None:
+    cells = [str(place % 2) for place in range(40)]
+    for place in (7, 21, 30):
+        cells[place] = "see note"
+    pd.DataFrame({"age": range(40), "told": cells, "other": [0, 1] * 20}).to_csv(tmp_path / "rows.csv", index=False)
+    target = ["told", "other"] if targets in ("classes", "survival") else "told"
+    with pytest.raises(DataError) as refused:
+        dataset_of("rows", read_table(tmp_path / "rows.csv"), None, DataConfig(target=target), targets)
+    assert "rows.csv, line 9, line 23, line 32: what stands in the target 'told' is no number, " in str(refused.value)
+    assert "see note" not in str(refused.value)
+    assert ("name all classes" in str(refused.value)) == (targets == "class")
+
+
+def test_many_rows_without_a_target_are_named_in_part() -> None:
+    frame = rows(40).assign(ill=[None] * 9 + [0, 1] * 15 + [0])
+    with pytest.raises(DataError, match=r"row 1, row 2, row 3, row 4, row 5 and 4 others: the target 'ill' has no value"):
+        made(frame)
+
+
 def test_a_word_is_the_same_from_a_file_and_from_a_frame(tmp_path: Path) -> None:
     """Truth values, days and long numbers, which pandas knows as what they are and a CSV file as text: also where categories are named."""
     seen = pd.to_datetime(["2020-01-01", "2021-02-03"] * 10)

@@ -15,8 +15,8 @@ from pyarrow import parquet, table
 from conftest import CommandLine
 from ldpfl import ConfigError, DataError, api
 from ldpfl.data import Dataset
-from ldpfl.data.columns import names_somebody
 from ldpfl.data.from_table import dataset_of
+from ldpfl.data.identifiers import whose
 from ldpfl.data.new_rows import encoded
 from ldpfl.data.nodes import check_at_node, described_at_nodes, read_at_node
 from ldpfl.data.scaling import by_bounds
@@ -126,7 +126,7 @@ def test_two_words_are_words(pair: list[str]) -> None:
     "name", ["id", "ID", "mrn", "MRN", "uuid", "name", "patient_id", "PatientID", "patient name", "Subject-Nr", "row_number"]
 )
 def test_a_column_whose_name_says_whose_a_row_is_is_left_out(name: str) -> None:
-    assert names_somebody(name)
+    assert whose(name)
     own = made(of([1, 2, 3, 4], name).assign(age=[4, 3, 2, 1]))
     assert own.train.tensor.shape == (4, 1)
     assert any(note.startswith("left out, for their names say whose a row is: ") and name in note for note in own.notes)
@@ -136,9 +136,87 @@ def test_a_column_whose_name_says_whose_a_row_is_is_left_out(name: str) -> None:
         made(of([1, 2, 3, 4], name))
 
 
-@pytest.mark.parametrize("name", ["age", "ward_id", "drug name", "paid", "number of stays", "kidney", "identity", "x", ""])
-def test_other_names_say_nothing_of_whose_a_row_is(name: str) -> None:
-    assert not names_somebody(name)
+PERSONS = (
+    *("patient", "Person", "subject", "participant", "user", "member", "customer", "mrn", "ssn", "email", "E-Mail", "phone", "nhs_number"),
+    *(
+        "patient_id",
+        "PatientID",
+        "patientid",
+        "id_patient",
+        "ID of patient",
+        "person key",
+        "userUuid",
+        "customer-no",
+        "pat_id",
+        "patient's id",
+    ),
+    *("memberNumber", "phone number", "medical record number", "patient_email", "user_name"),
+    *("Patienten-Nr", "Patientennummer", "Kundennummer", "Teilnehmer_ID", "Telefon", "numéro du patient", "id_patient", "PATIENT1"),
+)
+CLIENTS = (
+    "client",
+    "account",
+    "household",
+    "device",
+    "client_id",
+    "accountNo",
+    "device uuid",
+    "id_client",
+    "household_key",
+    "Gerät",
+    "acct_nr",
+)
+ROWS = ("id", "row_number", "case_id", "uuid", "sample no", "Vorname", "Prénom", "stay_id")
+INPUTS = (
+    *("age", "ward_id", "drug name", "paid", "number of stays", "kidney", "identity", "x", "", "1", "persons", "patients", "no_patients"),
+    *("user_age", "account_balance", "client_income", "patient_age", "person_count", "patient weight", "email_domain", "phone_calls"),
+    *(
+        "household_size",
+        "device_type",
+        "member_since",
+        "customer_segment",
+        "number_of_patients",
+        "clients",
+        "personal",
+        "subjective",
+        "sample",
+    ),
+    *(
+        "case",
+        "visit",
+        "record",
+        "node",
+        "notes",
+        "nr",
+        "key",
+        "mobile",
+        "idle",
+        "Kundenwert",
+        "deviceTemperature",
+        "visit_type",
+        "username_length",
+    ),
+)
+
+
+@pytest.mark.parametrize(("names", "kind"), [(PERSONS, "person"), (CLIENTS, "client"), (ROWS, "row"), (INPUTS, None)])
+def test_a_name_says_whose_a_row_is_or_says_nothing_of_it(names: tuple[str, ...], kind: str | None) -> None:
+    assert {name: whose(name) for name in names} == dict.fromkeys(names, kind)
+
+
+def test_the_note_on_columns_left_out_names_the_flag_that_protects_persons_or_divides_clients() -> None:
+    frame = of([1, 2, 3, 4] * 2, "age").assign(patient=list("aabbccdd"), mrn=range(8), account=list("xxxxyyyy"), serial=range(8))
+    (note,) = [one for one in made(frame).notes if "whose a row is" in one]
+    assert "whose a row is: patient, mrn, account; data.columns takes what it names" in note
+    assert "--person COLUMN (data.person), such as patient, " in note
+    assert "--client COLUMN (data.client), such as account, " in note
+    (note,) = [one for one in made(frame, person="patient", client="account").notes if "whose a row is" in one]
+    assert "whose a row is: mrn; " in note
+    assert "--person" not in note
+    assert "--client" not in note
+    assert not [one for one in made(frame, columns=["age", "patient"]).notes if "whose a row is" in one]
+    same = made(frame.assign(patient=["a"] * 8))  # by the name alone, whatever stands in the column
+    assert any("whose a row is: patient" in one for one in same.notes)
 
 
 def test_words_for_no_value_are_a_setting() -> None:

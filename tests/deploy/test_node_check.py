@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from conftest import CommandLine
 from ldpfl import LayerRanges, mechanisms
@@ -315,6 +317,23 @@ def test_the_first_record_of_a_table_without_a_header_is_not_shown(case: str, ow
         assert lines == ["the table has no column 'age', which data.columns names (is its first line a header?)"]
 
 
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("case", ["names", "numbers", "nested", "damaged"])
+def test_no_column_of_a_parquet_file_is_named_that_the_app_does_not_name(case: str, own: bool, node: NodeSetUp, tmp_path: Path) -> None:
+    """A file that was made of a table without a header has a record in the place of names."""
+    cells: dict[str, list[object]] = {"names": ["a", "b"], "numbers": [1.0, float("inf")], "nested": [[1], [2]], "damaged": [1, 2]}
+    data = tmp_path / "table.parquet"
+    parquet.write_table(pyarrow.table({"80713": [1, 2], "hiv-positive": cells[case]}), data)
+    if case == "damaged":
+        data.write_bytes(data.read_bytes().replace(b"hiv-positive", b"hiv-pos\xff\xfe\xff\xfee"))
+    data.chmod(0o600)
+    lines = own_data(node, data) if own else [one.said for one in found(replace(node, data=str(data))) if one.what == "data"]
+    assert lines
+    assert not any(word in line for line in lines for word in ("80713", "hiv"))
+    if own and case in ("numbers", "nested"):
+        assert "the 2. column" in lines[0]
+
+
 def own_data(node: NodeSetUp, data: Path, classes: str = "") -> list[str]:
     """Return what is found of ``data``, which an app of one's own reads."""
     folder = data.parent / "config"
@@ -354,13 +373,14 @@ def test_a_folder_of_images_is_looked_over_by_class(node: NodeSetUp, tmp_path: P
     lines = own_data(node, images, '[data]\nclasses = ["cat", "dog"]\n')
     for words in (
         "look: 1 of the 5 files",
-        f"ok: {images} has 5 images in 2 folders: cat, dgo",
+        f"ok: {images} has 5 images in 2 folders, among them cat",
         f"look: 1 of the images lies in {images} itself",
-        "look: no image lies in the folder bird",
-        "wrong: the folders dgo of",
-        "data.classes has cat, dog",
+        "look: no image lies in 1 folder of",
+        f"wrong: of the folders of {images}, 1 is no class of the app: data.classes has cat, dog, and no folder is called dog.",
     ):
         assert any(words in line for line in lines), (words, lines)
+    for told in (lines, own_data(node, images)):  # a folder may be called as a patient, and a file too
+        assert not any(word in line for line in told for word in ("dgo", "bird", "1.png", "3.png", "loose"))
 
 
 def test_a_file_or_folder_that_this_user_cannot_read_is_said(node: NodeSetUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

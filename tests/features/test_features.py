@@ -111,6 +111,9 @@ def test_a_networks_features_are_centered_and_those_of_mirror_images_are_alike()
     torch.testing.assert_close(found.mean(dim=1), torch.zeros(3), atol=1e-6, rtol=0)
     torch.testing.assert_close(EfficientNetLite0(size=96)(pictures.flip(3)), found, atol=1e-5, rtol=1e-4)  # mirrored images look alike
     assert not torch.allclose(EfficientNetLite0(size=96, mirrored=False)(pictures.flip(3)), found)
+    grey = images(2, (1, 32, 32))
+    assert EfficientNetLite0(size=96).shape((1, 32, 32)) == (1280,)
+    assert torch.equal(EfficientNetLite0(size=96)(grey), EfficientNetLite0(size=96)(grey.repeat(1, 3, 1, 1)))
 
 
 @pytest.mark.slow
@@ -171,7 +174,7 @@ def test_a_module_by_import_path_is_frozen_and_not_cached(cache: Path, monkeypat
         ("strokes", {}, (3, 32, 32), "28 x 28"),
         ("scattering", {}, (1, 30, 30), "multiples of 4"),
         ("scattering", {}, (40,), "multiples of 4"),
-        ("efficientnet-lite0", {}, (1, 28, 28), "three channels"),
+        ("efficientnet-lite0", {}, (4, 28, 28), "three channels, or of one"),
         ("nowhere:Nothing", {}, (1, 28, 28), "cannot be built"),
         ("test_features:DIRECTIONS", {}, (1, 28, 28), "cannot be built"),
     ],

@@ -137,3 +137,13 @@ def test_what_does_nothing_on_flower_is_named_and_so_is_what_nodes_need(tmp_path
     assert "data.partition = dirichlet: does nothing" in shown
     assert "LDPFL_DATA: its own table" in shown
     assert "refused" not in shown
+
+
+@pytest.mark.slow
+def test_columns_that_say_whose_a_row_is_are_named_and_not_sent_to_nodes(tmp_path: Path, table: Path, ldpfl: CommandLine) -> None:
+    pd.read_csv(table).assign(patient=list("aabbccddee"), patient_age=range(10)).to_csv(table, index=False)
+    said = ldpfl("init", "--flower", tmp_path / "heart", "--data", table, "--target", "outcome", "--client", "hospital")
+    assert "left out, for their names say whose a row is: patient; " in said.out, said.err
+    assert "--person COLUMN (data.person), such as patient, " in said.out
+    settings = (tmp_path / "heart" / "pyproject.toml").read_text()
+    assert '["age", "ward", "patient_age"]' in settings

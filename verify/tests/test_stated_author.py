@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import exp
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ MADE_UP: dict[str, dict[str, Any]] = {
     "no such mechanism": {"mechanism": "evil"},
     "another kind of report": {"mechanism": "dp-sgd"},
     "a blanket that its noise has not": {"kind": "pure", "mechanism": "laplace", "blanket": 0.999},
+    "another unit": {"unit": "layer"},
 }
 """What is put into the releases of the golden files."""
 
@@ -42,6 +44,25 @@ def test_nothing_is_confirmed_of_a_report_that_is_made_up(name: str, tmp_path: P
 def test_the_report_of_the_golden_certificate_is_believed() -> None:
     (one,) = read_certificate(CERTIFICATE).statement.charged
     assert with_believed_author(one.release) == one.release
+
+
+RECORD = ClientRelease("gaussian", "dp-sgd", 0.5, 1, "record", rate=0.1, author=OURS)
+BALL = ClientRelease("gaussian", "dp-fedavg", 0.5, 1, "vector", alike=True, integers=True, author=OURS)
+DRAWN = ClientRelease("binary", "rotated-sign", 0.5, 8, "coordinate", sampled=16, author=OURS)
+PARTS = ClientRelease("pure", "laplace", 2.0, 1, "vector", author=OURS)
+
+
+@pytest.mark.parametrize("release", [RECORD, BALL, DRAWN, PARTS], ids=lambda release: release.mechanism)
+def test_a_report_is_believed_with_the_unit_and_the_flags_of_its_mechanism_alone(release: ClientRelease) -> None:
+    assert with_believed_author(release) == release
+    changes: dict[ClientRelease, list[dict[str, Any]]] = {
+        RECORD: [{"unit": "vector", "rate": 1.0}, {"integers": True}, {"units": 2}, {"unit": "client"}, {"mechanism": "full-dp"}],
+        BALL: [{"unit": "person", "alike": False}, {"unit": "record"}, {"mechanism": "full-dp"}, {"units": 3}, {"sampled": 2}],
+        DRAWN: [{"unit": "weight"}, {"mechanism": "duchi"}, {"rate": 0.5}, {"alike": True}],
+        PARTS: [{"unit": "coordinate"}, {"units": 30}, {"sampled": 5}, {"integers": True}, {"rate": 0.5}],
+    }
+    for change in changes[release]:
+        assert with_believed_author(replace(release, **change)).author == DOUBTED, change
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ldpfl.api.arguments import Settings
 from ldpfl.api.configuring import configured, listed
 from ldpfl.api.results import RunResult
-from ldpfl.errors import ConfigError
+from ldpfl.errors import ConfigError, printable
 from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import check_persons_named
@@ -16,6 +16,7 @@ from ldpfl.experiments.figures import of_extending
 from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.secret_seed import of_shared_seeds
+from ldpfl.importing import is_code
 from ldpfl.privacy import Ledger
 
 
@@ -28,7 +29,10 @@ def released_by(what: RunResult | RunConfig | str | Path, settings: Settings) ->
     if isinstance(what, RunResult):
         return what.ledger, what.config.privacy.delta
     if isinstance(what, RunConfig) or not Path(what).is_dir():
-        config = configured(what, listed(settings))
+        changes = listed(settings)
+        config = configured(what, changes)
+        if not isinstance(what, RunConfig):
+            _check_code(what, config, changes)
         check_persons_named(config.data)
         return planned_ledger(settled(config)), config.privacy.delta
     if settings:
@@ -36,6 +40,29 @@ def released_by(what: RunResult | RunConfig | str | Path, settings: Settings) ->
     folder = RunFolder(Path(what))
     chosen = folder.config().privacy.delta  # which names what is missing or damaged there
     return folder.ledger(), chosen
+
+
+def _check_code(file: str | Path, config: RunConfig, changes: Sequence[str]) -> None:
+    """Return if all code that ``config`` names, and that accounting would run, is named in ``changes`` by whoever asks.
+
+    Raises:
+        ConfigError: the file alone names some. Files to be accounted come from others, and nobody expects that accounting runs a program.
+    """
+    data = config.data
+    named = {
+        "model.name": config.model.name,
+        "data.name": data.name,
+        "data.features": data.features,
+        "data.partition": data.partition,
+        "task.name": config.task.name,
+    }
+    changed = {change.partition("=")[0].strip() for change in changes}
+    for key, name in named.items():
+        if is_code(name) and key not in changed:
+            raise ConfigError(
+                f"{file} names code, {key} = {printable(name)}, which is not run because a file names it: if you trust this code, name it "
+                f"yourself, --set {key}={printable(name)}"
+            )
 
 
 def warnings_of(runs: Iterable[RunResult | RunConfig | str | Path]) -> list[str]:

@@ -37,8 +37,8 @@ def account(
         colluding: clients that tell the adversary what they sent.
 
     Raises:
-        ConfigError: delta or colluding is out of range, there is no such run, it released nothing yet, or what a recipe releases
-            depends on how it goes.
+        ConfigError: delta or colluding is out of range, there is no such run, it released nothing yet, what a recipe releases
+            depends on how it goes, or a config file names code, such as its model, that ``settings`` do not name too.
         DataError: a file is damaged.
     """
     found = [released(one, settings) for one in (what, *others)]

@@ -17,13 +17,13 @@ from ldpfl import api, mechanisms
 from ldpfl.api.configuring import configured
 from ldpfl.data.cells import reads
 from ldpfl.data.loading import DATA_DIR_VARIABLE
-from ldpfl.errors import ConfigError
+from ldpfl.errors import ConfigError, printable
 from ldpfl.experiments.config import toml_value
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.settings_listed import commented, sections
 from ldpfl.experiments.settings_listed import settings as settings_in
 from ldpfl.experiments.shipped import DEFAULT, OWN
-from ldpfl.files import to_json, write_text
+from ldpfl.files import check_suffix, to_json, write_text
 from ldpfl.mechanisms.new_package import write_package
 from ldpfl.number_format import counted
 from ldpfl.report.terminal import terminal
@@ -66,6 +66,8 @@ def predict(
 
     A word that a spreadsheet would take for a formula, such as =A1, has an apostrophe before it; numbers stay as they are.
     """
+    if out is not None:
+        check_suffix(out, "a table in CSV", ".csv", ".txt")
     text = without_formulas(api.predict(run, rows, model=model, threshold=threshold)).to_csv(index=False)
     if out is None:
         print(text, end="")
@@ -272,11 +274,13 @@ def _init_app(
     from ldpfl.flower.run_settings import RunSettings, joined
 
     public: dict[str, Any] = {}
+    note = ""
     config = api.configure(recipe, changes)
     if data is not None:
         if target is None:
             raise ConfigError("--target has to name the column that is to be predicted")
-        public = public_settings(Path(data), target, client, person, config.data.bounds, classes=config.task.name == "classification")
+        classes = config.task.name == "classification"
+        public, note = public_settings(Path(data), target, client, person, config.data.bounds, classes=classes)
         changes = [change for change in changes if not change.startswith("data.bounds")]
     together = joined([*written(public), *changes])
     way: dict[str, Any] = {"transport": "sum", "min_clients": config.clients.count} if config.shuffling.channel == "secure-sum" else {}
@@ -298,6 +302,8 @@ def _init_app(
     if public:
         said = "its columns, their kinds and its classes were taken from the table and are sent to every node: is the table public?"
         console.print(Text(said, style="yellow"), soft_wrap=True)
+    if note:
+        console.print(Text(printable(note)), soft_wrap=True)
     if left:
         unsaid = config.mechanism.unsaid and ", and add the line mechanism.records=NUMBER, the mean number of rows of a node"
         bounds = f"fill in data.bounds of {', '.join(left)} in {folder / 'pyproject.toml'}, by what the public knows of them"

@@ -11,7 +11,7 @@ from rich.text import Text
 from ldpfl.cli.runs import sweep_command
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.sweep_run import stored_sweep
-from ldpfl.files import write_text
+from ldpfl.files import check_suffix, write_text
 from ldpfl.report.page import page
 from ldpfl.report.plan_page import plan_page
 from ldpfl.report.sweep_page import sweep_page
@@ -38,6 +38,8 @@ def report(
             f"--public to {out}: that is the page for the run's owner, which ldpfl run writes again whenever it ends; give --out another "
             f"name, or leave it out for {_PUBLIC}"
         )
+    if out is not None:
+        check_suffix(out, "a page in HTML", ".html", ".htm")
     name = _PUBLIC if public else _OWN
     place = out or (what[0] / name if len(what) == 1 and what[0].is_dir() else Path(name))
     with terminal(stderr=True).status("accounting ..."):

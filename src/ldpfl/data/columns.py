@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ldpfl.data.cells import Kind
+from ldpfl.data.identifiers import note_on, whose
 from ldpfl.data.persons import names_of
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table, as_text
@@ -60,18 +61,6 @@ def said_of_all(table: Table, config: DataConfig) -> tuple[DataConfig, tuple[str
     return said, notes
 
 
-def names_somebody(name: str) -> bool:
-    """Tell whether a column's name says that it tells whose a row is, such as ``id``, ``MRN`` or ``patient_id``."""
-    words = re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower())
-    joined = "".join(words)
-    return joined in _IDENTIFIERS or (bool(words) and any(joined == whose + what for whose in _WHOSE for what in _WHAT))
-
-
-_IDENTIFIERS = frozenset({"id", "ids", "mrn", "uuid", "guid", "ssn", "name", "firstname", "lastname", "surname", "fullname", "rownumber"})
-_WHOSE = ("patient", "person", "subject", "participant", "record", "case", "row", "encounter", "visit", "admission", "stay", "sample")
-_WHAT = ("id", "ids", "identifier", "number", "nr", "no", "uuid", "guid", "name", "mrn")
-
-
 def _inputs(train: Table, config: DataConfig) -> tuple[list[str], tuple[str, ...]]:
     apart = {*config.target_names, config.client, config.person}
     if config.client in config.target_names:
@@ -85,9 +74,9 @@ def _inputs(train: Table, config: DataConfig) -> tuple[list[str], tuple[str, ...
     for name in names:
         if name in apart:
             raise ConfigError(f"data.columns names {name!r}, which is the target, the client or the person: it cannot be an input too")
-    left_out = [name for name in names if name not in said and names_somebody(name)]
+    left_out = [name for name in names if name not in said and whose(name)]
     names = [name for name in names if name not in left_out]
-    note = f"left out, for their names say whose a row is: {', '.join(left_out)}; data.columns takes what it names"
+    note = note_on(left_out, person=config.person, client=config.client)
     if not names:
         why = f" ({note})" if left_out else ""
         raise DataError(f"the table has no column beside the target's and the client's: there is nothing to predict from{why}")

@@ -28,6 +28,9 @@ IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 _EIGHT_BITS = frozenset(("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"))
 """What Pillow calls pixels of 8 bits or fewer; others it cuts off at 255."""
 
+_GREY = frozenset(("1", "L", "LA", "La"))
+"""Those of one grey value; beside it may stand how opaque a pixel is."""
+
 
 @dataclass(frozen=True)
 class Pictures:
@@ -81,10 +84,13 @@ def pictures(splits: Mapping[str, Any], config: DataConfig, origin: str) -> Pict
     label = _label_column(splits["train"], image, config, origin)
     feature = splits["train"].features[label]
     named = tuple(config.classes) or (tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else ())
-    parts: list[Samples] = []
+    classes: list[Tensor] = []
     for split in splits.values():
         told, named = _numbered(_labels(split, label, origin), named, origin)
-        parts.append(Samples(pixels(split, image_column(split) or image, origin), torch.tensor(told, dtype=torch.int64)))
+        classes.append(torch.tensor(told, dtype=torch.int64))
+    inputs = [pixels(split, image_column(split) or image, origin) for split in splits.values()]
+    channels = max(own.shape[1] for own in inputs)
+    parts = [Samples(own.expand(-1, channels, -1, -1).contiguous(), told) for own, told in zip(inputs, classes, strict=True)]
     owners = _owners(splits["train"], image, label, config)
     files = bool(config.path) and splits["train"].info.builder_name == "imagefolder"
     return Pictures(tuple(parts), named, owners, _identities(splits["train"], image, Path(config.path).absolute()) if files else None)
@@ -126,8 +132,10 @@ def _label_column(split: Any, image: str, config: DataConfig, origin: str) -> st
     return label
 
 
-def pixels(split: Any, image: str, origin: str, mode: str = "RGB") -> Tensor:
+def pixels(split: Any, image: str, origin: str, mode: str = "") -> Tensor:
     """Return all images as bytes: (N, 3, H, W), or (N, 1, H, W) where the ``mode`` is "L" for grey values.
+
+    Without a ``mode``, images are grey if the files of all of them say so, and else have three channels.
 
     Raises:
         DataError: an image cannot be decoded, or is of another size than the first.
@@ -136,7 +144,8 @@ def pixels(split: Any, image: str, origin: str, mode: str = "RGB") -> Tensor:
     for place in range(len(split)):
         try:
             picture = split[place][image]
-            own, array = picture.mode, np.atleast_3d(np.asarray(picture.convert(mode)))
+            own = picture.mode
+            array = np.atleast_3d(np.asarray(picture.convert(mode or ("L" if own in _GREY else "RGB"))))
         except Exception as error:  # Pillow and the library raise many kinds
             why = type(error).__name__
             raise DataError(f"{_place(split, image, place, origin)} cannot be decoded ({why}): mend it, or take it out") from error
@@ -144,12 +153,14 @@ def pixels(split: Any, image: str, origin: str, mode: str = "RGB") -> Tensor:
             more = f"has values of more than 8 bits (mode {own}): bring all to 8 bits, by the same rule"
             raise DataError(f"{_place(split, image, place, origin)} {more}")
         arrays.append(array)
-        if array.shape != arrays[0].shape:
+        if array.shape[:2] != arrays[0].shape[:2]:
             (height, width), (high, wide) = array.shape[:2], arrays[0].shape[:2]
             first = _place(split, image, 0, origin)
             sizes = f"has {width} x {height} pixels, and {first} has {wide} x {high}: bring all to one size"
             raise DataError(f"{_place(split, image, place, origin)} {sizes}")
-    return torch.from_numpy(np.ascontiguousarray(np.stack(arrays).transpose(0, 3, 1, 2)))
+    channels = max(array.shape[2] for array in arrays)
+    alike = [np.broadcast_to(array, (*array.shape[:2], channels)) for array in arrays]
+    return torch.from_numpy(np.ascontiguousarray(np.stack(alike).transpose(0, 3, 1, 2)))
 
 
 def _place(split: Any, image: str, place: int, origin: str) -> str:

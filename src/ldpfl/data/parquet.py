@@ -16,8 +16,10 @@ _MOST_CELLS = 10**8
 """Of a file, which may be small and hold very many: some gigabytes of memory."""
 
 
-def read_parquet(path: Path, data: bytes, only: Collection[str] | None) -> pandas.DataFrame:
+def read_parquet(path: Path, data: bytes, only: Collection[str] | None, *, names_shown: bool = True) -> pandas.DataFrame:
     """Return the file ``path``, which holds ``data``; with ``only`` these columns, in which whatever has no value that is known is None.
+
+    Without ``names_shown`` no message names a column: of a file that was made of one without a header, the names are a record.
 
     Raises:
         DataError: it is no such file, or holds too much.
@@ -41,6 +43,8 @@ def read_parquet(path: Path, data: bytes, only: Collection[str] | None) -> panda
         flat = [field.name for field in named if not pyarrow.types.is_nested(field.type)]
         table = parquet.read_table(io.BytesIO(data), read_dictionary=[name for name in texts if name in flat], columns=flat)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
+        if not names_shown:  # nor does the error that this one follows from, which may name one
+            raise DataError(f"{path} cannot be read as Parquet ({type(error).__name__})") from None
         raise DataError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
     columns = {field.name: _cells(table.column(field.name)) if field.name in flat else [None] * holds.num_rows for field in named}
     return pandas.DataFrame(

@@ -275,9 +275,9 @@ def _parquet(path: Path, only: Collection[str] | None, names_shown: bool) -> Tab
         data = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    frame = read_parquet(path, data, only)
-    table = _of_frame(frame, partial(_row_of, str(path)), hashlib.sha256(data).hexdigest(), strict=only is None)
-    return replace(table, names_shown=names_shown)
+    frame = read_parquet(path, data, only, names_shown=names_shown)
+    where = partial(_row_of, str(path))
+    return _of_frame(frame, where, hashlib.sha256(data).hexdigest(), strict=only is None, names_shown=names_shown)
 
 
 def _row_of(origin: str, row: int) -> str:
@@ -304,39 +304,42 @@ def table_of(frame: pandas.DataFrame, origin: str = "the data frame") -> Table:
     return Table(table.columns, table.where, digest.hexdigest())
 
 
-def _of_frame(frame: pandas.DataFrame, where: Callable[[int], str], digest: str, *, strict: bool = True) -> Table:
+def _of_frame(frame: pandas.DataFrame, where: Callable[[int], str], digest: str, *, strict: bool = True, names_shown: bool = True) -> Table:
     if not frame.columns.size:
         raise DataError(f"there is no column in {where(0).rpartition(',')[0]}")
     names = [str(name) for name in frame.columns]
     twice = [name for name, times in Counter(names).items() if times > 1]
     if twice:
-        raise DataError(f"two columns are called {twice[0]!r}")
-    return Table({name: _plain(frame.iloc[:, place], name, where, strict=strict) for place, name in enumerate(names)}, where, digest)
+        said = f"are called {twice[0]!r}" if names_shown else "have the same name"
+        raise DataError(f"two columns {said}")
+    called = [f"the column {name!r}" if names_shown else f"the {place}. column" for place, name in enumerate(names, start=1)]
+    columns = {name: _plain(frame.iloc[:, place], called[place], where, strict=strict) for place, name in enumerate(names)}
+    return Table(columns, where, digest, names_shown=names_shown)
 
 
-def _plain(series: Any, name: str, where: Callable[[int], str], *, strict: bool) -> Column:
+def _plain(series: Any, called: str, where: Callable[[int], str], *, strict: bool) -> Column:
     from pandas.api import types
 
     if types.is_bool_dtype(series) or types.is_numeric_dtype(series):
         if types.is_complex_dtype(series):
-            raise DataError(f"the column {name!r} holds complex numbers: give their parts")
+            raise DataError(f"{called} holds complex numbers: give their parts")
         numbers: Column = series.to_numpy(dtype=np.float64, na_value=np.nan)
         if not strict:
             return np.where(np.isinf(numbers), np.nan, numbers)
         infinite = np.flatnonzero(np.isinf(numbers))
         if infinite.size:
-            raise DataError(f"{where(int(infinite[0]))}: what stands in the column {name!r} is infinite, and a finite number is expected")
+            raise DataError(f"{where(int(infinite[0]))}: what stands in {called} is infinite, and a finite number is expected")
         return np.asarray(numbers)
-    return np.array(list(_texts(series, where, strict=strict)), dtype=object)
+    return np.array(list(_texts(series, called, where, strict=strict)), dtype=object)
 
 
-def _texts(series: Any, where: Callable[[int], str], *, strict: bool) -> Iterator[str]:
+def _texts(series: Any, called: str, where: Callable[[int], str], *, strict: bool) -> Iterator[str]:
     values, absent = series.to_numpy(dtype=object), series.isna().to_numpy()
     for row, (value, missing) in enumerate(zip(values, absent, strict=True)):
         known = isinstance(value, str | int | float | bool | np.bool_ | np.integer | np.floating | Decimal | date)
         if not missing and not known and strict:
             kind = type(value).__name__
-            raise DataError(f"{where(row)}: the column {series.name!r} holds values of the type {kind}: turn them into numbers or words")
+            raise DataError(f"{where(row)}: {called} holds values of the type {kind}: turn them into numbers or words")
         yield "" if missing or not known else as_text(value)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from ldpfl.data.columns import BYTES, bytes_of, words_of
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table
 from ldpfl.errors import ConfigError, DataError
+from ldpfl.number_format import counted
 from ldpfl.tasks import NO_TOKEN, Targets
 
 MOST_CLASSES = 1000
@@ -90,7 +91,7 @@ def _counts_to_tell(table: Table, name: str) -> Tensor:
     values = _numbers_to_tell(table, name)
     below = np.flatnonzero(values.numpy() < 0)
     if below.size:
-        raise DataError(f"{table.where(int(below[0]))}: the target {name!r} is below 0, and this task expects 0 or more; mend the row")
+        raise DataError(f"{_places(table, below)}: the target {name!r} is below 0, and this task expects 0 or more: mend the row")
     return values
 
 
@@ -106,7 +107,7 @@ def _label(table: Table, name: str) -> Tensor:
     values = table.numbers(name)
     wrong = np.flatnonzero((values != 0) & (values != 1))
     if wrong.size:
-        raise DataError(f"{table.where(int(wrong[0]))}: the label in the column {name!r} must be 0 or 1")
+        raise DataError(f"{_places(table, wrong)}: the label in the column {name!r} must be 0 or 1")
     return torch.from_numpy(values.astype(np.float32))
 
 
@@ -116,10 +117,35 @@ def _check_no_words(table: Table, name: str, expected: str, remedy: str) -> None
     cells = [] if column.dtype == np.float64 else [text for text in column if not table.is_absent(text)]
     if 2 * sum(reads(READERS["numbers"], text) for text in cells) < len(cells):
         raise DataError(f"the target {name!r} holds words, and this task expects {expected} in each row: {remedy}")
+    _check_no_stray(table, name, READERS["numbers"], "mend the row, or leave it out")
+
+
+def _check_no_stray(table: Table, name: str, reader: Callable[[str], float], remedy: str) -> None:
+    """Raise a :class:`DataError` if something else than a number stands in a column of numbers. All rows are named, and no cell is."""
+    column = table.columns[name]
+    if column.dtype == np.float64:
+        return
+    stray = np.flatnonzero([not (table.is_absent(text) or reads(reader, text)) for text in column])
+    if stray.size:
+        raise DataError(f"{_places(table, stray)}: what stands in the target {name!r} is no number, as others there are: {remedy}")
+
+
+def _places(table: Table, rows: NDArray[np.int64]) -> str:
+    """Return where the first of ``rows`` are, and how many there are beside these."""
+    first, *others = (table.where(int(row)) for row in rows[:_MAX_NAMED])
+    file = first.rpartition(", ")[0]
+    listed = ", ".join([first, *(place.removeprefix(f"{file}, ") for place in others)])
+    return f"{listed} and {counted(len(rows) - _MAX_NAMED, 'other')}" if len(rows) > _MAX_NAMED else listed
+
+
+_MAX_NAMED = 5
+"""Rows that a message names, at most."""
 
 
 def _classes_to_tell(tables: Sequence[Table], name: str, config: DataConfig) -> Told:
     numeric = all(table.is_numeric(name) for table in tables) and not config.classes
+    for table in tables if numeric else ():
+        _check_no_stray(table, name, float, "mend the row, leave it out, or name all classes, --set 'data.classes=[\"0\", ...]'")
     words = [words_of(table, name, numeric=numeric, values=config.classes) for table in tables]
     for table, own in zip(tables, words, strict=True):
         _check_all(table, name, np.array([not word for word in own]))
@@ -164,7 +190,7 @@ def _natural(word: str) -> tuple[int, float, str]:
 
 def _check_all(table: Table, name: str, absent: NDArray[np.bool_]) -> None:
     if absent.any():
-        where = table.where(int(np.flatnonzero(absent)[0]))
+        where = _places(table, np.flatnonzero(absent))
         none = "an empty cell, or a word that stands for none, such as NA or None"
         raise DataError(
             f"{where}: the target {name!r} has no value ({none}): leave such rows out; or, if the word is a class, name all classes, "

@@ -86,7 +86,7 @@ def _of_own(path: Path, classes: Sequence[str]) -> Iterator[Finding]:
         raise DataError(f"{path} is empty, expected the node's data" if path.is_file() else f"all files in the folder {path} are empty")
     if empty:
         are = "is" if len(empty) == 1 else "are"
-        said = f"{len(empty):,} of the {len(files):,} files in {path} {are} empty: {_listed(file.name for file in empty)}"
+        said = f"{len(empty):,} of the {len(files):,} files in {path} {are} empty"
         yield Finding("data", Standing.LOOK, printable(said))
     if any(file.suffix.lower() in IMAGES for file in files):
         yield from _of_images(path, files, classes)
@@ -107,26 +107,34 @@ def _of_some_table(path: Path) -> Finding:
 
 
 def _of_images(folder: Path, files: Sequence[Path], classes: Sequence[str]) -> Iterator[Finding]:
-    """Yield whether images lie in a folder for each class, as apps expect them, and whether these are the app's ``classes``."""
+    """Yield whether images lie in a folder for each class, as apps expect them, and whether these are the app's ``classes``.
+
+    Folders that the app does not name are counted alone: an operator may have one for each patient.
+    """
     images = [file.relative_to(folder) for file in files if file.suffix.lower() in IMAGES]
     found = Counter(image.parts[0] for image in images if len(image.parts) > 1)
-    loose = len(images) - found.total()
-    what = (
-        f"{counted(len(images), 'image')} in {counted(len(found), 'folder')}: {_listed(sorted(found))}"
-        if found
-        else counted(len(images), "image")
-    )
+    agreed = [name for name in classes if name in found]
+    what = counted(len(images), "image")
+    if found:
+        what += f" in {counted(len(found), 'folder')}{f', among them {_listed(agreed)}' if agreed else ''}"
     yield Finding("data", Standing.FINE, printable(f"{folder} has {what}"))
-    if loose:
+    if loose := len(images) - found.total():
         lie = "lies" if loose == 1 else "lie"
         said = f"{loose:,} of the images {lie} in {folder} itself, and so in no class: put those of each class into a folder of its own"
         yield Finding("data", Standing.LOOK, printable(said))
-    hollow = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "." and entry.name not in found)
+    hollow = [entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "." and entry.name not in found]
     if hollow:
-        yield Finding("data", Standing.LOOK, printable(f"no image lies in the folder {_listed(hollow)} of {folder}: fill it, or remove it"))
-    if classes and found and (unknown := sorted(found.keys() - set(classes))):
-        said = f"the folders {_listed(unknown)} of {folder} are no classes of the app: data.classes has {_listed(classes)}"
-        yield Finding("data", Standing.WRONG, printable(f"{said}. Rename the folders, or take them out"))
+        of_classes = sorted(set(hollow).intersection(classes))
+        those = f", among them {_listed(of_classes)}" if of_classes else ""
+        said = f"no image lies in {counted(len(hollow), 'folder')} of {folder}{those}: fill each, or remove it"
+        yield Finding("data", Standing.LOOK, printable(said))
+    if classes and (unknown := len(found.keys() - set(classes))):
+        lacking = [name for name in classes if name not in found]
+        said = f"of the folders of {folder}, {unknown:,} {'is no class' if unknown == 1 else 'are no classes'} of the app"
+        there = f", and no folder is called {_listed(lacking)}" if lacking else ""
+        yield Finding(
+            "data", Standing.WRONG, printable(f"{said}: data.classes has {_listed(classes)}{there}. Rename them, or take them out")
+        )
 
 
 def _check_there(path: Path) -> None:

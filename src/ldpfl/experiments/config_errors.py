@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from math import isfinite
 
@@ -44,13 +44,28 @@ def explained(error: ValidationError, origin: str, known: Sequence[str], section
 
 
 def _written(key: str, given: object, wrong: Collection[str]) -> str:
-    """Return how a list or a table is written that was given as a text; ``wrong`` are the kinds of errors."""
+    """Return how a list or a table is written that was given as something else; ``wrong`` are the kinds of errors."""
+    if "list_type" in wrong and isinstance(given, Mapping):
+        return f"; a list has no names, as in {_FORMS.get(key, '[first, second]')}"
+    if "dict_type" in wrong and isinstance(given, list):
+        return f"; a table says what each value is for, as in {_FORMS.get(key, '{name = value}')}"
+    if key == "data.class_shares" and "list_type" in wrong and not isinstance(given, str):
+        return f"; a list has all of them, as in {_FORMS[key]}"
     if isinstance(given, str) and "dict_type" in wrong and "=" in given:
         return "; a table has braces, and texts in it quotes, as in {age = [0, 120]}"
     if not isinstance(given, str) or "list_type" not in wrong:
         return ""
     parts = ", ".join(part if _is_number(part) else json.dumps(part, ensure_ascii=False) for part in map(str.strip, given.split(",")))
     return f"; a list has brackets, and texts in it quotes: --set '{key}=[{parts[:_LONGEST_SHOWN]}]'"
+
+
+_FORMS = {
+    "data.class_shares": "[0.9, 0.1], a share for each class in the order of data.classes, or for each label in that of data.target",
+    "data.cut_points": "[30, 90, 365], in the unit of the time",
+    "data.bounds": "{age = [0, 120]}",
+    "data.categories": '{ward = ["icu", "cardio"]}',
+}
+"""By setting, what it looks like."""
 
 
 def _is_number(text: str) -> bool:

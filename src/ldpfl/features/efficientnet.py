@@ -30,7 +30,7 @@ _NORM_EPSILON = 1e-3
 
 @dataclass(frozen=True)
 class EfficientNetLite0(FeatureMap):
-    """Images (N, 3, H, W) uint8 to vectors (N, 1280) float32 of mean 0 and length 1.
+    """Images (N, 3, H, W) uint8, or grey ones (N, 1, H, W), to vectors (N, 1280) float32 of mean 0 and length 1.
 
     The network's last maps are averaged over space, and over the image and its mirror image. Roots are taken of these activations,
     which are not negative and of which a few are large; then each vector is centered in itself.
@@ -44,14 +44,15 @@ class EfficientNetLite0(FeatureMap):
     mirrored: bool = True
 
     def shape(self, inputs: tuple[int, ...]) -> tuple[int, ...]:
-        if len(inputs) != 3 or inputs[0] != 3:
-            raise ConfigError(f"efficientnet-lite0 takes images of three channels; these samples are {inputs}")
+        if len(inputs) != 3 or inputs[0] not in (1, 3):
+            raise ConfigError(f"efficientnet-lite0 takes images of three channels, or of one; these samples are {inputs}")
         if not 32 <= self.size <= 600:
             raise ConfigError(f"efficientnet-lite0 is shown pictures of 32 to 600 pixels, got {self.size}")
         return (CHANNELS,)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         self.shape(tuple(inputs.shape[1:]))
+        inputs = inputs.expand(-1, 3, -1, -1)
         pictures = F.interpolate(inputs.float(), size=(self.size, self.size), mode="bilinear", align_corners=False).sub_(127).div_(128)
         activations = _activations(pictures)
         if self.mirrored:

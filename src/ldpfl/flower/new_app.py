@@ -8,7 +8,7 @@ from typing import Any
 
 import tomli_w
 
-from ldpfl.data.columns import names_somebody
+from ldpfl.data.identifiers import note_on, whose
 from ldpfl.data.tables import read_table
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import toml_value
@@ -76,10 +76,11 @@ def _as_people_write(settings: Mapping[str, Any]) -> str:
 
 def public_settings(
     path: Path, target: str, client: str | None, person: str | None, bounds: Mapping[str, Sequence[float]], *, classes: bool
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], str]:
     """Return what the settings of nodes' own tables say that are like the one at ``path``: taken from it, so it is to be a public one.
 
-    Bounds of columns of numbers are taken from ``bounds``; others are :data:`NOT_KNOWN`.
+    Bounds of columns of numbers are taken from ``bounds``; others are :data:`NOT_KNOWN`. Beside the settings comes a note on columns
+    that are left out for their names, empty where there are none.
 
     Raises:
         DataError: the table cannot be read, or has no such column.
@@ -88,7 +89,9 @@ def public_settings(
     for name, setting in ((target, "--target"), (client, "--client"), (person, "--person"), *((name, "data.bounds") for name in bounds)):
         if name is not None:
             table.column(name, setting)
-    columns = [name for name in table.columns if name not in (target, client, person) and not names_somebody(name)]
+    candidates = [name for name in table.columns if name not in (target, client, person)]
+    left_out = [name for name in candidates if whose(name)]
+    columns = [name for name in candidates if name not in left_out]
     kinds = {name: table.kind(name) for name in (*columns, *([] if classes else [target]))}
     found: dict[str, Any] = {
         "data.name": "node",
@@ -104,7 +107,7 @@ def public_settings(
     if classes:
         cells = (f"{cell:.15g}" if isinstance(cell, float) else cell.strip() for cell in table.columns[target])
         found["data.classes"] = sorted({cell for cell in cells if not table.is_absent(cell)})
-    return found
+    return found, note_on(left_out, person=person or "", client=client or "") if left_out else ""
 
 
 def written(settings: Mapping[str, Any]) -> list[str]:

@@ -1,7 +1,8 @@
 """Whether a release in a file can be this project's, as the file says. Whoever wrote the file may have made it up.
 
-A name that no mechanism of ours has, a kind of release that the mechanism of that name never makes, or a blanket larger than its law has:
-then the author is not known, and nothing is proved. What is possible is believed: a file cannot show more.
+The author is not known, and nothing is proved, where a release has a name that no mechanism of ours has, or states what the mechanism of
+that name never does: its kind, the unit that it protects, what its noise has in common with that of others, or a larger blanket than its
+law has. What is possible is believed: a file cannot show more.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from math import erfc, exp, expm1, pi, sqrt
+from math import erfc, exp, expm1, log, pi, sqrt
 
 from ldpfl.privacy.built_in import may_release
 from ldpfl.privacy.events import LARGEST_HIDDEN, OURS, BinaryRelease, GaussianRelease, PureRelease, Release
@@ -31,12 +32,36 @@ def believed(release: Release) -> Release:
 
 @lru_cache(maxsize=1024)
 def _is_possible(release: Release) -> bool:
-    if not may_release(release.mechanism, _kind(release)):
+    if not may_release(release.mechanism, _kind(release), release.unit):
         return False
-    if not isinstance(release, PureRelease) or release.blanket is None:
+    match release:
+        case BinaryRelease():
+            return _are_possible_bits(release)
+        case PureRelease():
+            return (release.unit == "weight" or release.units == 1) and _has_possible_blanket(release)
+        case GaussianRelease():
+            return _is_possible_noise(release)
+    return True
+
+
+def _are_possible_bits(release: BinaryRelease) -> bool:
+    """Tell whether bits are about a coordinate that was drawn only where the mechanism draws one, and spend what their noise lets them."""
+    if release.sampled > 1 and (release.mechanism == "duchi" or release.unit == "weight"):
+        return False
+    rarer = _rarer(min(release.epsilon, 700.0))
+    return release.realised is None or release.realised >= log((1 - rarer) / rarer) - _COIN
+
+
+def _has_possible_blanket(release: PureRelease) -> bool:
+    if release.blanket is None:
         return True
     law = _BLANKETS[release.mechanism]
     return 0 < release.epsilon <= LARGEST_HIDDEN and release.blanket <= law(release.epsilon, release.unit == "weight") * _SLACK
+
+
+def _is_possible_noise(release: GaussianRelease) -> bool:
+    """Tell whether only sums over clients are said to add up, and only records and persons to have coins of their own."""
+    return release.units == 1 and (not release.integers or release.mechanism == "dp-fedavg") and (release.rate == 1 or release.of_part)
 
 
 def _kind(release: Release) -> str:

@@ -56,7 +56,19 @@ _RELEASES: Mapping[str, tuple[str, ...]] = {
 }
 """By name, the kinds of releases that it makes, as a ledger names them."""
 
+_UNITS: Mapping[str, tuple[str, ...]] = {
+    "duchi": ("weight",),
+    "harmony": ("weight", "group", "layer"),
+    "rotated-sign": ("coordinate",),
+    "laplace": ("weight", "vector"),
+    "piecewise": ("weight", "vector"),
+    "hybrid": ("weight", "vector"),
+    "dp-sgd": ("record", "person"),
+    "none": ("weight",),
+}
+"""By name, what one unit of a release stands for; of all others it is the whole vector."""
 
-def may_release(name: str, kind: str) -> bool:
-    """Whether the mechanism called ``name`` is one of ours, and makes releases of this kind."""
-    return kind in _RELEASES.get(name, ())
+
+def may_release(name: str, kind: str, unit: str) -> bool:
+    """Whether the mechanism called ``name`` is one of ours, and makes releases of this kind, by this unit."""
+    return kind in _RELEASES.get(name, ()) and unit in _UNITS.get(name, ("vector",))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ldpfl.errors import ConfigError
-from ldpfl.files import replace_atomically, write_text
+from ldpfl.files import check_suffix, replace_atomically, write_text
 from ldpfl.number_format import number as figure
 from ldpfl.privacy.guarantee import AUTHORS_CLAIM, FAIR, GOOD, IN_SHORT, Worth
 from ldpfl.report.scores import factor, heading
@@ -41,7 +41,12 @@ class Picture:
     svg: str
 
     def save(self, path: Path | str) -> None:
-        """Write it to ``path`` as SVG."""
+        """Write the drawing to ``path`` as SVG.
+
+        Raises:
+            ConfigError: the suffix names another format.
+        """
+        check_suffix(Path(path), "a drawing in SVG", ".svg")
         write_text(Path(path), self.svg)
 
     def _repr_svg_(self) -> str:

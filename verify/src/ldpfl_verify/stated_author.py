@@ -1,8 +1,8 @@
 """Decide whether a report can be one of the ldpfl project's code, if a file says so.
 
 Anybody can write the project's name into a file. A report that no mechanism of the project makes is therefore taken for a report of
-unknown code: its mechanism has another name, or makes reports of another kind, or has a smaller blanket at that epsilon. A report that some
-mechanism of the project makes is believed, because a file cannot show more.
+unknown code: its mechanism has another name, makes reports of another kind or of another unit, never states this of its noise, or has a
+smaller blanket at that epsilon. A report that some mechanism of the project makes is believed, because a file cannot show more.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from math import exp, expm1
 from scipy.optimize import minimize_scalar
 from scipy.stats import norm
 
-from ldpfl_verify.certificate_file import OURS, ClientRelease, Kind
+from ldpfl_verify.certificate_file import OURS, ClientRelease, Kind, Unit
 
 DOUBTED = "not known, a file says ldpfl"
 """Author of a report of which a file says wrongly that it is of the project's code."""
@@ -40,6 +40,18 @@ _KINDS: Mapping[Kind, frozenset[str]] = {
 }
 """Mechanisms of the project that make reports of each kind."""
 
+_UNITS: Mapping[str, frozenset[Unit]] = {
+    "duchi": frozenset({"weight"}),
+    "harmony": frozenset({"weight", "group", "layer"}),
+    "rotated-sign": frozenset({"coordinate"}),
+    "laplace": frozenset({"weight", "vector"}),
+    "piecewise": frozenset({"weight", "vector"}),
+    "hybrid": frozenset({"weight", "vector"}),
+    "dp-sgd": frozenset({"record", "person"}),
+    "none": frozenset({"weight"}),
+}
+"""What one unit of a report stands for. With every mechanism that is not listed it is the whole vector."""
+
 
 def with_believed_author(release: ClientRelease) -> ClientRelease:
     """Return ``release``, with the author :data:`DOUBTED` if it names the project and no mechanism of the project makes it."""
@@ -47,13 +59,28 @@ def with_believed_author(release: ClientRelease) -> ClientRelease:
 
 
 def _is_made(release: ClientRelease) -> bool:
-    if release.mechanism not in _KINDS[release.kind]:
+    if release.mechanism not in _KINDS[release.kind] or release.unit not in _UNITS.get(release.mechanism, {"vector"}):
+        return False
+    if not _flags_are_made(release):
         return False
     if release.blanket is None:
         return True
     if release.kind != "pure" or release.parameter is None or release.parameter > MAX_EPSILON:
         return False
     return release.blanket <= _largest_blanket(release.mechanism, release.parameter, release.unit == "weight") * ROUNDING
+
+
+def _flags_are_made(release: ClientRelease) -> bool:
+    """Return whether the mechanism of this name can state what ``release`` says of its units and of its noise."""
+    draws_coordinates = release.kind == "binary" and release.mechanism != "duchi" and release.unit != "weight"
+    has_one_unit = release.kind == "gaussian" or (release.kind == "pure" and release.unit == "vector")
+    return not (
+        (release.sampled > 1 and not draws_coordinates)
+        or (release.units > 1 and has_one_unit)
+        or (release.integers and release.mechanism != "dp-fedavg")
+        or (release.alike and (release.kind != "gaussian" or release.unit != "vector"))
+        or (release.rate < 1 and release.mechanism != "dp-sgd")
+    )
 
 
 @cache
