@@ -64,6 +64,6 @@ def _moved(module: nn.Module, inputs: Tensor, direction: Tensor, spread: float) 
 
 
 def _told(module: nn.Module, weights: dict[str, Tensor], inputs: Tensor, direction: Tensor) -> Tensor:
-    """Return what ``module`` with these ``weights`` says (N,) of the ``inputs``, one by one, along ``direction``, as gradients are taken."""
+    """Return what ``module`` with these ``weights`` says (N,) along ``direction``; inputs go one by one, as gradients are taken."""
     outputs = [torch.func.functional_call(module, weights, (row[None],)).reshape(-1) for row in inputs]
     return torch.stack(outputs).double() @ direction.double()
