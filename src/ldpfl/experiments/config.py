@@ -135,11 +135,11 @@ class TrainingConfig(_Section):
     """Of the server, which costs no privacy: ``sgd`` (FedAvg, with ``server_momentum`` FedAvgM), ``adam`` or ``yogi``."""
     server_learning_rate: Positive | Literal["auto"] = 1.0
     """Scales the mean update or gradient; of no effect where ``mechanism.perturbed`` is ``weights``. ``auto`` chooses it for a table, by
-    the noise and by how rare a class is, and for images and arrays by how many numbers a sample has, see
+    the noise and by how rare a class is, and for images and arrays by the noise and by how it moves the outputs of the model, see
     ``ldpfl.experiments.table_rules``."""
     server_weight_decay: NotNegative | Literal["auto"] = 0.0
     """Part of the way back to the initial weights that the server adds to each mean gradient; it costs no privacy. ``auto`` chooses it for
-    tables, images and arrays, by the noise."""
+    tables, by the noise; for images and arrays it is 0."""
     server_momentum: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.0
     """Part of the server's last step that is carried on to the next (heavy ball; for ``adam`` and ``yogi`` beta 1, such as 0.9)."""
     server_schedule: Schedule = "constant"

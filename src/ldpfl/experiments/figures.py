@@ -51,6 +51,16 @@ def summarise(
             f"{EXTREME}: {extreme}. Rank rows by them, but do not read them as probabilities; a smaller training.server_learning_rate (or "
             "training.learning_rate), a larger training.server_weight_decay, more rows or a larger epsilon bring them closer together"
         )
+    if narrow := judged.pop("narrow", ""):
+        privacy["caveats"].append(
+            f"{NARROW}: {narrow}. Rank rows by them, but do not read them as probabilities; more training.rounds, a larger "
+            "training.server_learning_rate or a smaller training.server_weight_decay move them apart"
+        )
+    if chance := judged.pop("chance", ""):
+        privacy["caveats"].append(
+            f"{CHANCE}: {chance}. More clients or rows, a larger epsilon, or a model with fewer weights may help; the "
+            "noise-free baseline shows whether the data can be learnt at all"
+        )
     if off := judged.pop("off", ""):
         privacy["caveats"].append(
             f"{OFF}: {off}. Of images, arrays and texts no base rate is measured: say the shares of the classes in data.class_shares, "
@@ -86,6 +96,7 @@ def summarise(
         "stopped_after": stopped_after(federation, last),
         "rounds": len(history),
         "weights": federation.task.layout.dimension,
+        "chosen": _chosen(config, federation),
         "uplink_bits_per_client_round": federation.mechanism.payload_bits(last.state.ranges),
         "uplink_bytes_per_client_round": max(metrics.uplink_bytes_per_client for metrics in history),
         "layers": _layers(config, federation, last),
@@ -118,6 +129,12 @@ def metric_before_data(config: RunConfig, kind: Kind = Kind.SIMULATION) -> str:
     return tasks.create(config.task.name, len(config.data.classes)).metric if config.data.classes else tasks.ACCURACY
 
 
+def _chosen(config: RunConfig, federation: Federation) -> dict[str, float]:
+    """Return the numbers of the settings that the config leaves to ``auto``, by their keys."""
+    numbers = {"server_learning_rate": federation.optimiser.learning_rate, "server_weight_decay": federation.optimiser.decay}
+    return {f"training.{name}": number for name, number in numbers.items() if getattr(config.training, name) == "auto"}
+
+
 UNUSABLE = "the model gives NaN or infinity"
 """How the note begins that tells that some outputs for test rows are no numbers."""
 
@@ -126,6 +143,12 @@ EXTREME = "predicted probabilities are far too close to 0 and 1"
 
 NO_FIGURES = "clients' figures are missing after round"
 """How the note begins that names evaluations at clients that were lost."""
+
+NARROW = "predicted probabilities lie far too close together"
+"""How the note begins that tells of a calibration slope far above 1."""
+
+CHANCE = "nothing was found to have been learnt"
+"""How the note begins that tells of a model whose main figure is no better than chance."""
 
 OFF = "the mean predicted risk is far from the observed share"
 """How the note begins that tells of a model whose risks are too high or too low on the whole."""

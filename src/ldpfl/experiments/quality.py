@@ -21,10 +21,12 @@ from ldpfl.judging import Counted, Floats
 from ldpfl.outcomes import survival, times_in
 from ldpfl.simulation import Federation
 from ldpfl.simulation.local_training import evaluated, measured
-from ldpfl.tasks import LOWER_IS_BETTER, unusable
+from ldpfl.tasks import ACCURACY, LOWER_IS_BETTER, unusable
 
 EXTREME_SLOPE, _SURELY_EXTREME = 0.5, 0.8
 """Calibration slope below which predicted probabilities are far too close to 0 and 1, and the most that its interval may reach then."""
+NARROW_SLOPE, _SURELY_NARROW = 1 / EXTREME_SLOPE, 1 / _SURELY_EXTREME
+"""Calibration slope above which predicted probabilities lie far too close together, and the least that its interval may reach then."""
 
 MIN_SITE_ROWS, MIN_EVENTS = 20, 10
 """Test rows, or persons, and rows with and without the event, from which on figures have intervals, and a client has figures of its own:
@@ -32,6 +34,10 @@ an interval of fewer rows is nearly everything, and one over fewer events is too
 _RISK_BINS = 20
 
 Scores = Mapping[str, float]
+Intervals = Mapping[str, tuple[float, float]]
+
+_CHANCE: Scores = {judging.AUROC: 0.5, judging.CONCORDANCE: 0.5, "R2": 0.0}
+"""What a model reaches in a figure that has learnt nothing."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,8 @@ def quality(federation: Federation, weights: Tensor, seed: int, classes: Sequenc
     ``classes`` are the names of those of images, where they have names; a table's are in its encoder.
 
     ``unusable`` beside it says whether the outputs for some of these rows are NaN or infinity, ``extreme`` what to say of probabilities
-    that are far too close to 0 and 1, and ``off`` of a mean risk that is far from what was observed.
+    that are far too close to 0 and 1, ``narrow`` of those that lie far too close together, ``off`` of a mean risk that is far from what
+    was observed, and ``chance`` of a figure that is no better than chance.
     """
     judged = _judged(federation, weights)
     named = classes if federation.encoder is None else federation.encoder.classes
@@ -71,7 +78,8 @@ def quality(federation: Federation, weights: Tensor, seed: int, classes: Sequenc
         found["resampled"] = "persons"
     if intervals := {name: known[name] for name in judged.scores if name in known and name not in unsure}:
         found["intervals"] = intervals
-    found["extreme"], found["off"] = _extreme(judged.scores, intervals), _off(judged.scores, intervals)
+    found |= {"extreme": _extreme(judged.scores, intervals), "narrow": _narrow(judged.scores, intervals)}
+    found |= {"off": _off(judged.scores, intervals), "chance": _chance(federation.task.task.metric, judged.scores, intervals)}
     found["sites"] = list(_by_site(federation, judged, seed))
     if judged.is_of_two_classes:
         risks = expit(judged.told)
@@ -84,15 +92,41 @@ def quality(federation: Federation, weights: Tensor, seed: int, classes: Sequenc
     return found
 
 
-def _extreme(scores: Scores, intervals: Mapping[str, tuple[float, float]]) -> str:
-    """Return how far the predicted probabilities lie apart, where that is surely too far; nothing elsewhere."""
-    slope, (low, high) = scores.get(judging.SLOPE, nan), intervals.get(judging.SLOPE, (nan, nan))
-    if not (slope < EXTREME_SLOPE and high < _SURELY_EXTREME):
+def _extreme(scores: Scores, intervals: Intervals) -> str:
+    """Return the calibration slope, where the predicted probabilities surely lie too far apart; nothing elsewhere."""
+    slope, (_, high) = scores.get(judging.SLOPE, nan), intervals.get(judging.SLOPE, (nan, nan))
+    return _slope_of(scores, intervals) if slope < EXTREME_SLOPE and high < _SURELY_EXTREME else ""
+
+
+def _narrow(scores: Scores, intervals: Intervals) -> str:
+    """Return the calibration slope, where the predicted probabilities surely lie too close together; nothing elsewhere."""
+    slope, (low, _) = scores.get(judging.SLOPE, nan), intervals.get(judging.SLOPE, (nan, nan))
+    return _slope_of(scores, intervals) if slope > NARROW_SLOPE and low > _SURELY_NARROW else ""
+
+
+def _slope_of(scores: Scores, intervals: Intervals) -> str:
+    low, high = intervals[judging.SLOPE]
+    return f"{judging.SLOPE} {scores[judging.SLOPE]:.2g} (95 % interval {low:.2g} to {high:.2g}; 1 is best)"
+
+
+def _chance(metric: str, scores: Scores, intervals: Intervals) -> str:
+    """Return the figure that judges the model, where its interval does not lie above chance; nothing elsewhere, or without an interval.
+
+    The accuracy is compared with that of the commonest class. A model of several classes whose AUROC lies above chance has learnt
+    something, whichever class it predicts.
+    """
+    if metric == ACCURACY:
+        chance, beside = scores.get(judging.COMMONEST, nan), f"the share of the commonest class is {scores.get(judging.COMMONEST, nan):.1%}"
+    else:
+        chance, beside = _CHANCE.get(metric, nan), f"chance is {_CHANCE.get(metric, nan):g}"
+    low, high = intervals.get(metric, (nan, nan))
+    auroc, _ = intervals.get(judging.AUROC, (nan, nan))
+    if not low <= chance or auroc > _CHANCE[judging.AUROC]:
         return ""
-    return f"{judging.SLOPE} {slope:.2g} (95 % interval {low:.2g} to {high:.2g}; 1 is best)"
+    return f"{metric} {scores[metric]:.4g} (95 % interval {low:.3g} to {high:.3g}), and {beside}"
 
 
-def _off(scores: Scores, intervals: Mapping[str, tuple[float, float]]) -> str:
+def _off(scores: Scores, intervals: Intervals) -> str:
     """Return the mean predicted risk beside the observed share, where one is more than twice the other; nothing elsewhere."""
     risk, seen = scores.get(judging.PREDICTED, nan), scores.get(judging.OBSERVED, nan)
     low, high = intervals.get(judging.OBSERVED, (0.0, inf))

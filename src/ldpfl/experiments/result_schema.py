@@ -123,6 +123,7 @@ class Figures(_Strict):
     stopped_after: Whole | None = None
     rounds: Whole
     weights: Whole
+    chosen: Annotated[dict[Word, float], FEW] = {}
     uplink_bits_per_client_round: Whole
     uplink_bytes_per_client_round: Whole
     layers: Annotated[dict[str, _Layer], FEW]

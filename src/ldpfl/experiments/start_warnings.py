@@ -1,8 +1,15 @@
-"""What is to be said of a run before its first round: it follows from settings and from numbers of rows, which are public."""
+"""What is to be said of a run before its first round.
+
+It follows from settings and from numbers of rows, which are public; but for the note on the scale of inputs, which a simulation alone
+prints, and which is handed on to nobody.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+
+import torch
+from torch import Tensor
 
 from ldpfl.data import Dataset
 from ldpfl.data.division import Division
@@ -10,6 +17,12 @@ from ldpfl.data.holding_out import TEST_SHARE
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.quality import MIN_SITE_ROWS
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings
+
+SCALE = "the inputs may be on a wrong scale"
+"""How the note begins that tells of numbers that are far from mean 0 and spread 1; it tells of private rows."""
+
+_LARGEST_SIZE, _SMALLEST_SIZE = 4.0, 0.25
+"""Root of the mean square of the inputs above and below which a word is said; about 1 is expected."""
 
 _MUCH_OFF = 2.0
 """Factor between the stated and the true number of records a client from which on a word is said."""
@@ -20,6 +33,7 @@ def start_warnings(config: RunConfig, data: Dataset, parts: Division) -> Iterato
     if not config.data.at_nodes:  # whose rows nobody but each node knows
         yield from _of_records(config, parts)
         yield from _of_few_rows(config, data)
+        yield from _of_scale(config, data)
 
 
 def _of_records(config: RunConfig, parts: Division) -> Iterator[str]:
@@ -45,3 +59,26 @@ def _of_few_rows(config: RunConfig, data: Dataset) -> Iterator[str]:
             f"{len(data.train):,} rows to train on and {rows:,} to measure on are too few: figures of a model say something from "
             f"{MIN_SITE_ROWS} test rows on, and intervals need 10 of each class; give {needed}"
         )
+
+
+def _of_scale(config: RunConfig, data: Dataset) -> Iterator[str]:
+    """Compare the size of a user's own images and arrays with the one that models, clipping and ``auto`` expect."""
+    inputs = data.train.inputs
+    if not config.data.brought or data.encoder is not None or not isinstance(inputs, Tensor):
+        return
+    if inputs.dtype == torch.uint8 and int(inputs.max()) <= 1:
+        yield (
+            f"{SCALE}: all pixels are 0 or 1, and images of bytes are read as 0 to 255, so that the model sees hardly any contrast; "
+            "multiply them by 255"
+        )
+    if not inputs.is_floating_point():
+        return
+    low, high, size = float(inputs.min()), float(inputs.max()), float(inputs.double().square().mean().sqrt())
+    is_image = inputs.dim() > 2
+    if _SMALLEST_SIZE <= size <= _LARGEST_SIZE and not (is_image and low >= 0 and high <= 1):
+        return
+    advice = "give images as bytes (uint8) from 0 to 255, which are scaled here, or " if is_image else ""
+    yield (
+        f"{SCALE}: they lie between {low:.3g} and {high:.3g}, and decimal numbers are taken as they are, so that a step suits mean 0 and "
+        f"spread 1; {advice}subtract a mean and divide by a spread that the public knows"
+    )

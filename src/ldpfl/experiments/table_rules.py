@@ -2,7 +2,7 @@
 
 Everything here follows from public facts (columns, number of rows, noise), from rows that are drawn at random and are nobody's, and from
 the measured shares of the classes. So it costs no privacy beyond measuring. Pixels, and numbers in an array, are drawn with mean 0 and
-variance 1, which pixels have about: the gradient of an image is as long as its many pixels make it, and so is the curvature.
+variance 1, which pixels have about: the gradient of an image is as long as its many pixels make it.
 
 - **Clipping norm**: a record's gradient is the residual r of the outputs times the Jacobian J of the model. The norm is that of J v for a
   unit vector v, over drawn rows, times the largest residual, times :data:`_OF_USUAL`, or :data:`_ABOVE_USUAL` where there is little
@@ -10,11 +10,14 @@ variance 1, which pixels have about: the gradient of an image is as long as its 
   one means more noise.
 - **Pull** back to the initial model (ridge): a mean gradient has noise of variance n^2 a coordinate, if all rounds are taken together.
   Weights of variance v, seen through a curvature h, are estimated with the least squared error by a ridge of n^2 / (v h). With much
-  noise the model stays near its start, which is the measured base rate; with little it is free. Of a table v is :data:`_PRIOR`. An image
-  has so many pixels that outputs of such weights would lie far apart by noise alone: there v gives outputs a variance of
-  :data:`_PRIOR_OUTPUT`.
-- **Step**: heavy ball with momentum b is stable up to 2 (1 + b) / L. It takes (1 - b^2) / L, with the trace of the curvature, which is
-  no smaller than its largest eigenvalue L however correlated the columns are.
+  noise the model stays near its start, which is the measured base rate; with little it is free. v is :data:`_PRIOR`. Images and arrays
+  have no pull: their curvature lies in few directions (the brightness of an image alone has a third of it or more), so that one pull
+  would hold all others back long before it keeps these from following noise.
+- **Step on a table**: heavy ball with momentum b is stable up to 2 (1 + b) / L. It takes (1 - b^2) / L, with the trace of the curvature,
+  which is no smaller than its largest eigenvalue L however correlated the columns are.
+- **Step on images and arrays**: the longest that is stable whatever they hold, or a shorter one, with which the noise of all rounds moves
+  a logit by 1 (:mod:`ldpfl.experiments.noise_walk`). So rounds end before noise is as large as what was learnt. Scaled pixels
+  are -2 to 2, so that L is no larger than :data:`_BRIGHTEST` times the trace over drawn pixels, times the largest curvature of the loss.
 - **Start of an MLP** of one hidden layer: its first weights are much larger than the usual ones, and noise is small beside them, so that
   gradients stay as long as they are at the start. Usual weights are of the size of the noise, which makes them longer, and then the
   clipping norm cuts the rare class. Hidden units come in pairs that cancel, so that the outputs begin at the base rate.
@@ -37,6 +40,7 @@ from ldpfl.data.columns import drawn_inputs
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import Description, targets_of
+from ldpfl.experiments.noise_walk import longest_within
 from ldpfl.features.registry import NONE
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Mechanism
@@ -52,10 +56,14 @@ _LITTLE_NOISE = 1e-3
 """Standard deviation of the noise in a coordinate of the mean gradient, all rounds taken together, as a share of the clipping norm."""
 _PRIOR = 0.05
 """Variance that a weight is expected to have, of a column of variance 1."""
-_PRIOR_OUTPUT = 4.0
-"""Variance that an output is expected to have where the inputs are no columns; a weight of d inputs then has 1 / d of it."""
+_BRIGHTEST = 4.0
+"""Largest mean square of the scaled pixels of an image: all are black, or all are white."""
 _CLIP_ELSEWHERE, _RATE_ELSEWHERE = 1.0, 0.6
 """Clipping norm and learning rate for texts and features, or where the model does not take the drawn rows: a trial says why."""
+
+_MOST_MOVED, _MOST_MOVED_NUMBER = 1.0, 0.5
+"""Root mean square by which noise alone may move an output: a logit by 1, which changes a probability by a quarter at most; a number by
+half a spread."""
 
 _STRAIGHT = 0.5
 """Share of an MLP's hidden units that begin as straight lines."""
@@ -123,8 +131,9 @@ def start_on_table(
     if config.mechanism.perturbed != "gradient":  # what clients send are steps already
         return TableStart(weights, _chosen(config, 1 - training.server_momentum, 0.0))
     begun = _begin(config, data, module)
-    squared = _squared_jacobian(begun, data, _drawn(config, data))
-    if squared is None:
+    drawn = _drawn(config, data)
+    squared = _squared_jacobian(begun, data, drawn)
+    if squared is None or drawn is None:
         return TableStart(weights, _chosen(config, _RATE_ELSEWHERE, 0.0))
     targets = targets_of(config)
     shares = list(shares) or _public_shares(config, targets, data.outputs)
@@ -132,11 +141,29 @@ def start_on_table(
     clip = 1.0 if mechanism.record_clip is None else mechanism.record_clip.norm
     ranges = LayerRanges(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), (layout.dimension,))
     noise = float(mechanism.noise_std(ranges, clients)[0]) * clip / sqrt(training.rounds)
-    pull = noise**2 / ((_PRIOR_OUTPUT / squared if data.encoder is None else _PRIOR) * curvature)
-    rate = (1 - training.server_momentum**2) / (curvature * squared + pull)
+    if data.encoder is None:
+        pull, rate = 0.0, _rate_on_images(config, data, begun, drawn, squared, noise)
+    else:
+        pull = noise**2 / (_PRIOR * curvature)
+        rate = (1 - training.server_momentum**2) / (curvature * squared + pull)
     # Reports are in units of the clipping norm.
     weights = layout.flatten({name: part.detach() for name, part in begun.named_parameters() if part.requires_grad})
     return TableStart(_begun(config, layout, weights, targets, shares), _chosen(config, rate * clip, pull / clip))
+
+
+def _rate_on_images(config: RunConfig, data: Description, module: nn.Module, drawn: Tensor, squared: float, noise: float) -> float:
+    """Return the server's step where the samples are no columns, see the top of this file.
+
+    Args:
+        squared: mean squared length of the gradient of an output over the ``drawn`` samples.
+        noise: standard deviation of the noise in a coordinate of the mean gradient, all rounds taken together.
+    """
+    training, targets = config.training, targets_of(config)
+    curvature = 0.5 if targets == "class" else _output_curvature(targets, _unmeasured(targets, data.outputs))
+    stable = 2 * (1 + training.server_momentum) / (_BRIGHTEST * squared * curvature)
+    rounds = training.rounds / (1 - training.server_momentum)
+    most = _MOST_MOVED_NUMBER if targets == "number" else _MOST_MOVED
+    return longest_within(copied(module), drawn, _direction(data), noise, most, stable * rounds) / rounds
 
 
 def _chosen(config: RunConfig, rate: float, decay: float) -> RunConfig:
@@ -270,15 +297,21 @@ def _squared_jacobian(module: nn.Module, data: Description, drawn: Tensor | None
     """
     if drawn is None:
         return None
-    direction, total = torch.zeros(data.outputs), 0.0
-    parallel = data.encoder is not None and data.encoder.targets in PARALLEL
-    direction[:2] = torch.tensor([1.0, 0.0 if parallel else -1.0])[: data.outputs]
+    direction, total = _direction(data), 0.0
     try:
         module = copied(module)
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         for row in drawn:
-            output = (module(row[None]).reshape(-1) * direction / direction.norm()).sum()
+            output = (module(row[None]).reshape(-1) * direction).sum()
             total += sum(float(part.double().square().sum()) for part in torch.autograd.grad(output, trained))
     except Exception:  # of a user's own module, on rows that are nobody's: the trial before the run says what is wrong
         return None
     return total / _DRAWN if 0 < total < inf else None
+
+
+def _direction(data: Description) -> Tensor:
+    """Return the unit vector (K,) that tells two outputs apart, or is the first of parallel ones."""
+    parallel = data.encoder is not None and data.encoder.targets in PARALLEL
+    direction = torch.zeros(data.outputs)
+    direction[:2] = torch.tensor([1.0, 0.0 if parallel else -1.0])[: data.outputs]
+    return torch.nn.functional.normalize(direction, dim=0)

@@ -16,6 +16,7 @@ from ldpfl.privacy.guarantee import AUTHORS_CLAIM
 from ldpfl.report import at_clients
 from ldpfl.report.fitted_table import Column, FittedTable
 from ldpfl.report.scores import (
+    chosen,
     clipped_records,
     cost,
     event_of,
@@ -73,6 +74,8 @@ def result_table(result: dict[str, Any]) -> Table:
         table.add_row("epsilon as papers add it up", f"{_number(noise['paper_epsilon'])}: what holds is below")
     if clipped := clipped_records(result):
         table.add_row("records clipped", clipped)
+    if settings := chosen(result):
+        table.add_row("chosen by auto", settings)
     table.add_row("time", Text(f"{result['seconds']:.1f} s on {result['device']}"))
     return table
 

@@ -28,6 +28,7 @@ from ldpfl.report.methods import bibtex, methods
 from ldpfl.report.plots import plot_calibration, plot_protection, plot_risks, plot_scores, plot_spent
 from ldpfl.report.rendering import held, inline, rendered
 from ldpfl.report.scores import (
+    chosen,
     clipped_records,
     cost,
     event_of,
@@ -311,6 +312,8 @@ def _environment(config: RunConfig, result: dict[str, Any], kind: Kind, ledger: 
         yield "data", f"{config.data.name}, fingerprint {result.get('data_fingerprint', '-')}"
     if clipped := clipped_records(result):
         yield "records clipped", clipped
+    if settings := chosen(result):
+        yield "chosen by auto", settings
     yield "mechanism", config.mechanism.name
     for name, value in config.mechanism.model_dump(mode="json", exclude={"name"}).items():
         yield name.replace("_", " "), f"{value:.6g}" if isinstance(value, float) else str(value)

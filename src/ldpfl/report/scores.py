@@ -24,6 +24,11 @@ def factor(metric: str) -> float:
     return 100.0 if _is_share(metric) else 1.0
 
 
+def chosen(result: Mapping[str, Any]) -> str:
+    """Return the settings that ``auto`` chose, as a config has them; nothing where it chose none."""
+    return ", ".join(f"{name} = {value:.3g}" for name, value in result.get("chosen", {}).items())
+
+
 def heading(metric: str) -> str:
     """Return what stands above such figures, with their unit."""
     return f"{metric} %" if _is_share(metric) else metric

@@ -1,0 +1,106 @@
+"""Notes on what a run came to: probabilities too close together, nothing learnt, a wrong scale of inputs; and what ``auto`` chose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from conftest import CommandLine
+from ldpfl import api
+from ldpfl.experiments.public_figures import without_private
+from ldpfl.report.page import page
+
+NARROW = "predicted probabilities lie far too close together"
+CHANCE = "nothing was found to have been learnt"
+SCALE = "the inputs may be on a wrong scale"
+HOW: dict[str, Any] = {"baseline": False, "progress": False, "seed": 1}
+FEW: dict[str, Any] = {"clients.count": 4, "training.rounds": 3}
+SMALL_STEP: dict[str, Any] = {**FEW, "training.server_learning_rate": 1e-3, "training.server_weight_decay": 0.0}
+
+
+def samples(classes: int = 2, count: int = 600, told: float = 2.0) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return samples of 6 numbers whose classes lie ``told`` spreads apart."""
+    generator = np.random.default_rng(0)
+    labels = np.arange(count) % classes
+    inputs = generator.normal(size=(count, 6)) + told * np.eye(6)[labels]
+    return inputs.astype(np.float32), labels.astype(np.int64)
+
+
+def notes_of(data: Any, settings: dict[str, Any], start: str, epsilon: float = 50.0) -> list[str]:
+    """Return the notes that begin with ``start``; of those of private rows none may be handed on."""
+    result = api.run(data=data, model="linear", target_epsilon=epsilon, settings=settings, **HOW)
+    public = without_private(result.config, result.to_dict())["caveats"]
+    assert not any(note.startswith(start) for note in public)
+    return [note for note in result.to_dict()["caveats"] if note.startswith(start)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("classes", [2, 3])
+def test_probabilities_too_close_together_are_said(classes: int) -> None:
+    (note,) = notes_of(samples(classes, told=1.0), SMALL_STEP, NARROW)
+    assert "calibration slope" in note
+    assert "more training.rounds, a larger training.server_learning_rate" in note
+    assert not notes_of(samples(classes, told=1.0), {"clients.count": 4}, NARROW)
+
+
+@pytest.mark.slow
+def test_a_model_that_is_no_better_than_chance_is_said() -> None:
+    """Of two classes the AUROC decides; one run in 40 would be above chance by luck, and the seed is fixed."""
+    (note,) = notes_of(samples(told=0.0), FEW, CHANCE)
+    assert note.startswith(f"{CHANCE}: AUROC 0.")
+    assert "chance is 0.5" in note
+    assert "More clients or rows, a larger epsilon" in note
+    (note,) = notes_of(samples(3, told=0.0), FEW, CHANCE)
+    assert note.startswith(f"{CHANCE}: accuracy 0.")
+    assert "the share of the commonest class is 3" in note
+    for classes in (2, 3):
+        assert not notes_of(samples(classes), FEW, CHANCE)
+
+
+@pytest.mark.slow
+def test_a_number_that_is_predicted_no_better_than_by_its_mean_is_said() -> None:
+    inputs, _ = samples()
+    targets = np.random.default_rng(1).normal(size=len(inputs)).astype(np.float32)
+    settings = {**FEW, "task.name": "regression"}
+    (note,) = notes_of((inputs, targets), settings, CHANCE)
+    assert note.startswith(f"{CHANCE}: R2 ")
+    assert not notes_of((inputs, inputs[:, 0]), {**settings, "training.rounds": 20}, CHANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (lambda x: 40 * x, "subtract a mean and divide by a spread"),
+        (lambda x: x / 100, "subtract a mean and divide by a spread"),
+        (lambda x: x, ""),
+        (lambda x: np.abs(x[:, :, None, None] / 10).clip(0, 1) * np.ones((4, 4), np.float32), "give images as bytes (uint8) from 0 to 255"),
+        (lambda x: (x[:, :1, None] > 0).astype(np.uint8) * np.ones((4, 4), np.uint8), "multiply them by 255"),
+        (lambda x: (x[:, :1, None] > 0).astype(np.uint8) * np.full((4, 4), 200, np.uint8), ""),
+    ],
+    ids=["large", "small", "usual", "from 0 to 1", "bytes of 0 and 1", "bytes"],
+)
+def test_inputs_on_a_wrong_scale_are_said(changed: Any, said: str) -> None:
+    inputs, labels = samples()
+    notes = notes_of((changed(inputs), labels), {**FEW, "training.rounds": 1}, SCALE)
+    assert len(notes) == bool(said)
+    assert all(said in note for note in notes)
+
+
+@pytest.mark.slow
+def test_the_numbers_that_auto_chose_are_shown(tmp_path: Path, ldpfl: CommandLine) -> None:
+    result = api.run(data=samples(), model="linear", target_epsilon=8.0, settings=FEW, folder=tmp_path / "run", **HOW)
+    chosen = result.to_dict()["chosen"]
+    assert list(chosen) == ["training.server_learning_rate", "training.server_weight_decay"]
+    rate = f"training.server_learning_rate = {chosen['training.server_learning_rate']:.3g}"
+    printed = ldpfl("show", tmp_path / "run")
+    for text in (printed.out.replace("│", " "), str(result).replace("│", " "), page([tmp_path / "run"])):
+        assert rate in " ".join(text.split())
+    given = {**FEW, **{key.replace("'", ""): value for key, value in chosen.items()}}
+    again = api.run(data=samples(), model="linear", target_epsilon=8.0, settings=given, **HOW)
+    assert again.to_dict()["chosen"] == {}
+    assert again.scores == result.scores
