@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ldpfl import Guarantee, LayerRanges, SeededStreams
+from ldpfl import LayerRanges, SeededStreams
 from ldpfl.errors import ProtocolError
 from ldpfl.mechanisms import BitReports, DenseReports, Mechanism
 from ldpfl.mechanisms.base import require_finite
@@ -142,18 +142,11 @@ class LaplaceNoise(Mechanism):
     def noise_std(self, ranges: LayerRanges, clients: int) -> NDArray[np.float64]:
         raise NotImplementedError
 
-    def payload_bits(self, ranges: LayerRanges) -> int:
-        return 32 * ranges.dimension
-
     def units(self, ranges: LayerRanges) -> Units:
-        return Units.equal(ranges.dimension, 32) if self.unit == "weight" else super().units(ranges)  # type: ignore[return-value]
+        return Units.equal(ranges.dimension, 32) if self.unit == "weight" else Units.whole(ranges.dimension, 32 * ranges.dimension)
 
     def release(self, ranges: LayerRanges) -> Release:
         return PureRelease(self.name, self.epsilon, ranges.dimension if self.unit == "weight" else 1, self.unit)
-
-    def guarantee(self, ranges: LayerRanges) -> Guarantee:
-        units = ranges.dimension if self.unit == "weight" else 1
-        return Guarantee(self.epsilon, 0.0, self.unit, units, "replace one client's value", "local", "claimed")
 
 
 class Tampered(Laplace):
@@ -302,8 +295,8 @@ class Chatty(Duchi):
 
 
 class Understated(Duchi):
-    def payload_bits(self, ranges: LayerRanges) -> int:
-        return ranges.dimension - 8
+    def units(self, ranges: LayerRanges) -> Units:
+        return Units.equal(ranges.dimension - 8, 1)
 
 
 class Unreadable(Duchi):

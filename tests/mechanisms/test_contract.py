@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ldpfl import ConfigError, LayerRanges, PrivacyError, mechanisms
-from ldpfl.mechanisms import Harmony, Hybrid, Laplace, Mechanism, Piecewise, read_valid
+from ldpfl.mechanisms import Harmony, Hybrid, Laplace, Mechanism, Piecewise, guarantee_of, payload_bits, read_valid
 from ldpfl.mechanisms.privunit import PrivUnitG
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
 from ldpfl.mechanisms.reports.bits import BitReports, packed_size
@@ -71,7 +71,7 @@ def test_reports_survive_the_wire_and_are_of_one_length(case: str) -> None:
     received = mechanism.read(payloads, RANGES)
     assert list(received.payloads()) == payloads
     assert received.clients == 7
-    assert {len(payload) for payload in payloads} == {received.bytes_per_client} == {packed_size(mechanism.payload_bits(RANGES))}
+    assert {len(payload) for payload in payloads} == {received.bytes_per_client} == {packed_size(payload_bits(mechanism, RANGES))}
     for wrong in (b"", payloads[0][:-1], payloads[0] + b"\0"):
         kept, refused = read_valid(mechanism, [payloads[1], wrong], RANGES)
         assert (kept.clients if kept else 0, [entry.place for entry in refused]) == (1, [1])
@@ -157,7 +157,7 @@ def test_a_source_without_bits_for_a_client_is_refused(case: str) -> None:
 @every
 def test_what_is_stated_of_it_fits_together(case: str) -> None:
     mechanism = CASES[case]
-    release, guarantee = mechanism.release(RANGES), mechanism.guarantee(RANGES)
+    release, guarantee = mechanism.release(RANGES), guarantee_of(mechanism, RANGES)
     assert (guarantee.unit, guarantee.units_per_round) == (release.unit, release.units)
     assert release.protected == (guarantee.epsilon < math.inf)
     assert tuple(mechanism.noise_std(RANGES, 10).shape) == (2,)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ldpfl import LayerRanges, mechanisms
 from ldpfl.auditing import audit_mechanism
+from ldpfl.mechanisms import guarantee_of
 from ldpfl.mechanisms.dp_fedavg import DpFedAvg
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.mechanisms.reports.vectors import VectorReports
@@ -54,7 +55,7 @@ def test_its_guarantee_is_for_a_whole_client() -> None:
     release = mechanisms.create("dp-fedavg", noise_multiplier=8.0, clip_norm=0.1).release(RANGES)
     assert (release.unit, release.units, release.protected) == ("vector", 1, True)
     assert 0.25 <= release.parameter <= 0.25 * (1 + 1e-14)
-    assert mechanisms.create("dp-fedavg", noise_multiplier=8.0).guarantee(RANGES).epsilon == pytest.approx(
+    assert guarantee_of(mechanisms.create("dp-fedavg", noise_multiplier=8.0), RANGES).epsilon == pytest.approx(
         gaussian_epsilon(0.25, 1e-5), rel=1e-9
     )
 

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import ldpfl
 from grids import each
 from ldpfl import ConfigError, LayerRanges, LdpflError, SecureSource, SeededStreams
-from ldpfl.mechanisms import BitReports, Mechanism
+from ldpfl.mechanisms import BitReports, Mechanism, guarantee_of, payload_bits, privatize
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
 from ldpfl.privacy import BinaryRelease
@@ -338,7 +338,7 @@ def test_estimates_are_unbiased_with_the_stated_variance(epsilon: float) -> None
     mechanism = duchi(epsilon)
     ranges = box([CENTER] * len(POINTS), [RADIUS] * len(POINTS), [DRAWS] * len(POINTS))
     values = torch.tensor(POINTS).repeat_interleave(DRAWS)[None]
-    decoded = mechanism.privatize(values, ranges, SeededStreams.for_clients(20, 0, [0]))
+    decoded = privatize(mechanism, values, ranges, SeededStreams.for_clients(20, 0, [0]))
     variances = mechanism.variance(values, ranges)[0].double().reshape(len(POINTS), DRAWS)[:, 0].tolist()
     lo, hi = thresholds(epsilon)
     amplitude = RADIUS * WORDS / (hi - lo)
@@ -488,13 +488,13 @@ SECRET = 8675.309
 def test_payload_has_one_bit_a_weight_rounded_up_to_bytes(dimension: int) -> None:
     ranges = box([0.0], [1.0], [dimension])
     reports = duchi(1.0).encode(torch.zeros(2, dimension), ranges, SeededStreams.for_clients(0, 0, range(2)))
-    assert duchi(1.0).payload_bits(ranges) == dimension
+    assert payload_bits(duchi(1.0), ranges) == dimension
     for payload in reports.payloads():
         assert len(payload) == math.ceil(dimension / 8) == reports.bytes_per_client
 
 
 def test_guarantee_states_the_unit_and_counts_it() -> None:
-    guarantee = duchi(1.5).guarantee(box([0.0, 0.0], [1.0, 1.0], [3, 4]))
+    guarantee = guarantee_of(duchi(1.5), box([0.0, 0.0], [1.0, 1.0], [3, 4]))
     assert (guarantee.epsilon, guarantee.delta, guarantee.unit, guarantee.units_per_round) == (1.5, 0.0, "weight", 7)
     assert (guarantee.trust_model, guarantee.status) == ("local", "proved")
     assert guarantee.assumptions

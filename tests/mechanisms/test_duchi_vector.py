@@ -20,6 +20,7 @@ from grids import each
 from ldpfl import ConfigError, LayerRanges, PrivacyError, SecureSource, SeededStreams
 from ldpfl.auditing import audit_mechanism
 from ldpfl.errors import ProtocolError
+from ldpfl.mechanisms import guarantee_of
 from ldpfl.mechanisms.duchi import Duchi, thresholds
 from ldpfl.mechanisms.duchi_vector import DuchiVector, VectorBitReports, central_binomial
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
@@ -442,7 +443,7 @@ def test_an_unusable_epsilon_is_refused(epsilon: Any) -> None:
 
 def test_guarantee_and_release_count_the_vector_once() -> None:
     mechanism, ranges = DuchiVector(1.5), box([0.0, 0.0], [1.0, 1.0], [3, 4])
-    guarantee = mechanism.guarantee(ranges)
+    guarantee = guarantee_of(mechanism, ranges)
     assert (guarantee.epsilon, guarantee.delta, guarantee.unit, guarantee.units_per_round) == (1.5, 0.0, "vector", 1)
     assert (guarantee.trust_model, guarantee.status, guarantee.scope) == ("local", "proved", "round")
     assert guarantee.assumptions

@@ -23,7 +23,7 @@ from ldpfl.auditing import audit_mechanism
 from ldpfl.auditing.bench import RADII
 from ldpfl.auditing.bounds import epsilon_lower_bound
 from ldpfl.errors import ProtocolError
-from ldpfl.mechanisms import privunit_law
+from ldpfl.mechanisms import guarantee_of, privunit_law
 from ldpfl.mechanisms.base import read_valid
 from ldpfl.mechanisms.duchi import Duchi
 from ldpfl.mechanisms.privunit import PrivUnitG
@@ -194,7 +194,7 @@ def test_the_length_is_one_bit_and_its_odds_are_those_of_its_share() -> None:
         high = float((lengths[:, column] > 0.5).double().mean())
         assert abs(high - probability) < 4 * math.sqrt(probability * (1 - probability) / clients)
     assert mechanism.law == direction_law(2.0)
-    assert mechanism.guarantee(ranges).epsilon == 4.0
+    assert guarantee_of(mechanism, ranges).epsilon == 4.0
 
 
 # --- draws ------------------------------------------------------------------------------------------------------------------
@@ -513,7 +513,7 @@ def test_extreme_parameters_stay_within_float32() -> None:
 
 def test_guarantee_and_release_count_the_vector_once_and_the_whole_budget() -> None:
     mechanism, ranges = PrivUnitG(1.5, 1.0, 0.2), box([0.0, 0.0], [3, 4])
-    guarantee = mechanism.guarantee(ranges)
+    guarantee = guarantee_of(mechanism, ranges)
     assert (guarantee.epsilon, guarantee.delta, guarantee.unit, guarantee.units_per_round) == (1.5, 0.0, "vector", 1)
     assert (guarantee.trust_model, guarantee.status, guarantee.scope) == ("local", "proved", "round")
     assert guarantee.assumptions == ("ranges and norm are public", "random bits are uniform and secret")

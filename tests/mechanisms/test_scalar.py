@@ -19,6 +19,7 @@ from torch import Tensor
 from grids import each
 from ldpfl import ConfigError, LayerRanges, PrivacyError, ProtocolError, SecureSource, SeededStreams
 from ldpfl.auditing import audit_mechanism
+from ldpfl.mechanisms import guarantee_of, payload_bits, privatize
 from ldpfl.mechanisms.base import read_valid
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
 from ldpfl.mechanisms.reports.dense import DenseReports
@@ -63,7 +64,7 @@ def test_estimates_are_unbiased_with_the_stated_variance(kind: type[ScalarMechan
     """72 comparisons with |z| < 4: a false alarm once in 220 seeds; the seed is fixed."""
     mechanism, ranges = kind(epsilon), box([CENTER] * len(POINTS), [RADIUS] * len(POINTS), [DRAWS] * len(POINTS))
     values = torch.tensor(POINTS).repeat_interleave(DRAWS)[None]
-    decoded = mechanism.privatize(values, ranges, seeded(1, 20)).double().reshape(len(POINTS), DRAWS)
+    decoded = privatize(mechanism, values, ranges, seeded(1, 20)).double().reshape(len(POINTS), DRAWS)
     variances = mechanism.variance(values, ranges).double().reshape(len(POINTS), DRAWS)[:, 0].tolist()
     for inside, variance, found in zip(INSIDE, variances, decoded, strict=True):
         assert abs(float(found.mean()) - inside) < 4 * math.sqrt(variance / DRAWS)
@@ -151,7 +152,7 @@ def test_mean_variance_is_unbiased_when_clients_agree(
     ranges, source = box([0.5], [0.25], [d]), seeded(clients * groups, 9)
     for value in (0.5, 0.6, 0.75):
         values = torch.full((clients * groups, d), value)
-        means = mechanism.privatize(values, ranges, source).double().reshape(groups, clients, d).mean(1).float()
+        means = privatize(mechanism, values, ranges, source).double().reshape(groups, clients, d).mean(1).float()
         found = torch.stack([mechanism.mean_variance(mean, ranges, clients) for mean in means]).double()
         found = found[0] if groups == 1 else found.mean(1)
         truth = float(mechanism.variance(values[:1], ranges)[0, 0]) / clients
@@ -490,7 +491,7 @@ def test_guarantee_and_release_state_the_unit_and_count_it(kind: type[ScalarMech
     cases: tuple[tuple[Coordinates, Unit, int], ...] = ((None, "weight", 7), (2, "vector", 1), ("auto", "vector", 1))
     for coordinates, unit, units in cases:
         mechanism = kind(1.5, coordinates)
-        guarantee = mechanism.guarantee(ranges)
+        guarantee = guarantee_of(mechanism, ranges)
         assert (guarantee.epsilon, guarantee.delta, guarantee.unit, guarantee.units_per_round) == (1.5, 0.0, unit, units)
         assert (guarantee.trust_model, guarantee.status, guarantee.scope) == ("local", "proved", "round")
         assert guarantee.assumptions == ("ranges are public", "random bits are uniform and secret")
@@ -500,9 +501,9 @@ def test_guarantee_and_release_state_the_unit_and_count_it(kind: type[ScalarMech
 
 def test_payload_bits_follow_the_formula() -> None:
     ranges = box([0.0], [1.0], [21_840])
-    assert Laplace(1.0).payload_bits(ranges) == 32 * 21_840
-    assert Laplace(10.0, "auto").payload_bits(ranges) == 4 * (32 + 15)
-    assert Laplace(10.0, 5).payload_bits(ranges) == 5 * (32 + 15)
+    assert payload_bits(Laplace(1.0), ranges) == 32 * 21_840
+    assert payload_bits(Laplace(10.0, "auto"), ranges) == 4 * (32 + 15)
+    assert payload_bits(Laplace(10.0, 5), ranges) == 5 * (32 + 15)
 
 
 @pytest.mark.parametrize(

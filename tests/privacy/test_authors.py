@@ -25,7 +25,7 @@ import ldpfl
 from ldpfl import LayerRanges, mechanisms
 from ldpfl.api.certified_lines import certified
 from ldpfl.errors import Declined
-from ldpfl.mechanisms import Duchi, Gaussian, Identity, Mechanism, PublicState, duchi
+from ldpfl.mechanisms import Duchi, Gaussian, Identity, Mechanism, PublicState, duchi, guarantee_of
 from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.gaussian.schedule import NoiseSchedule
 from ldpfl.mechanisms.record_clipping import RecordClip
@@ -180,8 +180,8 @@ def test_a_release_has_the_author_that_is_found_and_the_class_that_is_ours() -> 
     assert type(found) is PureRelease
     assert (found.author, found.parameter) == (f"{__name__}:Flattering", 4.0)
     assert released(Duchi(1.0), RANGES, Mine(1.0)).author == f"{__name__}:Mine"
-    assert Duchi(1.0).guarantee(RANGES).status == "proved"
-    assert Mine(1.0).guarantee(RANGES).status == "author's claim"
+    assert guarantee_of(Duchi(1.0), RANGES).status == "proved"
+    assert guarantee_of(Mine(1.0), RANGES).status == "author's claim"
 
 
 class EqualToAll(ABCMeta):
@@ -202,7 +202,7 @@ def test_a_class_that_says_it_equals_all_others_is_not_ours() -> None:
 
     assert author_of(Equal(8.0)) != OURS
     assert released(Equal(8.0), RANGES).author != OURS
-    assert Equal(8.0).guarantee(RANGES).status == "author's claim"
+    assert guarantee_of(Equal(8.0), RANGES).status == "author's claim"
 
 
 @pytest.mark.parametrize("said", ["turning", "duchi"])

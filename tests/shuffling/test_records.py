@@ -18,7 +18,7 @@ from torch import Tensor
 
 from grids import each
 from ldpfl import ConfigError, LayerRanges, PrivacyError, ProtocolError, SeededStreams
-from ldpfl.mechanisms import Harmony, Hybrid, Laplace, Mechanism, Piecewise, Reports, create
+from ldpfl.mechanisms import Harmony, Hybrid, Laplace, Mechanism, Piecewise, Reports, create, guarantee_of, payload_bits
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.mechanisms.reports.units import SampledUnits, Units
 from ldpfl.privacy.events import RoundEvent
@@ -175,8 +175,9 @@ def test_units_add_up_to_the_payload_and_to_the_model(name: str) -> None:
     mechanism = MECHANISMS[name]
     units = mechanism.units(RANGES)
     if isinstance(units, Units):
-        assert units.bits.sum() == mechanism.payload_bits(RANGES)
-        assert units.weights.sum() == DIMENSION
+        bits, weights = units.one_by_one()
+        assert bits.sum() == payload_bits(mechanism, RANGES)
+        assert weights.sum() == units.dimension == DIMENSION
     else:
         assert isinstance(mechanism, Laplace | Piecewise | Hybrid)
         assert units == SampledUnits(mechanism.sampled(RANGES) or 0, DIMENSION)
@@ -185,9 +186,9 @@ def test_units_add_up_to_the_payload_and_to_the_model(name: str) -> None:
 @every_mechanism
 def test_units_released_apart_are_those_of_the_guarantee_or_sampled(name: str) -> None:
     """What one epsilon covers is never cut, except sampled weights, each of which is reported at epsilon / k."""
-    units, guarantee = MECHANISMS[name].units(RANGES), MECHANISMS[name].guarantee(RANGES)
+    units, guarantee = MECHANISMS[name].units(RANGES), guarantee_of(MECHANISMS[name], RANGES)
     if isinstance(units, Units) and name != "none":  # which protects nothing, and is kept whole
-        assert units.bits.size == guarantee.units_per_round
+        assert units.count == guarantee.units_per_round
 
 
 def test_the_place_of_a_sampled_weight_does_not_show_in_its_record() -> None:
@@ -383,7 +384,7 @@ def test_each_weight_is_averaged_over_the_reports_that_arrived(name: str, linked
     arrived = np.random.default_rng(seed).random((CLIENTS, plan.records)) < share
     units = mechanism.units(RANGES)
     assert isinstance(units, Units)
-    weights = np.add.reduceat(units.weights, np.arange(0, units.bits.size, linked))
+    weights = np.add.reduceat(units.one_by_one()[1], np.arange(0, units.count, linked))
     expected, counts = mean_by_weight(mechanism, reports, np.repeat(arrived, weights, axis=1))
     joined = plan.join(shuffled(cut(plan, reports)[arrived.ravel()], seed), CLIENTS)
     assert joined.refused == ()

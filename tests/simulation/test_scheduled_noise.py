@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ldpfl.data import Dataset
 from ldpfl.errors import ConfigError
-from ldpfl.mechanisms import Gaussian
+from ldpfl.mechanisms import Gaussian, guarantee_of
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.mechanisms.gaussian import (
     AdapLDP,
@@ -432,5 +432,5 @@ def test_a_budget_that_is_shared_over_the_run_is_no_claim_of_a_round(variant: Li
 def test_what_nbafl_guarantees_rests_on_a_public_number_of_samples(tiny_task: Dataset) -> None:
     for name in SOUND:
         federation, start = scheduled(tiny_task, SCHEDULES[name])
-        assumptions = " ".join(federation.mechanism.guarantee(start.state.ranges).assumptions)
+        assumptions = " ".join(guarantee_of(federation.mechanism, start.state.ranges).assumptions)
         assert ("smallest data set" in assumptions) == (name == "nbafl")

@@ -23,7 +23,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import as_usual, build
 from ldpfl.experiments.dataset import load_dataset
 from ldpfl.experiments.run_folder import Kind, RunFolder
-from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms import Mechanism, guarantee_of
 from ldpfl.privacy.guarantee import Guarantee
 from ldpfl.randomness import Purpose, SeededStreams, stream
 from ldpfl.ranges import LayerRanges
@@ -141,7 +141,7 @@ def audit_run(
     config = folder.config()
     game = _Game.prepare(mechanism, state.ranges, train_cohort(federation, state, cohort), seed)
     scores = game.play(trials, progress or (lambda done, total: None))
-    guarantee = mechanism.guarantee(state.ranges)
+    guarantee = guarantee_of(mechanism, state.ranges)
     return RunAudit(
         name=config.name,
         clients=len(cohort),
@@ -241,7 +241,7 @@ def _expected_mean(mechanism: Mechanism, ranges: LayerRanges, others: Tensor) ->
     total = ranges.expand()[0].clone()
     for row in others.double():
         # Without protection there is no clamping either.
-        total += row if isinf(mechanism.guarantee(ranges).epsilon) else ranges.clamp(row)
+        total += row if isinf(guarantee_of(mechanism, ranges).epsilon) else ranges.clamp(row)
     return total / (len(others) + 1)
 
 

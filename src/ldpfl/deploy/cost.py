@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from math import ceil
 from typing import Any
 
-from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms import Mechanism, payload_bits
 from ldpfl.ranges import LayerRanges
 from ldpfl.relay.protocol import MAX_ROUND_BYTES, MAX_UPLOADS
 from ldpfl.shuffling.records import RecordPlan
@@ -100,7 +100,7 @@ def round_cost(mechanism: Mechanism, ranges: LayerRanges, clients: int, linked: 
         ConfigError: ``linked`` is not positive, or a report is cut into too many records.
     """
     plan = RecordPlan(mechanism, ranges, linked, unprotected=True)
-    bits = mechanism.payload_bits(ranges)
+    bits = payload_bits(mechanism, ranges)
     upload = plan.records * (plan.plaintext_bytes + OVERHEAD)
     relays = max(ceil(clients / MAX_UPLOADS), ceil(clients / max(1, MAX_ROUND_BYTES // upload)))
     is_packed = bits <= ranges.dimension

@@ -36,7 +36,7 @@ from ldpfl.experiments.table_rules import start_on_table
 from ldpfl.experiments.trainers import RunSize, is_compiled, quickest, told_of, tried
 from ldpfl.importing import is_code
 from ldpfl.layout import ParameterLayout
-from ldpfl.mechanisms import Facts, Mechanism, Training, built
+from ldpfl.mechanisms import Facts, Mechanism, Training, built, payload_bits
 from ldpfl.mechanisms.dp_sgd import of_records
 from ldpfl.mechanisms.settings import Part
 from ldpfl.models.dense import Parallel
@@ -199,7 +199,7 @@ def build(
     federation = replace(federation, trainer=_quickest(config, federation, weights, warn))
     compiled = ", compiled" if is_compiled(federation.trainer) else ""
     origin = f"{task.name} {task.fingerprint}{_division(task)} on {device.type}{compiled}"
-    federation.mechanism.payload_bits(ranges)  # says so if the mechanism does not fit the layers
+    payload_bits(federation.mechanism, ranges)  # says so if the mechanism does not fit the layers
     check_log_size(layout.names, released(federation.mechanism, ranges), config.training.rounds)
     return federation, initial_checkpoint(weights, ranges, origin, ledger)
 

@@ -20,6 +20,7 @@ from ldpfl.experiments.quality import Reference, quality
 from ldpfl.experiments.run_folder import Kind
 from ldpfl.experiments.trainers import is_compiled
 from ldpfl.files import finite
+from ldpfl.mechanisms import payload_bits
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.accountants.registry import unit_epsilon
 from ldpfl.privacy.guarantee import json_number
@@ -81,7 +82,7 @@ def summarise(
         "stopped_after": stopped_after(federation, last),
         "rounds": len(history),
         "weights": federation.task.layout.dimension,
-        "uplink_bits_per_client_round": federation.mechanism.payload_bits(last.state.ranges),
+        "uplink_bits_per_client_round": payload_bits(federation.mechanism, last.state.ranges),
         "uplink_bytes_per_client_round": max(metrics.uplink_bytes_per_client for metrics in history),
         "layers": _layers(config, federation, last),
         "clipped_records_per_round": _clipped_records(federation, last),

@@ -12,6 +12,7 @@ from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import NOTHING, Given, check_persons_named, described
 from ldpfl.experiments.record_sums import evaluations, for_evaluation, head_of
 from ldpfl.layout import ParameterLayout
+from ldpfl.mechanisms import payload_bits
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.authors import released
@@ -90,7 +91,7 @@ def check_fit(config: RunConfig, given: Given = NOTHING) -> None:
     check_persons_named(config.data)
     self_sampling_of(config)
     _, ranges = start_of(config, given)
-    mechanism_of(config, ranges).payload_bits(ranges)
+    payload_bits(mechanism_of(config, ranges), ranges)
 
 
 def start_of(config: RunConfig, given: Given = NOTHING) -> tuple[Tensor, LayerRanges]:

@@ -25,7 +25,7 @@ from ldpfl.flower.operator_node import OperatorNode, operator_node
 from ldpfl.flower.question import QUESTION, Question, read_question
 from ldpfl.flower.records import RecordGradients, Records, check_kind
 from ldpfl.flower.terms import RECORD, Answer, RoundTerms, adding_up, digest_of, mechanism_named
-from ldpfl.mechanisms import is_built_in
+from ldpfl.mechanisms import is_built_in, payload_bits
 from ldpfl.mechanisms.base import is_finite
 from ldpfl.mechanisms.reports.bits import packed_size
 from ldpfl.randomness import RandomSource, SecureSource
@@ -335,7 +335,7 @@ class LdpClientApp(ClientApp):
             points: bytes = adding_up(ask.mechanism).points(values, ask.ranges, source)[0].astype("<i8").tobytes()
             return points
         payload: bytes = next(iter(ask.mechanism.encode(values, ask.ranges, source).payloads()))
-        if len(payload) != packed_size(ask.mechanism.payload_bits(ask.ranges)):
+        if len(payload) != packed_size(payload_bits(ask.mechanism, ask.ranges)):
             raise PrivacyError("the mechanism's payload is not as long as it says: its length would tell of the data")
         return payload
 

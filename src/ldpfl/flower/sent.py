@@ -15,7 +15,7 @@ from ldpfl.flower.round_kinds import Kind
 from ldpfl.flower.statistics import edges_in
 from ldpfl.flower.terms import RoundTerms
 from ldpfl.layout import ParameterLayout
-from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms import Mechanism, payload_bits
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.ranges import LayerRanges
 from ldpfl.simulation.record_sums import RecordVectors, ranges_of
@@ -57,7 +57,7 @@ def sent_in(terms: RoundTerms, layout: ParameterLayout, public: PublicState) -> 
     else:
         layout, ranges = sums_layout(terms.size), ranges_of(terms.size)
     mechanism = terms.mechanism(ranges).in_round(public)
-    mechanism.payload_bits(ranges)  # raises if the mechanism does not fit the layers
+    payload_bits(mechanism, ranges)  # raises if the mechanism does not fit the layers
     return Sent(layout, ranges, mechanism)
 
 

@@ -31,6 +31,7 @@ from ldpfl.flower.replies import Patience, replies_as_they_come
 from ldpfl.flower.round_kinds import last_round, planned_round, statistics_rounds
 from ldpfl.flower.statistics import Scaled, begun_for, edges_text, scaled_by_stages
 from ldpfl.flower.terms import ARRAYS, CONFIG, RECORD, SHORTEST_REPLY_S, RoundTerms, check_sum_fits, deployable_mechanism, digest_of
+from ldpfl.mechanisms import guarantee_of, payload_bits
 from ldpfl.number_format import counted
 from ldpfl.privacy import RoundEvent
 from ldpfl.privacy.authors import released
@@ -239,7 +240,7 @@ class LdpStrategy(Strategy):
     def summary(self) -> None:
         """Log what each client's report protects."""
         course = self._started()
-        guarantee = course.mechanism.guarantee(course.last.state.ranges)
+        guarantee = guarantee_of(course.mechanism, course.last.state.ranges)
         LOGGER.info(
             "%s: epsilon %g for each %s of each report, %d of them a round, %s; after round %d",
             self.config.mechanism.name,
@@ -263,7 +264,7 @@ class LdpStrategy(Strategy):
         weights = to_vector(initial, layout)
         ranges = initial_ranges(self.config, layout, weights)
         mechanism = deployable_mechanism(self.config, ranges)
-        mechanism.payload_bits(ranges)  # says so if the mechanism does not fit the layers
+        payload_bits(mechanism, ranges)  # says so if the mechanism does not fit the layers
         check_log_size(layout.names, released(mechanism, ranges), rounds)
         rules = ServerRules(
             layout.names,

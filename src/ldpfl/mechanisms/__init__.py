@@ -8,6 +8,9 @@ if TYPE_CHECKING:
     from ldpfl.mechanisms.base import Mechanism as Mechanism
     from ldpfl.mechanisms.base import PublicState as PublicState
     from ldpfl.mechanisms.base import Refused as Refused
+    from ldpfl.mechanisms.base import guarantee_of as guarantee_of
+    from ldpfl.mechanisms.base import payload_bits as payload_bits
+    from ldpfl.mechanisms.base import privatize as privatize
     from ldpfl.mechanisms.base import read_valid as read_valid
     from ldpfl.mechanisms.base import require_finite as require_finite
     from ldpfl.mechanisms.base import total_clients as total_clients
@@ -78,8 +81,11 @@ __getattr__, __dir__ = lazy.exports(
         "count_ones": "ldpfl.mechanisms.reports.bits",
         "create": "ldpfl.mechanisms.registry",
         "draw_block": "ldpfl.randomness",
+        "guarantee_of": "ldpfl.mechanisms.base",
         "is_built_in": "ldpfl.privacy.built_in",
         "names": "ldpfl.mechanisms.registry",
+        "payload_bits": "ldpfl.mechanisms.base",
+        "privatize": "ldpfl.mechanisms.base",
         "read_settings": "ldpfl.mechanisms.registry",
         "read_valid": "ldpfl.mechanisms.base",
         "require_finite": "ldpfl.mechanisms.base",

@@ -120,28 +120,17 @@ class Mechanism(ABC):
         """Return the largest standard deviation (L,) of the mean's noise in each layer."""
 
     @abstractmethod
-    def payload_bits(self, ranges: LayerRanges) -> int:
-        """Bits that one client sends in one round, before rounding up to bytes."""
+    def units(self, ranges: LayerRanges) -> Units | SampledUnits:
+        """Say how a report is laid out in units that may be released apart; ``Units.whole`` where nothing may be taken apart.
+
+        Units may be taken apart only where each of them was randomised on its own, so that what it tells about its weights
+        does not depend on the company it arrives in. Their bits add up to the length of a report, the same whatever the values. What
+        :meth:`read` refuses in a unit may depend on its bits and its number of weights, not on which weights these are.
+        """
 
     @abstractmethod
     def release(self, ranges: LayerRanges) -> Release:
         """Say what one client's report of a round is, for the ledger."""
-
-    def guarantee(self, ranges: LayerRanges) -> Guarantee:
-        """State what one report protects: it follows from :meth:`release`."""
-        release = released(self, ranges)
-        epsilon = unit_epsilon(release, self.delta)
-        return Guarantee(
-            epsilon=epsilon,
-            delta=self.delta if release.pure_epsilon == inf and epsilon < inf else 0.0,
-            unit=release.unit,
-            units_per_round=release.units,
-            adjacency=_ADJACENCY[release.unit],
-            trust_model="local",
-            status="proved" if release.author == OURS else AUTHORS_CLAIM,
-            assumptions=self.assumptions if epsilon < inf else (release.why_unprotected or "nothing is protected",),
-            source=self.source,
-        )
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -198,38 +187,40 @@ class Mechanism(ABC):
         """What client and server must agree on beside the ranges: a dataclass of plain values."""
         return self
 
-    def units(self, ranges: LayerRanges) -> Units | SampledUnits:
-        """Say how a payload is laid out in units that may be released apart; the whole payload is one, unless stated.
-
-        Units may be taken apart only where each of them was randomised on its own, so that what it tells about its weights
-        does not depend on the company it arrives in. :meth:`in_part` reads some of them without the others. What :meth:`read`
-        refuses in a unit may depend on its bits and its number of weights, not on which weights these are.
-        """
-        return Units.whole(ranges.dimension, self.payload_bits(ranges))
-
-    def unit_ranges(self, ranges: LayerRanges) -> LayerRanges:
-        """Return the ranges of what units are about: the weights, unless the mechanism mixes these into other coordinates first."""
-        return ranges
-
-    def from_coordinates(self, mean: Tensor, ranges: LayerRanges) -> Tensor:
-        """Return the weights (d,) that a mean of coordinates stands for; 0 stands for a coordinate that nobody reported."""
-        return mean
-
-    def in_part(self, part: LayerRanges) -> Mechanism:
-        """Return the mechanism whose reports are whole units alone, those about ``part`` of the :meth:`unit_ranges`.
-
-        Sampled units come one by one: a report is one of them, and ``part`` covers all weights. The same mechanism, unless
-        it looks at more than its own units.
-        """
-        return self
-
     def comparison(self, ranges: LayerRanges) -> Comparison | None:
         """Return how each value is compared with one random integer, so that a simulation can compile it; None for any other encoding."""
         return None
 
-    def privatize(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> Tensor:
-        """Return what a server that sees each report learns: ``decode(encode(values))``, shape (K, d)."""
-        return self.decode(self.encode(values, ranges, generator), ranges)
+
+def guarantee_of(mechanism: Mechanism, ranges: LayerRanges) -> Guarantee:
+    """State what one report of ``mechanism`` protects. It follows from what the mechanism releases, and from whose code it is."""
+    release = released(mechanism, ranges)
+    epsilon = unit_epsilon(release, mechanism.delta)
+    return Guarantee(
+        epsilon=epsilon,
+        delta=mechanism.delta if release.pure_epsilon == inf and epsilon < inf else 0.0,
+        unit=release.unit,
+        units_per_round=release.units,
+        adjacency=_ADJACENCY[release.unit],
+        trust_model="local",
+        status="proved" if release.author == OURS else AUTHORS_CLAIM,
+        assumptions=mechanism.assumptions if epsilon < inf else (release.why_unprotected or "nothing is protected",),
+        source=mechanism.source,
+    )
+
+
+def payload_bits(mechanism: Mechanism, ranges: LayerRanges) -> int:
+    """Return how many bits one client sends in one round, before they are rounded up to bytes.
+
+    Raises:
+        ConfigError: the mechanism does not fit the layers.
+    """
+    return mechanism.units(ranges).payload_bits
+
+
+def privatize(mechanism: Mechanism, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> Tensor:
+    """Return what a server that sees each report learns of ``values`` (K, d): ``decode(encode(values))``, (K, d)."""
+    return mechanism.decode(mechanism.encode(values, ranges, generator), ranges)
 
 
 def comparison_of(mechanism: Mechanism, ranges: LayerRanges) -> Comparison | None:

@@ -166,9 +166,6 @@ class Duchi(Mechanism):
     def adds_up(self) -> bool:
         return True
 
-    def payload_bits(self, ranges: LayerRanges) -> int:
-        return ranges.dimension
-
     def units(self, ranges: LayerRanges) -> Units:
         """A bit a weight."""
         return Units.equal(ranges.dimension, 1)

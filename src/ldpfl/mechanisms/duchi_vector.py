@@ -17,6 +17,7 @@ from ldpfl.mechanisms.base import Mechanism, require_finite, total_clients
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, client_blocks
 from ldpfl.mechanisms.reports.bits import BitCounts, BitReports, Encoder, count_ones
+from ldpfl.mechanisms.reports.units import Units
 from ldpfl.mechanisms.settings import EpsilonSettings
 from ldpfl.privacy import PureRelease, usable_blanket
 from ldpfl.randomness import RandomSource, as_source, draw_block, draw_each
@@ -139,8 +140,8 @@ class DuchiVector(Mechanism):
     def adds_up(self) -> bool:
         return True
 
-    def payload_bits(self, ranges: LayerRanges) -> int:
-        return ranges.dimension
+    def units(self, ranges: LayerRanges) -> Units:
+        return Units.whole(ranges.dimension, ranges.dimension)
 
     def release(self, ranges: LayerRanges) -> PureRelease:
         # Uniform signs are the common law: those on the wrong side, and in the middle, are sent as often as they are there.

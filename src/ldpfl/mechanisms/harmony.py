@@ -130,16 +130,12 @@ class Harmony(Mechanism):
         """r A sqrt(s / n) for the largest group s of each layer (upper bound)."""
         return np.asarray(ranges.radii * np.sqrt(Groups.of(ranges, self.group).largest) * (self.gain / sqrt(clients)))
 
-    def payload_bits(self, ranges: LayerRanges) -> int:
-        groups = GroupCounts.of(ranges, self.group)
-        return int(unit_bits(groups.sizes) @ groups.counts)
-
     def units(self, ranges: LayerRanges) -> Units:
         """A group's place and sign."""
-        sizes = Groups.of(ranges, self.group).sizes
-        return Units(unit_bits(sizes), sizes)
+        groups = GroupCounts.of(ranges, self.group)
+        return Units(unit_bits(groups.sizes), groups.sizes, groups.counts, reader=self._of_part)
 
-    def in_part(self, part: LayerRanges) -> Harmony:
+    def _of_part(self, part: LayerRanges) -> Harmony:
         """Where every layer that is left is smaller than a group, each of them is one group, and the largest sets the size."""
         return self if self.group is None else replace(self, group=min(self.group, max(part.sizes)))
 

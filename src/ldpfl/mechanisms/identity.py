@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, require_finite, total_clients
 from ldpfl.mechanisms.reports.dense import DenseReports, mean_of_rows
+from ldpfl.mechanisms.reports.units import Units
 from ldpfl.mechanisms.settings import Facts, MechanismSettings
 from ldpfl.privacy import UnprotectedRelease
 from ldpfl.randomness import RandomSource
@@ -61,8 +62,8 @@ class Identity(Mechanism):
     def adds_up(self) -> bool:
         return True
 
-    def payload_bits(self, ranges: LayerRanges) -> int:
-        return 32 * ranges.dimension
+    def units(self, ranges: LayerRanges) -> Units:
+        return Units.whole(ranges.dimension, 32 * ranges.dimension)
 
     def release(self, ranges: LayerRanges) -> UnprotectedRelease:
         return UnprotectedRelease(self.name, "values leave as they are", ranges.dimension, "weight")

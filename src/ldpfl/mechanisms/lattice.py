@@ -17,6 +17,7 @@ from ldpfl.mechanisms.exact_noise import MOST_STEPS, NORMAL, rounded
 from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, blocks
 from ldpfl.mechanisms.reports.summed import SummedReports
+from ldpfl.mechanisms.reports.units import Units
 from ldpfl.mechanisms.reports.vectors import VectorMechanism, VectorReports
 from ldpfl.mechanisms.settings import Facts
 from ldpfl.randomness import RandomSource, as_source
@@ -220,9 +221,9 @@ class LatticeMechanism(VectorMechanism):
         """That of one client over the root of n."""
         return np.full_like(ranges.radii, self._std / sqrt(clients))
 
-    def payload_bits(self, ranges: LayerRanges) -> int:
-        """A float32 a weight; a lattice point of 32 or 64 bits where reports are to be summed."""
-        return (self.bits if self.summed else 32) * ranges.dimension
+    def units(self, ranges: LayerRanges) -> Units:
+        """A float32 a weight, or a lattice point of 32 or 64 bits where reports are to be summed; the whole vector is one unit."""
+        return Units.whole(ranges.dimension, (self.bits if self.summed else 32) * ranges.dimension)
 
     @property
     def delta(self) -> float:

@@ -13,7 +13,7 @@ from pydantic import Field, FiniteFloat
 
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.lazy import torch
-from ldpfl.mechanisms.base import require_finite
+from ldpfl.mechanisms.base import privatize, require_finite
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
 from ldpfl.mechanisms.exact_noise import Floats
 from ldpfl.mechanisms.privunit_law import DirectionLaw, direction_law, randomised_directions
@@ -171,7 +171,7 @@ class PrivUnitG(VectorMechanism):
         if not self.magnitude_share:
             return torch.full_like(lengths, self.norm)
         half = torch.tensor([self.norm / 2], dtype=torch.float64)  # [0, norm] is a range like any other, of one weight
-        return Duchi(self._length_epsilon).privatize(lengths.float()[:, None], LayerRanges(half, half, (1,)), source)[:, 0].double()
+        return privatize(Duchi(self._length_epsilon), lengths.float()[:, None], LayerRanges(half, half, (1,)), source)[:, 0].double()
 
     def _second_moment(self, length: Number) -> Number:
         """E[M^2] for a length at most ``norm``: norm^2 (A^2 - 1) / 4 + norm * length where it is sent, else norm^2."""

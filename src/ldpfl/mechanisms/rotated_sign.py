@@ -27,7 +27,7 @@ from ldpfl.mechanisms.harmony import Harmony
 from ldpfl.mechanisms.reports.base import client_blocks
 from ldpfl.mechanisms.reports.bits import BitReports, Encoder
 from ldpfl.mechanisms.reports.indexed import IndexedBitReports
-from ldpfl.mechanisms.reports.units import Units
+from ldpfl.mechanisms.reports.units import MixedCoordinates, Units
 from ldpfl.mechanisms.rotation import rotate, rotate_back, rotated_size
 from ldpfl.mechanisms.sampled_groups import GroupCounts, Groups, sample_places
 from ldpfl.mechanisms.settings import EpsilonSettings
@@ -94,7 +94,7 @@ class RotatedSign(Mechanism):
         source = as_source(generator)
         if self.group == 1:
             return self._randomise(signs, lengths, source)
-        groups = Groups.of(self.unit_ranges(ranges), self.group)
+        groups = Groups.of(self._coordinates(ranges), self.group)
         index = sample_places(source, len(signs), groups.sizes)
         bits = self._randomise(signs.gather(1, torch.from_numpy(index + groups.starts)), lengths, source)
         plus = np.unpackbits(bits.packed, axis=1, count=groups.sizes.size, bitorder="little").view(np.bool_)
@@ -145,19 +145,19 @@ class RotatedSign(Mechanism):
         return sqrt(pi / (2 * size))
 
     def decode(self, reports: Any, ranges: LayerRanges) -> Tensor:
-        return self.from_coordinates(self._sent.decode(reports, self.unit_ranges(ranges)), ranges)
+        return self._weights(self._sent.decode(reports, self._coordinates(ranges)), ranges)
 
     def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> Any:
-        return self._sent.read(payloads, self.unit_ranges(ranges))
+        return self._sent.read(payloads, self._coordinates(ranges))
 
     def aggregate(self, reports: Sequence[Any], ranges: LayerRanges) -> Tensor:
-        return self.from_coordinates(self._sent.aggregate(reports, self.unit_ranges(ranges)), ranges)
+        return self._weights(self._sent.aggregate(reports, self._coordinates(ranges)), ranges)
 
     def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
         """(g A^2 - 1) pi / (2 D) in each weight of a vector of full length without a sign 0, and never above g A^2 pi / (2 D)."""
         signs, worth = self._signs(values, ranges)
         mean_square = signs.square().double().mean(dim=1, keepdim=True) * worth[:, None] ** 2
-        sizes = Groups.of(self.unit_ranges(ranges), self.group).sizes
+        sizes = Groups.of(self._coordinates(ranges), self.group).sizes
         largest = float(sizes @ sizes) / signs.shape[1]  # g, or a little less where the last group is smaller
         own = (largest * self._gain**2 - mean_square) * self._scale(signs.shape[1]) ** 2
         return own.expand(-1, ranges.dimension).to(values.dtype)
@@ -170,30 +170,28 @@ class RotatedSign(Mechanism):
         """A sqrt(g pi / (2 D n))."""
         return np.full_like(ranges.radii, self._gain * self._scale(rotated_size(ranges.dimension)) * sqrt(self.group / clients))
 
-    def payload_bits(self, ranges: LayerRanges) -> int:
-        return self._sent.payload_bits(self.unit_ranges(ranges))
-
     @property
     def adds_up(self) -> bool:
         return self._sent.adds_up
 
     def units(self, ranges: LayerRanges) -> Units:
-        """A bit a coordinate, or a group's place and bit."""
-        return self._sent.units(self.unit_ranges(ranges))
+        """A bit a rotated coordinate, or a group's place and bit."""
+        coordinates = self._coordinates(ranges)
+        units = self._sent.units(coordinates)
+        mixed = MixedCoordinates(coordinates, lambda mean: self._weights(mean, ranges))
+        return replace(units, reader=units.reader or (lambda part: self._sent), mixed=mixed)
 
-    def unit_ranges(self, ranges: LayerRanges) -> LayerRanges:
-        """Those of a rotated direction, in which a sign is worth a radius."""
+    def _coordinates(self, ranges: LayerRanges) -> LayerRanges:
+        """Return the ranges of a rotated direction, in which a sign is worth a radius."""
         size = rotated_size(ranges.dimension)
         return LayerRanges(0.0, self._scale(size), (size,))
 
-    def from_coordinates(self, mean: Tensor, ranges: LayerRanges) -> Tensor:
+    def _weights(self, mean: Tensor, ranges: LayerRanges) -> Tensor:
+        """Return the weights that ``mean`` stands for, of rotated coordinates."""
         return (ranges.expand()[0] + rotate_back(mean.double(), ranges.dimension, self.round)).float()
 
-    def in_part(self, part: LayerRanges) -> Mechanism:
-        return self._sent.in_part(part)
-
     def release(self, ranges: LayerRanges) -> BinaryRelease:
-        bits = GroupCounts.of(self.unit_ranges(ranges), self.group).groups
+        bits = GroupCounts.of(self._coordinates(ranges), self.group).groups
         realised = Duchi(self.epsilon).epsilon_realised
         return BinaryRelease(self.name, self.epsilon, bits, unit="coordinate", realised=realised, sampled=self.group)
 

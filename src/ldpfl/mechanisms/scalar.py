@@ -16,7 +16,7 @@ from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, require_finite, require_finite_sample, require_shape, total_clients
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, blocks, client_blocks
 from ldpfl.mechanisms.reports.dense import DenseReports
-from ldpfl.mechanisms.reports.sampled import SampledReports, choose_coordinates, index_bits
+from ldpfl.mechanisms.reports.sampled import SampledReports, choose_coordinates
 from ldpfl.mechanisms.reports.units import SampledUnits, Units
 from ldpfl.mechanisms.scalar_noise import (
     HybridLaw,
@@ -164,19 +164,14 @@ class ScalarMechanism(Mechanism):
     def adds_up(self) -> bool:
         return self.coordinates is None
 
-    def payload_bits(self, ranges: LayerRanges) -> int:
-        taken = self.sampled(ranges)
-        return 32 * ranges.dimension if taken is None else taken * (32 + index_bits(ranges.dimension))
-
     def units(self, ranges: LayerRanges) -> Units | SampledUnits:
         """A value a weight, or the sampled weights, each with its index: they were randomised at epsilon / k each."""
         taken = self.sampled(ranges)
-        return Units.equal(ranges.dimension, 32) if taken is None else SampledUnits(taken, ranges.dimension)
-
-    def in_part(self, part: LayerRanges) -> ScalarMechanism:
-        """A sampled weight alone is the report of a client that samples one weight, at epsilon / k."""
-        taken = self.sampled(part)
-        return self if taken is None else replace(self, epsilon=_share(self.epsilon, taken), coordinates=1)
+        if taken is None:
+            return Units.equal(ranges.dimension, 32)
+        # A sampled weight alone is the report of a client that samples one weight, at epsilon / k.
+        alone = replace(self, epsilon=_share(self.epsilon, taken), coordinates=1)
+        return SampledUnits(taken, ranges.dimension, reader=lambda part: alone)
 
     def release(self, ranges: LayerRanges) -> PureRelease:
         taken, each = self.sampled(ranges), self.law_for(ranges).blanket

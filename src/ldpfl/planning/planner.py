@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 
 from ldpfl import mechanisms
 from ldpfl.errors import ConfigError, shown
-from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms import Mechanism, payload_bits
 from ldpfl.planning.search import fewest, smallest, smallest_by
 from ldpfl.privacy.accountants.binomial import fewest_ones, sigmoid
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
@@ -230,7 +230,7 @@ def plan(setting: Setting) -> Plan:
         )
         statement = replace(statement, notes=(*statement.notes, said))
     noise = float(mechanism.noise_std(ranges, setting.cohort).max())
-    return Plan(setting, statement, noise, (mechanism.payload_bits(ranges) + 7) // 8)
+    return Plan(setting, statement, noise, (payload_bits(mechanism, ranges) + 7) // 8)
 
 
 def _cohort_of(setting: Setting, release: Release) -> int:

@@ -8,7 +8,7 @@ from math import ceil, inf, log10, sqrt
 from typing import Any, Literal, get_args
 
 from ldpfl.errors import ConfigError
-from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms import Mechanism, payload_bits
 from ldpfl.mechanisms.dp_fedavg import DpFedAvg
 from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.lattice import Lattice, LatticeMechanism
@@ -269,7 +269,7 @@ class _Asked:
             wanted=self.wanted(noise),
             group=self.group,
             relay_records=ceil(mechanism.release(self.ranges).units / self.linked),
-            bytes_per_client=(mechanism.payload_bits(self.ranges) + 7) // 8,
+            bytes_per_client=(payload_bits(mechanism, self.ranges) + 7) // 8,
             reports=1 if self.once else self.rounds,
             linked=self.linked,
             colluding=self.colluding,

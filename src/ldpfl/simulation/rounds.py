@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ldpfl.mechanisms import Gaussian
+from ldpfl.mechanisms import Gaussian, payload_bits
 from ldpfl.mechanisms.dp_sgd import of_records
 from ldpfl.privacy import Release, RoundEvent
 from ldpfl.privacy.authors import released
@@ -156,7 +156,7 @@ def _solved_round(
         state,
         len(cohort),
         event=_event(federation, number, released(mechanism, before.state.ranges), len(cohort), cohort, joined),
-        uplink_bytes=mechanism.payload_bits(head.ranges) // 8,
+        uplink_bytes=payload_bits(mechanism, head.ranges) // 8,
         observed=Observed(noise_std=[total.noise / records] * len(task.layout.names)),
         began=began,
     )

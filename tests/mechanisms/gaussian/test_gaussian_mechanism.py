@@ -17,7 +17,7 @@ from torch import Tensor
 from grids import each
 from ldpfl import ConfigError, LayerRanges, PrivacyError, SecureSource, SeededStreams, mechanisms
 from ldpfl.errors import ProtocolError
-from ldpfl.mechanisms import Gaussian, VectorReports
+from ldpfl.mechanisms import Gaussian, VectorReports, guarantee_of, payload_bits
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.mechanisms.gaussian import (
     AdapLDP,
@@ -240,7 +240,7 @@ def test_reports_survive_the_wire(dimension: int, clients: int, seed: int) -> No
     received = FULL.read(payloads, ranges)
     assert type(received) is VectorReports
     assert torch.equal(received.values, sent.values)
-    assert {8 * len(payload) for payload in payloads} == {8 * sent.bytes_per_client} == {FULL.payload_bits(ranges)}
+    assert {8 * len(payload) for payload in payloads} == {8 * sent.bytes_per_client} == {payload_bits(FULL, ranges)}
     assert b"".join(payloads) == sent.values.numpy().tobytes()  # and nothing of the noise's size
 
 
@@ -350,14 +350,14 @@ def test_a_sound_schedule_states_its_mu_as_an_epsilon(schedule: NoiseSchedule) -
         release = mechanism.release(RANGES)
         assert release == GaussianRelease(schedule.name, release.parameter, alike=True)
         assert mu < release.parameter < mu * (1 + 1e-13)  # rounded up
-        guarantee = mechanism.guarantee(RANGES)
+        guarantee = guarantee_of(mechanism, RANGES)
         assert guarantee.epsilon == gaussian_epsilon(release.parameter, schedule.delta)
         assert (guarantee.delta, guarantee.unit, guarantee.units_per_round) == (1e-5, "vector", 1)
         assert (guarantee.trust_model, guarantee.status) == ("local", "proved")
 
 
 def test_full_dp_spends_its_budget_exactly() -> None:
-    assert FULL.guarantee(RANGES).epsilon == pytest.approx(2.0, rel=1e-9)
+    assert guarantee_of(FULL, RANGES).epsilon == pytest.approx(2.0, rel=1e-9)
     release = FULL.release(RANGES)
     assert isinstance(release, GaussianRelease)
     assert release.mu == pytest.approx(gaussian_mu(2.0, 1e-5), rel=1e-12)
@@ -370,8 +370,8 @@ def test_an_unsound_schedule_promises_nothing_and_says_why(schedule: NoiseSchedu
     release = mechanism.release(RANGES)
     claim = (None, None) if isinstance(schedule, TimeVarying) else (schedule.epsilon, 1e-5)  # shared over the run: not the paper's
     assert release == UnprotectedRelease(schedule.name, schedule.reason(), 1, "vector", *claim)
-    assert mechanism.guarantee(RANGES).epsilon == math.inf
-    assert mechanism.guarantee(RANGES).assumptions == (schedule.reason(),)
+    assert guarantee_of(mechanism, RANGES).epsilon == math.inf
+    assert guarantee_of(mechanism, RANGES).assumptions == (schedule.reason(),)
     assert schedule.reason()
 
 

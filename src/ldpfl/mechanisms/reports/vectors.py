@@ -13,6 +13,7 @@ from ldpfl.errors import PrivacyError
 from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, total_clients
 from ldpfl.mechanisms.reports.dense import DenseReports, DenseSum, mean_of_rows
+from ldpfl.mechanisms.reports.units import Units
 from ldpfl.ranges import LayerRanges
 
 if TYPE_CHECKING:
@@ -83,5 +84,6 @@ class VectorMechanism(Mechanism):
     def adds_up(self) -> bool:
         return True
 
-    def payload_bits(self, ranges: LayerRanges) -> int:
-        return 32 * ranges.dimension
+    def units(self, ranges: LayerRanges) -> Units:
+        """A float32 a weight; the whole vector is one unit."""
+        return Units.whole(ranges.dimension, 32 * ranges.dimension)
