@@ -33,6 +33,7 @@ from ldpfl.mechanisms.gaussian import (
     Sensitivity,
     TimeVarying,
 )
+from ldpfl.mechanisms.hooks import in_round
 from ldpfl.privacy import GaussianRelease, UnprotectedRelease
 from ldpfl.privacy.accountants.gaussian import composed_mu, gaussian_epsilon, gaussian_mu
 from ldpfl.privacy.events import OURS, Channel
@@ -342,7 +343,7 @@ def test_the_sound_form_has_the_same_noise_whatever_clients_hold(name: str, same
     assert not torch.equal(ours.state.weights, theirs.state.weights)
     assert (ours.history[-1].noise_std == theirs.history[-1].noise_std) == same
 
-    mechanism = federation.mechanism.in_round(earlier.state.public())
+    mechanism = in_round(federation.mechanism, earlier.state.public())
     assert isinstance(mechanism, Gaussian)
     values = torch.randn(CLIENTS, 4010, generator=torch.Generator().manual_seed(1))
     stds = [clients_noise(mechanism, federation, scale * values, start).std() for scale in (1e-3, 1e-1)]

@@ -17,6 +17,7 @@ from scipy import special, stats
 from ldpfl.auditing.bounds import Counts, Floats, Mask, clopper_pearson, epsilon_lower_bound, mean_bound, telling_bins, wilson
 from ldpfl.auditing.reports import Outcomes, WholeReports, source_of
 from ldpfl.mechanisms import Mechanism, payload_bits
+from ldpfl.mechanisms.hooks import record_rate_of
 from ldpfl.privacy import BinaryRelease, GaussianRelease, PureRelease, Release
 from ldpfl.randomness import SecureSource
 
@@ -260,8 +261,8 @@ def computed(mechanism: Mechanism) -> Iterator[Found]:
             yield from _of_bits(mechanism, release, drawn, of)
         if release.unit in ("record", "person"):
             rate = release.rate if isinstance(release, GaussianRelease) else 1.0
-            said = f"records are accounted with probability {rate:g}, and take part with {mechanism.record_rate:g}"
-            yield Found("rate of records", mechanism.record_rate, rate, said)
+            said = f"records are accounted with probability {rate:g}, and take part with {record_rate_of(mechanism):g}"
+            yield Found("rate of records", record_rate_of(mechanism), rate, said)
             return
 
 

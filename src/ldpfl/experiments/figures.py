@@ -21,6 +21,7 @@ from ldpfl.experiments.run_folder import Kind
 from ldpfl.experiments.trainers import is_compiled
 from ldpfl.files import finite
 from ldpfl.mechanisms import payload_bits
+from ldpfl.mechanisms.hooks import record_clip_of
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.accountants.registry import unit_epsilon
 from ldpfl.privacy.guarantee import json_number
@@ -166,7 +167,7 @@ def records_held(config: RunConfig, federation: Federation) -> int | None:
 
 def _of_delta(config: RunConfig, federation: Federation) -> list[str]:
     records, delta = records_held(config, federation) or 0, config.privacy.delta
-    if federation.mechanism.record_clip is None or delta * records < 1:
+    if record_clip_of(federation.mechanism) is None or delta * records < 1:
         return []
     what = "persons" if config.data.person else "records"
     return [f"delta {delta:g} is not below 1/{records:,}: to publish one of the {what} at random would satisfy it"]
@@ -230,7 +231,7 @@ def _noise(config: RunConfig, federation: Federation, last: Checkpoint) -> dict[
 
 def _clipped_records(federation: Federation, last: Checkpoint) -> list[float | None] | None:
     """Return the share of records whose gradient was clipped, by round; None where none is, and of a round where only clients know it."""
-    return None if federation.mechanism.record_clip is None else [metrics.clipped_records for metrics in last.history]
+    return None if record_clip_of(federation.mechanism) is None else [metrics.clipped_records for metrics in last.history]
 
 
 def _layers(config: RunConfig, federation: Federation, last: Checkpoint) -> dict[str, dict[str, float | None]]:

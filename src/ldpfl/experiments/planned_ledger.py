@@ -14,6 +14,7 @@ from ldpfl.experiments.record_sums import evaluations, for_evaluation, head_of
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import payload_bits
 from ldpfl.mechanisms.base import PublicState
+from ldpfl.mechanisms.hooks import in_round
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.authors import released
 from ldpfl.ranges import LayerRanges
@@ -62,7 +63,7 @@ def planned_ledger(config: RunConfig, given: Given = NOTHING) -> Ledger:
         joined[cohort] += 1
         place += 1
         if cohort.size or self_sampling is not None:
-            bound = mechanism.in_round(PublicState(number, weights, None, ranges.sizes))
+            bound = in_round(mechanism, PublicState(number, weights, None, ranges.sizes))
             release = released(bound, ranges, mechanism)
             ledger = ledger.charge(
                 round_event(

@@ -27,6 +27,7 @@ from ldpfl.flower.records import RecordGradients, Records, check_kind
 from ldpfl.flower.terms import RECORD, Answer, RoundTerms, adding_up, digest_of, mechanism_named
 from ldpfl.mechanisms import is_built_in, payload_bits
 from ldpfl.mechanisms.base import is_finite
+from ldpfl.mechanisms.hooks import record_clip_of
 from ldpfl.mechanisms.reports.bits import packed_size
 from ldpfl.randomness import RandomSource, SecureSource
 from ldpfl.server import client_values
@@ -364,7 +365,7 @@ def _wrapped(app: ClientAppCallable | str | None, records: Records | str | None)
 
 def _dtype(asked: Asked) -> torch.dtype:
     """Return what values are before they are randomised: sums of records' gradients are integers, all else is float32."""
-    return torch.float32 if asked.ask.mechanism.record_clip is None else torch.int64
+    return torch.float32 if record_clip_of(asked.ask.mechanism) is None else torch.int64
 
 
 def _unchanged(asked: Asked) -> Tensor:

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from ldpfl.errors import PrivacyError, ProtocolError
 from ldpfl.lazy import torch
-from ldpfl.mechanisms.comparing import Comparison
-from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.mechanisms.reports.base import Reports
 from ldpfl.mechanisms.reports.units import SampledUnits, Units
 from ldpfl.privacy import REPLACE_ONE, REPLACE_PERSON, REPLACE_RECORD, Guarantee, Release
@@ -168,29 +166,6 @@ class Mechanism(ABC):
         """What a user of these parameters should be told, a line each."""
         return ()
 
-    @property
-    def record_clip(self) -> RecordClip | None:
-        """How each record's gradient is bounded before a client adds them up; None where records are not looked at one by one."""
-        return None
-
-    @property
-    def record_rate(self) -> float:
-        """Probability with which each of a client's records takes part in a round, by a coin of its own."""
-        return 1.0
-
-    def in_round(self, public: PublicState) -> Mechanism:
-        """Return the mechanism of this round; the same one, unless its noise follows a schedule."""
-        return self
-
-    @property
-    def terms(self) -> object:
-        """What client and server must agree on beside the ranges: a dataclass of plain values."""
-        return self
-
-    def comparison(self, ranges: LayerRanges) -> Comparison | None:
-        """Return how each value is compared with one random integer, so that a simulation can compile it; None for any other encoding."""
-        return None
-
 
 def guarantee_of(mechanism: Mechanism, ranges: LayerRanges) -> Guarantee:
     """State what one report of ``mechanism`` protects. It follows from what the mechanism releases, and from whose code it is."""
@@ -221,12 +196,6 @@ def payload_bits(mechanism: Mechanism, ranges: LayerRanges) -> int:
 def privatize(mechanism: Mechanism, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> Tensor:
     """Return what a server that sees each report learns of ``values`` (K, d): ``decode(encode(values))``, (K, d)."""
     return mechanism.decode(mechanism.encode(values, ranges, generator), ranges)
-
-
-def comparison_of(mechanism: Mechanism, ranges: LayerRanges) -> Comparison | None:
-    """Return the comparison by which ``mechanism`` encodes, or None: also for a subclass that encodes in a way of its own."""
-    nearest = next(kind for kind in type(mechanism).__mro__ if "encode" in vars(kind) or "comparison" in vars(kind))
-    return mechanism.comparison(ranges) if "comparison" in vars(nearest) else None
 
 
 @dataclass(frozen=True)

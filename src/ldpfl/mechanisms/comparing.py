@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ldpfl.mechanisms.base import Mechanism
 from ldpfl.mechanisms.coins import Places
+from ldpfl.ranges import LayerRanges
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,3 +34,18 @@ class Comparison:
     first: Callable[..., Tensor]
     told: tuple[Tensor, ...]
     exact: Callable[[NDArray[np.float32], Places], Places]
+
+
+@runtime_checkable
+class ByComparison(Protocol):
+    """A mechanism that compares each value with one random integer."""
+
+    def comparison(self, ranges: LayerRanges) -> Comparison | None:
+        """Return how, so that a simulation can compile it; None where another encoding is used for these ranges."""
+        ...
+
+
+def comparison_of(mechanism: Mechanism, ranges: LayerRanges) -> Comparison | None:
+    """Return the comparison by which ``mechanism`` encodes, or None: also for a subclass that encodes in a way of its own."""
+    nearest = next(kind for kind in type(mechanism).__mro__ if "encode" in vars(kind) or "comparison" in vars(kind))
+    return mechanism.comparison(ranges) if "comparison" in vars(nearest) and isinstance(mechanism, ByComparison) else None
