@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,13 +37,12 @@ class Comparison:
     exact: Callable[[NDArray[np.float32], Places], Places]
 
 
-@runtime_checkable
-class ByComparison(Protocol):
+class ByComparison(ABC):
     """A mechanism that compares each value with one random integer."""
 
+    @abstractmethod
     def comparison(self, ranges: LayerRanges) -> Comparison | None:
         """Return how, so that a simulation can compile it; None where another encoding is used for these ranges."""
-        ...
 
 
 def comparison_of(mechanism: Mechanism, ranges: LayerRanges) -> Comparison | None:

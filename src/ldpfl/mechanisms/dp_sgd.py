@@ -10,6 +10,7 @@ from pydantic import Field, FiniteFloat
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, require_shape_of
+from ldpfl.mechanisms.hooks import PerRecord
 from ldpfl.mechanisms.lattice import LEAST_NOISE, MOST_NOISE, UP, Lattice, LatticeMechanism
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.mechanisms.settings import Facts, MechanismSettings, Part
@@ -36,7 +37,7 @@ def of_records(mechanism: Mechanism) -> DpSgd:
 
 
 @dataclass(frozen=True)
-class DpSgd(LatticeMechanism):
+class DpSgd(LatticeMechanism, PerRecord):
     """Add Gaussian noise of standard deviation s C to the sum of a client's gradients, each clipped to the norm C.
 
     Reports are in units of C (De et al. 2022), so that a step does not shrink with it: the estimate is of the mean clipped gradient / C.

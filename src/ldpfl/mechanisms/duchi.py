@@ -17,7 +17,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, require_finite_block, require_shape, total_clients
 from ldpfl.mechanisms.coins import FIRST, Places, words_below
-from ldpfl.mechanisms.comparing import Comparison
+from ldpfl.mechanisms.comparing import ByComparison, Comparison
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
 from ldpfl.mechanisms.reports.bits import BitReports, Encoder, count_ones
 from ldpfl.mechanisms.reports.units import Units
@@ -68,7 +68,7 @@ _CLAIM = (
 
 
 @dataclass(frozen=True)
-class Duchi(Mechanism):
+class Duchi(Mechanism, ByComparison):
     """Send one bit a weight: + with probability 1/2 + (w - c) / (2 r A), A = (e^eps + 1) / (e^eps - 1).
 
     Guarantee: epsilon-LDP (pure) for each weight of each round's report, replacing that weight by any other value;

@@ -1,40 +1,42 @@
-"""What only some mechanisms have, and others need not know of: noise that changes from round to round, and clipped records."""
+"""What only some mechanisms have, and others need not know of: noise that changes from round to round, and clipped records.
+
+A mechanism derives from these classes, beside :class:`Mechanism`. Its class decides, and never an attribute of an instance, because the
+author of a mechanism is found from classes (:mod:`ldpfl.privacy.authors`).
+"""
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from abc import ABC, abstractmethod
 
 from ldpfl.mechanisms.base import Mechanism, PublicState
 from ldpfl.mechanisms.record_clipping import RecordClip
 
 
-@runtime_checkable
-class PerRound(Protocol):
+class PerRound(ABC):
     """A mechanism that is another one in each round: its noise follows a schedule, or its rotation is that of the round."""
 
+    @abstractmethod
     def in_round(self, public: PublicState) -> Mechanism:
         """Return the mechanism of the round in which ``public`` is known."""
-        ...
 
     @property
+    @abstractmethod
     def terms(self) -> object:
         """What client and server must agree on, beside the ranges and the round: a dataclass of plain values."""
-        ...
 
 
-@runtime_checkable
-class PerRecord(Protocol):
+class PerRecord(ABC):
     """A mechanism that protects single records, or single persons, and so clips the gradient of each of them."""
 
     @property
+    @abstractmethod
     def record_clip(self) -> RecordClip:
         """How each record's gradient is bounded before a client adds them up."""
-        ...
 
     @property
+    @abstractmethod
     def record_rate(self) -> float:
         """Probability with which each of a client's records takes part in a round, by a coin of its own."""
-        ...
 
 
 def in_round(mechanism: Mechanism, public: PublicState) -> Mechanism:

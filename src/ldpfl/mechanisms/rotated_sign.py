@@ -24,6 +24,7 @@ from ldpfl.mechanisms.base import Mechanism, PublicState, require_finite
 from ldpfl.mechanisms.coins import FIRST, words_below
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
 from ldpfl.mechanisms.harmony import Harmony
+from ldpfl.mechanisms.hooks import PerRound
 from ldpfl.mechanisms.reports.base import client_blocks
 from ldpfl.mechanisms.reports.bits import BitReports, Encoder
 from ldpfl.mechanisms.reports.indexed import IndexedBitReports
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RotatedSign(Mechanism):
+class RotatedSign(Mechanism, PerRound):
     """Send the sign of each coordinate of the update's direction after a public random rotation, by randomised response.
 
     Guarantee: epsilon-LDP (pure) for each of the D / group bits of a report, whatever the update was; D is the number of weights, rounded

@@ -17,6 +17,7 @@ from ldpfl.errors import PrivacyError
 from ldpfl.mechanisms.base import PublicState, require_finite
 from ldpfl.mechanisms.exact_noise import NORMAL, rounded
 from ldpfl.mechanisms.gaussian.schedule import ClientState, NoiseSchedule
+from ldpfl.mechanisms.hooks import PerRound
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, blocks
 from ldpfl.mechanisms.reports.vectors import VectorMechanism, VectorReports
 from ldpfl.privacy import GaussianRelease, UnprotectedRelease
@@ -57,7 +58,7 @@ class NoisyReports(VectorReports):
 
 
 @dataclass(frozen=True)
-class Gaussian(VectorMechanism):
+class Gaussian(VectorMechanism, PerRound):
     """Add Gaussian noise to each layer of a client's update, as much as a schedule says.
 
     Guarantee: that of the schedule's ``mu`` for a client's whole vector of one round, replacing the client's data; none where
