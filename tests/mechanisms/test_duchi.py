@@ -509,6 +509,6 @@ def test_release_says_how_many_bits_left_at_which_budget() -> None:
 @pytest.mark.parametrize(("epsilon", "told"), [(1.0, False), (10.0, False), (40.0, True)])
 def test_a_budget_beyond_the_bits_is_told_as_a_caveat(epsilon: float, told: bool) -> None:
     """32 bits realise at most ln(2**32 - 1) = 22.18."""
-    caveats = duchi(epsilon).caveats
+    caveats = duchi(epsilon).properties.caveats
     assert len(caveats) == told
     assert all("22.18" in caveat for caveat in caveats)

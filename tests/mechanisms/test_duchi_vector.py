@@ -452,7 +452,7 @@ def test_guarantee_and_release_count_the_vector_once() -> None:
 
 @pytest.mark.parametrize(("epsilon", "told"), [(1.0, False), (15.0, False), (40.0, True)])
 def test_a_budget_beyond_the_bits_is_told_as_a_caveat(epsilon: float, told: bool) -> None:
-    assert len(DuchiVector(epsilon).caveats) == told
+    assert len(DuchiVector(epsilon).properties.caveats) == told
     assert DuchiVector(epsilon).epsilon_realised <= epsilon
 
 

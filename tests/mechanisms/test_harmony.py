@@ -501,4 +501,4 @@ def test_guarantee_and_release_state_the_unit_and_count_it(group: int | None, un
 
 @pytest.mark.parametrize(("epsilon", "told"), [(1.0, False), (40.0, True)])
 def test_a_budget_beyond_the_bits_is_told_as_a_caveat(epsilon: float, told: bool) -> None:
-    assert len(Harmony(epsilon).caveats) == told
+    assert len(Harmony(epsilon).properties.caveats) == told

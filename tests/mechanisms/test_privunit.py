@@ -293,9 +293,9 @@ def test_without_a_length_short_vectors_are_taken_for_long_ones() -> None:
         mechanism.encode((length * direction).float()[None], ranges, SeededStreams.for_clients(1, 1, [0])).values for length in (0.5, 1e-30)
     )
     torch.testing.assert_close(long, short, rtol=1e-5, atol=1e-3)  # a step of the lattice at most
-    assert "biased" in mechanism.caveats[0]
-    assert PrivUnitG(2.0, 0.5, 0.2).caveats == ()
-    assert "more than 32 random bits express" in PrivUnitG(120.0, 0.5, 0.2).caveats[0]
+    assert "biased" in mechanism.properties.caveats[0]
+    assert PrivUnitG(2.0, 0.5, 0.2).properties.caveats == ()
+    assert "more than 32 random bits express" in PrivUnitG(120.0, 0.5, 0.2).properties.caveats[0]
 
 
 @pytest.mark.parametrize(("share", "clients"), [(0.3, 800), (0.0, 3_000), (0.3, 3_000)])

@@ -511,4 +511,4 @@ def test_payload_bits_follow_the_formula() -> None:
     [(Laplace(36.0), 0), (Laplace(1e4), 0), (Piecewise(88.0), 0), (Piecewise(89.0), 1), (Hybrid(22.0), 0), (Hybrid(44.6, 2), 1)],
 )
 def test_what_random_bits_cannot_express_is_told_as_a_caveat(mechanism: ScalarMechanism, told: int) -> None:
-    assert len(mechanism.caveats) == told
+    assert len(mechanism.properties.caveats) == told

@@ -104,7 +104,7 @@ def round_cost(mechanism: Mechanism, ranges: LayerRanges, clients: int, linked: 
     upload = plan.records * (plan.plaintext_bytes + OVERHEAD)
     relays = max(ceil(clients / MAX_UPLOADS), ceil(clients / max(1, MAX_ROUND_BYTES // upload)))
     is_packed = bits <= ranges.dimension
-    join_s = (ADD_BIT_S * bits if is_packed else ADD_S * bits / 8) if mechanism.adds_up else JOIN_S * bits / 8
+    join_s = (ADD_BIT_S * bits if is_packed else ADD_S * bits / 8) if mechanism.properties.adds_up else JOIN_S * bits / 8
     server_s = clients * (plan.records * OPEN_S + join_s)
     cores = max(1, ceil(server_s / HOUR_S))
     encode = ENCODE_NS.get(mechanism.name)
@@ -119,7 +119,7 @@ def round_cost(mechanism: Mechanism, ranges: LayerRanges, clients: int, linked: 
         seal_s=plan.records * SEAL_S,
         server_s=server_s,
         server_cores=cores,
-        server_bytes=_START_BYTES * cores + (0 if mechanism.adds_up else _COPIES * clients * ((bits + 7) // 8)),
+        server_bytes=_START_BYTES * cores + (0 if mechanism.properties.adds_up else _COPIES * clients * ((bits + 7) // 8)),
     )
 
 

@@ -186,7 +186,7 @@ def _privacy(config: RunConfig, federation: Federation, last: Checkpoint) -> dic
         "perturbed": config.mechanism.perturbed,
         **of_unit(last.ledger, config.privacy.delta),
         "target": None if config.privacy.target_epsilon == "off" else config.privacy.target_epsilon,
-        "caveats": [*federation.mechanism.caveats, *federation.notes, *said],
+        "caveats": [*federation.mechanism.properties.caveats, *federation.notes, *said],
         "privacy": account(last.ledger, config.privacy.delta).to_dict(),
     }
 

@@ -38,7 +38,7 @@ def planned_ledger(config: RunConfig, given: Given = NOTHING) -> Ledger:
     judged = set(evaluations(config))
     scores = released(mechanism_of(for_evaluation(config), ranges), ranges) if judged else None
     measured = STAGES if measures(config, described(config, given).unscaled, mechanism) else 0
-    if not mechanism.foreseeable:
+    if not mechanism.properties.foreseeable:
         raise ConfigError(f"what {mechanism.name!r} guarantees depends on the data or on how training goes: run it, then see its ledger")
     clients, self_sampling, once = config.clients.count, self_sampling_of(config), config.clients.once
     if self_sampling is not None and config.data.brought:

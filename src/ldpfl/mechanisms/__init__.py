@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ldpfl.mechanisms.harmony import Harmony as Harmony
     from ldpfl.mechanisms.identity import Identity as Identity
     from ldpfl.mechanisms.privunit import PrivUnitG as PrivUnitG
+    from ldpfl.mechanisms.properties import Properties as Properties
     from ldpfl.mechanisms.registry import built as built
     from ldpfl.mechanisms.registry import create as create
     from ldpfl.mechanisms.registry import names as names
@@ -68,6 +69,7 @@ __getattr__, __dir__ = lazy.exports(
         "Perturbed": "ldpfl.mechanisms.settings",
         "Piecewise": "ldpfl.mechanisms.scalar",
         "PrivUnitG": "ldpfl.mechanisms.privunit",
+        "Properties": "ldpfl.mechanisms.properties",
         "PublicState": "ldpfl.mechanisms.base",
         "Refused": "ldpfl.mechanisms.base",
         "Reports": "ldpfl.mechanisms.reports.base",

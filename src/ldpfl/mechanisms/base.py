@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ldpfl.errors import PrivacyError, ProtocolError
 from ldpfl.lazy import torch
+from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.reports.base import Reports
 from ldpfl.mechanisms.reports.units import SampledUnits, Units
 from ldpfl.privacy import REPLACE_ONE, REPLACE_PERSON, REPLACE_RECORD, Guarantee, Release
@@ -131,56 +132,25 @@ class Mechanism(ABC):
         """Say what one client's report of a round is, for the ledger."""
 
     @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What has to be true for the guarantee, outside the mechanism."""
-        return ("ranges are public", "random bits are uniform and secret")
-
-    @property
-    def delta(self) -> float:
-        """Failure probability at which the guarantee is stated, where there is no pure one."""
-        return 0.0
-
-    source: ClassVar[str] = ""
-    """Where the mechanism's guarantee is proved, if not with its release."""
-
-    @property
-    def deployable(self) -> bool:
-        """Whether a client on Flower can run it: it needs nothing but its own values and what is public in a round."""
-        return True
-
-    @property
-    def foreseeable(self) -> bool:
-        """Whether what it releases follows from public settings, so that it is known before a run."""
-        return True
-
-    @property
-    def adds_up(self) -> bool:
-        """Whether :meth:`aggregate` needs nothing but the number of reports and the sum of their ``addends``.
-
-        A server then adds up each report when it comes, and forgets it. Such reports are :class:`BitReports` or :class:`DenseReports`.
-        """
-        return False
-
-    @property
-    def caveats(self) -> tuple[str, ...]:
-        """What a user of these parameters should be told, a line each."""
-        return ()
+    def properties(self) -> Properties:
+        """What holds of it in every round: the defaults of :class:`Properties`, unless stated."""
+        return Properties()
 
 
 def guarantee_of(mechanism: Mechanism, ranges: LayerRanges) -> Guarantee:
     """State what one report of ``mechanism`` protects. It follows from what the mechanism releases, and from whose code it is."""
-    release = released(mechanism, ranges)
-    epsilon = unit_epsilon(release, mechanism.delta)
+    release, properties = released(mechanism, ranges), mechanism.properties
+    epsilon = unit_epsilon(release, properties.delta)
     return Guarantee(
         epsilon=epsilon,
-        delta=mechanism.delta if release.pure_epsilon == inf and epsilon < inf else 0.0,
+        delta=properties.delta if release.pure_epsilon == inf and epsilon < inf else 0.0,
         unit=release.unit,
         units_per_round=release.units,
         adjacency=_ADJACENCY[release.unit],
         trust_model="local",
         status="proved" if release.author == OURS else AUTHORS_CLAIM,
-        assumptions=mechanism.assumptions if epsilon < inf else (release.why_unprotected or "nothing is protected",),
-        source=mechanism.source,
+        assumptions=properties.assumptions if epsilon < inf else (release.why_unprotected or "nothing is protected",),
+        source=properties.source,
     )
 
 

@@ -18,6 +18,7 @@ from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, require_finite_block, require_shape, total_clients
 from ldpfl.mechanisms.coins import FIRST, Places, words_below
 from ldpfl.mechanisms.comparing import ByComparison, Comparison
+from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
 from ldpfl.mechanisms.reports.bits import BitReports, Encoder, count_ones
 from ldpfl.mechanisms.reports.units import Units
@@ -96,13 +97,6 @@ class Duchi(Mechanism, ByComparison):
         return min(self.epsilon, log(hi / lo))  # the logarithm itself may round up
 
     @property
-    def caveats(self) -> tuple[str, ...]:
-        if self.epsilon - self.epsilon_realised < 0.01:
-            return ()
-        realised = f"{self.epsilon_realised:.2f}"
-        return (f"epsilon {self.epsilon:g} is more than {BITS} random bits express: {realised} is realised, {self.epsilon:g} is counted",)
-
-    @property
     def gain(self) -> float:
         """A: the estimate is center +- radius * A. From the integer thresholds, so that it is unbiased."""
         return (1 << (BITS - 1)) / self._half
@@ -163,8 +157,15 @@ class Duchi(Mechanism, ByComparison):
         return np.asarray(ranges.radii * (self.gain / sqrt(clients)))
 
     @property
-    def adds_up(self) -> bool:
-        return True
+    def properties(self) -> Properties:
+        return Properties(adds_up=True, caveats=self._caveats)
+
+    @property
+    def _caveats(self) -> tuple[str, ...]:
+        if self.epsilon - self.epsilon_realised < 0.01:
+            return ()
+        realised = f"{self.epsilon_realised:.2f}"
+        return (f"epsilon {self.epsilon:g} is more than {BITS} random bits express: {realised} is realised, {self.epsilon:g} is counted",)
 
     def units(self, ranges: LayerRanges) -> Units:
         """A bit a weight."""

@@ -15,6 +15,7 @@ from ldpfl.errors import PrivacyError
 from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, require_finite, total_clients
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
+from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, client_blocks
 from ldpfl.mechanisms.reports.bits import BitCounts, BitReports, Encoder, count_ones
 from ldpfl.mechanisms.reports.units import Units
@@ -83,10 +84,6 @@ class DuchiVector(Mechanism):
         """The budget that the integer thresholds really spend; never above ``epsilon``."""
         return Duchi(self.epsilon).epsilon_realised
 
-    @property
-    def caveats(self) -> tuple[str, ...]:
-        return Duchi(self.epsilon).caveats
-
     def gain(self, dimension: int) -> float:
         """B: the estimate is center +- radius * B. It grows like sqrt(pi d / 2).
 
@@ -137,8 +134,8 @@ class DuchiVector(Mechanism):
         return np.asarray(ranges.radii * (self.gain(ranges.dimension) / sqrt(clients)))
 
     @property
-    def adds_up(self) -> bool:
-        return True
+    def properties(self) -> Properties:
+        return Properties(adds_up=True, caveats=Duchi(self.epsilon).properties.caveats)
 
     def units(self, ranges: LayerRanges) -> Units:
         return Units.whole(ranges.dimension, ranges.dimension)

@@ -14,6 +14,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, require_shape
 from ldpfl.mechanisms.duchi import Duchi
+from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.reports.indexed import IndexedBitReports, unit_bits
 from ldpfl.mechanisms.reports.units import Units
 from ldpfl.mechanisms.sampled_groups import GroupCounts, Groups, sample_places
@@ -63,8 +64,8 @@ class Harmony(Mechanism):
         return Duchi(self.epsilon).epsilon_realised
 
     @property
-    def caveats(self) -> tuple[str, ...]:
-        return Duchi(self.epsilon).caveats
+    def properties(self) -> Properties:
+        return Properties(caveats=Duchi(self.epsilon).properties.caveats)
 
     @property
     def gain(self) -> float:

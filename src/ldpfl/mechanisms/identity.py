@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, require_finite, total_clients
+from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.reports.dense import DenseReports, mean_of_rows
 from ldpfl.mechanisms.reports.units import Units
 from ldpfl.mechanisms.settings import Facts, MechanismSettings
@@ -59,8 +60,8 @@ class Identity(Mechanism):
         return np.zeros_like(ranges.radii)
 
     @property
-    def adds_up(self) -> bool:
-        return True
+    def properties(self) -> Properties:
+        return Properties(adds_up=True)
 
     def units(self, ranges: LayerRanges) -> Units:
         return Units.whole(ranges.dimension, 32 * ranges.dimension)

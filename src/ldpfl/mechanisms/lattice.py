@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, log2, sqrt
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.lazy import torch
 from ldpfl.mechanisms.exact_noise import MOST_STEPS, NORMAL, rounded
+from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, blocks
 from ldpfl.mechanisms.reports.summed import SummedReports
@@ -226,5 +227,5 @@ class LatticeMechanism(VectorMechanism):
         return Units.whole(ranges.dimension, (self.bits if self.summed else 32) * ranges.dimension)
 
     @property
-    def delta(self) -> float:
-        return 1e-5
+    def properties(self) -> Properties:
+        return replace(super().properties, delta=1e-5)

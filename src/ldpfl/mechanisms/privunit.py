@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, sqrt
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeVar
 
@@ -17,6 +17,7 @@ from ldpfl.mechanisms.base import privatize, require_finite
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
 from ldpfl.mechanisms.exact_noise import Floats
 from ldpfl.mechanisms.privunit_law import DirectionLaw, direction_law, randomised_directions
+from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.reports.base import client_blocks
 from ldpfl.mechanisms.reports.vectors import VectorMechanism, VectorReports
 from ldpfl.mechanisms.scalar_noise import check_possible
@@ -58,7 +59,6 @@ class PrivUnitG(VectorMechanism):
     norm: float
     magnitude_share: float = 0.0
     name: ClassVar[str] = "privunit-g"
-    source: ClassVar[str] = "Asi, Feldman & Talwar 2022"
 
     def __post_init__(self) -> None:
         if not _number_between(self.norm, _SMALLEST_NORM, _LARGEST_NORM):
@@ -77,10 +77,16 @@ class PrivUnitG(VectorMechanism):
         return direction_law(self._direction_epsilon)
 
     @property
-    def caveats(self) -> tuple[str, ...]:
-        if not self.magnitude_share:
-            return (f"lengths are not sent: every update counts as one of norm {self.norm:g}, so short ones are overstated (biased)",)
-        return Duchi(self._length_epsilon).caveats
+    def properties(self) -> Properties:
+        caveats: tuple[str, ...] = (
+            f"lengths are not sent: every update counts as one of norm {self.norm:g}, so short ones are overstated (biased)",
+        )
+        return replace(
+            super().properties,
+            caveats=Duchi(self._length_epsilon).properties.caveats if self.magnitude_share else caveats,
+            source="Asi, Feldman & Talwar 2022",
+            assumptions=("ranges and norm are public", "random bits are uniform and secret"),
+        )
 
     def bound(self, ranges: LayerRanges) -> float:
         """Return what no honest value exceeds in size: that of Z times the longest length, norm (1 + A) / 2 if it is sent."""
@@ -149,10 +155,6 @@ class PrivUnitG(VectorMechanism):
         all others. Lengths sent: V (1 + 1 / m^2) - N^2, all of the vector in one weight, at the worst length N.
         """
         return np.full_like(ranges.radii, sqrt(self._worst_variance(ranges.dimension) / clients))
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        return ("ranges and norm are public", "random bits are uniform and secret")
 
     def release(self, ranges: LayerRanges) -> PureRelease:
         bit = thresholds(self._length_epsilon)[0] / (1 << (BITS - 1)) if self.magnitude_share else 1.0

@@ -25,6 +25,7 @@ from ldpfl.mechanisms.coins import FIRST, words_below
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
 from ldpfl.mechanisms.harmony import Harmony
 from ldpfl.mechanisms.hooks import PerRound
+from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.reports.base import client_blocks
 from ldpfl.mechanisms.reports.bits import BitReports, Encoder
 from ldpfl.mechanisms.reports.indexed import IndexedBitReports
@@ -69,7 +70,6 @@ class RotatedSign(Mechanism, PerRound):
     group: int = 1
     round: int = 1
     name: ClassVar[str] = "rotated-sign"
-    source: ClassVar[str] = "Erlingsson et al. 2020; Suresh et al. 2017"
 
     def __post_init__(self) -> None:
         thresholds(self.epsilon)
@@ -171,10 +171,6 @@ class RotatedSign(Mechanism, PerRound):
         """A sqrt(g pi / (2 D n))."""
         return np.full_like(ranges.radii, self._gain * self._scale(rotated_size(ranges.dimension)) * sqrt(self.group / clients))
 
-    @property
-    def adds_up(self) -> bool:
-        return self._sent.adds_up
-
     def units(self, ranges: LayerRanges) -> Units:
         """A bit a rotated coordinate, or a group's place and bit."""
         coordinates = self._coordinates(ranges)
@@ -197,8 +193,12 @@ class RotatedSign(Mechanism, PerRound):
         return BinaryRelease(self.name, self.epsilon, bits, unit="coordinate", realised=realised, sampled=self.group)
 
     @property
-    def assumptions(self) -> tuple[str, ...]:
-        return ("the rotation is public", "random bits are uniform and secret")
+    def properties(self) -> Properties:
+        return Properties(
+            adds_up=self._sent.properties.adds_up,
+            source="Erlingsson et al. 2020; Suresh et al. 2017",
+            assumptions=("the rotation is public", "random bits are uniform and secret"),
+        )
 
 
 def _signed(signs: NDArray[np.int8], limits: NDArray[np.int64], row: NDArray[np.int64], place: NDArray[np.int64]) -> NDArray[np.int64]:

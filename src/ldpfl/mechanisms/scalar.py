@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, require_finite, require_finite_sample, require_shape, total_clients
+from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, blocks, client_blocks
 from ldpfl.mechanisms.reports.dense import DenseReports
 from ldpfl.mechanisms.reports.sampled import SampledReports, choose_coordinates
@@ -88,7 +89,11 @@ class ScalarMechanism(Mechanism):
         return self.law(_share(self.epsilon, self.sampled(ranges)))
 
     @property
-    def caveats(self) -> tuple[str, ...]:
+    def properties(self) -> Properties:
+        return Properties(adds_up=self.coordinates is None, caveats=self._caveats)
+
+    @property
+    def _caveats(self) -> tuple[str, ...]:
         taken = floor(self.epsilon / EPSILON_A_COORDINATE) if self.coordinates == "auto" else self.coordinates
         each = _share(self.epsilon, max(1, taken) if taken is not None else None)
         if each <= self.law.limit:
@@ -159,10 +164,6 @@ class ScalarMechanism(Mechanism):
     def noise_std(self, ranges: LayerRanges, clients: int) -> NDArray[np.float64]:
         offset, slope = self._quadratic(ranges)
         return ranges.radii * sqrt((offset + max(0.0, slope)) / clients)
-
-    @property
-    def adds_up(self) -> bool:
-        return self.coordinates is None
 
     def units(self, ranges: LayerRanges) -> Units | SampledUnits:
         """A value a weight, or the sampled weights, each with its index: they were randomised at epsilon / k each."""

@@ -223,7 +223,7 @@ def plan(setting: Setting) -> Plan:
     if group.sampling == "visible":
         said = "of a client that takes part in every round: how often one does at most is chance, and a run's ledger charges that"
         statement = replace(statement, notes=(*statement.notes, said))
-    statement = replace(statement, warnings=(*mechanism.caveats, *statement.warnings))
+    statement = replace(statement, warnings=(*mechanism.properties.caveats, *statement.warnings))
     if cohort < setting.cohort:
         said = (
             f"how many take part is chance: this holds of rounds of at least {cohort:,} clients, as all are but with probability {_RARE:g}"

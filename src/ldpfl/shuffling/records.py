@@ -186,7 +186,7 @@ class RecordPlan:
 
     def joining(self) -> Joining:
         """Return what joins records that come batch by batch."""
-        if isinstance(self._cut, FixedRecords) and self.mechanism.adds_up:
+        if isinstance(self._cut, FixedRecords) and self.mechanism.properties.adds_up:
             return Joining(self, SummedRecords(self._cut, self.mechanism, self.ranges))
         return Joining(self, None)
 

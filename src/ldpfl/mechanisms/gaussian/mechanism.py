@@ -18,6 +18,7 @@ from ldpfl.mechanisms.base import PublicState, require_finite
 from ldpfl.mechanisms.exact_noise import NORMAL, rounded
 from ldpfl.mechanisms.gaussian.schedule import ClientState, NoiseSchedule
 from ldpfl.mechanisms.hooks import PerRound
+from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, blocks
 from ldpfl.mechanisms.reports.vectors import VectorMechanism, VectorReports
 from ldpfl.privacy import GaussianRelease, UnprotectedRelease
@@ -135,20 +136,15 @@ class Gaussian(VectorMechanism, PerRound):
         return np.asarray(self._public_sigma(ranges) / sqrt(clients))
 
     @property
-    def delta(self) -> float:
-        return self.schedule.delta
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        return (*self.schedule.assumptions, "random bits are uniform and secret")
-
-    @property
-    def deployable(self) -> bool:
-        return self.schedule.deployable and self.schedule.mu(PublicState(1, torch.zeros(1), None, (1,))) is not None
-
-    @property
-    def foreseeable(self) -> bool:
-        return self.schedule.foreseeable
+    def properties(self) -> Properties:
+        schedule = self.schedule
+        return replace(
+            super().properties,
+            assumptions=(*schedule.assumptions, "random bits are uniform and secret"),
+            delta=schedule.delta,
+            deployable=schedule.deployable and schedule.mu(PublicState(1, torch.zeros(1), None, (1,))) is not None,
+            foreseeable=schedule.foreseeable,
+        )
 
     def release(self, ranges: LayerRanges) -> GaussianRelease | UnprotectedRelease:
         mu = self.schedule.mu(self._public(ranges))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ldpfl.errors import PrivacyError
 from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, total_clients
+from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.reports.dense import DenseReports, DenseSum, mean_of_rows
 from ldpfl.mechanisms.reports.units import Units
 from ldpfl.ranges import LayerRanges
@@ -81,8 +82,8 @@ class VectorMechanism(Mechanism):
         return (ranges.expand()[0] + mean_of_rows(reports, total_clients(reports, ranges, VectorReports))).float()
 
     @property
-    def adds_up(self) -> bool:
-        return True
+    def properties(self) -> Properties:
+        return Properties(adds_up=True)
 
     def units(self, ranges: LayerRanges) -> Units:
         """A float32 a weight; the whole vector is one unit."""
