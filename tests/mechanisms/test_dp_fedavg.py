@@ -47,8 +47,8 @@ def test_a_report_stands_for_the_clipped_vector_and_noise_of_the_stated_size() -
     noise = reports.values.double() - torch.tensor([0.3, -0.4, 0.0])
     assert float(noise.std()) == pytest.approx(1.5, rel=5 / sqrt(2 * noise.numel()))
     assert float(noise.mean(dim=0).abs().max()) < 5 * 1.5 / sqrt(5000)
-    assert float(mechanism.noise_std(RANGES, 9)[0]) == pytest.approx(0.5)
-    assert float(mechanism.variance(values, RANGES)[0, 0]) == pytest.approx(2.25)
+    assert float(mechanism.noise(RANGES).largest_std(9)[0]) == pytest.approx(0.5)
+    assert float(mechanism.noise(RANGES).variance(values)[0, 0]) == pytest.approx(2.25)
 
 
 def test_its_guarantee_is_for_a_whole_client() -> None:

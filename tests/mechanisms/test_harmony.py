@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -95,7 +96,7 @@ def test_the_moments_are_exact_with_the_center_as_fill(epsilon: float) -> None:
     mechanism, center, radius = Harmony(epsilon), 0.3, 0.25
     for values in ([0.1, 0.3, 0.55, 0.4, 7.0], [0.2, -9.0]):
         size, ranges = len(values), box([center], [radius], [len(values)])
-        variances = mechanism.variance(torch.tensor([values]), ranges)[0]
+        variances = mechanism.noise(ranges).variance(torch.tensor([values]))[0]
         for index, value in enumerate(values):
             inside = min(max(value, center - radius), center + radius)
             plus = plus_counts(mechanism, values, ranges, index) / WORDS
@@ -152,7 +153,7 @@ def test_estimates_are_unbiased_with_the_stated_variance(epsilon: float) -> None
     draws = privatize(mechanism, values, ranges, streams(1, seed=20))[0].double().reshape(DRAWS, size)
     step = size * 0.25 * mechanism.gain
     assert torch.unique(draws).tolist() == pytest.approx([0.5 - step, 0.5, 0.5 + step], rel=1e-6)
-    variances = mechanism.variance(torch.tensor(GROUP).repeat(DRAWS)[None], ranges)[0, :size].double()
+    variances = mechanism.noise(ranges).variance(torch.tensor(GROUP).repeat(DRAWS)[None])[0, :size].double()
     for place, value in enumerate(GROUP):
         inside, variance = min(max(value, 0.25), 0.75), float(variances[place])
         assert abs(float(draws[:, place].mean()) - inside) < 4 * math.sqrt(variance / DRAWS)
@@ -166,7 +167,7 @@ def test_a_fill_of_zero_would_be_biased_beyond_any_doubt() -> None:
     ranges = box([0.2], [0.25], [size * DRAWS])
     reports = mechanism.encode(torch.full((1, size * DRAWS), 0.3), ranges, streams(1, seed=9))
     draws = mechanism.decode(reports, ranges)[0].double().reshape(DRAWS, size)
-    error = math.sqrt(float(mechanism.variance(torch.full((1, size * DRAWS), 0.3), ranges)[0, 0]) / (DRAWS * size))
+    error = math.sqrt(float(mechanism.noise(ranges).variance(torch.full((1, size * DRAWS), 0.3))[0, 0]) / (DRAWS * size))
     assert abs(float(draws.mean()) - 0.3) < 4 * error
     sampled = torch.zeros(DRAWS, size).scatter_(1, torch.from_numpy(reports.index.reshape(DRAWS, 1)), 1.0).bool()
     zero_filled = torch.where(sampled, draws, 0.0)
@@ -181,7 +182,7 @@ def test_noise_of_the_mean_has_the_stated_deviation() -> None:
     reports = mechanism.encode(torch.full((1, 5 * groups), 0.1).expand(clients, -1), ranges, streams(clients, seed=2))
     noise = mechanism.aggregate([reports], ranges).double() - 0.1
     squares = (noise**2).reshape(groups, 5).mean(dim=1)  # independent of one another
-    stated = float(mechanism.noise_std(ranges, clients)[0]) ** 2
+    stated = float(mechanism.noise(ranges).largest_std(clients)[0]) ** 2
     assert abs(float(squares.mean()) - stated) < 4 * float(squares.std()) / math.sqrt(groups)
 
 
@@ -192,8 +193,8 @@ def test_the_variance_of_the_mean_is_told_from_the_mean_alone(clients: int) -> N
     mechanism, ranges = Harmony(1.0, 5), box([0.1], [0.3], [5 * groups])
     values = torch.full((1, 5 * groups), value).expand(clients, -1)
     mean = mechanism.aggregate([mechanism.encode(values, ranges, streams(clients, seed=6))], ranges)
-    told = mechanism.mean_variance(mean, ranges, clients).double()
-    truth = float(mechanism.variance(values[:1], ranges)[0, 0]) / clients
+    told = mechanism.noise(ranges).mean_variance(mean, clients).double()
+    truth = float(mechanism.noise(ranges).variance(values[:1])[0, 0]) / clients
     upper = 5 * (0.3 * mechanism.gain) ** 2 / (clients - 1)
     assert bool((told >= 0).all())
     assert float(told.max()) <= upper * (1 + 1e-6)
@@ -207,7 +208,7 @@ def test_the_variance_of_the_mean_is_told_from_the_mean_alone(clients: int) -> N
 def test_one_client_has_the_upper_bound_as_variance() -> None:
     mechanism, ranges = Harmony(1.0, 4), box([0.1], [0.3], [6])
     expected = [4 * (0.3 * mechanism.gain) ** 2] * 4 + [2 * (0.3 * mechanism.gain) ** 2] * 2
-    assert mechanism.mean_variance(torch.zeros(6), ranges, 1).tolist() == pytest.approx(expected)
+    assert mechanism.noise(ranges).mean_variance(torch.zeros(6), 1).tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("epsilon", "deviation"), [(1.0, 1.4516), (4.0, 0.692), (10.0, 0.671)])
@@ -215,7 +216,7 @@ def test_the_papers_setting_drowns_the_largest_layer(epsilon: float, deviation: 
     # 16,000 weights, 200 clients, radius 0.075: the noise of a mean, where weights are about 0.025.
     ranges = box([0.0] * 8, [0.075] * 8, CNN)
     # Independent figures (a simulation of Algorithm 2 as written), hence the tolerance.
-    assert float(Harmony(epsilon).noise_std(ranges, 200)[4]) == pytest.approx(deviation, rel=0.01)
+    assert float(Harmony(epsilon).noise(ranges).largest_std(200)[4]) == pytest.approx(deviation, rel=0.01)
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------
@@ -239,7 +240,7 @@ def test_layers_are_cut_into_consecutive_groups(group: int | None, layers: tuple
     assert report.group_sizes.tolist() == expected
     assert guarantee_of(mechanism, ranges).units_per_round == len(expected)
     largest = [min(size, group or size) for size in layers]
-    assert mechanism.noise_std(ranges, 4).tolist() == pytest.approx([mechanism.gain * math.sqrt(s / 4) for s in largest])
+    assert mechanism.noise(ranges).largest_std(4).tolist() == pytest.approx([mechanism.gain * math.sqrt(s / 4) for s in largest])
 
 
 class Counting:
@@ -319,10 +320,10 @@ def test_groups_of_one_are_duchi_bit_for_bit() -> None:
     torch.testing.assert_close(ours.decode(mine, ranges), theirs.decode(bits, ranges))
     mean = theirs.aggregate([bits], ranges)
     torch.testing.assert_close(ours.aggregate([mine], ranges), mean, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(ours.variance(values, ranges), theirs.variance(values, ranges))
+    torch.testing.assert_close(ours.noise(ranges).variance(values), theirs.noise(ranges).variance(values))
     for clients in (1, 3):
-        torch.testing.assert_close(ours.mean_variance(mean, ranges, clients), theirs.mean_variance(mean, ranges, clients))
-        assert ours.noise_std(ranges, clients).tolist() == pytest.approx(theirs.noise_std(ranges, clients).tolist())
+        torch.testing.assert_close(ours.noise(ranges).mean_variance(mean, clients), theirs.noise(ranges).mean_variance(mean, clients))
+        assert ours.noise(ranges).largest_std(clients).tolist() == pytest.approx(theirs.noise(ranges).largest_std(clients).tolist())
     assert payload_bits(ours, ranges) == payload_bits(theirs, ranges)
 
 
@@ -422,7 +423,8 @@ def test_an_epsilon_that_duchi_refuses_is_refused(epsilon: Any) -> None:
 def test_a_group_larger_than_every_layer_is_refused_and_the_largest_is_not() -> None:
     ranges = box([0.0, 0.0], [1.0, 1.0], [3, 8])
     assert guarantee_of(Harmony(1.0, 8), ranges).units_per_round == 2
-    for use in (Harmony(1.0, 9).guarantee, Harmony(1.0, 9).payload_bits, Harmony(1.0, 9).release):
+    mechanism = Harmony(1.0, 9)
+    for use in (partial(guarantee_of, mechanism), partial(payload_bits, mechanism), mechanism.release):
         with pytest.raises(ConfigError, match="a group of 9 weights is larger than the layer of 8"):
             use(ranges)
 

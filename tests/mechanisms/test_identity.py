@@ -43,9 +43,9 @@ def test_aggregate_is_the_mean_and_does_not_depend_on_splits() -> None:
 
 
 def test_noise_is_zero_everywhere() -> None:
-    assert torch.equal(NONE.variance(values(3), RANGES), torch.zeros(3, 5))
-    assert torch.equal(NONE.mean_variance(torch.ones(5), RANGES, 3), torch.zeros(5))
-    assert NONE.noise_std(RANGES, 3).tolist() == [0.0, 0.0]
+    assert torch.equal(NONE.noise(RANGES).variance(values(3)), torch.zeros(3, 5))
+    assert torch.equal(NONE.noise(RANGES).mean_variance(torch.ones(5), 3), torch.zeros(5))
+    assert NONE.noise(RANGES).largest_std(3).tolist() == [0.0, 0.0]
 
 
 def test_payload_is_32_bits_a_weight_and_carries_the_values() -> None:

@@ -63,7 +63,7 @@ def test_it_is_a_sound_mechanism_and_what_holds_of_it_is_its_author_s_claim(brou
 
 
 def test_an_epsilon_that_no_bit_can_have_is_refused_with_the_least_one(brought: Path) -> None:
-    assert np.isfinite(mechanisms.with_defaults(NAME, 1e-9).noise_std(RANGES, 10)).all()
+    assert np.isfinite(mechanisms.with_defaults(NAME, 1e-9).noise(RANGES).largest_std(10)).all()
     with pytest.raises(ConfigError, match=r"epsilon 1e-10 is too small .* give at least 1e-09"):
         mechanisms.with_defaults(NAME, 1e-10)
 

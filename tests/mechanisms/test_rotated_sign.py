@@ -112,7 +112,7 @@ def test_counts_estimate_the_mean_direction_with_the_stated_noise() -> None:
         reports = bound.encode(values, ranges, SeededStreams.for_clients(5, number, range(clients)))
         found.append(bound.aggregate([reports], ranges))
     estimates = torch.stack(found).double()
-    noise = float(mechanism.noise_std(ranges, clients)[0])
+    noise = float(mechanism.noise(ranges).largest_std(clients)[0])
     assert noise == pytest.approx(Duchi(0.5).gain * sqrt(pi / (2 * 512 * clients)))
     # The direction: along the mean, the estimate is that of a rotated vector of 512 coordinates; sqrt(pi / 2) E|N(0, 1)| = 1.
     along = estimates @ (mean / mean.norm())
@@ -178,13 +178,13 @@ def test_a_sampled_coordinate_stands_for_its_group(group: int) -> None:
     assert reports.bytes_per_client == (payload_bits(mechanism, RANGES) + 7) // 8
     found = mechanism.aggregate([reports], RANGES)
     expected = rotate_back(torch.sign(rotate(values[:1], 2)[0]).double() * sqrt(pi / 64), DIMENSION, 2)
-    noise = float(mechanism.noise_std(RANGES, clients)[0])
+    noise = float(mechanism.noise(RANGES).largest_std(clients)[0])
     assert noise == pytest.approx(Duchi(1.0).gain * sqrt(group * pi / (64 * clients)))
     assert float((found - expected).abs().max()) < 6.5 * noise
     own = mechanism.decode(reports, RANGES)
     torch.testing.assert_close(own.mean(dim=0), found, atol=1e-5, rtol=1e-4)
     measured = float(own.double().var(dim=0).mean())
-    assert measured == pytest.approx(float(mechanism.variance(values[:1], RANGES).mean()), rel=0.05)
+    assert measured == pytest.approx(float(mechanism.noise(RANGES).variance(values[:1]).mean()), rel=0.05)
 
 
 def test_sampled_coordinates_are_released_group_by_group() -> None:

@@ -6,6 +6,7 @@ import math
 import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations, product
 from typing import Any
 
@@ -65,7 +66,7 @@ def test_estimates_are_unbiased_with_the_stated_variance(kind: type[ScalarMechan
     mechanism, ranges = kind(epsilon), box([CENTER] * len(POINTS), [RADIUS] * len(POINTS), [DRAWS] * len(POINTS))
     values = torch.tensor(POINTS).repeat_interleave(DRAWS)[None]
     decoded = privatize(mechanism, values, ranges, seeded(1, 20)).double().reshape(len(POINTS), DRAWS)
-    variances = mechanism.variance(values, ranges).double().reshape(len(POINTS), DRAWS)[:, 0].tolist()
+    variances = mechanism.noise(ranges).variance(values).double().reshape(len(POINTS), DRAWS)[:, 0].tolist()
     for inside, variance, found in zip(INSIDE, variances, decoded, strict=True):
         assert abs(float(found.mean()) - inside) < 4 * math.sqrt(variance / DRAWS)
         squares = (found - inside) ** 2
@@ -102,7 +103,7 @@ def test_sampled_estimates_are_unbiased_with_the_stated_variance(
     values = torch.tensor(POINTS).expand(clients, -1)
     reports = few(mechanism, values, ranges, torch.Generator().manual_seed(4))
     decoded = mechanism.decode(reports, ranges).double()
-    variances = mechanism.variance(values[:1], ranges)[0].double().tolist()
+    variances = mechanism.noise(ranges).variance(values[:1])[0].double().tolist()
     for inside, variance, found in zip(INSIDE, variances, decoded.T, strict=True):
         assert abs(float(found.mean()) - inside) < 4 * math.sqrt(variance / clients)
         squares = (found - inside) ** 2
@@ -118,10 +119,11 @@ def test_sampled_variance_follows_the_papers_expression(epsilon: float) -> None:
     d, k = 12, max(1, math.floor(epsilon / 2.5))
     s = math.exp(epsilon / (2 * k))
     ranges, t = box([0.5], [0.25], [d]), torch.linspace(-1, 1, d)
-    found = Piecewise(epsilon, "auto").variance((0.5 + 0.25 * t)[None], ranges)[0].double() / 0.25**2
+    found = Piecewise(epsilon, "auto").noise(ranges).variance((0.5 + 0.25 * t)[None])[0].double() / 0.25**2
     expected = d * (s + 3) / (3 * k * (s - 1) ** 2) + (d * s / (k * (s - 1)) - 1) * t.double() ** 2
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
-    assert float(Piecewise(epsilon, "auto").noise_std(ranges, 9)[0]) == pytest.approx(0.25 * math.sqrt(float(expected.max()) / 9), rel=1e-6)
+    stated = float(Piecewise(epsilon, "auto").noise(ranges).largest_std(9)[0])
+    assert stated == pytest.approx(0.25 * math.sqrt(float(expected.max()) / 9), rel=1e-6)
 
 
 @each("coordinates", [None, 1, 3, "auto"])
@@ -130,8 +132,8 @@ def test_sampled_variance_follows_the_papers_expression(epsilon: float) -> None:
 def test_noise_std_is_the_worst_case_of_the_variance(kind: type[ScalarMechanism], epsilon: float, coordinates: Any) -> None:
     mechanism, ranges = kind(epsilon, coordinates), box([0.0, 1.0], [1.0, 0.25], [21, 21])
     t = torch.linspace(-1, 1, 21)
-    variances = mechanism.variance(torch.cat([t, 1 + t / 4])[None], ranges)[0].double().reshape(2, 21)
-    assert mechanism.noise_std(ranges, 16).tolist() == pytest.approx((variances.amax(1) / 16).sqrt().tolist(), rel=1e-6)
+    variances = mechanism.noise(ranges).variance(torch.cat([t, 1 + t / 4])[None])[0].double().reshape(2, 21)
+    assert mechanism.noise(ranges).largest_std(16).tolist() == pytest.approx((variances.amax(1) / 16).sqrt().tolist(), rel=1e-6)
 
 
 @pytest.mark.slow
@@ -153,9 +155,9 @@ def test_mean_variance_is_unbiased_when_clients_agree(
     for value in (0.5, 0.6, 0.75):
         values = torch.full((clients * groups, d), value)
         means = privatize(mechanism, values, ranges, source).double().reshape(groups, clients, d).mean(1).float()
-        found = torch.stack([mechanism.mean_variance(mean, ranges, clients) for mean in means]).double()
+        found = torch.stack([mechanism.noise(ranges).mean_variance(mean, clients) for mean in means]).double()
         found = found[0] if groups == 1 else found.mean(1)
-        truth = float(mechanism.variance(values[:1], ranges)[0, 0]) / clients
+        truth = float(mechanism.noise(ranges).variance(values[:1])[0, 0]) / clients
         if kind is Hybrid and epsilon == 0.5 and clients == 1:
             assert bool((found >= truth).all())
         else:
@@ -167,8 +169,8 @@ def test_mean_variance_is_off_by_the_clients_spread_as_documented() -> None:
     mechanism, ranges, size = Piecewise(2.0), box([0.0], [1.0], [DRAWS]), 4
     held = torch.tensor([-0.9, -0.9, 0.9, 0.9])
     reports = mechanism.encode(held[:, None].expand(size, DRAWS), ranges, seeded(size))
-    estimates = mechanism.mean_variance(mechanism.aggregate([reports], ranges), ranges, size).double()
-    truth = float(mechanism.variance(held[:, None], box([0.0], [1.0], [1])).double().sum()) / size**2
+    estimates = mechanism.noise(ranges).mean_variance(mechanism.aggregate([reports], ranges), size).double()
+    truth = float(mechanism.noise(box([0.0], [1.0], [1])).variance(held[:, None]).double().sum()) / size**2
     slope = 1 / (math.e - 1)
     expected = truth - slope * 0.9**2 / (size + slope)
     assert abs(float(estimates.mean()) - expected) < 4 * float(estimates.std()) / math.sqrt(DRAWS)
@@ -182,7 +184,7 @@ def test_mean_variance_is_never_negative(kind: type[ScalarMechanism], coordinate
         mechanism = kind(epsilon, coordinates)
         for clients in (1, 2, 3):
             reports = mechanism.encode(torch.zeros(clients, 100), ranges, seeded(clients))
-            estimate = mechanism.mean_variance(mechanism.aggregate([reports], ranges), ranges, clients)
+            estimate = mechanism.noise(ranges).mean_variance(mechanism.aggregate([reports], ranges), clients)
             assert estimate.dtype == torch.float32
             assert bool(torch.isfinite(estimate).all())
             assert bool((estimate >= 0).all())
@@ -332,7 +334,7 @@ def test_a_budget_that_vanishes_in_its_shares_is_refused(coordinates: int) -> No
 
 def test_more_coordinates_than_weights_are_refused() -> None:
     mechanism, ranges = Piecewise(1.0, 4), box([0.0], [1.0], [3])
-    for call in (mechanism.payload_bits, mechanism.guarantee, mechanism.release, lambda r: mechanism.noise_std(r, 1)):
+    for call in (partial(payload_bits, mechanism), partial(guarantee_of, mechanism), mechanism.release, mechanism.noise):
         with pytest.raises(ConfigError, match="only 3 weights"):
             call(ranges)
     with pytest.raises(ConfigError, match="only 3 weights"):

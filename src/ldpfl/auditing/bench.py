@@ -111,7 +111,7 @@ class Bench:
 
     def expected_squares(self, position: float) -> Floats:
         """Return the expectation (G,) of the squared error, from the mechanism's closed form."""
-        return np.asarray(self._group(self.mechanism.variance(self._inputs(position), self.ranges).double() / self._radius**2)[0])
+        return np.asarray(self._group(self.mechanism.noise(self.ranges).variance(self._inputs(position)).double() / self._radius**2)[0])
 
     def rounding(self, largest: Floats) -> Floats:
         """Return what float32 may do to estimates (G,) up to ``largest`` radii from the center, in radii."""

@@ -133,7 +133,7 @@ def start_on_table(
     record_clip = record_clip_of(mechanism)
     clip = 1.0 if record_clip is None else record_clip.norm
     ranges = LayerRanges(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), (layout.dimension,))
-    noise = float(mechanism.noise_std(ranges, clients)[0]) * clip / sqrt(training.rounds)
+    noise = float(mechanism.noise(ranges).largest_std(clients)[0]) * clip / sqrt(training.rounds)
     pull = noise**2 / ((_PRIOR_OUTPUT / squared if data.encoder is None else _PRIOR) * curvature)
     rate = (1 - training.server_momentum**2) / (curvature * squared + pull)
     # Reports are in units of the clipping norm.

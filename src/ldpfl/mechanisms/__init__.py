@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from ldpfl.mechanisms.duchi_vector import VectorBitReports as VectorBitReports
     from ldpfl.mechanisms.gaussian import Gaussian as Gaussian
     from ldpfl.mechanisms.harmony import Harmony as Harmony
+    from ldpfl.mechanisms.hooks import PerRecord as PerRecord
+    from ldpfl.mechanisms.hooks import PerRound as PerRound
     from ldpfl.mechanisms.identity import Identity as Identity
+    from ldpfl.mechanisms.noise import Noise as Noise
+    from ldpfl.mechanisms.noise import QuadraticNoise as QuadraticNoise
     from ldpfl.mechanisms.privunit import PrivUnitG as PrivUnitG
     from ldpfl.mechanisms.properties import Properties as Properties
     from ldpfl.mechanisms.registry import built as built
@@ -66,11 +70,15 @@ __getattr__, __dir__ = lazy.exports(
         "Laplace": "ldpfl.mechanisms.scalar",
         "Mechanism": "ldpfl.mechanisms.base",
         "MechanismSettings": "ldpfl.mechanisms.settings",
+        "Noise": "ldpfl.mechanisms.noise",
+        "PerRecord": "ldpfl.mechanisms.hooks",
+        "PerRound": "ldpfl.mechanisms.hooks",
         "Perturbed": "ldpfl.mechanisms.settings",
         "Piecewise": "ldpfl.mechanisms.scalar",
         "PrivUnitG": "ldpfl.mechanisms.privunit",
         "Properties": "ldpfl.mechanisms.properties",
         "PublicState": "ldpfl.mechanisms.base",
+        "QuadraticNoise": "ldpfl.mechanisms.noise",
         "Refused": "ldpfl.mechanisms.base",
         "Reports": "ldpfl.mechanisms.reports.base",
         "SampledReports": "ldpfl.mechanisms.reports.sampled",

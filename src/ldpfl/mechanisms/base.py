@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ldpfl.errors import PrivacyError, ProtocolError
 from ldpfl.lazy import torch
+from ldpfl.mechanisms.noise import Noise
 from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.reports.base import Reports
 from ldpfl.mechanisms.reports.units import SampledUnits, Units
@@ -103,20 +101,8 @@ class Mechanism(ABC):
         """Return the (d,) mean over all reports, without building the dense (K, d) matrix."""
 
     @abstractmethod
-    def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
-        """Return the (K, d) variance of one client's estimate, in closed form."""
-
-    @abstractmethod
-    def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:
-        """Return an estimate (d,) of the noise variance of the mean of ``clients`` reports.
-
-        It is computed from the released ``mean`` alone, so the server may use it. Unbiased where all clients hold the
-        same value; otherwise too large by their own spread over (clients - 1), because the two cannot be told apart.
-        """
-
-    @abstractmethod
-    def noise_std(self, ranges: LayerRanges, clients: int) -> NDArray[np.float64]:
-        """Return the largest standard deviation (L,) of the mean's noise in each layer."""
+    def noise(self, ranges: LayerRanges) -> Noise:
+        """Return how far estimates are from what clients hold, in closed form."""
 
     @abstractmethod
     def units(self, ranges: LayerRanges) -> Units | SampledUnits:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from decimal import Context, Decimal
 from fractions import Fraction
 from functools import lru_cache
-from math import ceil, isfinite, log, sqrt
+from math import ceil, isfinite, log
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -18,6 +18,7 @@ from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, require_finite_block, require_shape, total_clients
 from ldpfl.mechanisms.coins import FIRST, Places, words_below
 from ldpfl.mechanisms.comparing import ByComparison, Comparison
+from ldpfl.mechanisms.noise import TwoValueNoise
 from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
 from ldpfl.mechanisms.reports.bits import BitReports, Encoder, count_ones
@@ -136,25 +137,9 @@ class Duchi(Mechanism, ByComparison):
             mean[start:stop] = center + radius * gain * (ones[start:stop].double() * (2 / clients) - 1)
         return mean
 
-    def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
-        """r^2 A^2 - (w - c)^2 for the clamped w (LDP-FL, proof of Lemma 2; the lemma itself drops the last term)."""
-        center, radius = ranges.expand()
-        inside = ranges.clamp(values)
-        return ((radius * self.gain) ** 2 - (inside - center) ** 2).to(values.dtype)
-
-    def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:
-        """(r^2 A^2 - (mean - c)^2) / (n - 1): the sample variance of n two-valued reports, over n.
-
-        One report has no sample variance: there the upper bound r^2 A^2 stands.
-        """
-        center, radius = ranges.expand()
-        if clients == 1:
-            return ((radius * self.gain) ** 2).float()
-        return (((radius * self.gain) ** 2 - (mean - center) ** 2) / (clients - 1)).clamp_min(0).float()
-
-    def noise_std(self, ranges: LayerRanges, clients: int) -> NDArray[np.float64]:
-        """r A / sqrt(n) (LDP-FL, Lemma 3, upper bound)."""
-        return np.asarray(ranges.radii * (self.gain / sqrt(clients)))
+    def noise(self, ranges: LayerRanges) -> TwoValueNoise:
+        """LDP-FL, proof of Lemma 2 (the lemma itself drops the last term), and Lemma 3, upper bound."""
+        return TwoValueNoise(ranges, self.gain)
 
     @property
     def properties(self) -> Properties:

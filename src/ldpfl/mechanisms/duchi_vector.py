@@ -15,6 +15,7 @@ from ldpfl.errors import PrivacyError
 from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, require_finite, total_clients
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
+from ldpfl.mechanisms.noise import TwoValueNoise
 from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, client_blocks
 from ldpfl.mechanisms.reports.bits import BitCounts, BitReports, Encoder, count_ones
@@ -115,23 +116,8 @@ class DuchiVector(Mechanism):
         center, amplitude = self._scale(ranges)
         return (center + amplitude * (count_ones(reports).double() * (2 / clients) - 1)).float()
 
-    def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
-        """r^2 B^2 - (w - c)^2 for the clamped w: each estimate takes two values only."""
-        center, amplitude = self._scale(ranges)
-        radius = ranges.expand()[1]
-        offset = (values.double() - center).clamp(-radius, radius)
-        return (amplitude**2 - offset**2).to(values.dtype)
-
-    def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:
-        """(r^2 B^2 - (mean - c)^2) / (n - 1), the sample variance over n; for one report the upper bound r^2 B^2."""
-        center, amplitude = self._scale(ranges)
-        if clients == 1:
-            return (amplitude**2).float()
-        return ((amplitude**2 - (mean - center) ** 2) / (clients - 1)).clamp_min(0).float()
-
-    def noise_std(self, ranges: LayerRanges, clients: int) -> NDArray[np.float64]:
-        """r B / sqrt(n), reached at the center."""
-        return np.asarray(ranges.radii * (self.gain(ranges.dimension) / sqrt(clients)))
+    def noise(self, ranges: LayerRanges) -> TwoValueNoise:
+        return TwoValueNoise(ranges, self.gain(ranges.dimension))
 
     @property
     def properties(self) -> Properties:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.lazy import torch
 from ldpfl.mechanisms.exact_noise import MOST_STEPS, NORMAL, rounded
+from ldpfl.mechanisms.noise import ConstantNoise
 from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, blocks
@@ -205,22 +206,9 @@ class LatticeMechanism(VectorMechanism):
             raise PrivacyError("of a sum over clients nobody can say what one of them sent")
         return super().decode(reports, ranges)
 
-    @property
-    def _std(self) -> float:
-        """Standard deviation of the noise in one client's report."""
-        return self.noise_multiplier / self._share
-
-    def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
-        """The square of the noise's standard deviation, whatever the values."""
-        return torch.full(values.shape, self._std**2, dtype=torch.float32)
-
-    def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:
-        """That of one client over n, exact."""
-        return torch.full_like(mean, self._std**2 / clients, dtype=torch.float32)
-
-    def noise_std(self, ranges: LayerRanges, clients: int) -> NDArray[np.float64]:
-        """That of one client over the root of n."""
-        return np.full_like(ranges.radii, self._std / sqrt(clients))
+    def noise(self, ranges: LayerRanges) -> ConstantNoise:
+        """The noise of a client's report, whatever the values."""
+        return ConstantNoise(ranges, self.noise_multiplier / self._share)
 
     def units(self, ranges: LayerRanges) -> Units:
         """A float32 a weight, or a lattice point of 32 or 64 bits where reports are to be summed; the whole vector is one unit."""

@@ -229,7 +229,7 @@ def plan(setting: Setting) -> Plan:
             f"how many take part is chance: this holds of rounds of at least {cohort:,} clients, as all are but with probability {_RARE:g}"
         )
         statement = replace(statement, notes=(*statement.notes, said))
-    noise = float(mechanism.noise_std(ranges, setting.cohort).max())
+    noise = float(mechanism.noise(ranges).largest_std(setting.cohort).max())
     return Plan(setting, statement, noise, (payload_bits(mechanism, ranges) + 7) // 8)
 
 

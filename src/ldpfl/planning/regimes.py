@@ -251,7 +251,7 @@ class _Asked:
         """Return the plan for a mechanism of this strength."""
         mechanism = self.mechanism(strength)
         reporting = self.clients // self.rounds if self.once else self.clients
-        noise = float(mechanism.noise_std(self.ranges, reporting)[0]) * sqrt(self.weights)
+        noise = float(mechanism.noise(self.ranges).largest_std(reporting)[0]) * sqrt(self.weights)
         units = self.clients * self.records if self.of_records else self.clients
         by_noise = isinstance(mechanism, LatticeMechanism)
         return RegimePlan(

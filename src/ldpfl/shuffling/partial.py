@@ -80,8 +80,8 @@ class PartialPool:
             own = coordinates.part(part.weights)
             alone = units.read_by(mechanism, own)
             mean[part.weights] = values = alone.aggregate([part.reports], own)
-            variance[part.weights] = alone.mean_variance(values, own, part.reports.clients)
+            variance[part.weights] = alone.noise(own).mean_variance(values, part.reports.clients)
         if units.mixed is not None:  # every weight is in all of them
             weights = units.mixed.to_weights(mean * self.reported)
-            return Aggregate(weights, mechanism.mean_variance(weights, ranges, self.clients))
+            return Aggregate(weights, mechanism.noise(ranges).mean_variance(weights, self.clients))
         return Aggregate(mean * self.reported, variance * self.reported, self.reported)

@@ -122,7 +122,7 @@ class Federation:
             return self.public_streams(state, clients)
         keys = [(number, int(client)) for client in clients]
         # How large a schedule's noise is follows from the number of rounds, and from how many records others have.
-        variance = mechanism.variance(values, state.ranges) if isinstance(mechanism, Gaussian) else None
+        variance = mechanism.noise(state.ranges).variance(values) if isinstance(mechanism, Gaussian) else None
         context = state.weights.numpy().tobytes()
         if record_clip_of(mechanism) is None:  # whose noise is of the size of its ranges; that of records is of lattice points
             ranges = state.ranges
