@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from ldpfl.mechanisms.base import read_valid as read_valid
     from ldpfl.mechanisms.base import require_finite as require_finite
     from ldpfl.mechanisms.base import total_clients as total_clients
+    from ldpfl.mechanisms.comparing import ByComparison as ByComparison
+    from ldpfl.mechanisms.comparing import Comparison as Comparison
     from ldpfl.mechanisms.duchi import Duchi as Duchi
     from ldpfl.mechanisms.duchi_vector import DuchiVector as DuchiVector
     from ldpfl.mechanisms.duchi_vector import VectorBitReports as VectorBitReports
@@ -22,10 +24,12 @@ if TYPE_CHECKING:
     from ldpfl.mechanisms.hooks import PerRecord as PerRecord
     from ldpfl.mechanisms.hooks import PerRound as PerRound
     from ldpfl.mechanisms.identity import Identity as Identity
+    from ldpfl.mechanisms.noise import ConstantNoise as ConstantNoise
     from ldpfl.mechanisms.noise import Noise as Noise
     from ldpfl.mechanisms.noise import QuadraticNoise as QuadraticNoise
     from ldpfl.mechanisms.privunit import PrivUnitG as PrivUnitG
     from ldpfl.mechanisms.properties import Properties as Properties
+    from ldpfl.mechanisms.record_clipping import RecordClip as RecordClip
     from ldpfl.mechanisms.registry import built as built
     from ldpfl.mechanisms.registry import create as create
     from ldpfl.mechanisms.registry import names as names
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
     from ldpfl.mechanisms.reports.dense import DenseReports as DenseReports
     from ldpfl.mechanisms.reports.indexed import IndexedBitReports as IndexedBitReports
     from ldpfl.mechanisms.reports.sampled import SampledReports as SampledReports
+    from ldpfl.mechanisms.reports.units import MixedCoordinates as MixedCoordinates
     from ldpfl.mechanisms.reports.units import Units as Units
     from ldpfl.mechanisms.reports.vectors import VectorReports as VectorReports
     from ldpfl.mechanisms.scalar import Hybrid as Hybrid
@@ -57,6 +62,9 @@ __getattr__, __dir__ = lazy.exports(
     __name__,
     {
         "BitReports": "ldpfl.mechanisms.reports.bits",
+        "ByComparison": "ldpfl.mechanisms.comparing",
+        "Comparison": "ldpfl.mechanisms.comparing",
+        "ConstantNoise": "ldpfl.mechanisms.noise",
         "DenseReports": "ldpfl.mechanisms.reports.dense",
         "Duchi": "ldpfl.mechanisms.duchi",
         "DuchiVector": "ldpfl.mechanisms.duchi_vector",
@@ -70,6 +78,7 @@ __getattr__, __dir__ = lazy.exports(
         "Laplace": "ldpfl.mechanisms.scalar",
         "Mechanism": "ldpfl.mechanisms.base",
         "MechanismSettings": "ldpfl.mechanisms.settings",
+        "MixedCoordinates": "ldpfl.mechanisms.reports.units",
         "Noise": "ldpfl.mechanisms.noise",
         "PerRecord": "ldpfl.mechanisms.hooks",
         "PerRound": "ldpfl.mechanisms.hooks",
@@ -79,6 +88,7 @@ __getattr__, __dir__ = lazy.exports(
         "Properties": "ldpfl.mechanisms.properties",
         "PublicState": "ldpfl.mechanisms.base",
         "QuadraticNoise": "ldpfl.mechanisms.noise",
+        "RecordClip": "ldpfl.mechanisms.record_clipping",
         "Refused": "ldpfl.mechanisms.base",
         "Reports": "ldpfl.mechanisms.reports.base",
         "SampledReports": "ldpfl.mechanisms.reports.sampled",
