@@ -125,6 +125,7 @@ class PrivUnitG(VectorMechanism):
 
     @property
     def length_epsilon(self) -> float:
+        """The part of epsilon that buys the length."""
         return self.magnitude_share * self.epsilon
 
     @property
