@@ -518,7 +518,7 @@ def test_guarantee_and_release_count_the_vector_once_and_the_whole_budget() -> N
     assert (guarantee.trust_model, guarantee.status, guarantee.scope) == ("local", "proved", "round")
     assert guarantee.assumptions == ("ranges and norm are public", "random bits are uniform and secret")
     assert replace(mechanism.release(ranges), blanket=None) == PureRelease("privunit-g", 1.5, 1, "vector")
-    assert mechanism._length_epsilon + mechanism._direction_epsilon == 1.5
+    assert mechanism.length_epsilon + mechanism._direction_epsilon == 1.5
 
 
 @pytest.mark.slow
