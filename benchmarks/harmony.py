@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ldpfl import LayerRanges, SeededStreams
-from ldpfl.mechanisms import Duchi, Mechanism
+from ldpfl.mechanisms import Duchi, Mechanism, guarantee_of, payload_bits
 from ldpfl.mechanisms.harmony import Harmony
 
 LAYERS = 8
@@ -85,7 +85,7 @@ def main() -> None:
         seconds = [*measure(mechanism, values, ranges, repeats), fill]
         if weights <= DUCHI_UP_TO:
             seconds += measure(Duchi(1.0), values, ranges, 1)
-        table.add_row(f"{weights:,}", f"{mechanism.payload_bits(ranges):,}", *milliseconds(*seconds))
+        table.add_row(f"{weights:,}", f"{payload_bits(mechanism, ranges):,}", *milliseconds(*seconds))
     Console().print(table)
 
     values, ranges = model(clients, options.weights)
@@ -93,11 +93,11 @@ def main() -> None:
     table = new_table(title, "group", "groups", "bits a client", "encode", "aggregate", "ns a group and client")
     for group in [10**power for power in range(10) if 10**power < ranges.sizes[0]] + [None]:
         mechanism = Harmony(1.0, group)
-        units = mechanism.guarantee(ranges).units_per_round
+        units = guarantee_of(mechanism, ranges).units_per_round
         times = measure(mechanism, values, ranges, 1 if units > 10_000 else repeats)
         each = f"{sum(times) / (units * clients) * 1e9:,.1f}"
         name = "layer" if group is None else f"{group:,}"
-        table.add_row(name, f"{units:,}", f"{mechanism.payload_bits(ranges):,}", *milliseconds(*times), each)
+        table.add_row(name, f"{units:,}", f"{payload_bits(mechanism, ranges):,}", *milliseconds(*times), each)
     Console().print(table)
 
 

@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from ldpfl import LayerRanges
 from ldpfl.flower.collecting import OpenRound
 from ldpfl.flower.relayed import RelayCollector
-from ldpfl.mechanisms import Duchi, Laplace
+from ldpfl.mechanisms import Duchi, Laplace, payload_bits
 from ldpfl.shuffling.sealing import OVERHEAD, Binding, generate_key, seal
 from ldpfl.simulation.workers import cores
 
@@ -51,7 +51,7 @@ class StandIn:
 def write_round(spool: Path, round_: OpenRound, key: X25519PrivateKey, nodes: int) -> None:
     """Seal the records of ``nodes`` nodes into a file."""
     binding, draws = Binding(round_.run, round_.number, round_.plan.fingerprint), np.random.default_rng(0)
-    size = round_.mechanism.payload_bits(round_.ranges) // 8
+    size = payload_bits(round_.mechanism, round_.ranges) // 8
     with spool.open("wb") as records:
         for _ in range(nodes):
             points = draws.integers(-(2**21), 2**21, size // 4) if round_.mechanism.name == "laplace" else None

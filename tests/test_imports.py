@@ -291,7 +291,7 @@ run(*{[*plan, "--epsilon", "1", "--target-central", "0.5"]})
 run(*{[*plan, "--clients", "100", "--target-central", "0.5", "--json"]})
 for name in ("harmony", "duchi-vector", "rotated-sign", "privunit-g", "laplace", "piecewise", "none"):
     planned = ldpfl.planning.planner.Setting(1.0, 100, 10, 2, mechanism=name, layers=2)
-    planned.build().noise_std(planned.ranges(), 100), planned.release
+    planned.build().noise(planned.ranges()).largest_std(100), planned.release
 look("of other mechanisms")
 run("ledger", "ledger.json")
 run("budget", "show", "--file", "budget.db")

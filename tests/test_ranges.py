@@ -55,7 +55,7 @@ def radii(
         trained = mean + pull * (weights - mean)
         reports = mechanism.encode(trained.expand(clients, -1), ranges, SeededStreams.for_clients(77, number, range(clients)))
         mean = mechanism.aggregate([reports], ranges)
-        ranges = rule.update(ranges, mean, mechanism.mean_variance(mean, ranges, clients))
+        ranges = rule.update(ranges, mean, mechanism.noise(ranges).mean_variance(mean, clients))
         history.append(ranges.radius)
     return torch.stack(history)
 

@@ -12,13 +12,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ldpfl import Guarantee, LayerRanges, SeededStreams
+from ldpfl import LayerRanges, SeededStreams
 from ldpfl.errors import ProtocolError
 from ldpfl.mechanisms import BitReports, DenseReports, Mechanism
 from ldpfl.mechanisms.base import require_finite
 from ldpfl.mechanisms.duchi import Duchi
 from ldpfl.mechanisms.duchi_vector import DuchiVector, VectorBitReports
 from ldpfl.mechanisms.harmony import Harmony
+from ldpfl.mechanisms.noise import Noise, TwoValueNoise
+from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
 from ldpfl.mechanisms.reports.bits import packed_size
 from ldpfl.mechanisms.reports.units import Units
@@ -95,6 +97,22 @@ class ChattyReports(BitReports):
         return (row.tobytes() + b"\0" * int(np.unpackbits(row).sum() > self.dimension / 2) for row in self.packed)
 
 
+@dataclass(frozen=True, eq=False)
+class NoiseOfOne(Noise):
+    """The noise of one client; that of a mean is not asked for."""
+
+    each: Tensor
+
+    def variance(self, values: Tensor) -> Tensor:
+        return self.each.float().expand(values.shape)
+
+    def mean_variance(self, mean: Tensor, clients: int) -> Tensor:
+        raise NotImplementedError
+
+    def largest_std(self, clients: int) -> NDArray[np.float64]:
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
 class LaplaceNoise(Mechanism):
     """Each weight plus Laplace noise: for tests alone, because doubles leak. ``unit`` says what epsilon is to cover.
@@ -109,6 +127,10 @@ class LaplaceNoise(Mechanism):
     leak: float = 0.0
     hair: float = 0.0
     name = "laplace-noise"
+
+    @property
+    def properties(self) -> Properties:
+        return Properties(delta=1e-5)  # where a subclass states mu
 
     def _scale(self, ranges: LayerRanges) -> Tensor:
         weights = ranges.dimension if self.unit == "vector" and self.divided else 1
@@ -133,27 +155,14 @@ class LaplaceNoise(Mechanism):
     def aggregate(self, reports: Sequence[DenseReports], ranges: LayerRanges) -> Tensor:
         return torch.cat([batch.values for batch in reports]).double().mean(dim=0).float()
 
-    def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
-        return (2 * self._scale(ranges) ** 2).float().expand(values.shape)
-
-    def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:
-        raise NotImplementedError
-
-    def noise_std(self, ranges: LayerRanges, clients: int) -> NDArray[np.float64]:
-        raise NotImplementedError
-
-    def payload_bits(self, ranges: LayerRanges) -> int:
-        return 32 * ranges.dimension
+    def noise(self, ranges: LayerRanges) -> Noise:
+        return NoiseOfOne(2 * self._scale(ranges) ** 2)
 
     def units(self, ranges: LayerRanges) -> Units:
-        return Units.equal(ranges.dimension, 32) if self.unit == "weight" else super().units(ranges)  # type: ignore[return-value]
+        return Units.equal(ranges.dimension, 32) if self.unit == "weight" else Units.whole(ranges.dimension, 32 * ranges.dimension)
 
     def release(self, ranges: LayerRanges) -> Release:
         return PureRelease(self.name, self.epsilon, ranges.dimension if self.unit == "weight" else 1, self.unit)
-
-    def guarantee(self, ranges: LayerRanges) -> Guarantee:
-        units = ranges.dimension if self.unit == "weight" else 1
-        return Guarantee(self.epsilon, 0.0, self.unit, units, "replace one client's value", "local", "claimed")
 
 
 class Tampered(Laplace):
@@ -302,8 +311,8 @@ class Chatty(Duchi):
 
 
 class Understated(Duchi):
-    def payload_bits(self, ranges: LayerRanges) -> int:
-        return ranges.dimension - 8
+    def units(self, ranges: LayerRanges) -> Units:
+        return Units.equal(ranges.dimension - 8, 1)
 
 
 class Unreadable(Duchi):
@@ -322,8 +331,8 @@ class Forgetful(Duchi):
 
 
 class Boasting(Duchi):
-    def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
-        return super().variance(values, ranges) * 0.97
+    def noise(self, ranges: LayerRanges) -> TwoValueNoise:
+        return replace(super().noise(ranges), gain=self.gain * math.sqrt(0.97))
 
 
 class Undefined(Duchi):

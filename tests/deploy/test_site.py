@@ -27,6 +27,7 @@ from ldpfl.experiments.build import build, choose_device
 from ldpfl.flower.new_app import write_app
 from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms import create
+from ldpfl.mechanisms.hooks import in_round
 from ldpfl.privacy.accountants.adaptive import epsilon_needed
 from ldpfl.privacy.accountants.registry import unit_epsilon
 from ldpfl.privacy.budget_file import read_books
@@ -262,7 +263,7 @@ def test_a_policy_allows_every_round_of_a_noise_schedule(name: str, tiny_data: P
     own = trial_of(3, 4, changes, tiny_data)
     _, start = build(own.config, load("mnist", tiny_data), choose_device("cpu"))
     mechanism, ranges = deployable_mechanism(own.config, start.state.ranges), start.state.ranges
-    releases = [mechanism.in_round(replace(start.state.public(), round=number)).release(ranges) for number in range(1, 5)]
+    releases = [in_round(mechanism, replace(start.state.public(), round=number)).release(ranges) for number in range(1, 5)]
     assert all(unit_epsilon(release, own.policy.delta) <= own.policy.epsilon_per_unit for release in releases)
     needed = epsilon_needed([(release, 1) for release in releases], own.policy.delta)
     assert needed <= own.policy.lifetime_epsilon <= needed * 1.01

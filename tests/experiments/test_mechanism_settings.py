@@ -11,7 +11,7 @@ from ldpfl import ConfigError, LayerRanges, mechanisms
 from ldpfl.data import load
 from ldpfl.experiments.build import build, mechanism_of
 from ldpfl.experiments.config import RunConfig, parse_config
-from ldpfl.mechanisms import DuchiVector, Harmony, Hybrid, Laplace, Mechanism, Piecewise, PrivUnitG
+from ldpfl.mechanisms import DuchiVector, Harmony, Hybrid, Laplace, Mechanism, Piecewise, PrivUnitG, guarantee_of, payload_bits
 from ldpfl.privacy import BinaryRelease, PureRelease
 from ldpfl.privacy.statement import account
 from ldpfl.simulation import simulate
@@ -41,11 +41,11 @@ def test_settings_make_the_mechanism_and_it_trains(name: str, tiny_data: Path) -
     *_, last = simulate(federation, start, 2)
     assert bool(torch.isfinite(last.state.weights).all())
     assert not torch.equal(last.state.weights, start.state.weights)
-    bits = expected.payload_bits(start.state.ranges)
+    bits = payload_bits(expected, start.state.ranges)
     assert last.history[-1].uplink_bytes_per_client == -(-bits // 8)
 
     statement = account(last.ledger)
-    guarantee = expected.guarantee(start.state.ranges)
+    guarantee = guarantee_of(expected, start.state.ranges)
     local = statement.find("local", "run", pure=True)
     assert local is not None
     assert local.epsilon == pytest.approx(2 * guarantee.epsilon * guarantee.units_per_round, rel=1e-9)

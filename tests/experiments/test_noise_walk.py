@@ -32,7 +32,7 @@ def chosen(noise: float, shape: tuple[int, ...] = (1, 28, 28), model: str = "lin
     ranges = LayerRanges(torch.zeros(1), torch.ones(1), (layout.dimension,))
     mechanism = mechanism_of(config, ranges)
     start = start_on_table(config, data, module, layout, weights, mechanism, CLIENTS, ())
-    spread = float(mechanism.noise_std(ranges, CLIENTS)[0]) * CLIP / sqrt(config.training.rounds)
+    spread = float(mechanism.noise(ranges).largest_std(CLIENTS)[0]) * CLIP / sqrt(config.training.rounds)
     return start.config.training, spread
 
 

@@ -14,6 +14,7 @@ from ldpfl.experiments.build import build, mechanism_of
 from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.planned_ledger import planned_ledger
+from ldpfl.mechanisms import payload_bits
 from ldpfl.mechanisms.lattice import LatticeMechanism
 from ldpfl.privacy.accountants.gaussian import gaussian_epsilon
 from ldpfl.privacy.statement import account
@@ -33,7 +34,7 @@ def config_of(*overrides: str) -> RunConfig:
 def lattice_of(*overrides: str, sizes: tuple[int, ...] = (1,)) -> tuple[int, int]:
     mechanism = mechanism_of(config_of(*overrides), RANGES, sizes)
     assert isinstance(mechanism, LatticeMechanism)
-    assert mechanism.payload_bits(RANGES) == 2000 * mechanism.bits
+    assert payload_bits(mechanism, RANGES) == 2000 * mechanism.bits
     return mechanism.steps, mechanism.bits
 
 
@@ -75,7 +76,7 @@ def test_the_lattice_follows_from_how_many_are_added_up() -> None:
 def test_where_nothing_is_summed_floats_leave() -> None:
     mechanism = mechanism_of(config_of(*CLIENTS, "shuffling.channel=direct"), RANGES)
     assert isinstance(mechanism, LatticeMechanism)
-    assert (mechanism.steps, mechanism.payload_bits(RANGES)) == (2**20, 32 * 2000)
+    assert (mechanism.steps, payload_bits(mechanism, RANGES)) == (2**20, 32 * 2000)
 
 
 @pytest.mark.parametrize(

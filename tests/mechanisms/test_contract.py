@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ldpfl import ConfigError, LayerRanges, PrivacyError, mechanisms
-from ldpfl.mechanisms import Harmony, Hybrid, Laplace, Mechanism, Piecewise, read_valid
+from ldpfl.mechanisms import Harmony, Hybrid, Laplace, Mechanism, Piecewise, guarantee_of, payload_bits, privatize, read_valid
 from ldpfl.mechanisms.privunit import PrivUnitG
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
 from ldpfl.mechanisms.reports.bits import BitReports, packed_size
@@ -71,7 +72,7 @@ def test_reports_survive_the_wire_and_are_of_one_length(case: str) -> None:
     received = mechanism.read(payloads, RANGES)
     assert list(received.payloads()) == payloads
     assert received.clients == 7
-    assert {len(payload) for payload in payloads} == {received.bytes_per_client} == {packed_size(mechanism.payload_bits(RANGES))}
+    assert {len(payload) for payload in payloads} == {received.bytes_per_client} == {packed_size(payload_bits(mechanism, RANGES))}
     for wrong in (b"", payloads[0][:-1], payloads[0] + b"\0"):
         kept, refused = read_valid(mechanism, [payloads[1], wrong], RANGES)
         assert (kept.clients if kept else 0, [entry.place for entry in refused]) == (1, [1])
@@ -123,7 +124,7 @@ def test_bad_values_are_refused_without_being_repeated(case: str) -> None:
     for name, values in BAD_VALUES.items():
         if sampled and name in ("nan", "inf", "minus inf"):
             continue
-        for method in (mechanism.encode, mechanism.privatize):
+        for method in (mechanism.encode, partial(privatize, mechanism)):
             with pytest.raises(PrivacyError, match="nothing was sent") as caught:
                 method(values, RANGES, streams(*range(len(values))))
             assert "867" not in str(caught.value), name
@@ -157,10 +158,16 @@ def test_a_source_without_bits_for_a_client_is_refused(case: str) -> None:
 @every
 def test_what_is_stated_of_it_fits_together(case: str) -> None:
     mechanism = CASES[case]
-    release, guarantee = mechanism.release(RANGES), mechanism.guarantee(RANGES)
+    release, guarantee = mechanism.release(RANGES), guarantee_of(mechanism, RANGES)
     assert (guarantee.unit, guarantee.units_per_round) == (release.unit, release.units)
     assert release.protected == (guarantee.epsilon < math.inf)
-    assert tuple(mechanism.noise_std(RANGES, 10).shape) == (2,)
-    mean = mechanism.mean_variance(torch.zeros(DIMENSION), RANGES, 10)
+    assert tuple(mechanism.noise(RANGES).largest_std(10).shape) == (2,)
+    mean = mechanism.noise(RANGES).mean_variance(torch.zeros(DIMENSION), 10)
     assert tuple(mean.shape) == (DIMENSION,)
     assert bool((mean >= 0).all())
+
+
+def test_an_author_meets_nine_members_of_which_eight_are_to_be_written() -> None:
+    members = {name for name in {*vars(Mechanism), *Mechanism.__annotations__} if not name.startswith("_")}
+    assert members == {"name", *Mechanism.__abstractmethods__, "properties"}
+    assert members == {"name", "encode", "read", "decode", "aggregate", "noise", "units", "release", "properties"}

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ldpfl import LayerRanges, mechanisms
 from ldpfl.auditing import audit_mechanism
+from ldpfl.mechanisms import guarantee_of
 from ldpfl.mechanisms.dp_fedavg import DpFedAvg
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.mechanisms.reports.vectors import VectorReports
@@ -46,15 +47,15 @@ def test_a_report_stands_for_the_clipped_vector_and_noise_of_the_stated_size() -
     noise = reports.values.double() - torch.tensor([0.3, -0.4, 0.0])
     assert float(noise.std()) == pytest.approx(1.5, rel=5 / sqrt(2 * noise.numel()))
     assert float(noise.mean(dim=0).abs().max()) < 5 * 1.5 / sqrt(5000)
-    assert float(mechanism.noise_std(RANGES, 9)[0]) == pytest.approx(0.5)
-    assert float(mechanism.variance(values, RANGES)[0, 0]) == pytest.approx(2.25)
+    assert float(mechanism.noise(RANGES).largest_std(9)[0]) == pytest.approx(0.5)
+    assert float(mechanism.noise(RANGES).variance(values)[0, 0]) == pytest.approx(2.25)
 
 
 def test_its_guarantee_is_for_a_whole_client() -> None:
     release = mechanisms.create("dp-fedavg", noise_multiplier=8.0, clip_norm=0.1).release(RANGES)
     assert (release.unit, release.units, release.protected) == ("vector", 1, True)
     assert 0.25 <= release.parameter <= 0.25 * (1 + 1e-14)
-    assert mechanisms.create("dp-fedavg", noise_multiplier=8.0).guarantee(RANGES).epsilon == pytest.approx(
+    assert guarantee_of(mechanisms.create("dp-fedavg", noise_multiplier=8.0), RANGES).epsilon == pytest.approx(
         gaussian_epsilon(0.25, 1e-5), rel=1e-9
     )
 

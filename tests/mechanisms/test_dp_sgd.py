@@ -51,7 +51,7 @@ def test_the_noise_is_of_the_stated_size_and_in_units_of_the_norm() -> None:
     assert isinstance(reports, VectorReports)
     drawn = reports.values.double() - 0.5
     assert float(drawn.std()) == pytest.approx(0.3, rel=5 / sqrt(2 * drawn.numel()))
-    assert float(mechanism.noise_std(RANGES, 4)[0]) == pytest.approx(0.15)
+    assert float(mechanism.noise(RANGES).largest_std(4)[0]) == pytest.approx(0.15)
     torch.testing.assert_close(mechanism.aggregate([reports], RANGES), reports.values.double().mean(dim=0).float())
 
 

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import ldpfl
 from grids import each
 from ldpfl import ConfigError, LayerRanges, LdpflError, SecureSource, SeededStreams
-from ldpfl.mechanisms import BitReports, Mechanism
+from ldpfl.mechanisms import BitReports, Mechanism, guarantee_of, payload_bits, privatize
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
 from ldpfl.privacy import BinaryRelease
@@ -155,7 +155,7 @@ def test_the_smallest_workable_epsilon_is_still_unbiased() -> None:
     mechanism, ranges = duchi(1e-9), box([0.0], [1.0], [2])
     assert thresholds(1e-9) == (WORDS // 2 - 1, WORDS // 2 + 1)
     assert words_that_send_plus(mechanism, torch.tensor([-1.0, 1.0]), ranges).tolist() == list(thresholds(1e-9))
-    assert bool(torch.isfinite(mechanism.variance(torch.zeros(1, 2), ranges)).all())
+    assert bool(torch.isfinite(mechanism.noise(ranges).variance(torch.zeros(1, 2))).all())
 
 
 @pytest.mark.parametrize("epsilon", [9e-10, 1e-10, 1e-61, 1e-300])
@@ -338,8 +338,8 @@ def test_estimates_are_unbiased_with_the_stated_variance(epsilon: float) -> None
     mechanism = duchi(epsilon)
     ranges = box([CENTER] * len(POINTS), [RADIUS] * len(POINTS), [DRAWS] * len(POINTS))
     values = torch.tensor(POINTS).repeat_interleave(DRAWS)[None]
-    decoded = mechanism.privatize(values, ranges, SeededStreams.for_clients(20, 0, [0]))
-    variances = mechanism.variance(values, ranges)[0].double().reshape(len(POINTS), DRAWS)[:, 0].tolist()
+    decoded = privatize(mechanism, values, ranges, SeededStreams.for_clients(20, 0, [0]))
+    variances = mechanism.noise(ranges).variance(values)[0].double().reshape(len(POINTS), DRAWS)[:, 0].tolist()
     lo, hi = thresholds(epsilon)
     amplitude = RADIUS * WORDS / (hi - lo)
     for inside, variance, draws in zip(INSIDE, variances, decoded[0].double().reshape(len(POINTS), DRAWS), strict=True):
@@ -359,10 +359,10 @@ def test_variance_follows_the_closed_form(epsilon: float, gain: float) -> None:
     ranges = box([0.5], [0.25], [5])
     values = torch.tensor([[0.5, 0.25, 0.75, 0.6, 9.0]])
     expected = [(0.25 * gain) ** 2 - offset**2 for offset in (0.0, 0.25, 0.25, 0.1, 0.25)]
-    variance = duchi(epsilon).variance(values, ranges)
+    variance = duchi(epsilon).noise(ranges).variance(values)
     assert variance.dtype == torch.float32
     assert variance[0].tolist() == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    assert duchi(epsilon).noise_std(ranges, 16).tolist() == pytest.approx([0.25 * gain / 4], rel=1e-6)
+    assert duchi(epsilon).noise(ranges).largest_std(16).tolist() == pytest.approx([0.25 * gain / 4], rel=1e-6)
 
 
 def test_mean_variance_is_unbiased_when_clients_agree() -> None:
@@ -374,8 +374,8 @@ def test_mean_variance_is_unbiased_when_clients_agree() -> None:
         for value in (0.5, 0.6, 0.75):
             values = torch.full((clients, dimension), value)
             reports = mechanism.encode(values, ranges, SeededStreams.for_clients(31, 1, range(clients)))
-            estimate = mechanism.mean_variance(mechanism.aggregate([reports], ranges), ranges, clients).double()
-            truth = float(mechanism.variance(values[:1, :1], box([0.5], [0.25], [1]))) / clients
+            estimate = mechanism.noise(ranges).mean_variance(mechanism.aggregate([reports], ranges), clients).double()
+            truth = float(mechanism.noise(box([0.5], [0.25], [1])).variance(values[:1, :1])) / clients
             assert abs(float(estimate.mean()) - truth) < 4 * float(estimate.std()) / math.sqrt(dimension)
 
 
@@ -384,8 +384,8 @@ def test_mean_variance_adds_the_clients_own_spread() -> None:
     mechanism, ranges = duchi(4.0), box([0.0], [1.0], [DRAWS])
     held = torch.tensor([-0.9, -0.9, 0.9, 0.9])
     reports = mechanism.encode(held[:, None].expand(4, DRAWS), ranges, SeededStreams.for_clients(8, 1, range(4)))
-    estimate = mechanism.mean_variance(mechanism.aggregate([reports], ranges), ranges, 4).double()
-    noise = float(mechanism.variance(held[:, None], box([0.0], [1.0], [1])).double().sum()) / 16
+    estimate = mechanism.noise(ranges).mean_variance(mechanism.aggregate([reports], ranges), 4).double()
+    noise = float(mechanism.noise(box([0.0], [1.0], [1])).variance(held[:, None]).double().sum()) / 16
     expected = noise + 0.9**2 / 3
     assert abs(float(estimate.mean()) - expected) < 4 * float(estimate.std()) / math.sqrt(DRAWS)
 
@@ -393,7 +393,7 @@ def test_mean_variance_adds_the_clients_own_spread() -> None:
 def test_mean_variance_of_a_single_report_is_finite_and_never_negative() -> None:
     mechanism, ranges = duchi(10.0), box([0.0, 3.0], [0.1, 1e-6], [50, 50])
     reports = mechanism.encode(torch.zeros(1, 100), ranges, SeededStreams.for_clients(0, 0, [0]))
-    estimate = mechanism.mean_variance(mechanism.aggregate([reports], ranges), ranges, 1)
+    estimate = mechanism.noise(ranges).mean_variance(mechanism.aggregate([reports], ranges), 1)
     assert bool(torch.isfinite(estimate).all())
     assert bool((estimate >= 0).all())
 
@@ -488,13 +488,13 @@ SECRET = 8675.309
 def test_payload_has_one_bit_a_weight_rounded_up_to_bytes(dimension: int) -> None:
     ranges = box([0.0], [1.0], [dimension])
     reports = duchi(1.0).encode(torch.zeros(2, dimension), ranges, SeededStreams.for_clients(0, 0, range(2)))
-    assert duchi(1.0).payload_bits(ranges) == dimension
+    assert payload_bits(duchi(1.0), ranges) == dimension
     for payload in reports.payloads():
         assert len(payload) == math.ceil(dimension / 8) == reports.bytes_per_client
 
 
 def test_guarantee_states_the_unit_and_counts_it() -> None:
-    guarantee = duchi(1.5).guarantee(box([0.0, 0.0], [1.0, 1.0], [3, 4]))
+    guarantee = guarantee_of(duchi(1.5), box([0.0, 0.0], [1.0, 1.0], [3, 4]))
     assert (guarantee.epsilon, guarantee.delta, guarantee.unit, guarantee.units_per_round) == (1.5, 0.0, "weight", 7)
     assert (guarantee.trust_model, guarantee.status) == ("local", "proved")
     assert guarantee.assumptions
@@ -509,6 +509,6 @@ def test_release_says_how_many_bits_left_at_which_budget() -> None:
 @pytest.mark.parametrize(("epsilon", "told"), [(1.0, False), (10.0, False), (40.0, True)])
 def test_a_budget_beyond_the_bits_is_told_as_a_caveat(epsilon: float, told: bool) -> None:
     """32 bits realise at most ln(2**32 - 1) = 22.18."""
-    caveats = duchi(epsilon).caveats
+    caveats = duchi(epsilon).properties.caveats
     assert len(caveats) == told
     assert all("22.18" in caveat for caveat in caveats)

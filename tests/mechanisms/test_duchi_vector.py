@@ -20,6 +20,7 @@ from grids import each
 from ldpfl import ConfigError, LayerRanges, PrivacyError, SecureSource, SeededStreams
 from ldpfl.auditing import audit_mechanism
 from ldpfl.errors import ProtocolError
+from ldpfl.mechanisms import guarantee_of
 from ldpfl.mechanisms.duchi import Duchi, thresholds
 from ldpfl.mechanisms.duchi_vector import DuchiVector, VectorBitReports, central_binomial
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
@@ -342,7 +343,7 @@ def test_estimates_are_unbiased_with_the_stated_variance(dimension: int, epsilon
     values = 0.5 + 0.25 * torch.linspace(-1.2, 1.1, dimension) if dimension > 1 else torch.tensor([0.6])
     reports = mechanism.encode(values.expand(clients, dimension), ranges, torch.Generator().manual_seed(dimension))
     inside = values.double().clamp(0.25, 0.75)
-    variances = mechanism.variance(values[None].double(), ranges)[0]
+    variances = mechanism.noise(ranges).variance(values[None].double())[0]
     scale = 0.25 * mechanism.gain(dimension)
     for place in sorted({0, 1, dimension // 3, dimension // 2, dimension - 1} & set(range(dimension))):
         bits = (reports.packed[:, place // 8] >> (place % 8)) & 1
@@ -358,11 +359,11 @@ def test_estimates_are_unbiased_with_the_stated_variance(dimension: int, epsilon
 
 def test_variance_takes_the_clamped_value() -> None:
     ranges = box([0.5], [0.25], [5])
-    variance = DuchiVector(1.0).variance(torch.tensor([[0.5, 0.25, 0.75, 0.6, 9.0]]), ranges)
+    variance = DuchiVector(1.0).noise(ranges).variance(torch.tensor([[0.5, 0.25, 0.75, 0.6, 9.0]]))
     assert variance.dtype == torch.float32
     expected = [(0.25 * 5.770542) ** 2 - offset**2 for offset in (0.0, 0.25, 0.25, 0.1, 0.25)]
     assert variance[0].tolist() == pytest.approx(expected, rel=1e-6)
-    assert DuchiVector(1.0).noise_std(ranges, 16).tolist() == pytest.approx([0.25 * 5.770542 / 4], rel=1e-6)
+    assert DuchiVector(1.0).noise(ranges).largest_std(16).tolist() == pytest.approx([0.25 * 5.770542 / 4], rel=1e-6)
 
 
 @pytest.mark.slow
@@ -372,8 +373,8 @@ def test_mean_variance_is_unbiased_when_clients_agree() -> None:
     values = torch.linspace(0.2, 0.7, dimension).expand(clients, dimension)
     source = torch.Generator().manual_seed(4)
     means = [mechanism.aggregate([mechanism.encode(values, ranges, source)], ranges) for _ in range(400)]
-    estimates = torch.stack([mechanism.mean_variance(mean, ranges, clients) for mean in means]).double()
-    truth = mechanism.variance(values[:1].double(), ranges)[0] / clients
+    estimates = torch.stack([mechanism.noise(ranges).mean_variance(mean, clients) for mean in means]).double()
+    truth = mechanism.noise(ranges).variance(values[:1].double())[0] / clients
     z = (estimates.mean(0) - truth) / (estimates.std(0) / math.sqrt(len(means)))
     assert float(z.abs().max()) < 4  # seven comparisons, seed fixed
 
@@ -381,7 +382,7 @@ def test_mean_variance_is_unbiased_when_clients_agree() -> None:
 def test_mean_variance_of_a_single_report_is_the_upper_bound() -> None:
     mechanism, ranges = DuchiVector(1.0), box([0.0, 3.0], [0.1, 1e-6], [50, 50])
     reports = mechanism.encode(torch.zeros(1, 100), ranges, SeededStreams.for_clients(0, 0, [0]))
-    estimate = mechanism.mean_variance(mechanism.aggregate([reports], ranges), ranges, 1)
+    estimate = mechanism.noise(ranges).mean_variance(mechanism.aggregate([reports], ranges), 1)
     assert estimate.tolist() == pytest.approx([(0.1 * 26.189021) ** 2] * 50 + [(1e-6 * 26.189021) ** 2] * 50, rel=1e-6)
 
 
@@ -442,7 +443,7 @@ def test_an_unusable_epsilon_is_refused(epsilon: Any) -> None:
 
 def test_guarantee_and_release_count_the_vector_once() -> None:
     mechanism, ranges = DuchiVector(1.5), box([0.0, 0.0], [1.0, 1.0], [3, 4])
-    guarantee = mechanism.guarantee(ranges)
+    guarantee = guarantee_of(mechanism, ranges)
     assert (guarantee.epsilon, guarantee.delta, guarantee.unit, guarantee.units_per_round) == (1.5, 0.0, "vector", 1)
     assert (guarantee.trust_model, guarantee.status, guarantee.scope) == ("local", "proved", "round")
     assert guarantee.assumptions
@@ -451,7 +452,7 @@ def test_guarantee_and_release_count_the_vector_once() -> None:
 
 @pytest.mark.parametrize(("epsilon", "told"), [(1.0, False), (15.0, False), (40.0, True)])
 def test_a_budget_beyond_the_bits_is_told_as_a_caveat(epsilon: float, told: bool) -> None:
-    assert len(DuchiVector(epsilon).caveats) == told
+    assert len(DuchiVector(epsilon).properties.caveats) == told
     assert DuchiVector(epsilon).epsilon_realised <= epsilon
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ldpfl import ConfigError, LayerRanges, PrivacyError, SecureSource, SeededStreams
-from ldpfl.mechanisms import BitReports
+from ldpfl.mechanisms import BitReports, guarantee_of, payload_bits, privatize
 from ldpfl.mechanisms.base import read_valid
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
 from ldpfl.mechanisms.harmony import Harmony
@@ -95,7 +96,7 @@ def test_the_moments_are_exact_with_the_center_as_fill(epsilon: float) -> None:
     mechanism, center, radius = Harmony(epsilon), 0.3, 0.25
     for values in ([0.1, 0.3, 0.55, 0.4, 7.0], [0.2, -9.0]):
         size, ranges = len(values), box([center], [radius], [len(values)])
-        variances = mechanism.variance(torch.tensor([values]), ranges)[0]
+        variances = mechanism.noise(ranges).variance(torch.tensor([values]))[0]
         for index, value in enumerate(values):
             inside = min(max(value, center - radius), center + radius)
             plus = plus_counts(mechanism, values, ranges, index) / WORDS
@@ -149,10 +150,10 @@ def test_estimates_are_unbiased_with_the_stated_variance(epsilon: float) -> None
     mechanism, size = Harmony(epsilon, len(GROUP)), len(GROUP)
     ranges = box([0.5], [0.25], [size * DRAWS])
     values = torch.tensor(GROUP).repeat(DRAWS)[None]
-    draws = mechanism.privatize(values, ranges, streams(1, seed=20))[0].double().reshape(DRAWS, size)
+    draws = privatize(mechanism, values, ranges, streams(1, seed=20))[0].double().reshape(DRAWS, size)
     step = size * 0.25 * mechanism.gain
     assert torch.unique(draws).tolist() == pytest.approx([0.5 - step, 0.5, 0.5 + step], rel=1e-6)
-    variances = mechanism.variance(torch.tensor(GROUP).repeat(DRAWS)[None], ranges)[0, :size].double()
+    variances = mechanism.noise(ranges).variance(torch.tensor(GROUP).repeat(DRAWS)[None])[0, :size].double()
     for place, value in enumerate(GROUP):
         inside, variance = min(max(value, 0.25), 0.75), float(variances[place])
         assert abs(float(draws[:, place].mean()) - inside) < 4 * math.sqrt(variance / DRAWS)
@@ -166,7 +167,7 @@ def test_a_fill_of_zero_would_be_biased_beyond_any_doubt() -> None:
     ranges = box([0.2], [0.25], [size * DRAWS])
     reports = mechanism.encode(torch.full((1, size * DRAWS), 0.3), ranges, streams(1, seed=9))
     draws = mechanism.decode(reports, ranges)[0].double().reshape(DRAWS, size)
-    error = math.sqrt(float(mechanism.variance(torch.full((1, size * DRAWS), 0.3), ranges)[0, 0]) / (DRAWS * size))
+    error = math.sqrt(float(mechanism.noise(ranges).variance(torch.full((1, size * DRAWS), 0.3))[0, 0]) / (DRAWS * size))
     assert abs(float(draws.mean()) - 0.3) < 4 * error
     sampled = torch.zeros(DRAWS, size).scatter_(1, torch.from_numpy(reports.index.reshape(DRAWS, 1)), 1.0).bool()
     zero_filled = torch.where(sampled, draws, 0.0)
@@ -181,7 +182,7 @@ def test_noise_of_the_mean_has_the_stated_deviation() -> None:
     reports = mechanism.encode(torch.full((1, 5 * groups), 0.1).expand(clients, -1), ranges, streams(clients, seed=2))
     noise = mechanism.aggregate([reports], ranges).double() - 0.1
     squares = (noise**2).reshape(groups, 5).mean(dim=1)  # independent of one another
-    stated = float(mechanism.noise_std(ranges, clients)[0]) ** 2
+    stated = float(mechanism.noise(ranges).largest_std(clients)[0]) ** 2
     assert abs(float(squares.mean()) - stated) < 4 * float(squares.std()) / math.sqrt(groups)
 
 
@@ -192,8 +193,8 @@ def test_the_variance_of_the_mean_is_told_from_the_mean_alone(clients: int) -> N
     mechanism, ranges = Harmony(1.0, 5), box([0.1], [0.3], [5 * groups])
     values = torch.full((1, 5 * groups), value).expand(clients, -1)
     mean = mechanism.aggregate([mechanism.encode(values, ranges, streams(clients, seed=6))], ranges)
-    told = mechanism.mean_variance(mean, ranges, clients).double()
-    truth = float(mechanism.variance(values[:1], ranges)[0, 0]) / clients
+    told = mechanism.noise(ranges).mean_variance(mean, clients).double()
+    truth = float(mechanism.noise(ranges).variance(values[:1])[0, 0]) / clients
     upper = 5 * (0.3 * mechanism.gain) ** 2 / (clients - 1)
     assert bool((told >= 0).all())
     assert float(told.max()) <= upper * (1 + 1e-6)
@@ -207,7 +208,7 @@ def test_the_variance_of_the_mean_is_told_from_the_mean_alone(clients: int) -> N
 def test_one_client_has_the_upper_bound_as_variance() -> None:
     mechanism, ranges = Harmony(1.0, 4), box([0.1], [0.3], [6])
     expected = [4 * (0.3 * mechanism.gain) ** 2] * 4 + [2 * (0.3 * mechanism.gain) ** 2] * 2
-    assert mechanism.mean_variance(torch.zeros(6), ranges, 1).tolist() == pytest.approx(expected)
+    assert mechanism.noise(ranges).mean_variance(torch.zeros(6), 1).tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("epsilon", "deviation"), [(1.0, 1.4516), (4.0, 0.692), (10.0, 0.671)])
@@ -215,7 +216,7 @@ def test_the_papers_setting_drowns_the_largest_layer(epsilon: float, deviation: 
     # 16,000 weights, 200 clients, radius 0.075: the noise of a mean, where weights are about 0.025.
     ranges = box([0.0] * 8, [0.075] * 8, CNN)
     # Independent figures (a simulation of Algorithm 2 as written), hence the tolerance.
-    assert float(Harmony(epsilon).noise_std(ranges, 200)[4]) == pytest.approx(deviation, rel=0.01)
+    assert float(Harmony(epsilon).noise(ranges).largest_std(200)[4]) == pytest.approx(deviation, rel=0.01)
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------
@@ -237,9 +238,9 @@ def test_layers_are_cut_into_consecutive_groups(group: int | None, layers: tuple
     mechanism = Harmony(1.0, group)
     report = mechanism.encode(torch.zeros(3, sum(layers)), ranges, streams(3))
     assert report.group_sizes.tolist() == expected
-    assert mechanism.guarantee(ranges).units_per_round == len(expected)
+    assert guarantee_of(mechanism, ranges).units_per_round == len(expected)
     largest = [min(size, group or size) for size in layers]
-    assert mechanism.noise_std(ranges, 4).tolist() == pytest.approx([mechanism.gain * math.sqrt(s / 4) for s in largest])
+    assert mechanism.noise(ranges).largest_std(4).tolist() == pytest.approx([mechanism.gain * math.sqrt(s / 4) for s in largest])
 
 
 class Counting:
@@ -319,11 +320,11 @@ def test_groups_of_one_are_duchi_bit_for_bit() -> None:
     torch.testing.assert_close(ours.decode(mine, ranges), theirs.decode(bits, ranges))
     mean = theirs.aggregate([bits], ranges)
     torch.testing.assert_close(ours.aggregate([mine], ranges), mean, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(ours.variance(values, ranges), theirs.variance(values, ranges))
+    torch.testing.assert_close(ours.noise(ranges).variance(values), theirs.noise(ranges).variance(values))
     for clients in (1, 3):
-        torch.testing.assert_close(ours.mean_variance(mean, ranges, clients), theirs.mean_variance(mean, ranges, clients))
-        assert ours.noise_std(ranges, clients).tolist() == pytest.approx(theirs.noise_std(ranges, clients).tolist())
-    assert ours.payload_bits(ranges) == theirs.payload_bits(ranges)
+        torch.testing.assert_close(ours.noise(ranges).mean_variance(mean, clients), theirs.noise(ranges).mean_variance(mean, clients))
+        assert ours.noise(ranges).largest_std(clients).tolist() == pytest.approx(theirs.noise(ranges).largest_std(clients).tolist())
+    assert payload_bits(ours, ranges) == payload_bits(theirs, ranges)
 
 
 def test_values_outside_the_box_report_like_the_clamped_ones() -> None:
@@ -361,9 +362,9 @@ def test_other_sources_give_both_signs_and_all_places(source: Any) -> None:
 def test_payloads_of_the_two_layer_cnn() -> None:
     ranges = box([0.0] * 8, [0.075] * 8, CNN)
     mechanism = Harmony(1.0)
-    assert mechanism.payload_bits(ranges) == 71  # indices 8 + 4 + 13 + 5 + 14 + 6 + 9 + 4, and 8 signs
-    assert (Duchi(1.0).payload_bits(ranges), 32 * ranges.dimension) == (21_840, 698_880)
-    assert Harmony(1.0, 100).payload_bits(ranges) == 217 * 8 + 2 * 7 + 6 + 2 * 5  # groups of 100, 50, 20 and 10 weights
+    assert payload_bits(mechanism, ranges) == 71  # indices 8 + 4 + 13 + 5 + 14 + 6 + 9 + 4, and 8 signs
+    assert (payload_bits(Duchi(1.0), ranges), 32 * ranges.dimension) == (21_840, 698_880)
+    assert payload_bits(Harmony(1.0, 100), ranges) == 217 * 8 + 2 * 7 + 6 + 2 * 5  # groups of 100, 50, 20 and 10 weights
     report = mechanism.encode(torch.zeros(2, 21_840), ranges, streams(2))
     assert {len(payload) for payload in report.payloads()} == {9} == {report.bytes_per_client}
 
@@ -373,7 +374,7 @@ def test_measured_bytes_are_the_stated_bits(group: int | None) -> None:
     ranges, mechanism = box([0.0, 0.0], [1.0, 1.0], [37, 3]), Harmony(1.0, group)
     reports = mechanism.encode(torch.zeros(3, 40), ranges, streams(3))
     payloads = list(reports.payloads())
-    assert {len(payload) for payload in payloads} == {math.ceil(mechanism.payload_bits(ranges) / 8)}
+    assert {len(payload) for payload in payloads} == {math.ceil(payload_bits(mechanism, ranges) / 8)}
     received = mechanism.read(payloads, ranges)
     assert torch.equal(mechanism.aggregate([received], ranges), mechanism.aggregate([reports], ranges))
 
@@ -384,8 +385,9 @@ def test_what_is_told_of_a_report_without_its_groups_agrees_with_them(group: int
     ranges, mechanism = LayerRanges(torch.tensor(0.0), torch.tensor(1.0), layers), Harmony(1.0, group)
     units = mechanism.units(ranges)
     release = mechanism.release(ranges)
-    assert mechanism.payload_bits(ranges) == units.bits.sum()
-    assert (release.units, release.sampled) == (units.weights.size, units.weights.max())
+    bits, weights = units.one_by_one()
+    assert payload_bits(mechanism, ranges) == bits.sum()
+    assert (release.units, release.sampled) == (units.count, weights.max())
 
 
 def test_good_reports_are_kept_when_bad_ones_arrive_with_them() -> None:
@@ -420,16 +422,17 @@ def test_an_epsilon_that_duchi_refuses_is_refused(epsilon: Any) -> None:
 
 def test_a_group_larger_than_every_layer_is_refused_and_the_largest_is_not() -> None:
     ranges = box([0.0, 0.0], [1.0, 1.0], [3, 8])
-    assert Harmony(1.0, 8).guarantee(ranges).units_per_round == 2
-    for use in (Harmony(1.0, 9).guarantee, Harmony(1.0, 9).payload_bits, Harmony(1.0, 9).release):
+    assert guarantee_of(Harmony(1.0, 8), ranges).units_per_round == 2
+    mechanism = Harmony(1.0, 9)
+    for use in (partial(guarantee_of, mechanism), partial(payload_bits, mechanism), mechanism.release):
         with pytest.raises(ConfigError, match="a group of 9 weights is larger than the layer of 8"):
             use(ranges)
 
 
 def test_a_group_that_a_word_cannot_index_is_refused() -> None:
-    assert Harmony(1.0).payload_bits(box([0.0], [1.0], [WORDS - 1])) == 33
+    assert payload_bits(Harmony(1.0), box([0.0], [1.0], [WORDS - 1])) == 33
     with pytest.raises(ConfigError, match="32 bits"):
-        Harmony(1.0).payload_bits(box([0.0], [1.0], [WORDS]))
+        payload_bits(Harmony(1.0), box([0.0], [1.0], [WORDS]))
 
 
 SECRET = 8675.309
@@ -487,7 +490,7 @@ def test_aggregate_and_decode_refuse_missing_or_foreign_reports() -> None:
 @pytest.mark.parametrize(("group", "unit", "units"), [(None, "layer", 2), (1, "weight", 11), (3, "group", 4)])
 def test_guarantee_and_release_state_the_unit_and_count_it(group: int | None, unit: Any, units: int) -> None:
     ranges, mechanism = box([0.0, 0.0], [1.0, 1.0], [8, 3]), Harmony(1.5, group)
-    guarantee = mechanism.guarantee(ranges)
+    guarantee = guarantee_of(mechanism, ranges)
     assert (guarantee.epsilon, guarantee.delta, guarantee.unit, guarantee.units_per_round) == (1.5, 0.0, unit, units)
     assert (guarantee.trust_model, guarantee.status, guarantee.scope) == ("local", "proved", "round")
     assert guarantee.assumptions
@@ -500,4 +503,4 @@ def test_guarantee_and_release_state_the_unit_and_count_it(group: int | None, un
 
 @pytest.mark.parametrize(("epsilon", "told"), [(1.0, False), (40.0, True)])
 def test_a_budget_beyond_the_bits_is_told_as_a_caveat(epsilon: float, told: bool) -> None:
-    assert len(Harmony(epsilon).caveats) == told
+    assert len(Harmony(epsilon).properties.caveats) == told

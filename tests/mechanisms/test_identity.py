@@ -10,7 +10,7 @@ from torch import Tensor
 
 import ldpfl
 from ldpfl import ConfigError, LayerRanges, PrivacyError, SeededStreams
-from ldpfl.mechanisms import DenseReports
+from ldpfl.mechanisms import DenseReports, guarantee_of, payload_bits, privatize
 from ldpfl.privacy import UnprotectedRelease
 
 RANGES = LayerRanges(center=torch.tensor([0.0, 1.0]), radius=torch.tensor([0.1, 0.1]), sizes=(3, 2))
@@ -23,7 +23,7 @@ def values(clients: int) -> Tensor:
 
 def test_values_pass_unchanged_and_unclamped() -> None:
     held = values(4) * 100
-    assert torch.equal(NONE.privatize(held, RANGES, SeededStreams.for_clients(0, 0, range(4))), held)
+    assert torch.equal(privatize(NONE, held, RANGES, SeededStreams.for_clients(0, 0, range(4))), held)
 
 
 def test_reports_do_not_alias_the_callers_tensor() -> None:
@@ -43,21 +43,21 @@ def test_aggregate_is_the_mean_and_does_not_depend_on_splits() -> None:
 
 
 def test_noise_is_zero_everywhere() -> None:
-    assert torch.equal(NONE.variance(values(3), RANGES), torch.zeros(3, 5))
-    assert torch.equal(NONE.mean_variance(torch.ones(5), RANGES, 3), torch.zeros(5))
-    assert NONE.noise_std(RANGES, 3).tolist() == [0.0, 0.0]
+    assert torch.equal(NONE.noise(RANGES).variance(values(3)), torch.zeros(3, 5))
+    assert torch.equal(NONE.noise(RANGES).mean_variance(torch.ones(5), 3), torch.zeros(5))
+    assert NONE.noise(RANGES).largest_std(3).tolist() == [0.0, 0.0]
 
 
 def test_payload_is_32_bits_a_weight_and_carries_the_values() -> None:
     held = values(2)
     payloads = list(NONE.encode(held, RANGES, SeededStreams.for_clients(0, 0, range(2))).payloads())
-    assert NONE.payload_bits(RANGES) == 160
+    assert payload_bits(NONE, RANGES) == 160
     assert [len(payload) * 8 for payload in payloads] == [160, 160]
     assert torch.equal(torch.frombuffer(bytearray(b"".join(payloads)), dtype=torch.float32).reshape(2, 5), held)
 
 
 def test_guarantee_admits_that_nothing_is_protected() -> None:
-    guarantee = NONE.guarantee(RANGES)
+    guarantee = guarantee_of(NONE, RANGES)
     assert guarantee.epsilon == math.inf
     assert guarantee.units_per_round == 5
     assert guarantee.assumptions == ("values leave as they are",)

@@ -13,6 +13,7 @@ from scipy.stats import ks_1samp, ks_2samp, norm
 from torch import Tensor
 
 from ldpfl import ConfigError, LayerRanges, PrivacyError
+from ldpfl.mechanisms import payload_bits
 from ldpfl.mechanisms.dp_fedavg import DpFedAvg
 from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.lattice import Lattice, LatticeMechanism
@@ -48,7 +49,7 @@ def test_a_sum_over_two_servers_is_the_sum_of_the_points_bit_for_bit(bits: Bits)
         total, seeds = zeros(DIMENSION, bits), [new_seed() for _ in points]
         for own, seed in zip(points, seeds, strict=True):
             share = shard(own, seed, bits)
-            assert 8 * len(share) == mechanism.payload_bits(RANGES)
+            assert 8 * len(share) == payload_bits(mechanism, RANGES)
             fold(total, share)
         opened = unshard(total, seeds)
         assert np.array_equal(opened, points.sum(axis=0))
@@ -91,7 +92,7 @@ def test_what_clients_send_has_the_law_of_what_the_simulator_draws_at_once() -> 
             np.concatenate([way(mechanism, values, seed) - exact for seed in range(20)]) for way in (noise_of_points, noise_at_once)
         )
         assert ks_2samp(sent, drawn).pvalue > 1e-6
-        assert ks_1samp(sent, norm(scale=mechanism.noise_std(RANGES, 20)[0]).cdf).pvalue > 1e-6
+        assert ks_1samp(sent, norm(scale=mechanism.noise(RANGES).largest_std(20)[0]).cdf).pvalue > 1e-6
 
 
 def test_32_bits_are_taken_where_the_largest_sum_fits_them_and_rounding_does_no_harm() -> None:

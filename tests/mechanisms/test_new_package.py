@@ -16,6 +16,7 @@ import torch
 from conftest import CommandLine
 from ldpfl import ConfigError, LayerRanges, audit, mechanisms, plan
 from ldpfl.mechanisms import PublicState
+from ldpfl.mechanisms.hooks import in_round
 from ldpfl.mechanisms.new_package import package_files, write_package
 from ldpfl.mechanisms.registry import GROUP
 from ldpfl.privacy import PureRelease
@@ -54,7 +55,7 @@ def test_it_is_a_sound_mechanism_and_what_holds_of_it_is_its_author_s_claim(brou
     found = audit(NAME, epsilon=1.0, trials=2000, seed=4)
     assert found.passed, found.verdict
     mechanism = mechanisms.with_defaults(NAME, 1.0)
-    release = mechanism.in_round(PublicState(1, torch.zeros(5), None, (3, 2))).release(RANGES)
+    release = in_round(mechanism, PublicState(1, torch.zeros(5), None, (3, 2))).release(RANGES)
     assert isinstance(release, PureRelease)
     assert release.blanket == pytest.approx(2 / (1 + 2.718281828), rel=1e-6)
     planned = plan(mechanism=NAME, epsilon=1.0, clients=100, weights=3, rounds=1)
@@ -62,7 +63,7 @@ def test_it_is_a_sound_mechanism_and_what_holds_of_it_is_its_author_s_claim(brou
 
 
 def test_an_epsilon_that_no_bit_can_have_is_refused_with_the_least_one(brought: Path) -> None:
-    assert np.isfinite(mechanisms.with_defaults(NAME, 1e-9).noise_std(RANGES, 10)).all()
+    assert np.isfinite(mechanisms.with_defaults(NAME, 1e-9).noise(RANGES).largest_std(10)).all()
     with pytest.raises(ConfigError, match=r"epsilon 1e-10 is too small .* give at least 1e-09"):
         mechanisms.with_defaults(NAME, 1e-10)
 

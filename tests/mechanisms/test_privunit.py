@@ -23,7 +23,7 @@ from ldpfl.auditing import audit_mechanism
 from ldpfl.auditing.bench import RADII
 from ldpfl.auditing.bounds import epsilon_lower_bound
 from ldpfl.errors import ProtocolError
-from ldpfl.mechanisms import privunit_law
+from ldpfl.mechanisms import guarantee_of, privunit_law
 from ldpfl.mechanisms.base import read_valid
 from ldpfl.mechanisms.duchi import Duchi
 from ldpfl.mechanisms.privunit import PrivUnitG
@@ -105,7 +105,7 @@ def test_squared_error_is_d_over_m_squared(epsilon: float, dimension: int) -> No
     law = direction_law(epsilon)
     error = (1 + law.gamma * law.scale + dimension - 1) / law.scale**2 - 1
     assert error == pytest.approx(dimension / law.scale**2, rel=1e-9)
-    variance = PrivUnitG(epsilon, 1.0).variance(unit_vector(dimension)[None], one_layer(dimension))
+    variance = PrivUnitG(epsilon, 1.0).noise(one_layer(dimension)).variance(unit_vector(dimension)[None])
     assert float(variance.sum()) == pytest.approx(error, rel=1e-9)
 
 
@@ -194,7 +194,7 @@ def test_the_length_is_one_bit_and_its_odds_are_those_of_its_share() -> None:
         high = float((lengths[:, column] > 0.5).double().mean())
         assert abs(high - probability) < 4 * math.sqrt(probability * (1 - probability) / clients)
     assert mechanism.law == direction_law(2.0)
-    assert mechanism.guarantee(ranges).epsilon == 4.0
+    assert guarantee_of(mechanism, ranges).epsilon == 4.0
 
 
 # --- draws ------------------------------------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ def test_estimates_have_the_stated_mean_and_variance(dimension: int, epsilon: fl
     offset = values.double() - 0.5
     clipped = offset * (norm / max(norm, float(offset.norm())))
     expected = clipped if share else offset / offset.norm() * norm
-    variance = mechanism.variance(values[None].double(), ranges)[0]
+    variance = mechanism.noise(ranges).variance(values[None].double())[0]
     samples = [(noisy[:, place], expected[place], variance[place]) for place in (0, dimension // 2 - 1, dimension - 1)]
     for sample, mean, spread in samples:
         assert abs(float(sample.mean() - mean)) < 4 * math.sqrt(float(spread) / clients)
@@ -293,9 +293,9 @@ def test_without_a_length_short_vectors_are_taken_for_long_ones() -> None:
         mechanism.encode((length * direction).float()[None], ranges, SeededStreams.for_clients(1, 1, [0])).values for length in (0.5, 1e-30)
     )
     torch.testing.assert_close(long, short, rtol=1e-5, atol=1e-3)  # a step of the lattice at most
-    assert "biased" in mechanism.caveats[0]
-    assert PrivUnitG(2.0, 0.5, 0.2).caveats == ()
-    assert "more than 32 random bits express" in PrivUnitG(120.0, 0.5, 0.2).caveats[0]
+    assert "biased" in mechanism.properties.caveats[0]
+    assert PrivUnitG(2.0, 0.5, 0.2).properties.caveats == ()
+    assert "more than 32 random bits express" in PrivUnitG(120.0, 0.5, 0.2).properties.caveats[0]
 
 
 @pytest.mark.parametrize(("share", "clients"), [(0.3, 800), (0.0, 3_000), (0.3, 3_000)])
@@ -305,7 +305,7 @@ def test_a_zero_vector_gives_nothing_but_noise_of_the_stated_variance(share: flo
     """Six comparisons with |z| < 4, seed fixed."""
     mechanism, ranges = PrivUnitG(4.0, 1.0, share), one_layer(3)
     noisy = mechanism.encode(torch.zeros(clients, 3), ranges, torch.Generator().manual_seed(1)).values.double()
-    variance = mechanism.variance(torch.zeros(1, 3), ranges)[0].double()
+    variance = mechanism.noise(ranges).variance(torch.zeros(1, 3))[0].double()
     assert float((noisy.mean(0) / (variance / clients).sqrt()).abs().max()) < 4
     squares = noisy**2
     assert float(((squares.mean(0) - variance) / (squares.std(0) / math.sqrt(clients))).abs().max()) < 4
@@ -314,14 +314,14 @@ def test_a_zero_vector_gives_nothing_but_noise_of_the_stated_variance(share: flo
 def test_the_worst_variance_bounds_all_and_is_attained() -> None:
     for epsilon, share in ((0.5, 0.0), (8.0, 0.0), (1.0, 0.2), (4.0, 0.1), (10.0, 0.5)):
         mechanism, ranges = PrivUnitG(epsilon, 2.0, share), box([0.0, 1.0], [4, 2])
-        worst = float(mechanism.noise_std(ranges, 9)[0] ** 2) * 9
+        worst = float(mechanism.noise(ranges).largest_std(9)[0] ** 2) * 9
         lengths = torch.linspace(0, 2, 401, dtype=torch.float64)[:, None]
         values = torch.cat([lengths * unit_vector(6, seed) for seed in range(5)] + [lengths * torch.eye(6, dtype=torch.float64)[0]])
         values[:, 4:] += 1.0
-        largest = float(mechanism.variance(values, ranges).max())
+        largest = float(mechanism.noise(ranges).variance(values).max())
         assert largest == pytest.approx(worst, rel=1e-4)
         assert largest <= worst * (1 + 1e-9)
-        assert mechanism.noise_std(ranges, 9).shape == (2,)
+        assert mechanism.noise(ranges).largest_std(9).shape == (2,)
 
 
 @pytest.mark.parametrize(("share", "length", "slack"), [(0.0, 1.0, 1e-6), (0.2, 1.0, 0.05), (0.2, 0.3, 0.05), (0.5, 0.0, 1.0)])
@@ -337,9 +337,9 @@ def test_mean_variance_follows_from_the_mean(share: float, length: float, slack:
     values = (1.0 + 2 * length * unit_vector(dimension)).float()
     source = torch.Generator().manual_seed(2)
     means = [mechanism.aggregate([mechanism.encode(values.expand(clients, -1), ranges, source)], ranges) for _ in range(40 if share else 2)]
-    found = torch.stack([mechanism.mean_variance(mean, ranges, clients) for mean in means])
+    found = torch.stack([mechanism.noise(ranges).mean_variance(mean, clients) for mean in means])
     assert found.dtype == torch.float32
-    truth = float(mechanism.variance(values[None].double(), ranges).sum()) / clients
+    truth = float(mechanism.noise(ranges).variance(values[None].double()).sum()) / clients
     assert float(found.double().sum(1).mean()) == pytest.approx(truth, rel=slack)
 
 
@@ -348,10 +348,10 @@ def test_mean_variance_of_a_single_report_is_positive_whatever_the_mean() -> Non
         mechanism, ranges = PrivUnitG(2.0, 1.0, share), one_layer(50)
         for mean in (torch.zeros(50), torch.full((50,), 1e-3), torch.full((50,), 1e6)):
             for clients in (1, 2, 1000):
-                estimate = mechanism.mean_variance(mean, ranges, clients)
+                estimate = mechanism.noise(ranges).mean_variance(mean, clients)
                 assert bool(torch.isfinite(estimate).all())
                 assert bool((estimate > 0).all())
-                assert float(estimate.max()) <= float(mechanism.noise_std(ranges, clients)[0] ** 2) * (1 + 1e-5)
+                assert float(estimate.max()) <= float(mechanism.noise(ranges).largest_std(clients)[0] ** 2) * (1 + 1e-5)
 
 
 # --- streams, batches, aggregation --------------------------------------------------------------------------------------------
@@ -508,17 +508,17 @@ def test_extreme_parameters_stay_within_float32() -> None:
         mechanism = PrivUnitG(epsilon, norm, share)
         sent = mechanism.encode(torch.ones(5, 30), one_layer(30), SeededStreams.for_clients(0, 0, range(5)))
         assert bool(torch.isfinite(sent.values).all())
-        assert bool(torch.isfinite(mechanism.variance(torch.ones(1, 30, dtype=torch.float64), one_layer(30))).all())
+        assert bool(torch.isfinite(mechanism.noise(one_layer(30)).variance(torch.ones(1, 30, dtype=torch.float64))).all())
 
 
 def test_guarantee_and_release_count_the_vector_once_and_the_whole_budget() -> None:
     mechanism, ranges = PrivUnitG(1.5, 1.0, 0.2), box([0.0, 0.0], [3, 4])
-    guarantee = mechanism.guarantee(ranges)
+    guarantee = guarantee_of(mechanism, ranges)
     assert (guarantee.epsilon, guarantee.delta, guarantee.unit, guarantee.units_per_round) == (1.5, 0.0, "vector", 1)
     assert (guarantee.trust_model, guarantee.status, guarantee.scope) == ("local", "proved", "round")
     assert guarantee.assumptions == ("ranges and norm are public", "random bits are uniform and secret")
     assert replace(mechanism.release(ranges), blanket=None) == PureRelease("privunit-g", 1.5, 1, "vector")
-    assert mechanism._length_epsilon + mechanism._direction_epsilon == 1.5
+    assert mechanism.length_epsilon + mechanism._direction_epsilon == 1.5
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from ldpfl.data import load
 from ldpfl.experiments.build import build, mechanism_of
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.mechanisms.dp_sgd import DpSgd
+from ldpfl.mechanisms.hooks import record_rate_of
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.mechanisms.registry import built
 from ldpfl.mechanisms.settings import Facts, MechanismSettings
@@ -35,7 +36,7 @@ def config_of(*overrides: str) -> RunConfig:
 
 def test_records_cannot_take_part_more_often_than_is_stated(monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of("mechanism.name=dp-sgd", "mechanism.sample_rate=0.1")
-    assert build_mechanism(config).record_rate == 0.1
+    assert record_rate_of(build_mechanism(config)) == 0.1
     monkeypatch.setattr(DpSgd, "record_rate", 0.5)
     with pytest.raises(ConfigError, match=r"'dp-sgd' has records take part with probability 0\.5, and states 0\.1"):
         build_mechanism(config)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ldpfl import ConfigError, LayerRanges, PrivacyError
-from ldpfl.mechanisms import PublicState
+from ldpfl.mechanisms import PublicState, payload_bits
 from ldpfl.mechanisms.duchi import Duchi, thresholds
 from ldpfl.mechanisms.reports.bits import BitReports
 from ldpfl.mechanisms.rotated_sign import RotatedSign
@@ -112,7 +112,7 @@ def test_counts_estimate_the_mean_direction_with_the_stated_noise() -> None:
         reports = bound.encode(values, ranges, SeededStreams.for_clients(5, number, range(clients)))
         found.append(bound.aggregate([reports], ranges))
     estimates = torch.stack(found).double()
-    noise = float(mechanism.noise_std(ranges, clients)[0])
+    noise = float(mechanism.noise(ranges).largest_std(clients)[0])
     assert noise == pytest.approx(Duchi(0.5).gain * sqrt(pi / (2 * 512 * clients)))
     # The direction: along the mean, the estimate is that of a rotated vector of 512 coordinates; sqrt(pi / 2) E|N(0, 1)| = 1.
     along = estimates @ (mean / mean.norm())
@@ -124,7 +124,7 @@ def test_counts_estimate_the_mean_direction_with_the_stated_noise() -> None:
 def test_the_release_is_of_bits_and_of_all_rotated_coordinates() -> None:
     release = RotatedSign(0.3).release(RANGES)
     assert (release.epsilon, release.units, release.unit) == (0.3, 32, "coordinate")
-    assert RotatedSign(0.3).payload_bits(RANGES) == 32
+    assert payload_bits(RotatedSign(0.3), RANGES) == 32
 
 
 def test_what_is_no_report_of_this_model_is_refused() -> None:
@@ -175,23 +175,23 @@ def test_a_sampled_coordinate_stands_for_its_group(group: int) -> None:
     mechanism, clients = RotatedSign(1.0, group=group, round=2), 5_000
     values = torch.linspace(-1, 1, DIMENSION)[None].repeat(clients, 1)
     reports = mechanism.encode(values, RANGES, SeededStreams.for_clients(11, 2, range(clients)))
-    assert reports.bytes_per_client == (mechanism.payload_bits(RANGES) + 7) // 8
+    assert reports.bytes_per_client == (payload_bits(mechanism, RANGES) + 7) // 8
     found = mechanism.aggregate([reports], RANGES)
     expected = rotate_back(torch.sign(rotate(values[:1], 2)[0]).double() * sqrt(pi / 64), DIMENSION, 2)
-    noise = float(mechanism.noise_std(RANGES, clients)[0])
+    noise = float(mechanism.noise(RANGES).largest_std(clients)[0])
     assert noise == pytest.approx(Duchi(1.0).gain * sqrt(group * pi / (64 * clients)))
     assert float((found - expected).abs().max()) < 6.5 * noise
     own = mechanism.decode(reports, RANGES)
     torch.testing.assert_close(own.mean(dim=0), found, atol=1e-5, rtol=1e-4)
     measured = float(own.double().var(dim=0).mean())
-    assert measured == pytest.approx(float(mechanism.variance(values[:1], RANGES).mean()), rel=0.05)
+    assert measured == pytest.approx(float(mechanism.noise(RANGES).variance(values[:1]).mean()), rel=0.05)
 
 
 def test_sampled_coordinates_are_released_group_by_group() -> None:
     mechanism, clients = RotatedSign(2.0, group=8, round=3), 30
     release = mechanism.release(RANGES)
     assert (release.units, release.sampled, release.epsilon) == (4, 8, 2.0)
-    assert mechanism.payload_bits(RANGES) == 4 * (3 + 1)
+    assert payload_bits(mechanism, RANGES) == 4 * (3 + 1)
     reports, plan, cut = cut_for_a_relay(mechanism, clients)
     assert plan.records == 4
     whole = plan.join(np.concatenate(cut), clients).pool

@@ -6,6 +6,7 @@ import math
 import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations, product
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from grids import each
 from ldpfl import ConfigError, LayerRanges, PrivacyError, ProtocolError, SecureSource, SeededStreams
 from ldpfl.auditing import audit_mechanism
+from ldpfl.mechanisms import guarantee_of, payload_bits, privatize
 from ldpfl.mechanisms.base import read_valid
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
 from ldpfl.mechanisms.reports.dense import DenseReports
@@ -63,8 +65,8 @@ def test_estimates_are_unbiased_with_the_stated_variance(kind: type[ScalarMechan
     """72 comparisons with |z| < 4: a false alarm once in 220 seeds; the seed is fixed."""
     mechanism, ranges = kind(epsilon), box([CENTER] * len(POINTS), [RADIUS] * len(POINTS), [DRAWS] * len(POINTS))
     values = torch.tensor(POINTS).repeat_interleave(DRAWS)[None]
-    decoded = mechanism.privatize(values, ranges, seeded(1, 20)).double().reshape(len(POINTS), DRAWS)
-    variances = mechanism.variance(values, ranges).double().reshape(len(POINTS), DRAWS)[:, 0].tolist()
+    decoded = privatize(mechanism, values, ranges, seeded(1, 20)).double().reshape(len(POINTS), DRAWS)
+    variances = mechanism.noise(ranges).variance(values).double().reshape(len(POINTS), DRAWS)[:, 0].tolist()
     for inside, variance, found in zip(INSIDE, variances, decoded, strict=True):
         assert abs(float(found.mean()) - inside) < 4 * math.sqrt(variance / DRAWS)
         squares = (found - inside) ** 2
@@ -101,7 +103,7 @@ def test_sampled_estimates_are_unbiased_with_the_stated_variance(
     values = torch.tensor(POINTS).expand(clients, -1)
     reports = few(mechanism, values, ranges, torch.Generator().manual_seed(4))
     decoded = mechanism.decode(reports, ranges).double()
-    variances = mechanism.variance(values[:1], ranges)[0].double().tolist()
+    variances = mechanism.noise(ranges).variance(values[:1])[0].double().tolist()
     for inside, variance, found in zip(INSIDE, variances, decoded.T, strict=True):
         assert abs(float(found.mean()) - inside) < 4 * math.sqrt(variance / clients)
         squares = (found - inside) ** 2
@@ -117,10 +119,11 @@ def test_sampled_variance_follows_the_papers_expression(epsilon: float) -> None:
     d, k = 12, max(1, math.floor(epsilon / 2.5))
     s = math.exp(epsilon / (2 * k))
     ranges, t = box([0.5], [0.25], [d]), torch.linspace(-1, 1, d)
-    found = Piecewise(epsilon, "auto").variance((0.5 + 0.25 * t)[None], ranges)[0].double() / 0.25**2
+    found = Piecewise(epsilon, "auto").noise(ranges).variance((0.5 + 0.25 * t)[None])[0].double() / 0.25**2
     expected = d * (s + 3) / (3 * k * (s - 1) ** 2) + (d * s / (k * (s - 1)) - 1) * t.double() ** 2
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
-    assert float(Piecewise(epsilon, "auto").noise_std(ranges, 9)[0]) == pytest.approx(0.25 * math.sqrt(float(expected.max()) / 9), rel=1e-6)
+    stated = float(Piecewise(epsilon, "auto").noise(ranges).largest_std(9)[0])
+    assert stated == pytest.approx(0.25 * math.sqrt(float(expected.max()) / 9), rel=1e-6)
 
 
 @each("coordinates", [None, 1, 3, "auto"])
@@ -129,8 +132,8 @@ def test_sampled_variance_follows_the_papers_expression(epsilon: float) -> None:
 def test_noise_std_is_the_worst_case_of_the_variance(kind: type[ScalarMechanism], epsilon: float, coordinates: Any) -> None:
     mechanism, ranges = kind(epsilon, coordinates), box([0.0, 1.0], [1.0, 0.25], [21, 21])
     t = torch.linspace(-1, 1, 21)
-    variances = mechanism.variance(torch.cat([t, 1 + t / 4])[None], ranges)[0].double().reshape(2, 21)
-    assert mechanism.noise_std(ranges, 16).tolist() == pytest.approx((variances.amax(1) / 16).sqrt().tolist(), rel=1e-6)
+    variances = mechanism.noise(ranges).variance(torch.cat([t, 1 + t / 4])[None])[0].double().reshape(2, 21)
+    assert mechanism.noise(ranges).largest_std(16).tolist() == pytest.approx((variances.amax(1) / 16).sqrt().tolist(), rel=1e-6)
 
 
 @pytest.mark.slow
@@ -151,10 +154,10 @@ def test_mean_variance_is_unbiased_when_clients_agree(
     ranges, source = box([0.5], [0.25], [d]), seeded(clients * groups, 9)
     for value in (0.5, 0.6, 0.75):
         values = torch.full((clients * groups, d), value)
-        means = mechanism.privatize(values, ranges, source).double().reshape(groups, clients, d).mean(1).float()
-        found = torch.stack([mechanism.mean_variance(mean, ranges, clients) for mean in means]).double()
+        means = privatize(mechanism, values, ranges, source).double().reshape(groups, clients, d).mean(1).float()
+        found = torch.stack([mechanism.noise(ranges).mean_variance(mean, clients) for mean in means]).double()
         found = found[0] if groups == 1 else found.mean(1)
-        truth = float(mechanism.variance(values[:1], ranges)[0, 0]) / clients
+        truth = float(mechanism.noise(ranges).variance(values[:1])[0, 0]) / clients
         if kind is Hybrid and epsilon == 0.5 and clients == 1:
             assert bool((found >= truth).all())
         else:
@@ -166,8 +169,8 @@ def test_mean_variance_is_off_by_the_clients_spread_as_documented() -> None:
     mechanism, ranges, size = Piecewise(2.0), box([0.0], [1.0], [DRAWS]), 4
     held = torch.tensor([-0.9, -0.9, 0.9, 0.9])
     reports = mechanism.encode(held[:, None].expand(size, DRAWS), ranges, seeded(size))
-    estimates = mechanism.mean_variance(mechanism.aggregate([reports], ranges), ranges, size).double()
-    truth = float(mechanism.variance(held[:, None], box([0.0], [1.0], [1])).double().sum()) / size**2
+    estimates = mechanism.noise(ranges).mean_variance(mechanism.aggregate([reports], ranges), size).double()
+    truth = float(mechanism.noise(box([0.0], [1.0], [1])).variance(held[:, None]).double().sum()) / size**2
     slope = 1 / (math.e - 1)
     expected = truth - slope * 0.9**2 / (size + slope)
     assert abs(float(estimates.mean()) - expected) < 4 * float(estimates.std()) / math.sqrt(DRAWS)
@@ -181,7 +184,7 @@ def test_mean_variance_is_never_negative(kind: type[ScalarMechanism], coordinate
         mechanism = kind(epsilon, coordinates)
         for clients in (1, 2, 3):
             reports = mechanism.encode(torch.zeros(clients, 100), ranges, seeded(clients))
-            estimate = mechanism.mean_variance(mechanism.aggregate([reports], ranges), ranges, clients)
+            estimate = mechanism.noise(ranges).mean_variance(mechanism.aggregate([reports], ranges), clients)
             assert estimate.dtype == torch.float32
             assert bool(torch.isfinite(estimate).all())
             assert bool((estimate >= 0).all())
@@ -331,7 +334,7 @@ def test_a_budget_that_vanishes_in_its_shares_is_refused(coordinates: int) -> No
 
 def test_more_coordinates_than_weights_are_refused() -> None:
     mechanism, ranges = Piecewise(1.0, 4), box([0.0], [1.0], [3])
-    for call in (mechanism.payload_bits, mechanism.guarantee, mechanism.release, lambda r: mechanism.noise_std(r, 1)):
+    for call in (partial(payload_bits, mechanism), partial(guarantee_of, mechanism), mechanism.release, mechanism.noise):
         with pytest.raises(ConfigError, match="only 3 weights"):
             call(ranges)
     with pytest.raises(ConfigError, match="only 3 weights"):
@@ -490,7 +493,7 @@ def test_guarantee_and_release_state_the_unit_and_count_it(kind: type[ScalarMech
     cases: tuple[tuple[Coordinates, Unit, int], ...] = ((None, "weight", 7), (2, "vector", 1), ("auto", "vector", 1))
     for coordinates, unit, units in cases:
         mechanism = kind(1.5, coordinates)
-        guarantee = mechanism.guarantee(ranges)
+        guarantee = guarantee_of(mechanism, ranges)
         assert (guarantee.epsilon, guarantee.delta, guarantee.unit, guarantee.units_per_round) == (1.5, 0.0, unit, units)
         assert (guarantee.trust_model, guarantee.status, guarantee.scope) == ("local", "proved", "round")
         assert guarantee.assumptions == ("ranges are public", "random bits are uniform and secret")
@@ -500,9 +503,9 @@ def test_guarantee_and_release_state_the_unit_and_count_it(kind: type[ScalarMech
 
 def test_payload_bits_follow_the_formula() -> None:
     ranges = box([0.0], [1.0], [21_840])
-    assert Laplace(1.0).payload_bits(ranges) == 32 * 21_840
-    assert Laplace(10.0, "auto").payload_bits(ranges) == 4 * (32 + 15)
-    assert Laplace(10.0, 5).payload_bits(ranges) == 5 * (32 + 15)
+    assert payload_bits(Laplace(1.0), ranges) == 32 * 21_840
+    assert payload_bits(Laplace(10.0, "auto"), ranges) == 4 * (32 + 15)
+    assert payload_bits(Laplace(10.0, 5), ranges) == 5 * (32 + 15)
 
 
 @pytest.mark.parametrize(
@@ -510,4 +513,4 @@ def test_payload_bits_follow_the_formula() -> None:
     [(Laplace(36.0), 0), (Laplace(1e4), 0), (Piecewise(88.0), 0), (Piecewise(89.0), 1), (Hybrid(22.0), 0), (Hybrid(44.6, 2), 1)],
 )
 def test_what_random_bits_cannot_express_is_told_as_a_caveat(mechanism: ScalarMechanism, told: int) -> None:
-    assert len(mechanism.caveats) == told
+    assert len(mechanism.properties.caveats) == told

@@ -25,10 +25,12 @@ import ldpfl
 from ldpfl import LayerRanges, mechanisms
 from ldpfl.api.certified_lines import certified
 from ldpfl.errors import Declined
-from ldpfl.mechanisms import Duchi, Gaussian, Identity, Mechanism, PublicState, duchi
+from ldpfl.mechanisms import Duchi, Gaussian, Identity, Mechanism, PublicState, duchi, guarantee_of
 from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.gaussian.schedule import NoiseSchedule
+from ldpfl.mechanisms.hooks import in_round, record_clip_of, record_rate_of, terms_of
 from ldpfl.mechanisms.record_clipping import RecordClip
+from ldpfl.mechanisms.rotated_sign import RotatedSign
 from ldpfl.privacy import Ledger, PureRelease, RoundEvent
 from ldpfl.privacy.authors import author_of, released
 from ldpfl.privacy.budget import Budget
@@ -131,11 +133,23 @@ def test_code_of_others_is_not_ours_whatever_it_says(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("changed", [WRAPPED, Duchi.encode, "mine"])
 def test_an_instance_that_hides_what_its_class_defines_is_not_ours(changed: Any) -> None:
-    for name in ("encode", "name", "gain", "release", "in_round"):
+    for name in ("encode", "name", "gain", "release", "units"):
         shadowed = Duchi(1.0)
         shadowed.__dict__[name] = changed
         assert author_of(shadowed) == "ldpfl.mechanisms.duchi:Duchi (changed)"
+    for name in ("in_round", "terms"):
+        turning = RotatedSign(1.0)
+        turning.__dict__[name] = changed
+        assert author_of(turning) == "ldpfl.mechanisms.rotated_sign:RotatedSign (changed)"
     assert author_of(Wrapped(1.0)).endswith(":Wrapped")
+
+
+def test_an_instance_s_attribute_makes_no_mechanism_one_that_differs_by_round_or_clips_records() -> None:
+    """Such an attribute hides nothing that its class defines, so that nothing may come of it."""
+    mechanism, public = Duchi(1.0), PublicState(1, torch.zeros(4), None, (4,))
+    mechanism.__dict__.update(in_round=Duchi(9.0).release, terms=None, record_clip=1.0, record_rate=0.5)
+    assert in_round(mechanism, public) is terms_of(mechanism) is mechanism
+    assert (record_clip_of(mechanism), record_rate_of(mechanism)) == (None, 1.0)
 
 
 def test_what_a_library_s_object_holds_may_be_code_of_others() -> None:
@@ -180,8 +194,8 @@ def test_a_release_has_the_author_that_is_found_and_the_class_that_is_ours() -> 
     assert type(found) is PureRelease
     assert (found.author, found.parameter) == (f"{__name__}:Flattering", 4.0)
     assert released(Duchi(1.0), RANGES, Mine(1.0)).author == f"{__name__}:Mine"
-    assert Duchi(1.0).guarantee(RANGES).status == "proved"
-    assert Mine(1.0).guarantee(RANGES).status == "author's claim"
+    assert guarantee_of(Duchi(1.0), RANGES).status == "proved"
+    assert guarantee_of(Mine(1.0), RANGES).status == "author's claim"
 
 
 class EqualToAll(ABCMeta):
@@ -202,7 +216,7 @@ def test_a_class_that_says_it_equals_all_others_is_not_ours() -> None:
 
     assert author_of(Equal(8.0)) != OURS
     assert released(Equal(8.0), RANGES).author != OURS
-    assert Equal(8.0).guarantee(RANGES).status == "author's claim"
+    assert guarantee_of(Equal(8.0), RANGES).status == "author's claim"
 
 
 @pytest.mark.parametrize("said", ["turning", "duchi"])

@@ -190,4 +190,4 @@ def test_a_plan_for_persons_is_one_of_records() -> None:
 
 def test_the_mechanism_says_what_it_protects() -> None:
     mechanism = DpSgd(RecordClip(0.5), 5.0, part="person")
-    assert "the number of a client's persons is public" in mechanism.assumptions
+    assert "the number of a client's persons is public" in mechanism.properties.assumptions

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ldpfl import LayerRanges, mechanisms
 from ldpfl.errors import BudgetExhausted, ConfigError, Declined, Exhausted, LdpflError, PrivacyError
-from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms import Mechanism, guarantee_of
 from ldpfl.privacy import BinaryRelease, GaussianRelease, PureRelease, UnprotectedRelease
 from ldpfl.privacy.accountants.gaussian import gaussian_delta, gaussian_epsilon
 from ldpfl.privacy.accountants.randomized_response import composed_delta
@@ -104,7 +104,7 @@ def test_what_protects_nothing_needs_its_name_and_a_second_word() -> None:
 def test_a_delta_of_the_servers_choice_does_not_make_noise_cheaper() -> None:
     """At delta 0.4 a server may call epsilon 0.01 what costs thirty times as much at the policy's delta."""
     cheap = mechanisms.create("full-dp", epsilon=0.01, delta=0.4)
-    assert cheap.guarantee(RANGES).epsilon == pytest.approx(0.01)
+    assert guarantee_of(cheap, RANGES).epsilon == pytest.approx(0.01)
     policy = with_policy(mechanisms=("full-dp",), epsilon_per_unit=0.1, epsilon_per_round=0.1)
     assert "epsilon_per_unit" in refusal(request(cheap), policy)
 

@@ -130,7 +130,7 @@ def test_the_range_rule_sees_released_aggregates_only(perturbed: Perturbed) -> N
     [(ranges, mean, variance)] = rule.told
     assert ranges is state.ranges
     assert torch.equal(mean, DUCHI.aggregate([reports], state.ranges))
-    assert torch.equal(variance, DUCHI.mean_variance(mean, state.ranges, CLIENTS))
+    assert torch.equal(variance, DUCHI.noise(state.ranges).mean_variance(mean, CLIENTS))
     assert torch.equal(after.ranges.radius, state.ranges.radius / 2)
 
 
@@ -183,7 +183,7 @@ def test_ranges_follow_the_weights_that_were_heard_alone() -> None:
     assert ranges.sizes == (4,)
     expected = DUCHI.aggregate([replace(reports, packed=reports.packed[:50])], state.ranges)
     assert torch.equal(mean, expected[reported])
-    assert torch.equal(variance, DUCHI.mean_variance(expected, state.ranges, 50)[reported])
+    assert torch.equal(variance, DUCHI.noise(state.ranges).mean_variance(expected, 50)[reported])
     assert after.ranges.radius.tolist() == [float(state.ranges.radius[0]) / 2, float(state.ranges.radius[1])]
     assert torch.equal(after.ranges.center, state.ranges.center)
     assert after.ranges.sizes == SIZES

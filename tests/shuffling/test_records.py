@@ -18,7 +18,7 @@ from torch import Tensor
 
 from grids import each
 from ldpfl import ConfigError, LayerRanges, PrivacyError, ProtocolError, SeededStreams
-from ldpfl.mechanisms import Harmony, Hybrid, Laplace, Mechanism, Piecewise, Reports, create
+from ldpfl.mechanisms import Harmony, Hybrid, Laplace, Mechanism, Piecewise, Reports, create, guarantee_of, payload_bits
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.mechanisms.reports.units import SampledUnits, Units
 from ldpfl.privacy.events import RoundEvent
@@ -175,8 +175,9 @@ def test_units_add_up_to_the_payload_and_to_the_model(name: str) -> None:
     mechanism = MECHANISMS[name]
     units = mechanism.units(RANGES)
     if isinstance(units, Units):
-        assert units.bits.sum() == mechanism.payload_bits(RANGES)
-        assert units.weights.sum() == DIMENSION
+        bits, weights = units.one_by_one()
+        assert bits.sum() == payload_bits(mechanism, RANGES)
+        assert weights.sum() == units.dimension == DIMENSION
     else:
         assert isinstance(mechanism, Laplace | Piecewise | Hybrid)
         assert units == SampledUnits(mechanism.sampled(RANGES) or 0, DIMENSION)
@@ -185,9 +186,9 @@ def test_units_add_up_to_the_payload_and_to_the_model(name: str) -> None:
 @every_mechanism
 def test_units_released_apart_are_those_of_the_guarantee_or_sampled(name: str) -> None:
     """What one epsilon covers is never cut, except sampled weights, each of which is reported at epsilon / k."""
-    units, guarantee = MECHANISMS[name].units(RANGES), MECHANISMS[name].guarantee(RANGES)
+    units, guarantee = MECHANISMS[name].units(RANGES), guarantee_of(MECHANISMS[name], RANGES)
     if isinstance(units, Units) and name != "none":  # which protects nothing, and is kept whole
-        assert units.bits.size == guarantee.units_per_round
+        assert units.count == guarantee.units_per_round
 
 
 def test_the_place_of_a_sampled_weight_does_not_show_in_its_record() -> None:
@@ -332,10 +333,10 @@ def test_the_aggregate_of_mixed_records_is_that_of_the_reports(name: str, linked
     assert told.reported is None
     if name in SUMS_OF_INTEGERS:
         assert torch.equal(told.mean, expected)
-        assert torch.equal(told.variance, mechanism.mean_variance(expected, RANGES, CLIENTS))
+        assert torch.equal(told.variance, mechanism.noise(RANGES).mean_variance(expected, CLIENTS))
     else:
         torch.testing.assert_close(told.mean, expected, rtol=1e-6, atol=1e-6)
-        torch.testing.assert_close(told.variance, mechanism.mean_variance(expected, RANGES, CLIENTS), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(told.variance, mechanism.noise(RANGES).mean_variance(expected, CLIENTS), rtol=1e-4, atol=1e-6)
 
 
 @every_mechanism
@@ -383,7 +384,7 @@ def test_each_weight_is_averaged_over_the_reports_that_arrived(name: str, linked
     arrived = np.random.default_rng(seed).random((CLIENTS, plan.records)) < share
     units = mechanism.units(RANGES)
     assert isinstance(units, Units)
-    weights = np.add.reduceat(units.weights, np.arange(0, units.bits.size, linked))
+    weights = np.add.reduceat(units.one_by_one()[1], np.arange(0, units.count, linked))
     expected, counts = mean_by_weight(mechanism, reports, np.repeat(arrived, weights, axis=1))
     joined = plan.join(shuffled(cut(plan, reports)[arrived.ravel()], seed), CLIENTS)
     assert joined.refused == ()
@@ -403,7 +404,7 @@ def test_each_weight_is_averaged_over_the_reports_that_arrived(name: str, linked
         for count in set(counts.tolist()):
             if count and name in ("duchi", "laplace", "harmony-3"):
                 own = counts == count
-                wanted = mechanism.mean_variance(told.mean, RANGES, count)
+                wanted = mechanism.noise(RANGES).mean_variance(told.mean, count)
                 torch.testing.assert_close(told.variance[own], wanted[own], rtol=1e-5, atol=1e-6)
 
 
@@ -636,6 +637,20 @@ def test_what_only_one_side_knows_is_not_in_the_fingerprint() -> None:
 
 
 # --- units --------------------------------------------------------------------------------------------------------------
+
+
+def test_equal_units_that_are_stated_once_are_those_that_are_stated_one_by_one() -> None:
+    stated = Units(np.array([3, 1, 2]), np.array([5, 1, 4]), np.array([2, 0, 1]))
+    bits, weights = stated.one_by_one()
+    assert (bits.tolist(), weights.tolist()) == ([3, 3, 2], [5, 5, 4])
+    assert (stated.count, stated.payload_bits, stated.dimension) == (3, 8, 14)
+
+
+def test_a_very_large_model_takes_no_memory_to_say_how_long_its_reports_are() -> None:
+    """A few bytes of a server can claim one, and a node asks for the length before it believes them."""
+    claimed = LayerRanges(0.0, 1.0, (2**40, 2**31))
+    assert payload_bits(MECHANISMS["duchi"], claimed) == 2**40 + 2**31
+    assert payload_bits(Harmony(1.0, 2**31), claimed) == (2**9 + 1) * 32
 
 
 @pytest.mark.parametrize(("bits", "weights"), [([], []), ([1, 1], [1]), ([0], [1]), ([1], [0]), ([[1]], [[1]])])

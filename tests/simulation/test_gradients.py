@@ -198,7 +198,7 @@ def test_a_poisson_batch_stands_for_the_whole_one(tiny_task: Dataset) -> None:
         release = mechanism.release(ranges)
         assert isinstance(release, GaussianRelease)
         assert release.rate == rate
-        assert mechanism.deployable == (rate == 1)
+        assert mechanism.properties.deployable == (rate == 1)
         drawn = []
         for seed in range(400 if rate < 1 else 1):
             sums = train_clients(replace(federation, secret_seed=seed, coin_seed=seed), start.state, np.array([0]))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ldpfl.data import Dataset
 from ldpfl.errors import ConfigError
-from ldpfl.mechanisms import Gaussian
+from ldpfl.mechanisms import Gaussian, guarantee_of
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.mechanisms.gaussian import (
     AdapLDP,
@@ -33,6 +33,7 @@ from ldpfl.mechanisms.gaussian import (
     Sensitivity,
     TimeVarying,
 )
+from ldpfl.mechanisms.hooks import in_round
 from ldpfl.privacy import GaussianRelease, UnprotectedRelease
 from ldpfl.privacy.accountants.gaussian import composed_mu, gaussian_epsilon, gaussian_mu
 from ldpfl.privacy.events import OURS, Channel
@@ -342,7 +343,7 @@ def test_the_sound_form_has_the_same_noise_whatever_clients_hold(name: str, same
     assert not torch.equal(ours.state.weights, theirs.state.weights)
     assert (ours.history[-1].noise_std == theirs.history[-1].noise_std) == same
 
-    mechanism = federation.mechanism.in_round(earlier.state.public())
+    mechanism = in_round(federation.mechanism, earlier.state.public())
     assert isinstance(mechanism, Gaussian)
     values = torch.randn(CLIENTS, 4010, generator=torch.Generator().manual_seed(1))
     stds = [clients_noise(mechanism, federation, scale * values, start).std() for scale in (1e-3, 1e-1)]
@@ -432,5 +433,5 @@ def test_a_budget_that_is_shared_over_the_run_is_no_claim_of_a_round(variant: Li
 def test_what_nbafl_guarantees_rests_on_a_public_number_of_samples(tiny_task: Dataset) -> None:
     for name in SOUND:
         federation, start = scheduled(tiny_task, SCHEDULES[name])
-        assumptions = " ".join(federation.mechanism.guarantee(start.state.ranges).assumptions)
+        assumptions = " ".join(guarantee_of(federation.mechanism, start.state.ranges).assumptions)
         assert ("smallest data set" in assumptions) == (name == "nbafl")

@@ -23,7 +23,8 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import as_usual, build
 from ldpfl.experiments.dataset import load_dataset
 from ldpfl.experiments.run_folder import Kind, RunFolder
-from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms import Mechanism, guarantee_of
+from ldpfl.mechanisms.hooks import in_round, record_clip_of, record_rate_of
 from ldpfl.privacy.guarantee import Guarantee
 from ldpfl.randomness import Purpose, SeededStreams, stream
 from ldpfl.ranges import LayerRanges
@@ -134,14 +135,14 @@ def audit_run(
     cohort = federation.cohort(number)
     if not cohort.size:
         raise ConfigError(f"nobody takes part in round {number}, so there is nothing to audit: go on with the run for a round")
-    if federation.mechanism.record_rate < 1:
+    if record_rate_of(federation.mechanism) < 1:
         raise ConfigError("records that take part by chance are not audited: the canary would be in each round")
     trials = _affordable(trials, len(cohort), state.ranges.dimension)
-    mechanism = federation.mechanism.in_round(state.public())
+    mechanism = in_round(federation.mechanism, state.public())
     config = folder.config()
     game = _Game.prepare(mechanism, state.ranges, train_cohort(federation, state, cohort), seed)
     scores = game.play(trials, progress or (lambda done, total: None))
-    guarantee = mechanism.guarantee(state.ranges)
+    guarantee = guarantee_of(mechanism, state.ranges)
     return RunAudit(
         name=config.name,
         clients=len(cohort),
@@ -207,7 +208,7 @@ class _Game:
         signs = torch.from_numpy(2.0 * generator.integers(0, 2, ranges.dimension) - 1.0)
         order = torch.from_numpy(generator.permutation(ranges.dimension))
         center, radius = ranges.expand()
-        if (clip := mechanism.record_clip) is not None:  # lattice points, and as long as a record's may be
+        if (clip := record_clip_of(mechanism)) is not None:  # lattice points, and as long as a record's may be
             longest = (signs * floor(clip.steps / sqrt(ranges.dimension))).long()
             nothing = torch.zeros(ranges.dimension, dtype=torch.float64)
             return cls(mechanism, ranges, values.clone(), (longest, -longest), nothing, signs, order, _sizes(ranges.dimension), seed)
@@ -241,7 +242,7 @@ def _expected_mean(mechanism: Mechanism, ranges: LayerRanges, others: Tensor) ->
     total = ranges.expand()[0].clone()
     for row in others.double():
         # Without protection there is no clamping either.
-        total += row if isinf(mechanism.guarantee(ranges).epsilon) else ranges.clamp(row)
+        total += row if isinf(guarantee_of(mechanism, ranges).epsilon) else ranges.clamp(row)
     return total / (len(others) + 1)
 
 

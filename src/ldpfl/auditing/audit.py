@@ -16,7 +16,7 @@ import torch
 from ldpfl.auditing.bounds import json_safe
 from ldpfl.auditing.checks import Check, Examination
 from ldpfl.errors import ConfigError
-from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms import Mechanism, guarantee_of
 from ldpfl.ranges import LayerRanges
 from ldpfl.shown import Shown
 
@@ -103,7 +103,7 @@ def audit_mechanism(
 
 def default_trials(mechanism: Mechanism) -> int:
     """Return as many trials as take some seconds: each is one weight, or where a unit is more, a client's whole row."""
-    unit = mechanism.guarantee(LayerRanges(torch.tensor([0.0]), torch.tensor([1.0]), (2,))).unit
+    unit = guarantee_of(mechanism, LayerRanges(torch.tensor([0.0]), torch.tensor([1.0]), (2,))).unit
     return 1_000_000 if unit == "weight" else 20_000
 
 

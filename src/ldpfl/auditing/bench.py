@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ldpfl.auditing.bounds import Bins, Counts, Floats
 from ldpfl.errors import ProtocolError
-from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms import Mechanism, guarantee_of
 from ldpfl.randomness import Purpose, RandomSource, stream
 from ldpfl.ranges import LayerRanges
 
@@ -52,7 +52,7 @@ class Bench:
         self.mechanism, self.rows, self._source = mechanism, rows, source
         layers = len(RADII)
         self.ranges = LayerRanges(torch.tensor(CENTERS, dtype=torch.float64), torch.tensor(RADII, dtype=torch.float64), (width,) * layers)
-        unit = mechanism.guarantee(self.ranges).unit
+        unit = guarantee_of(mechanism, self.ranges).unit
         self.by_weight = unit == "weight"
         self.groups = layers if unit in ("weight", "layer") else 1
         self._center, self._radius = self.ranges.expand()
@@ -111,7 +111,7 @@ class Bench:
 
     def expected_squares(self, position: float) -> Floats:
         """Return the expectation (G,) of the squared error, from the mechanism's closed form."""
-        return np.asarray(self._group(self.mechanism.variance(self._inputs(position), self.ranges).double() / self._radius**2)[0])
+        return np.asarray(self._group(self.mechanism.noise(self.ranges).variance(self._inputs(position)).double() / self._radius**2)[0])
 
     def rounding(self, largest: Floats) -> Floats:
         """Return what float32 may do to estimates (G,) up to ``largest`` radii from the center, in radii."""

@@ -25,7 +25,7 @@ from ldpfl.auditing.bounds import (
 from ldpfl.auditing.claims import Found, blanket_of_units, claims_blanket, computed, experiments
 from ldpfl.auditing.raw import PAIRS as RAW_PAIRS
 from ldpfl.auditing.raw import RawBench, epsilon_of_bits
-from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms import Mechanism, guarantee_of, payload_bits
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
 from ldpfl.randomness import Purpose, RandomSource, SecureSource, SeededStreams
 
@@ -110,7 +110,7 @@ class Examination:
     def __init__(self, mechanism: Mechanism, trials: int, seed: int | None, error_rate: float) -> None:
         self.mechanism, self.half = mechanism, ceil(trials / 2)
         probe = Bench(mechanism, 1, _VECTOR_WIDTH, SecureSource())
-        guarantee = mechanism.guarantee(probe.ranges)
+        guarantee = guarantee_of(mechanism, probe.ranges)
         self.epsilon, self.delta = guarantee.epsilon, guarantee.delta
         # Where units are no weights but mixtures of them, a row is the least that can be changed, and may change all units.
         self.of_a_trial = guarantee.epsilon * (guarantee.units_per_round if guarantee.unit == "coordinate" else 1)
@@ -366,7 +366,7 @@ class Examination:
         )
         yield Check("equal lengths", float(excess), 0.0, 0.0, excess == 0, said)
         longest, stated = max(
-            ((max(bench.lengths), ceil(self.mechanism.payload_bits(bench.ranges) / 8)) for bench in benches),
+            ((max(bench.lengths), ceil(payload_bits(self.mechanism, bench.ranges) / 8)) for bench in benches),
             key=lambda pair: abs(pair[0] - pair[1]),
         )
         sentence = f"a report has {longest} bytes, and {stated} are stated"

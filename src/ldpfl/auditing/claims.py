@@ -16,8 +16,8 @@ from scipy import special, stats
 
 from ldpfl.auditing.bounds import Counts, Floats, Mask, clopper_pearson, epsilon_lower_bound, mean_bound, telling_bins, wilson
 from ldpfl.auditing.reports import Outcomes, WholeReports, source_of
-from ldpfl.mechanisms import Mechanism
-from ldpfl.mechanisms.reports.units import Units
+from ldpfl.mechanisms import Mechanism, payload_bits
+from ldpfl.mechanisms.hooks import record_rate_of
 from ldpfl.privacy import BinaryRelease, GaussianRelease, PureRelease, Release
 from ldpfl.randomness import SecureSource
 
@@ -161,7 +161,7 @@ def _bits(drawn: WholeReports, seen: Outcomes, release: BinaryRelease, of: str, 
     low = 1 / (1 + exp(release.epsilon))
     rarest = 1.0
     share = error / (len(seen.ones) * seen.ones[0].size)
-    padding = 8 * ceil(drawn.mechanism.payload_bits(drawn.ranges) / 8) - drawn.mechanism.payload_bits(drawn.ranges)
+    padding = 8 * ceil(payload_bits(drawn.mechanism, drawn.ranges) / 8) - payload_bits(drawn.mechanism, drawn.ranges)
     uppers = []
     for ones, count in zip(seen.ones, seen.rows, strict=True):
         each = [min(clopper_pearson(int(hits), count, share)[1], clopper_pearson(count - int(hits), count, share)[1]) for hits in ones]
@@ -253,8 +253,7 @@ def computed(mechanism: Mechanism) -> Iterator[Found]:
         if drawn is None:
             continue
         release, ranges, of = mechanism.release(drawn.ranges), drawn.ranges, f"{drawn.ranges.dimension} weights"
-        layout = mechanism.units(ranges)
-        messages = layout.bits.size if isinstance(layout, Units) else layout.count
+        messages = mechanism.units(ranges).count
         if release.protected and release.units > 1:
             said = f"{release.units} units of {of} are accounted apart, and a report is mixed in {messages} messages"
             yield Found(f"units apart, {of}", float(release.units), float(messages), said)
@@ -262,16 +261,16 @@ def computed(mechanism: Mechanism) -> Iterator[Found]:
             yield from _of_bits(mechanism, release, drawn, of)
         if release.unit in ("record", "person"):
             rate = release.rate if isinstance(release, GaussianRelease) else 1.0
-            said = f"records are accounted with probability {rate:g}, and take part with {mechanism.record_rate:g}"
-            yield Found("rate of records", mechanism.record_rate, rate, said)
+            said = f"records are accounted with probability {rate:g}, and take part with {record_rate_of(mechanism):g}"
+            yield Found("rate of records", record_rate_of(mechanism), rate, said)
             return
 
 
 def _of_bits(mechanism: Mechanism, release: BinaryRelease, drawn: WholeReports, of: str) -> Iterator[Found]:
-    bits, ranges = mechanism.payload_bits(drawn.ranges), drawn.ranges
+    bits, ranges = payload_bits(mechanism, drawn.ranges), drawn.ranges
     most = release.units * (1 + (ceil(log2(release.sampled)) if release.sampled > 1 else 0))
     said = f"{release.units} bits about one of {release.sampled} coordinates take {most} bits on the wire, and a report has {bits}"
     yield Found(f"one bit a unit, {of}", float(bits), float(most), said)
-    coordinates = mechanism.unit_ranges(ranges).dimension
+    coordinates = mechanism.units(ranges).dimension
     said = f"a bit is said to be about one of {release.sampled} coordinates, and there are {coordinates}"
     yield Found(f"coordinates, {of}", float(release.sampled), float(max(1, coordinates)), said)

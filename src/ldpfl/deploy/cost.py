@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from math import ceil
 from typing import Any
 
-from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms import Mechanism, payload_bits
 from ldpfl.ranges import LayerRanges
 from ldpfl.relay.protocol import MAX_ROUND_BYTES, MAX_UPLOADS
 from ldpfl.shuffling.records import RecordPlan
@@ -100,11 +100,11 @@ def round_cost(mechanism: Mechanism, ranges: LayerRanges, clients: int, linked: 
         ConfigError: ``linked`` is not positive, or a report is cut into too many records.
     """
     plan = RecordPlan(mechanism, ranges, linked, unprotected=True)
-    bits = mechanism.payload_bits(ranges)
+    bits = payload_bits(mechanism, ranges)
     upload = plan.records * (plan.plaintext_bytes + OVERHEAD)
     relays = max(ceil(clients / MAX_UPLOADS), ceil(clients / max(1, MAX_ROUND_BYTES // upload)))
     is_packed = bits <= ranges.dimension
-    join_s = (ADD_BIT_S * bits if is_packed else ADD_S * bits / 8) if mechanism.adds_up else JOIN_S * bits / 8
+    join_s = (ADD_BIT_S * bits if is_packed else ADD_S * bits / 8) if mechanism.properties.adds_up else JOIN_S * bits / 8
     server_s = clients * (plan.records * OPEN_S + join_s)
     cores = max(1, ceil(server_s / HOUR_S))
     encode = ENCODE_NS.get(mechanism.name)
@@ -119,7 +119,7 @@ def round_cost(mechanism: Mechanism, ranges: LayerRanges, clients: int, linked: 
         seal_s=plan.records * SEAL_S,
         server_s=server_s,
         server_cores=cores,
-        server_bytes=_START_BYTES * cores + (0 if mechanism.adds_up else _COPIES * clients * ((bits + 7) // 8)),
+        server_bytes=_START_BYTES * cores + (0 if mechanism.properties.adds_up else _COPIES * clients * ((bits + 7) // 8)),
     )
 
 

@@ -36,8 +36,9 @@ from ldpfl.experiments.table_rules import start_on_table
 from ldpfl.experiments.trainers import RunSize, is_compiled, quickest, told_of, tried
 from ldpfl.importing import is_code
 from ldpfl.layout import ParameterLayout
-from ldpfl.mechanisms import Facts, Mechanism, Training, built
+from ldpfl.mechanisms import Facts, Mechanism, Training, built, payload_bits
 from ldpfl.mechanisms.dp_sgd import of_records
+from ldpfl.mechanisms.hooks import record_clip_of, record_rate_of
 from ldpfl.mechanisms.settings import Part
 from ldpfl.models.dense import Parallel
 from ldpfl.models.mending import mended
@@ -137,7 +138,7 @@ def build(
     ranges = initial_ranges(config, layout, weights)
     persons = persons_of(config, task)
     parts = divided(config, task, persons)
-    if persons is not None and mechanism_of(config, ranges).record_clip is None:  # it protects the client, or nobody
+    if persons is not None and record_clip_of(mechanism_of(config, ranges)) is None:  # it protects the client, or nobody
         parts, persons = Division.of([persons.rows_of(own)[0] for own in parts]), None
     head = head_of(config, Description.of(task))
     parts, judging = (parts, None) if config.evaluation.share == 0 else divided_for_evaluation(config, parts, persons, task)
@@ -199,7 +200,7 @@ def build(
     federation = replace(federation, trainer=_quickest(config, federation, weights, warn))
     compiled = ", compiled" if is_compiled(federation.trainer) else ""
     origin = f"{task.name} {task.fingerprint}{_division(task)} on {device.type}{compiled}"
-    federation.mechanism.payload_bits(ranges)  # says so if the mechanism does not fit the layers
+    payload_bits(federation.mechanism, ranges)  # says so if the mechanism does not fit the layers
     check_log_size(layout.names, released(federation.mechanism, ranges), config.training.rounds)
     return federation, initial_checkpoint(weights, ranges, origin, ledger)
 
@@ -219,7 +220,7 @@ def _quickest(config: RunConfig, federation: Federation, weights: Tensor, warn: 
     """Return what trains the federation's clients quickest: its trainer, or that compiled."""
     joined = 1 / config.training.rounds if federation.once_over is not None else federation.fraction
     sizes, width, epochs = federation.samples.sizes, federation.batch_width, config.training.epochs
-    samples = int(config.training.rounds * joined * epochs * federation.mechanism.record_rate * int(sizes.sum()))
+    samples = int(config.training.rounds * joined * epochs * record_rate_of(federation.mechanism) * int(sizes.sum()))
     fewest, most = (max(1, -(-int(size) // width) * epochs) for size in (sizes.min(), sizes.max()))
     return quickest(config, federation.trainer, weights, RunSize(samples, width, (fewest, most)), warn)
 
@@ -399,7 +400,7 @@ def _scaled(
     if not measures(config, task.unscaled, mechanism):
         return by_bounds(task), Ledger()
     through = config.shuffling
-    counting = of_records(measuring_mechanism(config, mechanism, parts.sizes.tolist())) if mechanism.record_clip is not None else None
+    counting = of_records(measuring_mechanism(config, mechanism, parts.sizes.tolist())) if record_clip_of(mechanism) is not None else None
     if measured is not None:
         return scaled_as(task, measured), charged(counting, len(parts), through.channel, through.colluding)
     seed = known(secret_seed(config, task, secret))
@@ -477,9 +478,9 @@ def measures(config: RunConfig, unscaled: Sequence[Unscaled], mechanism: Mechani
         return False
     if config.data.scaling == "bounds":
         why = "data.scaling is 'bounds'"
-    elif config.mechanism.protects and mechanism.record_clip is None:
+    elif config.mechanism.protects and record_clip_of(mechanism) is None:
         why = f"columns are measured by mechanisms that protect records, and {mechanism.name!r} is none"
-    elif mechanism.record_rate != 1 or config.clients.once:
+    elif record_rate_of(mechanism) != 1 or config.clients.once:
         why = "columns are measured over all records of all clients, and here not all take part"
     else:
         return True
@@ -525,7 +526,7 @@ def mechanism_of(config: RunConfig, ranges: LayerRanges, sizes: Sequence[int] = 
     summed, clients = config.shuffling.channel == "secure-sum", _summed_clients(config)
     facts = Facts(ranges, training.rounds, min(sizes), local, sum(sizes) / len(sizes), summed, part, clients)
     mechanism = built(settings, facts)
-    if mechanism.record_clip is not None and config.data.by_label:
+    if record_clip_of(mechanism) is not None and config.data.by_label:
         raise ConfigError(
             f"mechanism {mechanism.name!r} protects single records, and where data are divided by their labels one record decides where "
             f"others go: set data.partition to {' or '.join(sorted(LABEL_BLIND))}, and leave data.private_label out"
@@ -569,7 +570,7 @@ def _full_weight(config: RunConfig, mechanism: Mechanism) -> int | None:
     """
     if config.clients.full_weight == "off":
         return None
-    if mechanism.record_clip is not None:
+    if record_clip_of(mechanism) is not None:
         raise ConfigError(f"clients.full_weight is not for mechanism {mechanism.name!r}, in which every record counts the same already")
     if config.mechanism.perturbed == "weights":
         raise ConfigError("clients.full_weight scales the change that a client sends: set mechanism.perturbed to 'update'")

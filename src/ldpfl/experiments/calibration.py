@@ -16,6 +16,7 @@ from ldpfl.experiments.planned_ledger import planned_ledger, start_of
 from ldpfl.experiments.table_rules import clip_norm_for
 from ldpfl.importing import GIVEN
 from ldpfl.mechanisms.base import PublicState
+from ldpfl.mechanisms.hooks import in_round
 from ldpfl.number_format import number
 from ldpfl.planning.search import smallest
 from ldpfl.privacy import Ledger
@@ -120,7 +121,7 @@ def _guaranteed(config: RunConfig, given: Given) -> Callable[[float], float]:
         histogram = released(measuring_mechanism(changed_config, mechanism), ranges)
         changed = Ledger()
         for event in ledger.events:
-            bound = mechanism.in_round(PublicState(event.round, weights, None, ranges.sizes))
+            bound = in_round(mechanism, PublicState(event.round, weights, None, ranges.sizes))
             release = histogram if event.histograms else released(bound, ranges, mechanism)
             if event.round > ledger.measured and event.histograms:  # of what clients measure, whose noise has an epsilon of its own
                 release = event.release

@@ -20,6 +20,8 @@ from ldpfl.experiments.quality import Reference, quality
 from ldpfl.experiments.run_folder import Kind
 from ldpfl.experiments.trainers import is_compiled
 from ldpfl.files import finite
+from ldpfl.mechanisms import payload_bits
+from ldpfl.mechanisms.hooks import record_clip_of
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.accountants.registry import unit_epsilon
 from ldpfl.privacy.guarantee import json_number
@@ -97,7 +99,7 @@ def summarise(
         "rounds": len(history),
         "weights": federation.task.layout.dimension,
         "chosen": _chosen(config, federation),
-        "uplink_bits_per_client_round": federation.mechanism.payload_bits(last.state.ranges),
+        "uplink_bits_per_client_round": payload_bits(federation.mechanism, last.state.ranges),
         "uplink_bytes_per_client_round": max(metrics.uplink_bytes_per_client for metrics in history),
         "layers": _layers(config, federation, last),
         "clipped_records_per_round": _clipped_records(federation, last),
@@ -196,7 +198,7 @@ def records_held(config: RunConfig, federation: Federation) -> int | None:
 
 def _of_delta(config: RunConfig, federation: Federation) -> list[str]:
     records, delta = records_held(config, federation) or 0, config.privacy.delta
-    if federation.mechanism.record_clip is None or delta * records < 1:
+    if record_clip_of(federation.mechanism) is None or delta * records < 1:
         return []
     what = "persons" if config.data.person else "records"
     return [f"delta {delta:g} is not below 1/{records:,}: to publish one of the {what} at random would satisfy it"]
@@ -215,7 +217,7 @@ def _privacy(config: RunConfig, federation: Federation, last: Checkpoint) -> dic
         "perturbed": config.mechanism.perturbed,
         **of_unit(last.ledger, config.privacy.delta),
         "target": None if config.privacy.target_epsilon == "off" else config.privacy.target_epsilon,
-        "caveats": [*federation.mechanism.caveats, *federation.notes, *said],
+        "caveats": [*federation.mechanism.properties.caveats, *federation.notes, *said],
         "privacy": account(last.ledger, config.privacy.delta).to_dict(),
     }
 
@@ -260,7 +262,7 @@ def _noise(config: RunConfig, federation: Federation, last: Checkpoint) -> dict[
 
 def _clipped_records(federation: Federation, last: Checkpoint) -> list[float | None] | None:
     """Return the share of records whose gradient was clipped, by round; None where none is, and of a round where only clients know it."""
-    return None if federation.mechanism.record_clip is None else [metrics.clipped_records for metrics in last.history]
+    return None if record_clip_of(federation.mechanism) is None else [metrics.clipped_records for metrics in last.history]
 
 
 def _layers(config: RunConfig, federation: Federation, last: Checkpoint) -> dict[str, dict[str, float | None]]:

@@ -12,7 +12,9 @@ from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import NOTHING, Given, check_persons_named, described
 from ldpfl.experiments.record_sums import evaluations, for_evaluation, head_of
 from ldpfl.layout import ParameterLayout
+from ldpfl.mechanisms import payload_bits
 from ldpfl.mechanisms.base import PublicState
+from ldpfl.mechanisms.hooks import in_round
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.authors import released
 from ldpfl.ranges import LayerRanges
@@ -36,7 +38,7 @@ def planned_ledger(config: RunConfig, given: Given = NOTHING) -> Ledger:
     judged = set(evaluations(config))
     scores = released(mechanism_of(for_evaluation(config), ranges), ranges) if judged else None
     measured = STAGES if measures(config, described(config, given).unscaled, mechanism) else 0
-    if not mechanism.foreseeable:
+    if not mechanism.properties.foreseeable:
         raise ConfigError(f"what {mechanism.name!r} guarantees depends on the data or on how training goes: run it, then see its ledger")
     clients, self_sampling, once = config.clients.count, self_sampling_of(config), config.clients.once
     if self_sampling is not None and config.data.brought:
@@ -61,7 +63,7 @@ def planned_ledger(config: RunConfig, given: Given = NOTHING) -> Ledger:
         joined[cohort] += 1
         place += 1
         if cohort.size or self_sampling is not None:
-            bound = mechanism.in_round(PublicState(number, weights, None, ranges.sizes))
+            bound = in_round(mechanism, PublicState(number, weights, None, ranges.sizes))
             release = released(bound, ranges, mechanism)
             ledger = ledger.charge(
                 round_event(
@@ -90,7 +92,7 @@ def check_fit(config: RunConfig, given: Given = NOTHING) -> None:
     check_persons_named(config.data)
     self_sampling_of(config)
     _, ranges = start_of(config, given)
-    mechanism_of(config, ranges).payload_bits(ranges)
+    payload_bits(mechanism_of(config, ranges), ranges)
 
 
 def start_of(config: RunConfig, given: Given = NOTHING) -> tuple[Tensor, LayerRanges]:

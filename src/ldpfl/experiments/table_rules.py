@@ -45,6 +45,7 @@ from ldpfl.features.registry import NONE
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings
+from ldpfl.mechanisms.hooks import record_clip_of
 from ldpfl.models.mending import copied
 from ldpfl.ranges import LayerRanges
 from ldpfl.tasks import PARALLEL, Targets
@@ -138,9 +139,10 @@ def start_on_table(
     targets = targets_of(config)
     shares = list(shares) or _public_shares(config, targets, data.outputs)
     curvature = _output_curvature(targets, shares)
-    clip = 1.0 if mechanism.record_clip is None else mechanism.record_clip.norm
+    record_clip = record_clip_of(mechanism)
+    clip = 1.0 if record_clip is None else record_clip.norm
     ranges = LayerRanges(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), (layout.dimension,))
-    noise = float(mechanism.noise_std(ranges, clients)[0]) * clip / sqrt(training.rounds)
+    noise = float(mechanism.noise(ranges).largest_std(clients)[0]) * clip / sqrt(training.rounds)
     if data.encoder is None:
         pull, rate = 0.0, _rate_on_images(config, data, begun, drawn, squared, noise)
     else:

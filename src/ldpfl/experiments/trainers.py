@@ -24,6 +24,7 @@ from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.sample_independence import MADE_UP, mixes_samples
 from ldpfl.importing import GIVEN
 from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms.hooks import record_clip_of
 from ldpfl.models import CenteredLinear
 from ldpfl.simulation import BatchSchedule, GradientTrainer, LocalTask, LoopTrainer, RecordGradientTrainer, Trainer, VectorizedTrainer
 from ldpfl.simulation.compiled_records import CompiledSums
@@ -49,7 +50,7 @@ def trainer_of(
         raise ConfigError(
             f"model {models.CENTERED!r} measures its center in the place of a gradient: set mechanism.perturbed to 'gradient'"
         )
-    clip = mechanism.record_clip
+    clip = record_clip_of(mechanism)
     if config.mechanism.perturbed != "gradient":
         if clip is not None:
             raise ConfigError(f"mechanism {mechanism.name!r} bounds each record's gradient: mechanism.perturbed must be 'gradient'")
@@ -95,7 +96,7 @@ def tried(
             _check_outputs(model, local.task, found, targets, data.outputs)
             trial.losses(found, targets)
     one_step = config.mechanism.perturbed == "gradient"
-    by_record = mechanism.record_clip is not None and persons is None
+    by_record = record_clip_of(mechanism) is not None and persons is None
     made_up = None if persons is None else Persons.of(list(map(str, range(len(trial.data)))), persons.most)
     clients, others = (_made_up_clients(first, one_step).to(trial.data.device) for first in (0, 2))
     with _explained(where):

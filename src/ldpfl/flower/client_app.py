@@ -25,8 +25,9 @@ from ldpfl.flower.operator_node import OperatorNode, operator_node
 from ldpfl.flower.question import QUESTION, Question, read_question
 from ldpfl.flower.records import RecordGradients, Records, check_kind
 from ldpfl.flower.terms import RECORD, Answer, RoundTerms, adding_up, digest_of, mechanism_named
-from ldpfl.mechanisms import is_built_in
+from ldpfl.mechanisms import is_built_in, payload_bits
 from ldpfl.mechanisms.base import is_finite
+from ldpfl.mechanisms.hooks import record_clip_of
 from ldpfl.mechanisms.reports.bits import packed_size
 from ldpfl.randomness import RandomSource, SecureSource
 from ldpfl.server import client_values
@@ -335,7 +336,7 @@ class LdpClientApp(ClientApp):
             points: bytes = adding_up(ask.mechanism).points(values, ask.ranges, source)[0].astype("<i8").tobytes()
             return points
         payload: bytes = next(iter(ask.mechanism.encode(values, ask.ranges, source).payloads()))
-        if len(payload) != packed_size(ask.mechanism.payload_bits(ask.ranges)):
+        if len(payload) != packed_size(payload_bits(ask.mechanism, ask.ranges)):
             raise PrivacyError("the mechanism's payload is not as long as it says: its length would tell of the data")
         return payload
 
@@ -364,7 +365,7 @@ def _wrapped(app: ClientAppCallable | str | None, records: Records | str | None)
 
 def _dtype(asked: Asked) -> torch.dtype:
     """Return what values are before they are randomised: sums of records' gradients are integers, all else is float32."""
-    return torch.float32 if asked.ask.mechanism.record_clip is None else torch.int64
+    return torch.float32 if record_clip_of(asked.ask.mechanism) is None else torch.int64
 
 
 def _unchanged(asked: Asked) -> Tensor:

@@ -18,6 +18,7 @@ from ldpfl.flower.statistics import stages_in
 from ldpfl.flower.terms import Answer, deployable_mechanism
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms.hooks import in_round
 from ldpfl.server import Checkpoint, ServerRules
 from ldpfl.simulation.measuring import ColumnStages
 from ldpfl.simulation.record_sums import APART, ranges_of
@@ -70,11 +71,11 @@ class Course:
         vector = 1.0
         planned, public, ranges = planned_round(self.config, number), self.last.state.public(), self.last.state.ranges
         if planned.kind == "training":
-            mechanism = self.mechanism.in_round(public)
+            mechanism = in_round(self.mechanism, public)
         else:
             statistics = planned.kind == "statistics"
             ranges = ranges_of(sum(self.stages.bins) if statistics else vectors_of(self.config, planned.kind).size)
-            mechanism = deployable_mechanism(config_for(self.config, planned.kind), ranges).in_round(public)
+            mechanism = in_round(deployable_mechanism(config_for(self.config, planned.kind), ranges), public)
             vector = max(APART, sqrt(ranges.dimension / 2)) if statistics else APART  # counts of a single column have points taken off
         self._round, self._planned = OpenRound(self.run, number, mechanism, ranges, asked, self.timeout, linked, vector), planned
 

@@ -28,6 +28,7 @@ from ldpfl.flower.round_kinds import Kind, config_for, last_round, planned_round
 from ldpfl.flower.run_settings import RunSettings
 from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms.base import PublicState
+from ldpfl.mechanisms.hooks import in_round
 from ldpfl.privacy.accountants.adaptive import epsilon_needed, in_sum
 from ldpfl.privacy.accountants.gaussian import ROUNDED
 from ldpfl.privacy.accountants.registry import epsilon_of, unit_epsilon
@@ -187,7 +188,7 @@ def releases_of(offer: Offer, ranges: LayerRanges) -> list[Release]:
         planned = planned_round(config, number)
         if planned.kind == "training":
             # Noise may follow a schedule over rounds; what clients on Flower may run depends on their number alone.
-            bound = mechanism.in_round(PublicState(planned.trained + 1, weights, None, ranges.sizes))
+            bound = in_round(mechanism, PublicState(planned.trained + 1, weights, None, ranges.sizes))
             found.append(released(bound, ranges, mechanism))
         else:  # what is released does not depend on how many numbers are summed
             if planned.kind not in of_sums:

@@ -21,6 +21,7 @@ from ldpfl.flower.records import Records, RecordTask, trainer_of_records
 from ldpfl.flower.terms import ARRAYS
 from ldpfl.importing import GIVEN
 from ldpfl.layout import ParameterLayout
+from ldpfl.mechanisms.hooks import record_clip_of
 from ldpfl.simulation import RecordGradientTrainer
 from ldpfl.simulation.gradients import confined
 from ldpfl.simulation.schedule import full_batch
@@ -80,7 +81,7 @@ def look_at_records(records: Records | str, context: Context, config: RunConfig)
     layout = ParameterLayout.from_module(task.model)
     weights = layout.flatten({name: p.detach() for name, p in task.model.named_parameters() if p.requires_grad}).cpu()
     mechanism = mechanism_of(config, initial_ranges(config, layout, weights))
-    by_person = config.data.person and mechanism.record_clip is not None
+    by_person = config.data.person and record_clip_of(mechanism) is not None
     persons = task.persons_by(config.data.person_rows) if by_person else None
     try:
         trainer = trainer_of_records(task, layout, weights, config, mechanism, device, persons, notes.append)

@@ -30,6 +30,7 @@ from ldpfl.flower.terms import RECORD, RoundTerms
 from ldpfl.importing import GIVEN
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms.hooks import record_clip_of
 from ldpfl.ranges import LayerRanges
 from ldpfl.simulation import LocalTask, Trainer
 from ldpfl.simulation.gradients import confined
@@ -202,7 +203,7 @@ def check_kind(config: RunConfig, *, weights: bool, gradients: bool, persons: bo
 def _gradient(task: RecordTask, layout: ParameterLayout, weights: Tensor, terms: RoundTerms, mechanism: Mechanism) -> Tensor:
     """Return the gradient (d,) over all records of ``task``: PRIVATE."""
     device, config = choose_device(named("device") or "cpu"), terms.config
-    by_person = config.data.person and mechanism.record_clip is not None
+    by_person = config.data.person and record_clip_of(mechanism) is not None
     persons = task.persons_by(config.data.person_rows) if by_person else None
     try:
         own = ParameterLayout.from_module(task.model)

@@ -15,8 +15,9 @@ from ldpfl.flower.round_kinds import Kind
 from ldpfl.flower.statistics import edges_in
 from ldpfl.flower.terms import RoundTerms
 from ldpfl.layout import ParameterLayout
-from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms import Mechanism, payload_bits
 from ldpfl.mechanisms.base import PublicState
+from ldpfl.mechanisms.hooks import in_round
 from ldpfl.ranges import LayerRanges
 from ldpfl.simulation.record_sums import RecordVectors, ranges_of
 
@@ -56,8 +57,8 @@ def sent_in(terms: RoundTerms, layout: ParameterLayout, public: PublicState) -> 
         check_length(terms, layout.dimension)
     else:
         layout, ranges = sums_layout(terms.size), ranges_of(terms.size)
-    mechanism = terms.mechanism(ranges).in_round(public)
-    mechanism.payload_bits(ranges)  # raises if the mechanism does not fit the layers
+    mechanism = in_round(terms.mechanism(ranges), public)
+    payload_bits(mechanism, ranges)  # raises if the mechanism does not fit the layers
     return Sent(layout, ranges, mechanism)
 
 

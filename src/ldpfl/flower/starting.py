@@ -19,6 +19,7 @@ from ldpfl.flower.round_kinds import statistics_rounds
 from ldpfl.flower.statistics import begun_for
 from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.layout import ParameterLayout
+from ldpfl.mechanisms import guarantee_of, payload_bits
 from ldpfl.privacy.authors import released
 from ldpfl.privacy.events import Channel
 from ldpfl.quantities import is_number
@@ -45,7 +46,7 @@ def check_asked(rounds: int | None, timeout: float, reply_s: float) -> None:
 
 def protected(course: Course) -> str:
     """Return what each client's report protects, and against whom."""
-    guarantee = course.mechanism.guarantee(course.last.state.ranges)
+    guarantee = guarantee_of(course.mechanism, course.last.state.ranges)
     at_delta = f" at delta {guarantee.delta:g}" if guarantee.delta else ""
     return (
         f"epsilon {guarantee.epsilon:g}{at_delta} for each {guarantee.unit} of each report, {guarantee.units_per_round} of them a round, "
@@ -89,7 +90,7 @@ def started(
     weights = to_vector(initial, layout)
     ranges = initial_ranges(config, layout, weights)
     mechanism = deployable_mechanism(config, ranges)
-    mechanism.payload_bits(ranges)  # says so if the mechanism does not fit the layers
+    payload_bits(mechanism, ranges)  # says so if the mechanism does not fit the layers
     check_log_size(layout.names, released(mechanism, ranges), rounds)
     rules = ServerRules(
         layout.names,

@@ -344,7 +344,7 @@ def deployable_mechanism(config: RunConfig, ranges: LayerRanges) -> Mechanism:
     mechanism = mechanism_of(config, ranges)
     if config.mechanism.unsaid:
         raise ConfigError(config.mechanism.unsaid)
-    if not mechanism.deployable:
+    if not mechanism.properties.deployable:
         raise ConfigError(f"mechanism {mechanism.name!r} has no proved guarantee with these settings: it runs in the simulator only")
     return mechanism
 

@@ -8,16 +8,28 @@ if TYPE_CHECKING:
     from ldpfl.mechanisms.base import Mechanism as Mechanism
     from ldpfl.mechanisms.base import PublicState as PublicState
     from ldpfl.mechanisms.base import Refused as Refused
+    from ldpfl.mechanisms.base import guarantee_of as guarantee_of
+    from ldpfl.mechanisms.base import payload_bits as payload_bits
+    from ldpfl.mechanisms.base import privatize as privatize
     from ldpfl.mechanisms.base import read_valid as read_valid
     from ldpfl.mechanisms.base import require_finite as require_finite
     from ldpfl.mechanisms.base import total_clients as total_clients
+    from ldpfl.mechanisms.comparing import ByComparison as ByComparison
+    from ldpfl.mechanisms.comparing import Comparison as Comparison
     from ldpfl.mechanisms.duchi import Duchi as Duchi
     from ldpfl.mechanisms.duchi_vector import DuchiVector as DuchiVector
     from ldpfl.mechanisms.duchi_vector import VectorBitReports as VectorBitReports
     from ldpfl.mechanisms.gaussian import Gaussian as Gaussian
     from ldpfl.mechanisms.harmony import Harmony as Harmony
+    from ldpfl.mechanisms.hooks import PerRecord as PerRecord
+    from ldpfl.mechanisms.hooks import PerRound as PerRound
     from ldpfl.mechanisms.identity import Identity as Identity
+    from ldpfl.mechanisms.noise import ConstantNoise as ConstantNoise
+    from ldpfl.mechanisms.noise import Noise as Noise
+    from ldpfl.mechanisms.noise import QuadraticNoise as QuadraticNoise
     from ldpfl.mechanisms.privunit import PrivUnitG as PrivUnitG
+    from ldpfl.mechanisms.properties import Properties as Properties
+    from ldpfl.mechanisms.record_clipping import RecordClip as RecordClip
     from ldpfl.mechanisms.registry import built as built
     from ldpfl.mechanisms.registry import create as create
     from ldpfl.mechanisms.registry import names as names
@@ -31,6 +43,7 @@ if TYPE_CHECKING:
     from ldpfl.mechanisms.reports.dense import DenseReports as DenseReports
     from ldpfl.mechanisms.reports.indexed import IndexedBitReports as IndexedBitReports
     from ldpfl.mechanisms.reports.sampled import SampledReports as SampledReports
+    from ldpfl.mechanisms.reports.units import MixedCoordinates as MixedCoordinates
     from ldpfl.mechanisms.reports.units import Units as Units
     from ldpfl.mechanisms.reports.vectors import VectorReports as VectorReports
     from ldpfl.mechanisms.scalar import Hybrid as Hybrid
@@ -49,6 +62,9 @@ __getattr__, __dir__ = lazy.exports(
     __name__,
     {
         "BitReports": "ldpfl.mechanisms.reports.bits",
+        "ByComparison": "ldpfl.mechanisms.comparing",
+        "Comparison": "ldpfl.mechanisms.comparing",
+        "ConstantNoise": "ldpfl.mechanisms.noise",
         "DenseReports": "ldpfl.mechanisms.reports.dense",
         "Duchi": "ldpfl.mechanisms.duchi",
         "DuchiVector": "ldpfl.mechanisms.duchi_vector",
@@ -62,10 +78,17 @@ __getattr__, __dir__ = lazy.exports(
         "Laplace": "ldpfl.mechanisms.scalar",
         "Mechanism": "ldpfl.mechanisms.base",
         "MechanismSettings": "ldpfl.mechanisms.settings",
+        "MixedCoordinates": "ldpfl.mechanisms.reports.units",
+        "Noise": "ldpfl.mechanisms.noise",
+        "PerRecord": "ldpfl.mechanisms.hooks",
+        "PerRound": "ldpfl.mechanisms.hooks",
         "Perturbed": "ldpfl.mechanisms.settings",
         "Piecewise": "ldpfl.mechanisms.scalar",
         "PrivUnitG": "ldpfl.mechanisms.privunit",
+        "Properties": "ldpfl.mechanisms.properties",
         "PublicState": "ldpfl.mechanisms.base",
+        "QuadraticNoise": "ldpfl.mechanisms.noise",
+        "RecordClip": "ldpfl.mechanisms.record_clipping",
         "Refused": "ldpfl.mechanisms.base",
         "Reports": "ldpfl.mechanisms.reports.base",
         "SampledReports": "ldpfl.mechanisms.reports.sampled",
@@ -78,8 +101,11 @@ __getattr__, __dir__ = lazy.exports(
         "count_ones": "ldpfl.mechanisms.reports.bits",
         "create": "ldpfl.mechanisms.registry",
         "draw_block": "ldpfl.randomness",
+        "guarantee_of": "ldpfl.mechanisms.base",
         "is_built_in": "ldpfl.privacy.built_in",
         "names": "ldpfl.mechanisms.registry",
+        "payload_bits": "ldpfl.mechanisms.base",
+        "privatize": "ldpfl.mechanisms.base",
         "read_settings": "ldpfl.mechanisms.registry",
         "read_valid": "ldpfl.mechanisms.base",
         "require_finite": "ldpfl.mechanisms.base",

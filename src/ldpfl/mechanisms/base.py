@@ -8,13 +8,10 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ldpfl.errors import PrivacyError, ProtocolError
 from ldpfl.lazy import torch
-from ldpfl.mechanisms.comparing import Comparison
-from ldpfl.mechanisms.record_clipping import RecordClip
+from ldpfl.mechanisms.noise import Noise
+from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.reports.base import Reports
 from ldpfl.mechanisms.reports.units import SampledUnits, Units
 from ldpfl.privacy import REPLACE_ONE, REPLACE_PERSON, REPLACE_RECORD, Guarantee, Release
@@ -104,138 +101,57 @@ class Mechanism(ABC):
         """Return the (d,) mean over all reports, without building the dense (K, d) matrix."""
 
     @abstractmethod
-    def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
-        """Return the (K, d) variance of one client's estimate, in closed form."""
+    def noise(self, ranges: LayerRanges) -> Noise:
+        """Return how far estimates are from what clients hold, in closed form."""
 
     @abstractmethod
-    def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:
-        """Return an estimate (d,) of the noise variance of the mean of ``clients`` reports.
+    def units(self, ranges: LayerRanges) -> Units | SampledUnits:
+        """Say how a report is laid out in units that may be released apart; ``Units.whole`` where nothing may be taken apart.
 
-        It is computed from the released ``mean`` alone, so the server may use it. Unbiased where all clients hold the
-        same value; otherwise too large by their own spread over (clients - 1), because the two cannot be told apart.
+        Units may be taken apart only where each of them was randomised on its own, so that what it tells about its weights
+        does not depend on the company it arrives in. Their bits add up to the length of a report, the same whatever the values. What
+        :meth:`read` refuses in a unit may depend on its bits and its number of weights, not on which weights these are.
         """
-
-    @abstractmethod
-    def noise_std(self, ranges: LayerRanges, clients: int) -> NDArray[np.float64]:
-        """Return the largest standard deviation (L,) of the mean's noise in each layer."""
-
-    @abstractmethod
-    def payload_bits(self, ranges: LayerRanges) -> int:
-        """Bits that one client sends in one round, before rounding up to bytes."""
 
     @abstractmethod
     def release(self, ranges: LayerRanges) -> Release:
         """Say what one client's report of a round is, for the ledger."""
 
-    def guarantee(self, ranges: LayerRanges) -> Guarantee:
-        """State what one report protects: it follows from :meth:`release`."""
-        release = released(self, ranges)
-        epsilon = unit_epsilon(release, self.delta)
-        return Guarantee(
-            epsilon=epsilon,
-            delta=self.delta if release.pure_epsilon == inf and epsilon < inf else 0.0,
-            unit=release.unit,
-            units_per_round=release.units,
-            adjacency=_ADJACENCY[release.unit],
-            trust_model="local",
-            status="proved" if release.author == OURS else AUTHORS_CLAIM,
-            assumptions=self.assumptions if epsilon < inf else (release.why_unprotected or "nothing is protected",),
-            source=self.source,
-        )
-
     @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What has to be true for the guarantee, outside the mechanism."""
-        return ("ranges are public", "random bits are uniform and secret")
-
-    @property
-    def delta(self) -> float:
-        """Failure probability at which the guarantee is stated, where there is no pure one."""
-        return 0.0
-
-    source: ClassVar[str] = ""
-    """Where the mechanism's guarantee is proved, if not with its release."""
-
-    @property
-    def deployable(self) -> bool:
-        """Whether a client on Flower can run it: it needs nothing but its own values and what is public in a round."""
-        return True
-
-    @property
-    def foreseeable(self) -> bool:
-        """Whether what it releases follows from public settings, so that it is known before a run."""
-        return True
-
-    @property
-    def adds_up(self) -> bool:
-        """Whether :meth:`aggregate` needs nothing but the number of reports and the sum of their ``addends``.
-
-        A server then adds up each report when it comes, and forgets it. Such reports are :class:`BitReports` or :class:`DenseReports`.
-        """
-        return False
-
-    @property
-    def caveats(self) -> tuple[str, ...]:
-        """What a user of these parameters should be told, a line each."""
-        return ()
-
-    @property
-    def record_clip(self) -> RecordClip | None:
-        """How each record's gradient is bounded before a client adds them up; None where records are not looked at one by one."""
-        return None
-
-    @property
-    def record_rate(self) -> float:
-        """Probability with which each of a client's records takes part in a round, by a coin of its own."""
-        return 1.0
-
-    def in_round(self, public: PublicState) -> Mechanism:
-        """Return the mechanism of this round; the same one, unless its noise follows a schedule."""
-        return self
-
-    @property
-    def terms(self) -> object:
-        """What client and server must agree on beside the ranges: a dataclass of plain values."""
-        return self
-
-    def units(self, ranges: LayerRanges) -> Units | SampledUnits:
-        """Say how a payload is laid out in units that may be released apart; the whole payload is one, unless stated.
-
-        Units may be taken apart only where each of them was randomised on its own, so that what it tells about its weights
-        does not depend on the company it arrives in. :meth:`in_part` reads some of them without the others. What :meth:`read`
-        refuses in a unit may depend on its bits and its number of weights, not on which weights these are.
-        """
-        return Units.whole(ranges.dimension, self.payload_bits(ranges))
-
-    def unit_ranges(self, ranges: LayerRanges) -> LayerRanges:
-        """Return the ranges of what units are about: the weights, unless the mechanism mixes these into other coordinates first."""
-        return ranges
-
-    def from_coordinates(self, mean: Tensor, ranges: LayerRanges) -> Tensor:
-        """Return the weights (d,) that a mean of coordinates stands for; 0 stands for a coordinate that nobody reported."""
-        return mean
-
-    def in_part(self, part: LayerRanges) -> Mechanism:
-        """Return the mechanism whose reports are whole units alone, those about ``part`` of the :meth:`unit_ranges`.
-
-        Sampled units come one by one: a report is one of them, and ``part`` covers all weights. The same mechanism, unless
-        it looks at more than its own units.
-        """
-        return self
-
-    def comparison(self, ranges: LayerRanges) -> Comparison | None:
-        """Return how each value is compared with one random integer, so that a simulation can compile it; None for any other encoding."""
-        return None
-
-    def privatize(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> Tensor:
-        """Return what a server that sees each report learns: ``decode(encode(values))``, shape (K, d)."""
-        return self.decode(self.encode(values, ranges, generator), ranges)
+    def properties(self) -> Properties:
+        """What holds of it in every round: the defaults of :class:`Properties`, unless stated."""
+        return Properties()
 
 
-def comparison_of(mechanism: Mechanism, ranges: LayerRanges) -> Comparison | None:
-    """Return the comparison by which ``mechanism`` encodes, or None: also for a subclass that encodes in a way of its own."""
-    nearest = next(kind for kind in type(mechanism).__mro__ if "encode" in vars(kind) or "comparison" in vars(kind))
-    return mechanism.comparison(ranges) if "comparison" in vars(nearest) else None
+def guarantee_of(mechanism: Mechanism, ranges: LayerRanges) -> Guarantee:
+    """State what one report of ``mechanism`` protects. It follows from what the mechanism releases, and from whose code it is."""
+    release, properties = released(mechanism, ranges), mechanism.properties
+    epsilon = unit_epsilon(release, properties.delta)
+    return Guarantee(
+        epsilon=epsilon,
+        delta=properties.delta if release.pure_epsilon == inf and epsilon < inf else 0.0,
+        unit=release.unit,
+        units_per_round=release.units,
+        adjacency=_ADJACENCY[release.unit],
+        trust_model="local",
+        status="proved" if release.author == OURS else AUTHORS_CLAIM,
+        assumptions=properties.assumptions if epsilon < inf else (release.why_unprotected or "nothing is protected",),
+        source=properties.source,
+    )
+
+
+def payload_bits(mechanism: Mechanism, ranges: LayerRanges) -> int:
+    """Return how many bits one client sends in one round, before they are rounded up to bytes.
+
+    Raises:
+        ConfigError: the mechanism does not fit the layers.
+    """
+    return mechanism.units(ranges).payload_bits
+
+
+def privatize(mechanism: Mechanism, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> Tensor:
+    """Return what a server that sees each report learns of ``values`` (K, d): ``decode(encode(values))``, (K, d)."""
+    return mechanism.decode(mechanism.encode(values, ranges, generator), ranges)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,7 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ldpfl.mechanisms.base import Mechanism
 from ldpfl.mechanisms.coins import Places
+from ldpfl.ranges import LayerRanges
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,3 +35,17 @@ class Comparison:
     first: Callable[..., Tensor]
     told: tuple[Tensor, ...]
     exact: Callable[[NDArray[np.float32], Places], Places]
+
+
+class ByComparison(ABC):
+    """A mechanism that compares each value with one random integer."""
+
+    @abstractmethod
+    def comparison(self, ranges: LayerRanges) -> Comparison | None:
+        """Return how, so that a simulation can compile it; None where another encoding is used for these ranges."""
+
+
+def comparison_of(mechanism: Mechanism, ranges: LayerRanges) -> Comparison | None:
+    """Return the comparison by which ``mechanism`` encodes, or None: also for a subclass that encodes in a way of its own."""
+    nearest = next(kind for kind in type(mechanism).__mro__ if "encode" in vars(kind) or "comparison" in vars(kind))
+    return mechanism.comparison(ranges) if "comparison" in vars(nearest) and isinstance(mechanism, ByComparison) else None

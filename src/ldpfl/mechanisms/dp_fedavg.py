@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import require_finite
 from ldpfl.mechanisms.lattice import LEAST_NOISE, UP, Lattice, LatticeMechanism
+from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.mechanisms.reports.base import client_blocks
 from ldpfl.mechanisms.settings import Facts, MechanismSettings
@@ -40,7 +41,10 @@ class DpFedAvg(LatticeMechanism):
     """
 
     name: ClassVar[str] = "dp-fedavg"
-    source: ClassVar[str] = "McMahan et al. 2018"
+
+    @property
+    def properties(self) -> Properties:
+        return replace(super().properties, source="McMahan et al. 2018")
 
     @property
     def _share(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
@@ -10,7 +10,9 @@ from pydantic import Field, FiniteFloat
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, require_shape_of
+from ldpfl.mechanisms.hooks import PerRecord
 from ldpfl.mechanisms.lattice import LEAST_NOISE, MOST_NOISE, UP, Lattice, LatticeMechanism
+from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.mechanisms.settings import Facts, MechanismSettings, Part
 from ldpfl.privacy import GaussianRelease
@@ -36,7 +38,7 @@ def of_records(mechanism: Mechanism) -> DpSgd:
 
 
 @dataclass(frozen=True)
-class DpSgd(LatticeMechanism):
+class DpSgd(LatticeMechanism, PerRecord):
     """Add Gaussian noise of standard deviation s C to the sum of a client's gradients, each clipped to the norm C.
 
     Reports are in units of C (De et al. 2022), so that a step does not shrink with it: the estimate is of the mean clipped gradient / C.
@@ -72,7 +74,6 @@ class DpSgd(LatticeMechanism):
     sample_rate: float = 1.0
     part: Part = "record"
     name: ClassVar[str] = "dp-sgd"
-    source: ClassVar[str] = "Abadi et al. 2016"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -111,17 +112,14 @@ class DpSgd(LatticeMechanism):
         return GaussianRelease(self.name, 2 / self.noise_multiplier * UP, unit=self.part, rate=self.sample_rate)
 
     @property
-    def assumptions(self) -> tuple[str, ...]:
-        return (
+    def properties(self) -> Properties:
+        assumptions = (
             f"the number of a client's {self.part}s is public",
             f"no single {self.part} makes training fail or miss its time: what is sent then shows that it did",
             "random bits are uniform and secret",
         )
-
-    @property
-    def deployable(self) -> bool:
         # A node's batches would have to be drawn from its own secret bits, not from the run's seed, as the simulator's are.
-        return self.sample_rate == 1
+        return replace(super().properties, source="Abadi et al. 2016", assumptions=assumptions, deployable=self.sample_rate == 1)
 
 
 class DpSgdSettings(MechanismSettings):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from decimal import Context, Decimal
 from fractions import Fraction
 from functools import lru_cache
-from math import ceil, isfinite, log, sqrt
+from math import ceil, isfinite, log
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -17,7 +17,9 @@ from ldpfl.errors import ConfigError
 from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, require_finite_block, require_shape, total_clients
 from ldpfl.mechanisms.coins import FIRST, Places, words_below
-from ldpfl.mechanisms.comparing import Comparison
+from ldpfl.mechanisms.comparing import ByComparison, Comparison
+from ldpfl.mechanisms.noise import TwoValueNoise
+from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
 from ldpfl.mechanisms.reports.bits import BitReports, Encoder, count_ones
 from ldpfl.mechanisms.reports.units import Units
@@ -68,7 +70,7 @@ _CLAIM = (
 
 
 @dataclass(frozen=True)
-class Duchi(Mechanism):
+class Duchi(Mechanism, ByComparison):
     """Send one bit a weight: + with probability 1/2 + (w - c) / (2 r A), A = (e^eps + 1) / (e^eps - 1).
 
     Guarantee: epsilon-LDP (pure) for each weight of each round's report, replacing that weight by any other value;
@@ -94,13 +96,6 @@ class Duchi(Mechanism):
         """The budget that the integer thresholds really spend; never above ``epsilon``."""
         lo, hi = thresholds(self.epsilon)
         return min(self.epsilon, log(hi / lo))  # the logarithm itself may round up
-
-    @property
-    def caveats(self) -> tuple[str, ...]:
-        if self.epsilon - self.epsilon_realised < 0.01:
-            return ()
-        realised = f"{self.epsilon_realised:.2f}"
-        return (f"epsilon {self.epsilon:g} is more than {BITS} random bits express: {realised} is realised, {self.epsilon:g} is counted",)
 
     @property
     def gain(self) -> float:
@@ -142,32 +137,20 @@ class Duchi(Mechanism):
             mean[start:stop] = center + radius * gain * (ones[start:stop].double() * (2 / clients) - 1)
         return mean
 
-    def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
-        """r^2 A^2 - (w - c)^2 for the clamped w (LDP-FL, proof of Lemma 2; the lemma itself drops the last term)."""
-        center, radius = ranges.expand()
-        inside = ranges.clamp(values)
-        return ((radius * self.gain) ** 2 - (inside - center) ** 2).to(values.dtype)
-
-    def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:
-        """(r^2 A^2 - (mean - c)^2) / (n - 1): the sample variance of n two-valued reports, over n.
-
-        One report has no sample variance: there the upper bound r^2 A^2 stands.
-        """
-        center, radius = ranges.expand()
-        if clients == 1:
-            return ((radius * self.gain) ** 2).float()
-        return (((radius * self.gain) ** 2 - (mean - center) ** 2) / (clients - 1)).clamp_min(0).float()
-
-    def noise_std(self, ranges: LayerRanges, clients: int) -> NDArray[np.float64]:
-        """r A / sqrt(n) (LDP-FL, Lemma 3, upper bound)."""
-        return np.asarray(ranges.radii * (self.gain / sqrt(clients)))
+    def noise(self, ranges: LayerRanges) -> TwoValueNoise:
+        """LDP-FL, proof of Lemma 2 (the lemma itself drops the last term), and Lemma 3, upper bound."""
+        return TwoValueNoise(ranges, self.gain)
 
     @property
-    def adds_up(self) -> bool:
-        return True
+    def properties(self) -> Properties:
+        return Properties(adds_up=True, caveats=self._caveats)
 
-    def payload_bits(self, ranges: LayerRanges) -> int:
-        return ranges.dimension
+    @property
+    def _caveats(self) -> tuple[str, ...]:
+        if self.epsilon - self.epsilon_realised < 0.01:
+            return ()
+        realised = f"{self.epsilon_realised:.2f}"
+        return (f"epsilon {self.epsilon:g} is more than {BITS} random bits express: {realised} is realised, {self.epsilon:g} is counted",)
 
     def units(self, ranges: LayerRanges) -> Units:
         """A bit a weight."""

@@ -15,8 +15,11 @@ from ldpfl.errors import PrivacyError
 from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, require_finite, total_clients
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
+from ldpfl.mechanisms.noise import TwoValueNoise
+from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, client_blocks
 from ldpfl.mechanisms.reports.bits import BitCounts, BitReports, Encoder, count_ones
+from ldpfl.mechanisms.reports.units import Units
 from ldpfl.mechanisms.settings import EpsilonSettings
 from ldpfl.privacy import PureRelease, usable_blanket
 from ldpfl.randomness import RandomSource, as_source, draw_block, draw_each
@@ -82,10 +85,6 @@ class DuchiVector(Mechanism):
         """The budget that the integer thresholds really spend; never above ``epsilon``."""
         return Duchi(self.epsilon).epsilon_realised
 
-    @property
-    def caveats(self) -> tuple[str, ...]:
-        return Duchi(self.epsilon).caveats
-
     def gain(self, dimension: int) -> float:
         """B: the estimate is center +- radius * B. It grows like sqrt(pi d / 2).
 
@@ -117,30 +116,15 @@ class DuchiVector(Mechanism):
         center, amplitude = self._scale(ranges)
         return (center + amplitude * (count_ones(reports).double() * (2 / clients) - 1)).float()
 
-    def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
-        """r^2 B^2 - (w - c)^2 for the clamped w: each estimate takes two values only."""
-        center, amplitude = self._scale(ranges)
-        radius = ranges.expand()[1]
-        offset = (values.double() - center).clamp(-radius, radius)
-        return (amplitude**2 - offset**2).to(values.dtype)
-
-    def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:
-        """(r^2 B^2 - (mean - c)^2) / (n - 1), the sample variance over n; for one report the upper bound r^2 B^2."""
-        center, amplitude = self._scale(ranges)
-        if clients == 1:
-            return (amplitude**2).float()
-        return ((amplitude**2 - (mean - center) ** 2) / (clients - 1)).clamp_min(0).float()
-
-    def noise_std(self, ranges: LayerRanges, clients: int) -> NDArray[np.float64]:
-        """r B / sqrt(n), reached at the center."""
-        return np.asarray(ranges.radii * (self.gain(ranges.dimension) / sqrt(clients)))
+    def noise(self, ranges: LayerRanges) -> TwoValueNoise:
+        return TwoValueNoise(ranges, self.gain(ranges.dimension))
 
     @property
-    def adds_up(self) -> bool:
-        return True
+    def properties(self) -> Properties:
+        return Properties(adds_up=True, caveats=Duchi(self.epsilon).properties.caveats)
 
-    def payload_bits(self, ranges: LayerRanges) -> int:
-        return ranges.dimension
+    def units(self, ranges: LayerRanges) -> Units:
+        return Units.whole(ranges.dimension, ranges.dimension)
 
     def release(self, ranges: LayerRanges) -> PureRelease:
         # Uniform signs are the common law: those on the wrong side, and in the middle, are sent as often as they are there.

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import sqrt
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ldpfl.errors import ConfigError
 from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, require_shape
 from ldpfl.mechanisms.duchi import Duchi
+from ldpfl.mechanisms.noise import TwoValueNoise
+from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.reports.indexed import IndexedBitReports, unit_bits
 from ldpfl.mechanisms.reports.units import Units
 from ldpfl.mechanisms.sampled_groups import GroupCounts, Groups, sample_places
@@ -63,8 +63,8 @@ class Harmony(Mechanism):
         return Duchi(self.epsilon).epsilon_realised
 
     @property
-    def caveats(self) -> tuple[str, ...]:
-        return Duchi(self.epsilon).caveats
+    def properties(self) -> Properties:
+        return Properties(caveats=Duchi(self.epsilon).properties.caveats)
 
     @property
     def gain(self) -> float:
@@ -108,38 +108,17 @@ class Harmony(Mechanism):
             mean.numpy()[columns] = center + step * total[columns]
         return mean
 
-    def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
-        """s r^2 A^2 - (w - c)^2 for the clamped w (Optimal LDP-FL, equation (18)), s being the size of the weight's group."""
-        center = ranges.expand()[0]
-        inside = ranges.clamp(values)
-        return (self._second_moment(ranges) - (inside - center) ** 2).to(values.dtype)
-
-    def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:
-        """(s r^2 A^2 - (mean - c)^2) / (n - 1), or the upper bound s r^2 A^2 of one report.
-
-        Unbiased but for the cut at 0, which matters to few clients in large groups (n below about sqrt(s)): there it is
-        too large, and at most s r^2 A^2 / (n - 1).
-        """
-        moment = self._second_moment(ranges)
-        if clients == 1:
-            return moment.float()
-        center, _ = ranges.expand()
-        return ((moment - (mean - center) ** 2) / (clients - 1)).clamp_min(0).float()
-
-    def noise_std(self, ranges: LayerRanges, clients: int) -> NDArray[np.float64]:
-        """r A sqrt(s / n) for the largest group s of each layer (upper bound)."""
-        return np.asarray(ranges.radii * np.sqrt(Groups.of(ranges, self.group).largest) * (self.gain / sqrt(clients)))
-
-    def payload_bits(self, ranges: LayerRanges) -> int:
-        groups = GroupCounts.of(ranges, self.group)
-        return int(unit_bits(groups.sizes) @ groups.counts)
+    def noise(self, ranges: LayerRanges) -> TwoValueNoise:
+        """Optimal LDP-FL, equation (18), s being the size of the weight's group."""
+        groups = Groups.of(ranges, self.group)
+        return TwoValueNoise(ranges, self.gain, groups.sizes, groups.largest)
 
     def units(self, ranges: LayerRanges) -> Units:
         """A group's place and sign."""
-        sizes = Groups.of(ranges, self.group).sizes
-        return Units(unit_bits(sizes), sizes)
+        groups = GroupCounts.of(ranges, self.group)
+        return Units(unit_bits(groups.sizes), groups.sizes, groups.counts, reader=self._of_part)
 
-    def in_part(self, part: LayerRanges) -> Harmony:
+    def _of_part(self, part: LayerRanges) -> Harmony:
         """Where every layer that is left is smaller than a group, each of them is one group, and the largest sets the size."""
         return self if self.group is None else replace(self, group=min(self.group, max(part.sizes)))
 
@@ -155,11 +134,6 @@ class Harmony(Mechanism):
         if self.group is None:
             return "layer"
         return "weight" if self.group == 1 else "group"
-
-    def _second_moment(self, ranges: LayerRanges) -> Tensor:
-        """s r^2 A^2, (d,): the mean square of an estimate's distance from the center."""
-        sizes = Groups.of(ranges, self.group).sizes
-        return torch.from_numpy(np.repeat(sizes, sizes)) * (ranges.expand()[1] * self.gain) ** 2
 
 
 class HarmonySettings(EpsilonSettings):

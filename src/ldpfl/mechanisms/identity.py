@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, require_finite, total_clients
+from ldpfl.mechanisms.noise import ConstantNoise
+from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.reports.dense import DenseReports, mean_of_rows
+from ldpfl.mechanisms.reports.units import Units
 from ldpfl.mechanisms.settings import Facts, MechanismSettings
 from ldpfl.privacy import UnprotectedRelease
 from ldpfl.randomness import RandomSource
@@ -48,21 +48,15 @@ class Identity(Mechanism):
     def aggregate(self, reports: Sequence[DenseReports], ranges: LayerRanges) -> Tensor:
         return mean_of_rows(reports, total_clients(reports, ranges, DenseReports)).float()
 
-    def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
-        return torch.zeros_like(values)
-
-    def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:
-        return torch.zeros_like(mean)
-
-    def noise_std(self, ranges: LayerRanges, clients: int) -> NDArray[np.float64]:
-        return np.zeros_like(ranges.radii)
+    def noise(self, ranges: LayerRanges) -> ConstantNoise:
+        return ConstantNoise(ranges, 0.0)
 
     @property
-    def adds_up(self) -> bool:
-        return True
+    def properties(self) -> Properties:
+        return Properties(adds_up=True)
 
-    def payload_bits(self, ranges: LayerRanges) -> int:
-        return 32 * ranges.dimension
+    def units(self, ranges: LayerRanges) -> Units:
+        return Units.whole(ranges.dimension, 32 * ranges.dimension)
 
     def release(self, ranges: LayerRanges) -> UnprotectedRelease:
         return UnprotectedRelease(self.name, "values leave as they are", ranges.dimension, "weight")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, log2, sqrt
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,12 @@ from numpy.typing import NDArray
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.lazy import torch
 from ldpfl.mechanisms.exact_noise import MOST_STEPS, NORMAL, rounded
+from ldpfl.mechanisms.noise import ConstantNoise
+from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, blocks
 from ldpfl.mechanisms.reports.summed import SummedReports
+from ldpfl.mechanisms.reports.units import Units
 from ldpfl.mechanisms.reports.vectors import VectorMechanism, VectorReports
 from ldpfl.mechanisms.settings import Facts
 from ldpfl.randomness import RandomSource, as_source
@@ -203,27 +206,14 @@ class LatticeMechanism(VectorMechanism):
             raise PrivacyError("of a sum over clients nobody can say what one of them sent")
         return super().decode(reports, ranges)
 
-    @property
-    def _std(self) -> float:
-        """Standard deviation of the noise in one client's report."""
-        return self.noise_multiplier / self._share
+    def noise(self, ranges: LayerRanges) -> ConstantNoise:
+        """The noise of a client's report, whatever the values."""
+        return ConstantNoise(ranges, self.noise_multiplier / self._share)
 
-    def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
-        """The square of the noise's standard deviation, whatever the values."""
-        return torch.full(values.shape, self._std**2, dtype=torch.float32)
-
-    def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:
-        """That of one client over n, exact."""
-        return torch.full_like(mean, self._std**2 / clients, dtype=torch.float32)
-
-    def noise_std(self, ranges: LayerRanges, clients: int) -> NDArray[np.float64]:
-        """That of one client over the root of n."""
-        return np.full_like(ranges.radii, self._std / sqrt(clients))
-
-    def payload_bits(self, ranges: LayerRanges) -> int:
-        """A float32 a weight; a lattice point of 32 or 64 bits where reports are to be summed."""
-        return (self.bits if self.summed else 32) * ranges.dimension
+    def units(self, ranges: LayerRanges) -> Units:
+        """A float32 a weight, or a lattice point of 32 or 64 bits where reports are to be summed; the whole vector is one unit."""
+        return Units.whole(ranges.dimension, (self.bits if self.summed else 32) * ranges.dimension)
 
     @property
-    def delta(self) -> float:
-        return 1e-5
+    def properties(self) -> Properties:
+        return replace(super().properties, delta=1e-5)

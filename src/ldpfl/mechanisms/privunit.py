@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, sqrt
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeVar
 
@@ -13,10 +13,12 @@ from pydantic import Field, FiniteFloat
 
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.lazy import torch
-from ldpfl.mechanisms.base import require_finite
+from ldpfl.mechanisms.base import privatize, require_finite
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
 from ldpfl.mechanisms.exact_noise import Floats
+from ldpfl.mechanisms.noise import Noise
 from ldpfl.mechanisms.privunit_law import DirectionLaw, direction_law, randomised_directions
+from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.reports.base import client_blocks
 from ldpfl.mechanisms.reports.vectors import VectorMechanism, VectorReports
 from ldpfl.mechanisms.scalar_noise import check_possible
@@ -58,7 +60,6 @@ class PrivUnitG(VectorMechanism):
     norm: float
     magnitude_share: float = 0.0
     name: ClassVar[str] = "privunit-g"
-    source: ClassVar[str] = "Asi, Feldman & Talwar 2022"
 
     def __post_init__(self) -> None:
         if not _number_between(self.norm, _SMALLEST_NORM, _LARGEST_NORM):
@@ -67,7 +68,7 @@ class PrivUnitG(VectorMechanism):
             raise ConfigError(f"magnitude_share must lie in [0, 1), got {self.magnitude_share!r}")
         if not _number_between(self.epsilon, _SMALLEST_EPSILON, _LARGEST_EPSILON):
             raise ConfigError(f"epsilon must lie between {_SMALLEST_EPSILON:g} and {_LARGEST_EPSILON:g}, got {self.epsilon!r}")
-        parts = (self._direction_epsilon, *((self._length_epsilon,) if self.magnitude_share else ()))
+        parts = (self._direction_epsilon, *((self.length_epsilon,) if self.magnitude_share else ()))
         if min(parts) < _SMALLEST_EPSILON:
             raise ConfigError(f"magnitude_share {self.magnitude_share} leaves a part of epsilon {self.epsilon} below {_SMALLEST_EPSILON:g}")
 
@@ -77,14 +78,20 @@ class PrivUnitG(VectorMechanism):
         return direction_law(self._direction_epsilon)
 
     @property
-    def caveats(self) -> tuple[str, ...]:
-        if not self.magnitude_share:
-            return (f"lengths are not sent: every update counts as one of norm {self.norm:g}, so short ones are overstated (biased)",)
-        return Duchi(self._length_epsilon).caveats
+    def properties(self) -> Properties:
+        caveats: tuple[str, ...] = (
+            f"lengths are not sent: every update counts as one of norm {self.norm:g}, so short ones are overstated (biased)",
+        )
+        return replace(
+            super().properties,
+            caveats=Duchi(self.length_epsilon).properties.caveats if self.magnitude_share else caveats,
+            source="Asi, Feldman & Talwar 2022",
+            assumptions=("ranges and norm are public", "random bits are uniform and secret"),
+        )
 
     def bound(self, ranges: LayerRanges) -> float:
         """Return what no honest value exceeds in size: that of Z times the longest length, norm (1 + A) / 2 if it is sent."""
-        longest = self.norm * (1 + Duchi(self._length_epsilon).gain) / 2 if self.magnitude_share else self.norm
+        longest = self.norm * (1 + Duchi(self.length_epsilon).gain) / 2 if self.magnitude_share else self.norm
         return longest * self.law.bound(ranges.dimension)
 
     def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> VectorReports:
@@ -109,22 +116,53 @@ class PrivUnitG(VectorMechanism):
             raise PrivacyError("the random source gave noise that is not finite; nothing was sent")
         return VectorReports(sent)
 
-    def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
+    def noise(self, ranges: LayerRanges) -> Noise:
+        return _DirectionNoise(self, ranges)
+
+    def release(self, ranges: LayerRanges) -> PureRelease:
+        bit = thresholds(self.length_epsilon)[0] / (1 << (BITS - 1)) if self.magnitude_share else 1.0
+        return PureRelease(self.name, self.epsilon, 1, "vector", blanket=usable_blanket(self.epsilon, self.law.blanket * bit))
+
+    @property
+    def length_epsilon(self) -> float:
+        """The part of epsilon that buys the length."""
+        return self.magnitude_share * self.epsilon
+
+    @property
+    def _direction_epsilon(self) -> float:
+        return self.epsilon - self.length_epsilon
+
+    def _noisy_lengths(self, lengths: Tensor, source: RandomSource) -> Tensor:
+        """Return what stands for the (K,) ``lengths``: ``norm`` for all, or each one's bit by ``duchi``."""
+        if not self.magnitude_share:
+            return torch.full_like(lengths, self.norm)
+        half = torch.tensor([self.norm / 2], dtype=torch.float64)  # [0, norm] is a range like any other, of one weight
+        return privatize(Duchi(self.length_epsilon), lengths.float()[:, None], LayerRanges(half, half, (1,)), source)[:, 0].double()
+
+
+@dataclass(frozen=True, eq=False)
+class _DirectionNoise(Noise):
+    """The error of noisy directions, times a length that is public or noisy too."""
+
+    mechanism: PrivUnitG
+    ranges: LayerRanges
+
+    def variance(self, values: Tensor) -> Tensor:
         """Variance around the estimate's own mean: E[M^2] E[Z_j^2] - (E[M] u_j)^2 for the length M and direction Z.
 
         The two are independent. Z_j = (alpha u_j + g_j) / m, and g_j has variance 1 - u_j^2, so
         E[Z_j^2] = (1 + gamma m u_j^2) / m^2. The random direction of a zero vector has u_j^2 = 1 / d and mean 0.
         """
-        offset = values.double() - ranges.expand()[0]
+        offset = values.double() - self.ranges.expand()[0]
         length = torch.linalg.vector_norm(offset, dim=1, keepdim=True)
-        squares = torch.where(length > 0, (offset / length) ** 2, 1 / ranges.dimension)  # 0 / 0 is not taken
-        sent = length.clamp_max(self.norm)
-        mean = (length > 0) * (sent if self.magnitude_share else torch.full_like(sent, self.norm))
-        second: Tensor = (1 + (self.law.second_moment - 1) * squares) / self.law.scale**2
+        squares = torch.where(length > 0, (offset / length) ** 2, 1 / self.ranges.dimension)  # 0 / 0 is not taken
+        sent = length.clamp_max(self.mechanism.norm)
+        mean = (length > 0) * (sent if self.mechanism.magnitude_share else torch.full_like(sent, self.mechanism.norm))
+        second: Tensor = (1 + (self.mechanism.law.second_moment - 1) * squares) / self.mechanism.law.scale**2
         variance: Tensor = second * self._second_moment(sent) - mean**2 * squares
         return variance.to(values.dtype)
 
-    def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:
+    def mean_variance(self, mean: Tensor, clients: int) -> Tensor:
         """The closed form over n, with gamma = m: (V / m^2 + (V - N^2) u_j^2) / n, V = E[M^2] for clients of length N.
 
         Where lengths are not sent that is norm^2 / (m^2 n), exact but for zero vectors. Otherwise u is that of the mean, and
@@ -132,66 +170,43 @@ class PrivUnitG(VectorMechanism):
         N. Consistent where all clients hold the same vector. Too large near 0; too small by (A^2 + 3) / (A^2 - 1) at
         most, A the gain of the length's bit, where updates cancel.
         """
-        scale = self.law.scale
-        if not self.magnitude_share:
-            return torch.full_like(mean, self.norm**2 / (scale**2 * clients), dtype=torch.float32)
-        offset = mean.double() - ranges.expand()[0]
+        scale = self.mechanism.law.scale
+        if not self.mechanism.magnitude_share:
+            return torch.full_like(mean, self.mechanism.norm**2 / (scale**2 * clients), dtype=torch.float32)
+        offset = mean.double() - self.ranges.expand()[0]
         total = float(offset.square().sum())
-        length = self._length_behind(total, (ranges.dimension / scale**2 + 1) / clients, clients)
+        length = self._length_behind(total, (self.ranges.dimension / scale**2 + 1) / clients, clients)
         second = self._second_moment(length)
-        squares = offset**2 / total if total > 0 else torch.full_like(offset, 1 / ranges.dimension)
+        squares = offset**2 / total if total > 0 else torch.full_like(offset, 1 / self.ranges.dimension)
         return ((second / scale**2 + (second - length**2) * squares) / clients).float()
 
-    def noise_std(self, ranges: LayerRanges, clients: int) -> NDArray[np.float64]:
+    def largest_std(self, clients: int) -> NDArray[np.float64]:
         """The most that any vector leads to, the same in every layer.
 
         Lengths not sent: norm sqrt(1 / m^2 + 1 / d) for the zero vector, whose direction is noise too, and norm / m for
         all others. Lengths sent: V (1 + 1 / m^2) - N^2, all of the vector in one weight, at the worst length N.
         """
-        return np.full_like(ranges.radii, sqrt(self._worst_variance(ranges.dimension) / clients))
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        return ("ranges and norm are public", "random bits are uniform and secret")
-
-    def release(self, ranges: LayerRanges) -> PureRelease:
-        bit = thresholds(self._length_epsilon)[0] / (1 << (BITS - 1)) if self.magnitude_share else 1.0
-        return PureRelease(self.name, self.epsilon, 1, "vector", blanket=usable_blanket(self.epsilon, self.law.blanket * bit))
-
-    @property
-    def _length_epsilon(self) -> float:
-        return self.magnitude_share * self.epsilon
-
-    @property
-    def _direction_epsilon(self) -> float:
-        return self.epsilon - self._length_epsilon
-
-    def _noisy_lengths(self, lengths: Tensor, source: RandomSource) -> Tensor:
-        """Return what stands for the (K,) ``lengths``: ``norm`` for all, or each one's bit by ``duchi``."""
-        if not self.magnitude_share:
-            return torch.full_like(lengths, self.norm)
-        half = torch.tensor([self.norm / 2], dtype=torch.float64)  # [0, norm] is a range like any other, of one weight
-        return Duchi(self._length_epsilon).privatize(lengths.float()[:, None], LayerRanges(half, half, (1,)), source)[:, 0].double()
+        return np.full_like(self.ranges.radii, sqrt(self._worst_variance() / clients))
 
     def _second_moment(self, length: Number) -> Number:
         """E[M^2] for a length at most ``norm``: norm^2 (A^2 - 1) / 4 + norm * length where it is sent, else norm^2."""
-        if not self.magnitude_share:
-            return 0 * length + self.norm**2
-        return self.norm * length + self.norm**2 * (Duchi(self._length_epsilon).gain ** 2 - 1) / 4
+        if not self.mechanism.magnitude_share:
+            return 0 * length + self.mechanism.norm**2
+        return self.mechanism.norm * length + self.mechanism.norm**2 * (Duchi(self.mechanism.length_epsilon).gain ** 2 - 1) / 4
 
     def _length_behind(self, total: float, spread: float, clients: int) -> float:
         """Solve (1 - 1/n) N^2 + spread V(N) = total for the length N, as far as it lies in [0, norm]."""
-        square, linear = 1 - 1 / clients, spread * self.norm
+        square, linear = 1 - 1 / clients, spread * self.mechanism.norm
         rest = total - spread * self._second_moment(0.0)
         if rest <= 0:
             return 0.0
-        return min(self.norm, 2 * rest / (linear + sqrt(linear**2 + 4 * square * rest)))
+        return min(self.mechanism.norm, 2 * rest / (linear + sqrt(linear**2 + 4 * square * rest)))
 
-    def _worst_variance(self, dimension: int) -> float:
-        noise = 1 / self.law.scale**2
-        length = self.norm * min(1.0, (1 + noise) / 2)  # where the difference is largest
+    def _worst_variance(self) -> float:
+        noise = 1 / self.mechanism.law.scale**2
+        length = self.mechanism.norm * min(1.0, (1 + noise) / 2)  # where the difference is largest
         sent = self._second_moment(length) * (1 + noise) - length**2
-        return sent if self.magnitude_share else self.norm**2 * (noise + 1 / dimension)
+        return sent if self.mechanism.magnitude_share else self.mechanism.norm**2 * (noise + 1 / self.ranges.dimension)
 
 
 class PrivUnitGSettings(EpsilonSettings):

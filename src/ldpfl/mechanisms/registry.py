@@ -14,6 +14,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from ldpfl.errors import ConfigError, first_line, shown
 from ldpfl.mechanisms.base import Mechanism
+from ldpfl.mechanisms.hooks import record_rate_of
 from ldpfl.mechanisms.settings import Facts, MechanismSettings
 from ldpfl.privacy import GaussianRelease
 from ldpfl.privacy.built_in import BUILT_IN, is_built_in
@@ -74,8 +75,8 @@ def built(settings: MechanismSettings, facts: Facts) -> Mechanism:
     mechanism = _named(settings, facts)
     release = mechanism.release(facts.ranges)
     _check_name(settings.name, release.mechanism)
-    if isinstance(release, GaussianRelease) and release.of_part and release.rate < mechanism.record_rate:
-        said = f"mechanism {settings.name!r} has records take part with probability {mechanism.record_rate:g}"
+    if isinstance(release, GaussianRelease) and release.of_part and release.rate < record_rate_of(mechanism):
+        said = f"mechanism {settings.name!r} has records take part with probability {record_rate_of(mechanism):g}"
         raise ConfigError(f"{said}, and states {release.rate:g}: it has to state what it does")
     return mechanism
 

@@ -24,10 +24,13 @@ from ldpfl.mechanisms.base import Mechanism, PublicState, require_finite
 from ldpfl.mechanisms.coins import FIRST, words_below
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
 from ldpfl.mechanisms.harmony import Harmony
+from ldpfl.mechanisms.hooks import PerRound
+from ldpfl.mechanisms.noise import Noise
+from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.reports.base import client_blocks
 from ldpfl.mechanisms.reports.bits import BitReports, Encoder
 from ldpfl.mechanisms.reports.indexed import IndexedBitReports
-from ldpfl.mechanisms.reports.units import Units
+from ldpfl.mechanisms.reports.units import MixedCoordinates, Units
 from ldpfl.mechanisms.rotation import rotate, rotate_back, rotated_size
 from ldpfl.mechanisms.sampled_groups import GroupCounts, Groups, sample_places
 from ldpfl.mechanisms.settings import EpsilonSettings
@@ -40,8 +43,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def sign_scale(size: int) -> float:
+    """Return what a sign stands for in a coordinate of a rotated direction."""
+    return sqrt(pi / (2 * size))
+
+
 @dataclass(frozen=True)
-class RotatedSign(Mechanism):
+class RotatedSign(Mechanism, PerRound):
     """Send the sign of each coordinate of the update's direction after a public random rotation, by randomised response.
 
     Guarantee: epsilon-LDP (pure) for each of the D / group bits of a report, whatever the update was; D is the number of weights, rounded
@@ -68,7 +76,6 @@ class RotatedSign(Mechanism):
     group: int = 1
     round: int = 1
     name: ClassVar[str] = "rotated-sign"
-    source: ClassVar[str] = "Erlingsson et al. 2020; Suresh et al. 2017"
 
     def __post_init__(self) -> None:
         thresholds(self.epsilon)
@@ -90,11 +97,11 @@ class RotatedSign(Mechanism):
         return Duchi(self.epsilon) if self.group == 1 else Harmony(self.epsilon, self.group)
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> Any:
-        signs, lengths = self._signs(values, ranges)
+        signs, lengths = self.signs(values, ranges)
         source = as_source(generator)
         if self.group == 1:
             return self._randomise(signs, lengths, source)
-        groups = Groups.of(self.unit_ranges(ranges), self.group)
+        groups = Groups.of(self.coordinates(ranges), self.group)
         index = sample_places(source, len(signs), groups.sizes)
         bits = self._randomise(signs.gather(1, torch.from_numpy(index + groups.starts)), lengths, source)
         plus = np.unpackbits(bits.packed, axis=1, count=groups.sizes.size, bitorder="little").view(np.bool_)
@@ -118,7 +125,7 @@ class RotatedSign(Mechanism):
 
         return BitReports.of(encoder, *signs.shape)
 
-    def _signs(self, values: Tensor, ranges: LayerRanges) -> tuple[Tensor, Tensor]:
+    def signs(self, values: Tensor, ranges: LayerRanges) -> tuple[Tensor, Tensor]:
         """Return the signs (K, D) int8 of the rotated rows, -1, 0 or 1, and what part (K,) of a whole one each row's signs are worth."""
         values, center = require_finite(values, ranges), ranges.expand()[0]
         signs = torch.empty(len(values), rotated_size(ranges.dimension), dtype=torch.int8)
@@ -136,75 +143,82 @@ class RotatedSign(Mechanism):
         return signs, (lengths / self.norm).clamp_(0, 1) if self.norm else torch.ones_like(lengths)
 
     @property
-    def _gain(self) -> float:
+    def gain(self) -> float:
         """A: a bit stands for +A or -A; from the integer thresholds, so that it is unbiased."""
         return Duchi(self.epsilon).gain
 
-    def _scale(self, size: int) -> float:
-        """Return what a sign stands for in a coordinate of a rotated direction."""
-        return sqrt(pi / (2 * size))
-
     def decode(self, reports: Any, ranges: LayerRanges) -> Tensor:
-        return self.from_coordinates(self._sent.decode(reports, self.unit_ranges(ranges)), ranges)
+        return self._weights(self._sent.decode(reports, self.coordinates(ranges)), ranges)
 
     def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> Any:
-        return self._sent.read(payloads, self.unit_ranges(ranges))
+        return self._sent.read(payloads, self.coordinates(ranges))
 
     def aggregate(self, reports: Sequence[Any], ranges: LayerRanges) -> Tensor:
-        return self.from_coordinates(self._sent.aggregate(reports, self.unit_ranges(ranges)), ranges)
+        return self._weights(self._sent.aggregate(reports, self.coordinates(ranges)), ranges)
 
-    def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
-        """(g A^2 - 1) pi / (2 D) in each weight of a vector of full length without a sign 0, and never above g A^2 pi / (2 D)."""
-        signs, worth = self._signs(values, ranges)
-        mean_square = signs.square().double().mean(dim=1, keepdim=True) * worth[:, None] ** 2
-        sizes = Groups.of(self.unit_ranges(ranges), self.group).sizes
-        largest = float(sizes @ sizes) / signs.shape[1]  # g, or a little less where the last group is smaller
-        own = (largest * self._gain**2 - mean_square) * self._scale(signs.shape[1]) ** 2
-        return own.expand(-1, ranges.dimension).to(values.dtype)
-
-    def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:
-        """g A^2 pi / (2 D n), the most that it can be: for small epsilon A is large, and nothing else counts."""
-        return torch.full_like(mean, float(self.noise_std(ranges, clients)[0]) ** 2, dtype=torch.float32)
-
-    def noise_std(self, ranges: LayerRanges, clients: int) -> NDArray[np.float64]:
-        """A sqrt(g pi / (2 D n))."""
-        return np.full_like(ranges.radii, self._gain * self._scale(rotated_size(ranges.dimension)) * sqrt(self.group / clients))
-
-    def payload_bits(self, ranges: LayerRanges) -> int:
-        return self._sent.payload_bits(self.unit_ranges(ranges))
-
-    @property
-    def adds_up(self) -> bool:
-        return self._sent.adds_up
+    def noise(self, ranges: LayerRanges) -> Noise:
+        return _SignNoise(self, ranges)
 
     def units(self, ranges: LayerRanges) -> Units:
-        """A bit a coordinate, or a group's place and bit."""
-        return self._sent.units(self.unit_ranges(ranges))
+        """A bit a rotated coordinate, or a group's place and bit."""
+        coordinates = self.coordinates(ranges)
+        units = self._sent.units(coordinates)
+        mixed = MixedCoordinates(coordinates, lambda mean: self._weights(mean, ranges))
+        return replace(units, reader=units.reader or (lambda part: self._sent), mixed=mixed)
 
-    def unit_ranges(self, ranges: LayerRanges) -> LayerRanges:
-        """Those of a rotated direction, in which a sign is worth a radius."""
+    def coordinates(self, ranges: LayerRanges) -> LayerRanges:
+        """Return the ranges of a rotated direction, in which a sign is worth a radius."""
         size = rotated_size(ranges.dimension)
-        return LayerRanges(0.0, self._scale(size), (size,))
+        return LayerRanges(0.0, sign_scale(size), (size,))
 
-    def from_coordinates(self, mean: Tensor, ranges: LayerRanges) -> Tensor:
+    def _weights(self, mean: Tensor, ranges: LayerRanges) -> Tensor:
+        """Return the weights that ``mean`` stands for, of rotated coordinates."""
         return (ranges.expand()[0] + rotate_back(mean.double(), ranges.dimension, self.round)).float()
 
-    def in_part(self, part: LayerRanges) -> Mechanism:
-        return self._sent.in_part(part)
-
     def release(self, ranges: LayerRanges) -> BinaryRelease:
-        bits = GroupCounts.of(self.unit_ranges(ranges), self.group).groups
+        bits = GroupCounts.of(self.coordinates(ranges), self.group).groups
         realised = Duchi(self.epsilon).epsilon_realised
         return BinaryRelease(self.name, self.epsilon, bits, unit="coordinate", realised=realised, sampled=self.group)
 
     @property
-    def assumptions(self) -> tuple[str, ...]:
-        return ("the rotation is public", "random bits are uniform and secret")
+    def properties(self) -> Properties:
+        return Properties(
+            adds_up=self._sent.properties.adds_up,
+            source="Erlingsson et al. 2020; Suresh et al. 2017",
+            assumptions=("the rotation is public", "random bits are uniform and secret"),
+        )
 
 
 def _signed(signs: NDArray[np.int8], limits: NDArray[np.int64], row: NDArray[np.int64], place: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the thresholds at some rows and places: each client's limit by the sign of a coordinate."""
     return np.asarray(signs[row, place] * limits[row, 0])
+
+
+@dataclass(frozen=True, eq=False)
+class _SignNoise(Noise):
+    """The error of what signs stand for, once they are rotated back: the same in each weight."""
+
+    mechanism: RotatedSign
+    ranges: LayerRanges
+
+    def variance(self, values: Tensor) -> Tensor:
+        """(g A^2 - 1) pi / (2 D) in each weight of a vector of full length without a sign 0, and never above g A^2 pi / (2 D)."""
+        of = self.mechanism
+        signs, worth = of.signs(values, self.ranges)
+        mean_square = signs.square().double().mean(dim=1, keepdim=True) * worth[:, None] ** 2
+        sizes = Groups.of(of.coordinates(self.ranges), of.group).sizes
+        largest = float(sizes @ sizes) / signs.shape[1]  # g, or a little less where the last group is smaller
+        own = (largest * of.gain**2 - mean_square) * sign_scale(signs.shape[1]) ** 2
+        return own.expand(-1, self.ranges.dimension).to(values.dtype)
+
+    def mean_variance(self, mean: Tensor, clients: int) -> Tensor:
+        """g A^2 pi / (2 D n), the most that it can be: for small epsilon A is large, and nothing else counts."""
+        return torch.full_like(mean, float(self.largest_std(clients)[0]) ** 2, dtype=torch.float32)
+
+    def largest_std(self, clients: int) -> NDArray[np.float64]:
+        """A sqrt(g pi / (2 D n))."""
+        scale = self.mechanism.gain * sign_scale(rotated_size(self.ranges.dimension))
+        return np.full_like(self.ranges.radii, scale * sqrt(self.mechanism.group / clients))
 
 
 class RotatedSignSettings(EpsilonSettings):

@@ -66,8 +66,8 @@ class GroupCounts:
     A client judges a round by this, before it has agreed to anything: a few bytes of a server can claim a very large model.
 
     Attributes:
-        sizes: (2 L,) weights of a group; the same size may be there several times.
-        counts: (2 L,) how many groups have it, maybe none.
+        sizes: (2 L,) weights of a group, in the order of the groups; the same size may be there several times.
+        counts: (2 L,) how many groups in a row have it, maybe none.
     """
 
     sizes: NDArray[np.int64]
@@ -76,7 +76,7 @@ class GroupCounts:
     @classmethod
     def of(cls, ranges: LayerRanges, group: int | None) -> GroupCounts:
         largest, counts, last = _cut(ranges, group)
-        return cls(np.concatenate([largest, last]), np.concatenate([counts - 1, np.ones_like(counts)]))
+        return cls(np.stack([largest, last], axis=1).ravel(), np.stack([counts - 1, np.ones_like(counts)], axis=1).ravel())
 
     @property
     def groups(self) -> int:

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import floor, nextafter, sqrt
+from math import floor, nextafter
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, require_finite, require_finite_sample, require_shape, total_clients
+from ldpfl.mechanisms.noise import QuadraticNoise, scaled
+from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, blocks, client_blocks
 from ldpfl.mechanisms.reports.dense import DenseReports
-from ldpfl.mechanisms.reports.sampled import SampledReports, choose_coordinates, index_bits
+from ldpfl.mechanisms.reports.sampled import SampledReports, choose_coordinates
 from ldpfl.mechanisms.reports.units import SampledUnits, Units
 from ldpfl.mechanisms.scalar_noise import (
     HybridLaw,
@@ -88,7 +89,11 @@ class ScalarMechanism(Mechanism):
         return self.law(_share(self.epsilon, self.sampled(ranges)))
 
     @property
-    def caveats(self) -> tuple[str, ...]:
+    def properties(self) -> Properties:
+        return Properties(adds_up=self.coordinates is None, caveats=self._caveats)
+
+    @property
+    def _caveats(self) -> tuple[str, ...]:
         taken = floor(self.epsilon / EPSILON_A_COORDINATE) if self.coordinates == "auto" else self.coordinates
         each = _share(self.epsilon, max(1, taken) if taken is not None else None)
         if each <= self.law.limit:
@@ -133,50 +138,23 @@ class ScalarMechanism(Mechanism):
         center, radius = ranges.expand()
         return (center + radius * torch.from_numpy(total) * (self._weight(ranges) / clients)).float()
 
-    def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
-        """r^2 V(t), and with k-of-d r^2 [(d / k) V(t; epsilon / k) + (d / k - 1) t^2] (Wang et al. 2019, section 4)."""
-        center, radius = ranges.expand()
-        offset, slope = self._quadratic(ranges)
-        t = _scaled(values, center, radius)
-        return ((offset + slope * t**2) * radius**2).to(values.dtype)
+    def noise(self, ranges: LayerRanges) -> QuadraticNoise:
+        """r^2 V(t), and with k-of-d r^2 [(d / k) V(t; epsilon / k) + (d / k - 1) t^2] (Wang et al. 2019, section 4).
 
-    def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:
-        """r^2 (a + b m^2) / (n + b), with V = a + b t^2 and m = (mean - c) / r.
-
-        From E[m^2] = t^2 + (a + b t^2) / n, which makes it unbiased where all clients hold the same t; where their t have
-        the variance s^2 it is off by -b s^2 / (n + b). b is 0 for Laplace and for hybrid above eps*, with all weights
-        reported; positive for piecewise, and about d / k for k-of-d. It is -1 for one bit a weight: there it could turn
-        negative once only some are reported, and the upper bound a / n stands, too large by t^2 / n at most.
+        In r^2 (a + b t^2), b is 0 for Laplace and for hybrid above eps*, with all weights reported; positive for piecewise, and about
+        d / k for k-of-d. It is -1 for one bit a weight.
         """
-        center, radius = ranges.expand()
         offset, slope = self._quadratic(ranges)
-        if slope < 0 and (clients == 1 or self.sampled(ranges) is not None):
-            return (radius**2 * (offset / clients)).float()
-        m = (mean.double() - center) / radius
-        estimate = (offset + slope * m**2) * radius**2 / (clients + slope)
-        return estimate.clamp_min(0).float()  # below 0 only by the rounding of the mean
-
-    def noise_std(self, ranges: LayerRanges, clients: int) -> NDArray[np.float64]:
-        offset, slope = self._quadratic(ranges)
-        return ranges.radii * sqrt((offset + max(0.0, slope)) / clients)
-
-    @property
-    def adds_up(self) -> bool:
-        return self.coordinates is None
-
-    def payload_bits(self, ranges: LayerRanges) -> int:
-        taken = self.sampled(ranges)
-        return 32 * ranges.dimension if taken is None else taken * (32 + index_bits(ranges.dimension))
+        return QuadraticNoise(ranges, offset, slope, clipped=self.sampled(ranges) is not None)
 
     def units(self, ranges: LayerRanges) -> Units | SampledUnits:
         """A value a weight, or the sampled weights, each with its index: they were randomised at epsilon / k each."""
         taken = self.sampled(ranges)
-        return Units.equal(ranges.dimension, 32) if taken is None else SampledUnits(taken, ranges.dimension)
-
-    def in_part(self, part: LayerRanges) -> ScalarMechanism:
-        """A sampled weight alone is the report of a client that samples one weight, at epsilon / k."""
-        taken = self.sampled(part)
-        return self if taken is None else replace(self, epsilon=_share(self.epsilon, taken), coordinates=1)
+        if taken is None:
+            return Units.equal(ranges.dimension, 32)
+        # A sampled weight alone is the report of a client that samples one weight, at epsilon / k.
+        alone = replace(self, epsilon=_share(self.epsilon, taken), coordinates=1)
+        return SampledUnits(taken, ranges.dimension, reader=lambda part: alone)
 
     def release(self, ranges: LayerRanges) -> PureRelease:
         taken, each = self.sampled(ranges), self.law_for(ranges).blanket
@@ -279,7 +257,7 @@ def _encode_all(values: Tensor, ranges: LayerRanges, source: RandomSource, law: 
     reported = torch.empty(values.shape, dtype=torch.float32)
     for rows, own in blocks(len(values), ranges.dimension, values=COORDINATE_BLOCK):  # float64, several times, takes more of a cache
         some, (center, radius) = slice(rows.start, rows.stop), ranges.slice(own.start, own.stop)
-        reported[some, own] = law.sample(_scaled(values[some, own], center, radius), source, rows).float()
+        reported[some, own] = law.sample(scaled(values[some, own], center, radius), source, rows).float()
     return DenseReports(reported)
 
 
@@ -291,14 +269,9 @@ def _encode_sampled(values: Tensor, ranges: LayerRanges, source: RandomSource, l
         some = slice(rows.start, rows.stop)
         index[some] = choose_coordinates(uniform(source, rows, taken), ranges.dimension)
         hit = torch.from_numpy(index[some])
-        t = _scaled(require_finite_sample(values[some].gather(1, hit)), center[hit], radius[hit])
+        t = scaled(require_finite_sample(values[some].gather(1, hit)), center[hit], radius[hit])
         reported[some] = law.sample(t, source, rows).numpy()
     return SampledReports(index, reported, ranges.dimension)
-
-
-def _scaled(values: Tensor, center: Tensor, radius: Tensor) -> Tensor:
-    """Return t = (w - c) / r for w clamped to the range: never outside [-1, 1]."""
-    return values.double().sub(center).div_(radius).clamp_(-1, 1)
 
 
 def _share(epsilon: float, taken: int | None) -> float:

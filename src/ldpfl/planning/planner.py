@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 
 from ldpfl import mechanisms
 from ldpfl.errors import ConfigError, shown
-from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms import Mechanism, payload_bits
 from ldpfl.planning.search import fewest, smallest, smallest_by
 from ldpfl.privacy.accountants.binomial import fewest_ones, sigmoid
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
@@ -223,14 +223,14 @@ def plan(setting: Setting) -> Plan:
     if group.sampling == "visible":
         said = "of a client that takes part in every round: how often one does at most is chance, and a run's ledger charges that"
         statement = replace(statement, notes=(*statement.notes, said))
-    statement = replace(statement, warnings=(*mechanism.caveats, *statement.warnings))
+    statement = replace(statement, warnings=(*mechanism.properties.caveats, *statement.warnings))
     if cohort < setting.cohort:
         said = (
             f"how many take part is chance: this holds of rounds of at least {cohort:,} clients, as all are but with probability {_RARE:g}"
         )
         statement = replace(statement, notes=(*statement.notes, said))
-    noise = float(mechanism.noise_std(ranges, setting.cohort).max())
-    return Plan(setting, statement, noise, (mechanism.payload_bits(ranges) + 7) // 8)
+    noise = float(mechanism.noise(ranges).largest_std(setting.cohort).max())
+    return Plan(setting, statement, noise, (payload_bits(mechanism, ranges) + 7) // 8)
 
 
 def _cohort_of(setting: Setting, release: Release) -> int:

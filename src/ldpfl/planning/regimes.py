@@ -8,7 +8,7 @@ from math import ceil, inf, log10, sqrt
 from typing import Any, Literal, get_args
 
 from ldpfl.errors import ConfigError
-from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms import Mechanism, payload_bits
 from ldpfl.mechanisms.dp_fedavg import DpFedAvg
 from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.lattice import Lattice, LatticeMechanism
@@ -251,7 +251,7 @@ class _Asked:
         """Return the plan for a mechanism of this strength."""
         mechanism = self.mechanism(strength)
         reporting = self.clients // self.rounds if self.once else self.clients
-        noise = float(mechanism.noise_std(self.ranges, reporting)[0]) * sqrt(self.weights)
+        noise = float(mechanism.noise(self.ranges).largest_std(reporting)[0]) * sqrt(self.weights)
         units = self.clients * self.records if self.of_records else self.clients
         by_noise = isinstance(mechanism, LatticeMechanism)
         return RegimePlan(
@@ -269,7 +269,7 @@ class _Asked:
             wanted=self.wanted(noise),
             group=self.group,
             relay_records=ceil(mechanism.release(self.ranges).units / self.linked),
-            bytes_per_client=(mechanism.payload_bits(self.ranges) + 7) // 8,
+            bytes_per_client=(payload_bits(mechanism, self.ranges) + 7) // 8,
             reports=1 if self.once else self.rounds,
             linked=self.linked,
             colluding=self.colluding,

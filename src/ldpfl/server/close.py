@@ -91,7 +91,7 @@ def close_round(
     """
     ranges = before.state.ranges
     state = advance(before.state, pool, mechanism, perturbed=rules.perturbed, rule=rules.rule, optimiser=rules.optimiser)
-    largest = mechanism.noise_std(ranges, pool.clients).tolist()
+    largest = mechanism.noise(ranges).largest_std(pool.clients).tolist()
     if observed.noise_std is None:
         observed = replace(observed, noise_std=largest)
     return close_with(rules, before, state, pool.clients, event=event, uplink_bytes=uplink_bytes, observed=observed, began=began)

@@ -59,9 +59,10 @@ class FixedRecords:
 
     def __init__(self, units: Units, per_record: int) -> None:
         self._units, self._per_record = units, per_record
-        first = np.arange(0, units.bits.size, per_record)
-        self._bits = np.add.reduceat(units.bits, first)
-        self.weights = np.add.reduceat(units.weights, first)
+        self._unit_bits, self._unit_weights = units.one_by_one()
+        first = np.arange(0, units.count, per_record)
+        self._bits = np.add.reduceat(self._unit_bits, first)
+        self.weights = np.add.reduceat(self._unit_weights, first)
         self._size = packed_size(int(self._bits.sum()))
         # Records that begin at bytes are cut by bytes: that spares an eightfold copy of long payloads.
         self._by_bytes = not ((np.cumsum(self._bits) - self._bits) % 8).any()
@@ -90,14 +91,14 @@ class FixedRecords:
     def layouts(self, mechanism: Mechanism, ranges: LayerRanges) -> list[Layout]:
         """Return the ways in which records are laid out; all but the last record of a payload nearly always share one."""
         alike: dict[tuple[bytes, bytes], list[int]] = {}
-        for column, first in enumerate(range(0, self._units.bits.size, self._per_record)):
+        for column, first in enumerate(range(0, self._units.count, self._per_record)):
             own = slice(first, first + self._per_record)
-            alike.setdefault((self._units.bits[own].tobytes(), self._units.weights[own].tobytes()), []).append(column)
+            alike.setdefault((self._unit_bits[own].tobytes(), self._unit_weights[own].tobytes()), []).append(column)
         found = []
         for columns in alike.values():
-            part = mechanism.unit_ranges(ranges).part(self.about(np.array(columns[:1])))
+            part = self._units.about(ranges).part(self.about(np.array(columns[:1])))
             size = packed_size(int(self._bits[columns[0]]))
-            found.append(Layout(np.array(columns), size, int(self.weights[columns[0]]), mechanism.in_part(part), part))
+            found.append(Layout(np.array(columns), size, int(self.weights[columns[0]]), self._units.read_by(mechanism, part), part))
         return found
 
     def join(
@@ -135,8 +136,8 @@ class FixedRecords:
             if columns.size == self.records:
                 return ReportPool(mechanism.read(payloads, ranges))
             about = self.about(columns)
-            own = mechanism.unit_ranges(ranges).part(about)
-            parts.append(Part(mechanism.in_part(own).read(payloads, own), about, len(places)))
+            own = self._units.about(ranges).part(about)
+            parts.append(Part(self._units.read_by(mechanism, own).read(payloads, own), about, len(places)))
         return PartialPool(tuple(parts), torch.stack([part.weights for part in parts]).any(dim=0)) if parts else None
 
     def _impossible(self, mechanism: Mechanism, ranges: LayerRanges, kept: Kept) -> NDArray[np.bool_]:

@@ -28,7 +28,7 @@ class Part:
     """Reports about some of the weights, in whole units; a row is no client.
 
     Attributes:
-        reports: as :meth:`Mechanism.in_part` reads them.
+        reports: as :meth:`Units.read_by` says.
         weights: (d,) bool, what they are about.
         clients: how many clients they are worth.
     """
@@ -69,7 +69,8 @@ class PartialPool:
         Raises:
             PrivacyError: no weight was reported, or reports of another mechanism or model.
         """
-        coordinates = mechanism.unit_ranges(ranges)
+        units = mechanism.units(ranges)
+        coordinates = units.about(ranges)
         if self.reported.shape != (coordinates.dimension,):
             raise PrivacyError(f"the reports cover {self.reported.numel()} weights, the ranges cover {coordinates.dimension}")
         if not bool(self.reported.any()):
@@ -77,10 +78,10 @@ class PartialPool:
         mean, variance = torch.zeros(coordinates.dimension), torch.zeros(coordinates.dimension)
         for part in self.parts:
             own = coordinates.part(part.weights)
-            alone = mechanism.in_part(own)
+            alone = units.read_by(mechanism, own)
             mean[part.weights] = values = alone.aggregate([part.reports], own)
-            variance[part.weights] = alone.mean_variance(values, own, part.reports.clients)
-        if coordinates is not ranges:  # every weight is in all of them
-            weights = mechanism.from_coordinates(mean * self.reported, ranges)
-            return Aggregate(weights, mechanism.mean_variance(weights, ranges, self.clients))
+            variance[part.weights] = alone.noise(own).mean_variance(values, part.reports.clients)
+        if units.mixed is not None:  # every weight is in all of them
+            weights = units.mixed.to_weights(mean * self.reported)
+            return Aggregate(weights, mechanism.noise(ranges).mean_variance(weights, self.clients))
         return Aggregate(mean * self.reported, variance * self.reported, self.reported)

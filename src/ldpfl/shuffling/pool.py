@@ -55,7 +55,7 @@ class ReportPool:
             PrivacyError: no report, or reports of another mechanism or model.
         """
         mean = mechanism.aggregate([self.reports], ranges)
-        return Aggregate(mean, mechanism.mean_variance(mean, ranges, self.clients))
+        return Aggregate(mean, mechanism.noise(ranges).mean_variance(mean, self.clients))
 
 
 def mix(reports: Sequence[Reports], generator: np.random.Generator) -> ReportPool:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ldpfl.errors import ConfigError, PrivacyError, ProtocolError
 from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms.hooks import terms_of
 from ldpfl.mechanisms.reports.units import Units
 from ldpfl.randomness import RandomSource, SecureSource
 from ldpfl.ranges import LayerRanges
@@ -140,7 +141,7 @@ class RecordPlan:
         terms = {
             "format": 1,
             "mechanism": self.mechanism.name,
-            "terms": _plain(self.mechanism.terms),
+            "terms": _plain(terms_of(self.mechanism)),
             "sizes": self.ranges.sizes,
             "center": [value.hex() for value in self.ranges.center.tolist()],
             "radius": [value.hex() for value in self.ranges.radius.tolist()],
@@ -185,7 +186,7 @@ class RecordPlan:
 
     def joining(self) -> Joining:
         """Return what joins records that come batch by batch."""
-        if isinstance(self._cut, FixedRecords) and self.mechanism.adds_up:
+        if isinstance(self._cut, FixedRecords) and self.mechanism.properties.adds_up:
             return Joining(self, SummedRecords(self._cut, self.mechanism, self.ranges))
         return Joining(self, None)
 

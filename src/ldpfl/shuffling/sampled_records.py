@@ -77,7 +77,7 @@ class SampledRecords:
         """
         refused: Counter[str] = Counter()
         refused[UNKNOWN_ID] = int((~np.isin(ids, self._sizes)).sum())
-        single = mechanism.in_part(ranges)
+        single = self._units.read_by(mechanism, ranges)
         found = [self._pairs(size, bodies[ids == size], single, ranges, refused) for size in sorted(set(self._sizes))]
         index, values = (np.concatenate(column) for column in zip(*found, strict=True))
         if not index.size:

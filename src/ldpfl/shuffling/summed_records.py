@@ -22,7 +22,7 @@ _WIDE = 4096
 
 
 class SummedRecords:
-    """The sum of all records of each id, for a mechanism that :attr:`~Mechanism.adds_up`.
+    """The sum of all records of each id, for a mechanism that :attr:`~Properties.adds_up`.
 
     Floats are added in float64, in the order in which records come; how they are cut into batches changes nothing. Bits are counted.
     What is refused, and the means, are those of :meth:`FixedRecords.join`.

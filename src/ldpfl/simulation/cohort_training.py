@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ldpfl.data.division import Division
 from ldpfl.errors import PrivacyError
+from ldpfl.mechanisms.hooks import record_rate_of
 from ldpfl.randomness import Purpose, SeededStreams, known
 from ldpfl.server import ServerState, client_values
 from ldpfl.simulation.chunking import MOST_CLIENTS, choose_chunk_size, most_sums, split_evenly
@@ -119,7 +120,7 @@ def schedule_of(federation: Federation, state: ServerState, clients: NDArray[np.
 
 
 def _gradient_batch(federation: Federation, number: int, clients: NDArray[np.int64], samples: Division) -> BatchSchedule:
-    whole, rate = full_batch(samples, federation.batch_width), federation.mechanism.record_rate
+    whole, rate = full_batch(samples, federation.batch_width), record_rate_of(federation.mechanism)
     if rate == 1:
         return whole
     return poisson_batch(whole, rate, SeededStreams.of(clients, known(federation.coin_seed), Purpose.RECORDS, number))

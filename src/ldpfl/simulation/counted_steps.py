@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from ldpfl.errors import LdpflError
 from ldpfl.mechanisms import Mechanism
-from ldpfl.mechanisms.base import comparison_of
 from ldpfl.mechanisms.coins import decided
-from ldpfl.mechanisms.comparing import Comparison
+from ldpfl.mechanisms.comparing import Comparison, comparison_of
 from ldpfl.mechanisms.reports.bits import BitCounts
 from ldpfl.randomness import RandomSource, draw_block
 from ldpfl.server import ServerState

@@ -18,6 +18,7 @@ from ldpfl.data.persons import Persons
 from ldpfl.data.samples import Samples
 from ldpfl.mechanisms import Mechanism, Perturbed, Reports
 from ldpfl.mechanisms.gaussian.mechanism import Gaussian
+from ldpfl.mechanisms.hooks import record_clip_of
 from ldpfl.mechanisms.reports.summed import SummedReports
 from ldpfl.privacy.events import Channel
 from ldpfl.randomness import Purpose, SeededStreams, bound_stream, known, stream
@@ -121,9 +122,9 @@ class Federation:
             return self.public_streams(state, clients)
         keys = [(number, int(client)) for client in clients]
         # How large a schedule's noise is follows from the number of rounds, and from how many records others have.
-        variance = mechanism.variance(values, state.ranges) if isinstance(mechanism, Gaussian) else None
+        variance = mechanism.noise(state.ranges).variance(values) if isinstance(mechanism, Gaussian) else None
         context = state.weights.numpy().tobytes()
-        if mechanism.record_clip is None:  # whose noise is of the size of its ranges; that of records is of lattice points
+        if record_clip_of(mechanism) is None:  # whose noise is of the size of its ranges; that of records is of lattice points
             ranges = state.ranges
             context += ranges.center.numpy().tobytes() + ranges.radius.numpy().tobytes() + repr(ranges.sizes).encode()
         return SeededStreams.bound(known(self.secret_seed), Purpose.MECHANISM, keys, values, context, variance)

@@ -192,7 +192,7 @@ def noisy_sum(pool: ReportPool | PartialPool, mechanism: DpSgd, size: int) -> No
     """Return the sum of vectors of this ``size`` that the reports in ``pool`` tell, which the ``mechanism`` has made."""
     ranges, unit = ranges_of(size), mechanism.records * mechanism.sample_rate * pool.clients * mechanism.steps
     points = pool.aggregate(mechanism, ranges).mean.double().numpy() * unit
-    return NoisySum(points, float(mechanism.noise_std(ranges, pool.clients)[0]) * unit)
+    return NoisySum(points, float(mechanism.noise(ranges).largest_std(pool.clients)[0]) * unit)
 
 
 def ranges_of(size: int) -> LayerRanges:

@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ldpfl.mechanisms import Gaussian
+from ldpfl.mechanisms import Gaussian, payload_bits
 from ldpfl.mechanisms.dp_sgd import of_records
+from ldpfl.mechanisms.hooks import in_round
 from ldpfl.privacy import Release, RoundEvent
 from ldpfl.privacy.authors import released
 from ldpfl.randomness import Purpose, known
@@ -69,7 +70,7 @@ def _untrained_round(federation: Federation, before: Checkpoint, cohort: NDArray
     after = close_idle_round(federation.rules, before)
     if cohort.size == 0 and federation.self_sampling is None:
         return after
-    mechanism = federation.mechanism.in_round(before.state.public())
+    mechanism = in_round(federation.mechanism, before.state.public())
     release = released(mechanism, before.state.ranges, federation.mechanism)
     return replace(after, ledger=before.ledger.charge(_event(federation, before.state.round + 1, release, cohort.size, cohort, joined)))
 
@@ -103,7 +104,7 @@ def _round(
     """Return what follows ``before`` when ``cohort`` takes part in one of ``rounds``."""
     began = time.perf_counter()
     number, ranges = before.state.round + 1, before.state.ranges
-    mechanism = federation.mechanism.in_round(before.state.public())
+    mechanism = in_round(federation.mechanism, before.state.public())
     memory = before.memory
     if isinstance(mechanism, Gaussian) and not memory:
         memory = mechanism.schedule.initial_memory(len(federation.samples), ranges.dimension)
@@ -156,7 +157,7 @@ def _solved_round(
         state,
         len(cohort),
         event=_event(federation, number, released(mechanism, before.state.ranges), len(cohort), cohort, joined),
-        uplink_bytes=mechanism.payload_bits(head.ranges) // 8,
+        uplink_bytes=payload_bits(mechanism, head.ranges) // 8,
         observed=Observed(noise_std=[total.noise / records] * len(task.layout.names)),
         began=began,
     )

@@ -17,7 +17,7 @@ from torch import Tensor
 from grids import each
 from ldpfl import ConfigError, LayerRanges, PrivacyError, SecureSource, SeededStreams, mechanisms
 from ldpfl.errors import ProtocolError
-from ldpfl.mechanisms import Gaussian, VectorReports
+from ldpfl.mechanisms import Gaussian, VectorReports, guarantee_of, payload_bits
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.mechanisms.gaussian import (
     AdapLDP,
@@ -83,8 +83,8 @@ def test_noise_has_mean_zero_and_the_stated_deviation_in_each_layer(schedule: No
     mechanism, values = Gaussian(schedule).in_round(public), updates(clients, 1e-3)
     reports = mechanism.encode(values, RANGES, streams(clients))
     noise = reports.values.double() - values.double()
-    variance = mechanism.variance(values, RANGES).double()
-    stated = torch.from_numpy(mechanism.noise_std(RANGES, 1))
+    variance = mechanism.noise(RANGES).variance(values).double()
+    stated = torch.from_numpy(mechanism.noise(RANGES).largest_std(1))
     if isinstance(schedule, LadpSound):
         assert len({round(float(deviation), 9) for deviation in stated}) > 1
     for layer, part in enumerate(noise.split_with_sizes(list(SIZES), dim=1)):
@@ -99,7 +99,7 @@ def test_noise_has_mean_zero_and_the_stated_deviation_in_each_layer(schedule: No
 def test_noise_is_normal() -> None:
     """A Kolmogorov-Smirnov test at 1e-4, fixed seed."""
     noise = FULL.encode(torch.zeros(100, DIMENSION), RANGES, streams(100)).values.double()
-    sigma = float(FULL.noise_std(RANGES, 1)[0])
+    sigma = float(FULL.noise(RANGES).largest_std(1)[0])
     assert stats.kstest((noise / sigma).flatten().numpy(), "norm").pvalue > 1e-4
 
 
@@ -108,7 +108,7 @@ def test_vectors_inside_the_norm_are_not_changed_by_a_bit() -> None:
     values = updates(3, 0.499)
     noise = FULL.encode(torch.zeros_like(values), RANGES, streams(3)).values
     sent = FULL.encode(values, RANGES, streams(3)).values
-    sigma = float(FULL.noise_std(RANGES, 1)[0])
+    sigma = float(FULL.noise(RANGES).largest_std(1)[0])
     # One step of the lattice, and the rounding of both to float32.
     assert float((sent.double() - noise.double() - values.double()).abs().max()) < sigma * (2.0**-20 + 8 * 2.0**-23)
     public = PublicState(1, torch.zeros(DIMENSION), None, SIZES)
@@ -118,7 +118,7 @@ def test_vectors_inside_the_norm_are_not_changed_by_a_bit() -> None:
 @pytest.mark.parametrize("length", [0.51, 5.0, 1e20, 1e37])
 def test_what_is_noised_is_never_longer_than_the_norm(length: float) -> None:
     """In lattice points, also where the factor that shortens an update is a float32 without digits left."""
-    values, sigma = updates(3, length), float(FULL.noise_std(RANGES, 1)[0])
+    values, sigma = updates(3, length), float(FULL.noise(RANGES).largest_std(1)[0])
     sent, noise = (FULL.encode(rows, RANGES, streams(3)).values.double() for rows in (values, torch.zeros_like(values)))
     # float32 rounds both sums: by 2^-24 of some standard deviations, each.
     assert float((sent - noise).norm(dim=1).max()) <= 0.5 + DIMENSION**0.5 * 8 * sigma * 2.0**-23
@@ -135,7 +135,7 @@ def test_an_update_that_was_not_shortened_is_not_sent() -> None:
     mechanism, values = Gaussian(Unclipped(FULL.schedule.epsilon, FULL.schedule.delta, CLIPPED)), torch.zeros(3, DIMENSION)
     values[0, 1], values[1, -2] = 0.5, -0.5  # just as long as is allowed
     mechanism.encode(values, RANGES, streams(3))
-    step = float(FULL.noise_std(RANGES, 1)[0]) * 2.0**-20
+    step = float(FULL.noise(RANGES).largest_std(1)[0]) * 2.0**-20
     for excess in (2 * step, 0.5, 1e30):
         values[2, 0] = 0.5 + excess
         with pytest.raises(PrivacyError, match="longer than its sensitivity allows"):
@@ -212,19 +212,19 @@ def test_clients_draw_different_noise() -> None:
 def test_the_secure_source_works() -> None:
     """The deviation of 3,500 values to 10 %: eight standard deviations."""
     reports = FULL.encode(torch.zeros(10, DIMENSION), RANGES, SecureSource())
-    sigma = float(FULL.noise_std(RANGES, 1)[0])
+    sigma = float(FULL.noise(RANGES).largest_std(1)[0])
     assert float(reports.values.std()) == pytest.approx(sigma, rel=0.1)
     assert not torch.equal(reports.values, FULL.encode(torch.zeros(10, DIMENSION), RANGES, SecureSource()).values)
 
 
 def test_the_variance_of_the_mean_is_that_of_one_over_the_clients() -> None:
-    sigma = float(FULL.noise_std(RANGES, 1)[0])
-    assert FULL.noise_std(RANGES, 9).tolist() == pytest.approx([sigma / 3] * len(SIZES))
-    assert float(FULL.mean_variance(torch.zeros(DIMENSION), RANGES, 9).max()) == pytest.approx(sigma**2 / 9, rel=1e-6)
+    sigma = float(FULL.noise(RANGES).largest_std(1)[0])
+    assert FULL.noise(RANGES).largest_std(9).tolist() == pytest.approx([sigma / 3] * len(SIZES))
+    assert float(FULL.noise(RANGES).mean_variance(torch.zeros(DIMENSION), 9).max()) == pytest.approx(sigma**2 / 9, rel=1e-6)
     for schedule in UNSOUND:
         if schedule.data_dependent:  # the server cannot know it, and must not be told
-            assert Gaussian(schedule).noise_std(RANGES, 9).tolist() == [math.inf] * len(SIZES)
-            assert bool(torch.isinf(Gaussian(schedule).mean_variance(torch.zeros(DIMENSION), RANGES, 9)).all())
+            assert Gaussian(schedule).noise(RANGES).largest_std(9).tolist() == [math.inf] * len(SIZES)
+            assert bool(torch.isinf(Gaussian(schedule).noise(RANGES).mean_variance(torch.zeros(DIMENSION), 9)).all())
 
 
 # --- the wire and the shuffler ------------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def test_reports_survive_the_wire(dimension: int, clients: int, seed: int) -> No
     received = FULL.read(payloads, ranges)
     assert type(received) is VectorReports
     assert torch.equal(received.values, sent.values)
-    assert {8 * len(payload) for payload in payloads} == {8 * sent.bytes_per_client} == {FULL.payload_bits(ranges)}
+    assert {8 * len(payload) for payload in payloads} == {8 * sent.bytes_per_client} == {payload_bits(FULL, ranges)}
     assert b"".join(payloads) == sent.values.numpy().tobytes()  # and nothing of the noise's size
 
 
@@ -350,18 +350,18 @@ def test_a_sound_schedule_states_its_mu_as_an_epsilon(schedule: NoiseSchedule) -
         release = mechanism.release(RANGES)
         assert release == GaussianRelease(schedule.name, release.parameter, alike=True)
         assert mu < release.parameter < mu * (1 + 1e-13)  # rounded up
-        guarantee = mechanism.guarantee(RANGES)
+        guarantee = guarantee_of(mechanism, RANGES)
         assert guarantee.epsilon == gaussian_epsilon(release.parameter, schedule.delta)
         assert (guarantee.delta, guarantee.unit, guarantee.units_per_round) == (1e-5, "vector", 1)
         assert (guarantee.trust_model, guarantee.status) == ("local", "proved")
 
 
 def test_full_dp_spends_its_budget_exactly() -> None:
-    assert FULL.guarantee(RANGES).epsilon == pytest.approx(2.0, rel=1e-9)
+    assert guarantee_of(FULL, RANGES).epsilon == pytest.approx(2.0, rel=1e-9)
     release = FULL.release(RANGES)
     assert isinstance(release, GaussianRelease)
     assert release.mu == pytest.approx(gaussian_mu(2.0, 1e-5), rel=1e-12)
-    assert release.mu == pytest.approx(2 * 0.5 / float(FULL.noise_std(RANGES, 1)[0]), rel=1e-12)
+    assert release.mu == pytest.approx(2 * 0.5 / float(FULL.noise(RANGES).largest_std(1)[0]), rel=1e-12)
 
 
 @pytest.mark.parametrize("schedule", UNSOUND, ids=by_name)
@@ -370,8 +370,8 @@ def test_an_unsound_schedule_promises_nothing_and_says_why(schedule: NoiseSchedu
     release = mechanism.release(RANGES)
     claim = (None, None) if isinstance(schedule, TimeVarying) else (schedule.epsilon, 1e-5)  # shared over the run: not the paper's
     assert release == UnprotectedRelease(schedule.name, schedule.reason(), 1, "vector", *claim)
-    assert mechanism.guarantee(RANGES).epsilon == math.inf
-    assert mechanism.guarantee(RANGES).assumptions == (schedule.reason(),)
+    assert guarantee_of(mechanism, RANGES).epsilon == math.inf
+    assert guarantee_of(mechanism, RANGES).assumptions == (schedule.reason(),)
     assert schedule.reason()
 
 

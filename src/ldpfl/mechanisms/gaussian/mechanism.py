@@ -17,6 +17,9 @@ from ldpfl.errors import PrivacyError
 from ldpfl.mechanisms.base import PublicState, require_finite
 from ldpfl.mechanisms.exact_noise import NORMAL, rounded
 from ldpfl.mechanisms.gaussian.schedule import ClientState, NoiseSchedule
+from ldpfl.mechanisms.hooks import PerRound
+from ldpfl.mechanisms.noise import Noise
+from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, blocks
 from ldpfl.mechanisms.reports.vectors import VectorMechanism, VectorReports
 from ldpfl.privacy import GaussianRelease, UnprotectedRelease
@@ -57,7 +60,7 @@ class NoisyReports(VectorReports):
 
 
 @dataclass(frozen=True)
-class Gaussian(VectorMechanism):
+class Gaussian(VectorMechanism, PerRound):
     """Add Gaussian noise to each layer of a client's update, as much as a schedule says.
 
     Guarantee: that of the schedule's ``mu`` for a client's whole vector of one round, replacing the client's data; none where
@@ -120,34 +123,19 @@ class Gaussian(VectorMechanism):
         """Return what the clients that sent ``reports`` for ``values`` remember, by name (K, ...). Private."""
         return self.schedule.remember(self._public(ranges), self._clients(values, ranges), reports.values)
 
-    def variance(self, values: Tensor, ranges: LayerRanges) -> Tensor:
-        """sigma^2 of the client and layer."""
-        sigma = self.schedule.sigma(self._public(ranges), self._clients(values, ranges))
-        return sigma.square().repeat_interleave(torch.tensor(ranges.sizes), dim=1).to(values.dtype)
-
-    def mean_variance(self, mean: Tensor, ranges: LayerRanges, clients: int) -> Tensor:
-        """sigma^2 / n; infinite where sigma depends on the clients' data, and the server cannot know it."""
-        return self._public_sigma(ranges).square().div(clients).repeat_interleave(torch.tensor(ranges.sizes)).float()
-
-    def noise_std(self, ranges: LayerRanges, clients: int) -> NDArray[np.float64]:
-        """sigma / sqrt(n); infinite where sigma depends on the clients' data: it has no known bound then."""
-        return np.asarray(self._public_sigma(ranges) / sqrt(clients))
+    def noise(self, ranges: LayerRanges) -> Noise:
+        return _ScheduledNoise(self, ranges)
 
     @property
-    def delta(self) -> float:
-        return self.schedule.delta
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        return (*self.schedule.assumptions, "random bits are uniform and secret")
-
-    @property
-    def deployable(self) -> bool:
-        return self.schedule.deployable and self.schedule.mu(PublicState(1, torch.zeros(1), None, (1,))) is not None
-
-    @property
-    def foreseeable(self) -> bool:
-        return self.schedule.foreseeable
+    def properties(self) -> Properties:
+        schedule = self.schedule
+        return replace(
+            super().properties,
+            assumptions=(*schedule.assumptions, "random bits are uniform and secret"),
+            delta=schedule.delta,
+            deployable=schedule.deployable and schedule.mu(PublicState(1, torch.zeros(1), None, (1,))) is not None,
+            foreseeable=schedule.foreseeable,
+        )
 
     def release(self, ranges: LayerRanges) -> GaussianRelease | UnprotectedRelease:
         mu = self.schedule.mu(self._public(ranges))
@@ -171,11 +159,35 @@ class Gaussian(VectorMechanism):
         """Return what clients with ``samples`` (K,) samples know before their first round, as :meth:`for_clients` wants it."""
         return {"samples": samples, "joined": torch.zeros_like(samples), **self.schedule.initial_memory(len(samples), dimension)}
 
-    def _public_sigma(self, ranges: LayerRanges) -> Tensor:
-        if self.schedule.data_dependent:
-            return torch.full((len(ranges.sizes),), inf, dtype=torch.float64)
-        nobody = self._clients(torch.zeros(1, ranges.dimension), ranges)
-        return self.schedule.sigma(self._public(ranges), nobody)[0]
+    def sigmas(self, values: Tensor, ranges: LayerRanges) -> Tensor:
+        """Return the standard deviation (K, L) of the noise that the clients which hold ``values`` add in each layer. Private."""
+        return self.schedule.sigma(self._public(ranges), self._clients(values, ranges))
+
+
+@dataclass(frozen=True, eq=False)
+class _ScheduledNoise(Noise):
+    """Noise of the size sigma that a schedule sets; infinite where it depends on the clients' data, and the server cannot know it."""
+
+    mechanism: Gaussian
+    ranges: LayerRanges
+
+    def variance(self, values: Tensor) -> Tensor:
+        """sigma^2 of the client and layer."""
+        sigma = self.mechanism.sigmas(values, self.ranges)
+        return sigma.square().repeat_interleave(torch.tensor(self.ranges.sizes), dim=1).to(values.dtype)
+
+    def mean_variance(self, mean: Tensor, clients: int) -> Tensor:
+        """sigma^2 / n."""
+        return self._public_sigma().square().div(clients).repeat_interleave(torch.tensor(self.ranges.sizes)).float()
+
+    def largest_std(self, clients: int) -> NDArray[np.float64]:
+        """sigma / sqrt(n)."""
+        return np.asarray(self._public_sigma() / sqrt(clients))
+
+    def _public_sigma(self) -> Tensor:
+        if self.mechanism.schedule.data_dependent:
+            return torch.full((len(self.ranges.sizes),), inf, dtype=torch.float64)
+        return self.mechanism.sigmas(torch.zeros(1, self.ranges.dimension), self.ranges)[0]
 
 
 class _Lattice:

@@ -35,7 +35,7 @@ def client_blocks(clients: int, width: int, most: int = 1 << 30, values: int = 4
 class Reports(Protocol):
     """The reports of ``clients`` clients about ``dimension`` weights; each form is a file beside this one.
 
-    ``bytes_per_client`` is the length of what is there; a mechanism's ``payload_bits`` says it beforehand.
+    ``bytes_per_client`` is the length of what is there; ``payload_bits`` of a mechanism says it beforehand.
     """
 
     @property

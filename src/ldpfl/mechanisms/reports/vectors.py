@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from ldpfl.errors import PrivacyError
 from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, total_clients
+from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.reports.dense import DenseReports, DenseSum, mean_of_rows
+from ldpfl.mechanisms.reports.units import Units
 from ldpfl.ranges import LayerRanges
 
 if TYPE_CHECKING:
@@ -80,8 +82,9 @@ class VectorMechanism(Mechanism):
         return (ranges.expand()[0] + mean_of_rows(reports, total_clients(reports, ranges, VectorReports))).float()
 
     @property
-    def adds_up(self) -> bool:
-        return True
+    def properties(self) -> Properties:
+        return Properties(adds_up=True)
 
-    def payload_bits(self, ranges: LayerRanges) -> int:
-        return 32 * ranges.dimension
+    def units(self, ranges: LayerRanges) -> Units:
+        """A float32 a weight; the whole vector is one unit."""
+        return Units.whole(ranges.dimension, 32 * ranges.dimension)
