@@ -19,6 +19,41 @@ GIVEN = "given"
 """Name of data, or of a model, that a caller hands over; nothing but its caller can run such a config again."""
 
 
+PRETRAINED = "hf:"
+"""What the name of a pretrained model of ``transformers`` begins with; a folder or a name of the hub follows."""
+
+
+def is_pretrained(name: str) -> bool:
+    """Tell whether ``name`` is that of a pretrained model; an import path in the eyes of policies, for a server's choice is not loaded."""
+    return name.startswith(PRETRAINED)
+
+
+def named_model(name: str) -> str:
+    """Return the name of a model as a config has it: of a folder, that of the pretrained model in it."""
+    place = name.removeprefix(PRETRAINED)
+    is_path = place.startswith((".", "/", "~")) and not is_code(place)
+    path = Path(place).expanduser() if is_path else Path(place)
+    return f"{PRETRAINED}{path.resolve()}" if is_path or path.is_dir() else name
+
+
+def public_name(name: str) -> str:
+    """Return ``name`` without the folders that a pretrained model or its tokenizer lies in."""
+    place = name.removeprefix(PRETRAINED)
+    return f"{PRETRAINED}{Path(place).name}" if is_pretrained(name) and Path(place).is_absolute() else name
+
+
+def library(name: str) -> Any:
+    """Return ``transformers`` or ``peft``, which nothing imports before it is needed.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ConfigError(f'pretrained models need {name} ({in_short(error)}): pip install "ldpfl[transformers]"') from error
+
+
 def is_code(name: str) -> bool:
     """Tell whether ``name`` is an import path, whose code would run."""
     return ":" in name

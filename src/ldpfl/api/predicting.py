@@ -16,6 +16,7 @@ from ldpfl.errors import ConfigError, DataError
 from ldpfl.experiments.dataset import Description
 from ldpfl.experiments.model_file import ModelFile
 from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.importing import named_model
 
 if TYPE_CHECKING:
     import pandas
@@ -34,7 +35,8 @@ def predict(
         folder: of a finished run, or one that :func:`ldpfl.export` wrote.
         rows: a data frame, or a CSV or Parquet file or a folder of them, with the columns that the model is told, or the texts. For a
             classifier of images a folder of them, one image, a Parquet file with a column of images, a ``.npy`` file or an array.
-        model: the module or its name, where the model is code: a folder may be somebody else's, and no code that it names is run.
+        model: the module or its name, where the model is code: a folder may be somebody else's, and no code that it names is run. Of a
+            pretrained model its base, where that is not in the folder that the run took it from.
         threshold: of two classes, the probability of the second one from which on a row is told to be of it, instead of 0.5.
 
     Raises:
@@ -46,8 +48,11 @@ def predict(
     described = kept.model_file()
     if not kept.encoding_path.exists():
         return _of_samples(kept, described, rows, model, threshold)
-    encoder = kept.encoder()
-    expected = Description((encoder.width,), encoder.outputs, encoder.data.vocabulary if encoder.data.text else None)
+    encoder, model = kept.encoder(), named_model(model) if isinstance(model, str) else model
+    if encoder.data.tokenizer == described.name and isinstance(model, str):
+        encoder = encoder.read_by(model)
+    hashed = encoder.data.vocabulary if encoder.data.text else None
+    expected = Description(*((None, encoder.outputs) if encoder.data.tokenizer else ((encoder.width,), encoder.outputs, hashed)))
     if described.described != expected or described.targets != encoder.targets:
         raise DataError(f"{kept.encoding_path} is damaged: it is not the encoding of the model that {kept.description_path.name} describes")
     if not isinstance(rows, str | Path) and not hasattr(rows, "columns"):
@@ -90,4 +95,4 @@ def load_model(folder: str | Path, *, model: str | nn.Module | None = None) -> n
         DataError: a file is damaged.
     """
     kept = RunFolder(Path(folder))
-    return kept.model_file().module(kept.model_path, model)
+    return kept.model_file().module(kept.model_path, named_model(model) if isinstance(model, str) else model)

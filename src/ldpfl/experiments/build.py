@@ -22,6 +22,7 @@ from ldpfl.data import Dataset, Samples, partition
 from ldpfl.data.division import Division
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.holding_out import TEST_SHARE, with_validation, without_a_tenth
+from ldpfl.data.inputs import TOKENS, by_name
 from ldpfl.data.partition import LABEL_BLIND, partition_by_code, partition_by_name
 from ldpfl.data.persons import Names, Persons
 from ldpfl.data.scaling import STAGES, by_bounds, scaled_as
@@ -33,11 +34,12 @@ from ldpfl.experiments.dataset import Description
 from ldpfl.experiments.record_sums import divided_for_evaluation, for_evaluation, head_of, is_evaluated, ranges_of, scores_of_records
 from ldpfl.experiments.table_rules import start_on_table
 from ldpfl.experiments.trainers import quickest, told_of, tried
-from ldpfl.importing import is_code
+from ldpfl.importing import is_code, is_pretrained
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Facts, Mechanism, Training, built
 from ldpfl.mechanisms.dp_sgd import of_records
 from ldpfl.mechanisms.settings import Part
+from ldpfl.models import pretrained
 from ldpfl.models.dense import Parallel
 from ldpfl.models.mending import mended
 from ldpfl.privacy import Ledger
@@ -131,6 +133,9 @@ def build(
         raise ConfigError("secret_noise is set, and the data are no data of yours: leave it out; the noise here follows from seed")
     task, validation = _divided(config, task)
     module = model_of(config, Description.of(task), given)
+    texts = by_name(task.train.inputs).get(TOKENS)
+    if texts is not None and (tokens := task.tokens(TOKENS)) is not None:
+        pretrained.check_tokens(module, tokens, texts.shape[1])
     layout = ParameterLayout.from_module(module)
     weights = layout.flatten({name: p.detach() for name, p in module.named_parameters() if p.requires_grad})
     ranges = initial_ranges(config, layout, weights)
@@ -193,7 +198,9 @@ def build(
     )
     federation = replace(federation, trainer=_quickest(config, federation, weights, warn))
     compiled = ", compiled" if isinstance(federation.trainer, CompiledTrainer) else ""
-    origin = f"{task.name} {task.fingerprint}{_division(task)} on {device.type}{compiled}"
+    digest = pretrained.base_digest(module)
+    base = f" of base {digest[:16]}" if digest else ""
+    origin = f"{task.name} {task.fingerprint}{_division(task)}{base} on {device.type}{compiled}"
     federation.mechanism.payload_bits(ranges)  # says so if the mechanism does not fit the layers
     check_log_size(layout.names, released(federation.mechanism, ranges), config.training.rounds)
     return federation, initial_checkpoint(weights, ranges, origin, ledger)
@@ -268,7 +275,15 @@ def made_of(model: ModelConfig, data: Description, targets: Targets, *, seed: in
     """Return the module that ``model`` names for data that are ``described``, with one score for targets that are parallel.
 
     ``seed`` decides its weights, and has at most 64 bits.
+
+    Raises:
+        ConfigError: there is no such model; or its frozen weights are others than ``model.base`` says.
     """
+    images = data.shape is not None and len(data.shape) > 1
+    if is_pretrained(model.name):
+        made = mended(pretrained.make(model.name, targets, data.outputs, images=images, seed=seed, adapter=model.adapted))[0]
+        pretrained.check_base(made, model.base)
+        return made
     parallel = targets in tasks.PARALLEL and model.name in models.names()
     made = models.create(
         model.name,
@@ -281,6 +296,8 @@ def made_of(model: ModelConfig, data: Description, targets: Targets, *, seed: in
         given=given,
     )
     made = Parallel(made, data.outputs) if parallel else made
+    if model.adapter != "none":
+        made = pretrained.adapted(made, model.adapted, targets, images=images, seed=seed)
     return mended(made)[0] if model.mend else made
 
 

@@ -15,7 +15,8 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import build, choose_device, size_of
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.experiments.dataset import Description, load_dataset
-from ldpfl.importing import is_code
+from ldpfl.importing import is_code, is_pretrained
+from ldpfl.models.pretrained import base_digest, licence_of
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import Federation
 
@@ -53,4 +54,7 @@ def prepare(text: str, data_dir: Path | None, device: str, sent: int | None = No
     federation, start = build(config, task, choose_device(device))
     chosen = {"server_learning_rate": federation.optimiser.learning_rate, "server_weight_decay": federation.optimiser.decay}
     config = config.model_copy(update={"training": config.training.model_copy(update=chosen)})  # where it says "auto"
+    if is_pretrained(config.model.name):  # no node trains on another base than the server's
+        said = {"base": base_digest(federation.task.module), "licence": licence_of(config.model.name, config.model.licence)}
+        config = config.model_copy(update={"model": config.model.model_copy(update=said)})
     return Prepared(config, task, federation, start)

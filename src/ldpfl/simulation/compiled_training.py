@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from ldpfl.data.samples import Inputs
+from ldpfl.data.inputs import Inputs
 from ldpfl.simulation.local_optimiser import Descent
 from ldpfl.simulation.local_training import LocalTask, clipped
 from ldpfl.simulation.schedule import BatchSchedule

@@ -18,6 +18,7 @@ from ldpfl.data.persons import Persons
 from ldpfl.data.samples import normalise
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.models import CenteredLinear
+from ldpfl.models.pretrained import is_of_transformers
 from ldpfl.simulation.chunking import ALIGNED
 from ldpfl.simulation.client_conv import PatchConvolutions
 from ldpfl.simulation.local_training import LocalTask, Trainer
@@ -28,6 +29,10 @@ _LOG = logging.getLogger(__name__)
 
 _AT_ONCE = 1 << 19
 """Values of per-record gradients held at once: 4 MiB in float64, which a cache holds."""
+
+_TEXTS_AT_ONCE, _ADAPTED_AT_ONCE = 8, 1 << 23
+"""Records that a pretrained model is given together, if their gradients have no more values: its products are slow for a few texts, and
+what it keeps of more is beyond all caches."""
 
 _ROWS_AT_ONCE = 1 << 13
 """Rows of persons held at once, whatever number of rows a person has: a server may choose that number for a node."""
@@ -80,6 +85,8 @@ class RecordGradientTrainer:
         index, mask = _step(schedule)
         sums = torch.zeros(schedule.clients, weights.numel(), dtype=torch.float64)  # of integers, exact below 2^53
         at_once = _AT_ONCE // weights.numel()
+        if is_of_transformers(self.task.module):
+            at_once = max(at_once, min(_TEXTS_AT_ONCE, _ADAPTED_AT_ONCE // weights.numel()))
         if self.persons is not None:
             at_once = min(at_once, _ROWS_AT_ONCE // self.persons.most)
         at_once = max(2, at_once)
