@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test test-fast test-all docs check lint format bench clean
+.PHONY: run test test-fast test-all docs check lint format bench release-check clean
 .DEFAULT_GOAL := run
 
 run: $(READY)
@@ -27,7 +27,7 @@ test-fast: $(READY)
 
 # A site in build/site.
 docs: $(READY)
-	$(BIN)/python -c 'import mkdocs' 2>/dev/null || PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(BIN)/python -c 'import mkdocs' 2>/dev/null || PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable ./verify --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "build/site/index.html"
 
@@ -54,11 +54,15 @@ bench: $(READY)
 	$(BIN)/python benchmarks/relay.py
 	@echo "beside Flower's own simulation (needs ray): $(BIN)/pip install 'flwr[simulation]<1.42' && $(BIN)/python benchmarks/flower.py"
 
-$(READY): pyproject.toml constraints.txt
+# Both packages as users get them, in empty environments in build/release: some minutes. docs/releases.md says what is checked.
+release-check: $(READY)
+	$(BIN)/python .ci/release_check.py
+
+$(READY): pyproject.toml verify/pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=/path/to/it")'
 	$(PYTHON) -m venv $(VENV)
 	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet torch==2.13.0
-	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable '.[dev]'
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable ./verify --editable '.[dev]'
 	touch $(READY)
 
 clean:

@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rich.console import Console
 from rich.table import Table
 
@@ -76,11 +77,17 @@ def main() -> None:
         (crowd if options.crowd else measure)(options, options.store or str(Path(folder) / "relay.db"))
 
 
-def tokens_in(store: str, number: int, count: int) -> tuple[list[str], str]:
-    """Return tokens of so many clients, and of an aggregator."""
+def node_key(index: int) -> Ed25519PrivateKey:
+    """Return the key by which a client signs what it adds to sums."""
+    return Ed25519PrivateKey.from_private_bytes(index.to_bytes(32, "big"))
+
+
+def tokens_in(store: str, number: int, count: int, *, sums: bool = False) -> tuple[list[str], str]:
+    """Return tokens of so many clients, for ``sums`` with their signing keys, and of an aggregator."""
     engine = open_engine(store)
     known = Tokens(engine)
-    clients = [known.add(f"client-{number}-{index}", Role.CLIENT) for index in range(count)]
+    keys = [node_key(index).public_key() if sums else None for index in range(count)]
+    clients = [known.add(f"client-{number}-{index}", Role.CLIENT, key) for index, key in enumerate(keys)]
     aggregator = known.add(f"server-{number}", Role.AGGREGATOR)
     engine.dispose()
     return clients, aggregator

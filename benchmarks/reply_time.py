@@ -82,7 +82,7 @@ def late_ms(way: str, seconds: float) -> float:
     """Return by how many milliseconds a reply comes after its time."""
     app = LdpClientApp(train, node=lambda context: OpenNode())
     grid = InProcessGrid(app, 1, node_config={"way": way, "reply-s": seconds})
-    terms = RoundTerms("run", 1, CONFIG, ("w",), (0.0,), (0.1,), asked=1, reply_s=seconds)
+    terms = RoundTerms("run", 1, WEIGHTS, CONFIG, ("w",), (0.0,), (0.1,), asked=1, reply_s=seconds)
     content: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
         "arrays": ArrayRecord({"w": Array(np.zeros(WEIGHTS, np.float32))}),
         "config": ConfigRecord(),

@@ -10,12 +10,11 @@ from rich.console import Console
 from rich.table import Table
 
 from ldpfl import ConfigError, api
+from ldpfl.api.certified_lines import certified
 from ldpfl.experiments.shipped import recipe_names
 from ldpfl.number_format import number
-from ldpfl.privacy.certified_lines import certified
 from ldpfl.privacy.guarantee import TRUSTED
-from ldpfl.verifying.certificate_file import Certificate
-from ldpfl.verifying.verdicts import second_opinion
+from ldpfl_verify import Certificate, verify
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("recipes", nargs="*", default=sorted(recipe_names()), metavar="RECIPE")
@@ -28,7 +27,7 @@ for name in parser.parse_args().recipes:
         began = time.perf_counter()
         made = Certificate(statement=certified(ledger.to_json(), name, delta, {}))
         stated, began = time.perf_counter() - began, time.perf_counter()
-        found = second_opinion(made)
+        found = verify(made)
     except ConfigError as error:
         table.add_row(name, "", "", "", str(error)[:60], "")
         continue

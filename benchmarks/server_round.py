@@ -108,7 +108,7 @@ def main() -> None:
         collector, memory = RelayCollector(relay=relay, key=key, linked=options.linked), Memory()
         began, used = time.perf_counter(), processor_time()
         with memory:
-            received = collector.collect(round_, ())
+            received = collector.collect(round_, (), round_.timeout)
             if received.pool is None:
                 raise SystemExit(f"nothing was received: {received.refused}")
             aggregate = received.pool.aggregate(mechanism, ranges)

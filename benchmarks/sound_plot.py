@@ -23,7 +23,7 @@ from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, certi
 from ldpfl.privacy.statement import DELTA
 
 REGIMES = {
-    "trusted server": "a trusted server adds the noise",
+    "sum": "a sum over two servers",
     "shuffled": "A: signs behind a shuffler, for a client",
     "local": "B: one report a client, behind a shuffler",
     "records": "C: nobody trusted, for a record",
@@ -52,7 +52,7 @@ def regime_of(config: RunConfig) -> str:
     if config.mechanism.name == "rotated-sign":
         return "shuffled"
     if config.mechanism.name == "dp-sgd":
-        return "trusted server" if config.shuffling.channel == "secure-sum" else "records"
+        return "sum" if config.shuffling.channel == "secure-sum" else "records"
     return "local"
 
 

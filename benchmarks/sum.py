@@ -1,14 +1,15 @@
 """Time, memory and traffic of sum rounds: 10,000 uploads of 100,000 numbers to a relay process, and their sum opened by the aggregator.
 
-    python benchmarks/sum.py [--uploads 10000] [--dimension 100000] [--bits 32] [--processes 2] [--store PATH_OR_URL]
+    python benchmarks/sum.py [--uploads 10000] [--dimension 100000] [--bits 32] [--processes 2] [--store PATH_OR_URL] [--relays 1]
     python benchmarks/sum.py --rounds 20 --uploads 100 --dimension 100000
+    python benchmarks/sum.py --sums 2000 --uploads 100 --dimension 100000
 
-The relay is a process of its own, reached over loopback by processes that each play many clients: shares and envelopes are made as
-a node makes them. "relay" is the relay's processor time while the uploads come, HTTP included. The sum that the aggregator opens is
-compared with the sum of what the clients had.
+The relay is a process of its own, or several with one PostgreSQL, reached over loopback by processes that each play many clients: shares
+and envelopes are made as a node makes them. "relays" is the relays' processor time while the uploads come, HTTP included. The sum that the
+aggregator opens is compared with the sum of what the clients had.
 
 With ``--rounds`` there are so many rounds at 32 and as many at 64 bits. What is counted is coordinates: each one of each round is a
-sum over all clients, and is compared.
+sum over all clients, and is compared. With ``--sums`` so many sums are made and opened in this process, without a relay between.
 """
 
 from __future__ import annotations
@@ -21,21 +22,23 @@ import tempfile
 import time
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import numpy as np
 import psutil
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
 from ldpfl.relay import RelayAggregator, RelayClient, SumTerms
-from ldpfl.summing import Bits, SumBinding, new_seed, open_seeds, seal_seed, shard, signer_of, unshard
-from relay import relay, resident, tokens_in
+from ldpfl.summing import Bits, SumBinding, fold, new_seed, open_seeds, seal_seed, shard, signer_of, unshard
+from ldpfl.summing.masks import zeros
+from relay import node_key, relay, resident, tokens_in
 
 RUN = "benchmark"
 AT_ONCE = 8
@@ -46,7 +49,7 @@ AT_ONCE = 8
 class Round:
     """What clients in other processes need to know of one."""
 
-    url: str
+    urls: tuple[str, ...]
     number: int
     terms: SumTerms
     aggregator: bytes
@@ -62,10 +65,6 @@ def points_of(index: int, number: int, terms: SumTerms) -> NDArray[np.int64]:
     return np.random.default_rng((number, index)).integers(-most, most, terms.dimension)
 
 
-def node_key(index: int) -> Ed25519PrivateKey:
-    return Ed25519PrivateKey.from_private_bytes(index.to_bytes(32, "big"))
-
-
 def upload(what: Round, clients: list[tuple[int, str]]) -> NDArray[np.int64]:
     """Play clients, one after the other; return the sum of what they had."""
     total, aggregator = np.zeros(what.terms.dimension, np.int64), X25519PublicKey.from_public_bytes(what.aggregator)
@@ -73,7 +72,7 @@ def upload(what: Round, clients: list[tuple[int, str]]) -> NDArray[np.int64]:
         points, seed = points_of(index, what.number, what.terms), new_seed()
         total += points
         share = shard(points, seed, what.terms.bits) + seal_seed(seed, aggregator, node_key(index), what.binding)
-        with RelayClient(what.url, token, transport=httpx.HTTPTransport(verify=False)) as client:
+        with RelayClient(what.urls[index % len(what.urls)], token, transport=httpx.HTTPTransport(verify=False)) as client:
             client.upload_share(RUN, what.number, share, within_s=600.0)
     return total
 
@@ -91,6 +90,16 @@ def total_of(vectors: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
 def known_nodes(count: int) -> dict[bytes, Ed25519PublicKey]:
     keys = (node_key(index).public_key() for index in range(count))
     return {signer_of(key): key for key in keys}
+
+
+def processor_s(pids: tuple[int, ...]) -> float:
+    """Return the processor time of processes, in seconds."""
+    return float(sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids))
+
+
+def written_bytes(pids: tuple[int, ...]) -> int:
+    """Return how many bytes processes have had written to disks."""
+    return sum(psutil.Process(pid).io_counters().write_bytes for pid in pids)
 
 
 class Counting(httpx.HTTPTransport):
@@ -118,7 +127,7 @@ def terms_for(options: argparse.Namespace, bits: Bits) -> SumTerms:
 def one_large(options: argparse.Namespace, store: str, terms: SumTerms) -> None:
     """Print what one round costs."""
     number = int(time.time()) % 10**9
-    clients, token = tokens_in(store, number, options.uploads)
+    clients, token = tokens_in(store, number, options.uploads, sums=True)
     key, nodes = X25519PrivateKey.generate(), known_nodes(options.uploads)
     seconds, marks = dict[str, float](), [0.0]
 
@@ -127,19 +136,20 @@ def one_large(options: argparse.Namespace, store: str, terms: SumTerms) -> None:
         seconds[name] = marks[-1] - marks[-2]
 
     counting = Counting()
-    with relay(store) as (pid, url), RelayAggregator(url, token, transport=counting) as aggregator:
-        process = psutil.Process(pid)
+    with ExitStack() as stack:
+        pids, urls = zip(*(stack.enter_context(relay(store)) for _ in range(options.relays)), strict=True)
+        aggregator = stack.enter_context(RelayAggregator(urls[0], token, transport=counting))
         aggregator.open_round(RUN, number, terms)
-        what = Round(url, number, terms, key.public_key().public_bytes_raw())
+        what = Round(urls, number, terms, key.public_key().public_bytes_raw())
         chunks = [list(enumerate(clients))[start :: options.processes] for start in range(options.processes)]
         with ProcessPoolExecutor(options.processes, multiprocessing.get_context("forkserver")) as pool:
             list(pool.map(abs, range(options.processes)))
-            idle, cpu = resident(pid, "VmRSS"), sum(process.cpu_times()[:2])
+            idle, cpu, written = resident(pids[0], "VmRSS"), processor_s(pids), written_bytes(pids)
             marks[0] = time.perf_counter()
             expected = total_of(pool.map(functools.partial(play, what), chunks))
             step("uploads, wall")
-        seconds["uploads, relay"] = sum(process.cpu_times()[:2]) - cpu
-        taking = resident(pid, "VmHWM")
+        seconds["uploads, relays"] = processor_s(pids) - cpu
+        taking, written = resident(pids[0], "VmHWM"), written_bytes(pids) - written
         aggregator.wait(RUN, number, 10)
         aggregator.pull_sum(RUN, number, terms)
         step("release and pull")
@@ -153,7 +163,7 @@ def one_large(options: argparse.Namespace, store: str, terms: SumTerms) -> None:
         step("unshard")
         aggregator.acknowledge(RUN, number)
         step("acknowledge")
-        peak = resident(pid, "VmHWM")
+        peak = resident(pids[0], "VmHWM")
     if not (found == expected).all():
         raise RuntimeError("the sum is not that of what the clients had")
     table = Table(title=f"{options.uploads:,} uploads of {terms.dimension:,} numbers of {terms.bits} bits, {store.partition('://')[0]}")
@@ -162,26 +172,48 @@ def one_large(options: argparse.Namespace, store: str, terms: SumTerms) -> None:
     for name, took in seconds.items():
         table.add_row(f"{name}, s", f"{took:.1f}")
     table.add_section()
-    table.add_row("relay idle, after uploads, peak, MB", f"{idle:.0f}, {taking:.0f}, {peak:.0f}")
+    table.add_row("first relay idle, after uploads, peak, MB", f"{idle:.0f}, {taking:.0f}, {peak:.0f}")
     table.add_row("downloaded by the aggregator, bytes", f"{downloaded:,}")
     if "://" not in store:
         table.add_row("store, MB", f"{Path(store).stat().st_size / 1e6:.1f}")
+        table.add_row("written to the disk while uploads come, MB", f"{written / 1e6:.0f}")
     Console().print(table)
 
 
 def many_small(options: argparse.Namespace, store: str) -> None:
     """Print how many sums of ``--rounds`` rounds are exact, at 32 and at 64 bits."""
-    clients, token = tokens_in(store, 1, options.uploads)
+    clients, token = tokens_in(store, 1, options.uploads, sums=True)
     key, nodes = X25519PrivateKey.generate(), known_nodes(options.uploads)
     widths: tuple[Bits, ...] = (32, 64)
     with relay(store) as (_, url), RelayAggregator(url, token, transport=httpx.HTTPTransport(verify=False)) as aggregator:
         for bits in widths:
             terms, exact, began = terms_for(options, bits), 0, time.perf_counter()
             for number in range(bits * 10**6, bits * 10**6 + options.rounds):
-                what = Round(url, number, terms, key.public_key().public_bytes_raw())
+                what = Round((url,), number, terms, key.public_key().public_bytes_raw())
                 exact += exact_sums(what, list(enumerate(clients)), aggregator, key, nodes)
             sums, seconds = options.rounds * terms.dimension, time.perf_counter() - began
             print(f"{bits} bits: {options.rounds} rounds of {options.uploads} clients, {exact:,} of {sums:,} sums exact, {seconds:.0f} s")
+
+
+def many_here(options: argparse.Namespace) -> None:
+    """Print how many of ``--sums`` sums are exact in all coordinates, at 32 and at 64 bits."""
+    widths: tuple[Bits, ...] = (32, 64)
+    for bits in widths:
+        terms, began = terms_for(options, bits), time.process_time()
+        exact = sum(is_exact(number, terms) for number in range(bits * 10**6, bits * 10**6 + options.sums))
+        sums = f"{exact:,} of {options.sums:,} sums over {options.uploads} clients of {terms.dimension:,} numbers"
+        print(f"{bits} bits: {sums} exact, {time.process_time() - began:.0f} s of one core")
+
+
+def is_exact(number: int, terms: SumTerms) -> bool:
+    """Whether a sum is right in each coordinate."""
+    total, expected = zeros(terms.dimension, terms.bits), np.zeros(terms.dimension, np.int64)
+    seeds = [new_seed() for _ in range(terms.max_uploads)]
+    for index, seed in enumerate(seeds):
+        points = points_of(index, number, terms)
+        expected += points
+        fold(total, shard(points, seed, terms.bits))
+    return bool((unshard(total, seeds) == expected).all())
 
 
 def exact_sums(
@@ -207,8 +239,13 @@ def main() -> None:
     parser.add_argument("--bits", type=int, choices=(32, 64), default=32)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--store", default="", help="a new SQLite file in a temporary folder if left out")
+    parser.add_argument("--relays", type=int, default=1, help="processes on one PostgreSQL")
     parser.add_argument("--rounds", type=int, default=0, help="instead, so many rounds, all sums of which are compared")
+    parser.add_argument("--sums", type=int, default=0, help="instead, so many sums without a relay")
     options = parser.parse_args()
+    if options.sums:
+        many_here(options)
+        return
     with tempfile.TemporaryDirectory() as folder:
         store = options.store or str(Path(folder) / "relay.db")
         if options.rounds:

@@ -22,7 +22,6 @@ from ldpfl.experiments.config import read_config
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.sweep_config import load_sweep
 from ldpfl.files import (
-    MAX_CERTIFICATE_BYTES,
     MAX_CONFIG_BYTES,
     MAX_LINE_BYTES,
     MAX_METRICS_BYTES,
@@ -40,7 +39,8 @@ from ldpfl.files import (
     write_text,
 )
 from ldpfl.privacy import Ledger
-from ldpfl.verifying import signature
+from ldpfl_verify import CertificateError, read_certificate
+from ldpfl_verify.bounded_json import MAX_CERTIFICATE_BYTES
 
 
 @contextmanager
@@ -158,7 +158,7 @@ def test_a_file_larger_than_any_of_its_kind_is_refused_and_the_bound_is_named(tm
     assert len(read_text(path)) == MAX_CONFIG_BYTES
     readers = {
         MAX_CONFIG_BYTES: (read_config, load_sweep_file),
-        MAX_CERTIFICATE_BYTES: (signature.read,),
+        MAX_CERTIFICATE_BYTES: (read_certificate,),
         MAX_RESULT_BYTES: (lambda path: RunFolder(path.parent).result(),),
         MAX_ROUNDS_BYTES: (Ledger.load,),
         MAX_METRICS_BYTES: (lambda path: list(from_json_lines(path)),),
@@ -168,7 +168,7 @@ def test_a_file_larger_than_any_of_its_kind_is_refused_and_the_bound_is_named(tm
             (tmp_path / name).touch()
             os.truncate(tmp_path / name, most + 1)
         for function in functions:
-            with pytest.raises((LdpflError, OSError), match=f"at most {most:,}"):
+            with pytest.raises((LdpflError, CertificateError, OSError), match=f"at most {most:,}"):
                 function(path)
 
 
@@ -242,7 +242,7 @@ WRONG = {
 READERS: dict[str, Callable[[Path], object]] = {
     "result.json": lambda path: RunFolder(path.parent).result(),
     "model.json": lambda path: RunFolder(path.parent).model_file(),
-    "certificate.json": signature.read,
+    "certificate.json": read_certificate,
 }
 
 
@@ -252,6 +252,6 @@ def test_what_is_wrong_in_a_large_file_is_refused_without_an_error_for_each_part
     name, text, reason = WRONG[what]
     (tmp_path / name).write_text(text, encoding="utf-8")
     began = time.process_time()
-    with pytest.raises(DataError, match=reason):
+    with pytest.raises((DataError, CertificateError), match=reason):
         READERS[name](tmp_path / name)
     assert time.process_time() - began < 0.8

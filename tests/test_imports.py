@@ -61,7 +61,7 @@ def test_the_command_line_starts_without_plots_and_data_sets() -> None:
 FLOORS = (
     ("attention", "entropy", "errors", "few", "number_format", "shown", "suggestions", "supervisor", "survival_figures", "lazy", "version"),
     ("file_owners", "files", "importing", "keys", "layout", "outcomes", "quantities", "randomness", "ranges", "seeded_draws"),
-    ("cache", "models", "summing", "tasks", "verifying"),
+    ("cache", "models", "summing", "tasks"),
     ("data", "judging", "privacy", "relay"),
     ("features", "mechanisms"),
     ("planning", "shuffling"),
@@ -97,6 +97,24 @@ def test_arrows_point_downwards_only() -> None:
 @pytest.mark.xdist_group("arrows")
 def test_no_module_imports_itself_by_way_of_others() -> None:
     assert len(tuple(TopologicalSorter(graph()).static_order())) == len(graph())  # raises a CycleError otherwise
+
+
+VERIFIER = PACKAGE.parents[1] / "verify" / "src" / "ldpfl_verify"
+
+
+def test_the_verifier_imports_nothing_of_the_package_and_no_accountant_imports_the_verifier() -> None:
+    """Else a fault of one implementation could be a fault of the other."""
+    files = sorted(VERIFIER.rglob("*.py"))
+    assert len(files) > 10
+    used = {name for file in files for name in imported(ast.parse(file.read_bytes()), f"ldpfl_verify.{file.stem}", {})}
+    assert {name for name in used if name.split(".")[0] == "ldpfl"} == set()
+    assert {name.split(".")[0] for name in used} - sys.stdlib_module_names == {"ldpfl_verify", "mpmath", "numpy", "scipy"}
+    users = {
+        module_of(file)
+        for file in PACKAGE.rglob("*.py")
+        if any(name.split(".")[0] == "ldpfl_verify" for name in imported(ast.parse(file.read_bytes()), module_of(file), {}))
+    }
+    assert users == {"ldpfl.api.certified_lines", "ldpfl.api.certifying", "ldpfl.api.verifying", "ldpfl.cli.certificates"}
 
 
 def room_of(module: str) -> str:

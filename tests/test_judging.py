@@ -55,7 +55,9 @@ def test_several_classes_and_labels_and_numbers_have_scikit_learn_s_figures() ->
     logits, classes = random.normal(size=(ROWS, 4)), random.integers(4, size=ROWS)
     chances = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     told = logits.argmax(axis=1)
-    assert judging.point(judging.of_several_classes(logits, classes), ROWS) == pytest.approx(
+    found = judging.point(judging.of_several_classes(logits, classes), ROWS)
+    assert abs(found.pop("calibration slope")) < 0.2  # classes that have nothing to do with the logits
+    assert found == pytest.approx(
         {
             "accuracy": metrics.accuracy_score(classes, told),
             "accuracy of the commonest class": np.bincount(classes).max() / ROWS,
@@ -218,3 +220,20 @@ def test_times_that_nobody_stayed_to_see_have_no_brier_score() -> None:
     found = judging.point(judging.of_times(np.full((2, 1), 0.5), seen, np.array([3.0])), 2)
     assert np.isnan(found["integrated Brier"])
     assert np.isnan(found["concordance"])
+
+
+def test_the_calibration_slope_of_several_classes_is_the_factor_by_which_they_are_likeliest() -> None:
+    """Classes drawn by a fifth of the logits: the slope is a fifth, and the same for two classes as without an intercept."""
+    from scipy.optimize import minimize_scalar
+    from scipy.special import log_softmax
+
+    random = np.random.default_rng(3)
+    logits = 5 * random.normal(size=(2000, 4))
+    classes = np.array([random.choice(4, p=own) for own in np.exp(log_softmax(logits / 5, axis=1))])
+    found = judging.point(judging.of_several_classes(logits, classes), 2000)["calibration slope"]
+    best = minimize_scalar(lambda factor: -log_softmax(factor * logits, axis=1)[np.arange(2000), classes].sum(), bounds=(0, 2)).x
+    assert found == pytest.approx(best, abs=1e-4)
+    low, high = judging.intervals(judging.of_several_classes(logits, classes), 2000, seed=0)["calibration slope"]
+    assert low < 0.2 < high < 0.25
+    told_apart = judging.point(judging.of_several_classes(10 * np.eye(4)[classes], classes), 2000)
+    assert np.isnan(told_apart["calibration slope"])  # no factor is the best

@@ -14,6 +14,7 @@ The command line prints it and exits with code 2. What the relay answers, with i
     │   │   ├── NotSetUp
     │   │   ├── NoRelay
     │   │   ├── NoSigningKey
+    │   │   ├── OtherSigningKey
     │   │   ├── GivesWeights
     │   │   ├── GivesGradients
     │   │   ├── NamesNoPersons
@@ -157,6 +158,12 @@ class NoSigningKey(Declined):
     public: ClassVar[str] = "declined: this node has no signing key"
 
 
+class OtherSigningKey(Declined):
+    """The node's token at the relay is not for the key that the node signs with. As for :class:`NotSetUp`, that is no secret."""
+
+    public: ClassVar[str] = "declined: its token at the relay is for another signing key"
+
+
 class GivesWeights(Declined):
     """The node's app gives trained weights where the terms ask for gradients. Which app a node has is no secret."""
 
@@ -173,6 +180,18 @@ class NamesNoPersons(Declined):
     """The terms protect persons, and the node's app does not say whose its records are. Which app a node has is no secret."""
 
     public: ClassVar[str] = "declined: it names no persons; give LdpClientApp(records=..., persons=True)"
+
+
+class AskedForOther(Declined):
+    """The server asks for something else than its own config says. The server has written both."""
+
+    public: ClassVar[str] = "declined: the round asks for something else than its config says"
+
+
+class NoRecordSums(Declined):
+    """The terms ask for sums over records that only the ready app forms. Which app a node has is no secret."""
+
+    public: ClassVar[str] = "declined: only ldpfl.flower.apps measures at clients and solves by least squares"
 
 
 class OtherRunConfig(Declined):

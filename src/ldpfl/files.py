@@ -146,9 +146,6 @@ def to_json(value: Any, indent: int | None = None) -> str:
 MAX_CONFIG_BYTES = 1 << 20
 """Size of the largest file that people write, or that says a few words of a run, such as its kind. Recipes have some 2,000 bytes."""
 
-MAX_CERTIFICATE_BYTES = 1 << 23
-"""Size of the largest certificate: 10,000 kinds of rounds, which are all that it may charge, take 6 MiB."""
-
 MAX_RESULT_BYTES = 1 << 24
 """Size of the largest result: figures of 100,000 rounds, which are all that it may have, take 10 MiB."""
 
@@ -227,13 +224,28 @@ def from_json(text: str) -> Any:
     """Read JSON; the bare NaN and infinities that earlier versions wrote read as None.
 
     Raises:
-        ValueError: it is not JSON, nested too deeply, has too many parts, or says something twice.
+        ValueError: it is not JSON, nested too deeply, has too many parts, says something twice, or has a whole number of too many digits.
     """
     check_parts(text)
     try:
-        return json.loads(text, parse_constant=lambda name: None, object_pairs_hook=unique_fields)
+        return json.loads(text, parse_constant=lambda name: None, parse_int=whole_number, object_pairs_hook=unique_fields)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def whole_number(digits: str) -> int:
+    """Return the number that ``digits`` of a file say.
+
+    Raises:
+        ValueError: there are more than any file of ours has: arithmetic with floats would fail later, far from the file.
+    """
+    if len(digits) > _MAX_DIGITS:
+        raise ValueError(f"a number has {len(digits):,} digits, expected at most {_MAX_DIGITS}")
+    return int(digits)
+
+
+_MAX_DIGITS = 39
+"""Digits of the largest whole number in JSON, which is a seed of 128 bits."""
 
 
 def from_json_lines(path: Path) -> Iterator[Any]:

@@ -84,19 +84,24 @@ def of_two_classes(logits: Floats, events: NDArray[np.bool_], threshold: float |
 
 
 def of_several_classes(logits: Floats, classes: NDArray[np.int64]) -> Counted:
-    """Return the figures of a classifier with ``logits`` (n, K) of ``classes`` (n,); the Brier score adds up over the classes."""
+    """Return the figures of a classifier with ``logits`` (n, K) of ``classes`` (n,); the Brier score adds up over the classes.
+
+    The calibration slope is the factor on all logits that makes ``classes`` most likely; in a resample it is one Newton step from that of
+    all rows.
+    """
     known = np.eye(logits.shape[1])
     chances, told, seen = softmax(logits, axis=1), known[logits.argmax(axis=1)], known[classes]
     sums_of = np.concatenate([told * seen, told, seen, ((chances - seen) ** 2).sum(axis=1, keepdims=True)], axis=1)
     auroc, commonest = _mean_auroc(chances, seen), seen.sum(axis=0).argmax()
-    counted = (told + seen).any(axis=0)
+    counted, slope = (told + seen).any(axis=0), _factor(logits, seen)
 
     def figures(counts: Floats) -> dict[str, Floats]:
         *by_class, brier = (counts @ sums_of).T
         right, said, there = np.split(np.array(by_class), 3)
         rows = counts.sum(axis=1)
         values = {ACCURACY: right.sum(axis=0) / rows, COMMONEST: there[commonest] / rows}
-        return {**values, MACRO_F1: _mean((2 * right / (said + there))[counted]), **auroc(counts), BRIER: brier / rows}
+        values |= {MACRO_F1: _mean((2 * right / (said + there))[counted]), **auroc(counts)}
+        return {**values, BRIER: brier / rows, SLOPE: slope(counts)}
 
     return figures
 
@@ -257,6 +262,23 @@ def _slope(logits: Floats, seen: Floats) -> Callable[[Floats], Floats]:
         fitted = fitted + step
         if np.abs(step).max() < _CLOSE:
             return lambda counts: _stepped(counts, fitted, residual, curvature)
+    return lambda counts: np.full(len(counts), np.nan)
+
+
+def _factor(logits: Floats, seen: Floats) -> Callable[[Floats], Floats]:
+    """Return what gives the factor on ``logits`` (n, K) by which the classes ``seen`` (n, K) are most likely; NaN where there is none."""
+    told, factor = (logits * seen).sum(axis=1), 0.0
+    for _ in range(_STEPS):
+        chances = softmax(factor * logits, axis=1)
+        mean = (chances * logits).sum(axis=1)
+        gradient, curvature = told - mean, (chances * logits**2).sum(axis=1) - mean**2
+        with np.errstate(divide="ignore", invalid="ignore"):
+            step = gradient.sum() / curvature.sum()
+        if not np.isfinite(step):
+            break
+        factor += step
+        if abs(step) < _CLOSE * max(1.0, abs(factor)):
+            return lambda counts: factor + (counts @ gradient) / (counts @ curvature)
     return lambda counts: np.full(len(counts), np.nan)
 
 

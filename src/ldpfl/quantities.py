@@ -15,6 +15,9 @@ Count = Annotated[int, Field(ge=1, le=10**9)]
 MAX_ROUNDS = 100_000
 """Rounds of a run, at most: the bounds of all files that have an entry a round follow from it."""
 
+MAX_COUNT = 10**15
+"""The largest number of rows, clients, weights or bits that a run's files are read with: floats have room for it."""
+
 Repeats = Annotated[int, Field(ge=1, le=MAX_ROUNDS)]
 """Rounds, or a number of them."""
 

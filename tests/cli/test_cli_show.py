@@ -73,12 +73,22 @@ def test_an_own_app_on_flower_is_shown_as_one(recorded: bool, ldpfl: CommandLine
     assert folder.kind() is Kind.OWN_APP
     outcome = ldpfl("show", folder.path)
     assert outcome.code == 0
-    assert "own app on Flower, 1 rounds done (2 in its config)" in outcome.out
+    assert "own app on Flower, 1 round done (2 in its config)" in outcome.out
     assert f"ldpfl ledger {folder.path}" in outcome.out
     for word in ("ldpfl run", "mnist", "cnn", "nan", "accuracy"):
         assert word not in outcome.out.lower(), word
     figures = json.loads(ldpfl("show", folder.path, "--json").out)
     assert (figures["kind"], figures["finished"]) == ("own app on Flower", None)
+
+
+def test_an_own_app_that_has_done_all_its_rounds_is_not_gone_on_with(ldpfl: CommandLine, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "own")
+    folder.open(own_config("training.rounds=1"), resume=True, kind=Kind.OWN_APP)
+    (folder.path / "participation.json").write_text("{}", encoding="utf-8")
+    folder.save_round(after_a_round(" on Flower", nan))
+    out = ldpfl("show", folder.path).out
+    assert "go on" not in out
+    assert "finished, unless its app asks for more rounds than its config; what it released: ldpfl ledger" in out
 
 
 def test_the_config_of_an_own_app_names_no_data_and_model_but_its_own(tmp_path: Path) -> None:
@@ -131,7 +141,7 @@ def test_a_simulation_does_not_go_on_on_flower(ldpfl: CommandLine, config_file: 
 
 def test_what_an_own_app_measures_is_a_score_and_may_be_anything(ldpfl: CommandLine, tmp_path: Path) -> None:
     folder = flower_folder(tmp_path / "own", Kind.OWN_APP, score=0.25)
-    assert "1 rounds done (2 in its config); its data and model are known to the app alone, score 0.25\n" in ldpfl("show", folder.path).out
+    assert "1 round done (2 in its config); its data and model are known to the app alone, score 0.25\n" in ldpfl("show", folder.path).out
     assert figures_so_far(folder, folder.config())["metric"] == "score"
 
 
@@ -402,7 +412,7 @@ def test_nothing_that_a_foreign_sweep_names_is_run_or_opened(ldpfl: CommandLine,
     (folder / "sweep.json").write_text(json.dumps({**SweepConfig.model_validate(foreign).model_dump(), "overrides": []}))
     (folder / "runs" / "\x1b]0;mine\x07").mkdir(parents=True)
     outcome = ldpfl("show", folder)
-    assert "0 of 1 runs finished" in outcome.out
+    assert "0 of 1 run finished" in outcome.out
     assert "\x1b" not in outcome.out
     assert "told" not in sys.modules
 

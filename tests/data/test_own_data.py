@@ -420,7 +420,7 @@ def test_a_forward_that_gives_no_finite_gradient_is_told_what_to_do(forward: str
         f"        self.l = torch.nn.Linear(inputs, outputs)\n\n    def forward(self, x):\n        return {forward}\n",
         encoding="utf-8",
     )
-    Path("rows.csv").write_text("age,sick\n" + "40,yes\n70,no\n" * 30, encoding="utf-8")
+    Path("rows.csv").write_text("age,sick\n" + "40,yes\n70,no\n" * 50, encoding="utf-8")
     (note,) = json.loads(ldpfl("check", "nets.py:Net", "--data", "rows.csv", "--target", "sick", "--json").out)["notes"]
     assert "has a gradient that is NaN or infinite" in note
     assert "Look in forward and in the loss for log, sqrt, exp or a division" in note
@@ -458,12 +458,12 @@ def test_code_from_elsewhere_needs_nothing_of_the_current_folder(inside: bool, t
         (["--target", "4"], "--target-epsilon 4"),
         (["--target", "age"], "set task.name to 'regression' (--task regression)"),
         (["--target", "outcome", "--client", "outcome"], "both name 'outcome'"),
-        (["--target", "ward", "--task", "regression"], "in the column 'ward' is no number"),
+        (["--target", "ward", "--task", "regression"], "the target 'ward' holds words, and this task expects a number"),
         (["--target", "outcome", "--model", "gru"], "is for texts"),
         (["--target", "outcome", "--set", "clients.count=5000"], "need at least 5000 samples"),
         (["--target", "outcome", "--set", "mechanism.name=duchi", "--set", "privacy.target_epsilon=off"], "give data.bounds"),
         (["--target", "outcome", "--client", "hospital", "--set", "data.partition=quantity"], "leave data.partition"),
-        (["--target", "outcome", "--set", "data.partition=labels", "--task", "regression"], "is no number"),
+        (["--target", "outcome", "--set", "data.partition=labels", "--task", "regression"], "holds words, and this task expects a number"),
     ],
 )
 def test_a_mistake_is_one_clear_line(arguments: list[str], said: str, table: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
@@ -821,7 +821,7 @@ def test_a_folder_of_images_by_class_is_data(tmp_path: Path, ldpfl: CommandLine)
     assert by_class.score > 0.9  # two classes: the AUROC
     assert by_class.to_dict()["event"] == "dark"
     assert by_class.module()(torch.zeros(1, 3, 8, 8)).shape == (1, 2)
-    assert any("as if it were public" in note for note in by_class.to_dict()["caveats"])
+    assert any("names of the classes (bright, dark) were taken from the data" in note for note in by_class.to_dict()["caveats"])
     rows = {"image": [Image.fromarray(pixels) for pixels in pictures], "kind": ["bright", "dark"] * 30, "ward": list("aab") * 20}
     (tmp_path / "hub").mkdir()
     datasets.Dataset.from_dict(
@@ -1364,3 +1364,19 @@ def test_ordered_classes_and_times_are_read_from_tables(task: str) -> None:
 def test_counts_below_0_are_refused() -> None:
     with pytest.raises(DataError, match="counts are 0 or more"):
         api.run(data=(np.zeros((20, 2)), np.full(20, -1.0)), task="poisson", count=2, target_epsilon=4.0, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("task", "target", "said"),
+    [
+        ("regression", "outcome", "the target 'outcome' holds words, and this task expects a number in each row: to tell words apart, set"),
+        ("poisson", "outcome", "holds words, and this task expects a number"),
+        ("multilabel", ["outcome", "ward"], "the target 'outcome' holds words, and this task expects 0 or 1"),
+        ("survival", ["days", "outcome"], "the target 'outcome' holds words, and this task expects 0 or 1"),
+        ("multilabel", "age,marker", """for several columns give a list, --set 'data.target=["age", "marker"]'"""),
+    ],
+)
+def test_a_target_of_words_where_numbers_are_told_is_one_clear_line(task: str, target: Any, said: str) -> None:
+    with pytest.raises(DataError) as refused:
+        api.run(data=patients(), target=target, task=task, baseline=False, progress=False)
+    assert said in str(refused.value)

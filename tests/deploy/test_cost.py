@@ -1,20 +1,24 @@
-"""What a round costs: sizes are those of real records, times follow from measured figures, and relays take what they take at most."""
+"""What a round over relays or of a sum costs: sizes are those of real uploads, and times follow from measured figures."""
 
 from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
 from ldpfl import ConfigError, LayerRanges, SeededStreams
 from ldpfl.cli import app
 from ldpfl.deploy.cost import OPEN_S, round_cost
+from ldpfl.deploy.sum_cost import sum_cost
 from ldpfl.mechanisms import create
 from ldpfl.relay.protocol import MAX_ROUND_BYTES, MAX_UPLOADS
 from ldpfl.shuffling import RecordPlan
 from ldpfl.shuffling.sealing import Binding, generate_key, seal
+from ldpfl.summing import ENVELOPE_BYTES, Bits, SumBinding, new_seed, seal_seed, shard
 
 RANGES = LayerRanges(torch.tensor(0.0), torch.tensor(0.1), (1000,))
 
@@ -47,6 +51,34 @@ def test_memory_grows_with_clients_only_where_reports_do_not_add_up() -> None:
     assert few.server_bytes == many.server_bytes
     few, many = (round_cost(create("harmony", epsilon=1.0), RANGES, clients, 1000) for clients in (10, 10**6))
     assert few.server_bytes < many.server_bytes
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_sizes_of_a_sum_are_those_of_what_a_client_uploads_and_an_aggregator_pulls(bits: Bits) -> None:
+    binding = SumBinding("run", 1, bytes(32), 1000, bits)
+    sent = shard(np.zeros(1000, np.int64), new_seed(), bits)
+    envelope = seal_seed(new_seed(), generate_key().public_key(), Ed25519PrivateKey.generate(), binding)
+    cost = sum_cost(500, 1000, bits)
+    assert (cost.upload_bytes, cost.round_bytes) == (len(sent + envelope), 500 * len(sent + envelope))
+    assert cost.download_bytes == len(sent) + 500 * len(envelope)
+    twice = sum_cost(1000, 1000, bits)
+    assert (twice.relay_s, twice.aggregator_s) == (2 * cost.relay_s, 2 * cost.aggregator_s)
+    assert twice.client_s == cost.client_s
+    assert not any(name == "note" for name, _ in twice.lines())
+    assert any("make 3 rounds of it" in value for _, value in sum_cost(2_000_001, 1000, bits).lines())
+
+
+def test_the_command_line_knows_sums() -> None:
+    """By a regime, of which the plan says how many bits a number takes, and by a mechanism and channel."""
+    line = ["plan", "--regime", "clients-summed", "--target", "1", "--clients", "1000", "--weights", "1000", "--rounds", "1", "--cost"]
+    planned = json.loads(CliRunner().invoke(app, [*line, "--json"]).stdout)
+    assert planned["cost"]["upload_bytes"] == planned["bytes_per_client"] + ENVELOPE_BYTES
+    assert "cost of a round of 1,000 clients as a sum over two servers" in CliRunner().invoke(app, line).stdout
+    line = ["plan", "--epsilon", "1", "--clients", "1000", "--rounds", "1", "--weights", "1000", "--channel", "secure-sum", "--cost"]
+    shown = CliRunner().invoke(app, [*line, "--mechanism", "dp-fedavg"]).stdout
+    assert "cost of a round of 1,000 clients as a sum over two servers" in shown
+    with pytest.raises(ConfigError, match="nodes send no sums of 'duchi'"):
+        CliRunner().invoke(app, line, catch_exceptions=False, standalone_mode=False)
 
 
 def test_the_command_line_says_it_where_it_is_asked() -> None:

@@ -17,7 +17,8 @@ import pytest
 from conftest import CommandLine
 from ldpfl import LayerRanges, mechanisms
 from ldpfl.deploy.certificates import issue
-from ldpfl.deploy.node_check import Finding, NodeSetUp, Standing, check_node
+from ldpfl.deploy.node_check import check_node
+from ldpfl.deploy.node_set_up import Finding, NodeSetUp, Standing
 from ldpfl.deploy.site import node_key
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import set_limit
@@ -25,6 +26,8 @@ from ldpfl.privacy.budget_move import move
 from ldpfl.privacy.policy import Request, read_policy
 from ldpfl.relay import Patience, RelayClient
 from ldpfl.shuffling.sealing import generate_key, public_text
+from ldpfl.summing import signer_of
+from ldpfl.summing.node_keys import load_key, make_key
 
 POLICY = f"""
 mechanisms = ["duchi"]
@@ -78,13 +81,13 @@ def node(tmp_path: Path) -> NodeSetUp:
     )
 
 
-def found(node: NodeSetUp, status: int = 404) -> list[Finding]:
-    """Return what is found where the relay answers with ``status``; no request may hold anything but the token."""
+def found(node: NodeSetUp, status: int = 200, signer: str | None = None) -> list[Finding]:
+    """Return what is found where the relay answers with ``status``, and has a token for ``signer``; it may be sent the token alone."""
 
     def answer(request: httpx.Request) -> httpx.Response:
         assert request.read() == b""
         assert "table" not in str(request.url)
-        return httpx.Response(200, json={"status": "ok"}) if request.url.path == "/health" else httpx.Response(status)
+        return httpx.Response(status, json={"signer": signer} if status == 200 else {})
 
     def connect(url: str, token: str, verify: Any) -> RelayClient:
         return RelayClient(url, token, transport=httpx.MockTransport(answer), patience=Patience(tries=1))
@@ -92,9 +95,9 @@ def found(node: NodeSetUp, status: int = 404) -> list[Finding]:
     return list(check_node(node, connect))
 
 
-def said(node: NodeSetUp, what: str, status: int = 404) -> str:
+def said(node: NodeSetUp, what: str, status: int = 200, signer: str | None = None) -> str:
     """Return what is wrong or to be looked at, of one part of a set-up."""
-    (one,) = [one for one in found(node, status) if one.what == what and one.standing is not Standing.FINE]
+    (one,) = [one for one in found(node, status, signer) if one.what == what and one.standing is not Standing.FINE]
     return f"{one.standing.value}: {one.said}"
 
 
@@ -140,6 +143,20 @@ def test_files_that_others_can_read_are_found(node: NodeSetUp) -> None:
     assert node.policy is not None
     node.policy.chmod(0o666)
     assert "can be changed by other users" in said(node, "policy")
+
+
+def test_a_node_of_sums_learns_whether_its_token_is_for_its_signing_key(node: NodeSetUp, tmp_path: Path) -> None:
+    policy, key = tmp_path / "policy.toml", tmp_path / "signing.key"
+    policy.write_text(f'{POLICY}transports = ["sum"]\nsum_epsilon = 900.0\n', encoding="utf-8")
+    make_key(key)
+    own = signer_of(load_key(key).public_key()).hex()
+    sums = replace(node, signing_key=key, app=None)
+    assert f"takes what this node signs for sums, as {own}" in [one.said for one in found(sums, signer=own)]
+    assert "is for no signing key" in said(sums, "relay")
+    assert f"is for the signing key {'0' * 16}, and the node signs as {own}: ask the relay's operator" in said(
+        sums, "relay", signer="0" * 16
+    )
+    assert [one.standing for one in found(replace(sums, signing_key=None)) if one.what == "relay"] == [Standing.FINE]
 
 
 @pytest.mark.parametrize(("status", "words"), [(401, "does not know this token"), (403, "a node needs a client's"), (500, "relay")])
@@ -260,3 +277,81 @@ def test_the_command_prints_a_line_a_finding_and_ends_with_code_3(
     assert {line.split()[0] for line in lines} <= {"ok", "look", "wrong"}
     node.policy.write_text(POLICY + 'transports = ["direct"]\n', encoding="utf-8")
     assert ldpfl("deploy", "check-node", "--budget", str(node.budget)).code == 0
+
+
+def own_data(node: NodeSetUp, data: Path, classes: str = "") -> list[str]:
+    """Return what is found of ``data``, which an app of one's own reads."""
+    folder = data.parent / "config"
+    folder.mkdir(exist_ok=True)
+    config = folder / "config.toml"
+    config.write_text(f'[mechanism]\nname = "duchi"\nepsilon = 0.5\n{classes}', encoding="utf-8")
+    found_ = found(replace(node, data=str(data), config=config, layers=(2,)))
+    return [f"{one.standing.value}: {one.said}" for one in found_ if one.what == "data"]
+
+
+def test_data_of_an_own_app_may_be_any_file(node: NodeSetUp, tmp_path: Path) -> None:
+    arrays = tmp_path / "rows.npz"
+    arrays.write_bytes(b"")
+    arrays.chmod(0o600)
+    assert f"wrong: {arrays} is empty, expected the node's data" in own_data(node, arrays)
+    arrays.write_bytes(b"something")
+    (line,) = own_data(node, arrays)
+    assert line == f"ok: {arrays} is there; whether the app can read it, --try tells"
+    assert "(did you mean 'rows.npz'?)" in own_data(node, tmp_path / "row.npz")[0]
+    headless = tmp_path / "headless.csv"
+    headless.write_text("1,1,2\n3,4,5\n", encoding="utf-8")
+    headless.chmod(0o600)
+    assert "look: " in own_data(node, headless)[0]
+    assert "two columns are called '1'" in own_data(node, headless)[0]
+
+
+def test_a_folder_of_images_is_looked_over_by_class(node: NodeSetUp, tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    images.mkdir(mode=0o700)
+    assert "is empty" in own_data(node, images)[0]
+    for name in ("cat/1.png", "cat/2.png", "dgo/1.png"):
+        (images / name).parent.mkdir(exist_ok=True)
+        (images / name).write_bytes(b"pixels")
+    (images / "bird").mkdir()
+    (images / "loose.png").write_bytes(b"pixels")
+    (images / "cat" / "3.png").touch()
+    lines = own_data(node, images, '[data]\nclasses = ["cat", "dog"]\n')
+    for words in (
+        "look: 1 of the 5 files",
+        f"ok: {images} has 5 images in 2 folders: cat, dgo",
+        f"look: 1 of the images lies in {images} itself",
+        "look: no image lies in the folder bird",
+        "wrong: the folders dgo of",
+        "data.classes has cat, dog",
+    ):
+        assert any(words in line for line in lines), (words, lines)
+
+
+def test_a_file_or_folder_that_this_user_cannot_read_is_said(node: NodeSetUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = tmp_path / "images"
+    images.mkdir(mode=0o700)
+    (images / "1.png").write_bytes(b"pixels")
+    monkeypatch.setattr("os.access", lambda *_: False)  # whoever runs the tests may be one who can read everything
+    assert f"wrong: the folder {images} cannot be read by this user: set LDPFL_DATA to the node's data" in own_data(node, images)
+    arrays = tmp_path / "rows.npz"
+    arrays.write_bytes(b"something")
+    assert "run the check as the user of the SuperNode" in own_data(node, arrays)[0]
+    assert any("images cannot be read by this user: name it in LDPFL_DATA_DIR" in one.said for one in found(replace(node, data_dir=images)))
+
+
+def test_values_outside_their_bounds_are_counted(node: NodeSetUp) -> None:
+    Path(node.data or "").write_text("age,died\n400,no\n70,yes\n1e300,no\n", encoding="utf-8")
+    assert "the column 'age' has 2 of 3 values outside its data.bounds" in said(node, "data")
+
+
+def test_a_stated_number_of_records_far_below_the_node_s_own_is_wrong(node: NodeSetUp, tmp_path: Path) -> None:
+    """Each mean gradient would be as many times too long; a node that has a few times the mean may be a large one."""
+    (tmp_path / "table.csv").write_text("age,died\n" + "40,no\n70,yes\n" * 50, encoding="utf-8")
+    (tmp_path / "table.csv").chmod(0o600)
+    mechanism = 'mechanism.name="dp-sgd";\nmechanism.perturbed="gradient";\nmechanism.clip_norm=1.0;\nmechanism.records=RECORDS'
+    app = APP.replace("mechanism.epsilon=0.5", mechanism)
+    for records, wrong in ((10, True), (50, False), (1000, False)):
+        (tmp_path / "app" / "pyproject.toml").write_text(app.replace("RECORDS", str(records)), encoding="utf-8")
+        told = [one.said for one in found(node) if one.what == "data" and one.standing is Standing.WRONG]
+        assert len(told) == wrong
+        assert all(f"100 records, and the app's mechanism.records says {records} a client on average" in line for line in told)

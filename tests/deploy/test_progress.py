@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from ldpfl.deploy.demo import Watch, refusals
+from ldpfl.deploy.demo import Ended, Watch, refusals
 from ldpfl.deploy.site import Site
+from ldpfl.errors import DeploymentError
+from ldpfl.experiments import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower.nodes_asked import Participation
+from ldpfl.flower.round_kinds import PlannedRound
 
 
 class Heard:
@@ -22,8 +25,8 @@ class Heard:
     def step(self, text: str) -> None:
         self.told.append((text,))
 
-    def asked(self, round_: int, names: tuple[str, ...]) -> None:
-        self.told.append((round_, *names))
+    def asked(self, round_: PlannedRound, names: tuple[str, ...]) -> None:
+        self.told.append((str(round_), *names))
 
     def round_done(self, round_: int, reports: int, accuracy: float) -> None:
         self.told.append((round_, reports, accuracy))
@@ -38,19 +41,38 @@ def site(tmp_path: Path) -> Site:
 
 def test_each_step_is_told_once(site: Site) -> None:
     reported = Heard()
-    watch = Watch(site, {7: "node-0", 9: "node-1"}, reported)
+    watch = Watch(site, {7: "node-0", 9: "node-1"}, reported, RunConfig())
     watch.look()
     assert reported.told == []
     first = Participation(run="r").ask(1, [9, 7], [7, 9], {})
     first.save(RunFolder(site.run).participation_path)
     watch.look()
     watch.look()
-    assert reported.told == [(1, "node-0", "node-1")]
+    assert reported.told == [("round 1", "node-0", "node-1")]
     (site.run / "metrics.jsonl").write_text(json.dumps({"round": 1, "clients": 2, "score": 0.5}) + "\n", encoding="utf-8")
     first.ask(2, [7, 9], [7, 9], {}).save(RunFolder(site.run).participation_path)
     watch.look()
     watch.look()
-    assert sorted(reported.told[1:], key=str) == [(1, 2, 0.5), (2, "node-0", "node-1")]
+    assert sorted(reported.told[1:], key=str) == [("round 2", "node-0", "node-1"), (1, 2, 0.5)]
+
+
+def listing(path: Path, **run: str) -> Path:
+    path.write_text("a line of Flower's\n" + json.dumps({"success": True, "runs": [run]}), encoding="utf-8")
+    return path
+
+
+def test_a_run_that_failed_is_told_with_flowers_details(tmp_path: Path) -> None:
+    log = tmp_path / "superlink.log"
+    log.write_text("INFO : something\n", encoding="utf-8")
+    ended = Ended.read(listing(tmp_path / "ls.log", status="finished:failed", **{"status-details": "ProtocolError: round 1 is charged"}))
+    with pytest.raises(
+        DeploymentError, match=r"is finished:failed, expected finished:completed\. Details: ProtocolError: round 1 is"
+    ) as caught:
+        ended.check_completed(log)
+    assert caught.value.log == ("INFO : something",)
+    Ended.read(listing(tmp_path / "ls.log", status="finished:completed", **{"status-details": "N/A"})).check_completed(log)
+    with pytest.raises(DeploymentError, match="what flwr ls says cannot be read"):
+        Ended.read(listing(tmp_path / "ls.log", status="running"))
 
 
 def test_a_refusal_is_found_in_the_nodes_log(site: Site) -> None:

@@ -148,6 +148,7 @@ def test_each_token_is_its_owners(site: Site) -> None:
     for node in site.nodes:
         owner = tokens.owner(node.token.read_text())
         assert (owner.name, owner.role) == (node.name, Role.CLIENT)
+        assert owner.signing_key == load_signing_key(node.signing_key).public_key()
     engine.dispose()
 
 

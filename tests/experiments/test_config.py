@@ -295,3 +295,26 @@ def test_rounds_are_bounded_by_what_can_be_read_again() -> None:
     assert parse_config("", ["training.rounds=100000"], origin="test").training.rounds == MAX_ROUNDS
     with pytest.raises(ConfigError, match=r"'training\.rounds' in test: input should be less than or equal to 100000, got 100001"):
         parse_config("", ["training.rounds=100001"], origin="test")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("data.columns=age,sex", """a list has brackets, and texts in it quotes: --set 'data.columns=["age", "sex"]'"""),
+        ("data.cut_points=1,2.5", "--set 'data.cut_points=[1, 2.5]'"),
+        ("data.classes=low", """--set 'data.classes=["low"]'"""),
+        ("data.columns=[age, sex]", "'[age, sex]' begins like a list or a table, and is none: texts in it stand in quotes"),
+        ("data.target=[days,died]", "'[days,died]' begins like a list or a table"),
+        ("data.categories={sex=[f,m]}", "begins like a list or a table"),
+        ("data.bounds=age=0,120", "a table has braces, and texts in it quotes, as in {age = [0, 120]}"),
+    ],
+)
+def test_a_list_without_its_brackets_or_quotes_is_answered_with_how_it_is_written(change: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_config("", [change], origin="test")
+    assert said in str(refused.value)
+
+
+def test_a_file_with_a_list_of_words_without_quotes_is_answered_too() -> None:
+    with pytest.raises(ConfigError, match=r"is not valid TOML: .*texts stand in quotes, in lists too"):
+        parse_config("[data]\ncolumns = [age, sex]\n", origin="config.toml")

@@ -225,3 +225,12 @@ def test_kept_results_name_what_made_them() -> None:
         assert lines
         assert all(line["ours"] or line["state"] for line in lines)
         assert (folder / "plot.svg").read_text().startswith("<?xml")
+
+
+def test_what_a_user_changed_stands_beside_the_papers_figures(own: str, tmp_path: Path, ldpfl: CommandLine) -> None:
+    changed = ["--set", "training.rounds=2"]
+    shown = " ".join(ldpfl("reproduce", own, *changed, "--out", tmp_path / "out", "--no-train").out.split())
+    assert "Not the paper's setting. Changed by --set: training.rounds=2" in shown
+    lines = list(csv.DictReader(io.StringIO((tmp_path / "out" / "table.csv").read_text())))
+    assert {line["changed"] for line in lines} == {"training.rounds=2"}
+    assert "Changed by --set: training.rounds=2" in (tmp_path / "out" / "plot.svg").read_text()

@@ -188,3 +188,41 @@ def test_a_run_is_not_extended_beyond_the_rounds_that_can_be_read_again(folder: 
     folder.save_round(last)
     with pytest.raises(ConfigError, match=rf"at most 100,000 rounds, .* extend it by {MAX_ROUNDS - config.training.rounds:,} at most"):
         extended(folder, MAX_ROUNDS)
+
+
+def put_back(folder: RunFolder, kept: dict[str, bytes], *names: str) -> None:
+    for name in names:
+        (folder.path / name).write_bytes(kept[name])
+
+
+@pytest.mark.parametrize("witness", ["metrics.jsonl", "checkpoint.jsonl"])
+def test_a_run_whose_checkpoint_and_ledger_were_put_back_to_an_earlier_round_is_refused(
+    witness: str, folder: RunFolder, tiny_task: Dataset
+) -> None:
+    """Whoever resumed it would get a ledger without the rounds since. Either of two files shows that there were some."""
+    federation, start = federation_of(tiny_task)
+    folder.open(config_of(), resume=False)
+    first, second, third = simulate(federation, start, 3)
+    folder.save_round(first)
+    kept = content(folder.path)
+    folder.save_round(second)
+    folder.save_round(third)
+    others = {"checkpoint.safetensors", "ledger.json", "metrics.jsonl", "checkpoint.jsonl"} - {witness}
+    put_back(folder, kept, *others)
+    for read in (folder.checkpoint, folder.ledger, lambda: folder.checkpoint_to_go_on(start)):
+        with pytest.raises(DataError, match=r"3 rounds?|3:|2 more rounds"):
+            read()
+    put_back(folder, kept, witness)  # where all files are, nothing in the folder tells
+    assert folder.ledger() == first.ledger
+
+
+def test_a_run_whose_checkpoint_and_ledger_were_removed_does_not_begin_anew(folder: RunFolder, tiny_task: Dataset) -> None:
+    federation, start = federation_of(tiny_task)
+    folder.open(config_of(), resume=False)
+    (first,) = simulate(federation, start, 1)
+    folder.save_round(first)
+    folder.checkpoint_path.unlink()
+    folder.ledger_path.unlink()
+    for read in (folder.ledger, lambda: folder.checkpoint_or(start)):
+        with pytest.raises(DataError, match=r"has 0 rounds, and metrics\.jsonl beside it 1"):
+            read()

@@ -130,6 +130,7 @@ def terms_of(**changes: object) -> RoundTerms:
     values: dict[str, object] = {
         "run": "run",
         "round": 1,
+        "size": 15,
         "config": config_of(),
         "layers": tuple(START),
         "center": (0.0, 0.0),

@@ -49,6 +49,10 @@ def test_it_trains_what_its_nodes_tables_teach(app: Path, ldpfl: CommandLine, mo
     for variable, name in (("POLICY", "policy.toml"), ("BUDGET", "budget.sqlite"), ("DATA", "table.csv")):
         monkeypatch.setenv(f"LDPFL_{variable}", str(Path(name).absolute()))
     assert ldpfl("deploy", "check-node", "--app", app, *asked).code == 0
+    sent = ("--layers", "weight=1x2,bias=1", "--train-config", "epochs=20 learning-rate=0.1")
+    trial = ldpfl("deploy", "check-node", "--app", app, *asked[:2], *sent, "--try")
+    assert "trained 3 values" in trial.out, trial.out
+    assert read_charges(Path("budget.sqlite")) == ()
     monkeypatch.delenv("LDPFL_BUDGET")
     Path("budgets").mkdir()
     monkeypatch.setenv("LDPFL_BUDGETS", str(Path("budgets").absolute()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -485,6 +486,24 @@ def test_a_round_that_cannot_come_about_is_not_waited_for(tmp_path: Path) -> Non
         with pytest.raises(TooFewTakePart, match="round 1 was ended"):
             strategy.start(Remote(LdpClientApp(shift, node=node), {"train": {1, 2}}), start_arrays(), 5, timeout=300.0)
         assert time.monotonic() - began < 30
+
+
+@pytest.mark.slow
+def test_a_node_that_is_missing_is_waited_for_once(world: World) -> None:
+    """The time for the replies is over when the relay is asked for the round, which it cannot release without that node."""
+
+    def fail(client: int) -> None:
+        if client == 1:
+            raise RuntimeError("power cut")
+
+    world.before_upload = fail
+    collector = replace(world.collector(), min_clients=3, window_s=0.5)
+    strategy, began = LdpStrategy(config_of(), collector=collector, waiting=NO_WAIT), world.now[0]
+    grid = Remote(LdpClientApp(shift, node=world.node, source=world.source), {"train": {1}})
+    strategy.start(grid, start_arrays(), 1, timeout=2.0)
+    assert world.now[0] - began < 1.0  # seconds that the relay was waited for, beside those for the replies
+    assert [metrics.clients for metrics in strategy.checkpoint.history] == [0]
+    assert world.store.status("aggregator", world.asked[0].terms.run, 1).state == "gone"
 
 
 def test_the_question_holds_no_model() -> None:

@@ -87,7 +87,7 @@ def test_a_run_without_a_relay_and_one_under_way(ldpfl: CommandLine) -> None:
     LdpStrategy(config_of(), folder=folder).start(InProcessGrid(app_of(), 3), start_arrays(), 2)
     outcome = ldpfl("deploy", "left-open", folder.path)
     assert outcome.code == 0
-    assert outcome.out.rstrip().endswith("2 of 2 rounds are finished")
+    assert outcome.out.rstrip().endswith("2 of 2 rounds finished")
     with folder.locked():
         said = ldpfl.refused("deploy", "left-open", folder.path)
         assert "a ServerApp is at work in run" in said

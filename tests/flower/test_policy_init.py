@@ -79,9 +79,16 @@ def test_a_target_is_met_by_what_really_leaves(tmp_path: Path) -> None:
     assert run_epsilon(planned_ledger(config), config.privacy.delta) <= 2.0
     with pytest.raises(ConfigError, match="met by records of one unit"):
         as_sent(config, "relay", 8, 8)
-    with pytest.raises(ConfigError, match="rounds of all 8 clients"):
+    with pytest.raises(ConfigError, match=r"rounds of all clients that are asked: set ldpfl\.min-clients to 8"):
         as_sent(config, "relay", 1, 7)
     assert as_sent(config, "relay", 1, 8).shuffling.channel == "ideal-shuffler"
+
+
+def test_more_clients_than_a_round_asks_are_refused_with_both_numbers(tmp_path: Path) -> None:
+    path = Path(app(tmp_path, "model.name=linear;clients.count=8")) / "pyproject.toml"
+    path.write_text(path.read_text(encoding="utf-8") + 'transport = "relay"\nmin-clients = 9\nreply-s = 60\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"ldpfl\.min-clients is 9, and a round asks 8 of clients\.count = 8"):
+        offer_of(str(tmp_path))
 
 
 @pytest.mark.parametrize("reply_s", [60.0, 7200.0, 90_000.0])
@@ -92,6 +99,15 @@ def test_the_policy_lets_clients_reply_when_the_app_says(reply_s: float, tmp_pat
     policy = fitting_policy(offer, ranges_for(offer, ()))
     policy.check_reply(offer.reply_s, offer.transport)
     assert (policy.longest_reply_s, policy.longest_upload_s) == (max(3600.0, reply_s), max(86_400.0, reply_s + 30))
+
+
+def test_the_policy_of_an_app_that_measures_at_nodes_counts_these_rounds(tmp_path: Path) -> None:
+    """What training and evaluation need together, and neither of the two alone."""
+    of_records = "mechanism.name=dp-sgd;mechanism.perturbed=gradient;mechanism.records=36;model.name=linear;training.rounds=4"
+    offers = [offer_of(app(tmp_path, of_records + more)) for more in ("", ";evaluation.epsilon=0.5;evaluation.every=2")]
+    plain, measured = (fitting_policy(offer, ranges_for(offer, ())) for offer in offers)
+    assert (plain.rounds, measured.rounds) == (4, 6)
+    assert plain.lifetime_epsilon < measured.lifetime_epsilon <= plain.lifetime_epsilon + 0.6
 
 
 def test_the_policy_of_a_recipe_for_records_says_so(tmp_path: Path) -> None:

@@ -232,7 +232,7 @@ def test_a_few_bytes_that_claim_a_large_model_take_no_memory(folder: Path) -> No
     def answers(size: int) -> list[str | None]:
         replies: list[str | None] = []
         for name, settings in LARGE:
-            terms = terms_of(config=config_of(f"mechanism.name={name}", *settings))
+            terms = terms_of(config=config_of(f"mechanism.name={name}", *settings), size=size)
             content = question_of(terms, (size // 2, size - size // 2), 1)
             reply = ask(app, Message(content, 2, QUESTION, group_id="1"))
             replies.append(reply.error.reason if reply.has_error() else "agreed")

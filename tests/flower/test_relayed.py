@@ -356,7 +356,7 @@ class Killed(BaseException):
     """Stands for SIGKILL: nothing in between handles it."""
 
 
-@pytest.mark.parametrize("where", ["ldpfl.flower.strategy.close_round", "ldpfl.flower.relayed.RelayCollector.done"])
+@pytest.mark.parametrize("where", ["ldpfl.flower.closing.close_round", "ldpfl.flower.relayed.RelayCollector.done"])
 @pytest.mark.slow
 @pytest.mark.thorough_for("ldpfl.flower.relayed.RelayCollector.done")
 def test_an_aggregator_killed_after_it_pulled_ends_as_one_that_was_not(where: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ def test_a_round_that_was_begun_with_the_key_before_is_read_with_it_and_the_next
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr("ldpfl.flower.strategy.close_round", killed)
+        patched.setattr("ldpfl.flower.closing.close_round", killed)
         with pytest.raises(Killed):
             world.run(2, folder=folder)
     world.key = new

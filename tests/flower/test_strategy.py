@@ -20,6 +20,7 @@ from flwr.server.superlink.linkstate.utils import (
 from ldpfl.errors import ConfigError, DataError, NotSetUp, PrivacyError
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import AllDeclined, InProcessGrid, LdpClientApp, LdpStrategy, TooFewTakePart, Waiting
+from ldpfl.flower.nodes_asked import MAX_BYTES, Participation
 from ldpfl.server import Checkpoint
 
 CLIENTS = 10
@@ -297,6 +298,47 @@ def test_a_damaged_record_of_who_was_asked_stops_the_run(tmp_path: Path) -> None
     (folder.path / "participation.json").write_text("{", encoding="utf-8")
     with pytest.raises(DataError, match="damaged"):
         run(InProcessGrid(app_of(), 2), rounds=2, folder=folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"begun": 1' + "0" * 400 + "}", "a number has 401 digits"),
+        ('{"begun": 1000000}', "begun: Input should be less than or equal to 100000"),
+        ('{"rounds": {"7": 1' + "0" * 30 + "}}", "expected a number of rounds up to 100,000 by the number of each node"),
+        ('{"rounds": {"seven": 1}}', "expected a number of rounds"),
+        ('{"rounds": {"1' + "0" * 30 + '": 1}}', "expected a number of rounds"),
+        ("{" + '"rounds": {}' + " " * (1 << 25) + "}", "33,554,446 bytes, and a file of its kind at most 33,554,432"),
+        ("[]", "is damaged"),
+    ],
+    ids=["digits", "rounds", "rounds of a node", "a node's name", "a node's digits", "size", "a list"],
+)
+def test_a_record_of_who_was_asked_is_bounded_before_it_is_believed(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "participation.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match=said):
+        Participation.load(path)
+
+
+def test_a_record_of_a_million_nodes_is_read_again(tmp_path: Path) -> None:
+    """Wrong entries in as many are refused by the first of them, for each would take a thousand bytes."""
+    asked = Participation(run="r", rounds=dict.fromkeys(range(2**64 - 10**6, 2**64), 100_000))
+    asked.save(tmp_path / "participation.json")
+    assert (tmp_path / "participation.json").stat().st_size < MAX_BYTES
+    assert Participation.load(tmp_path / "participation.json") == asked
+
+
+def test_a_run_whose_checkpoint_was_put_back_to_an_earlier_round_is_not_resumed(tmp_path: Path) -> None:
+    """Nodes were told to train in later rounds, which its ledger would lack."""
+    folder = RunFolder(tmp_path / "run")
+    run(InProcessGrid(app_of(), 2), rounds=1, folder=folder)
+    kept = {path: path.read_bytes() for path in folder.path.iterdir() if path.is_file()}
+    run(InProcessGrid(app_of(), 2), rounds=3, folder=folder)
+    for path, content in kept.items():
+        if path != folder.participation_path:
+            path.write_bytes(content)
+    with pytest.raises(DataError, match="holds round 1, and nodes were told to train in round 3"):
+        run(InProcessGrid(app_of(), 2), rounds=4, folder=folder)
 
 
 def test_without_the_record_of_who_was_asked_a_run_is_not_resumed(tmp_path: Path) -> None:

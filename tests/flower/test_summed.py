@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -12,10 +13,12 @@ import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flower_parts import config_of, start_arrays, start_vector
 from numpy.typing import NDArray
 from relayed_parts import CLIENTS, WatchedGrid, World, policy_of, signing_key, world_in
 
+from ldpfl.deploy.leftover import at_relay, closed, left_open
 from ldpfl.errors import AllDeclined, ConfigError, ProtocolError, TooFewTakePart
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
@@ -24,8 +27,9 @@ from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.randomness import SeededStreams
 from ldpfl.ranges import LayerRanges
 from ldpfl.relay import RelayAggregator, SumTerms
+from ldpfl.relay.tokens import Role, Tokens
 from ldpfl.server import Checkpoint
-from ldpfl.summing import ENVELOPE_BYTES, SumBinding, new_seed, seal_seed, shard
+from ldpfl.summing import ENVELOPE_BYTES, SumBinding, new_seed, seal_seed, shard, signer_of
 
 SETTINGS = """
 seed = 4
@@ -43,6 +47,7 @@ rule = "fixed"
 channel = "secure-sum"
 """
 SIZES = (12, 3)
+NODE = sys.modules["ldpfl.flower.operator_node"]  # the module: its function of the same name hides it
 
 Sum = tuple[NDArray[Any], list[bytes]]
 
@@ -130,19 +135,19 @@ def invented(total: NDArray[Any], envelopes: list[bytes], *, world: World, signe
 
 
 LIES: dict[str, tuple[Callable[[World], Callable[[NDArray[Any], list[bytes]], Sum]], str]] = {
-    "drops all but two": (lambda world: lambda total, sent: (total, sent[:2]), "the sum is over 2 nodes, and at least 3 are needed"),
-    "repeats one": (lambda world: lambda total, sent: (total, [*sent, sent[0]]), "is in the sum more than once"),
+    "drops all but two": (lambda world: lambda total, sent: (total, sent[:2]), "it is over 2 nodes, and at least 3 are needed"),
+    "repeats one": (lambda world: lambda total, sent: (total, [*sent, sent[0]]), "in the sum more than once"),
     "invents by a key of its own": (
         lambda world: partial(invented, world=world, signer=Ed25519PrivateKey.generate()),
-        "is signed by a node that is not known",
+        "not known: [0-9a-f]{16}, [0-9a-f]{16} ",
     ),
     "invents by the key of a node that it owns": (
         lambda world: partial(invented, world=world, signer=signing_key(4)),
-        "is in the sum more than once",
+        "in the sum more than once",
     ),
     "alters an envelope": (
         lambda world: lambda total, sent: (total, [*sent[1:], bytes([*sent[0][:-1], sent[0][-1] ^ 1])]),
-        "is not signed by it and sealed to this key for this round",
+        "not signed for this round by the node that is named",
     ),
 }
 
@@ -152,12 +157,14 @@ LIES: dict[str, tuple[Callable[[World], Callable[[NDArray[Any], list[bytes]], Su
 def test_a_relay_that_lies_about_who_is_in_a_sum_gets_none_opened(lie: str, world: World, tmp_path: Path) -> None:
     make, why = LIES[lie]
     folder = RunFolder(tmp_path / "run")
-    with pytest.raises(ProtocolError, match=f"round 1 is charged and brought nothing: .*{why}"):
-        run(world, relay=Lying(world.aggregator(), make(world)), folder=folder)
-    kept = folder.checkpoint()
-    assert kept is not None
-    assert torch.equal(kept.state.weights, start_vector())
-    assert [event.channel for event in kept.ledger.events] == ["secure-sum"]
+    for _ in range(2):
+        with pytest.raises(ProtocolError, match=f"round 1 is charged, and what came is not read yet: the sum is not opened: .*{why}"):
+            run(world, relay=Lying(world.aggregator(), make(world)), folder=folder)
+    assert folder.checkpoint() is None
+    assert [event.channel for event in folder.ledger().events] == ["secure-sum"]
+    assert world.charges() == [1] * CLIENTS
+    honest = run(world, folder=folder)  # no more than one of these is ever opened
+    torch.testing.assert_close(honest.state.weights, expected([*range(CLIENTS)]), atol=1e-6, rtol=0)
 
 
 @pytest.mark.slow
@@ -168,6 +175,21 @@ def test_a_wrong_sum_is_wrong_by_what_the_relay_chose_and_by_nothing_else(world:
     mechanism: Any = deployable_mechanism(config_of_sum(), LayerRanges(center=0.0, radius=0.5, sizes=SIZES))
     moved = last.state.weights - expected([*range(CLIENTS)])
     torch.testing.assert_close(moved, torch.full_like(moved, added * 0.5 / mechanism.steps / CLIENTS), atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+def test_a_sum_that_is_longer_than_honest_clients_make_it_is_refused(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """As one client's uniform numbers make it. The round is charged, the model stays, and the next round is as any other."""
+    junk = np.random.default_rng(1).integers(0, 2**32, sum(SIZES), dtype=np.uint32)
+    lies = iter([junk, np.zeros_like(junk)])
+    with caplog.at_level(logging.WARNING, "flwr.ldpfl"):
+        last = run(world, 2, relay=Lying(world.aggregator(), lambda total, sent: (total + next(lies), sent)))
+    assert any("the sum over 5 clients has a length of" in record.getMessage() for record in caplog.records)
+    assert [metrics.clients for metrics in last.history] == [0, CLIENTS]
+    assert len(last.ledger.events) == 2
+    assert world.charges() == [2] * CLIENTS
+    assert last.state.weights.isfinite().all()
+    assert float((last.state.weights - start_vector()).norm()) < 10
 
 
 @pytest.mark.slow
@@ -227,9 +249,101 @@ def _of_others(world: World) -> Any:
 @pytest.mark.slow
 def test_a_node_that_the_aggregator_does_not_know_stops_the_run_and_is_named(world: World) -> None:
     world.strangers = (2,)
-    with pytest.raises(ProtocolError, match=r"signed by a node that is not known, [0-9a-f]{16}; .* add its line to LDPFL_NODE_KEYS"):
+    name = signer_of(signing_key(2).public_key()).hex()
+    with pytest.raises(
+        ProtocolError, match=f"round 1 is charged and brought nothing: .* not known: {name} .add their lines to LDPFL_NODE_KEYS"
+    ):
         run(world, 2)
     assert world.charges() == [1] * CLIENTS
+
+
+class Watched(RelayAggregator):
+    """Keeps what the relay has handed out."""
+
+    def __init__(self, honest: RelayAggregator) -> None:
+        self.__dict__ |= honest.__dict__
+        self.pulled: list[tuple[bytes, tuple[bytes, ...]]] = []
+
+    def pull_sum(self, run: str, number: int, terms: SumTerms) -> Sum:
+        total, envelopes = super().pull_sum(run, number, terms)
+        self.pulled.append((total.tobytes(), tuple(envelopes)))
+        return total, envelopes
+
+
+@pytest.mark.slow
+def test_an_aggregator_that_lacked_a_key_opens_the_same_sum_later(world: World, tmp_path: Path) -> None:
+    folder, relay = RunFolder(tmp_path / "run"), Watched(world.aggregator())
+    world.strangers = (2,)
+    for _ in range(2):
+        with pytest.raises(ProtocolError, match=r"not known: .* The relay keeps it: start the run again to try once more"):
+            run(world, 2, relay=relay, folder=folder)
+        assert [event.cohort for event in folder.ledger().events] == [3]  # as long as it is not opened: the fewest that it is over
+    world.strangers = ()
+    first = run(world, 1, relay=relay, folder=folder)
+    torch.testing.assert_close(first.state.weights, expected([*range(CLIENTS)]), atol=1e-6, rtol=0)
+    assert len(relay.pulled) == 3
+    assert len(set(relay.pulled)) == 1
+    assert world.store.status("aggregator", world.asked[0].terms.run, 1).state == "gone"
+    last = run(world, 2, relay=relay, folder=folder)
+    assert [event.cohort for event in last.ledger.events] == [CLIENTS] * 2
+    assert world.charges() == [2] * CLIENTS
+
+
+@pytest.mark.slow
+def test_a_node_whose_seed_does_not_open_is_named_and_the_round_can_be_given_up(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has signed that itself, so its operator can revoke its token; the others' round is lost."""
+    folder, stranger = RunFolder(tmp_path / "run"), X25519PrivateKey.generate().public_key()
+    bad = signing_key(3)
+
+    def sealed(seed: bytes, aggregator: Any, node: Ed25519PrivateKey, binding: SumBinding) -> bytes:
+        return seal_seed(seed, stranger if node is world.signing[3] else aggregator, node, binding)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(NODE, "seal_seed", sealed)
+        with pytest.raises(
+            ProtocolError, match=f"not sealed to this key for this round: {signer_of(bad.public_key()).hex()} .these nodes signed"
+        ):
+            run(world, 2, folder=folder)
+    relay = world.aggregator()
+    assert at_relay(relay, left_open(folder)) is not None
+    assert "are lost, and stay charged" in " ".join(closed(relay, left_open(folder)))
+    Tokens(world.store.engine).revoke("client-3")
+    last = run(world, 1, folder=folder)
+    assert torch.equal(last.state.weights, start_vector())
+    assert [event.cohort for event in last.ledger.events] == [3]
+
+
+@pytest.mark.slow
+def test_a_node_whose_token_is_for_another_key_declines_before_anything_is_charged(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """Also one whose token has no key; the relay would refuse what they send, after their charge."""
+    known, own = Tokens(world.store.engine), signer_of(signing_key(1).public_key()).hex()
+    world.tokens["client-0"] = known.renew("client-0", Ed25519PrivateKey.generate().public_key())
+    known.revoke("client-1")
+    world.tokens["client-1"] = known.add("client-1", Role.CLIENT)
+    with caplog.at_level(logging.WARNING, "flwr.ldpfl"):
+        last = run(world)
+    torch.testing.assert_close(last.state.weights, expected([2, 3, 4]), atol=1e-6, rtol=0)
+    assert sum(world.charges()) == 3
+    said = [record.getMessage() for record in caplog.records]
+    assert any(f"is for no signing key, and the node signs as {own}: ask the relay's operator" in line for line in said)
+    assert any("2 said 'declined: its token at the relay is for another signing key'" in line for line in said)
+
+
+@pytest.mark.slow
+def test_a_client_that_writes_another_nodes_name_on_its_envelope_is_in_no_sum(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The relay refuses it, and the sum of the others is opened."""
+
+    def forged(seed: bytes, aggregator: Any, node: Ed25519PrivateKey, binding: SumBinding) -> bytes:
+        made = seal_seed(seed, aggregator, node, binding)
+        return made if node is not world.signing[3] else signer_of(signing_key(0).public_key()) + made[8:]
+
+    monkeypatch.setattr(NODE, "seal_seed", forged)
+    last = run(world)
+    torch.testing.assert_close(last.state.weights, expected([0, 1, 2, 4]), atol=1e-6, rtol=0)
+    assert ("PUT", 403) in world.wire.replies
+    assert last.ledger.events[0].cohort == 4
 
 
 @pytest.mark.slow

@@ -53,6 +53,22 @@ def test_floating_point_errs_by_a_small_part_of_what_is_allowed(law: Law) -> Non
 
 
 @LAWS
+def test_the_quick_size_errs_by_a_small_part_of_what_is_allowed(law: Law) -> None:
+    """2,000 tails from 2^-12 to 1/2; a quarter of the allowance is seen. Those that are smaller are not decided by it."""
+    generator = np.random.default_rng(3)
+    levels = np.concatenate([2.0 ** -generator.uniform(1, 12, 1500), 0.5 - 2.0 ** -generator.uniform(2, 60, 500)])
+    bits = (2.0**64 * levels).astype(np.uint64)
+    sizes = law.unit * law.quick(bits.astype(np.float64))
+    with mpmath.workprec(200):
+        for first, size in zip(bits.tolist(), sizes.tolist(), strict=True):
+            density = mpmath.npdf(size) if law is NORMAL else mpmath.exp(-mpmath.mpf(size)) / 2
+            for further in (0, 1):
+                wrong = abs(tail_of(law, mpmath.mpf(size)) - mpmath.mpf(first + further) / 2**64) / density
+                assert wrong <= law.slack / 4
+        assert tail_of(law, law.far) >= 2.0**-12
+
+
+@LAWS
 def test_a_size_does_not_depend_on_its_place_among_others(law: Law) -> None:
     """Else a client might need more bits in one company than in another, and draw others from then on."""
     tails = np.random.default_rng(2).random(1003) / 2
@@ -136,9 +152,9 @@ def test_integers_below_a_limit_are_those_of_a_real_number(limit: int) -> None:
     for number in numbers:
         for more in (0, 2**64 - 1):
             expected = (((number << 64) + more) * limit) >> 128
-            assert int(below(np.array([[limit]]), Scripted(number, more), ONE)[0, 0]) == expected
-    found = below(np.full((1, 60_000), min(limit, 7)), SeededStreams.for_clients(4, 0, [0]), ONE)[0]
-    assert limit == 1 or stats.chisquare(np.bincount(found, minlength=min(limit, 7))).pvalue > 1e-4
+            assert below(np.array([[float(limit)]]), Scripted(number, more), ONE)[0, 0] == expected
+    found = below(np.full((1, 60_000), float(min(limit, 7))), SeededStreams.for_clients(4, 0, [0]), ONE)[0]
+    assert limit == 1 or stats.chisquare(np.bincount(found.astype(np.int64), minlength=min(limit, 7))).pvalue > 1e-4
 
 
 @pytest.mark.parametrize("odds", [1e-18, 1e-9, 0.3, 1.0, 1.5, 1e9, 1e18, 1e30])

@@ -57,6 +57,20 @@ def test_a_sum_over_two_servers_is_the_sum_of_the_points_bit_for_bit(bits: Bits)
         np.testing.assert_allclose(mean.numpy(), expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("bits", [32, 64])
+def test_no_sum_of_honest_clients_is_longer_than_is_said_and_one_of_uniform_numbers_is(bits: Bits) -> None:
+    """All clients alike, at the clipping norm, make the longest that there is."""
+    for mechanism, values in mechanisms(40, bits):
+        alike = values[:1].expand(40, -1)
+        totals = [mechanism.points(own, RANGES, SecureSource()).sum(axis=0).astype(np.float64) for own in (values, alike)]
+        longest = mechanism.longest_sum(40, 40, DIMENSION)
+        lengths = [float(np.linalg.norm(total)) for total in totals]
+        assert max(lengths) <= longest < 1.6 * max(lengths)
+        junk = np.random.default_rng(1).integers(-(2 ** (bits - 1)), 2 ** (bits - 1), DIMENSION).astype(np.float64)
+        assert float(np.linalg.norm(junk)) > longest
+        assert mechanism.longest_sum(20, 40, DIMENSION) < longest
+
+
 def noise_of_points(mechanism: LatticeMechanism, values: Tensor, seed: int) -> NDArray[np.float64]:
     source = SeededStreams.for_clients(seed, 1, range(len(values)))
     found = mechanism.aggregate([mechanism.sum_of(mechanism.points(values, RANGES, source).sum(axis=0), len(values))], RANGES)

@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -60,12 +61,18 @@ def test_it_is_a_sound_mechanism_and_what_holds_of_it_is_its_author_s_claim(brou
     assert planned.statement.status == "author's claim"
 
 
+def test_an_epsilon_that_no_bit_can_have_is_refused_with_the_least_one(brought: Path) -> None:
+    assert np.isfinite(mechanisms.with_defaults(NAME, 1e-9).noise_std(RANGES, 10)).all()
+    with pytest.raises(ConfigError, match=r"epsilon 1e-10 is too small .* give at least 1e-09"):
+        mechanisms.with_defaults(NAME, 1e-10)
+
+
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_its_own_tests_pass(brought: Path) -> None:
     run = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], cwd=brought, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout
-    assert "3 passed" in run.stdout
+    assert "4 passed" in run.stdout
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from pydantic import BaseModel
 
 import ldpfl
 from ldpfl import LayerRanges, mechanisms
+from ldpfl.api.certified_lines import certified
 from ldpfl.errors import Declined
 from ldpfl.mechanisms import Duchi, Gaussian, Identity, Mechanism, PublicState, duchi
 from ldpfl.mechanisms.dp_sgd import DpSgd
@@ -32,13 +33,11 @@ from ldpfl.privacy import Ledger, PureRelease, RoundEvent
 from ldpfl.privacy.authors import author_of, released
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import read_charges, set_limit
-from ldpfl.privacy.certified_lines import certified
 from ldpfl.privacy.events import OURS, UNKNOWN
 from ldpfl.privacy.policy import Policy, Request
 from ldpfl.privacy.statement import account
 from ldpfl.report.privacy import guarantee_rows
-from ldpfl.verifying.certificate_file import Certificate
-from ldpfl.verifying.verdicts import second_opinion
+from ldpfl_verify import Certificate, verify
 
 RANGES = LayerRanges(torch.tensor([0.0]), torch.tensor([1.0]), (4,))
 
@@ -277,7 +276,7 @@ def test_a_certificate_of_it_is_never_confirmed() -> None:
     for mechanism, statuses in ((Mine(1.0), {"author's claim"}), (Duchi(1.0), {"confirmed", "nearly"})):
         statement = certified(ledger_of(mechanism).to_json(), "run", 1e-5, {})
         assert {line.status for line in statement.guarantees} == {"author's claim" if isinstance(mechanism, Mine) else "proved"}
-        opinion = second_opinion(Certificate(statement=statement))
+        opinion = verify(Certificate(statement=statement))
         assert {line.status for line in opinion.lines} <= statuses
         assert opinion.holds != isinstance(mechanism, Mine)
         assert not opinion.contradicted

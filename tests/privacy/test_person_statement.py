@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from math import sqrt
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ldpfl import plan_regime, verify
+from ldpfl.api.certified_lines import certified
 from ldpfl.errors import ConfigError, Declined, Exhausted
 from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.record_clipping import RecordClip
@@ -18,12 +20,11 @@ from ldpfl.privacy.accountants.adaptive import filtered_epsilon
 from ldpfl.privacy.accountants.gaussian import gaussian_epsilon
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import read_books, set_limit
-from ldpfl.privacy.certified_lines import certified
 from ldpfl.privacy.events import OURS, for_one_record
 from ldpfl.privacy.guarantee import least_protected
 from ldpfl.privacy.policy import Policy, Request
 from ldpfl.privacy.statement import account, account_together
-from ldpfl.verifying.certificate_file import Certificate
+from ldpfl_verify import Certificate
 
 PERSON = GaussianRelease("dp-sgd", 0.2, unit="person", author=OURS)
 RECORD = replace(PERSON, unit="record")
@@ -44,7 +45,7 @@ def test_a_person_is_accounted_as_one_gaussian() -> None:
     assert "A person at a client is protected" in statement.verdict
     assert any("for m persons of one client together, mu is m times as large" in note for note in statement.notes)
     assert any("at k clients counts as k persons" in note for note in statement.notes)
-    assert any(note.startswith("one person added or removed") for note in statement.notes)
+    assert any(note.startswith("one person left out") for note in statement.notes)
 
 
 def test_sums_over_persons_and_clients_hide_as_those_of_records_do() -> None:
@@ -125,9 +126,10 @@ def test_a_certificate_of_persons_is_confirmed_and_none_of_clients() -> None:
     assert {line.protects for line in made.statement.guarantees} == {"person"}
     assert verify(made).holds
     client = "replace one client's data"
-    for change in ({"protects": "client"}, {"adjacency": client}, {"protects": "client", "adjacency": client}):
-        lines = [line.model_copy(update=change) for line in made.statement.guarantees if line.delta > 0]
-        assert not verify(Certificate(statement=made.statement.model_copy(update={"guarantees": lines}))).holds
+    changes: list[dict[str, Any]] = [{"protects": "client"}, {"adjacency": client}, {"protects": "client", "adjacency": client}]
+    for change in changes:
+        lines = [replace(line, **change) for line in made.statement.guarantees if line.delta > 0]
+        assert not verify(Certificate(statement=replace(made.statement, guarantees=tuple(lines)))).holds
 
 
 def test_a_sum_over_clients_counts_persons_twice_for_a_record() -> None:
@@ -155,21 +157,22 @@ def test_a_certificate_of_both_is_of_a_record_at_twice_a_person_s_mu() -> None:
     assert {line.protects for line in made.guarantees} == {"record"}
     assert verify(Certificate(statement=made)).holds
     too_little = gaussian_epsilon(0.2 * sqrt(2), 1e-5)
-    lines = [line.model_copy(update={"epsilon": too_little}) for line in made.guarantees if line.delta > 0]
-    assert verify(Certificate(statement=made.model_copy(update={"guarantees": lines}))).contradicted
+    lines = [replace(line, epsilon=too_little) for line in made.guarantees if line.delta > 0]
+    assert verify(Certificate(statement=replace(made, guarantees=tuple(lines)))).contradicted
 
 
 def test_a_person_s_certificate_is_none_of_a_record() -> None:
     made = certified(ledger(PERSON).to_json(), "run", 1e-5, {}, (), origin="test")
-    record = {"protects": "record", "adjacency": "replace one record of one client"}
-    lines = [line.model_copy(update=record) for line in made.guarantees if line.delta > 0]
-    assert verify(Certificate(statement=made.model_copy(update={"guarantees": lines}))).contradicted
+    record: dict[str, Any] = {"protects": "record", "adjacency": "replace one record of one client"}
+    lines = [replace(line, **record) for line in made.guarantees if line.delta > 0]
+    assert verify(Certificate(statement=replace(made, guarantees=tuple(lines)))).contradicted
 
 
 def test_a_record_s_certificate_is_none_of_its_person() -> None:
     made = certified(ledger(RECORD).to_json(), "run", 1e-5, {}, (), origin="test")
-    lines = [line.model_copy(update={"protects": "person", "adjacency": REPLACED}) for line in made.guarantees if line.delta > 0]
-    assert not verify(Certificate(statement=made.model_copy(update={"guarantees": lines}))).holds
+    person: dict[str, Any] = {"protects": "person", "adjacency": REPLACED}
+    lines = [replace(line, **person) for line in made.guarantees if line.delta > 0]
+    assert not verify(Certificate(statement=replace(made, guarantees=tuple(lines)))).holds
 
 
 @pytest.mark.parametrize("regime", ["records", "records-summed"])

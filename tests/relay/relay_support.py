@@ -34,6 +34,7 @@ from anyio.from_thread import BlockingPortal
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 from sqlalchemy import Engine, event, select
 from starlette.types import ASGIApp
@@ -45,12 +46,14 @@ from ldpfl.relay.limits import Connections
 from ldpfl.relay.schema import READ_ONLY, blocks, meta, parts, rounds, tokens, uploads
 from ldpfl.relay.serve import Tls, serve
 from ldpfl.relay.store import Store
-from ldpfl.summing import ENVELOPE_BYTES, fold
+from ldpfl.relay.tokens import Owner, Role, Tokens
+from ldpfl.summing import ENVELOPE_BYTES, SumBinding, fold, signer_of
 from ldpfl.summing.masks import zeros
 
 TABLES = (meta, tokens, rounds, uploads, blocks, parts)
 RUN = "run-1"
 RECORD_BYTES = 16
+_SEALED_BYTES = 80
 
 
 def unsynced(engine: Engine) -> Engine:
@@ -73,21 +76,50 @@ def sum_terms(**changes: Any) -> SumTerms:
     return SumTerms(**{"agreement": "0" * 64, **usual, **changes})
 
 
-def share_for(client: str, size: SumTerms | None = None) -> bytes:
-    """Return an upload to a sum round, masked vector and envelope, which look as random as real ones: to the relay both are bytes."""
-    source = np.random.default_rng(list(client.encode()))
-    return source.bytes((size or sum_terms()).upload_bytes)
+def signing_key(client: str) -> Ed25519PrivateKey:
+    """Return the key by which a client of a sum signs."""
+    return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(client.encode()).digest())
+
+
+def signer(client: str, *, signs: bool = True) -> Owner:
+    """Return a client as the relay knows it by its token, with its signing key or without one."""
+    return Owner(client, Role.CLIENT, signing_key(client).public_key() if signs else None)
+
+
+def tokens_for(engine: Engine, clients: Iterable[str]) -> dict[str, str]:
+    """Issue a token to each client, with its signing key, and to the aggregator "server"; return them by name."""
+    known = Tokens(engine)
+    made = {name: known.add(name, Role.CLIENT, signing_key(name).public_key()) for name in clients}
+    return made | {"server": known.add("server", Role.AGGREGATOR)}
+
+
+def share_for(name: str, size: SumTerms | None = None, number: int = 1, *, by: str | None = None) -> bytes:
+    """Return an upload to a sum round, masked vector and envelope, that looks as random as a real one and is signed as one.
+
+    Args:
+        name: another one, other bytes.
+        by: the client that signs it, if that is not ``name``.
+    """
+    size = size or sum_terms()
+    source = np.random.default_rng(list(name.encode()))
+    return source.bytes(size.sum_bytes) + envelope_of(source.bytes(_SEALED_BYTES), by or name, size, number)
+
+
+def envelope_of(sealed: bytes, client: str, size: SumTerms, number: int = 1) -> bytes:
+    """Return what ``client`` would send of a seed that is ``sealed``."""
+    binding, key = SumBinding(RUN, number, bytes.fromhex(size.agreement), size.dimension, size.bits), signing_key(client)
+    return signer_of(key.public_key()) + key.sign(binding.info(b"sign") + sealed) + sealed
 
 
 def share_id(share: bytes) -> str:
     return hashlib.sha256(share[-ENVELOPE_BYTES:]).hexdigest()
 
 
-def give(store: Store, client: str, share: bytes, number: int = 1) -> None:
+def give(store: Store, client: str | Owner, share: bytes, number: int = 1) -> None:
     """Add a share to a sum as the application does."""
-    mine = (client, RUN, number, share_id(share))
-    store.sums.check(*mine, len(share))
-    store.sums.add(*mine, BytesIO(share)).result(60)
+    owner = signer(client) if isinstance(client, str) else client
+    expected = store.sums.check(owner, RUN, number, share_id(share), len(share))
+    store.sums.add(expected, BytesIO(share)).result(60)
 
 
 def sum_of(shares: Iterable[bytes], size: SumTerms) -> NDArray[np.unsignedinteger]:

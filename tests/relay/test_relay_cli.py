@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from relay_support import RUN, Clock, on_disk, opened, put, terms, upload_id
 from typer.testing import CliRunner
 
@@ -16,6 +17,8 @@ from ldpfl.relay.database import open_engine
 from ldpfl.relay.errors import Unauthenticated, Unknown
 from ldpfl.relay.store import Store
 from ldpfl.relay.tokens import Tokens
+from ldpfl.summing import signer_of
+from ldpfl.summing.node_keys import line_of, public_text
 
 pytest_plugins = ["relay_fixtures"]
 
@@ -49,6 +52,7 @@ def test_the_store_may_come_from_the_environment(tmp_path: Path, monkeypatch: py
         (["token", "add", "alice", "--role", "king"], "client or aggregator"),
         (["token", "add", "a b", "--role", "client"], "cannot name"),
         (["token", "revoke", "alice"], "no token"),
+        (["token", "add", "alice", "--role", "client", "--signing-key", "alice"], "'alice' does not begin with a node's public key"),
         (["serve", "--host", "0.0.0.0"], "--tls-cert"),
         (["serve", "--tls-cert", "x.pem"], "belong together"),
     ],
@@ -70,10 +74,10 @@ def test_a_token_is_renewed_and_the_older_one_revoked_when_nobody_uses_it_any_mo
     with pytest.raises(ConfigError, match="ldpfl relay token renew alice"):
         call("token", "add", "alice", "--role", "client", "--store", store)
     second = call("token", "renew", "alice", "--store", store).strip()
-    assert call("token", "list", "--store", store).splitlines() == ["client      alice  (two tokens)"]
+    assert call("token", "list", "--store", store).splitlines() == ["client      alice", "client      alice  (older token)"]
     engine = open_engine(str(store))
     tokens = Tokens(engine)
-    assert tokens.owner(first) == tokens.owner(second)
+    assert tokens.owner(first).name == tokens.owner(second).name == "alice"
     with pytest.raises(ConfigError, match="two tokens already: revoke the older one first"):
         call("token", "renew", "alice", "--store", store)
     call("token", "revoke", "alice", "--older", "--store", store)
@@ -90,6 +94,29 @@ def test_a_token_is_renewed_and_the_older_one_revoked_when_nobody_uses_it_any_mo
     with pytest.raises(ConfigError, match="alice has no token"):
         call("token", "renew", "alice", "--store", store)
     engine.dispose()
+
+
+def test_a_clients_token_has_its_signing_key_and_keeps_it(tmp_path: Path) -> None:
+    store, keys = ("--store", tmp_path / "relay.db"), {name: Ed25519PrivateKey.generate() for name in ("alice", "bob", "new")}
+    lines = {name: line_of(key) for name, key in keys.items()}
+    names = {name: signer_of(key.public_key()).hex() for name, key in keys.items()}
+    call("token", "add", "alice", "--role", "client", "--signing-key", lines["alice"], *store)
+    call("token", "add", "bob", "--role", "client", *store)
+    call("token", "add", "server", "--role", "aggregator", *store)
+    alice = f"client      alice  signs as {names['alice']}"
+    assert call("token", "list", *store).splitlines() == [alice, "client      bob", "aggregator  server"]
+    call("token", "renew", "alice", *store)
+    assert call("token", "list", *store).splitlines()[:2] == [alice, f"{alice}  (older token)"]
+    call("token", "revoke", "alice", "--older", *store)
+    call("token", "renew", "alice", "--signing-key", lines["new"].split()[0], *store)
+    signs = f"client      alice  signs as {names['new']}"
+    assert call("token", "list", *store).splitlines()[:2] == [signs, f"{alice}  (older token)"]
+    for key in ("alice", "new"):
+        with pytest.raises(ConfigError, match="this signing key is that of alice: each client has one of its own"):
+            call("token", "renew", "bob", "--signing-key", lines[key], *store)
+    call("token", "renew", "bob", "--signing-key", lines["bob"], *store)
+    with pytest.raises(ConfigError, match="an aggregator adds to no sum"):
+        call("token", "renew", "server", "--signing-key", public_text(Ed25519PrivateKey.generate()), *store)
 
 
 def test_rounds_are_listed_by_what_the_relay_s_operator_may_see_and_cancelled(sqlite_store: Store, clock: Clock, tmp_path: Path) -> None:

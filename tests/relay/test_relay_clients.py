@@ -457,7 +457,7 @@ def test_waiting_ends_with_a_reason(world: World) -> None:
         alice.upload(RUN, 1, upload_id("alice"), blob("alice"), within_s=60.0)
         with pytest.raises(RelayNotReleased, match="is still open after 5 seconds"):
             server.wait(RUN, 1, 5)
-        with pytest.raises(RelayNotReleased, match="has 1 uploads of the 2 it waits for after 200 seconds"):
+        with pytest.raises(RelayNotReleased, match="has 1 upload of the 2 it waits for after 200 seconds"):
             server.wait(RUN, 1, 200)
         server.cancel(RUN, 1)
         assert server.wait(RUN, 1, 1).state == "gone"
@@ -707,16 +707,16 @@ def silent(port: int) -> Iterator[tuple[str, int]]:
 
 def test_a_token_is_checked_without_sending_anything_else(world: World) -> None:
     with world.client() as alice:
-        alice.check_token()
+        assert alice.signer() is None
     for name, status in (("server", 403), ("x" * 43, 401)):
         with world.client(name) as other, pytest.raises(RelayRefused) as refused:
-            other.check_token()
+            other.signer()
         assert refused.value.status == status
-    assert {(request.method, request.url.path.split("/")[1]) for request in world.transport.seen} == {("GET", "health"), ("HEAD", "v1")}
+    assert {(request.method, request.url.path) for request in world.transport.seen} == {("GET", "/v1/token")}
     assert all(request.read() == b"" for request in world.transport.seen)
 
 
 def test_what_is_no_relay_knows_no_token() -> None:
     page = httpx.MockTransport(lambda request: httpx.Response(200, text="<html>welcome</html>"))
     with RelayClient("http://127.0.0.1", "token", transport=page) as client, pytest.raises(ProtocolError, match="not a relay"):
-        client.check_token()
+        client.signer()

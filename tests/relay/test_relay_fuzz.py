@@ -14,7 +14,7 @@ from urllib.parse import unquote_to_bytes
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from relay_support import RUN, Changes, blob, share_for, share_id, sum_terms, terms, unsynced, upload_id
+from relay_support import RUN, Changes, blob, share_for, share_id, signing_key, sum_terms, terms, unsynced, upload_id
 from starlette.types import ASGIApp, Message, Scope
 
 from ldpfl.relay.app import create_app
@@ -72,7 +72,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     path = str(tmp_path_factory.mktemp("fuzz") / "relay.db")
     store = Store(unsynced(open_engine(path)))
     known = Tokens(store.engine)
-    secrets = [known.add("alice", Role.CLIENT), known.add("server", Role.AGGREGATOR)]
+    secrets = [known.add("alice", Role.CLIENT, signing_key("alice").public_key()), known.add("server", Role.AGGREGATOR)]
     changes, loop = Changes(path), asyncio.new_event_loop()
     tokens = {secrets[0].encode(): "client", secrets[1].encode(): "aggregator"}
     app = create_app(store, Limits(requests_per_s=1e9, burst=1e9, block_s=5))

@@ -27,6 +27,7 @@ from relay_support import (
     records,
     refused,
     seeded,
+    signing_key,
     terms,
     upload_id,
 )
@@ -461,9 +462,20 @@ def test_a_journal_that_another_worker_ends_meanwhile_is_nobodys(tmp_path: Path,
 def test_a_store_of_another_version_is_refused(place: str) -> None:
     engine = open_engine(place)
     with engine.begin() as connection:
-        connection.execute(update(meta).values(version=4))
+        connection.execute(update(meta).values(version=5))
     engine.dispose()
-    with pytest.raises(ConfigError, match="has version 4; this program knows version 3"):
+    with pytest.raises(ConfigError, match="has version 5; this program knows version 4"):
+        open_engine(place)
+
+
+def test_a_store_whose_tokens_have_no_signing_keys_is_refused_as_one_of_another_version(place: str) -> None:
+    """Those of version 3 had none."""
+    engine = open_engine(place)
+    with engine.begin() as connection:
+        connection.execute(text(f"ALTER TABLE {'' if is_sqlite(engine) else SCHEMA + '.'}relay_tokens DROP COLUMN signing_key"))
+        connection.execute(update(meta).values(version=3))
+    engine.dispose()
+    with pytest.raises(ConfigError, match=r"A store of another version of ldpfl looks so, too: .* issue the tokens anew in an empty place"):
         open_engine(place)
 
 
@@ -496,6 +508,9 @@ def test_tokens_are_stored_as_hashes_and_can_be_revoked(store: Store) -> None:
     assert token != other
     assert (known.owner(token).name, known.owner(token).role) == ("alice", Role.CLIENT)
     assert [owner.name for owner in known.all()] == ["alice", "server"]
+    key = signing_key("bob").public_key()
+    assert known.owner(known.add("bob", Role.CLIENT, key)).signing_key == key
+    known.revoke("bob")
     assert token not in repr(content(store))
     assert token.encode() not in b"".join(row[0] for row in dict(zip(TABLES, content(store), strict=True))[tokens])
     with pytest.raises(ConfigError, match="has a token already"):

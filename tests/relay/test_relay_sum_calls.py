@@ -15,7 +15,23 @@ import httpx
 import numpy as np
 import pytest
 from anyio.from_thread import BlockingPortal
-from relay_support import RUN, Changes, Clock, InProcess, blob, members, pull, share_for, share_id, sum_of, sum_terms, terms, upload_id
+from relay_support import (
+    RUN,
+    Changes,
+    Clock,
+    InProcess,
+    blob,
+    members,
+    pull,
+    share_for,
+    share_id,
+    signing_key,
+    sum_of,
+    sum_terms,
+    terms,
+    tokens_for,
+    upload_id,
+)
 from starlette.types import Message, Scope
 
 from ldpfl import ProtocolError
@@ -24,7 +40,7 @@ from ldpfl.relay.app import create_app
 from ldpfl.relay.limits import Limits
 from ldpfl.relay.store import Store
 from ldpfl.relay.tokens import Role, Tokens
-from ldpfl.summing import ENVELOPE_BYTES
+from ldpfl.summing import ENVELOPE_BYTES, signer_of
 
 pytest_plugins = ["relay_fixtures"]
 
@@ -37,8 +53,7 @@ class Site:
     """A relay in this process and its callers; sleeping turns the relay's clock."""
 
     def __init__(self, store: Store, clock: Clock, portal: BlockingPortal, limits: Limits = FAST) -> None:
-        known = Tokens(store.engine)
-        self.tokens = {name: known.add(name, Role.CLIENT) for name in SHARES} | {"server": known.add("server", Role.AGGREGATOR)}
+        self.tokens = tokens_for(store.engine, SHARES)
         self.store, self.clock, self.portal = store, clock, portal
         self.app = create_app(store, limits)
         self.transport = InProcess(self.app, portal)
@@ -116,7 +131,7 @@ def test_a_whole_round(site: Site, bits: int, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("ldpfl.relay.protocol.SUM_PART_BYTES", 1600)
     monkeypatch.setattr("ldpfl.relay.sum_store._IN_MEMORY_BYTES", 1000)
     size = sum_terms(dimension=1000, bits=bits)
-    shares = {name: share_for(name, size) for name in SHARES}
+    shares = {name: share_for(name, size, 2) for name in SHARES}
     assert site.server.open_round(RUN, 2, size).terms == size
     assert site.server.open_round(RUN, 2, size).state == "open"
     for name in ("alice", "bob", "alice"):
@@ -176,6 +191,7 @@ def test_what_a_round_may_be_at_most() -> None:
 
 def test_requests_that_are_wrong_get_a_clear_answer_and_change_nothing(site: Site) -> None:
     changes = Changes(site.store.engine.url.database)
+    site.tokens["dora"] = Tokens(site.store.engine).add("dora", Role.CLIENT)
     share, before = SHARES["alice"], changes.count()
     wrong = {
         "no client": (site.put(share, "server"), 403),
@@ -187,6 +203,9 @@ def test_requests_that_are_wrong_get_a_clear_answer_and_change_nothing(site: Sit
         "capitals": (site.put(share, upload=share_id(share).upper()), 404),
         "huge": (site.put(share, headers={"Content-Length": "9" * 18}), 400),
         "no number": (site.put(share, headers={"Content-Length": "-1"}), 400),
+        "another one's envelope": (site.put(SHARES["bob"]), 403),
+        "no signature": (site.put(share[:-100] + bytes(100)), 403),
+        "no signing key": (site.put(share_for("dora"), "dora"), 403),
     }
     assert {case: answer.status_code for case, (answer, _) in wrong.items()} == {case: status for case, (_, status) in wrong.items()}
     assert all(0 < len(answer.json()["error"]) < 200 for answer, _ in wrong.values())
@@ -328,11 +347,29 @@ def test_an_upload_ends_with_its_time(site: Site) -> None:
 
 def test_what_the_relay_refuses_is_said_at_once(site: Site) -> None:
     site.upload("alice")
-    for share in (share_for("another"), share_for("another", sum_terms(dimension=11))):
+    for share in (share_for("another", by="alice"), share_for("another", sum_terms(dimension=11), by="alice")):
         with pytest.raises(RelayRefused):
             site.upload("alice", share)
     with pytest.raises(RelayRefused, match="shares of a sum"), site.caller(RelayClient, "bob") as bob:
         bob.upload(RUN, 1, upload_id("bob"), blob("bob"), within_s=5.0)
+
+
+def test_a_client_learns_by_which_key_it_has_to_sign(site: Site) -> None:
+    """Before it computes, and before it charges its budget."""
+    known = Tokens(site.store.engine)
+    site.tokens["dora"] = known.add("dora", Role.CLIENT)
+    site.tokens["new alice"] = known.renew("alice", signing_key("new alice").public_key())
+    names = {"alice": "alice", "new alice": "new alice", "dora": None}
+    for token, key in names.items():
+        with site.caller(RelayClient, token) as client:
+            assert client.signer() == (None if key is None else signer_of(signing_key(key).public_key()).hex())
+    with pytest.raises(RelayRefused, match="403"), site.caller(RelayClient, "server") as server:
+        server.signer()
+    with pytest.raises(RelayRefused, match=r"\(403\): this token has no signing key"):
+        site.upload("dora", share_for("dora"))
+    site.upload("new alice", share_for("alice", by="new alice"))
+    with pytest.raises(RelayRefused, match="one a round"):  # both tokens are one client
+        site.upload("alice")
 
 
 def test_a_round_of_records_takes_no_share(site: Site) -> None:

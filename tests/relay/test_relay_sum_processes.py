@@ -13,15 +13,13 @@ import httpx
 import numpy as np
 import psutil
 import pytest
-from relay_support import RUN, free_port, members, on_disk, relay_process, share_for, share_id, sum_terms
+from relay_support import RUN, envelope_of, free_port, members, on_disk, relay_process, share_for, share_id, sum_terms, tokens_for
 from sqlalchemy import select
 
 from ldpfl.relay import Patience, RelayAggregator, RelayClient, RelayRefused, RelayRoundOver, RelayUnreachable, SumTerms
 from ldpfl.relay.database import open_engine
 from ldpfl.relay.schema import READ_ONLY, blocks, parts
 from ldpfl.relay.store import Store
-from ldpfl.relay.tokens import Role, Tokens
-from ldpfl.summing import ENVELOPE_BYTES
 
 pytest_plugins = ["relay_fixtures"]
 pytestmark = pytest.mark.slow
@@ -31,8 +29,7 @@ BORNE = Patience(tries=300, first_s=0.02, longest_s=0.2, longest_upload_s=0.3, t
 
 def tokens_in(place: str, clients: list[str]) -> dict[str, str]:
     engine = open_engine(place)
-    known = Tokens(engine)
-    made = {name: known.add(name, Role.CLIENT) for name in clients} | {"server": known.add("server", Role.AGGREGATOR)}
+    made = tokens_for(engine, clients)
     engine.dispose()
     return made
 
@@ -145,6 +142,31 @@ def test_a_relay_that_dies_for_good_leaves_a_sum_of_exactly_those_it_lists(place
     store.close()
 
 
+@pytest.mark.thorough_for("postgresql")
+def test_a_relay_that_is_killed_between_release_and_acknowledgement_hands_out_the_same_again(place: str, tmp_path: Path) -> None:
+    size = sum_terms(dimension=2_000_000, closes_in_s=0.0)  # two parts, and envelopes
+    tokens, port = tokens_in(place, ["alice", "bob"]), free_port()
+    shares = {name: share_for(name, size) for name in ("alice", "bob")}
+    with RelayAggregator(f"http://127.0.0.1:{port}", tokens["server"], transport=plain(), patience=BORNE) as server:
+        pulled = []
+        for start in range(3):
+            with relay_process(place, tmp_path / f"{start}.log", port) as (running, _):
+                if not start:
+                    server.open_round(RUN, 1, size)
+                    for name, share in shares.items():
+                        with RelayClient(f"http://127.0.0.1:{port}", tokens[name], transport=plain()) as client:
+                            client.upload_share(RUN, 1, share, within_s=60.0)
+                total, envelopes = server.pull_sum(RUN, 1, size)
+                pulled.append((total.tobytes(), tuple(envelopes)))
+                if start == 2:
+                    server.acknowledge(RUN, 1)
+                running.kill()
+        with relay_process(place, tmp_path / "last.log", port), pytest.raises(RelayRoundOver):
+            server.pull_sum(RUN, 1, size)
+    assert len(set(pulled)) == 1
+    assert members(pulled[0][0] + b"".join(pulled[0][1]), shares, size) == set(shares)
+
+
 @pytest.mark.thorough_for("sqlite")
 def test_two_relays_share_one_store(place: str, tmp_path: Path) -> None:
     size = sum_terms(dimension=30_000, bits=64, min_clients=40, max_uploads=40, closes_in_s=0.0)
@@ -199,7 +221,7 @@ def test_memory_and_store_do_not_grow_with_the_number_of_uploads(more: int, tmp_
 
         def upload(index: int) -> None:
             with RelayClient(f"http://127.0.0.1:{port}", tokens[f"c{index}"], transport=plain()) as client:
-                client.upload_share(RUN, 1, vector + index.to_bytes(ENVELOPE_BYTES, "big"), within_s=60.0)
+                client.upload_share(RUN, 1, vector + envelope_of(index.to_bytes(80, "big"), f"c{index}", size), within_s=60.0)
 
         def sizes(indices: range) -> tuple[int, int]:
             with ThreadPoolExecutor(4) as pool:

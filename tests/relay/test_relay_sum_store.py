@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from relay_support import (
     RUN,
     TABLES,
     Clock,
+    Postgres,
     blob,
     content,
+    envelope_of,
     give,
     members,
     on_disk,
@@ -30,6 +32,8 @@ from relay_support import (
     refused,
     share_for,
     share_id,
+    signer,
+    signing_key,
     sum_opened,
     sum_terms,
     upload_id,
@@ -38,6 +42,7 @@ from sqlalchemy import event, text
 
 from ldpfl.relay.database import open_engine
 from ldpfl.relay.errors import Conflict, Forbidden, Refusal, RoundOver, StoreFull, StoreUnavailable, TooEarly, Unknown, WrongLength
+from ldpfl.relay.queries import held_at_once
 from ldpfl.relay.rounds_listed import cancel_round, list_rounds
 from ldpfl.relay.schema import SCHEMA, blocks, is_sqlite, parts, uploads
 from ldpfl.relay.store import Store
@@ -58,7 +63,7 @@ def test_what_clients_sent_is_summed_exactly_and_nobody_else_is_in_it(store: Sto
     binding = SumBinding(RUN, 1, bytes(32), size.dimension, size.bits)
     nodes, points = {}, source.integers(-(2**27), 2**27, (5, size.dimension))
     for index, mine in enumerate(points):
-        node, seed = Ed25519PrivateKey.generate(), new_seed()
+        node, seed = signing_key(f"c{index}"), new_seed()
         nodes[signer_of(node.public_key())] = node.public_key()
         give(store, f"c{index}", shard(mine, seed, bits) + seal_seed(seed, aggregator.public_key(), node, binding))
     clock.now += 100
@@ -101,7 +106,8 @@ def test_all_that_wait_are_added_up_in_one_transaction(sqlite_store: Store, cloc
     event.listen(sqlite_store.engine, "commit", lambda _: commits.append(1))
     adding = []
     for client, share in shares.items():
-        adding.append(sqlite_store.sums.add(client, RUN, 1, share_id(share), BytesIO(share)))
+        expected = sqlite_store.sums.check(signer(client), RUN, 1, share_id(share), len(share))
+        adding.append(sqlite_store.sums.add(expected, BytesIO(share)))
         assert begun.wait(30)  # the first one alone, the others behind it
     free.set()
     for each in adding:
@@ -130,13 +136,71 @@ def test_a_share_counts_once_however_often_it_comes(store: Store, clock: Clock) 
 def test_one_share_a_client_and_one_client_an_envelope(store: Store) -> None:
     size = sum_opened(store, max_uploads=2)
     give(store, "alice", share_for("alice"))
-    refused(store, Conflict, lambda: give(store, "alice", share_for("alice2")), "one a round")
-    refused(store, Conflict, lambda: give(store, "bob", share_for("alice")), "another client")
+    refused(store, Conflict, lambda: give(store, "alice", share_for("alice2", by="alice")), "one a round")
+    alias = replace(signer("alice"), name="bob")  # no two tokens have one key; where it went from one to the other, this holds
+    refused(store, Conflict, lambda: give(store, alias, share_for("alice")), "another client")
     refused(store, WrongLength, lambda: give(store, "bob", b"x" + share_for("bob")), f"exactly {size.upload_bytes} bytes")
-    refused(store, Refusal, lambda: store.sums.add("bob", RUN, 1, "0" * 64, BytesIO(share_for("bob"))), "SHA-256")
+    expected = store.sums.check(signer("bob"), RUN, 1, "0" * 64, size.upload_bytes)
+    refused(store, Refusal, lambda: store.sums.add(expected, BytesIO(share_for("bob"))), "SHA-256")
     refused(store, Unknown, lambda: give(store, "bob", share_for("bob"), 2))
     give(store, "bob", share_for("bob"))
     refused(store, Conflict, lambda: give(store, "carol", share_for("carol")), "full")
+
+
+def test_a_client_adds_in_its_own_name_alone(store: Store, clock: Clock) -> None:
+    """Whatever is refused here is in no sum; what it would have spoilt is whole."""
+    size = sum_opened(store, min_clients=1)
+    alice, bob = share_for("alice"), share_for("bob")
+    vector, sealed = alice[: size.sum_bytes], bob[-80:]
+    another = sum_terms(agreement="1" * 64)
+    forged = {
+        "another one's envelope": (bob, "names node"),
+        "another one's name on its own signature": (
+            vector + bob[size.sum_bytes :][:8] + envelope_of(sealed, "alice", size)[8:],
+            "names node",
+        ),
+        "its own name on another one's signature": (
+            vector + alice[size.sum_bytes :][:8] + bob[size.sum_bytes :][8:],
+            "not signed for this round",
+        ),
+        "its own signature on another one's seed": (alice[:-80] + sealed, "not signed for this round"),
+        "an envelope of another round": (share_for("alice", number=2), "not signed for this round"),
+        "an envelope of another agreement": (share_for("alice", another), "not signed for this round"),
+    }
+    for share, why in forged.values():
+        refused(store, Forbidden, lambda share=share: give(store, "alice", share), why)  # type: ignore[misc]
+    give(store, "alice", alice)
+    clock.now += 100
+    assert members(pull(store), {"alice": alice}, size) == {"alice"}
+
+
+def test_a_token_without_a_signing_key_is_for_mixed_records_alone(store: Store) -> None:
+    opened(store, 1)
+    sum_opened(store, 2)
+    put(store, "alice")
+    keyless = signer("alice", signs=False)
+    why = "has no signing key for sums: ldpfl relay token renew alice --signing-key KEY"
+    refused(store, Forbidden, lambda: give(store, keyless, share_for("alice", number=2), 2), why)
+
+
+def test_what_was_released_stays_the_same_until_it_is_acknowledged(place: str, store: Store, clock: Clock) -> None:
+    """An aggregator that could not open it, or died over it, gets it again, also of another relay; a late client changes nothing."""
+    size = sum_opened(store)
+    shares = {name: share_for(name) for name in ("alice", "bob")}
+    for name, share in shares.items():
+        give(store, name, share)
+    clock.now += 100
+    first = pull(store)
+    store.close()
+    clock.now += 10 * 24 * 3600
+    later = Store(open_engine(place), clock=clock)
+    later.tidy()
+    refused(later, RoundOver, lambda: give(later, "carol", share_for("carol")))
+    assert pull(later) == pull(later) == first
+    assert members(first, shares, size) == {"alice", "bob"}
+    later.acknowledge("aggregator", RUN, 1)
+    refused(later, RoundOver, lambda: pull(later))
+    later.close()
 
 
 def test_a_round_is_of_one_kind_for_ever(store: Store, clock: Clock) -> None:
@@ -147,7 +211,7 @@ def test_a_round_is_of_one_kind_for_ever(store: Store, clock: Clock) -> None:
     refused(store, Conflict, lambda: store.open_round("aggregator", RUN, 2, sum_terms()), "other terms")
     refused(store, Conflict, lambda: store.begin("alice", RUN, 1, upload_id("alice"), 640), "shares of a sum")
     refused(store, Conflict, lambda: store.begin("alice", RUN, 1, upload_id("alice"), sum_terms().upload_bytes), "shares of a sum")
-    refused(store, Conflict, lambda: give(store, "alice", share_for("alice"), 2), "sealed records")
+    refused(store, Conflict, lambda: give(store, "alice", share_for("alice", number=2), 2), "sealed records")
     give(store, "alice", share_for("alice"))
     mine = ("alice", RUN, 1, share_id(share_for("alice")))
     refused(store, Conflict, lambda: store.progress(*mine), "shares of a sum")
@@ -186,11 +250,11 @@ def test_a_batch_that_comes_late_is_refused_by_the_transaction(store: Store, clo
     sum_opened(store, min_clients=1)
     give(store, "alice", share_for("alice"))
     share = share_for("bob")
-    store.sums.check("bob", RUN, 1, share_id(share), len(share))
+    expected = store.sums.check(signer("bob"), RUN, 1, share_id(share), len(share))
     clock.now += 100
-    refused(store, RoundOver, lambda: store.sums.add("bob", RUN, 1, share_id(share), BytesIO(share)).result(30))
+    refused(store, RoundOver, lambda: store.sums.add(expected, BytesIO(share)).result(30))
     pull(store)
-    refused(store, RoundOver, lambda: store.sums.add("bob", RUN, 1, share_id(share), BytesIO(share)).result(30))
+    refused(store, RoundOver, lambda: store.sums.add(expected, BytesIO(share)).result(30))
 
 
 def at_once(count: int, action: Callable[[int], object]) -> list[Exception | None]:
@@ -213,12 +277,80 @@ def at_once(count: int, action: Callable[[int], object]) -> list[Exception | Non
 def test_races_of_several_workers(store: Store, another: Callable[[], Store], clock: Clock, race: str) -> None:
     size = sum_opened(store, min_clients=1, max_uploads=3 if race == "too many" else 8)
     workers = [store, another()] * 4
-    clients = ["alice"] * 8 if race in ("same share", "other share") else [f"c{index}" for index in range(8)]
-    shares = {f"c{index}": share_for("one" if race in ("same share", "same envelope") else f"c{index}") for index in range(8)}
+    names = [f"c{index}" for index in range(8)]
+    one_key = race != "too many"
+    clients = [
+        replace(signer("alice" if one_key else name), name="alice" if race in ("same share", "other share") else name) for name in names
+    ]
+    shares = {
+        name: share_for("one" if race in ("same share", "same envelope") else name, by="alice" if one_key else name) for name in names
+    }
     errors = at_once(8, lambda index: give(workers[index], clients[index], shares[f"c{index}"]))
     assert errors.count(None) == {"same share": 8, "other share": 1, "same envelope": 1, "too many": 3}[race]
     clock.now += 100
     assert len(members(pull(store), shares, size)) == (3 if race == "too many" else 1)
+
+
+def beside(store: Store, places: int, action: Callable[[], None]) -> None:
+    """Do it while other relays hold the first so many partial sums of the first round."""
+    with store.engine.begin() as connection:
+        for place in range(places):
+            assert held_at_once(connection, f"partial sum {place} of round 1 of {RUN}")
+        action()
+
+
+@pytest.fixture
+def postgres_store(postgres: Postgres, clock: Clock) -> Iterator[Store]:
+    opened = Store(open_engine(postgres.new_store()), clock=clock)
+    yield opened
+    opened.close()
+
+
+def test_relays_that_add_at_once_have_partial_sums_and_the_release_adds_them_up(
+    postgres_store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ldpfl.relay.protocol.SUM_PART_BYTES", 64)
+    size = sum_opened(postgres_store, dimension=40)  # in three parts
+    shares = {f"c{index}": share_for(f"c{index}", size) for index in range(6)}
+    for index, (client, share) in enumerate(shares.items()):
+        beside(postgres_store, index % 3, lambda client=client, share=share: give(postgres_store, client, share))  # type: ignore[misc]
+    assert [row[1] for row in by_table(postgres_store)[parts]] == [*range(9)]
+    assert postgres_store.status("aggregator", RUN, 1).uploads == 6
+    clock.now += 100
+    assert members(pull(postgres_store), shares, size) == set(shares)
+    assert [row[1] for row in by_table(postgres_store)[parts]] == [*range(4)]  # three of the sum, one of envelopes
+    postgres_store.acknowledge("aggregator", RUN, 1)
+    assert by_table(postgres_store)[parts] == []
+
+
+def test_a_relay_that_finds_all_partial_sums_held_waits_for_one(postgres_store: Store, clock: Clock) -> None:
+    size = sum_opened(postgres_store)
+    shares = {name: share_for(name) for name in ("alice", "bob")}
+    for name, share in shares.items():
+        beside(postgres_store, 7, lambda name=name, share=share: give(postgres_store, name, share))  # type: ignore[misc]
+    assert [row[1] for row in by_table(postgres_store)[parts]] == [7]
+    clock.now += 100
+    assert members(pull(postgres_store), shares, size) == {"alice", "bob"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("last", range(1, 22))
+@pytest.mark.thorough_for(*(str(last) for last in range(1, 22) if last % 4))
+def test_a_relay_killed_at_any_statement_of_a_release_leaves_the_partial_sums_or_their_sum(postgres: Postgres, last: int) -> None:
+    place = postgres.new_store()
+    store = Store(open_engine(place))
+    size = sum_terms(dimension=1000, min_clients=3, closes_in_s=0.0)
+    store.open_round("aggregator", RUN, 1, size)
+    shares = {name: share_for(name, size) for name in ("alice", "bob", "carol")}
+    for index, (name, share) in enumerate(shares.items()):
+        beside(store, index, lambda name=name, share=share: give(store, name, share))  # type: ignore[misc]
+    with process(_release_and_die, place, last) as killed:
+        killed.join(60)
+        ended = killed.exitcode
+    assert ended in (-9, 0)
+    assert len(by_table(store)[parts]) == (2 if by_table(store)[uploads] == [] else 3)
+    assert members(pull(store), shares, size) == set(shares)
+    store.close()
 
 
 def test_workers_that_release_at_once_release_once(store: Store, another: Callable[[], Store], clock: Clock) -> None:
@@ -238,7 +370,7 @@ def test_envelopes_come_in_an_order_that_says_nothing(store: Store, clock: Clock
     places = []
     for number in range(1, 6):
         size = sum_opened(store, number, max_uploads=40)
-        shares = [share_for(f"c{index}") for index in range(40)]
+        shares = [share_for(f"c{index}", size, number) for index in range(40)]
         for index, share in enumerate(shares):
             give(store, f"c{index}", share, number)
         clock.now += 100
@@ -279,7 +411,7 @@ def test_a_cancelled_sum_leaves_nothing(store: Store) -> None:
 
 def test_no_file_holds_a_vector_a_seed_or_later_a_name(sqlite_store: Store, clock: Clock, tmp_path: Path) -> None:
     """Two federations that differ in their points leave files in which neither points nor seeds nor masks can be found."""
-    place, aggregator, node = tmp_path / "relay.db", X25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    place, aggregator = tmp_path / "relay.db", X25519PrivateKey.generate()
     for number, value in ((1, 0x01020304), (2, 0x05060708)):
         size = sum_opened(sqlite_store, number, dimension=2000)
         points, binding, secrets, vectors = np.full(2000, value), SumBinding(RUN, number, bytes(32), 2000, 32), [], []
@@ -287,6 +419,7 @@ def test_no_file_holds_a_vector_a_seed_or_later_a_name(sqlite_store: Store, cloc
             seed = new_seed()
             secrets += [seed, shard(np.zeros(2000, np.int64), seed, 32)[:16], points[:4].astype("<u4").tobytes()]
             vectors.append(shard(points, seed, 32))
+            node = signing_key(f"client-{index}")
             give(sqlite_store, f"client-{index}", vectors[-1] + seal_seed(seed, aggregator.public_key(), node, binding), number)
         files = on_disk(place)
         assert b"client-3" in files
@@ -310,10 +443,10 @@ def test_a_full_disk_refuses_and_changes_nothing(sqlite_store: Store, clock: Clo
         connection.execute(text(f"PRAGMA max_page_count = {pages}"))
     large = sum_terms(dimension=10_000)
     sqlite_store.open_round("aggregator", RUN, 2, large)
-    refused(sqlite_store, StoreFull, lambda: give(sqlite_store, "alice", share_for("alice", large), 2))
+    refused(sqlite_store, StoreFull, lambda: give(sqlite_store, "alice", share_for("alice", large, 2), 2))
     with sqlite_store.engine.connect() as connection:
         connection.execute(text("PRAGMA max_page_count = 1000000"))
-    give(sqlite_store, "alice", share_for("alice", large), 2)
+    give(sqlite_store, "alice", share_for("alice", large, 2), 2)
     give(sqlite_store, "bob", share_for("bob"))
     clock.now += 100
     assert members(pull(sqlite_store), {name: share_for(name) for name in ("alice", "bob")}, size) == {"alice", "bob"}
@@ -374,6 +507,21 @@ def test_a_relay_killed_at_any_statement_of_a_batch_has_all_of_it_or_nothing(pla
     store.close()
 
 
+def _release_and_die(place: str, last: int) -> None:
+    """Release a round, and die before the ``last``-th statement or commit of it."""
+    store, left = Store(open_engine(place)), [last]
+
+    def count(*_: object) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), 9)
+
+    event.listen(store.engine, "before_cursor_execute", count)
+    event.listen(store.engine, "commit", count)
+    store.part("aggregator", RUN, 1, 0)
+    os._exit(0)
+
+
 def _fold_and_die(place: str, shares: dict[str, bytes], last: int) -> None:
     """Add two shares in one batch, and die before the ``last``-th statement or commit of it."""
     store = Store(open_engine(place))
@@ -387,7 +535,8 @@ def _fold_and_die(place: str, shares: dict[str, bytes], last: int) -> None:
     futures, held = [], threading.Event()
     store.sums._thread.submit(held.wait)  # so that both are there when the batch is taken
     for name in ("alice", "bob"):
-        futures.append(store.sums.add(name, RUN, 1, share_id(shares[name]), BytesIO(shares[name])))
+        expected = store.sums.check(signer(name), RUN, 1, share_id(shares[name]), len(shares[name]))
+        futures.append(store.sums.add(expected, BytesIO(shares[name])))
     event.listen(store.engine, "before_cursor_execute", count)
     event.listen(store.engine, "commit", count)
     held.set()

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from ldpfl import LayerRanges
 from ldpfl.errors import ConfigError, DataError, WriteError
@@ -74,6 +76,25 @@ def test_a_failed_save_keeps_the_older_one(tmp_path: Path, monkeypatch: pytest.M
     assert path.read_bytes() == before
     assert sorted(tmp_path.iterdir()) == [path.with_suffix(".jsonl"), path]
     assert Checkpoint.load(path).history == example(1).history
+
+
+def test_figures_that_clients_measure_after_a_round_is_saved_are_added_to_the_log(tmp_path: Path) -> None:
+    """What stands there stays, so that a crash in between leaves the round; a second process reads both and goes on."""
+    path, round_ = tmp_path / "checkpoint.safetensors", example(2)
+    round_.save(path)
+    before = path.with_suffix(".jsonl").read_bytes()
+    told = {"sums": [0.1, -1 / 3], "noise": 0.5, "records": 40}
+    measured = replace(round_, history=(round_.history[0], replace(round_.history[1], at_clients=told)))
+    measured.save(path)
+    after = path.with_suffix(".jsonl").read_bytes()
+    assert after.startswith(before)
+    assert len(after) > len(before)
+    loaded = Checkpoint.load(path)
+    assert loaded.history == measured.history
+    later = replace(loaded, state=replace(loaded.state, round=3), history=(*loaded.history, example(3).history[2]))
+    later.save(path)
+    assert path.with_suffix(".jsonl").read_bytes().startswith(after)
+    assert Checkpoint.load(path).history == later.history
 
 
 @pytest.mark.parametrize("power_cut", [False, True])
@@ -205,7 +226,6 @@ def test_a_truncated_file_is_refused_by_name(keep: int, tmp_path: Path) -> None:
 
 def test_tensors_without_a_checkpoint_s_figures_are_refused(tmp_path: Path) -> None:
     """A model file under the checkpoint's name, for instance."""
-    from safetensors.torch import save_file
 
     path = tmp_path / "checkpoint.safetensors"
     save_file({"weights": torch.zeros(3), "center": torch.zeros(1), "radius": torch.ones(1)}, path)
@@ -271,3 +291,56 @@ def written(folder: Path, tensors: dict[str, tuple[str, list[int]] | None], **fi
     path.write_bytes(len(text).to_bytes(8, "little") + text)
     os.truncate(path, 8 + len(text) + start)
     return path
+
+
+HUGE = 10**400
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"clients": HUGE}, "a number has 401 digits"),
+        ({"clients": 10**20}, "lie between 0 and 1,000,000,000,000,000"),
+        ({"round": -1}, "lie between 0 and"),
+        ({"score": HUGE}, "a number has 401 digits"),
+        ({"score": "high"}, "score in a round's metrics"),
+        ({"seconds": None}, "seconds in a round's metrics"),
+        ({"noise_std": [1.0]}, "noise_std in a round's metrics"),
+        ({"at_clients": {"sums": "many", "noise": 1.0, "records": 5}}, "sums in a round's metrics"),
+        ({"at_clients": {"sums": [1.0], "noise": 1.0, "records": 10**20}}, "records in a round's metrics"),
+        ({"at_clients": {}}, "sums in a round's metrics"),
+        ([], "expected an object"),
+        (7, "expected an object"),
+    ],
+)
+def test_a_line_of_the_log_that_is_of_another_kind_is_named(change: object, said: str, tmp_path: Path) -> None:
+    """The log's digest finds accidents and no forger: what it lets through is looked at line by line."""
+    path = tmp_path / "checkpoint.safetensors"
+    example().save(path)
+    lines = path.with_suffix(".jsonl").read_text().splitlines()
+    lines[1] = json.dumps({**json.loads(lines[1]), **change} if isinstance(change, dict) else change)
+    forge(path, lines)
+    with pytest.raises(DataError, match=rf"checkpoint\.safetensors is damaged: checkpoint\.jsonl beside it, line 2: .*{re.escape(said)}"):
+        Checkpoint.load(path)
+
+
+@pytest.mark.parametrize("number", [str(HUGE), "-1", "100001", "one"])
+def test_a_checkpoint_of_no_possible_round_is_damaged(number: str, tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.safetensors"
+    example().save(path)
+    forge(path, path.with_suffix(".jsonl").read_text().splitlines(), round=number)
+    with pytest.raises(DataError, match=r"checkpoint\.safetensors is damaged"):
+        Checkpoint.load(path)
+
+
+def forge(path: Path, lines: list[str], **metadata: str) -> None:
+    """Write ``lines`` as the log of the checkpoint at ``path``, with a digest that fits them, and change its ``metadata``."""
+    text = "".join(f"{line}\n" for line in lines)
+    path.with_suffix(".jsonl").write_text(text)
+    digest = ""
+    for line in lines:
+        digest = sha256(f"{digest}{line}".encode()).hexdigest()
+    with safe_open(path, framework="pt") as handle:
+        found, tensors = dict(handle.metadata()), {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118  # no dict
+    extent = {**json.loads(found["log"]), "size": len(text), "digest": digest}
+    save_file(tensors, path, {**found, "log": json.dumps(extent), **metadata})

@@ -18,9 +18,10 @@ from ldpfl.experiments.config import parse_config
 from ldpfl.mechanisms import BitReports, Duchi, Reports
 from ldpfl.randomness import RandomSource
 from ldpfl.server import Checkpoint
-from ldpfl.simulation import Federation
+from ldpfl.simulation import Federation, compiled_training
 from ldpfl.simulation.cohort_training import train_cohort
-from ldpfl.simulation.compiled_training import CompiledTrainer, has_compiler
+from ldpfl.simulation.compiled_training import CompiledTrainer
+from ldpfl.simulation.compiling import has_compiler
 from ldpfl.simulation.counted_steps import CountedSteps
 from ldpfl.simulation.local_optimiser import LocalOptimiser
 from ldpfl.simulation.observing import ClientFacts, ClippedCounter
@@ -119,6 +120,22 @@ def test_what_encodes_in_its_own_way_does_so(tiny_task: Dataset) -> None:
     federation = replace(federation, mechanism=Other(1.0))
     found = collected(federation, start)
     assert np.array_equal(counts(found.reports), expected(federation, start)[0])
+
+
+def test_bits_are_the_same_where_counting_does_not_compile(
+    tiny_task: Dataset, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    federation, start = federation_of(tiny_task, 130, "model.name=linear")
+    ones, _ = expected(federation, start)
+
+    def refuse(*given: object) -> None:
+        raise RuntimeError("no space left on device")
+
+    monkeypatch.setattr(compiled_training, "compiled", lambda function: refuse)
+    for _ in range(2):
+        assert np.array_equal(counts(collected(federation, start).reports), ones)
+    (note,) = (record.message for record in caplog.records if record.name.startswith("ldpfl"))
+    assert "bits are not counted in compiled code (RuntimeError)" in note
 
 
 def test_values_that_are_not_finite_do_not_leave(tiny_task: Dataset) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from itertools import product
 
 import numpy as np
@@ -10,15 +12,15 @@ import torch
 from numpy.typing import NDArray
 
 from ldpfl.data import Dataset, Samples
-from ldpfl.data.scaling import first_edges
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.mechanisms.dp_sgd import DpSgd
+from ldpfl.mechanisms.lattice import Lattice
 from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
 from ldpfl.privacy.authors import released
 from ldpfl.privacy.statement import run_epsilon
 from ldpfl.randomness import RandomSource
 from ldpfl.ranges import LayerRanges
-from ldpfl.simulation.measuring import Measuring
+from ldpfl.simulation.measuring import ColumnStages, Measuring
 
 Parts = tuple[NDArray[np.int64], ...]
 
@@ -32,6 +34,7 @@ class Recording(DpSgd):
 
 
 SEEN: list[torch.Tensor] = []
+Tables = Mapping[tuple[int, ...], NDArray[np.int64]]
 
 
 def federation(values: NDArray[np.float64], clients: int) -> tuple[Dataset, Parts]:
@@ -39,6 +42,48 @@ def federation(values: NDArray[np.float64], clients: int) -> tuple[Dataset, Part
     columns = tuple(Unscaled(str(column), column) for column in range(values.shape[1]))
     dataset = Dataset("x", samples, samples, 2, (), (), "x", unscaled=columns)
     return dataset, tuple(np.array_split(np.arange(len(values)), clients))
+
+
+def sent(values: NDArray[np.float64], clients: int, mechanism: DpSgd) -> NDArray[np.int64]:
+    """Return what each client puts into the first histogram, (clients, bins): later ones' bins follow from what was released."""
+    SEEN.clear()
+    dataset, parts = federation(values, clients)
+    Measuring(0, mechanism, "direct").scaled(dataset, parts)
+    return SEEN[0].numpy()
+
+
+def farthest(one: Tables, other: Tables, steps: int) -> float:
+    """Return by how much sums differ at most, in multiples of ``steps``, of tables of which ``other`` has one record not in ``one``."""
+    pairs = [(own, others) for (a, own), (b, others) in product(one.items(), other.items()) if sum((Counter(b) - Counter(a)).values()) == 1]
+    return max(float(np.linalg.norm((own - others).astype(float))) for own, others in pairs) / steps
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_neighbouring_tables_differ_by_what_is_charged_and_by_no_less(columns: int) -> None:
+    """All pairs of tables of up to three records of three kinds. A record that is replaced moves a sum by 2 C at most, and the largest
+    distance is 2 C; one that is added or removed by sqrt(2) C at most, and the largest distance is sqrt(2) C."""
+    mechanism = Recording(RecordClip(0.5), 10.0, records=2.0)
+    kinds = np.array([-3.0, 5.0, np.nan])[:, None].repeat(columns, axis=1)
+    two, three = ({table: sent(kinds[list(table)], 1, mechanism)[0] for table in product(range(3), repeat=count)} for count in (2, 3))
+    assert 2 - 1e-5 < farthest(three, three, STEPS) <= 2
+    assert 2**0.5 - 1e-5 < farthest(two, three, STEPS) <= 2**0.5
+
+
+@pytest.mark.parametrize("records", [1, 3])
+@pytest.mark.parametrize("columns", [1, 2])
+def test_a_sum_s_lattice_holds_histograms_of_records_that_are_all_alike(columns: int, records: int) -> None:
+    """Proof of the lattice: no coordinate of the sum of N records lies beyond N ``steps`` points. In one bin there may be all of them."""
+    lattice = Lattice.for_sum(40, float(records), 8.0, 16)
+    mechanism = Recording(RecordClip(0.5, lattice.steps), 8.0, summed=True, bits=lattice.bits, records=float(records))
+    for value in (5.0, float("nan")):
+        assert np.abs(sent(np.full((40 * records, columns), value), 40, mechanism).sum(axis=0)).max() <= 40 * records * lattice.steps
+    values = np.full(40 * records, 5.0)
+    _, parts = federation(values[:, None], 40)
+    measuring, stages = Measuring(0, mechanism, "secure-sum"), ColumnStages.begun([Unscaled("x", 0)])
+    found, point = measuring._released([values], stages, parts, [np.ones_like(own) for own in parts], stage=1)
+    counts, noise = found.points / point, found.noise / point
+    assert counts.max() == pytest.approx(40 * records, abs=6 * noise)
+    assert abs(np.delete(counts, counts.argmax())).max() < 6 * noise
 
 
 @pytest.mark.slow
@@ -64,15 +109,15 @@ def test_noise_is_what_the_mechanism_says() -> None:
     """Of empty bins, 188 of a histogram in 50 runs: the deviation is within 5 % (false alarm below 1e-6)."""
     values, noise = np.full(40, 3.0), []
     _, parts = federation(values[:, None], 4)
-    edges = first_edges(Unscaled("x", 0))
-    empty = edges.size - 2
+    stages = ColumnStages.begun([Unscaled("x", 0)])
+    empty = stages.bins[0] - 1
     for seed in range(50):
         measuring = Measuring(seed, DpSgd(RecordClip(0.5), 5.0, records=10.0), "direct")
-        (found,) = measuring._histograms([values], [edges], parts, [np.ones_like(own) for own in parts], stage=1)
-        noise.append(np.delete(found.counts, found.counts.argmax()))
-    assert found.noise == pytest.approx(5.0 * 2 / np.sqrt(2))  # of four clients, each 5 C; a record's count is of length sqrt(2) C
-    assert np.concatenate(noise).std() == pytest.approx(found.noise, rel=0.05)
-    assert abs(np.concatenate(noise).mean()) < 5 * found.noise / np.sqrt(50 * empty)
+        found, point = measuring._released([values], stages, parts, [np.ones_like(own) for own in parts], stage=1)
+        noise.append(np.delete(found.points, found.points.argmax()) / point)
+    assert found.noise / point == pytest.approx(5.0 * 2 / np.sqrt(2))  # of four clients, each 5 C; a record's count is of length sqrt(2) C
+    assert np.concatenate(noise).std() == pytest.approx(found.noise / point, rel=0.05)
+    assert abs(np.concatenate(noise).mean()) < 5 * found.noise / point / np.sqrt(50 * empty)
 
 
 def test_all_histograms_are_charged_as_rounds() -> None:

@@ -23,7 +23,8 @@ from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import Given, load_dataset
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import Federation, GradientTrainer, LoopTrainer, VectorizedTrainer, simulate, train_clients
-from ldpfl.simulation.compiled_training import CompiledTrainer, has_compiler
+from ldpfl.simulation.compiled_training import CompiledTrainer
+from ldpfl.simulation.compiling import has_compiler
 from ldpfl.simulation.schedule import full_batch
 from ldpfl.tasks import Task
 

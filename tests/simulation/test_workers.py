@@ -26,6 +26,7 @@ from ldpfl.experiments.config import parse_config
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import Federation, simulate
 from ldpfl.simulation.asked_workers import checked_count, workers
+from ldpfl.simulation.compiling import has_compiler
 from ldpfl.simulation.placing import place, placed
 from ldpfl.simulation.workers import OneProcess, Processes
 
@@ -75,6 +76,30 @@ def test_two_processes_end_in_the_bytes_of_one(recipe: str, tiny_task: Dataset, 
     assert same(alone, together)
     assert told[-1][0] == told[-1][1]
     assert max(done for done, _ in told) <= CLIENTS
+
+
+@pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.xdist_group("workers")
+@pytest.mark.parametrize(
+    ("recipe", "batch", "counts"), [("duchi", 5, (2, 3, 7)), ("duchi", 2, (3,)), ("records", 5, (3,))], ids=["counted", "steps", "records"]
+)
+def test_any_number_of_processes_ends_in_the_same_bytes_where_steps_are_compiled(
+    recipe: str, batch: int, counts: tuple[int, ...], tiny_task: Dataset
+) -> None:
+    larger = replace(tiny_task, train=tiny_task.train.take(torch.arange(1_400) % 200))
+    settings = ["clients.count=280", f"training.batch_size={batch}", "training.compile=on"]
+    federation, start = federation_of(larger, recipe, *settings)
+    assert start.origin.endswith("on cpu, compiled")
+    *_, alone = simulate(federation, start, 2)
+    for count in counts:
+        pool = Processes(count)
+        try:
+            *_, together = simulate(federation, start, 2, workers=pool)
+        finally:
+            pool.close()
+        assert same(alone, together)
 
 
 @pytest.mark.slow

@@ -54,6 +54,21 @@ def test_a_sum_at_the_edges_is_exact_and_beyond_them_right_modulo_2_to_the_bits(
         assert unshard(total_of(shares, 1, bits), [seed(0), seed(1)]).tolist() == [found]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", BITS)
+def test_a_sum_of_full_size_is_exact(bits: Bits) -> None:
+    """100 nodes with 100,000 numbers each, as large as 100 of them may be. ``benchmarks/sum.py --sums 2000`` makes 2,000 such sums."""
+    most, source = 2 ** (bits - 1) // 100, np.random.default_rng(bits)
+    total, expected = zeros(100_000, bits), np.zeros(100_000, np.int64)
+    for place in range(100):
+        points = source.integers(-most, most, 100_000, endpoint=True)
+        points[:2] = most, -most
+        expected += points
+        fold(total, shard(points, seed(place), bits))
+    assert expected[0] > 0.99 * 2 ** (bits - 1)
+    assert np.array_equal(unshard(total, [seed(place) for place in range(100)]), expected)
+
+
 @pytest.mark.parametrize("bits", BITS)
 def test_a_long_vector_has_no_seams(bits: Bits) -> None:
     """Longer than the pieces that a mask is made in; the mask is that of AES on each counter, one by one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 
 import pytest
@@ -59,3 +60,19 @@ def test_a_list_that_others_can_change_is_refused(tmp_path: Path) -> None:
         read_nodes(path)
     with pytest.raises(ConfigError, match="list of nodes' keys"):
         read_nodes(tmp_path / "none.txt")
+
+
+SMALL = [
+    "01" + 31 * "00",
+    "ec" + 30 * "ff" + "7f",
+    32 * "00",
+    "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+    "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+]
+"""Encodings of the points of small order, without those of the other sign."""
+
+
+@pytest.mark.parametrize("raw", [*map(bytes.fromhex, SMALL), *(bytes.fromhex(text)[:31] + b"\x80" for text in (SMALL[0], SMALL[2]))])
+def test_a_key_by_which_anybody_signs_anything_is_refused(raw: bytes, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not begin with a node's public key"):
+        read_nodes(listed(tmp_path, f"{base64.b64encode(raw).decode()} north\n"))

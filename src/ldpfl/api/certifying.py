@@ -1,19 +1,20 @@
-"""Certificates of runs: what a run guarantees, for others to check, and the check.
+"""Make the certificate of a run, and sign it.
 
-``privacy.certified_lines`` makes their lines, and ``verifying`` has their form, their signature and the check.
+``api.certified_lines`` computes its guarantees. The package ``ldpfl_verify`` has the form of the file, and checks it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import ldpfl
 from ldpfl import mechanisms
 from ldpfl.api.arguments import checked
+from ldpfl.api.certified_lines import certified
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.figures import of_extending
 from ldpfl.experiments.public_figures import public_caveats
@@ -21,13 +22,8 @@ from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.files import MAX_ROUNDS_BYTES, read_text
 from ldpfl.keys import load_key, save_key
 from ldpfl.privacy import Ledger
-from ldpfl.privacy.certified_lines import certified
 from ldpfl.privacy.statement import DELTA
-from ldpfl.verifying.certificate_file import Certificate
-from ldpfl.verifying.signature import signed
-
-if TYPE_CHECKING:
-    pass
+from ldpfl_verify.certificate_file import Certificate, Signature, Statement
 
 
 @checked
@@ -60,6 +56,14 @@ def certify(what: str | Path, *, delta: float | None = None, key: str | Path | N
     caveats = [] if folder is None else _caveats_of(folder, result, len(kept.events))
     statement = certified(text, name, chosen if delta is None else delta, versions, caveats, str(file))
     return signed(statement, None if key is None else _signing_key(Path(key)))
+
+
+def signed(statement: Statement, key: Ed25519PrivateKey | None) -> Certificate:
+    """Return the certificate of ``statement``, signed with ``key`` unless that is None."""
+    if key is None:
+        return Certificate(statement)
+    signature = Signature(key.public_key().public_bytes_raw().hex(), key.sign(statement.signed_bytes()).hex())
+    return Certificate(statement, signature)
 
 
 def _caveats_of(folder: RunFolder, result: Mapping[str, Any], events: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,7 +48,7 @@ def predict(
     kept = RunFolder(Path(folder))
     described = kept.model_file()
     if not kept.encoding_path.exists():
-        return _of_samples(kept, described, rows, model, threshold)
+        return said_of_samples(described, lambda: described.module(kept.model_path, model), rows, threshold, str(kept.path))
     encoder, model = kept.encoder(), named_model(model) if isinstance(model, str) else model
     if encoder.data.tokenizer == described.name and isinstance(model, str):
         encoder = encoder.read_by(model)
@@ -60,26 +61,36 @@ def predict(
     return answered(encoder, described.module(kept.model_path, model), rows, threshold)
 
 
-def _of_samples(
-    kept: RunFolder, described: ModelFile, rows: pandas.DataFrame | Rows, model: str | nn.Module | None, threshold: float | None
+def said_of_samples(
+    described: ModelFile | None, module: Callable[[], nn.Module], rows: pandas.DataFrame | Rows, threshold: float | None, where: str
 ) -> pandas.DataFrame:
-    """Return what a classifier says of images, or of samples in an array."""
-    if described.targets != "class" or described.shape is None:
+    """Return what a classifier says of images, or of samples in an array.
+
+    Args:
+        described: what model it is; None of one that is no classifier.
+        module: gives the trained model, once it is known to take such samples.
+        where: what holds the model, for messages.
+
+    Raises:
+        ConfigError: it is no classifier of samples, or ``threshold`` is given for another model than one of two classes.
+        DataError: the samples cannot be read, or do not fit.
+    """
+    if described is None or described.targets != "class" or described.shape is None:
         raise ConfigError(
-            f"{kept.path} holds a model that is no classifier of images or of rows of a table: give its module inputs yourself, see "
+            f"{where} holds a model that is no classifier of images or of rows of a table: give its module inputs yourself, see "
             "ldpfl.load_model"
         )
     if threshold is not None:
         check_threshold(threshold, described.outputs)
     if hasattr(rows, "columns") or (isinstance(rows, str | Path) and Path(rows).suffix.lower() in set(SUFFIXES) - {".parquet"}):
         raise ConfigError(
-            f"{kept.path} holds a model of something else than a table: give a folder of images, an image, a Parquet file with images, a "
+            f"{where} holds a model of something else than a table: give a folder of images, an image, a Parquet file with images, a "
             f".npy file or an array, whose samples have the shape {described.shape}"
         )
     samples = read_samples(rows, described.shape)
     scale = described.mean, described.std
     classes = described.classes or tuple(map(str, range(described.outputs)))
-    return classified(described.module(kept.model_path, model), samples, scale, classes, threshold)
+    return classified(module(), samples, scale, classes, threshold)
 
 
 @checked

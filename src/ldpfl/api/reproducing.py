@@ -63,7 +63,7 @@ def reproduce(
         LdpflError: as for :func:`run`.
         KeyboardInterrupt: passed on, once the files of what is finished are written.
     """
-    found = load_reproduction(name)
+    found = load_reproduction(name).model_copy(update={"changed": ", ".join(listed(settings))})
     made = found.at_size(name, size)
     config, overrides = load_sweep(made.sweep), [*made.settings, *listed(settings)]
     plan = AttackPlan(images=made.images, gan=GanConfig(steps=made.steps)) if found.shows == "distance" else None

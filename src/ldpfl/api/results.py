@@ -15,15 +15,19 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 from torch import nn
 
+from ldpfl.api.predicting import said_of_samples
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.new_rows import answered
+from ldpfl.data.new_samples import Rows
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.figures import of_unit
+from ldpfl.experiments.model_file import ModelFile
 from ldpfl.experiments.reproduction import Reached, Reproduction, SizeName
 from ldpfl.experiments.runner import Finished
 from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.experiments.sweep_rows import Curve, JointGuarantee, Row, frontier
+from ldpfl.number_format import counted
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.guarantee import Statement
 from ldpfl.privacy.statement import account
@@ -60,6 +64,7 @@ class RunResult(Shown):
     _trained: nn.Module = field(repr=False)
     _figures: Mapping[str, Any] = field(repr=False)
     encoder: Encoder | None = field(default=None, repr=False)
+    _described: ModelFile | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, finished: Finished, folder: Path | None) -> RunResult:
@@ -68,11 +73,13 @@ class RunResult(Shown):
         scores = None if baseline is None else tuple(baseline)
         # The module alone, and not the task that made it: that holds everybody's samples, and a result may be pickled.
         trained = finished.federation.task.module_with(last.state.model)
-        return cls(finished.config, last.history, last.ledger, scores, folder, trained, finished.figures, finished.federation.encoder)
+        encoder = finished.federation.encoder
+        described = finished.described if finished.federation.task.task.targets == "class" and encoder is None else None
+        return cls(finished.config, last.history, last.ledger, scores, folder, trained, finished.figures, encoder, described)
 
     def __repr__(self) -> str:
         """Return a line; what else there is may hold a seed from which the noise on a user's own data follows."""
-        return f"<RunResult {self.config.name!r}: {self.metric} {self.score:.4g} after {len(self.history)} rounds>"
+        return f"<RunResult {self.config.name!r}: {self.metric} {self.score:.4g} after {counted(len(self.history), 'round')}>"
 
     @cached_property
     def privacy(self) -> Statement:
@@ -138,17 +145,17 @@ class RunResult(Shown):
         """Return the trained model, a plain PyTorch module of one's own, on the CPU."""
         return copy.deepcopy(self._trained)
 
-    def predict(self, rows: pandas.DataFrame | str | Path, *, threshold: float | None = None) -> pandas.DataFrame:
-        """Return what the model says of ``rows``, a line each; see :func:`ldpfl.predict`.
+    def predict(self, rows: pandas.DataFrame | Rows, *, threshold: float | None = None) -> pandas.DataFrame:
+        """Return what the model says of ``rows``, a line each: rows of a table, texts, images or an array; see :func:`ldpfl.predict`.
 
         Raises:
-            ConfigError: it was trained on something else than a table; or ``threshold`` does not fit.
-            DataError: a column is missing, or a value does not fit.
+            ConfigError: the model is no classifier of samples, and none of rows of a table; or ``threshold`` does not fit.
+            DataError: a column is missing, or a value or an image does not fit.
         """
         if self.encoder is None:
-            raise ConfigError(
-                "this run was on something else than a table: ldpfl.predict(FOLDER, ...) takes images; or give module() its inputs"
-            )
+            return said_of_samples(self._described, self.module, rows, threshold, "this run")
+        if not isinstance(rows, str | Path) and not hasattr(rows, "columns"):
+            raise ConfigError(f"rows are a {type(rows).__name__}, and the model is of a table: give a data frame, a file or a folder")
         return answered(self.encoder, self.module(), rows, threshold)
 
     def plot(self) -> Picture:

@@ -163,7 +163,7 @@ def load_run(folder: str | Path, *, data_dir: str | Path | None = None, data: ob
     found, begun = (origin.rpartition(" on ")[0] for origin in (start.origin, last.origin))
     if found != begun and data is not None:
         raise ConfigError(f"{folder} was run on {begun}, and what is handed over is {found}")
-    return RunResult.of(Finished(config, federation, last, figures), Path(folder))
+    return RunResult.of(Finished(config, federation, last, figures, task), Path(folder))
 
 
 def runner_for(

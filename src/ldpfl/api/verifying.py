@@ -1,4 +1,4 @@
-"""The check of a certificate by other accountants. It needs no PyTorch."""
+"""The check of a certificate by the accountants of the package ``ldpfl_verify``. It needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -6,32 +6,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ldpfl.api.arguments import checked
-from ldpfl.privacy.ledger import LEDGER_FILE, Ledger
-from ldpfl.verifying.certificate_file import Certificate
-from ldpfl.verifying.signature import read
+from ldpfl.errors import DataError
 
 if TYPE_CHECKING:
-    from ldpfl.verifying.verdicts import SecondOpinion
+    from ldpfl_verify import Certificate, SecondOpinion
 
 
 @checked
 def verify(certificate: Certificate | str | Path, *, ledger: str | Path | None = None, signed_by: str | None = None) -> SecondOpinion:
-    """Return what a second implementation of the accountants, which shares no line with the first, finds of a certificate.
+    """Compute the guarantees of a certificate again, by the package ``ldpfl_verify``, which shares no line with ldpfl's accountants.
 
     Args:
-        certificate: itself, or its file, whose signature is checked.
-        ledger: a ledger's file, or a run's folder, that it must be of.
-        signed_by: public key that must have signed it.
+        certificate: the certificate, or the path of its file. Its signature is checked if it has one.
+        ledger: the run's ledger, or the run's folder. The certificate must be about this ledger and charge all that it holds.
+        signed_by: the public key, in hexadecimal digits, that must have signed the certificate.
 
     Raises:
-        DataError: it was changed, is signed by somebody else, is not of this ledger, or charges less than that holds.
+        DataError: the certificate was changed, is signed by another key, is about another ledger, or charges less than the ledger.
     """
-    from ldpfl.verifying.verdicts import second_opinion  # slow to import
+    import ldpfl_verify  # slow to import
 
-    made = certificate if isinstance(certificate, Certificate) else read(Path(certificate))
-    if ledger is None:
-        return second_opinion(made, None, signed_by)
-    path = Path(ledger) / LEDGER_FILE if Path(ledger).is_dir() else Path(ledger)
-    if path.is_file():
-        Ledger.load(path)  # one whose events do not follow from each other was changed
-    return second_opinion(made, path, signed_by)
+    try:
+        return ldpfl_verify.verify(certificate, ledger=ledger, signed_by=signed_by)
+    except ldpfl_verify.CertificateError as error:
+        raise DataError(str(error)) from None

@@ -34,6 +34,7 @@ from ldpfl.experiments.dataset import load_dataset
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.runner import Observer, Runner
 from ldpfl.files import replace_atomically, write_text
+from ldpfl.number_format import counted
 from ldpfl.simulation import Federation
 
 Kind = Literal["protected", "unprotected", "floor", "other classes"]
@@ -268,7 +269,7 @@ def finished_run(folder: RunFolder) -> tuple[RunConfig, Tensor, float]:
     if last is None or result is None:
         done = last.state.round if last else 0
         raise ConfigError(
-            f"{folder.path} is not finished, {done} of {config.training.rounds} rounds done: "
+            f"{folder.path} is not finished, {done} of {counted(config.training.rounds, 'round')} done: "
             f"go on with ldpfl run --resume --out {folder.path}, then attack it"
         )
     return config, last.state.model, float(result["score"])

@@ -18,7 +18,7 @@ from rich.text import Text
 from ldpfl.cli.commands import Group
 from ldpfl.errors import printable
 from ldpfl.files import to_json
-from ldpfl.number_format import number
+from ldpfl.number_format import counted, number
 from ldpfl.privacy import Release
 from ldpfl.privacy.accountants.adaptive import filtered_epsilon
 from ldpfl.privacy.budget_file import Books, Charged, read_books, read_charges, set_limit
@@ -94,7 +94,7 @@ def set_(
 def move(file: File, to: Annotated[Path, typer.Option(help="New file, which alone counts from now on.", show_default=False)]) -> None:
     """Move the budget, with all that was charged, to a new file, as to another machine. The old file allows nothing any more."""
     books = move_budget(file, to)
-    said = f"{to} holds the budget: {_limit(books, -1)}, {books.charges:,} reports charged. {file} is 0 from now on, and may be removed"
+    said = f"{to} holds the budget: {_limit(books, -1)}, {counted(books.charges, 'report')} charged. {file} is 0 now, and may be removed"
     terminal().print(Text(said), soft_wrap=True)
 
 

@@ -1,8 +1,7 @@
-"""Commands about certificates: write one for a run, and check one by other accountants."""
+"""Commands about certificates: write one for a run, and check certificates by the package ``ldpfl_verify``."""
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -11,13 +10,8 @@ import typer
 from rich.text import Text
 
 from ldpfl import api
-from ldpfl.errors import printable
 from ldpfl.files import write_text
-from ldpfl.report.privacy import certificate_table
 from ldpfl.report.terminal import terminal
-
-NOT_CONFIRMED, NOT_CHECKED = 3, 4
-"""Exit codes when a line of a certificate is not confirmed, and when none is that, but some could not be checked."""
 
 
 def certify(
@@ -37,20 +31,13 @@ def certify(
 
 
 def verify(
-    file: Annotated[Path, typer.Argument(help="A certificate.")],
-    ledger: Annotated[Path | None, typer.Option(help="The ledger that it is of, or the run's folder.")] = None,
-    signed_by: Annotated[str | None, typer.Option(help="Public key that has to have signed it.")] = None,
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Certificates.")],
+    ledger: Annotated[Path | None, typer.Option(help="The ledger, or the run's folder, that every certificate must be about.")] = None,
+    signed_by: Annotated[str | None, typer.Option(help="Public key that must have signed the certificates.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Check a certificate by other accountants than it was made with. Exit code 3: a line is not confirmed; 4: it cannot be checked."""
-    with terminal(stderr=True).status("accounting ..."):
-        checked = api.verify(file, ledger=ledger, signed_by=signed_by)
-    if as_json:
-        print(json.dumps(checked.to_dict(), indent=2))
-    else:
-        console = terminal()
-        console.print(certificate_table(checked.run, checked.lines))
-        for note in checked.notes:
-            console.print(Text(printable(note)), soft_wrap=True)
-    if not checked.holds:
-        raise SystemExit(NOT_CONFIRMED if checked.contradicted else NOT_CHECKED)
+    """Check certificates by a second implementation of the accountants. Exit code 3: one is not confirmed; 4: one is not checked."""
+    from ldpfl_verify.command_line import check_files  # slow to import
+
+    if code := check_files(files, ledger, signed_by, as_json=as_json, program="ldpfl"):
+        raise SystemExit(code)

@@ -47,7 +47,7 @@ COMMANDS = {
     ),
     "verify": (
         "certificates:verify",
-        "Check a certificate by other accountants than it was made with. Exit code 3: a line is not confirmed; 4: it cannot be checked.",
+        "Check certificates by a second implementation of the accountants. Exit code 3: one is not confirmed; 4: one is not checked.",
     ),
     "audit": (
         "audit:audit",

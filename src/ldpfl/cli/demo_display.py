@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.table import Table
@@ -12,9 +12,11 @@ from rich.text import Text
 
 from ldpfl.deploy.demo import DemoOutcome
 from ldpfl.deploy.trial import LINKED
-from ldpfl.number_format import number
-from ldpfl.report.console import result_table
+from ldpfl.flower.round_kinds import PlannedRound, planned_round
+from ldpfl.number_format import counted, number
+from ldpfl.report.console import at_clients_tables, result_table
 from ldpfl.report.privacy import print_guarantees
+from ldpfl.tasks import ACCURACY
 
 
 class Display:
@@ -36,12 +38,13 @@ class Display:
         self._say(text)
         self._status.update(Text(text))
 
-    def asked(self, round_: int, names: tuple[str, ...]) -> None:
-        self._say(f"round {round_}/{self._rounds}: asked {', '.join(names)}")
-        self._status.update(Text(f"round {round_}/{self._rounds}: nodes train and upload; the relay waits for all"))
+    def asked(self, round_: PlannedRound, names: tuple[str, ...]) -> None:
+        what, do = (f"{round_}/{self._rounds}", "train") if round_.is_training else (str(round_), "measure the model")
+        self._say(f"{what}: asked {', '.join(names)}")
+        self._status.update(Text(f"{what}: nodes {do} and upload; the relay waits for all"))
 
     def round_done(self, round_: int, reports: int, accuracy: float) -> None:
-        self._say(f"round {round_}/{self._rounds}: {reports} reports, accuracy {accuracy:.2%}")
+        self._say(f"round {round_}/{self._rounds}: {counted(reports, 'report')}, accuracy {accuracy:.2%}")
 
     def _say(self, text: str) -> None:
         self._console.print(Text(f"{time.monotonic() - self._began:5.1f} s  {text}"), soft_wrap=True)
@@ -52,6 +55,8 @@ def print_outcome(console: Console, outcome: DemoOutcome) -> None:
     result = outcome.result
     console.print(result_table(result))
     console.print(_rounds_table(outcome))
+    for table in at_clients_tables(result):
+        console.print(table)
     print_guarantees(console, result["privacy"], result.get("target"))
     console.print(_parties_table(outcome))
     for text in (
@@ -68,10 +73,19 @@ def _rounds_table(outcome: DemoOutcome) -> Table:
     for heading in ("round", *(("vectors summed", "numbers") if _is_sum(outcome) else ("uploads mixed", "records")), "accuracy"):
         table.add_column(heading, justify="right")
     each = [terms[size] for terms in outcome.relayed.terms]
-    rows = zip(outcome.relayed.released, each, outcome.result["score_per_round"], strict=True)
-    for released, records, accuracy in rows:
-        table.add_row(f"{released['round']}", f"{released['uploads']}", f"{released['uploads'] * records:,}", f"{accuracy:.2%}")
+    for released, records in zip(outcome.relayed.released, each, strict=True):
+        planned = planned_round(outcome.config, released["round"])
+        name, accuracy = _told_by(planned, outcome.result)
+        table.add_row(name, f"{released['uploads']}", f"{released['uploads'] * records:,}", accuracy)
     return table
+
+
+def _told_by(planned: PlannedRound, result: dict[str, Any]) -> tuple[str, str]:
+    """Return the name of a round in the table of rounds, and its accuracy: on the server's test rows, or as clients measured it."""
+    if planned.is_training:
+        return f"{planned.trained + 1}", f"{result['score_per_round'][planned.trained]:.2%}"
+    figure = next(own["figures"][ACCURACY] for own in result["at_clients"] if own["round"] == planned.trained)
+    return str(planned), f"{figure['value']:.2%} ({figure['low']:.2%} to {figure['high']:.2%})"
 
 
 def _is_sum(outcome: DemoOutcome) -> bool:
@@ -82,8 +96,9 @@ def _servers(outcome: DemoOutcome) -> tuple[tuple[str, str, str], tuple[str, str
     """Return what relay and aggregator saw and did not see."""
     relayed = outcome.relayed
     if _is_sum(outcome):
-        uploads, numbers = sum(event["uploads"] for event in relayed.released), relayed.terms[0]["dimension"]
-        vectors = f"{uploads} masked vectors of {numbers:,} numbers, each uniform by itself ({relayed.received:,} bytes in)"
+        uploads = sum(event["uploads"] for event in relayed.released)
+        numbers = " or ".join(f"{length:,}" for length in dict.fromkeys(terms["dimension"] for terms in relayed.terms))
+        vectors = f"{uploads} masked vectors of {numbers} numbers, each uniform by itself ({relayed.received:,} bytes in)"
         return (
             ("relay", f"who uploaded in each round; {vectors}", "the masks, and so anything of a vector, or of their sum"),
             (
@@ -115,7 +130,7 @@ def _parties_table(outcome: DemoOutcome) -> Table:
     alike: dict[str, list[str]] = {}
     for name, books in outcome.books.items():
         spent, limit = number(books.spent(books.limit.delta)), number(books.limit.epsilon)
-        charged = f"charged for {books.charges} reports: epsilon {spent} of {limit} at delta {books.limit.delta:g}"
+        charged = f"charged for {counted(books.charges, 'report')}: epsilon {spent} of {limit} at delta {books.limit.delta:g}"
         alike.setdefault(charged, []).append(name)
     for charged, names in alike.items():
         table.add_row("\n".join(names), f"its own data, and each round's model; {charged}", "other nodes' reports")

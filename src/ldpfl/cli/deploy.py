@@ -91,7 +91,7 @@ def node_key(
     file: Annotated[Path, typer.Argument(help="File of the private key, which only its owner may read.")],
     show: Annotated[bool, typer.Option("--show", help="Make no key: print the public half of the one in the file.")] = False,
 ) -> None:
-    """Make a node's signing key for sums, and print the node's line for the aggregator's list (LDPFL_NODE_KEYS)."""
+    """Make a node's signing key for sums, and print the node's line: for LDPFL_NODE_KEYS, and for the node's token at the relay."""
     check_packages()
     from ldpfl.summing.node_keys import line_of, load_key, make_key
 

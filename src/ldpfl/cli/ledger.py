@@ -9,6 +9,7 @@ import typer
 from rich.text import Text
 
 from ldpfl import api
+from ldpfl.number_format import counted
 from ldpfl.report.privacy import print_guarantees
 from ldpfl.report.terminal import terminal
 
@@ -36,5 +37,5 @@ def ledger(
         print(json.dumps({"name": name, "rounds": rounds, "colluding": colluding, **statement.to_dict()}, indent=2))
         return
     console = terminal()
-    console.print(Text(f"{name}: {rounds} rounds"), soft_wrap=True)
+    console.print(Text(f"{name}: {counted(rounds, 'round')}"), soft_wrap=True)
     print_guarantees(console, statement.to_dict())

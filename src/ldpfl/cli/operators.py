@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import tomllib
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,7 +13,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from ldpfl.cli.policy import sizes_of
+from ldpfl.cli.policy import shapes_of, sizes_of
 from ldpfl.data.loading import DATA_DIR_VARIABLE
 from ldpfl.errors import ConfigError
 from ldpfl.report.terminal import terminal
@@ -49,14 +52,29 @@ def check_node(
     superlink_ca: Annotated[Path | None, typer.Option(help="Authority of the SuperLink's certificate.")] = None,
     app: Annotated[str | None, typer.Option(help="Folder of the app that is going to run: do policy, budget and table fit it?")] = None,
     config: Annotated[Path | None, typer.Option(help="Config of the app's own ServerApp.")] = None,
-    layers: Annotated[str, typer.Option(help="Values in each of the model's arrays, as 500,10: for a model of its own.")] = "",
+    layers: Annotated[
+        str,
+        typer.Option(help="Values in each of the model's arrays, as 500,10, or names and shapes, as w=10x50,b=10: for a model of its own."),
+    ] = "",
+    try_: Annotated[
+        bool,
+        typer.Option("--try", help="Do one round's local work on this node's data by the app's code, and throw the report away."),
+    ] = False,
+    node_config: Annotated[str, typer.Option(metavar="'KEY=VALUE ...'", help="With --try: the SuperNode's --node-config.")] = "",
+    train_config: Annotated[
+        str, typer.Option(metavar="'KEY=VALUE ...'", help="With --try: what the app's own ServerApp hands to clients (train_config).")
+    ] = "",
 ) -> None:
     """Check a node's set-up as its SuperNode would find it, a line a finding. Sends nothing of the data. Exit code 3: something is wrong.
 
-    Run it as the user, and with the environment, that the SuperNode has.
+    Run it as the user, and with the environment, that the SuperNode has. With --try it also runs the app's code, as a round does: it reads
+    the data, trains, clips and encodes. Nothing is charged, sent or written.
     """
     check_packages()
-    from ldpfl.deploy.node_check import NodeSetUp, Standing, check_node
+    if try_ and app is None:
+        raise ConfigError("--try runs an app's local work: name the app's folder with --app")
+    from ldpfl.deploy.node_check import check_node
+    from ldpfl.deploy.node_set_up import NodeSetUp, Standing, Trial
 
     node = NodeSetUp(
         policy,
@@ -74,14 +92,31 @@ def check_node(
         sizes_of(layers),
         partition,
         signing_key,
+        shapes_of(layers),
     )
+    trial = Trial(_pairs(node_config, "--node-config"), _pairs(train_config, "--train-config")) if try_ else None
     console, wrong = terminal(), 0
-    for finding in check_node(node):
+    for finding in check_node(node, trial=trial):
         wrong += finding.standing is Standing.WRONG
         line = Text.assemble((f"{finding.standing.value:<6}", _COLOURS[finding.standing]), f"{finding.what:<10}", finding.said)
         console.print(line, soft_wrap=True)
     if wrong:
         raise SystemExit(NOT_READY)
+
+
+def _pairs(text: str, option: str) -> dict[str, str | int | float | bool]:
+    """Return the settings in ``text``, written as Flower takes them: ``key=value`` with spaces between, values as in TOML."""
+    found = _PAIR.findall(text)
+    try:
+        if _PAIR.sub("", text).strip():
+            raise ValueError("a word that is no KEY=VALUE")
+        tree = tomllib.loads("\n".join(f"{json.dumps(key)} = {value}" for key, value in found))
+    except ValueError as error:
+        raise ConfigError(f"{option} takes KEY=VALUE with spaces between, texts in quotes, got {text!r}: {error}") from None
+    return tree
+
+
+_PAIR = re.compile(r"([\w.-]+)\s*=\s*(\"[^\"]*\"|'[^']*'|[^\s\"']+)")
 
 
 def node_metrics(

@@ -26,6 +26,7 @@ from ldpfl.experiments.shipped import DEFAULT, OWN
 from ldpfl.files import to_json, write_text
 from ldpfl.importing import named_model
 from ldpfl.mechanisms.new_package import write_package
+from ldpfl.number_format import counted
 from ldpfl.report.terminal import terminal
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def predict(
         print(text, end="")
         return
     write_text(out, text)
-    terminal().print(Text(f"{out}: {text.count(chr(10)) - 1:,} rows"), soft_wrap=True)
+    terminal().print(Text(f"{out}: {counted(text.count(chr(10)) - 1, 'row')}"), soft_wrap=True)
 
 
 def without_formulas(found: pandas.DataFrame) -> pandas.DataFrame:
@@ -179,7 +180,7 @@ def check(
 
 def _print_check(console: Console, model: str, found: Any) -> None:
     if found.is_fit:
-        console.print(Text(f"{model} can be trained privately: {found.weights:,} weights"), soft_wrap=True)
+        console.print(Text(f"{model} can be trained privately: {counted(found.weights, 'weight')}"), soft_wrap=True)
     else:
         console.print(Text(found.problem, style="red"), soft_wrap=True)
     for change in found.changes:
@@ -189,7 +190,8 @@ def _print_check(console: Console, model: str, found: Any) -> None:
         console.print(Text(f"even so: {found.still}", style="red"), soft_wrap=True)
     elif found.changes:
         console.print(
-            Text(f"so changed it can be trained, {found.weights:,} weights: add --set model.mend=true to ldpfl run"), soft_wrap=True
+            Text(f"so changed it can be trained, {counted(found.weights, 'weight')}: add --set model.mend=true to ldpfl run"),
+            soft_wrap=True,
         )
     sizes = ", ".join(f"{name} {value if isinstance(value, tuple) else format(value, ',')}" for name, value in found.sizes.items())
     console.print(Text(f"the data ask for: {sizes}"), soft_wrap=True)
@@ -230,6 +232,9 @@ def init(
     task: TaskOption = None,
     model: Annotated[str | None, typer.Option(help="A built-in model, or your own as file.py:Class.")] = None,
     target_epsilon: Annotated[float | None, typer.Option(help="Epsilon of the whole run.")] = None,
+    evaluation_epsilon: Annotated[
+        float | None, typer.Option(help="Of it, for measuring the model at clients, on records that they hold back.")
+    ] = None,
     set_: SetOption = None,
     mechanism: Annotated[
         str | None, typer.Option(help="In place of a config, a new folder of this name with a mechanism of your own.")
@@ -243,7 +248,7 @@ def init(
         return
     if flower is not None:
         chosen = recipe or (OWN if data is not None else DEFAULT)
-        changes = overrides_of(None, None, None, task, model, target_epsilon, set_, chosen)
+        changes = overrides_of(None, None, None, task, model, target_epsilon, set_, chosen, evaluation_epsilon=evaluation_epsilon)
         _init_app(flower, chosen, data, target, client, person, changes)
         return
     if file.exists():
@@ -258,7 +263,8 @@ def init(
     if asks and target_epsilon is None:
         target_epsilon = typer.prompt("Epsilon of the whole run", default=4.0, type=float)
     chosen = recipe or (OWN if data is not None else DEFAULT)
-    config = configured(chosen, overrides_of(data, target, client, task, model, target_epsilon, set_, recipe, person))
+    changes = overrides_of(data, target, client, task, model, target_epsilon, set_, recipe, person, evaluation_epsilon)
+    config = configured(chosen, changes)
     write_text(file, commented(config))
     print(f"wrote {file}; run it with: ldpfl run {file}" if file.suffix == ".toml" else f"wrote {file}, which ldpfl run takes as FILE.toml")
 
@@ -304,8 +310,9 @@ def _init_app(
         said = "its columns, their kinds and its classes were taken from the table and are sent to every node: is the table public?"
         console.print(Text(said, style="yellow"), soft_wrap=True)
     if left:
-        said_left = f"fill in data.bounds of {', '.join(left)} in {folder / 'pyproject.toml'}, by what the public knows of them; then"
-        console.print(Text(f"{said_left}: ldpfl policy init {folder}"), soft_wrap=True)
+        unsaid = config.mechanism.unsaid and ", and add the line mechanism.records=NUMBER, the mean number of rows of a node"
+        bounds = f"fill in data.bounds of {', '.join(left)} in {folder / 'pyproject.toml'}, by what the public knows of them"
+        console.print(Text(f"{bounds}{unsaid}; then: ldpfl policy init {folder}"), soft_wrap=True)
         return
     if not sized:
         said_sizes = "the model is code, which is not run for this: give the sizes of its arrays for policy and budget"

@@ -8,11 +8,14 @@ from typing import Annotated, Any
 
 import typer
 from rich.progress import track
+from rich.table import Table
 from rich.text import Text
 
 from ldpfl import api
-from ldpfl.deploy.cost import round_cost
+from ldpfl.deploy.cost import RoundCost, round_cost
+from ldpfl.deploy.sum_cost import SumCost, sum_cost
 from ldpfl.errors import ConfigError
+from ldpfl.mechanisms.lattice import LatticeMechanism
 from ldpfl.planning.planner import MOST_CLIENTS, Setting, check_central, cohorts, epsilon_among
 from ldpfl.privacy.statement import DELTA
 from ldpfl.report.privacy import lines_table, plan_table, print_guarantees, regime_table
@@ -52,7 +55,7 @@ def plan(
         int,
         typer.Option(min=1, help="How many coordinates stay together, for the regime shuffled and for --cost."),
     ] = 1,
-    cost: Annotated[bool, typer.Option("--cost", help="What a round over relays takes: bytes, processor time, memory, relays.")] = False,
+    cost: Annotated[bool, typer.Option("--cost", help="What a round over relays, or a sum, takes: bytes, processor time, memory.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw epsilon against the number of clients into this file (svg, png, pdf).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
@@ -66,14 +69,14 @@ def plan(
         if regime is None or target is None or clients is None:
             raise ConfigError(f"a regime is planned with --regime, --target and --clients: {', '.join(missing)} is missing")
         others = {"--epsilon": epsilon, "--target-central": target_central, "--plot": plot, "--self-sampling": self_sampling or None}
-        others |= {"--layers": layers, "--cost": cost or None}
+        others |= {"--layers": layers, "--cost": (cost and not regime.endswith("-summed")) or None}
         given = [flag for flag, value in others.items() if value is not None]
         if given:
             raise ConfigError(f"a regime decides by itself what {', '.join(given)} would say: leave that out")
         sizes = {"clients": clients, "weights": weights, "rounds": rounds, "records": records, "group": group, "linked": linked}
         unit = "person" if persons else "record"
         own = {"delta": delta, "colluding": colluding, "part": unit, "evaluation_epsilon": evaluation_epsilon}
-        _plan_regime(regime, target, as_json, **own, **sizes)
+        _plan_regime(regime, target, as_json, cost, **own, **sizes)
         return
     if evaluation_epsilon:
         raise ConfigError("--evaluation-epsilon is a part of --target: give it with --regime records or records-summed")
@@ -107,26 +110,48 @@ def plan(
         points = [(count, *epsilon_among(planned.setting, count)) for count in counts]
         draw_epsilon_by_clients(plot, planned.setting, points, target_central)
     found = planned.setting
-    costs = round_cost(found.build(), found.ranges(), found.cohort, linked) if cost else None
+    costs = _cost(found, linked) if cost else None
     if as_json:
         print(json.dumps(planned.to_dict() | ({"cost": costs.to_dict()} if costs else {}), indent=2))
         return
     console = terminal()
     console.print(plan_table(planned.to_dict()))
     if costs is not None:
-        console.print(lines_table(f"cost of a round of {costs.clients:,} clients over relays, {linked:,} units a record", costs.lines()))
+        console.print(_cost_table(costs, linked))
     print_guarantees(console, planned.to_dict())
     if plot is not None:
         console.print(Text(f"plot: {plot}"), soft_wrap=True)
 
 
-def _plan_regime(regime: str, target: float, as_json: bool, **figures: Any) -> None:
+def _cost(setting: Setting, linked: int) -> RoundCost | SumCost:
+    """Return what a round costs over relays that mix, or as a sum.
+
+    Raises:
+        ConfigError: the mechanism's reports are no numbers that a sum adds up.
+    """
+    mechanism = setting.build()
+    if setting.channel != "secure-sum":
+        return round_cost(mechanism, setting.ranges(), setting.cohort, linked)
+    if not isinstance(mechanism, LatticeMechanism):
+        raise ConfigError(f"--cost: nodes send no sums of {mechanism.name!r}: give --mechanism dp-sgd or dp-fedavg, or another --channel")
+    return sum_cost(setting.cohort, setting.weights, mechanism.bits)
+
+
+def _cost_table(costs: RoundCost | SumCost, linked: int) -> Table:
+    how = "as a sum over two servers" if isinstance(costs, SumCost) else f"over relays, {linked:,} units a record"
+    return lines_table(f"cost of a round of {costs.clients:,} clients {how}", costs.lines())
+
+
+def _plan_regime(regime: str, target: float, as_json: bool, cost: bool, **figures: Any) -> None:
     """Print what a regime takes to keep a target."""
     with terminal(stderr=True).status("accounting ..."):
-        planned = api.plan_regime(regime, target, **figures).to_dict()
+        planned = api.plan_regime(regime, target, **figures)
+    costs = sum_cost(planned.clients, planned.weights, 8 * planned.bytes_per_client // planned.weights) if cost else None
     if as_json:
-        print(json.dumps(planned, indent=2))
+        print(json.dumps(planned.to_dict() | ({"cost": costs.to_dict()} if costs else {}), indent=2))
         return
     console = terminal()
-    console.print(regime_table(planned))
-    print_guarantees(console, planned)
+    console.print(regime_table(planned.to_dict()))
+    if costs is not None:
+        console.print(_cost_table(costs, 1))
+    print_guarantees(console, planned.to_dict())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from math import prod
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
@@ -13,7 +14,7 @@ from rich.text import Text
 from ldpfl.cli.commands import Group
 from ldpfl.errors import ConfigError, printable
 from ldpfl.files import write_text
-from ldpfl.number_format import number
+from ldpfl.number_format import counted, number
 from ldpfl.privacy.budget_file import set_limit
 from ldpfl.privacy.policy import OVER_RELAY, Policy, read_policy
 from ldpfl.privacy.policy_keys import add_key, remove_key
@@ -54,7 +55,9 @@ def list_keys_command(file: PolicyFile = Path("policy.toml")) -> None:
 
 def _print_keys(file: Path, policy: Policy) -> None:
     console = terminal()
-    console.print(Text(f"{file}: reports may be sealed to {len(policy.aggregator_keys)} keys, from the next round on"), soft_wrap=True)
+    console.print(
+        Text(f"{file}: reports may be sealed to {counted(len(policy.aggregator_keys), 'key')}, from the next round on"), soft_wrap=True
+    )
     if not policy.aggregator_keys and set(OVER_RELAY) & set(policy.transports):
         console.print(Text("without a key no report leaves over a relay", style="yellow"))
 
@@ -67,7 +70,10 @@ def init(
     key: Annotated[list[str] | None, typer.Option(help="Public key of an aggregator; for reports over a relay.")] = None,
     config: Annotated[Path | None, typer.Option(help="Config of a ServerApp of its own.")] = None,
     data: Annotated[Path | None, typer.Option(help="This node's own table, to see whether the app can train on it.")] = None,
-    layers: Annotated[str, typer.Option(help="Values in each of the model's arrays, as 500,10: for a model of its own.")] = "",
+    layers: Annotated[
+        str,
+        typer.Option(help="Values in each of the model's arrays, as 500,10, or names and shapes, as w=10x50,b=10: for a model of its own."),
+    ] = "",
 ) -> None:
     """Write the policy, and the lifetime budget, that an app needs, and say what they allow. Runs nothing of the app."""
     if find_spec("flwr") is None:
@@ -111,18 +117,40 @@ def _warn_of_imports(places: list[str]) -> None:
 
 
 def _print_rows(data: Path, rows: int, without: int, misfit: str) -> None:
-    said = f"All {rows:,} rows of {printable(str(data))} can be trained on"
+    said = f"{'The row' if rows == 1 else f'All {rows:,} rows'} of {printable(str(data))} can be trained on"
     if misfit:
-        left = f"{without:,} of the {rows:,} rows teach nothing" if without else f"{rows:,} rows can be trained on, some without all values"
+        left = (
+            f"{without:,} of {counted(rows, 'row')} teach nothing"
+            if without
+            else f"{counted(rows, 'row')} can be trained on, some without all values"
+        )
         said = f"Not all of {printable(str(data))} fits, and what does not is taken for no value: {left}. The first: {misfit}"
     terminal().print(Text(f"{said}: export LDPFL_DATA={quote(str(data.absolute()))}", style="yellow" if misfit else ""), soft_wrap=True)
 
 
 def sizes_of(text: str) -> tuple[int, ...]:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
-        raise ConfigError(f"--layers takes whole numbers, as in 500,10, not {text!r}")
-    return tuple(map(int, parts))
+    """Return how many values each array of ``--layers`` has."""
+    return tuple(prod(shape) for _, shape in _layers_in(text))
+
+
+def shapes_of(text: str) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each array of ``--layers`` by its name; nothing where the arrays are not named."""
+    return {name: shape for name, shape in _layers_in(text) if name}
+
+
+def _layers_in(text: str) -> list[tuple[str, tuple[int, ...]]]:
+    """Return name and shape of each array in ``text``: ``500,10``, or ``weight=10x50,bias=10``.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    parts = [part.strip().rpartition("=") for part in text.split(",") if part.strip()]
+    found = [(name.strip(), tuple(size.strip() for size in shape.split("x"))) for name, _, shape in parts]
+    names = [name for name, _ in found]
+    are_sizes = all(size.isascii() and size.isdigit() and int(size) > 0 for _, shape in found for size in shape)
+    if not are_sizes or (any(names) and len({*names} - {""}) != len(names)):
+        raise ConfigError(f"--layers takes sizes, as in 500,10, or an own name and shape for each array, as in w=10x50,b=10, not {text!r}")
+    return [(name, tuple(map(int, shape))) for name, shape in found]
 
 
 _OF = {
@@ -140,14 +168,14 @@ def _print(policy: Policy, out: Path, budget: Path, *, known: bool) -> None:
     console.print(Text(f"{out} holds the policy; {left}."), soft_wrap=True)
     console.print(
         Text(
-            f"They allow {policy.rounds:,} reports of {', '.join(policy.mechanisms)} ({', '.join(policy.transports)}). Whoever keeps them "
-            f"all learns of {_OF[policy.protects]} at most epsilon {number(policy.lifetime_epsilon)} at delta {policy.delta:g}."
+            f"They allow {counted(policy.rounds, 'report')} of {', '.join(policy.mechanisms)} ({', '.join(policy.transports)}). Whoever "
+            f"keeps them all learns of {_OF[policy.protects]} at most epsilon {number(policy.lifetime_epsilon)} at delta {policy.delta:g}."
         ),
         soft_wrap=True,
     )
     if policy.sum_epsilon != "off":
         said = (
-            f"Whoever sees no more than the sums over at least {policy.min_clients:,} nodes learns at most epsilon "
+            f"Whoever sees no more than the sums over at least {counted(policy.min_clients, 'node')} learns at most epsilon "
             f"{number(policy.sum_epsilon)}: that holds as long as relay and aggregator do not work together."
         )
         console.print(Text(said), soft_wrap=True)

@@ -14,8 +14,11 @@ import typer
 from ldpfl.cli.commands import Group
 from ldpfl.errors import ConfigError
 from ldpfl.files import to_json
+from ldpfl.number_format import counted
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
     from ldpfl.relay.store import Store
     from ldpfl.relay.tokens import Tokens
 
@@ -30,6 +33,11 @@ app.add_typer(token_app, name="token")
 StoreOption = Annotated[
     str,
     typer.Option("--store", envvar=STORE_VARIABLE, show_envvar=True, help="SQLite file, or postgresql://user@host/database."),
+]
+
+SigningKeyOption = Annotated[
+    str | None,
+    typer.Option("--signing-key", metavar="LINE", help="For sums: what ldpfl deploy node-key printed on the client's node."),
 ]
 
 
@@ -65,6 +73,7 @@ def add(
     name: Annotated[str, typer.Argument(help="Who the token is for.")],
     store: StoreOption,
     role: Annotated[str, typer.Option(help="client or aggregator.")],
+    signing_key: SigningKeyOption = None,
 ) -> None:
     """Make a token and print it: the only time that it can be read."""
     _check_packages()
@@ -73,22 +82,32 @@ def add(
     if role not in {known.value for known in Role}:
         raise ConfigError(f"--role is client or aggregator, not {role!r}")
     with _tokens(store) as tokens:
-        print(tokens.add(name, Role(role)))
+        print(tokens.add(name, Role(role), _public_key(signing_key)))
 
 
 @token_app.command("list")
 def list_command(store: StoreOption) -> None:
-    """Print who has a token, and in which role."""
+    """Print a line for each token: role, name, and by which key the client signs what it adds to sums, as messages call the key."""
     with _tokens(store) as tokens:
+        from ldpfl.summing import signer_of
+
         for owner in tokens.all():
-            print(f"{owner.role.value:<10}  {owner.name}{'  (two tokens)' if owner.renewed else ''}")
+            signs = f"  signs as {signer_of(owner.signing_key).hex()}" if owner.signing_key else ""
+            print(f"{owner.role.value:<10}  {owner.name}{signs}{'  (older token)' if owner.older else ''}")
 
 
 @token_app.command()
-def renew(name: Annotated[str, typer.Argument(help="Who the token is for.")], store: StoreOption) -> None:
-    """Make a second token for somebody who has one, and print it. The first works until "revoke NAME --older"; both are one client."""
+def renew(
+    name: Annotated[str, typer.Argument(help="Who the token is for.")],
+    store: StoreOption,
+    signing_key: SigningKeyOption = None,
+) -> None:
+    """Make a second token for somebody who has one, and print it. The first works until "revoke NAME --older"; both are one client.
+
+    The second token has the first one's signing key, unless another one is given.
+    """
     with _tokens(store) as tokens:
-        print(tokens.renew(name))
+        print(tokens.renew(name, _public_key(signing_key)))
 
 
 @token_app.command()
@@ -118,7 +137,7 @@ def rounds_command(
     for one in found:
         due = f"deadline in {one.seconds_left:,.0f} s" if one.seconds_left > 0 else f"deadline {-one.seconds_left:,.0f} s ago"
         more = f", {one.incomplete:,} incomplete" if one.incomplete else ""
-        uploads = f"{one.uploads:,} uploads{more} (waits for {one.min_clients:,}, takes {one.max_uploads:,})"
+        uploads = f"{counted(one.uploads, 'upload')}{more} (waits for {one.min_clients:,}, takes {one.max_uploads:,})"
         print(f"{one.run} {one.round}: {one.state}, {uploads}, {one.age_s:,.0f} s old, {due}, opened by {one.aggregator}")
     if not found:
         print("no round: all are acknowledged, cancelled, or were never opened")
@@ -136,6 +155,14 @@ def cancel_command(
 
         ended = cancel_round(opened, run, round_)
     print(f"round {round_} of {run} {'is cancelled, and its uploads are deleted' if ended else 'was gone already'}")
+
+
+def _public_key(line: str | None) -> Ed25519PublicKey | None:
+    if line is None:
+        return None
+    from ldpfl.summing.node_keys import public_key
+
+    return public_key(line)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from ldpfl.experiments.sweep_config import MOST_SEEDS, SweepConfig, axis_of, cel
 from ldpfl.experiments.sweep_run import stored_sweep
 from ldpfl.files import to_json, write_text
 from ldpfl.importing import GIVEN
-from ldpfl.number_format import number
+from ldpfl.number_format import counted, number
 from ldpfl.privacy.guarantee import IF_TRUSTED, Statement
 from ldpfl.privacy.statement import account
 from ldpfl.report.console import layer_table, quality_tables, result_table
@@ -309,8 +309,8 @@ def show(
 
 def _how_far(kind: Kind, done: int, rounds: int) -> str:
     if kind is Kind.OWN_APP:  # it writes no result, and may ask for another number of rounds than its config
-        return f"{kind}, {done} rounds done ({rounds} in its config); its data and model are known to the app alone"
-    return f"not finished{f' ({kind})' if kind.on_flower else ''}, {done} of {rounds} rounds done"
+        return f"{kind}, {counted(done, 'round')} done ({rounds} in its config); its data and model are known to the app alone"
+    return f"not finished{f' ({kind})' if kind.on_flower else ''}, {done} of {counted(rounds, 'round')} done"
 
 
 def _reached(config: RunConfig, kind: Kind, last: Checkpoint | None) -> str:
@@ -321,13 +321,18 @@ def _reached(config: RunConfig, kind: Kind, last: Checkpoint | None) -> str:
     return f", {metric} {shown(metric, last.history[-1].score)}"
 
 
+_AGAIN = "go on by starting its ServerApp again with this folder"
+
+
 def _how_to_go_on(folder: RunFolder, config: RunConfig, kind: Kind, last: Checkpoint | None) -> str:
     """Return what continues a run that is not finished; of an own app, which alone knows whether it is, what holds as well."""
     if kind is Kind.READY_APP:
         return "go on with: flwr run, with the same run config as before, ldpfl.out included"
     if kind is Kind.OWN_APP:
-        ledger = f"; what it released: ldpfl ledger {shlex.quote(str(folder.path))}" if folder.ledger_path.exists() else ""
-        return f"go on by starting its ServerApp again with this folder{ledger}"
+        released = f"what it released: ldpfl ledger {shlex.quote(str(folder.path))}" if folder.ledger_path.exists() else ""
+        finished = last is not None and last.state.round >= config.training.rounds
+        what = "finished, unless its app asks for more rounds than its config" if finished else _AGAIN
+        return "; ".join(filter(None, (what, released)))
     begun_on = last.origin.rpartition(" on ")[2] if last else ""
     device = begun_on if begun_on in ("cpu", "cuda") and begun_on != choose_device("auto").type else "auto"
     hint = f"go on with: {_resume_command(folder.path, _flags(None, device))}"
@@ -348,7 +353,7 @@ def _show_sweep(folder: Path, config: SweepConfig, overrides: list[str], *, as_j
         counts = {"finished": done + stopped == count, "runs_done": done, "stopped": stopped, "runs": count}
         print(to_json({"name": config.name, "kind": "sweep", **counts}, indent=2))
         return
-    print(f"{config.name}: a sweep, {done} of {count} runs finished" + (f", {stopped} given up" if stopped else ""))
+    print(f"{config.name}: a sweep, {done} of {counted(count, 'run')} finished" + (f", {stopped} given up" if stopped else ""))
     print(f"go on, or print its table, with: {sweep_command(folder)}")
     if runs:
         print(f"one of its runs: ldpfl show {printable(shlex.quote(str(runs[0].path)))}")

@@ -60,10 +60,10 @@ def held_back(parts: Division, share: float) -> tuple[Division, Division]:
     return Division.of(kept), Division.of(held)
 
 
-def held_back_by_person(parts: Division, names: Names, share: float) -> tuple[Division, Division]:
-    """Return what each client trains on, and about the ``share`` of all persons that are held back; ``names`` (P,) has each one's name.
+def held_back_by_name(parts: Division, names: Names, share: float) -> tuple[Division, Division]:
+    """Return what each client trains on, and about the ``share`` of all persons, or files, that are held back.
 
-    A person's own name decides.
+    ``names`` (P,) has the name of each. Its own name alone decides.
     """
     chosen = uniform_by_name(names, "evaluation") < share
     return Division.of([own[~chosen[own]] for own in parts]), Division.of([own[chosen[own]] for own in parts])

@@ -29,7 +29,7 @@ def described_at_nodes(config: DataConfig, targets: Targets) -> Dataset:
     """
     stand_in = _stand_in(config, targets)
     test = read_table(Path(config.test_path)) if config.test_path else stand_in
-    found = by_bounds(dataset_of("node", stand_in, test, config, targets))
+    found = _on_scale(dataset_of("node", stand_in, test, config, targets), config)
     return found if config.test_path else replace(found, test=found.test.take(torch.arange(0)))
 
 
@@ -49,7 +49,7 @@ def read_at_node(config: DataConfig, targets: Targets, path: Path) -> Dataset:
     names = {*stand_in.columns, *config.numbers, *config.words, *config.dates, *config.bounds, *config.categories}
     table = _of_somebody(read_table(path, names).with_missing(config.missing_words), config, path)
     readable, kept = _fitted(table, stand_in, config, targets)
-    found = by_bounds(dataset_of(path.stem, readable, stand_in, config, targets))
+    found = _on_scale(dataset_of(path.stem, readable, stand_in, config, targets), config)
     answers = found.train.targets
     answers[torch.from_numpy(~kept)] = torch.tensor(ABSENT[targets], dtype=answers.dtype)
     return found
@@ -63,6 +63,29 @@ def check_at_node(config: DataConfig, targets: Targets, path: Path) -> None:
         DataError: one does not; the line is named.
     """
     dataset_of(path.stem, read_table(path), _stand_in(config, targets), config, targets)
+
+
+def values_beyond_bounds(config: DataConfig, path: Path) -> dict[str, int]:
+    """Return how many values of each column of a node's own table lie outside ``data.bounds``, of the columns where some do.
+
+    Such a value counts as the nearer bound. That is no error; where the table has another unit than the bounds, it is most of a column.
+
+    Raises:
+        DataError: the table cannot be read, or lacks a column.
+    """
+    names = [name for name in config.bounds if name not in config.dates]
+    table = read_table(path, names).with_missing(config.missing_words)
+    found = {}
+    for name in names:
+        table.column(name, "data.bounds")
+        numbers, (low, high) = table.numbers(name, strict=False), config.bounds[name]
+        found[name] = int(((numbers < low) | (numbers > high)).sum())
+    return {name: count for name, count in found.items() if count}
+
+
+def _on_scale(dataset: Dataset, config: DataConfig) -> Dataset:
+    """Return ``dataset`` scaled by its bounds; as it is, where its columns are to be measured."""
+    return dataset if config.scaling == "measured" else by_bounds(dataset)
 
 
 def _of_somebody(table: Table, config: DataConfig, path: Path) -> Table:

@@ -24,7 +24,7 @@ from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import read_table, table_of
 from ldpfl.data.targets import MOST_CLASSES
 from ldpfl.data.tokens import following
-from ldpfl.errors import ConfigError, DataError, in_short
+from ldpfl.errors import ConfigError, DataError, in_short, printable
 from ldpfl.importing import GIVEN, called, is_code
 from ldpfl.tasks import PARALLEL, Targets
 
@@ -187,7 +187,7 @@ def _check_unused(config: DataConfig, what: str, names: Sequence[str]) -> None:
 
 def _of_images(given: Pictures, config: DataConfig) -> Dataset:
     name = Path(config.path).name if config.path else config.name
-    notes = () if config.classes else (_COUNTED,)
+    notes = () if config.classes else (_named_by_folders(given.classes),)
     parts, train = list(given.parts), given.parts[0]
     is_test = np.zeros(len(train), dtype=bool)
     if len(parts) == 1:
@@ -206,6 +206,17 @@ def _of_files(names: Sequence[str], is_test: NDArray[np.bool_]) -> Owners:
 
 def _given_test(config: DataConfig) -> Any:
     return read_table(Path(config.test_path)) if config.test_path else None
+
+
+def _named_by_folders(classes: Sequence[str]) -> str:
+    """Return what is said of ``classes`` that nobody named in the settings."""
+    if not classes:
+        return _COUNTED
+    some = ", ".join(classes[:5]) + ", ..." * (len(classes) > 5)
+    return printable(
+        f"the names of the classes ({some}) were taken from the data, are shown in results, and are in what is handed on, as if they were "
+        "public: where it is a secret that one occurs, name all classes in data.classes"
+    )
 
 
 _COUNTED = "how many classes, or tokens, there are was taken from the data, as if it were public"

@@ -26,7 +26,7 @@ from ldpfl.data.samples import Dataset, Samples
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import DataError
 from ldpfl.outcomes import by_interval, with_times
-from ldpfl.tasks import Targets
+from ldpfl.tasks import Targets, without_answer
 
 Floats = NDArray[np.float64]
 
@@ -321,7 +321,7 @@ def _values(samples: Samples, column: Unscaled) -> Floats:
     if column.place is not None:
         return samples.tensor[:, column.place].double().numpy()
     targets = samples.targets if samples.targets.dim() == 1 else samples.targets[:, column.label]
-    return targets.double().numpy()
+    return targets.double().where(~without_answer(samples.targets), torch.nan).numpy()
 
 
 def scaled_as(dataset: Dataset, measured: Encoder) -> Dataset:

@@ -66,9 +66,10 @@ class DataConfig(BaseModel):
     bounds: dict[str, Annotated[list[FiniteFloat], Field(min_length=2, max_length=2)]] = {}
     """For columns of numbers, the least and the largest value that the public knows of; see ``scaling``. Of a column of dates they may be
     dates, ``["2015-01-01", "2024-12-31"]``, which are kept as days since 1970."""
-    scaling: Literal["quantiles", "bounds"] = "quantiles"
+    scaling: Literal["quantiles", "measured", "bounds"] = "quantiles"
     """How numbers come to one scale: ``quantiles`` of each column, measured before the first round by the mechanism and as a part of its
-    guarantee, within ``bounds`` where there are any; or ``bounds`` alone, which bring a column to [-1, 1] and measure nothing."""
+    guarantee, within ``bounds`` where there are any; or ``bounds`` alone, which bring a column to [-1, 1] and measure nothing. Nodes' own
+    tables are measured where it says ``measured``, which in a simulation is ``quantiles``; else nodes take ``bounds``."""
     class_shares: list[Annotated[FiniteFloat, Field(gt=0, lt=1)]] = []
     """Share of each class, in the order of ``classes``, or of each label, as the public knows it; or the hazard of each interval of
     ``survival``. Without, it is measured with the columns."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -61,7 +62,10 @@ class Table:
             DataError: there is none of this name.
         """
         if name not in self.columns:
-            raise DataError(f"{setting} names no column {shown(name)}: {did_you_mean(name, self.columns)}")
+            parts = list(map(str.strip, name.split(",")))
+            listed = ", ".join(json.dumps(part, ensure_ascii=False) for part in parts)
+            meant = f"for several columns give a list, --set '{setting}=[{listed}]'" if self.columns.keys() >= set(parts) else ""
+            raise DataError(f"{setting} names no column {shown(name)}: {meant or did_you_mean(name, self.columns)}")
         return self.columns[name]
 
     def with_missing(self, words: Collection[str]) -> Table:

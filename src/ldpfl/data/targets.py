@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ldpfl.data.cells import READERS, reads
 from ldpfl.data.columns import BYTES, bytes_of, words_of
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table
@@ -94,17 +95,27 @@ def _counts_to_tell(table: Table, name: str) -> Tensor:
 
 
 def _numbers_to_tell(table: Table, name: str) -> Tensor:
+    _check_no_words(table, name, "a number", "to tell words apart, set task.name to 'classification' (--task classification)")
     values = table.numbers(name)
     _check_all(table, name, np.isnan(values))
     return torch.from_numpy(np.clip(values, -_LARGEST, _LARGEST).astype(np.float32))
 
 
 def _label(table: Table, name: str) -> Tensor:
+    _check_no_words(table, name, "0 or 1", "write 1 where the label holds, or the event occurred, and else 0")
     values = table.numbers(name)
     wrong = np.flatnonzero((values != 0) & (values != 1))
     if wrong.size:
         raise DataError(f"{table.where(int(wrong[0]))}: the label in the column {name!r} must be 0 or 1")
     return torch.from_numpy(values.astype(np.float32))
+
+
+def _check_no_words(table: Table, name: str, expected: str, remedy: str) -> None:
+    """Raise a :class:`DataError` if the column ``name`` is one of words: the first of them would be called a mistake among numbers."""
+    column = table.columns[name]
+    cells = [] if column.dtype == np.float64 else [text for text in column if not table.is_absent(text)]
+    if 2 * sum(reads(READERS["numbers"], text) for text in cells) < len(cells):
+        raise DataError(f"the target {name!r} holds words, and this task expects {expected} in each row: {remedy}")
 
 
 def _classes_to_tell(tables: Sequence[Table], name: str, config: DataConfig) -> Told:

@@ -39,7 +39,7 @@ ENCODE_NS = {
 _START_BYTES, _COPIES = 400 << 20, 7
 """Bytes of a process of the server, one a core, without its round; and copies of reports in memory where they do not add up."""
 
-_HOUR_S = 3600.0
+HOUR_S = 3600.0
 _MACHINE = 64
 """Cores of a large machine."""
 
@@ -81,11 +81,11 @@ class RoundCost:
     def lines(self) -> Iterator[tuple[str, str]]:
         """Yield name and value of each figure."""
         encode = "" if self.encode_s is None else f"{self.encode_s:.2g} s to encode, "
-        yield "a client, each round", f"{encode}{self.seal_s:.2g} s to seal {self.records:,} records, {_size(self.upload_bytes)} sent"
-        yield "relays", f"{self.relays:,}, for {_size(self.round_bytes)} in and as much out"
+        yield "a client, each round", f"{encode}{self.seal_s:.2g} s to seal {self.records:,} records, {size_text(self.upload_bytes)} sent"
+        yield "relays", f"{self.relays:,}, for {size_text(self.round_bytes)} in and as much out"
         machines = f" ({ceil(self.server_cores / _MACHINE):,} machines of {_MACHINE})" if self.server_cores > _MACHINE else ""
         yield "server, processor time", f"{self.server_s:,.0f} s of one core: an hour on {self.server_cores:,} cores{machines}"
-        yield "server, memory", _size(self.server_bytes)
+        yield "server, memory", size_text(self.server_bytes)
         if self.linked > 1:
             yield "note", "the guarantees are those of 1 unit a record: a record of more tells more"
         if self.relays > 1:
@@ -106,7 +106,7 @@ def round_cost(mechanism: Mechanism, ranges: LayerRanges, clients: int, linked: 
     is_packed = bits <= ranges.dimension
     join_s = (ADD_BIT_S * bits if is_packed else ADD_S * bits / 8) if mechanism.adds_up else JOIN_S * bits / 8
     server_s = clients * (plan.records * OPEN_S + join_s)
-    cores = max(1, ceil(server_s / _HOUR_S))
+    cores = max(1, ceil(server_s / HOUR_S))
     encode = ENCODE_NS.get(mechanism.name)
     return RoundCost(
         clients=clients,
@@ -123,7 +123,7 @@ def round_cost(mechanism: Mechanism, ranges: LayerRanges, clients: int, linked: 
     )
 
 
-def _size(count: float) -> str:
+def size_text(count: float) -> str:
     """Return a number of bytes to three digits."""
     for unit in ("bytes", "kB", "MB", "GB", "TB"):
         if count < 1000:

@@ -30,10 +30,13 @@ from ldpfl.deploy.processes import (
 from ldpfl.deploy.site import NodeSite, Site, equip
 from ldpfl.deploy.trial import Trial, settings_of
 from ldpfl.errors import DataError, DeploymentError
+from ldpfl.experiments import RunConfig
+from ldpfl.experiments.record_sums import is_evaluated
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.files import write_text
 from ldpfl.flower.new_app import write_app
 from ldpfl.flower.nodes_asked import Participation
+from ldpfl.flower.round_kinds import PlannedRound, planned_round
 from ldpfl.privacy.budget_file import Books, read_books
 
 COMPLETED = "finished:completed"
@@ -41,6 +44,7 @@ COMPLETED = "finished:completed"
 _UP_S = 90.0
 _ROUND_S = 240.0
 _COMMAND_S = 90.0
+_LONGEST_DETAILS = 500
 
 
 @dataclass(frozen=True)
@@ -60,16 +64,55 @@ class Relayed:
 
 
 @dataclass(frozen=True)
+class Ended:
+    """How Flower says that a run ended; ``flwr run`` itself ends with exit code 0 whatever happens.
+
+    Attributes:
+        status: such as "finished:completed".
+        details: why it failed, as far as Flower knows: the last error of the ServerApp.
+    """
+
+    status: str
+    details: str
+
+    @classmethod
+    def read(cls, listing: Path) -> Ended:
+        """Return what ``flwr ls --format json`` printed to ``listing``.
+
+        Raises:
+            DeploymentError: it is not about one run.
+        """
+        text = listing.read_text(encoding="utf-8", errors="replace")
+        try:
+            (run,) = json.loads(text[text.index("{") :])["runs"]
+            return cls(str(run["status"]), str(run["status-details"]))
+        except (ValueError, KeyError, TypeError):
+            raise DeploymentError(f"what flwr ls says cannot be read; it is in {listing}") from None
+
+    def check_completed(self, log: Path) -> None:
+        """Return if the run was completed.
+
+        Raises:
+            DeploymentError: it was not; the message has Flower's details, and the end of the aggregator's ``log``.
+        """
+        if self.status != COMPLETED:
+            said = f"Flower says that the run is {self.status}, expected {COMPLETED}. Details: {self.details[:_LONGEST_DETAILS]}"
+            raise DeploymentError(f"{said}; the aggregator's log: {log}", last_lines(log))
+
+
+@dataclass(frozen=True)
 class DemoOutcome:
     """How a demo ended.
 
     Attributes:
+        config: settings of the run.
         status: of the run, as Flower has it.
         result: figures of the run, as ``result.json`` has them.
         books: by node, what its budget was charged.
     """
 
     site: Site
+    config: RunConfig
     status: str
     result: dict[str, Any]
     relayed: Relayed
@@ -104,21 +147,31 @@ def _deploy(trial: Trial, programs: Programs, processes: Processes, observer: De
     with httpx.Client(verify=ssl.create_default_context(cafile=str(site.authority)), trust_env=False, timeout=5.0) as http:
         for url in (programs.relay_url, f"https://{programs.superlink_address}"):
             processes.wait(partial(_healthy, http, url), _UP_S, f"an answer of {url}/health")
+        observer.step(f"{site.nodes[0].name} is checked, and tries one round's local work: ldpfl deploy check-node --try")
+        processes.run([programs.check(0)], _COMMAND_S)
         observer.step(f"registering the nodes' public keys; starting {trial.clients} SuperNodes; submitting the run")
         processes.run([programs.register(node) for node in site.nodes], _COMMAND_S)
-        watch = Watch(site, _node_names(site), observer)
+        watch = Watch(site, _node_names(site), observer, trial.config)
         for number in range(trial.clients):
             processes.start(programs.supernode(number))
         _follow(trial, Running(programs.submit()), processes, watch)
         observer.step("asking Flower how the run ended")
-        status = _status(programs, processes)
-        _check_success(trial, site, status)
+        listing = programs.list_runs()
+        processes.run([listing], _COMMAND_S)
+        ended = Ended.read(listing.log)
+        ended.check_completed(site.superlink / "superlink.log")
+        _check_reports(trial, site)
         relayed = _relayed(site, http.get(f"{programs.relay_url}/metrics").text)
     observer.step("stopping everything")
     result = RunFolder(site.run).result()
     if result is None:
         raise DataError(f"the run has completed, but {site.run} holds no result")
-    return DemoOutcome(site, status, result, relayed, {node.name: read_books(node.budget) for node in site.nodes})
+    if is_evaluated(trial.config) and not result["at_clients"]:
+        log = site.superlink / "superlink.log"
+        raise DeploymentError(
+            f"nodes measured nothing on the records that they hold back; the aggregator's log says why: {log}", last_lines(log)
+        )
+    return DemoOutcome(site, trial.config, ended.status, result, relayed, {node.name: read_books(node.budget) for node in site.nodes})
 
 
 def _healthy(http: httpx.Client, url: str) -> bool:
@@ -162,22 +215,7 @@ def _check_willing(site: Site) -> None:
             raise DeploymentError(f"{node.name} sent no report; its log says why: {node.log}", [reason])
 
 
-def _status(programs: Programs, processes: Processes) -> str:
-    """Return how Flower says that the run ended; ``flwr run`` itself ends with 0 whatever happens."""
-    listing = programs.list_runs()
-    processes.run([listing], _COMMAND_S)
-    text = listing.log.read_text(encoding="utf-8", errors="replace")
-    try:
-        (run,) = json.loads(text[text.index("{") :])["runs"]
-        return str(run["status"])
-    except (ValueError, KeyError, TypeError):
-        raise DeploymentError(f"what flwr ls says cannot be read; it is in {listing.log}") from None
-
-
-def _check_success(trial: Trial, site: Site, status: str) -> None:
-    if status != COMPLETED:
-        log = site.superlink / "superlink.log"
-        raise DeploymentError(f"Flower says that the run is {status}, expected {COMPLETED}; the aggregator's log: {log}", last_lines(log))
+def _check_reports(trial: Trial, site: Site) -> None:
     rounds = rounds_in(site)
     for number in range(1, trial.rounds + 1):
         reports = rounds[number - 1]["clients"] if number <= len(rounds) else 0
@@ -207,6 +245,7 @@ def _write_commands(programs: Programs, inherited: Mapping[str, str]) -> None:
     order = [
         programs.relay(),
         programs.superlink(),
+        programs.check(0),
         *(programs.register(node) for node in site.nodes),
         *(programs.supernode(number) for number in range(len(site.nodes))),
         programs.submit(),
@@ -223,7 +262,7 @@ class DemoObserver(Protocol):
         """Something begins."""
         ...
 
-    def asked(self, round_: int, names: tuple[str, ...]) -> None:
+    def asked(self, round_: PlannedRound, names: tuple[str, ...]) -> None:
         """These nodes are asked to take part in a round."""
         ...
 
@@ -238,11 +277,13 @@ class Watch:
 
     Attributes:
         names: by Flower's number, what a node is called here.
+        config: settings of the run.
     """
 
     site: Site
     names: Mapping[int, str]
     observer: DemoObserver
+    config: RunConfig
     _replaced: Counter[str] = field(default_factory=Counter)
     _begun: int = 0
     _done: int = 0
@@ -260,7 +301,7 @@ class Watch:
         if participation is not None and participation.begun > self._begun:
             self._begun = participation.begun
             asked = (self.names.get(node, str(node)) for node, rounds in participation.rounds.items() if rounds == self._begun)
-            self.observer.asked(self._begun, tuple(sorted(asked)))
+            self.observer.asked(planned_round(self.config, self._begun), tuple(sorted(asked)))
 
     def _participation(self) -> Participation | None:
         path = RunFolder(self.site.run).participation_path

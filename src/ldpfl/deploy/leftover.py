@@ -11,6 +11,8 @@ from ldpfl.errors import ConfigError, RelayRefused
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower.nodes_asked import Participation
 from ldpfl.flower.operator_node import read_token
+from ldpfl.flower.round_kinds import last_round
+from ldpfl.number_format import counted
 from ldpfl.privacy.policy import OVER_RELAY
 from ldpfl.relay import RelayAggregator, RoundStatus
 
@@ -61,10 +63,16 @@ def left_open(folder: RunFolder) -> LeftOpen:
             f"a ServerApp is at work in {folder.path}, so what it leaves open is not known yet: the run is under way, or was stopped and "
             f"may still be stopping, which takes it up to {_STOPPING_S:.0f} s after flwr stop. Ask again then"
         ) from None
-    finished = 0 if last is None else last.state.round
+    finished = 0 if last is None else len(last.ledger.events)
     begun = asked.begun if asked.begun > finished else None
     return LeftOpen(
-        asked.run, finished, config.training.rounds, begun, asked.asked, asked.begun, over_relay=asked.terms.get("transport") in OVER_RELAY
+        asked.run,
+        finished,
+        last_round(config, config.training.rounds),
+        begun,
+        asked.asked,
+        asked.begun,
+        over_relay=asked.terms.get("transport") in OVER_RELAY,
     )
 
 
@@ -91,10 +99,10 @@ def operator_aggregator(url: str, token: Path, authority: Path | None) -> RelayA
 
 def described(left: LeftOpen) -> list[str]:
     """Return what the run folder tells, a line each, for the aggregator's operator."""
-    lines = [f"run {left.run}: {left.finished:,} of {left.planned:,} rounds are finished"]
+    lines = [f"run {left.run}: {left.finished:,} of {counted(left.planned, 'round')} finished"]
     if left.begun is not None:
         lines.append(
-            f"round {left.begun} was begun with {left.asked:,} nodes and is not finished: each of them may have sent a report. "
+            f"round {left.begun} was begun with {counted(left.asked, 'node')} and is not finished: each of them may have sent a report. "
             "Their budgets are charged, and the ledger counts the round: neither gives anything back"
         )
         if not left.over_relay:
@@ -107,7 +115,7 @@ def held(relay: RelayAggregator, left: LeftOpen, folder: Path) -> list[str]:
     status = at_relay(relay, left)
     if status is None:
         return ["the relay holds nothing of the run"]
-    uploads = f"{status.uploads or 0:,} uploads, and waits for {status.terms.min_clients:,}"
+    uploads = f"{counted(status.uploads or 0, 'upload')}, and waits for {status.terms.min_clients:,}"
     more = "" if status.state == "released" else "; nodes that were told to train may still upload"
     lines = [f"the relay holds round {left.last}: {status.state}, {uploads}{more}"]
     if left.begun is not None:

@@ -9,33 +9,35 @@ import base64
 import os
 import socket
 import ssl
-import stat
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from ldpfl.data.nodes import table_path
-from ldpfl.data.tables import read_table
 from ldpfl.deploy.certificates import end_of
+from ldpfl.deploy.local_round import try_round
+from ldpfl.deploy.node_data import of_data
+from ldpfl.deploy.node_set_up import Finding, NodeSetUp, Standing, Trial, wrong
 from ldpfl.errors import ConfigError, Declined, LdpflError, RelayRefused, printable
 from ldpfl.file_owners import require_own
+from ldpfl.flower.apart import one_thread
 from ldpfl.flower.named_by_server import check_config, check_mechanism
-from ldpfl.flower.operator_node import read_token
-from ldpfl.flower.policy_init import Offer, fitting_rows, offer_of, ranges_for, releases_of
+from ldpfl.flower.operator_node import other_signer, read_token
+from ldpfl.flower.policy_init import Offer, offer_of, ranges_for, releases_of
 from ldpfl.flower.terms import check_window
-from ldpfl.number_format import number
+from ldpfl.number_format import counted, number
 from ldpfl.privacy.accountants.adaptive import filtered_epsilon
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import Books, read_books
 from ldpfl.privacy.policy import OVER_RELAY, Policy, Request, read_policy
 from ldpfl.quantities import cohort_size
 from ldpfl.relay import Patience, RelayClient
+from ldpfl.summing import signer_of
 from ldpfl.summing.node_keys import load_key, public_text
 
 _SOON = timedelta(days=30)
@@ -43,52 +45,9 @@ _SOON = timedelta(days=30)
 
 _ANSWER_S = 10.0
 _PATIENCE = Patience(tries=1, timeout_s=_ANSWER_S, total_s=2 * _ANSWER_S)
-_READABLE = stat.S_IRWXG | stat.S_IRWXO
 
-
-class Standing(StrEnum):
-    """How a finding is to be taken."""
-
-    FINE = "ok"
-    LOOK = "look"
-    WRONG = "wrong"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at: ``said`` is for the node's operator alone, for it may tell of the data."""
-
-    what: str
-    standing: Standing
-    said: str
-
-
-@dataclass(frozen=True)
-class NodeSetUp:
-    """What is checked, as a SuperNode is given it; None where nothing is named.
-
-    Attributes:
-        app: folder of the app that is going to run, to see whether policy, budget and table fit it.
-        config: that of a ServerApp of its own.
-        layers: values in each array of a model of its own.
-        partition: number of the node, where ``data`` names its table by ``{partition}``.
-    """
-
-    policy: Path | None
-    budget: Path | None
-    relay: str | None = None
-    token: Path | None = None
-    relay_ca: Path | None = None
-    data: str | None = None
-    data_dir: Path | None = None
-    node_key: Path | None = None
-    superlink: str | None = None
-    superlink_ca: Path | None = None
-    app: str | None = None
-    config: Path | None = None
-    layers: tuple[int, ...] = ()
-    partition: int | None = None
-    signing_key: Path | None = None
+_NEEDED_TO_TRY = ("policy", "budget", "signing", "app", "data")
+"""Findings without which no round's local work can be tried."""
 
 
 Connect = Callable[[str, str, ssl.SSLContext | bool], RelayClient]
@@ -98,21 +57,47 @@ def _connected(url: str, token: str, verify: ssl.SSLContext | bool) -> RelayClie
     return RelayClient(url, token, verify=verify, patience=_PATIENCE)
 
 
-def check_node(node: NodeSetUp, connect: Connect = _connected) -> Iterator[Finding]:
-    """Yield what is found of ``node``; the relay is asked through ``connect``."""
+@dataclass
+class _Known:
+    """What was read while a node was looked over."""
+
+    policy: Policy | None = None
+    offer: Offer | None = None
+
+
+def check_node(node: NodeSetUp, connect: Connect = _connected, trial: Trial | None = None) -> Iterator[Finding]:
+    """Yield what is found of ``node``; the relay is asked through ``connect``.
+
+    With a ``trial`` the app's code is run: one round's local work is done on the node's data, and the report is thrown away.
+    """
+    known, ready = _Known(), True
+    # A trial forks, and a library that has computed in several threads before computes no more in the child.
+    with nullcontext() if trial is None else one_thread():
+        for finding in _looked_over(node, connect, known):
+            ready = ready and not (finding.standing is Standing.WRONG and finding.what in _NEEDED_TO_TRY)
+            yield finding
+    if trial is None:
+        return
+    if ready and known.offer is not None and known.policy is not None:
+        yield from try_round(node, known.offer, trial, _some_key(known.policy))
+    else:
+        yield Finding("try", Standing.LOOK, "no round was tried: mend what is wrong above, and check again")
+
+
+def _looked_over(node: NodeSetUp, connect: Connect, known: _Known) -> Iterator[Finding]:
     policy, books = None, None
     try:
-        policy = read_policy(_named(node.policy, "policy", "LDPFL_POLICY"))
+        policy = known.policy = read_policy(_named(node.policy, "policy", "LDPFL_POLICY"))
         yield from _of_policy(policy)
     except LdpflError as error:
-        yield _wrong("policy", error)
+        yield wrong("policy", error)
     try:
         books = read_books(_named(node.budget, "budget", "LDPFL_BUDGET"))
         yield from _of_budget(books, policy)
     except LdpflError as error:
-        yield _wrong("budget", error)
+        yield wrong("budget", error)
     if node.relay or (policy and set(OVER_RELAY) & set(policy.transports)):
-        yield from _of_relay(node, connect)
+        yield from _of_relay(node, connect, sums=policy is not None and "sum" in policy.transports)
     if policy and "sum" in policy.transports:
         yield _of_signing_key(node.signing_key)
     if node.node_key:
@@ -122,12 +107,12 @@ def check_node(node: NodeSetUp, connect: Connect = _connected) -> Iterator[Findi
     offer = None
     if node.app:
         try:
-            offer = offer_of(node.app, node.config)
+            offer = known.offer = offer_of(node.app, node.config)
         except LdpflError as error:
-            yield _wrong("app", error)
+            yield wrong("app", error)
     if offer and policy:
         yield from _of_app(offer, node, policy, books)
-    yield from _of_data(node, offer)
+    yield from of_data(node, offer)
 
 
 def _of_policy(policy: Policy) -> Iterator[Finding]:
@@ -135,7 +120,7 @@ def _of_policy(policy: Policy) -> Iterator[Finding]:
     if nothing:
         yield Finding("policy", Standing.WRONG, f"allows nothing: set {', '.join(nothing)}, or make one with ldpfl policy init")
         return
-    what = f"{policy.rounds:,} reports of {', '.join(policy.mechanisms)} ({', '.join(policy.transports)})"
+    what = f"{counted(policy.rounds, 'report')} of {', '.join(policy.mechanisms)} ({', '.join(policy.transports)})"
     yield Finding("policy", Standing.FINE, f"allows {what}, epsilon {number(policy.lifetime_epsilon)} at delta {policy.delta:g} in all")
     keys = len(policy.aggregator_keys)
     if set(OVER_RELAY) & set(policy.transports) and not keys:
@@ -158,7 +143,9 @@ def _of_budget(books: Books, policy: Policy | None) -> Iterator[Finding]:
         yield Finding("budget", Standing.WRONG, f"is spent: epsilon {number(spent)} of {limit.epsilon:g}; this node takes part no more")
     else:
         new = ": for a new client. One that took part before brings its old file (ldpfl budget move)" if not books.charges else ""
-        said = f"epsilon {number(spent)} of {limit.epsilon:g} spent at delta {limit.delta:g}, {books.charges:,} reports charged{new}"
+        said = (
+            f"epsilon {number(spent)} of {limit.epsilon:g} spent at delta {limit.delta:g}, {counted(books.charges, 'report')} charged{new}"
+        )
         yield Finding("budget", Standing.FINE, said)
     if policy and policy.delta != limit.delta:
         said = (
@@ -166,18 +153,18 @@ def _of_budget(books: Books, policy: Policy | None) -> Iterator[Finding]:
         )
         yield Finding("budget", Standing.LOOK, f"{said} (ldpfl budget set --delta {policy.delta:g})")
     if policy and books.charges >= policy.rounds > 0:
-        said = f"{books.charges:,} reports were charged, and the policy's rounds = {policy.rounds:,}: nothing more leaves under it"
+        said = f"{counted(books.charges, 'report')} charged, and the policy's rounds = {policy.rounds:,}: nothing more leaves under it"
         yield Finding("budget", Standing.WRONG, said)
     if os.environ.get("LDPFL_BUDGETS"):
         yield Finding("budget", Standing.WRONG, "LDPFL_BUDGETS is set, which is for simulations: unset it")
 
 
-def _of_relay(node: NodeSetUp, connect: Connect) -> Iterator[Finding]:
+def _of_relay(node: NodeSetUp, connect: Connect, *, sums: bool) -> Iterator[Finding]:
     try:
         token = read_token(_named(node.token, "relay's token", "LDPFL_RELAY_TOKEN"))
         yield Finding("token", Standing.FINE, f"{node.token} is this user's alone")
     except LdpflError as error:
-        yield _wrong("token", error)
+        yield wrong("token", error)
         return
     if not node.relay:
         yield Finding("relay", Standing.WRONG, "the policy sends reports over a relay, and none is named: set LDPFL_RELAY to its URL")
@@ -190,8 +177,10 @@ def _of_relay(node: NodeSetUp, connect: Connect) -> Iterator[Finding]:
             return
     try:
         with connect(node.relay, token, _context(node.relay_ca)) as relay:
-            relay.check_token()
+            signer = relay.signer()
         yield Finding("relay", Standing.FINE, "answers, and knows the token as a client's")
+        if sums:
+            yield from _of_signer(node.signing_key, signer)
     except RelayRefused as refusal:
         said = {
             401: "does not know this token: ask its operator for one (ldpfl relay token add, or renew)",
@@ -199,7 +188,17 @@ def _of_relay(node: NodeSetUp, connect: Connect) -> Iterator[Finding]:
         }.get(refusal.status, str(refusal))
         yield Finding("relay", Standing.WRONG, said)
     except LdpflError as error:
-        yield _wrong("relay", error)
+        yield wrong("relay", error)
+
+
+def _of_signer(path: Path | None, signer: str | None) -> Iterator[Finding]:
+    """Say whether the relay's token is for this node's signing key; without a key that can be read, another finding says so."""
+    with suppress(LdpflError):
+        own = signer_of(load_key(_named(path, "signing key", "LDPFL_SIGNING_KEY")).public_key()).hex()
+        if signer == own:
+            yield Finding("relay", Standing.FINE, f"takes what this node signs for sums, as {own}")
+        else:
+            yield Finding("relay", Standing.WRONG, str(other_signer(signer, own)))
 
 
 def _of_server(what: str, address: str, authority: Path | None) -> Finding:
@@ -213,7 +212,7 @@ def _of_server(what: str, address: str, authority: Path | None) -> Finding:
         ):
             end = datetime.fromtimestamp(ssl.cert_time_to_seconds(str((secure.getpeercert() or {})["notAfter"])), UTC)
     except LdpflError as error:
-        return _wrong(what, error)
+        return wrong(what, error)
     except ssl.SSLCertVerificationError as error:
         said = f"{address} has a certificate that is not trusted here ({error.verify_message}): check the authority, and the name"
         return Finding(what, Standing.WRONG, said)
@@ -244,7 +243,7 @@ def _of_node_key(path: Path) -> Finding:
         own = require_own(path, "the node's key", ConfigError, secret=True)
         key = serialization.load_ssh_private_key(own.read_bytes(), password=None)
     except LdpflError as error:
-        return _wrong("node key", error)
+        return wrong("node key", error)
     except (OSError, ValueError, TypeError):
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
@@ -258,7 +257,7 @@ def _of_signing_key(path: Path | None) -> Finding:
     try:
         public = public_text(load_key(_named(path, "signing key", "LDPFL_SIGNING_KEY")))
     except LdpflError as error:
-        return _wrong("signing", error)
+        return wrong("signing", error)
     return Finding("signing", Standing.FINE, f"{path} is this user's alone; the aggregator's list of nodes holds {public}?")
 
 
@@ -280,10 +279,11 @@ def _of_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | None) 
         yield Finding("app", Standing.WRONG, said)
         return
     except LdpflError as error:
-        yield _wrong("app", error)
+        yield wrong("app", error)
         return
     rounds = releases.total()
-    yield Finding("app", Standing.FINE, f"the policy allows each of its {rounds:,} rounds, over {offer.transport}")
+    every = "its only round" if rounds == 1 else f"each of its {rounds:,} rounds"
+    yield Finding("app", Standing.FINE, f"the policy allows {every}, over {offer.transport}")
     if books is None or not all(release.protected for release in releases):
         return
     try:  # what a node finds out when it is asked about a round, sums and bits behind a relay included
@@ -300,7 +300,8 @@ def _of_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | None) 
             said = f"all its rounds would bring epsilon to {number(cost)}, above {of} = {limit.epsilon:g}: later ones are declined"
             yield Finding("budget", Standing.LOOK, said)
     if books.charges + rounds > policy.rounds:
-        said = f"{books.charges:,} reports and {rounds:,} more exceed the policy's rounds = {policy.rounds:,}: later ones are declined"
+        before = counted(books.charges, "report")
+        said = f"{before} and {rounds:,} more exceed the policy's rounds = {policy.rounds:,}: later ones are declined"
         yield Finding("budget", Standing.LOOK, said)
 
 
@@ -309,41 +310,7 @@ def _some_key(policy: Policy) -> bytes:
     return base64.b64decode(policy.aggregator_keys[0]) if policy.aggregator_keys else b""
 
 
-def _of_data(node: NodeSetUp, offer: Offer | None) -> Iterator[Finding]:
-    """Say whether the node's own table, or folder of data sets, is there and fits. Figures of it are for this terminal alone."""
-    if node.data_dir:
-        there = node.data_dir.is_dir()
-        said = f"{node.data_dir} {'is there' if there else 'is no folder: name it in LDPFL_DATA_DIR'}"
-        yield Finding("data", Standing.FINE if there else Standing.WRONG, said)
-    if not node.data:
-        if offer and offer.config.data.at_nodes:
-            yield Finding("data", Standing.WRONG, "the app trains on this node's own table, and none is named: set LDPFL_DATA to its file")
-        return
-    try:
-        table = table_path(node.data, node.partition)
-        if offer is None or not offer.config.data.at_nodes:  # an app of one's own knows itself what it reads
-            read = read_table(table)
-            yield Finding(
-                "data", Standing.FINE, f"{table} has {len(read):,} rows and {len(read.columns)} columns; whether it fits, --app tells"
-            )
-        else:
-            rows, without, misfit = fitting_rows(offer.config, table)
-            said = f"{table} has {rows:,} rows, {rows - without:,} of which can be trained on"
-            standing = Standing.WRONG if without == rows else Standing.LOOK if misfit else Standing.FINE
-            yield Finding("data", standing, printable(f"{said}{'. The first that does not fit: ' + misfit if misfit else ''}"))
-        if os.name == "posix" and table.stat().st_mode & _READABLE:
-            yield Finding("data", Standing.LOOK, f"{table} can be read by other users of this machine: chmod 600 it")
-    except LdpflError as error:
-        yield _wrong("data", error)
-    except OSError as error:
-        yield Finding("data", Standing.WRONG, f"{node.data} cannot be read: {error.strerror}")
-
-
 def _named(path: Path | None, what: str, variable: str) -> Path:
     if path is None:
         raise ConfigError(f"no {what} is named: set {variable} to its file")
     return path
-
-
-def _wrong(what: str, error: LdpflError) -> Finding:
-    return Finding(what, Standing.WRONG, str(error))

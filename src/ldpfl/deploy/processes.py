@@ -284,7 +284,19 @@ class Programs:
         link = (_script("flower-supernode"), "--superlink", self.superlink_address, "--root-certificates", str(self.site.authority))
         here = ("--host", HOST, "--port", str(self.node_ports[number]), "--auth-supernode-private-key", str(node.key))
         config = ("--node-config", f"partition-id={number} num-partitions={len(self.site.nodes)}")
-        own: dict[str, str | Path] = {
+        return self._program(node.name, (*link, *here, *config), node.log, self._of_node(node))
+
+    def check(self, number: int) -> Program:
+        """Return the command by which a node's operator checks the node, and tries one round's local work there."""
+        node, site = self.site.nodes[number], self.site
+        link = ("--superlink", self.superlink_address, "--superlink-ca", str(site.authority), "--node-key", str(node.key))
+        what = ("--app", str(site.app), "--try", "--partition", str(number))
+        command = (sys.executable, "-P", "-m", "ldpfl", "deploy", "check-node", *link, *what)
+        return self._program(f"check of {node.name}", command, node.log.with_name("check.log"), self._of_node(node))
+
+    def _of_node(self, node: NodeSite) -> dict[str, str | Path]:
+        """Return what the operator of a node sets in the environment."""
+        return {
             "FLWR_HOME": node.flower_home,
             "LDPFL_POLICY": node.policy,
             "LDPFL_BUDGET": node.budget,
@@ -293,7 +305,6 @@ class Programs:
             "LDPFL_RELAY_TOKEN": node.token,
             "LDPFL_SIGNING_KEY": node.signing_key,
         }
-        return self._program(node.name, (*link, *here, *config), node.log, own)
 
     def register(self, node: NodeSite) -> Program:
         """Return the command that tells the SuperLink a node's public key; its output names the node."""

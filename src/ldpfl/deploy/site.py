@@ -21,7 +21,7 @@ from ldpfl.privacy.policy import Policy
 from ldpfl.relay.database import open_engine
 from ldpfl.relay.tokens import Role, Tokens
 from ldpfl.shuffling.sealing import generate_key, public_text
-from ldpfl.summing.node_keys import make_key
+from ldpfl.summing.node_keys import make_key, public_key
 
 VALID_FOR = timedelta(days=1)
 """How long a server's certificate is valid."""
@@ -166,9 +166,10 @@ def equip(site: Site, policy: Policy) -> None:
         tokens = Tokens(engine)
         write_private(site.aggregator_token, tokens.add("aggregator", Role.AGGREGATOR).encode())
         for node in site.nodes:
-            write_private(node.token, tokens.add(node.name, Role.CLIENT).encode())
+            public = make_key(node.signing_key)
+            write_private(node.token, tokens.add(node.name, Role.CLIENT, public_key(public)).encode())
             node_key(node.key)
-            signers.append(f"{make_key(node.signing_key)} {node.name}\n")
+            signers.append(f"{public} {node.name}\n")
             write_text(node.policy, tomli_w.dumps(own.model_dump(mode="json")))
             set_limit(node.budget, own.lifetime_epsilon, own.delta)
         write_text(site.node_keys, "".join(signers))

@@ -42,6 +42,9 @@ _CHANGES: Mapping[Transport, tuple[str, ...]] = {
 }
 """Settings that the demo changes in the quickstart: a shorter training, or a linear model whose records a sum protects."""
 
+_MEASURING_PART = 4
+"""One part in so many of the target epsilon is for measuring the model at nodes, where records are protected."""
+
 WINDOW_S = 1.0
 """Seconds that the relay takes uploads for at least. It waits for all clients anyway, so a slow machine loses none."""
 
@@ -97,9 +100,16 @@ def trial_of(
             raise ConfigError(f"setting {change!r} holds a semicolon, which separates settings on Flower's wire")
     every = (f"clients.count={clients}", f"training.rounds={rounds}", *_CHANGES[transport], *changes)
     asked = load_recipe(RECIPE, every)
+    target = asked.privacy.target_epsilon
+    measures = transport == "sum" and asked.mechanism.name == "dp-sgd" and not any(change.startswith("evaluation.") for change in changes)
+    if measures and target != "off":
+        every = (*every, f"evaluation.epsilon={target / _MEASURING_PART:g}")
+        asked = load_recipe(RECIPE, every)
     task = load_dataset(asked, data_dir)
     if asked.mechanism.unsaid:  # the number of records a client is public, and a deployment has to be told
-        every = (*every, f"mechanism.records={max(1, len(task.train) // asked.clients.count)}")
+        each = len(task.train) // asked.clients.count
+        held = int(each * asked.evaluation.share)
+        every = (*every, f"mechanism.records={max(1, each - held)}", *([f"evaluation.records={held}"] if held else []))
         asked = load_recipe(RECIPE, every)
     linked = LINKED if transport == "relay" else 1
     config = settled(as_sent(asked, transport, linked, asked.clients.count))

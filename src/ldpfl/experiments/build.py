@@ -31,9 +31,10 @@ from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import LOWEST_PROBABILITY, ModelConfig, RangesConfig, RunConfig
 from ldpfl.experiments.dataset import Description
-from ldpfl.experiments.record_sums import divided_for_evaluation, for_evaluation, head_of, is_evaluated, ranges_of, scores_of_records
+from ldpfl.experiments.record_sums import divided_for_evaluation, for_evaluation, head_of, is_evaluated, scores_of_records
+from ldpfl.experiments.start_warnings import start_warnings
 from ldpfl.experiments.table_rules import start_on_table
-from ldpfl.experiments.trainers import quickest, told_of, tried
+from ldpfl.experiments.trainers import RunSize, is_compiled, quickest, told_of, tried
 from ldpfl.importing import is_code, is_pretrained
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Facts, Mechanism, Training, built
@@ -52,9 +53,9 @@ from ldpfl.simulation import (
     LocalTask,
     Trainer,
 )
-from ldpfl.simulation.compiled_training import CompiledTrainer
 from ldpfl.simulation.evaluating import ClientEvaluation
 from ldpfl.simulation.measuring import Measuring, charged
+from ldpfl.simulation.record_sums import ranges_of
 from ldpfl.suggestions import did_you_mean
 from ldpfl.tasks import Targets, without_answer
 
@@ -144,13 +145,16 @@ def build(
     if persons is not None and mechanism_of(config, ranges).record_clip is None:  # it protects the client, or nobody
         parts, persons = Division.of([persons.rows_of(own)[0] for own in parts]), None
     head = head_of(config, Description.of(task))
-    parts, judging = (parts, None) if config.evaluation.share == 0 else divided_for_evaluation(config, parts, persons, task.persons)
+    parts, judging = (parts, None) if config.evaluation.share == 0 else divided_for_evaluation(config, parts, persons, task)
     mechanism = mechanism_of(config, ranges if head is None else head.ranges, parts.sizes.tolist())
     task, ledger = _scaled(config, task, parts, mechanism, secret, persons, measured)
     start = start_on_table(config, Description.of(task), module, layout, weights, mechanism, len(parts), task.shares)
     config, weights = start.config, start.weights
     if outside := _outside(config, layout, weights, ranges):
         warn(outside)
+    task = task.noted(*(said := tuple(start_warnings(config, task, parts))))
+    for line in said if config.mechanism.protects else ():  # not once more of a baseline
+        warn(line)
     local = LocalTask(
         module.to(device),
         layout,
@@ -160,6 +164,7 @@ def build(
         config.training.at_client(),
         None if config.training.clip_norm == "off" else config.training.clip_norm,
         tasks.create(config.task.name, task.outputs, scale=task.unit),
+        config.training.precision,
     )
     noise_seed = secret_seed(config, task, secret)
     federation = Federation(
@@ -197,7 +202,7 @@ def build(
         judged=None if judging is None or not is_evaluated(config) else _judged(config, task, judging, persons),
     )
     federation = replace(federation, trainer=_quickest(config, federation, weights, warn))
-    compiled = ", compiled" if isinstance(federation.trainer, CompiledTrainer) else ""
+    compiled = ", compiled" if is_compiled(federation.trainer) else ""
     digest = pretrained.base_digest(module)
     base = f" of base {digest[:16]}" if digest else ""
     origin = f"{task.name} {task.fingerprint}{_division(task)}{base} on {device.type}{compiled}"
@@ -209,15 +214,21 @@ def build(
 def _judged(config: RunConfig, task: Dataset, units: Division, persons: Persons | None) -> ClientEvaluation:
     """Return what clients measure on the ``units`` that they hold back."""
     vectors = scores_of_records(config, task.outputs)
-    mechanism = of_records(mechanism_of(for_evaluation(config), ranges_of(vectors.size), np.maximum(units.sizes, 1).tolist()))
+    mechanism = of_records(
+        mechanism_of(
+            for_evaluation(config, records=config.evaluation.records), ranges_of(vectors.size), np.maximum(units.sizes, 1).tolist()
+        )
+    )
     return ClientEvaluation(units, vectors, mechanism, config.training.rounds, config.evaluation.every, persons)
 
 
 def _quickest(config: RunConfig, federation: Federation, weights: Tensor, warn: Warn) -> Trainer:
     """Return what trains the federation's clients quickest: its trainer, or that compiled."""
     joined = 1 / config.training.rounds if federation.once_over is not None else federation.fraction
-    samples = int(config.training.rounds * joined * config.training.epochs * int(federation.samples.sizes.sum()))
-    return quickest(config, federation.trainer, weights, samples, federation.batch_width, warn)
+    sizes, width, epochs = federation.samples.sizes, federation.batch_width, config.training.epochs
+    samples = int(config.training.rounds * joined * epochs * federation.mechanism.record_rate * int(sizes.sum()))
+    fewest, most = (max(1, -(-int(size) // width) * epochs) for size in (sizes.min(), sizes.max()))
+    return quickest(config, federation.trainer, weights, RunSize(samples, width, (fewest, most)), warn)
 
 
 def _threshold(config: RunConfig, task: Dataset) -> float | None:
@@ -343,7 +354,7 @@ def divided(config: RunConfig, task: Dataset, persons: Persons | None = None) ->
             raise ConfigError(f"the data name {clients} clients, and clients.count is {config.clients.count}: leave that out")
         if not parts.sizes.all():
             raise ConfigError("a client has all its rows among those that are held out: leave data.evaluate_on at 'test'")
-        return parts
+        return parts if task.identities is None else _in_order_of_names(parts, task.identities)
     if task.identities is not None:
         return _by_identity(own, task.identities, config.clients.count)
     if persons is not None and task.persons is not None:
@@ -380,7 +391,12 @@ def _by_identity(own: DataConfig, identities: NDArray[np.uint64], count: int) ->
     parts = Division.by_owner(drawn.astype(np.int64), count)
     if not parts.sizes.all():
         raise ConfigError(f"of {len(identities):,} files, dealt out by their names to {count} clients, one client has none: take fewer")
-    return parts
+    return _in_order_of_names(parts, identities)
+
+
+def _in_order_of_names(parts: Division, identities: NDArray[np.uint64]) -> Division:
+    """Return ``parts`` in an order that file names alone decide. Files lie in folders by class, and no class may move others' places."""
+    return Division.of([own[np.argsort(identities[own], kind="stable")] for own in parts])
 
 
 def _scaled(
@@ -395,6 +411,8 @@ def _scaled(
     """Return ``task`` with all its columns scaled, and what was released to do so."""
     if task.is_scaled:
         return task, Ledger()
+    if config.data.at_nodes:  # measured by rounds of their own, which the server charges; by bounds until then
+        return (by_bounds(task) if measured is None else scaled_as(task, measured)), Ledger()
     if not measures(config, task.unscaled, mechanism):
         return by_bounds(task), Ledger()
     through = config.shuffling
@@ -411,13 +429,15 @@ def measuring_mechanism(config: RunConfig, mechanism: Mechanism, sizes: Sequence
 
     With Gaussian noise, T rounds of mu each and M histograms of mu / f each cost sqrt(T + M / f^2) mu together.
     """
+    changed = for_measuring(config)
+    return mechanism if changed is config else mechanism_of(changed, ranges_of(1), sizes)
+
+
+def for_measuring(config: RunConfig) -> RunConfig:
+    """Return ``config`` with the noise of one stage of histograms as its mechanism; itself where that needs no other noise."""
     share, rounds = config.privacy.measuring_share, config.training.rounds - config.training.extended
-    factor = sqrt(STAGES * (1 - share) / (rounds * share))
-    settings = config.mechanism.for_measuring(factor)
-    if settings is config.mechanism:
-        return mechanism
-    one = LayerRanges(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), (1,))
-    return mechanism_of(config.model_copy(update={"mechanism": settings}), one, sizes)
+    settings = config.mechanism.for_measuring(sqrt(STAGES * (1 - share) / (rounds * share)))
+    return config if settings is config.mechanism else config.model_copy(update={"mechanism": settings})
 
 
 def secret_seed(config: RunConfig, task: Dataset, secret: int | None) -> int | None:

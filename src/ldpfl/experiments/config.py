@@ -158,10 +158,11 @@ class TrainingConfig(_Section):
     """Of the server, which costs no privacy: ``sgd`` (FedAvg, with ``server_momentum`` FedAvgM), ``adam`` or ``yogi``."""
     server_learning_rate: Positive | Literal["auto"] = 1.0
     """Scales the mean update or gradient; of no effect where ``mechanism.perturbed`` is ``weights``. ``auto`` chooses it for a table, by
-    the noise and by how rare a class is, see ``ldpfl.experiments.table_rules``."""
+    the noise and by how rare a class is, and for images and arrays by how many numbers a sample has, see
+    ``ldpfl.experiments.table_rules``."""
     server_weight_decay: NotNegative | Literal["auto"] = 0.0
     """Part of the way back to the initial weights that the server adds to each mean gradient; it costs no privacy. ``auto`` chooses it for
-    a table, by the noise."""
+    tables, images and arrays, by the noise."""
     server_momentum: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.0
     """Part of the server's last step that is carried on to the next (heavy ball; for ``adam`` and ``yogi`` beta 1, such as 0.9)."""
     server_schedule: Schedule = "constant"
@@ -169,6 +170,9 @@ class TrainingConfig(_Section):
     compile: Literal["auto", "on", "off"] = "auto"
     """Whether clients' steps are compiled, which takes a C++ compiler and 10 s the first time, and changes last bits of the model. ``auto``
     does so for long runs on a CPU."""
+    precision: Literal["float32", "bf16"] = "float32"
+    """Of products in local training: ``bf16`` computes them with 8 significant bits, which is faster for wide layers on processors that
+    can. Whatever is clipped, randomised or sent is float32."""
     average: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0.0
     """Share of the run, from its end, over which the global weights are averaged; the average is what is measured and kept."""
 
@@ -203,7 +207,7 @@ class TrainingConfig(_Section):
         """
         rate, decay = self.server_learning_rate, self.server_weight_decay
         if rate == "auto" or decay == "auto":
-            raise ConfigError("training.server_learning_rate and server_weight_decay are 'auto' for tables only: give numbers")
+            raise ConfigError("training.server_learning_rate and server_weight_decay are 'auto' for one's own data only: give numbers")
         momentum, schedule = self.server_momentum, self.server_schedule
         return ServerOptimiser(rate, momentum, schedule, self.rounds, self.average, measured, self.server_optimiser, decay, start)
 
@@ -237,6 +241,9 @@ class EvaluationConfig(_Section):
     """Rounds after which the model is measured, each time; it is measured after the last round in any case. 0 does so there alone."""
     loss_bound: Positive = 5.0
     """Largest loss of a record that counts; a larger one is cut to it."""
+    records: Annotated[int, Field(ge=0, le=10**9)] = 0
+    """Mean number of records, or of persons, that a client holds back, which is public. 0 takes that of the simulated clients. On Flower,
+    0 takes the number that goes with ``mechanism.records``, which are those that are left to train on."""
 
     @model_validator(mode="before")
     @classmethod
@@ -367,7 +374,7 @@ def parse_config(text: str, *overrides: Iterable[str], origin: str) -> RunConfig
     try:
         tree = from_toml(text)
     except ValueError as error:
-        raise ConfigError(f"{origin} is not valid TOML: {error}") from error
+        raise ConfigError(f"{origin} is not valid TOML: {error}{_QUOTES if 'Invalid value' in str(error) else ''}") from error
     _without_noise_section(tree, origin)
     groups = [[one for override in group for one in _by_key(override)] for group in overrides]
     for group in groups:
@@ -382,6 +389,9 @@ def parse_config(text: str, *overrides: Iterable[str], origin: str) -> RunConfig
         raise ConfigError(explained(error, origin, known_keys(named), tuple(RunConfig.model_fields), named)) from None
     _check_one_says_the_noise(config, [text for group in groups for text in group])
     return config
+
+
+_QUOTES = '; texts stand in quotes, in lists too: name = "a", names = ["a", "b"]'
 
 
 def _check_one_says_the_noise(config: RunConfig, overrides: Sequence[str]) -> None:
@@ -521,11 +531,17 @@ def setting_value(text: str) -> Any:
     """Read ``text`` as a TOML value, and as a plain string where it is none.
 
     Raises:
-        ConfigError: something follows the value, which would be lost: another setting, most likely.
+        ConfigError: something follows the value, which would be lost: another setting, most likely; or it begins like a list or a table,
+            and is none.
     """
     try:
         tree = from_toml(f"value = {text}")
     except ValueError:
+        if text.startswith(("[", "{")):
+            raise ConfigError(
+                f'{shown(text)} begins like a list or a table, and is none: texts in it stand in quotes, as in ["a", "b"] or '
+                '{sex = ["f", "m"]}'
+            ) from None
         return text
     if len(tree) > 1:
         raise ConfigError(f"more than a value in one setting: {text[:80]!r}; give settings one by one, or with semicolons between them")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Collection, Sequence
 from difflib import get_close_matches
+from math import isfinite
 
 from pydantic import ValidationError
 
@@ -37,7 +39,25 @@ def explained(error: ValidationError, origin: str, known: Sequence[str], section
     same = (other["msg"] for other in errors if other["loc"][: len(key.split("."))] == first["loc"][: len(key.split("."))])
     expected = list(dict.fromkeys(same))
     message = expected[0] + "".join(f" or {text.removeprefix('Input should be ')}" for text in expected[1:])
-    return f"setting {key!r} in {origin}: {message[0].lower()}{message[1:]}, got {shown(first['input'])}"
+    hint = _written(key, first["input"], {other["type"] for other in errors})
+    return f"setting {key!r} in {origin}: {message[0].lower()}{message[1:]}, got {shown(first['input'])}{hint}"
+
+
+def _written(key: str, given: object, wrong: Collection[str]) -> str:
+    """Return how a list or a table is written that was given as a text; ``wrong`` are the kinds of errors."""
+    if isinstance(given, str) and "dict_type" in wrong and "=" in given:
+        return "; a table has braces, and texts in it quotes, as in {age = [0, 120]}"
+    if not isinstance(given, str) or "list_type" not in wrong:
+        return ""
+    parts = ", ".join(part if _is_number(part) else json.dumps(part, ensure_ascii=False) for part in map(str.strip, given.split(",")))
+    return f"; a list has brackets, and texts in it quotes: --set '{key}=[{parts[:_LONGEST_SHOWN]}]'"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _other_mechanism(mechanism: str, setting: str, own: Sequence[str]) -> str:

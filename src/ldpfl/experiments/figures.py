@@ -18,6 +18,7 @@ from ldpfl.experiments.client_evaluation import added_to, at_clients
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.quality import Reference, quality
 from ldpfl.experiments.run_folder import Kind
+from ldpfl.experiments.trainers import is_compiled
 from ldpfl.files import finite
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.accountants.registry import unit_epsilon
@@ -25,7 +26,6 @@ from ldpfl.privacy.guarantee import json_number
 from ldpfl.privacy.statement import account
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation
-from ldpfl.simulation.compiled_training import CompiledTrainer
 
 
 def summarise(
@@ -45,6 +45,16 @@ def summarise(
         privacy["caveats"].append(
             f"{UNUSABLE} for some test rows: these count as wrong in the accuracy and in exact matches, and other figures have no value; a "
             "smaller training.learning_rate or less noise may help, else look for a logarithm or a quotient in the model"
+        )
+    if extreme := judged.pop("extreme", ""):
+        privacy["caveats"].append(
+            f"{EXTREME}: {extreme}. Rank rows by them, but do not read them as probabilities; a smaller training.server_learning_rate (or "
+            "training.learning_rate), a larger training.server_weight_decay, more rows or a larger epsilon bring them closer together"
+        )
+    if off := judged.pop("off", ""):
+        privacy["caveats"].append(
+            f"{OFF}: {off}. Of images, arrays and texts no base rate is measured: say the shares of the classes in data.class_shares, "
+            "where the public knows them; else take more rounds, or correct the predicted risks by the share that you expect"
         )
     measured = at_clients(federation, history)
     added_to(judged, measured)
@@ -66,7 +76,7 @@ def summarise(
         "evaluated_on": config.data.evaluate_on,
         **privacy,
         "clients": config.clients.count,
-        "records": int(federation.samples.sizes.sum()),
+        "records": records_held(config, federation),
         "clients_per_round": last_trained(last).clients,
         "stopped_after": stopped_after(federation, last),
         "rounds": len(history),
@@ -79,7 +89,7 @@ def summarise(
         "seconds": sum(metrics.seconds for metrics in history),
         "seconds_per_round": [metrics.seconds for metrics in history],
         "device": federation.device.type,
-        "compiled": isinstance(federation.trainer, CompiledTrainer),
+        "compiled": is_compiled(federation.trainer),
         "threads": torch.get_num_threads(),
         "data_fingerprint": task.fingerprint,
         "versions": {
@@ -105,6 +115,12 @@ def metric_before_data(config: RunConfig, kind: Kind = Kind.SIMULATION) -> str:
 
 UNUSABLE = "the model gives NaN or infinity"
 """How the note begins that tells that some outputs for test rows are no numbers."""
+
+EXTREME = "predicted probabilities are far too close to 0 and 1"
+"""How the note begins that tells of a calibration slope far below 1."""
+
+OFF = "the mean predicted risk is far from the observed share"
+"""How the note begins that tells of a model whose risks are too high or too low on the whole."""
 
 STOPPED = "training stopped after round"
 """How the note begins that tells the round after which a run ended early."""
@@ -132,8 +148,23 @@ def of_extending(config: RunConfig) -> list[str]:
     return [f"{added} of {rounds} rounds were added to a run that had come to its end: {said}; a client's own budget holds in any case"]
 
 
+def _of_ending(config: RunConfig, last: Checkpoint) -> list[str]:
+    done, rounds = len(last.history), config.training.rounds
+    if done >= rounds:
+        return []
+    said = "too few nodes took part in the next one. Start the run again to go on; its guarantee is then that of more rounds"
+    return [f"the run ended after {done} of {rounds} rounds: {said}"]
+
+
+def records_held(config: RunConfig, federation: Federation) -> int | None:
+    """Return how many records, or persons, all clients train on: of nodes' own tables what the config states, None if it states none."""
+    if not config.data.at_nodes:
+        return int(federation.samples.sizes.sum())
+    return round(getattr(config.mechanism, "records", 0) * config.clients.count) or None
+
+
 def _of_delta(config: RunConfig, federation: Federation) -> list[str]:
-    records, delta = int(federation.samples.sizes.sum()), config.privacy.delta
+    records, delta = records_held(config, federation) or 0, config.privacy.delta
     if federation.mechanism.record_clip is None or delta * records < 1:
         return []
     what = "persons" if config.data.person else "records"
@@ -147,7 +178,7 @@ def last_trained(last: Checkpoint) -> RoundMetrics:
 
 def _privacy(config: RunConfig, federation: Federation, last: Checkpoint) -> dict[str, Any]:
     """Return epsilon of one weight of one round, and what the ledger's events guarantee to a client."""
-    said = [*_of_stopping(federation, last), *of_extending(config), *_of_delta(config, federation)]
+    said = [*_of_stopping(federation, last), *_of_ending(config, last), *of_extending(config), *_of_delta(config, federation)]
     return {
         "mechanism": config.mechanism.name,
         "perturbed": config.mechanism.perturbed,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.figures import STOPPED, UNUSABLE
+from ldpfl.experiments.figures import EXTREME, OFF, STOPPED, UNUSABLE
 from ldpfl.judging import MEASURED_AT_CLIENTS
 
 
@@ -22,9 +22,9 @@ def scores_are_public(config: RunConfig) -> bool:
 
 
 def public_caveats(config: RunConfig, caveats: list[str]) -> list[str]:
-    """Return what a run says against its figures, without the round at which private rows stopped it, and without what they made NaN."""
+    """Return what a run says against its figures, without the round at which private rows stopped it, and without what they scored."""
     if not scores_are_public(config):
-        caveats = [caveat for caveat in caveats if not caveat.startswith(UNUSABLE)]
+        caveats = [caveat for caveat in caveats if not caveat.startswith((EXTREME, OFF, UNUSABLE))]
     if not config.data.brought or config.training.patience == 0:
         return caveats
     kept = [caveat for caveat in caveats if not caveat.startswith(STOPPED)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import ceil, isfinite, nan
+from math import ceil, inf, isfinite, nan
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,9 @@ from ldpfl.outcomes import survival, times_in
 from ldpfl.simulation import Federation
 from ldpfl.simulation.local_training import evaluated, measured
 from ldpfl.tasks import LOWER_IS_BETTER, unusable
+
+EXTREME_SLOPE, _SURELY_EXTREME = 0.5, 0.8
+"""Calibration slope below which predicted probabilities are far too close to 0 and 1, and the most that its interval may reach then."""
 
 MIN_SITE_ROWS, MIN_EVENTS = 20, 10
 """Test rows, or persons, and rows with and without the event, from which on figures have intervals, and a client has figures of its own:
@@ -51,10 +54,13 @@ def quality(federation: Federation, weights: Tensor, seed: int, classes: Sequenc
 
     ``classes`` are the names of those of images, where they have names; a table's are in its encoder.
 
-    ``unusable`` beside it says whether the outputs for some of these rows are NaN or infinity.
+    ``unusable`` beside it says whether the outputs for some of these rows are NaN or infinity, ``extreme`` what to say of probabilities
+    that are far too close to 0 and 1, and ``off`` of a mean risk that is far from what was observed.
     """
     judged = _judged(federation, weights)
+    named = classes if federation.encoder is None else federation.encoder.classes
     found: dict[str, Any] = {"scores": judged.scores, "test_rows": len(federation.evaluation), "unusable": judged.unusable}
+    found["classes"] = [printable(name) for name in named]
     if judged.figures is None:
         return found
     rows = len(judged.seen)
@@ -65,9 +71,10 @@ def quality(federation: Federation, weights: Tensor, seed: int, classes: Sequenc
         found["resampled"] = "persons"
     if intervals := {name: known[name] for name in judged.scores if name in known and name not in unsure}:
         found["intervals"] = intervals
+    found["extreme"], found["off"] = _extreme(judged.scores, intervals), _off(judged.scores, intervals)
     found["sites"] = list(_by_site(federation, judged, seed))
     if judged.is_of_two_classes:
-        named, risks = classes if federation.encoder is None else federation.encoder.classes, expit(judged.told)
+        risks = expit(judged.told)
         found["event"] = printable(named[1]) if named else "1"
         found["calibration"] = judging.calibration(risks, judged.seen.astype(np.float64), shares=True, whose=whose)
         counts, edges = np.histogram(risks, bins=_RISK_BINS, range=(0.0, ceil(20 * risks.max()) / 20))
@@ -75,6 +82,21 @@ def quality(federation: Federation, weights: Tensor, seed: int, classes: Sequenc
     elif judged.is_of_numbers:
         found["calibration"] = judging.calibration(judged.told, judged.seen, shares=False)
     return found
+
+
+def _extreme(scores: Scores, intervals: Mapping[str, tuple[float, float]]) -> str:
+    """Return how far the predicted probabilities lie apart, where that is surely too far; nothing elsewhere."""
+    slope, (low, high) = scores.get(judging.SLOPE, nan), intervals.get(judging.SLOPE, (nan, nan))
+    if not (slope < EXTREME_SLOPE and high < _SURELY_EXTREME):
+        return ""
+    return f"{judging.SLOPE} {slope:.2g} (95 % interval {low:.2g} to {high:.2g}; 1 is best)"
+
+
+def _off(scores: Scores, intervals: Mapping[str, tuple[float, float]]) -> str:
+    """Return the mean predicted risk beside the observed share, where one is more than twice the other; nothing elsewhere."""
+    risk, seen = scores.get(judging.PREDICTED, nan), scores.get(judging.OBSERVED, nan)
+    low, high = intervals.get(judging.OBSERVED, (0.0, inf))
+    return f"{risk:.1%}, and {seen:.1%} was observed" if risk > max(2 * seen, high) or risk < min(seen / 2, low) else ""
 
 
 def scores_of(federation: Federation, weights: Tensor) -> dict[str, float]:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from math import prod, sqrt
 
-import torch
-
 from ldpfl import tasks
+from ldpfl.data import Dataset
 from ldpfl.data.division import Division
-from ldpfl.data.holding_out import held_back, held_back_by_person
-from ldpfl.data.persons import Names, Persons
+from ldpfl.data.holding_out import held_back, held_back_by_name
+from ldpfl.data.persons import Persons
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import Description
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
-from ldpfl.ranges import LayerRanges
 from ldpfl.simulation.evaluating import RecordScores, is_due
 from ldpfl.simulation.least_squares import LeastSquares
 
@@ -96,15 +94,19 @@ def evaluations(config: RunConfig) -> list[int]:
     return [number for number in range(1, rounds + 1) if is_due(number, rounds, every)] if is_evaluated(config) else []
 
 
-def for_evaluation(config: RunConfig) -> RunConfig:
-    """Return ``config`` with the noise that one measurement at clients has, as its mechanism."""
+def for_evaluation(config: RunConfig, *, records: int = 0) -> RunConfig:
+    """Return ``config`` with the noise that one measurement at clients has, as its mechanism.
+
+    Args:
+        records: mean number that a client holds back; 0 takes that of the simulated clients.
+    """
     epsilon, through = config.evaluation.epsilon, config.shuffling
     if epsilon == "off":
         raise ConfigError("evaluation.epsilon is 'off': nothing is measured at clients")
     honest = config.clients.count - through.colluding if through.channel == "secure-sum" else 1
     noise = 2 / gaussian_mu(epsilon, config.privacy.delta) * sqrt(len(evaluations(config)) / honest) * _MORE
     settings = _require_records(config, "evaluation.epsilon")
-    changed = settings.model_copy(update={"noise_multiplier": noise, "clip_norm": 1.0, "records": 0})
+    changed = settings.model_copy(update={"noise_multiplier": noise, "clip_norm": 1.0, "records": records})
     return config.model_copy(update={"mechanism": changed})
 
 
@@ -113,20 +115,25 @@ def scores_of_records(config: RunConfig, outputs: int) -> RecordScores:
     return RecordScores(tasks.create(config.task.name, outputs).targets, outputs, config.evaluation.loss_bound)
 
 
-def divided_for_evaluation(config: RunConfig, parts: Division, persons: Persons | None, names: Names | None) -> tuple[Division, Division]:
+def divided_for_evaluation(config: RunConfig, parts: Division, persons: Persons | None, task: Dataset) -> tuple[Division, Division]:
     """Return each client's records, or ``persons``, that are trained on, and those that are held back.
 
-    Args:
-        names: of the person of each row, where persons are protected.
+    Names decide, of persons where persons are protected, or of files: files lie in folders by class, so that places would tell classes.
+    Else places decide. A node's own table stands for each client. One with too few records to hold any back measures on none.
 
     Raises:
         ConfigError: no client holds any back, or one is left with none to train on.
     """
-    share = config.evaluation.share
-    if persons is None or names is None:
-        kept, held = held_back(parts, share)
+    share, at_node = config.evaluation.share, config.data.at_nodes
+    one = parts[:1] if at_node else parts
+    if persons is not None and task.persons is not None:
+        kept, held = held_back_by_name(one, task.persons[persons.rows[persons.first]], share)
+    elif task.identities is not None:
+        kept, held = held_back_by_name(one, task.identities.astype(str), share)
     else:
-        kept, held = held_back_by_person(parts, names[persons.rows[persons.first]], share)
+        kept, held = held_back(one, share)
+    if at_node:
+        return Division.shared(kept[0], len(parts)), Division.shared(held[0], len(parts))
     if not held.sizes.any() or not kept.sizes.all():
         found = "a client has none to train on" if held.sizes.any() else "no client holds any back"
         raise ConfigError(
@@ -134,8 +141,3 @@ def divided_for_evaluation(config: RunConfig, parts: Division, persons: Persons 
             f"{found}; set another share, or fewer clients"
         )
     return kept, held
-
-
-def ranges_of(size: int) -> LayerRanges:
-    """Return the ranges of a vector of ``size`` numbers."""
-    return LayerRanges(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), (size,))

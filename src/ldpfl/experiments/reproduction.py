@@ -58,6 +58,7 @@ class Reproduction(_Strict):
         shows: the figure that is compared.
         desk, paper: how it is made, by size; None where it is not.
         published: the paper's figures, where its text has any; of pictures alone nothing is read off.
+        changed: settings by which a user changed every run; the paper's figures are then of another setting.
     """
 
     title: str
@@ -67,6 +68,12 @@ class Reproduction(_Strict):
     desk: Size | None = None
     paper: Size | None = None
     published: list[Published] = []
+    changed: str = ""
+
+    @property
+    def changes_said(self) -> str:
+        """A line for tables and pictures; empty where nothing was changed."""
+        return f"Not the paper's setting. Changed by --set: {self.changed}" if self.changed else ""
 
     def at_size(self, name: str, size: SizeName) -> Size:
         """Return how it is made at ``size``.

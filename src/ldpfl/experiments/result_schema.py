@@ -7,7 +7,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from ldpfl.few import FEW, require_few
-from ldpfl.quantities import MAX_ROUNDS
+from ldpfl.quantities import MAX_COUNT, MAX_ROUNDS
+
+Whole = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+"""A number of rows, rounds, weights and so on."""
 
 Figure = float | None
 """None stands for one that is not a finite number."""
@@ -29,7 +32,7 @@ class _Strict(BaseModel):
 
 
 class _Layer(_Strict):
-    weights: int
+    weights: Whole
     radius: Figure
     noise_std: Figure
     clipped_fraction: Figure
@@ -47,18 +50,18 @@ class _Tenth(_Strict):
     observed: float
     low: float
     high: float
-    rows: int
+    rows: Whole
 
 
 class _Risks(_Strict):
     edges: Annotated[list[float], Field(fail_fast=True)]
-    rows: Annotated[list[int], Field(fail_fast=True)]
+    rows: Annotated[list[Whole], Field(fail_fast=True)]
 
 
 class _Site(_Strict):
     name: Word
-    rows: int
-    events: int | None = None
+    rows: Whole
+    events: Whole | None = None
     scores: Annotated[dict[str, Figure], FEW]
     intervals: Annotated[dict[str, Interval], FEW]
     note: str
@@ -73,8 +76,8 @@ class _AtClients(_Strict):
 
 
 class _Measured(_Strict):
-    round: int
-    records: int
+    round: Whole
+    records: Whole
     figures: Annotated[dict[str, _AtClients], FEW]
     confusion: Annotated[list[list[float]], Field(fail_fast=True)] = []
     confusion_noise: Figure = None
@@ -94,8 +97,9 @@ class Figures(_Strict):
     intervals: Annotated[dict[str, Interval], FEW] = {}
     noise_free_scores: Annotated[dict[str, Figure], FEW] = {}
     pooled_scores: Annotated[dict[str, Figure], FEW] = {}
-    test_rows: int = 0
+    test_rows: Whole = 0
     event: Word | None = None
+    classes: Annotated[list[Word], Field(fail_fast=True)] = []
     calibration: Annotated[list[_Tenth], Field(max_length=100)] = []
     risks: _Risks | None = None
     at_clients: Annotated[list[_Measured], Field(fail_fast=True)] = []
@@ -111,14 +115,14 @@ class Figures(_Strict):
     target: Figure = None
     caveats: Annotated[list[str], Field(fail_fast=True)] = []
     privacy: dict[str, JsonValue]
-    clients: int
-    records: int | None = None
-    clients_per_round: int
-    stopped_after: int | None = None
-    rounds: int
-    weights: int
-    uplink_bits_per_client_round: int
-    uplink_bytes_per_client_round: int
+    clients: Whole
+    records: Whole | None = None
+    clients_per_round: Whole
+    stopped_after: Whole | None = None
+    rounds: Whole
+    weights: Whole
+    uplink_bits_per_client_round: Whole
+    uplink_bytes_per_client_round: Whole
     layers: Annotated[dict[str, _Layer], FEW]
     clipped_records_per_round: PerRound | None = None
     noise: _Noise | None = None

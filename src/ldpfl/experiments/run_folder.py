@@ -22,6 +22,7 @@ from ldpfl.experiments.config import RunConfig, read_config
 from ldpfl.experiments.model_file import ModelFile, kept_of, read_description
 from ldpfl.experiments.result_schema import problem_of
 from ldpfl.files import (
+    MAX_METRICS_BYTES,
     MAX_RESULT_BYTES,
     append_text,
     ends_with,
@@ -288,8 +289,27 @@ class RunFolder:
             raise DataError(f"{self._kind_path} is damaged, or larger than such a file is: expected one of {', '.join(Kind)}") from error
 
     def checkpoint(self) -> Checkpoint | None:
-        """Return the last checkpoint, if a round was finished."""
-        return Checkpoint.load(self.checkpoint_path) if self.checkpoint_path.exists() else None
+        """Return the last checkpoint, if a round was finished.
+
+        Raises:
+            DataError: it is damaged; or the metrics, which are written after it, have more rounds: these would be counted nowhere.
+        """
+        last = Checkpoint.load(self.checkpoint_path) if self.checkpoint_path.exists() else None
+        done = 0 if last is None else len(last.history)
+        if (told := self._rounds_in_metrics()) > done:
+            raise DataError(
+                f"{self.checkpoint_path} has {done:,} rounds, and {self.metrics_path.name} beside it {told:,}: the checkpoint was removed, "
+                "or put back to an earlier round; put back the latest one, for what was sent in the rounds since would not be counted"
+            )
+        return last
+
+    def _rounds_in_metrics(self) -> int:
+        if not self.metrics_path.is_file():
+            return 0
+        if (size := self.metrics_path.stat().st_size) > MAX_METRICS_BYTES:
+            raise DataError(f"{self.metrics_path} has {size:,} bytes, expected at most {MAX_METRICS_BYTES:,}: it is no run's")
+        with self.metrics_path.open("rb") as file:
+            return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
 
     def ledger(self) -> Ledger:
         """Return what the run released, as ledger and checkpoint say alike; but one of them may be a round ahead.
@@ -298,13 +318,20 @@ class RunFolder:
             ConfigError: nothing was released yet.
             DataError: a file is damaged, or they contradict each other.
         """
+        last = self.checkpoint()
         if not self.ledger_path.exists():
             raise ConfigError(f"{self.path} has released nothing yet: no round is finished")
-        ledger, last = Ledger.load(self.ledger_path), self.checkpoint()
+        told = (self.result() or {}).get("rounds", 0)
+        ledger = Ledger.load(self.ledger_path)
         kept = ledger if last is None else last.ledger
         shorter, longer = sorted((ledger, kept), key=lambda one: len(one.events))
         if longer.events[: len(shorter.events)] != shorter.events or len(longer.events) > len(shorter.events) + 1:
             raise DataError(f"{self.ledger_path} is not the ledger of this run's checkpoint: one of them was changed, or is another run's")
+        if (counted_rounds := len(longer.events) - sum(event.histograms for event in longer.events)) < told:
+            raise DataError(
+                f"{self.ledger_path} has {counted_rounds:,} rounds of training, and {self.result_path.name} beside it tells of {told:,}: "
+                "ledger and checkpoint were put back to an earlier round; put back the latest ones"
+            )
         return longer
 
     def result(self) -> dict[str, Any] | None:

@@ -28,6 +28,7 @@ from ldpfl.features.extraction import Progress, quietly
 from ldpfl.files import writing
 from ldpfl.importing import is_pretrained
 from ldpfl.models.pretrained import base_digest, licence_of
+from ldpfl.number_format import counted
 from ldpfl.randomness import known
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation, simulate
@@ -79,7 +80,7 @@ class Runner:
         federation, start = self._build(config, task, secret)
         last = self._rounds(federation, start, config.training.rounds, _nowhere, _label(config))
         figures = self._figures(config, federation, task, last, self._trained_anew if baseline else None, secret)
-        return Finished(config, federation, last, figures)
+        return Finished(config, federation, last, figures, task)
 
     @as_usual()
     def run(
@@ -116,7 +117,7 @@ class Runner:
             if figures is not None and (figures["noise_free_score"] is not None or not wants_baseline):
                 if not folder.curve_path.exists():  # as after a crash while it was drawn
                     self._draw(folder, figures)
-                return Finished(config, federation, folder.checkpoint_or(start), figures)
+                return Finished(config, federation, folder.checkpoint_or(start), figures, task)
             if config.secret_noise and known(folder.secret()) != secret:
                 raise ConfigError(f"another process began the run in {folder.path} at the same time: resume that one")
             reached = folder.checkpoint_to_go_on(start)
@@ -128,7 +129,7 @@ class Runner:
             figures = self._figures(config, federation, task, last, self._baseline_scores if wants_baseline else None, secret)
             folder.save_result(last, federation.task, figures, model_file_of(config, federation, task), federation.encoder)
             self._draw(folder, figures)
-        return Finished(config, federation, last, figures)
+        return Finished(config, federation, last, figures, task)
 
     def _figures(
         self, config: RunConfig, federation: Federation, task: Dataset, last: Checkpoint, scores: _Scores | None, secret: int | None
@@ -169,7 +170,7 @@ class Runner:
                     warned = True
         after = stopped_after(federation, last)
         if after is not None:
-            waited = f"the loss on validation rows has not fallen for {federation.patience} rounds"
+            waited = f"the loss on validation rows has not fallen for {counted(federation.patience, 'round')}"
             self.observer.warn(f"stopped after round {after} of {rounds}: {waited}")
         return last
 
@@ -299,12 +300,23 @@ _MOSTLY_CLAMPED = 0.5
 
 @dataclass(frozen=True, eq=False)
 class Finished:
-    """A run that has come to its end, with all that made it; ``figures`` is what ``result.json`` holds."""
+    """A run that has come to its end, with all that made it.
+
+    Attributes:
+        data: what was trained and measured on.
+        figures: what ``result.json`` holds.
+    """
 
     config: RunConfig
     federation: Federation
     last: Checkpoint
     figures: dict[str, Any]
+    data: Dataset
+
+    @property
+    def described(self) -> ModelFile:
+        """What ``model.json`` holds."""
+        return model_file_of(self.config, self.federation, self.data)
 
 
 def _label(config: RunConfig) -> str:

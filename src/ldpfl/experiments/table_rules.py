@@ -1,7 +1,8 @@
-"""Choose the clipping norm, the server's step and its pull for a table: what ``auto`` means in a config.
+"""Choose the clipping norm, the server's step and its pull for a table, for images or for arrays: what ``auto`` means in a config.
 
 Everything here follows from public facts (columns, number of rows, noise), from rows that are drawn at random and are nobody's, and from
-the measured shares of the classes. So it costs no privacy beyond measuring.
+the measured shares of the classes. So it costs no privacy beyond measuring. Pixels, and numbers in an array, are drawn with mean 0 and
+variance 1, which pixels have about: the gradient of an image is as long as its many pixels make it, and so is the curvature.
 
 - **Clipping norm**: a record's gradient is the residual r of the outputs times the Jacobian J of the model. The norm is that of J v for a
   unit vector v, over drawn rows, times the largest residual, times :data:`_OF_USUAL`, or :data:`_ABOVE_USUAL` where there is little
@@ -9,7 +10,9 @@ the measured shares of the classes. So it costs no privacy beyond measuring.
   one means more noise.
 - **Pull** back to the initial model (ridge): a mean gradient has noise of variance n^2 a coordinate, if all rounds are taken together.
   Weights of variance v, seen through a curvature h, are estimated with the least squared error by a ridge of n^2 / (v h). With much
-  noise the model stays near its start, which is the measured base rate; with little it is free.
+  noise the model stays near its start, which is the measured base rate; with little it is free. Of a table v is :data:`_PRIOR`. An image
+  has so many pixels that outputs of such weights would lie far apart by noise alone: there v gives outputs a variance of
+  :data:`_PRIOR_OUTPUT`.
 - **Step**: heavy ball with momentum b is stable up to 2 (1 + b) / L. It takes (1 - b^2) / L, with the trace of the curvature, which is
   no smaller than its largest eigenvalue L however correlated the columns are.
 - **Start of an MLP** of one hidden layer: its first weights are much larger than the usual ones, and noise is small beside them, so that
@@ -34,6 +37,7 @@ from ldpfl.data.columns import drawn_inputs
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import Description, targets_of
+from ldpfl.features.registry import NONE
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings
@@ -47,9 +51,11 @@ _OF_USUAL, _ABOVE_USUAL = 0.85, 1.1
 _LITTLE_NOISE = 1e-3
 """Standard deviation of the noise in a coordinate of the mean gradient, all rounds taken together, as a share of the clipping norm."""
 _PRIOR = 0.05
-"""Variance that a weight is expected to have, of an input of variance 1."""
+"""Variance that a weight is expected to have, of a column of variance 1."""
+_PRIOR_OUTPUT = 4.0
+"""Variance that an output is expected to have where the inputs are no columns; a weight of d inputs then has 1 / d of it."""
 _CLIP_ELSEWHERE, _RATE_ELSEWHERE = 1.0, 0.6
-"""Clipping norm and learning rate where the data are no table, or the model does not take its rows: a trial says why."""
+"""Clipping norm and learning rate for texts and features, or where the model does not take the drawn rows: a trial says why."""
 
 _STRAIGHT = 0.5
 """Share of an MLP's hidden units that begin as straight lines."""
@@ -76,7 +82,7 @@ class TableStart:
 
 def clip_norm_for(config: RunConfig, data: Description, module: nn.Module) -> float:
     """Return the clipping norm for ``module`` on ``data``."""
-    squared = _squared_jacobian(_begin(config, data, module), data)
+    squared = _squared_jacobian(_begin(config, data, module), data, _drawn(config, data))
     if squared is None:
         return _CLIP_ELSEWHERE
     usual = _ABOVE_USUAL if _noise_share(config, data) < _LITTLE_NOISE else _OF_USUAL
@@ -117,7 +123,7 @@ def start_on_table(
     if config.mechanism.perturbed != "gradient":  # what clients send are steps already
         return TableStart(weights, _chosen(config, 1 - training.server_momentum, 0.0))
     begun = _begin(config, data, module)
-    squared = _squared_jacobian(begun, data)
+    squared = _squared_jacobian(begun, data, _drawn(config, data))
     if squared is None:
         return TableStart(weights, _chosen(config, _RATE_ELSEWHERE, 0.0))
     targets = targets_of(config)
@@ -126,7 +132,7 @@ def start_on_table(
     clip = 1.0 if mechanism.record_clip is None else mechanism.record_clip.norm
     ranges = LayerRanges(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), (layout.dimension,))
     noise = float(mechanism.noise_std(ranges, clients)[0]) * clip / sqrt(training.rounds)
-    pull = noise**2 / (_PRIOR * curvature)
+    pull = noise**2 / ((_PRIOR_OUTPUT / squared if data.encoder is None else _PRIOR) * curvature)
     rate = (1 - training.server_momentum**2) / (curvature * squared + pull)
     # Reports are in units of the clipping norm.
     weights = layout.flatten({name: part.detach() for name, part in begun.named_parameters() if part.requires_grad})
@@ -246,21 +252,31 @@ def _output_curvature(targets: Targets, shares: Sequence[float]) -> float:
     return 2.0
 
 
-def _squared_jacobian(module: nn.Module, data: Description) -> float | None:
-    """Return the mean of |J^T v|^2 over drawn rows, for a unit vector v that tells two outputs apart, or is the first of parallel ones.
+def _drawn(config: RunConfig, data: Description) -> Tensor | None:
+    """Return drawn samples (N, ...) as ``data`` have them; None for texts, several tensors a sample, and features."""
+    generator = torch.Generator().manual_seed(0)
+    if data.encoder is not None:
+        return None if data.encoder.data.text else drawn_inputs(data.encoder.data, _DRAWN, generator)
+    if data.shape is None or data.vocabulary is not None or config.data.features != NONE:
+        return None
+    return torch.randn(_DRAWN, *data.shape, generator=generator)
 
-    None where the data are no table, the model does not take its rows, or its outputs do not depend on them. What a forward changes of the
+
+def _squared_jacobian(module: nn.Module, data: Description, drawn: Tensor | None) -> float | None:
+    """Return the mean of |J^T v|^2 over ``drawn`` rows, for a unit vector v that tells two outputs apart, or is the first of parallel ones.
+
+    None where there are no such rows, the model does not take them, or its outputs do not depend on them. What a forward changes of the
     model is changed in a copy: the trial has to see that it does.
     """
-    if data.encoder is None or data.encoder.data.text:
+    if drawn is None:
         return None
-    direction = torch.zeros(data.outputs)
-    direction[:2] = torch.tensor([1.0, 0.0 if data.encoder.targets in PARALLEL else -1.0])[: data.outputs]
-    total = 0.0
+    direction, total = torch.zeros(data.outputs), 0.0
+    parallel = data.encoder is not None and data.encoder.targets in PARALLEL
+    direction[:2] = torch.tensor([1.0, 0.0 if parallel else -1.0])[: data.outputs]
     try:
         module = copied(module)
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        for row in drawn_inputs(data.encoder.data, _DRAWN, torch.Generator().manual_seed(0)):
+        for row in drawn:
             output = (module(row[None]).reshape(-1) * direction / direction.norm()).sum()
             total += sum(float(part.double().square().sum()) for part in torch.autograd.grad(output, trained))
     except Exception:  # of a user's own module, on rows that are nobody's: the trial before the run says what is wrong

@@ -6,9 +6,11 @@ import hashlib
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +26,11 @@ from ldpfl.experiments.movable import immovable
 from ldpfl.experiments.sample_independence import MADE_UP, mixes_samples
 from ldpfl.importing import GIVEN
 from ldpfl.mechanisms import Mechanism
+from ldpfl.models import CenteredLinear
 from ldpfl.simulation import BatchSchedule, GradientTrainer, LocalTask, LoopTrainer, RecordGradientTrainer, Trainer, VectorizedTrainer
-from ldpfl.simulation.compiled_training import CompiledTrainer, has_compiler, pays
+from ldpfl.simulation.compiled_records import CompiledSums
+from ldpfl.simulation.compiled_training import CompiledTrainer
+from ldpfl.simulation.compiling import Work, has_compiler, pays
 from ldpfl.simulation.local_optimiser import LocalOptimiser
 from ldpfl.simulation.local_training import evaluated
 from ldpfl.simulation.unchanged import PARTS, VIEWS
@@ -81,7 +86,8 @@ def tried(
         ConfigError: the model or the loss does not fit the data, or fails.
         PrivacyError: what it makes of a sample depends on others, or it changes something.
     """
-    trial = replace(local, data=_made_up(local.data, data))
+    as_trained = replace(local, data=_made_up(local.data, data))
+    trial = replace(as_trained, precision="float32")  # with fewer bits, equal gradients could not be told from others
     model = config.model.name
     where = f"model {model!r} cannot be trained on {'these data' if config.data.name == GIVEN else config.data.path or config.data.name}"
     _check_parts(model, local)
@@ -99,7 +105,7 @@ def tried(
         first = _of_one_sample(clients) if by_record else clients.head(1)
         gradient = GradientTrainer(trial, at_once=False).train(weights, first)
         reason = _not_at_once(trial, weights, first, gradient)
-        trainer = trainer_of(config, trial, mechanism, at_once=not reason, persons=made_up)
+        trainer = trainer_of(config, as_trained, mechanism, at_once=not reason, persons=made_up)
         once, _, again = (trainer.train(weights, schedule) for schedule in (clients, others, clients))
     if not torch.equal(once.nan_to_num(), again.nan_to_num()):
         raise PrivacyError(
@@ -139,31 +145,39 @@ def _check_movable(model: str, where: str, trial: LocalTask, weights: Tensor) ->
         )
 
 
-def quickest(config: RunConfig, trainer: Trainer, weights: Tensor, samples: int, width: int, warn: Warn) -> Trainer:
-    """Return the ``trainer``, or its compiled form, if ``config`` asks for that or the run is long enough.
+@dataclass(frozen=True)
+class RunSize:
+    """How much a run trains.
 
-    Args:
+    Attributes:
         samples: on which all rounds together train, each time counted.
         width: of a client's steps, in samples.
+        steps: the fewest and the most steps that a client makes in a round.
+    """
+
+    samples: int
+    width: int
+    steps: tuple[int, int]
+
+
+def quickest(config: RunConfig, trainer: Trainer, weights: Tensor, size: RunSize, warn: Warn) -> Trainer:
+    """Return the ``trainer``, or its compiled form, if ``config`` asks for that or the run is long enough.
 
     Raises:
         ConfigError: compiling is asked for, and cannot be done here.
     """
     asked = config.training.compile
-    if not isinstance(trainer, VectorizedTrainer) or asked == "off" or trainer.task.data.device.type != "cpu":
+    form = None if asked == "off" else _compiled_form(trainer, weights, size)
+    if form is None:
         return _not_asked(asked, trainer)
-    if asked == "auto" and not (has_compiler() and pays(samples, weights.numel())):
+    if asked == "auto" and not (has_compiler() and pays(size.samples / form.samples, form.work)):
         return trainer
     if not has_compiler():
         raise ConfigError("training.compile is 'on', and there is no C++ compiler: install g++, or leave training.compile at 'auto'")
-    compiled = CompiledTrainer(trainer.task, width)
-    index = torch.zeros(compiled.block, 1, width, dtype=torch.int64)
-    once = BatchSchedule(index, torch.ones_like(index, dtype=torch.float32))
-    reason = "its weights are others then"
+    reason, rounding = "its weights are others then", _ROUNDING if config.training.precision == "float32" else _ROUNDING_BF16
     try:
-        apart = (compiled.train(weights, once) - trainer.train(weights, once)).double().norm()
-        if apart <= _ROUNDING * (trainer.train(weights, once) - weights).double().norm() + _TINY:
-            return compiled
+        if all(_like(form.trainer, trainer, weights, schedule, form.start, rounding) for schedule in form.trials):
+            return form.trainer
     except LdpflError:
         raise
     except Exception as error:  # whatever PyTorch meets in a user's forward; it is of the model's code, and no private value is in it
@@ -174,11 +188,65 @@ def quickest(config: RunConfig, trainer: Trainer, weights: Tensor, samples: int,
     return trainer
 
 
+def is_compiled(trainer: Trainer) -> bool:
+    """Return whether steps of the ``trainer`` are compiled."""
+    return isinstance(trainer, CompiledTrainer) or (isinstance(trainer, RecordGradientTrainer) and trainer.compiled is not None)
+
+
+class _CompiledForm(NamedTuple):
+    """A trainer that compiles its steps, and how it is tried.
+
+    Attributes:
+        samples: in one call of its step.
+        work: counts that of a call.
+        trials: schedules that need all that a run compiles.
+        start: what a client that learns nothing is trained to, (d,).
+    """
+
+    trainer: Trainer
+    samples: int
+    work: Callable[[], Work]
+    trials: tuple[BatchSchedule, ...]
+    start: Tensor
+
+
+def _compiled_form(trainer: Trainer, weights: Tensor, size: RunSize) -> _CompiledForm | None:
+    """Return the compiled form of ``trainer``; None where it has none, or does not train on a CPU."""
+    if isinstance(trainer, VectorizedTrainer) and trainer.task.data.device.type == "cpu":
+        steps = CompiledTrainer(trainer.task, size.width)
+        # Another piece of code takes a single step than several, of which two are enough to try it.
+        trials = tuple(_first_sample(steps.block, count, size.width) for count in sorted({min(2, count) for count in size.steps}))
+        work = partial(steps.work, weights, sent=steps.takes_one_step(trials[-1]))
+        return _CompiledForm(steps, steps.block * size.width, work, trials, weights)
+    if isinstance(trainer, RecordGradientTrainer) and trainer.task.data.device.type == "cpu" and trainer.at_once:
+        if isinstance(trainer.task.module, CenteredLinear):  # it is given samples in the place of gradients, at first
+            return None
+        sums = CompiledSums(trainer.task, trainer.clip)
+        rows = 1 if trainer.persons is None else trainer.persons.most
+        block = trainer.block(weights)
+        work = partial(sums.work, weights, block, rows)
+        return _CompiledForm(replace(trainer, compiled=sums), block, work, (_first_sample(1, 1, 1),), torch.zeros_like(weights))
+    return None
+
+
+def _first_sample(clients: int, steps: int, width: int) -> BatchSchedule:
+    """Return a schedule of ``clients`` that take the first sample again and again."""
+    index = torch.zeros(clients, steps, width, dtype=torch.int64)
+    return BatchSchedule(index, torch.ones(index.shape))
+
+
+def _like(compiled: Trainer, eager: Trainer, weights: Tensor, schedule: BatchSchedule, start: Tensor, rounding: float) -> bool:
+    """Return whether both trainers give the same, but for what ``rounding`` changes, as a part of what is learned."""
+    expected = eager.train(weights, schedule).double()
+    apart = (compiled.train(weights, schedule).double() - expected).norm()
+    return bool(apart <= rounding * (expected - start).norm() + _TINY)
+
+
 def _not_asked(asked: str, trainer: Trainer) -> Trainer:
     if asked == "on":
         raise ConfigError(
-            "training.compile is 'on', and only local steps of many clients at once are compiled, on a CPU: leave it at 'auto' "
-            "for gradients, for models that are trained client by client, and on a GPU"
+            "training.compile is 'on', and only local steps of many clients at once and gradients of records are compiled, on a CPU: leave "
+            "it at 'auto' for gradients of clients, for models that are trained client by client, and on a GPU"
         )
     return trainer
 
@@ -313,5 +381,6 @@ def _check_outputs(model: str, task: Task, found: object, targets: Tensor, outpu
     raise ConfigError(f"model {model!r} gives {tuple(found.shape)} for {samples}, expected {wanted}{advice}")
 
 
-_ROUNDING, _TINY = 0.02, 1e-6
-"""How far gradients of the same samples may lie apart, of their length and beside that: graphics cards round products to 10 bits."""
+_ROUNDING, _ROUNDING_BF16, _TINY = 0.02, 0.3, 1e-6
+"""How far gradients of the same samples may lie apart, of their length (float32, bfloat16) and beside that. Graphics cards round products
+to 10 bits."""

@@ -35,6 +35,9 @@ _LENGTH_BYTES = 8
 _BLOCK = 1 << 20
 _DONE, _FAILED = b"+", b"-"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+TOO_LONG, NO_ANSWER = "it took too long", "its process has ended without an answer"
+"""Troubles of work that gave nothing, beside what it raised."""
+
 _MOST_PASSES = 1000
 _MOST_STOPPED = 256
 """Processes of an app that are stopped rather than killed: beyond, Flower may find no room for the thread that replies."""
@@ -85,12 +88,12 @@ class Child:
         while len(held) < expected:
             left = max(0.0, until - time.monotonic())
             if left == 0:
-                return Outcome(None, "it took too long")
+                return Outcome(None, TOO_LONG)
             if not waiting.poll(min(left, 1.0) * 1000):  # in turns, so that a node that is told to stop is not held up
                 continue
             block = os.read(self.pipe, _BLOCK)
             if not block:
-                return Outcome(None, "its process has ended without an answer")
+                return Outcome(None, NO_ANSWER)
             held += block
             if len(held) >= _LENGTH_BYTES:
                 expected = _LENGTH_BYTES + int.from_bytes(held[:_LENGTH_BYTES], "big")
@@ -245,7 +248,7 @@ def _stand_between(work: Callable[[], bytes], sending: int, scratch: str) -> NoR
             _live(work, sending, stays=True)
         _, status = os.waitpid(worker, 0)
         if status != 0:  # said here, for what the work has started may hold the pipe open for as long as it likes
-            _send(sending, _FAILED + b"its process has ended without an answer")
+            _send(sending, _FAILED + NO_ANSWER.encode())
     finally:
         os._exit(0)
 

@@ -17,19 +17,27 @@ from math import prod
 import numpy as np
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
+from torch import Tensor
 
-from ldpfl.data.loading import DATA_DIR_VARIABLE, is_bundled
+from ldpfl.data import Dataset
 from ldpfl.data.nodes import table_path
 from ldpfl.errors import ConfigError
+from ldpfl.experiments.dataset import load_dataset
 from ldpfl.flower.arrays import to_arrays, to_vector
 from ldpfl.flower.client_app import LdpClientApp
 from ldpfl.flower.imports import apps_left_out
 from ldpfl.flower.operator_node import named
-from ldpfl.flower.preparing import data_dir_of, prepare
+from ldpfl.flower.preparing import check_data_there, data_dir_of, prepare
+from ldpfl.flower.round_kinds import Kind
+from ldpfl.flower.sent import sent_in, sums_layout
+from ldpfl.flower.statistics import counted_at_node, edges_in
 from ldpfl.flower.terms import ARRAYS, RECORD, RoundTerms
+from ldpfl.mechanisms.dp_sgd import DpSgd, of_records
 from ldpfl.server import ServerState
-from ldpfl.simulation import train_clients
+from ldpfl.simulation import Federation, train_clients
 from ldpfl.simulation.gradients import confined
+from ldpfl.simulation.measuring import point_of, taken_off
+from ldpfl.simulation.record_sums import RecordVectors, client_sums
 
 
 def train(message: Message, context: Context) -> Message:
@@ -47,16 +55,45 @@ def _trained(message: Message, context: Context) -> Message:
     data, data_dir, table = terms.config.data, data_dir_of(context), None
     if data.at_nodes:
         table = table_path(named("data"), context.node_config.get("partition-id"))
-    elif data_dir is None and not is_bundled(data.name):  # the hub is not asked for what a server names
-        raise ConfigError(f"this client has no folder with data sets: name it in {DATA_DIR_VARIABLE}, in the environment of the SuperNode")
-    prepared = prepare(terms.config.to_toml(), data_dir, named("device") or "cpu", sent, table)
+    check_data_there(data, data_dir)
+    scaling = "" if terms.kind == "statistics" else terms.measured
+    prepared = prepare(terms.config.to_toml(), data_dir, named("device") or "cpu", sent, table, scaling)
     federation, layout = prepared.federation, prepared.federation.task.layout
     client = 0 if table else _client(context, len(federation.samples))
     weights = to_vector(message.content.array_records[ARRAYS], layout)
-    state = ServerState(terms.round - 1, weights, prepared.start.state.ranges)
+    state = ServerState(terms.planned.trained, weights, prepared.start.state.ranges)
+    if terms.kind != "training":
+        mechanism = of_records(sent_in(terms, layout, state.public()).mechanism)
+        if terms.kind == "statistics":
+            sums = _counts(terms, load_dataset(terms.config, data_dir, table=table), federation, client, mechanism)
+        else:
+            sums = _record_sums(federation, weights, client, terms.kind, mechanism.steps)
+        return Message(RecordDict({ARRAYS: to_arrays(sums, sums_layout(terms.size))}), reply_to=message)
     federation = replace(federation, trainer=confined(federation.trainer))
     trained = train_clients(federation, state, np.array([client]))[0]
     return Message(RecordDict({ARRAYS: to_arrays(trained, layout)}), reply_to=message)
+
+
+def _counts(terms: RoundTerms, raw: Dataset, federation: Federation, client: int, mechanism: DpSgd) -> Tensor:
+    """Return the counts (size,) int64 of the client's rows in the histograms that the terms ask for: PRIVATE."""
+    own, edges = federation.samples[client], edges_in(terms.measured)
+    rows, sharing = (own, np.ones_like(own)) if federation.persons is None else federation.persons.rows_of(own)
+    point = point_of(mechanism.steps, len(edges))
+    return counted_at_node(raw, edges, rows, point // sharing) - taken_off(point, mechanism)
+
+
+def _record_sums(federation: Federation, weights: Tensor, client: int, kind: Kind, steps: int) -> Tensor:
+    """Return the sums (size,) int64 over the client's records that a round of this ``kind`` asks for: PRIVATE."""
+    judged, head = federation.judged, federation.head
+    vectors: RecordVectors
+    if kind == "evaluation" and judged is not None:
+        vectors, units = judged.vectors, judged.units
+    elif kind == "least-squares" and head is not None:
+        vectors, units = head, federation.samples
+    else:
+        raise ConfigError(f"the terms ask for {kind}, and their config has no such sums")
+    own = units[client : client + 1]
+    return client_sums(vectors, federation.task, weights, own, steps, federation.persons, confined=True)[0]
 
 
 def _client(context: Context, clients: int) -> int:

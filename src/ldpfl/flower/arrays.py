@@ -16,11 +16,24 @@ from torch import Tensor
 
 from ldpfl.errors import PrivacyError
 from ldpfl.layout import ParameterLayout
+from ldpfl.number_format import counted
 
 _SHOWN = 80
 """Characters of a name in an error; a server's may be any length."""
 
 _STYPE = "numpy.ndarray"
+
+
+class OtherArray(PrivacyError):
+    """An array has another shape or dtype than expected.
+
+    Attributes:
+        got: the shape and dtype that it has. An app may have put there what is private: so they are not in the text, which is logged.
+    """
+
+    def __init__(self, message: str, got: str) -> None:
+        super().__init__(message)
+        self.got = got
 
 
 def to_arrays(weights: Tensor, layout: ParameterLayout) -> ArrayRecord:
@@ -58,7 +71,7 @@ def to_vector(arrays: ArrayRecord, layout: ParameterLayout, dtype: torch.dtype =
     if set(arrays) != set(layout.names):
         # Not which: an app's own names may be private.
         missing, unknown = len(set(layout.names) - set(arrays)), len(set(arrays) - set(layout.names))
-        raise PrivacyError(f"arrays do not match those that the server sent: {missing} are missing, {unknown} unknown")
+        raise PrivacyError(f"arrays do not match those that the server sent: {missing} missing, {unknown} unknown")
     vector = torch.empty(layout.dimension, dtype=dtype)
     for (name, place), shape in zip(layout.slices.items(), layout.shapes, strict=True):
         vector.numpy()[place] = _read(name, arrays[name], shape, vector.numpy().dtype).reshape(-1)
@@ -72,7 +85,8 @@ def _read(name: str, array: Array, shape: Sequence[int], dtype: Any) -> NDArray[
         raise PrivacyError(f"array {name[:_SHOWN]} cannot be read") from None
     # What the record says of itself is not trusted: the values decide.
     if values.dtype != dtype or values.shape != tuple(shape):
-        raise PrivacyError(f"array {name[:_SHOWN]} is not {dtype} of shape {tuple(shape)[:8]}")
+        got = f"{str(values.dtype)[:16]} of shape {values.shape[:8]}"
+        raise OtherArray(f"array {name[:_SHOWN]} is not {dtype} of shape {tuple(shape)[:8]}", got)
     return values
 
 
@@ -94,8 +108,8 @@ def only_arrays(content: RecordDict, allowed: Sequence[str] = ()) -> ArrayRecord
     """
     arrays = list(content.array_records.values())
     if len(arrays) != 1:
-        raise PrivacyError(f"a message holds {len(arrays)} records of arrays, expected one; nothing was sent")
+        raise PrivacyError(f"a message holds {counted(len(arrays), 'record')} of arrays, expected one")
     extra = [name for name, record in content.items() if not isinstance(record, ArrayRecord | MetricRecord) and name not in allowed]
     if extra:
-        raise PrivacyError(f"a message holds {len(extra)} records beside its arrays and metrics; nothing was sent")
+        raise PrivacyError(f"a message holds {counted(len(extra), 'record')} beside its arrays and metrics, expected none")
     return arrays[0]

@@ -9,6 +9,7 @@ from flwr.app import RecordDict
 
 from ldpfl.errors import OtherRunConfig, ProtocolError
 from ldpfl.flower.arrays import layout_of, only_arrays, to_vector
+from ldpfl.flower.sent import sent_in
 from ldpfl.flower.terms import RECORD, RoundTerms, agreement_of
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Mechanism
@@ -24,7 +25,7 @@ class Ask:
 
     Attributes:
         mechanism: of this round, built here from the server's settings; all that is said of it follows from it.
-        ranges: public, issued by the server.
+        ranges: public ranges of the vector that is asked for.
         agreement: over all that the server asks for, see :func:`ldpfl.flower.terms.agreement_of`; empty where no relay compares it.
     """
 
@@ -67,7 +68,11 @@ class Node(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """What a message asks, and the layers and the state of the server that it tells: all of it public."""
+    """What a message asks, and the state of the server that it tells: all of it public.
+
+    Attributes:
+        layout: layers of the vector that is asked for.
+    """
 
     ask: Ask
     layout: ParameterLayout
@@ -83,14 +88,12 @@ def read_asked(content: RecordDict, message_type: str, run_config: str) -> Asked
     terms = read_terms(content, run_config)
     arrays = only_arrays(content, allowed=tuple(content.config_records))
     layout = layout_of(arrays, terms.layers)
-    ranges = terms.ranges(layout)
-    state = ServerState(terms.round - 1, to_vector(arrays, layout), ranges)
+    state = ServerState(terms.planned.trained, to_vector(arrays, layout), terms.ranges(layout))
     if not is_finite(state.weights):
         raise ProtocolError("the server's model is not finite")
-    mechanism = terms.mechanism(ranges).in_round(state.public())
-    mechanism.payload_bits(ranges)  # raises if the mechanism does not fit the layers
+    sent = sent_in(terms, layout, state.public())
     agreement = agreement_of(content, message_type) if terms.transport in OVER_RELAY else ""
-    return Asked(Ask(terms, mechanism, ranges, agreement), layout, state)
+    return Asked(Ask(terms, sent.mechanism, sent.ranges, agreement), sent.layout, state)
 
 
 def read_terms(content: RecordDict, run_config: str) -> RoundTerms:

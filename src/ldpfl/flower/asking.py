@@ -18,7 +18,9 @@ from ldpfl.flower.collecting import Collector, OpenRound
 from ldpfl.flower.course import Course
 from ldpfl.flower.question import QUESTION, question_of
 from ldpfl.flower.replies import Patience, answer_in, is_absent, is_refusal, replies_as_they_come, said_in
+from ldpfl.flower.round_kinds import planned_round
 from ldpfl.flower.terms import RoundTerms, agreement_of
+from ldpfl.number_format import counted
 from ldpfl.quantities import is_number
 from ldpfl.server import reserves, round_cohort
 
@@ -244,13 +246,17 @@ class Asking:
             time.sleep(_POLL_S)
         if answers.said or answers.silent:
             left_out = answers.said.total() + answers.silent
-            LOGGER.warning("round %d: left out %d nodes%s%s", number, left_out, _because(answers), _patience(answers, self.waiting))
+            LOGGER.warning(
+                "round %d: left out %s%s%s", number, counted(left_out, "node"), _because(answers), _patience(answers, self.waiting)
+            )
             self._make_ready(number, len(answers.agreed))
         return sorted(answers.agreed), connected
 
     def _answers(self, questions: Questions, number: int, connected: Sequence[int], needed: int) -> Answers:
         """Return what the cohort of a round answers, and those that are asked in the place of others."""
-        places = round_cohort(self.config.seed, number, len(connected), self.config.clients.fraction, None)
+        # Figures and histograms are of all clients, as in the simulator.
+        fraction = self.config.clients.fraction if planned_round(self.config, number).is_training else 1.0
+        places = round_cohort(self.config.seed, number, len(connected), fraction, None)
         spare = reserves(self.config.seed, number, len(connected), places)
         self._make_ready(number, len(places))
         terms = self.terms(self.course)
@@ -270,7 +276,7 @@ class Asking:
 def all_declined(number: int, said: Counter[str]) -> AllDeclined:
     """Return the error for round ``number``, in which nodes ``said`` how often what."""
     return AllDeclined(
-        f"round {number}: none of {said.total()} nodes takes part: {_counted(said)}. Each waits for its operator, and its log "
+        f"round {number}: none of {counted(said.total(), 'node')} takes part: {_counted(said)}. Each waits for its operator, and its log "
         "says for what; a node without policy and budget gets them by: ldpfl policy init APP"
     )
 
@@ -281,16 +287,17 @@ def too_few_agree(number: int, answers: Answers, needed: int, waiting: Waiting) 
         return all_declined(number, answers.said)
     remedy = f". {_REMEDY}" if answers.said or not answers.silent else ""
     return TooFewTakePart(
-        f"round {number} was not begun, and nothing was charged: {len(answers.agreed)} of {answers.asked} nodes would take part, and it "
-        f"needs {needed}{_because(answers)}{_patience(answers, waiting)}{remedy}"
+        f"round {number} was not begun, and nothing was charged: {len(answers.agreed)} of {counted(answers.asked, 'node')} would take "
+        f"part, and it needs {needed}{_because(answers)}{_patience(answers, waiting)}{remedy}"
     )
 
 
 def too_few_came(number: int, asked: int, needed: int, said: Counter[str]) -> TooFewTakePart:
     """Return the error for round ``number``, in which nodes that had agreed sent no report: it was ended before any was released."""
     return TooFewTakePart(
-        f"round {number} was ended, and no report of it was released: {asked - said.total()} of {asked} nodes can still take part, and it "
-        f"needs {needed}{_because(Answers(said=said))}. All of them had agreed before; nodes that train may have been charged. {_REMEDY}"
+        f"round {number} was ended, and no report of it was released: {asked - said.total()} of {counted(asked, 'node')} can still "
+        f"take part, and it needs {needed}{_because(Answers(said=said))}. All of them had agreed "
+        f"before; nodes that train may have been charged. {_REMEDY}"
     )
 
 

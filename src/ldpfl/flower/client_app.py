@@ -6,6 +6,7 @@ import logging
 import pkgutil
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NoReturn
 
 import torch
@@ -14,7 +15,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor
 
-from ldpfl.errors import ConfigError, Declined, PrivacyError, ProtocolError
+from ldpfl.errors import ConfigError, Declined, NoRecordSums, PrivacyError, ProtocolError
 from ldpfl.flower import apart
 from ldpfl.flower.arrays import only_arrays, to_vector
 from ldpfl.flower.ask import Ask, Asked, Node, read_asked
@@ -49,6 +50,25 @@ _LARGEST_STATE = 1 << 24
 """Bytes of an app's state that are kept from round to round: taking them must not take long."""
 
 
+Guard = Callable[[Callable[[], bytes]], bytes]
+"""Does the work of an app's process, and may raise another error in place of the one that the work raises."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What came of a round's local work that was done for a look at it.
+
+    Attributes:
+        report_bytes: length of the report; None where there was none.
+        trouble: then why, for the node's operator; it repeats no value.
+        seconds: how long the work took.
+    """
+
+    report_bytes: int | None
+    trouble: str
+    seconds: float
+
+
 class LdpClientApp(ClientApp):
     """A locally private ClientApp around another one: ``app = LdpClientApp("my_package.training:app")``.
 
@@ -76,8 +96,9 @@ class LdpClientApp(ClientApp):
         node: returns, for a context, what the node's operator set up.
         persons: whether ``records`` say whose each row is (``RecordTask.persons``). Rounds that protect persons are declined if not: what
             the records say is known when the budget is charged, and not before.
-        gradients: whether the app is ours, which gives gradients where the terms ask for them, bounded record by record if they do. What
-            another app gives is taken for trained weights, of which nobody knows what a single record did to them.
+        gradients: whether the app is ours. It gives gradients where the terms ask for them, bounded record by record if they do, and sums
+            over records for evaluation and least squares. What another app gives is taken for trained weights, of which nobody knows what
+            a single record did to them.
         source: where the random bits come from, for a test; by default the operating system's secure source.
 
     Raises:
@@ -98,6 +119,7 @@ class LdpClientApp(ClientApp):
         self._app, self._node, self._source = _wrapped(app, records), node, source
         self._by_path = isinstance(app or records, str)
         self._gives_weights, self._gives_gradients = records is None, gradients or records is not None
+        self._is_ready = gradients
         self._names_persons = persons or records is None  # an app of ours reads a table by the column that the terms name
         self._last: tuple[RecordDict, tuple[str, str], Asked] | None = None
         self._last_question: tuple[RecordDict, str, Question] | None = None
@@ -116,6 +138,43 @@ class LdpClientApp(ClientApp):
         said = "would take part: the server asked about round %d; nothing was charged" if question else "sent: the report of round %d"
         LOGGER.info(said, answer.round)
         return Message(RecordDict({RECORD: answer.to_record()}), reply_to=message)
+
+    @property
+    def wrapped(self) -> ClientAppCallable | str:
+        """The app, or what takes the gradients of its records; or the app's import path."""
+        return self._app
+
+    def attempt(self, message: Message, context: Context, cohort: int, guard: Guard) -> Attempt:
+        """Do all the local work that a ``train`` message asks for, in the processes of a real round, and drop the report.
+
+        Nothing is charged or sent, and no refusal is written. For the operator of this node, who sees what nobody else may: how long the
+        work took, and why it failed.
+
+        Args:
+            cohort: number of clients that the report would be mixed with.
+            guard: does the work of the app's process.
+
+        Raises:
+            Declined: the round would be declined.
+            LdpflError: the message, or the mechanism, cannot be used.
+        """
+        node = self._node(context)
+        if isinstance(node, OperatorNode):  # before anything of it is looked up
+            check_mechanism(mechanism_named(message.content), node.policy)
+        asked = self._asked(message, context)
+        terms = asked.ask.terms
+        self._check_given(terms)
+        if isinstance(node, OperatorNode):
+            node.would_allow(asked.ask, cohort)
+        began = time.monotonic()
+        with apart.one_thread() as threads:
+            self._report(asked, node, context, _unchanged(asked))
+            allowed = threads if self._by_path else 1
+            outcome = self._outcome(asked, node, message, context, allowed, began + (terms.reply_s or _LONGEST_AT_ONCE_S), guard)
+        seconds = time.monotonic() - began
+        if outcome.value is None:
+            return Attempt(None, outcome.trouble, seconds)
+        return Attempt(int.from_bytes(outcome.value[:_LENGTH_BYTES], "big"), "", seconds)
 
     def train(self, *_: object, **__: object) -> NoReturn:
         """Refuse: functions belong to the app that is wrapped.
@@ -171,6 +230,11 @@ class LdpClientApp(ClientApp):
 
     def _check_given(self, terms: RoundTerms) -> None:
         """Raise if the terms ask for what this node's app does not give."""
+        if terms.kind != "training" and not self._is_ready:
+            raise NoRecordSums(
+                f"the round asks for {terms.kind}, and this node's app is one of its own: only ldpfl.flower.apps forms these sums over "
+                "records; nothing was charged or sent"
+            )
         check_kind(terms.config, weights=self._gives_weights, gradients=self._gives_gradients, persons=self._names_persons)
 
     def _asked(self, message: Message, context: Context) -> Asked:
@@ -222,13 +286,15 @@ class LdpClientApp(ClientApp):
                 time.sleep(min(left, 1.0))  # so that a node that is told to stop is not held up
         return report
 
-    def _outcome(self, asked: Asked, node: Node, message: Message, context: Context, threads: int, end: float) -> apart.Outcome:
+    def _outcome(
+        self, asked: Asked, node: Node, message: Message, context: Context, threads: int, end: float, guard: Guard = lambda work: work()
+    ) -> apart.Outcome:
         """Return the report, and behind it the app's state, of processes that are over some time before ``end``."""
         reply_s = asked.ask.terms.reply_s
         ready = end - max(min(_SMALLEST_MARGIN_S, reply_s / 2), _MARGIN * reply_s)
         freed = end + _FREED_AFTER_S if reply_s else 0.0
         with (
-            apart.start_guarded(lambda: self._train(asked, message, context, threads), freed) as trainer,
+            apart.start_guarded(lambda: guard(lambda: self._train(asked, message, context, threads)), freed) as trainer,
             # Started by this process as well, and so with nothing of the app in it, nor any of its pipes in the app's.
             apart.start(lambda: self._encode(asked, node, context, trainer.outcome()), trainer) as encoder,
         ):
@@ -309,4 +375,5 @@ def _unchanged(asked: Asked) -> Tensor:
 
 
 def _log_replaced(asked: Asked, trouble: str) -> None:
+    trouble = trouble.replace("; nothing was sent", "")  # so says who refuses values; in their place a report of no change is sent
     LOGGER.error("replaced: round %d is reported as no change, because training gave nothing to report: %s", asked.ask.terms.round, trouble)

@@ -28,6 +28,7 @@ class OpenRound:
         asked: clients that were asked.
         timeout: seconds that the server waits for reports.
         linked: units that stay together on the way.
+        vector: length of the longest vector that a client adds up, in clipping norms.
     """
 
     run: str
@@ -37,6 +38,7 @@ class OpenRound:
     asked: int
     timeout: float
     linked: int = 1
+    vector: float = 1.0
 
     @cached_property
     def plan(self) -> RecordPlan:
@@ -57,7 +59,7 @@ class Received:
         pool: the reports that follow the wire format; None if there is none.
         uplink_bytes: length of one client's message.
         refused: what was not accepted and why, a line each.
-        broken: why the round, and any like it, can bring nothing; empty if that is not so.
+        broken: why what came cannot be opened, as long as nobody mends that; empty if it can. The same is there when it is asked for again.
     """
 
     pool: ReportPool | PartialPool | None
@@ -100,8 +102,13 @@ class Collector(Protocol):
         """Get ready for the reports of a round, before anyone is asked; ``content`` is what all clients are going to be sent."""
         ...
 
-    def collect(self, round_: OpenRound, answers: Sequence[Answer]) -> Received:
-        """Return what came in; ``answers`` are those of the Flower replies, one a client, in the order of the clients' numbers."""
+    def collect(self, round_: OpenRound, answers: Sequence[Answer], left_s: float) -> Received:
+        """Return what came in.
+
+        Args:
+            answers: those of the Flower replies, one a client, in the order of the clients' numbers.
+            left_s: seconds that are left of the time for reports.
+        """
         ...
 
     def give_up(self, round_: OpenRound) -> bool:
@@ -143,7 +150,7 @@ class DirectCollector:
     def open(self, round_: OpenRound, content: RecordDict) -> None:
         return
 
-    def collect(self, round_: OpenRound, answers: Sequence[Answer]) -> Received:
+    def collect(self, round_: OpenRound, answers: Sequence[Answer], left_s: float) -> Received:
         payloads = [answer.report for answer in answers if answer.report is not None]
         reports, refused = read_valid(round_.mechanism, payloads, round_.ranges)
         notes = [*(entry.reason for entry in refused), *["a reply without a report"] * (len(answers) - len(payloads))]

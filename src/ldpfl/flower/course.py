@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from math import sqrt
 
 from flwr.app import Message
 
 from ldpfl.errors import ConfigError, LdpflError, ProtocolError
+from ldpfl.experiments.config import RunConfig
 from ldpfl.flower.collecting import OpenRound
 from ldpfl.flower.nodes_asked import Participation
 from ldpfl.flower.replies import Patience, answer_in, is_absent, is_refusal, said_in
-from ldpfl.flower.terms import Answer
+from ldpfl.flower.round_kinds import PlannedRound, config_for, planned_round
+from ldpfl.flower.sent import vectors_of
+from ldpfl.flower.statistics import stages_in
+from ldpfl.flower.terms import Answer, deployable_mechanism
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Mechanism
 from ldpfl.server import Checkpoint, ServerRules
+from ldpfl.simulation.measuring import ColumnStages
+from ldpfl.simulation.record_sums import APART, ranges_of
 
 
 @dataclass
@@ -22,14 +29,17 @@ class Course:
     """How far a run has come.
 
     Attributes:
+        config: settings of the run, as nodes get them.
         run: names it, on this server and after a resume.
         last: the checkpoint after the last round.
         before: who had been asked before the round that is under way.
         asked: nodes of that round.
         began: when it began.
         patience: until when its replies are waited for.
+        measured: how nodes scale their columns, as the terms say it; empty where nothing is measured, or not all of it yet.
     """
 
+    config: RunConfig
     run: str
     layout: ParameterLayout
     mechanism: Mechanism
@@ -41,18 +51,33 @@ class Course:
     asked: frozenset[int] = frozenset()
     began: float = 0.0
     patience: Patience = field(default_factory=lambda: Patience(0.0))
+    measured: str = ""
     _round: OpenRound | None = field(default=None, repr=False)
+    _planned: PlannedRound | None = field(default=None, repr=False)
+
+    @property
+    def done(self) -> int:
+        """Number of rounds, of all kinds, that are over: the ledger has an event for each."""
+        return len(self.last.ledger.events)
 
     def open_round(self, number: int, asked: int, linked: int) -> None:
         """Make ready for round ``number``, in which ``linked`` units of a report stay together.
 
         Raises:
-            ConfigError: it is not the one after the last.
+            ConfigError: it is not the one after the last, or its config does not fit it.
         """
-        if number != self.last.state.round + 1:
-            raise ConfigError(f"round {number} does not follow round {self.last.state.round}")
-        mechanism = self.mechanism.in_round(self.last.state.public())
-        self._round = OpenRound(self.run, number, mechanism, self.last.state.ranges, asked, self.timeout, linked)
+        if number != self.done + 1:
+            raise ConfigError(f"round {number} does not follow round {self.done}")
+        vector = 1.0
+        planned, public, ranges = planned_round(self.config, number), self.last.state.public(), self.last.state.ranges
+        if planned.kind == "training":
+            mechanism = self.mechanism.in_round(public)
+        else:
+            statistics = planned.kind == "statistics"
+            ranges = ranges_of(sum(self.stages.bins) if statistics else vectors_of(self.config, planned.kind).size)
+            mechanism = deployable_mechanism(config_for(self.config, planned.kind), ranges).in_round(public)
+            vector = max(APART, sqrt(ranges.dimension / 2)) if statistics else APART  # counts of a single column have points taken off
+        self._round, self._planned = OpenRound(self.run, number, mechanism, ranges, asked, self.timeout, linked, vector), planned
 
     @property
     def round(self) -> OpenRound:
@@ -60,6 +85,18 @@ class Course:
         if self._round is None:
             raise ConfigError("no round is under way")
         return self._round
+
+    @property
+    def stages(self) -> ColumnStages:
+        """What was measured of nodes' columns so far."""
+        return stages_in(self.config, self.last.memory)
+
+    @property
+    def planned(self) -> PlannedRound:
+        """What the round that is under way asks for."""
+        if self._planned is None:
+            raise ConfigError("no round is under way")
+        return self._planned
 
 
 class Replies:

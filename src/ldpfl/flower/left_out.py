@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ldpfl.experiments import RunConfig
+from ldpfl.experiments.record_sums import is_evaluated
+from ldpfl.flower.round_kinds import held_back_mean
 
 
 def left_out(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
@@ -20,8 +22,12 @@ def left_out(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
         yield "clients.once: refused on Flower, which shows who answers: leave it out"
     if config.training.patience:
         yield f"training.patience = {config.training.patience}: refused on Flower: leave it out, and ask for fewer rounds"
+    if is_evaluated(config):
+        held, of = held_back_mean(config), "evaluation.records" if config.evaluation.records else "mechanism.records and evaluation.share"
+        yield f"evaluation at clients: figures count on {held:,} held-back records a client on average, by {of}: set what nodes have"
     if at_nodes:
-        yield f"clients.count = {clients.count}: does nothing, since each node is a client: ldpfl.nodes says how many a round waits for"
+        made = "min-clients of a policy, and the noise of a sum, are made for so many nodes in a round: set it to the number of ldpfl.nodes"
+        yield f"clients.count = {clients.count}: {made}"
         dealt = ("partition", "alpha", "labels_per_client", "private_label", "private_alpha", "validation")
         for name in dealt:
             if getattr(data, name) != getattr(usual.data, name):
@@ -42,5 +48,5 @@ def needed_by_nodes(*, at_nodes: bool) -> Iterator[str]:
     else:
         yield 'LDPFL_DATA_DIR: the data, unless they are bundled; --node-config "partition-id=N num-partitions=M": its part of them'
     yield "LDPFL_RELAY, LDPFL_RELAY_TOKEN, LDPFL_RELAY_CA, if ldpfl.transport is relay or sum: the relay, the node's token, its authority"
-    yield "LDPFL_SIGNING_KEY, if ldpfl.transport is sum: a key that ldpfl deploy node-key makes, with its line in the aggregator's list"
-    yield "to see whether a node has all of it: ldpfl deploy check-node --app APP"
+    yield "LDPFL_SIGNING_KEY, if ldpfl.transport is sum: a key that ldpfl deploy node-key makes; aggregator and relay are given its line"
+    yield "to see whether a node has all of it, and to try a round's local work on its data: ldpfl deploy check-node --app APP --try"

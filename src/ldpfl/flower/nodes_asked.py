@@ -5,13 +5,37 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ldpfl.errors import ConfigError, DataError
-from ldpfl.files import write_text
+from ldpfl.few import FEW
+from ldpfl.files import from_json, read_text, write_text
+from ldpfl.quantities import MAX_ROUNDS
+
+MAX_BYTES = 1 << 25
+"""Size of the largest file: a million nodes take 30 MB."""
+
+_ID_DIGITS = 20
+"""Digits of a node's number in Flower, which has 64 bits."""
+
+_SHOWN = 200
+"""Characters of a reason in an error: it may repeat what the file holds."""
+
+_Rounds = Annotated[int, Field(ge=0, le=MAX_ROUNDS)]
+
+
+def _plausible(rounds: object) -> object:
+    """Return what is said of nodes, unless one entry is wrong: pydantic would keep an error for each."""
+    if isinstance(rounds, dict):
+        for node, count in rounds.items():
+            is_node = str(node).lstrip("-").isdecimal() and len(str(node)) <= _ID_DIGITS
+            if not (is_node and type(count) is int and 0 <= count <= MAX_ROUNDS):
+                raise ValueError(f"expected a number of rounds up to {MAX_ROUNDS:,} by the number of each node")
+    return rounds
 
 
 class Participation(BaseModel):
@@ -30,10 +54,10 @@ class Participation(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     run: str = Field(default_factory=lambda: secrets.token_hex(16))
-    begun: NonNegativeInt = 0
-    asked: NonNegativeInt = 0
-    rounds: dict[int, NonNegativeInt] = {}
-    terms: dict[str, str | int] = {}
+    begun: _Rounds = 0
+    asked: Annotated[int, Field(ge=0, le=10**9)] = 0
+    rounds: Annotated[dict[int, int], BeforeValidator(_plausible)] = {}
+    terms: Annotated[dict[str, str | int], FEW] = {}
 
     def ask(self, number: int, nodes: Iterable[int], seen: Iterable[int], terms: Mapping[str, str | int]) -> Participation:
         """Return what follows when ``nodes``, out of those ``seen``, are told to train in round ``number`` on these ``terms``.
@@ -80,9 +104,9 @@ class Participation(BaseModel):
             DataError: the file is damaged.
         """
         try:
-            return cls.model_validate_json(path.read_bytes()) if path.exists() else cls()
+            return cls.model_validate(from_json(read_text(path, MAX_BYTES))) if path.exists() else cls()
         except ValidationError as error:
-            first = error.errors()[0]
-            raise DataError(f"{path} is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-        except OSError as error:
-            raise DataError(f"{path} is damaged: {type(error).__name__}") from None
+            first = error.errors(include_input=False)[0]
+            raise DataError(f"{path} is damaged: {'.'.join(map(str, first['loc']))[:_SHOWN]}: {first['msg'][:_SHOWN]}") from None
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path} is damaged: {getattr(error, 'strerror', None) or str(error)[:_SHOWN]}") from None

@@ -35,10 +35,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 from flwr.app import Context
 
-from ldpfl.errors import ConfigError, Declined, NoRelay, NoSigningKey, NotSetUp, ProtocolError
+from ldpfl.errors import ConfigError, Declined, NoRelay, NoSigningKey, NotSetUp, OtherSigningKey, ProtocolError
 from ldpfl.file_owners import require_own
 from ldpfl.flower.ask import Ask
 from ldpfl.flower.named_by_server import check_config, check_mechanism
+from ldpfl.flower.sent import check_sums
 from ldpfl.flower.terms import adding_up
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import set_limit
@@ -47,7 +48,7 @@ from ldpfl.relay import RelayClient, RoundStatus, SumTerms
 from ldpfl.relay import Terms as RelayTerms
 from ldpfl.shuffling import RecordPlan
 from ldpfl.shuffling.sealing import OVERHEAD, Binding, seal
-from ldpfl.summing import SumBinding, new_seed, seal_seed, shard
+from ldpfl.summing import SumBinding, new_seed, seal_seed, shard, signer_of
 from ldpfl.summing.node_keys import load_key
 
 Connect = Callable[[], RelayClient]
@@ -99,15 +100,25 @@ class OperatorNode:
         return ask.terms.transport == "direct" or self.policy.keep_state
 
     def would_admit(self, ask: Ask, cohort: int) -> None:
-        """Check policy and budget as :meth:`admit` does, and write nothing: neither a charge nor, for the operator, a refusal.
+        """Check policy, budget and the way to the relay as :meth:`admit` does, and write nothing: neither a charge nor a refusal.
+
+        Raises:
+            Declined: the operator does not allow the release.
+            LdpflError: the relay does not answer.
+        """
+        self.would_allow(ask, cohort)
+        if ask.terms.transport in OVER_RELAY:  # reads what the operator has set up for it; nothing is sent but, for a sum, the token
+            with self.connect() as relay:
+                self._check_signer(ask, relay)
+
+    def would_allow(self, ask: Ask, cohort: int) -> None:
+        """Check policy and budget as :meth:`admit` does, and write nothing. The relay is not asked.
 
         Raises:
             Declined: the operator does not allow the release.
         """
         self._check_terms(ask)
         self.budget.check(self._request(ask, cohort))
-        if ask.terms.transport in OVER_RELAY:  # reads what the operator has set up for it; nothing is sent
-            self.connect().close()
         if ask.terms.transport == "sum":
             self.signing()
 
@@ -138,6 +149,7 @@ class OperatorNode:
 
     def _check_terms(self, ask: Ask) -> None:
         check_config(ask.terms.config, self.policy)
+        check_sums(ask.terms)  # looks up what the config names, and so comes after the policy has allowed that
         self.policy.check_reply(ask.terms.reply_s, ask.terms.transport)
 
     def seal(self, ask: Ask, payload: bytes) -> bytes:
@@ -166,6 +178,7 @@ class OperatorNode:
     def _relay_round(self, ask: Ask) -> RoundStatus:
         """Return what the relay says of the round, if the report can be uploaded when it is ready."""
         with self.connect() as relay:
+            self._check_signer(ask, relay)
             status = relay.round_status(ask.terms.run, ask.terms.round)
         if status.terms.agreement != ask.agreement:
             why = "what the server asks of this client differs from what the relay says it asks of all clients"
@@ -181,6 +194,14 @@ class OperatorNode:
             )
         self._check_fitting(ask, status.terms)
         return status
+
+    def _check_signer(self, ask: Ask, relay: RelayClient) -> None:
+        """Raise if the relay would refuse what this node adds to a sum, which it would do after the charge."""
+        if ask.terms.transport != "sum":
+            return
+        signer, own = relay.signer(), signer_of(self.signing().public_key()).hex()
+        if signer != own:
+            raise other_signer(signer, own)
 
     def _check_fitting(self, ask: Ask, terms: RelayTerms | SumTerms) -> None:
         """Raise if the relay's round does not take this report as it is going to be."""
@@ -222,6 +243,16 @@ def operator_node(context: Context) -> OperatorNode:
     """
     policy = read_policy(_path("policy"))
     return OperatorNode(policy, Budget(_budget_file(context, policy), policy), _connecting(), _signing())
+
+
+def other_signer(signer: str | None, own: str) -> OtherSigningKey:
+    """Return the error of a node that signs as ``own``, and whose token at the relay is for another key, or for none."""
+    other = f"the signing key {signer}" if signer else "no signing key"
+    return OtherSigningKey(
+        f"the relay's token of this node is for {other}, and the node signs as {own}: "
+        "ask the relay's operator for another one (ldpfl relay token renew NAME --signing-key LINE, with the line that ldpfl deploy "
+        "node-key FILE --show prints); nothing was sent"
+    )
 
 
 def _budget_file(context: Context, policy: Policy) -> Path:

@@ -24,6 +24,7 @@ from ldpfl.experiments.recipes import recipe_or_file
 from ldpfl.files import from_toml, read_text
 from ldpfl.flower.imports import gives
 from ldpfl.flower.named_by_server import check_needs_nothing, code_of
+from ldpfl.flower.round_kinds import Kind, config_for, last_round, planned_round
 from ldpfl.flower.run_settings import RunSettings
 from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms.base import PublicState
@@ -105,6 +106,8 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
         return replace(offer, own_model=own)
     if config is not None:
         raise ConfigError(f"--config goes with a Flower app, and {path} is no folder with a pyproject.toml")
+    if Path(path).is_dir():
+        raise ConfigError(f"the folder {path} holds no app: it has no pyproject.toml")
     return _offer(recipe_or_file(path), RunSettings())
 
 
@@ -158,7 +161,7 @@ def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) 
         epsilon_per_round=_rounded_up(max(epsilon_of([(release, 1)], delta) for release in set(releases))),
         lifetime_epsilon=_rounded_up(epsilon_needed(Counter(releases).items(), delta)),
         sum_epsilon=_rounded_up(epsilon_needed(Counter[Release](summed).items(), delta * (1 - ROUNDED))) if summed else "off",
-        rounds=config.training.rounds,
+        rounds=len(releases),
         min_clients=offer.cohort,
         colluding=colluding,
         transports=(offer.transport,),
@@ -172,15 +175,25 @@ def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) 
 
 
 def releases_of(offer: Offer, ranges: LayerRanges) -> list[Release]:
-    """Return what a client releases in each round of ``offer``.
+    """Return what a client releases in each round of ``offer``, of all kinds.
 
     Raises:
         ConfigError: the mechanism does not run on Flower, or not for these layers.
     """
-    mechanism, weights = deployable_mechanism(offer.config, ranges), torch.zeros(ranges.dimension)
-    # Noise may follow a schedule over rounds; what clients on Flower may run depends on their number alone.
-    public = (PublicState(number, weights, None, ranges.sizes) for number in range(1, offer.config.training.rounds + 1))
-    return [released(mechanism.in_round(state), ranges, mechanism) for state in public]
+    config = offer.config
+    mechanism, weights, found = deployable_mechanism(config, ranges), torch.zeros(ranges.dimension), list[Release]()
+    of_sums: dict[Kind, Release] = {}
+    for number in range(1, last_round(config, config.training.rounds) + 1):
+        planned = planned_round(config, number)
+        if planned.kind == "training":
+            # Noise may follow a schedule over rounds; what clients on Flower may run depends on their number alone.
+            bound = mechanism.in_round(PublicState(planned.trained + 1, weights, None, ranges.sizes))
+            found.append(released(bound, ranges, mechanism))
+        else:  # what is released does not depend on how many numbers are summed
+            if planned.kind not in of_sums:
+                of_sums[planned.kind] = released(deployable_mechanism(config_for(config, planned.kind), ranges), ranges)
+            found.append(of_sums[planned.kind])
+    return found
 
 
 def policy_text(policy: Policy, title: str) -> str:
@@ -270,10 +283,17 @@ def _offer(config: RunConfig, settings: RunSettings) -> Offer:
         _check_size(config)
     if code and config.privacy.target_epsilon != "off":
         raise ConfigError(f"{code[0]!r} is code, which is not run for this: leave privacy.target_epsilon out, set the mechanism's noise")
+    clients = config.clients
+    asked = cohort_size(clients.fraction, clients.count)
+    if settings.transport in OVER_RELAY and settings.min_clients > asked:
+        raise ConfigError(
+            f"ldpfl.min-clients is {settings.min_clients:,}, and a round asks {asked:,} of clients.count = {clients.count:,}: no round "
+            f"could have so many, and each would be declined. Set ldpfl.min-clients to {asked:,} or fewer, or clients.count to more"
+        )
     config = as_sent(config, settings.transport, settings.linked, settings.min_clients)
     config = config if code else settled(config)
     if settings.transport == "direct":
-        return Offer(config, "direct", cohort_size(config.clients.fraction, config.clients.count), reply_s=settings.reply_s)
+        return Offer(config, "direct", asked, reply_s=settings.reply_s)
     return Offer(config, settings.transport, settings.min_clients, settings.linked, settings.reply_s, settings.window_s)
 
 
@@ -289,7 +309,7 @@ def as_sent(config: RunConfig, transport: Transport, linked: int, min_clients: i
         if linked > 1:
             raise ConfigError("privacy.target_epsilon is met by records of one unit: set ldpfl.linked to 1, or leave the target out")
         if min_clients < asked:
-            raise ConfigError(f"privacy.target_epsilon is met by rounds of all {asked} clients: set ldpfl.min-clients to that")
+            raise ConfigError(f"privacy.target_epsilon is met by rounds of all clients that are asked: set ldpfl.min-clients to {asked}")
     return config.model_copy(update={"shuffling": config.shuffling.model_copy(update={"channel": _CHANNELS[transport]})})
 
 

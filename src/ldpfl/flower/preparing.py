@@ -10,11 +10,13 @@ from pathlib import Path
 from flwr.app import Context
 
 from ldpfl.data import Dataset
-from ldpfl.data.loading import DATA_DIR_VARIABLE
+from ldpfl.data.loading import DATA_DIR_VARIABLE, is_bundled
+from ldpfl.data.settings import DataConfig
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import build, choose_device, size_of
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.experiments.dataset import Description, load_dataset
+from ldpfl.flower.statistics import encoder_in
 from ldpfl.importing import is_code, is_pretrained
 from ldpfl.models.pretrained import base_digest, licence_of
 from ldpfl.server import Checkpoint
@@ -29,6 +31,16 @@ def data_dir_of(context: Context) -> Path | None:
     return Path(str(folder)) if folder else None
 
 
+def check_data_there(data: DataConfig, data_dir: Path | None) -> None:
+    """Return if a client needs no data set from the hub, which it does not ask for what a server names.
+
+    Raises:
+        ConfigError: the terms name a data set, and this client has no folder with data sets.
+    """
+    if not data.at_nodes and data_dir is None and not is_bundled(data.name):
+        raise ConfigError(f"this client has no folder with data sets: name it in {DATA_DIR_VARIABLE}, in the environment of the SuperNode")
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A config, its data set, and the federation and first checkpoint that are built from them."""
@@ -40,10 +52,13 @@ class Prepared:
 
 
 @lru_cache(maxsize=2)
-def prepare(text: str, data_dir: Path | None, device: str, sent: int | None = None, table: Path | None = None) -> Prepared:
+def prepare(
+    text: str, data_dir: Path | None, device: str, sent: int | None = None, table: Path | None = None, measured: str = ""
+) -> Prepared:
     """Load the data and build the federation; kept for the next message, because a simulation's clients share a process.
 
     ``sent`` weights came with the terms: a built-in model of another size is refused before it takes memory. ``table`` is the node's own.
+    ``measured`` says how its columns are scaled, as the terms do.
     """
     config = parse_config(text, origin="the round's terms")
     task = load_dataset(config, data_dir, table=table)
@@ -51,7 +66,7 @@ def prepare(text: str, data_dir: Path | None, device: str, sent: int | None = No
         size = size_of(config, Description.of(task))
         if size != sent:
             raise ConfigError(f"the model of the terms has {size:,} weights, and {sent:,} came with them")
-    federation, start = build(config, task, choose_device(device))
+    federation, start = build(config, task, choose_device(device), measured=encoder_in(measured))
     chosen = {"server_learning_rate": federation.optimiser.learning_rate, "server_weight_decay": federation.optimiser.decay}
     config = config.model_copy(update={"training": config.training.model_copy(update=chosen)})  # where it says "auto"
     if is_pretrained(config.model.name):  # no node trains on another base than the server's

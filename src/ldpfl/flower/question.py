@@ -15,6 +15,7 @@ from pydantic import PositiveInt
 
 from ldpfl.errors import ProtocolError
 from ldpfl.flower.ask import Ask, read_terms
+from ldpfl.flower.sent import sent_in
 from ldpfl.flower.terms import RECORD, RoundTerms
 from ldpfl.flower.wire import LayerSizes, WireFields
 from ldpfl.layout import ParameterLayout
@@ -26,7 +27,8 @@ QUESTION = "query.takes_part"
 
 _RECORD = "question"
 _MAX_WEIGHTS = 2**28
-"""Weights of the largest model that a node thinks about: a few bytes must not make it take all of its memory."""
+"""Numbers of the largest vector, or weights of the largest model, that a node thinks about. A few bytes must not make it take all of its
+memory."""
 
 
 class _Wire(WireFields):
@@ -67,12 +69,10 @@ def read_question(content: RecordDict, run_config: str) -> Question:
     if len(set(terms.layers)) != len(terms.layers) or len(wire.sizes) != len(terms.layers):
         raise ProtocolError(f"a question names {len(terms.layers)} layers, each once, and gives a size for each: it has {len(wire.sizes)}")
     dimension = sum(wire.sizes)
-    if dimension > _MAX_WEIGHTS:
-        raise ProtocolError(f"a question is for a model of at most {_MAX_WEIGHTS:,} weights, got {dimension:,}")
-    ranges = terms.ranges(ParameterLayout(terms.layers, tuple((size,) for size in wire.sizes)))
+    if max(dimension, terms.size) > _MAX_WEIGHTS:
+        raise ProtocolError(f"a question is for a vector of at most {_MAX_WEIGHTS:,} numbers, got {max(dimension, terms.size):,}")
     # What a mechanism releases depends on the round's number and the layers' sizes, and not on the model: zeros stand for it.
-    public = PublicState(terms.round, torch.zeros(()).expand(dimension), None, ranges.sizes)
-    mechanism = terms.mechanism(ranges).in_round(public)
-    mechanism.payload_bits(ranges)  # raises if the mechanism does not fit the layers
+    public = PublicState(terms.planned.trained + 1, torch.zeros(()).expand(dimension), None, tuple(wire.sizes))
+    sent = sent_in(terms, ParameterLayout(terms.layers, tuple((size,) for size in wire.sizes)), public)
     cohort = wire.min_clients if terms.transport in OVER_RELAY else terms.asked
-    return Question(Ask(terms, mechanism, ranges, agreement=""), cohort)
+    return Question(Ask(terms, sent.mechanism, sent.ranges, agreement=""), cohort)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid
+from torch import Tensor
 
 from ldpfl.errors import TooFewTakePart
 from ldpfl.experiments import load_recipe
@@ -20,7 +22,9 @@ from ldpfl.flower.policy_init import as_sent, for_nodes
 from ldpfl.flower.preparing import Prepared, data_dir_of, prepare
 from ldpfl.flower.relayed import operator_relay, operator_sum
 from ldpfl.flower.run_settings import RunSettings
+from ldpfl.flower.statistics import Scaled
 from ldpfl.flower.strategy import LdpStrategy
+from ldpfl.server import ServerRules
 
 
 def serve(grid: Grid, context: Context) -> None:
@@ -30,7 +34,14 @@ def serve(grid: Grid, context: Context) -> None:
     asked = load_recipe(settings.recipe, settings.change_list)
     config = settled(as_sent(asked, settings.transport, settings.linked, settings.min_clients))
     prepared = prepare(config.to_toml(), data_dir_of(context), settings.device)
-    federation, start = prepared.federation, prepared.start
+    federation, start, found = prepared.federation, prepared.start, [prepared]
+
+    def on_measured(scaled: Scaled) -> tuple[Tensor, ServerRules]:
+        again = prepare(config.to_toml(), data_dir_of(context), settings.device, measured=scaled.text)
+        noted = replace(again.federation, notes=(*again.federation.notes, *scaled.notes))
+        found[:] = [replace(again, federation=noted)]
+        return again.start.state.weights, noted.rules
+
     folder = RunFolder(Path(settings.out)) if settings.out else None
     strategy = LdpStrategy(
         for_nodes(prepared.config),
@@ -42,15 +53,16 @@ def serve(grid: Grid, context: Context) -> None:
         reply_s=settings.reply_s,
         run_config=context.run_config,
         kind=Kind.READY_APP,
+        on_measured=on_measured,
     )
     initial = to_arrays(start.state.weights, federation.task.layout)
     try:
         strategy.start(grid, initial, timeout=settings.timeout_s)
     except TooFewTakePart:
         if any(metrics.clients for metrics in strategy.checkpoint.history):  # else nothing was trained: there is no model to leave
-            _keep_result(strategy, prepared, folder)
+            _keep_result(strategy, found[0], folder)
         raise
-    _keep_result(strategy, prepared, folder)
+    _keep_result(strategy, found[0], folder)
 
 
 def _keep_result(strategy: LdpStrategy, prepared: Prepared, folder: RunFolder | None) -> None:

@@ -100,6 +100,18 @@ class RecordTask:
         if self.persons is not None and len(self.persons) != len(self.targets):
             raise ConfigError(f"persons are {len(self.persons)} and targets have {len(self.targets)} rows: say of each row whose it is")
 
+    def check_persons(self) -> None:
+        """Return if each row that says whose it is names somebody.
+
+        Raises:
+            ConfigError: a row names nobody.
+        """
+        if "" in (names := self._names()):
+            raise ConfigError(
+                f"persons name nobody in row {names.index('')} (from 0), and a row of nobody adds nothing: give each row a whole number "
+                "or a text, or leave the row out"
+            )
+
     def persons_by(self, most: int) -> Persons | None:
         """Return who has which records, of whom ``most`` rows count in a round; None where nobody says.
 
@@ -118,16 +130,12 @@ class RecordTask:
             PrivacyError: the model mixes samples, remembers them, or draws random numbers.
             ConfigError: model and loss do not fit the shapes, or fail; or a row names nobody.
         """
-        if "" in (names := self._names()):
-            raise ConfigError(
-                f"persons name nobody in row {names.index('')} (from 0), and a row of nobody adds nothing: give each row a whole number "
-                "or a text, or leave the row out"
-            )
+        self.check_persons()
         layout = ParameterLayout.from_module(self.model)
         weights = layout.flatten({name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}).cpu()
         config = parse_config("", ["mechanism.name=dp-sgd", "mechanism.perturbed=gradient"], origin="the trial")
         mechanism = mechanism_of(config, LayerRanges(torch.tensor(0.0), torch.tensor(1.0), layout.sizes))
-        _trainer(self, layout, weights, config, mechanism, torch.device("cpu"), self.persons_by(DEFAULT_ROWS), LOGGER.warning)
+        trainer_of_records(self, layout, weights, config, mechanism, torch.device("cpu"), self.persons_by(DEFAULT_ROWS), LOGGER.warning)
 
 
 Records = Callable[[Context], RecordTask]
@@ -199,7 +207,7 @@ def _gradient(task: RecordTask, layout: ParameterLayout, weights: Tensor, terms:
     try:
         own = ParameterLayout.from_module(task.model)
         fits = dict(zip(own.names, own.shapes, strict=True)) == dict(zip(layout.names, layout.shapes, strict=True))
-        trainer = _trainer(task, layout, weights, config, mechanism, device, persons, _warn_without_names) if fits else None
+        trainer = trainer_of_records(task, layout, weights, config, mechanism, device, persons, _warn_without_names) if fits else None
     except LdpflError:  # its text names parts of the app
         raise PrivacyError(
             "the model or the loss of this node's app cannot be trained on one record at a time: RecordTask.check() says why, in a test "
@@ -209,7 +217,7 @@ def _gradient(task: RecordTask, layout: ParameterLayout, weights: Tensor, terms:
         raise PrivacyError("the trainable parameters of this node's model are not the arrays that the server sent, by name and shape")
     count = len(task.targets if persons is None else persons)
     whole = full_batch([np.arange(count)], count)
-    return confined(trainer).train(weights, whole.to(device), terms.round)[0].cpu()
+    return confined(trainer).train(weights, whole.to(device), terms.planned.trained + 1)[0].cpu()
 
 
 def _by_record(loss: Loss) -> Loss:
@@ -225,7 +233,7 @@ def _by_record(loss: Loss) -> Loss:
     return losses
 
 
-def _trainer(
+def trainer_of_records(
     task: RecordTask,
     layout: ParameterLayout,
     weights: Tensor,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import MessageType, RecordDict
@@ -21,6 +22,7 @@ from ldpfl.errors import ConfigError, ProtocolError
 from ldpfl.flower.collecting import OpenRound, Received
 from ldpfl.flower.operator_node import read_token
 from ldpfl.flower.terms import Answer, adding_up, agreement_of, check_window
+from ldpfl.number_format import counted
 from ldpfl.privacy.events import Channel
 from ldpfl.relay import RelayAggregator, RelayNotReleased, RelayRefused, RoundStatus, SumTerms, Terms
 from ldpfl.shuffling import ReportPool
@@ -106,18 +108,19 @@ class RelayedRounds(ABC):
                 f"round {round_.number} does not fit the relay: {error.errors()[0]['msg'].removeprefix('Value error, ')}"
             ) from None
 
-    def collect(self, round_: OpenRound, answers: Sequence[Answer]) -> Received:
-        """Wait for the relay to release the round, and read it; a round that it does not release is cancelled.
+    def collect(self, round_: OpenRound, answers: Sequence[Answer], left_s: float) -> Received:
+        """Wait up to ``left_s`` seconds for the relay to release the round, and read it; a round that it does not release is cancelled.
 
         Raises:
             RelayRefused, RelayUnreachable: the relay does not answer, or not as it should. It keeps the round: started again, the
                 run goes on with it.
         """
         try:
-            self.relay.wait(round_.run, round_.number, round_.timeout)
-        except RelayNotReleased as error:
+            self.relay.wait(round_.run, round_.number, left_s)
+        except RelayNotReleased:
             self.relay.cancel(round_.run, round_.number)
-            return Received(None, refused=(str(error),))
+            few = f"fewer than {self.min_clients} nodes have uploaded within {round_.timeout:g} s, so the relay released nothing"
+            return Received(None, refused=(few,))
         return self.released(round_)
 
     def give_up(self, round_: OpenRound) -> bool:
@@ -137,7 +140,7 @@ class RelayedRounds(ABC):
     def recover(self, round_: OpenRound) -> Received | None:
         """Take up a round that the relay still holds; errors as for :meth:`collect`."""
         status = self._status(round_)
-        return None if status is None or status.state == "gone" else self.collect(round_, ())
+        return None if status is None or status.state == "gone" else self.collect(round_, (), round_.timeout)
 
     def done(self, run: str, number: int) -> None:
         """Let the relay delete all that it holds of the round."""
@@ -202,7 +205,7 @@ class RelayCollector(RelayedRounds):
         # What was pulled is whole uploads. Counted, not asked: one may have come in between the end of the wait and the release.
         joined = joining.joined(max(1, (read + refused.total()) // plan.records))
         refused.update({entry.reason: entry.count for entry in joined.refused})
-        notes = [f"{count} records: {reason}" for reason, count in refused.items()]
+        notes = [f"{counted(count, 'record')}: {reason}" for reason, count in refused.items()]
         return Received(joined.pool, plan.records * sizes.record_bytes, tuple(notes))
 
 
@@ -235,7 +238,10 @@ class SumCollector(RelayedRounds):
         )
 
     def released(self, round_: OpenRound) -> Received:
-        """Take the sum apart. One that cannot be, because of what a client or the relay did, stops the run: so would the next one."""
+        """Take the sum apart. One that cannot be, because of what a client or the relay did, stops the run: so would the next one.
+
+        The relay keeps what it released until it is acknowledged: once more, it hands out the same sum of the same nodes.
+        """
         sizes, mechanism = self.relay_terms(round_, "0" * 64), adding_up(round_.mechanism)
         total, envelopes = self.relay.pull_sum(round_.run, round_.number, sizes)
         # What the relay says that clients were asked, they have signed; of anything else no envelope opens.
@@ -245,7 +251,18 @@ class SumCollector(RelayedRounds):
             seeds = open_seeds(envelopes, self.key, self.nodes, binding, self.min_clients)
         except ProtocolError as error:
             return Received(None, broken=str(error))
-        return Received(ReportPool(mechanism.sum_of(unshard(total, seeds), len(seeds))), total.nbytes + ENVELOPE_BYTES)
+        found = unshard(total, seeds)
+        longest = mechanism.longest_sum(len(seeds), round_.asked, sizes.dimension, round_.vector)
+        if (length := float(np.linalg.norm(found.astype(np.float64)))) > longest:
+            return Received(None, refused=(_too_long(length, longest, len(seeds)),))
+        return Received(ReportPool(mechanism.sum_of(found, len(seeds))), total.nbytes + ENVELOPE_BYTES)
+
+
+def _too_long(length: float, longest: float, clients: int) -> str:
+    return (
+        f"the sum over {clients} clients has a length of {length:.4g} lattice points, and honest ones make at most {longest:.4g}: a client "
+        "or the relay has sent something else; the model stays as it was"
+    )
 
 
 def operator_relay(*, linked: int, min_clients: int, window_s: float) -> RelayCollector:

@@ -9,6 +9,7 @@ from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from math import isfinite, nan
 from types import MappingProxyType
+from typing import NoReturn
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -18,14 +19,19 @@ from torch import Tensor
 from ldpfl.errors import ConfigError, DataError, LdpflError, ProtocolError, shown
 from ldpfl.experiments.build import initial_ranges, measured_weights
 from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.record_sums import is_evaluated
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
 from ldpfl.flower.asking import Asking, Waiting, all_declined, too_few_came
+from ldpfl.flower.closing import closed, figures_said
 from ldpfl.flower.collecting import Collector, DirectCollector, Received
 from ldpfl.flower.course import Course, Replies
 from ldpfl.flower.nodes_asked import Participation
 from ldpfl.flower.replies import Patience, replies_as_they_come
+from ldpfl.flower.round_kinds import last_round, planned_round, statistics_rounds
+from ldpfl.flower.statistics import Scaled, begun_for, edges_text, scaled_by_stages
 from ldpfl.flower.terms import ARRAYS, CONFIG, RECORD, SHORTEST_REPLY_S, RoundTerms, check_sum_fits, deployable_mechanism, digest_of
+from ldpfl.number_format import counted
 from ldpfl.privacy import RoundEvent
 from ldpfl.privacy.authors import released
 from ldpfl.quantities import is_number
@@ -33,18 +39,17 @@ from ldpfl.ranges import range_rule
 from ldpfl.server import (
     Checkpoint,
     NotFiniteError,
-    Observed,
     RoundMetrics,
     ServerRules,
     check_log_size,
     close_idle_round,
-    close_round,
     initial_checkpoint,
     round_event,
 )
 
 LOGGER = logging.getLogger("flwr.ldpfl")
 
+OnMeasured = Callable[[Scaled], tuple[Tensor, ServerRules]]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
@@ -71,6 +76,8 @@ class LdpStrategy(Strategy):
             simulations; policies refuse it unless they say ``immediate_replies``.
         run_config: that of the run, ``context.run_config``: clients take part only if theirs is the same.
         kind: what the run folder says that it holds.
+        on_measured: gives, once columns of nodes' tables were measured, initial weights (d,) and rules by what was measured: for the ready
+            app, whose server scales its own rows in the same way.
 
     Raises:
         ConfigError: clients are to decide themselves whether they take part: Flower shows who answers, so that is no secret; or
@@ -89,6 +96,7 @@ class LdpStrategy(Strategy):
         reply_s: float = 0.0,
         run_config: Mapping[str, object] = MappingProxyType({}),
         kind: Kind = Kind.OWN_APP,
+        on_measured: OnMeasured | None = None,
     ) -> None:
         if config.clients.self_sampling != "off":
             raise ConfigError('clients.self_sampling keeps nothing secret on Flower, which shows who answers: set it to "off"')
@@ -100,6 +108,7 @@ class LdpStrategy(Strategy):
         self.config = config.model_copy(update={"shuffling": config.shuffling.model_copy(update={"channel": self._collector.channel})})
         self._folder, self._waiting, self._score, self._origin = folder, waiting, score, origin
         self._reply_s, self._run_config, self._kind = float(reply_s), digest_of(run_config), kind
+        self._on_measured = on_measured
         self._course: Course | None = None
 
     def start(
@@ -140,18 +149,23 @@ class LdpStrategy(Strategy):
             self.summary()
             for metrics in course.last.history:
                 result.train_metrics_clientapp[metrics.round] = _figures(metrics)
-            if course.participation.begun == course.last.state.round > 0:
-                self._forget_again(course, last=course.last.state.round >= rounds)
-            while course.last.state.round < rounds:
-                number = course.last.state.round + 1
+            last = last_round(self.config, rounds)
+            if course.participation.begun == course.done > 0:
+                self._forget_again(course, last=course.done >= last)
+            self._scale(course)
+            while course.done < last:
+                number = course.done + 1
                 if course.participation.begun >= number:
                     self._mend(course)
                 else:
-                    arrays = to_arrays(course.last.state.weights, course.layout)
+                    arrays = to_arrays(self._asked_about(course, number), course.layout)
                     messages = self.configure_train(number, arrays, train_config or ConfigRecord(), grid)
                     with closing(replies_as_they_come(grid, messages, course.patience)) as replies:
                         self.aggregate_train(number, replies)
-                _record(result, course, evaluate_fn)
+                if course.planned.is_training:
+                    _record(result, course, evaluate_fn)
+                elif course.planned.kind == "statistics":
+                    self._scale(course)
         result.arrays = to_arrays(course.last.state.weights, course.layout)
         return result
 
@@ -185,7 +199,7 @@ class LdpStrategy(Strategy):
                 self._collector.give_up(course.round)
             raise
         course.began, course.asked, course.patience = time.perf_counter(), frozenset(agreed), Patience(course.timeout)
-        LOGGER.info("round %d: asking %d of %d nodes", server_round, len(agreed), len(connected))
+        LOGGER.info("%s: asking %d of %s", course.planned, len(agreed), counted(len(connected), "node"))
         # A list, because Flower's grids go over the messages more than once. With ttl, nobody answers when the round is over.
         return [Message(content, node, MessageType.TRAIN, ttl=course.timeout, group_id=str(server_round)) for node in agreed]
 
@@ -207,14 +221,15 @@ class LdpStrategy(Strategy):
         if ended and sorted_.all_declined:
             self._take_back(course)
             raise all_declined(server_round, sorted_.said)
-        received = Received(None) if ended else self._collector.collect(course.round, sorted_.answers)
+        received = Received(None) if ended else self._collector.collect(course.round, sorted_.answers, course.patience.most)
         self._close(course, replace(received, refused=(*(sorted_.refused if ended else sorted_.left_out), *received.refused)))
         if ended:
             raise too_few_came(server_round, course.round.asked, needed, sorted_.said)
-        return to_arrays(course.last.state.weights, course.layout), _figures(course.last.history[-1])
+        figures = _figures(course.last.history[-1]) if course.last.history else MetricRecord()
+        return to_arrays(course.last.state.weights, course.layout), figures
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Ask nobody: a client's loss or accuracy has no noise."""
+        """Ask nobody: a client's loss or accuracy has no noise. What clients measure with noise is asked for as a round of its own."""
         return ()
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -236,6 +251,12 @@ class LdpStrategy(Strategy):
         )
 
     def _begin(self, initial: ArrayRecord, timeout: float, rounds: int) -> Course:
+        self._check_kinds()
+        if is_evaluated(self.config) and rounds != self.config.training.rounds:
+            raise ConfigError(
+                f"num_rounds is {rounds}, and the noise of the evaluation at clients is for training.rounds = "
+                f"{self.config.training.rounds}: leave num_rounds out"
+            )
         if self.config.clients.full_weight != "off" and self._kind is not Kind.READY_APP:
             raise ConfigError("clients.full_weight is for the ready app's training: in an app of your own, scale what you return")
         layout = layout_of(initial)
@@ -261,14 +282,33 @@ class LdpStrategy(Strategy):
                 raise ConfigError(f"{self._folder.path} holds a run of another model, so it cannot be resumed")
             asked = self._folder.participation_path
             participation = Participation.load(asked)
-            if participation.begun < checkpoint.state.round:
+            done = len(checkpoint.ledger.events)
+            if participation.begun < done:
                 raise DataError(
-                    f"{self._folder.path} holds round {checkpoint.state.round}, but {asked.name} in it does not say who was asked: "
+                    f"{self._folder.path} holds round {done}, but {asked.name} in it does not say who was asked: "
                     "put it back, for without it the run's guarantee cannot be computed"
                 )
-            if participation.begun > checkpoint.state.round:
+            if participation.begun > done + 1:
+                raise DataError(
+                    f"{self._folder.path} holds round {done}, and nodes were told to join round {participation.begun}: "
+                    "its checkpoint was put back to an earlier round; put back the latest one, for the rounds since would not be counted"
+                )
+            if participation.begun > done:
                 participation.check_terms(self._collector_terms(participation.terms))
-        return Course(participation.run, layout, mechanism, rules, timeout, checkpoint, participation)
+        return Course(self.config, participation.run, layout, mechanism, rules, timeout, checkpoint, participation)
+
+    def _check_kinds(self) -> None:
+        """Raise a :class:`ConfigError` if a round is to ask for sums over records that the app's nodes do not form."""
+        config = self.config
+        if self._kind is not Kind.READY_APP and (
+            config.evaluation.share or config.training.method != "gradient" or statistics_rounds(config)
+        ):
+            raise ConfigError(
+                "evaluation.share, training.method = 'least-squares' and data.scaling = 'measured' are for ldpfl's ready app: an app of "
+                "your own forms no such sums. Leave them out, and measure on the server (evaluate_fn)"
+            )
+        if statistics_rounds(config) and not begun_for(config).columns:
+            raise ConfigError("data.scaling = 'measured' measures columns, and the table has none to measure: set it to 'bounds'")
 
     def _terms(self, course: Course) -> RoundTerms:
         check_sum_fits(self.config, course.round.asked)
@@ -276,6 +316,9 @@ class LdpStrategy(Strategy):
         return RoundTerms(
             run=course.run,
             round=course.round.number,
+            kind=course.planned.kind,
+            size=course.round.ranges.dimension,
+            measured=edges_text(course.stages) if course.planned.kind == "statistics" else course.measured,
             config=self.config,
             layers=course.layout.names,
             center=tuple(ranges.center.tolist()),
@@ -286,6 +329,24 @@ class LdpStrategy(Strategy):
             **self._collector.terms(),
         )
 
+    def _asked_about(self, course: Course, number: int) -> Tensor:
+        """Return the weights (d,) that nodes are sent in round ``number``: those that are trained on, or the model that is measured."""
+        evaluation = planned_round(self.config, number).kind == "evaluation"
+        return course.last.state.model if evaluation else course.last.state.weights
+
+    def _scale(self, course: Course) -> None:
+        """Have nodes scale their tables, and the server its rows, by what was measured of columns, once all of it is."""
+        if not 0 < statistics_rounds(self.config) <= course.done:
+            return
+        scaled = scaled_by_stages(self.config, course.stages)
+        for note in scaled.notes:
+            LOGGER.warning("%s", note)
+        course.measured = scaled.text
+        if self._on_measured is not None:
+            weights, course.rules = self._on_measured(scaled)
+            if course.last.state.round == 0:
+                course.last = replace(course.last, state=replace(course.last.state, weights=weights))
+
     def _mend(self, course: Course) -> None:
         """Close the round in which the server was stopped: with its reports if they can still be had, else as lost."""
         number = course.participation.begun
@@ -295,38 +356,40 @@ class LdpStrategy(Strategy):
         if received is not None:
             self._close(course, received)
             return
-        LOGGER.warning("round %d was interrupted: its reports are lost, and charged", number)
+        LOGGER.warning("%s was interrupted: its reports are lost, and charged", course.planned)
         self._close_idle(course)
 
     def _close(self, course: Course, received: Received) -> None:
+        if received.broken:
+            self._stop(course, received.broken)
         for reason in sorted(set(received.refused)):
-            LOGGER.warning("round %d: left out %d: %s", course.round.number, received.refused.count(reason), reason)
+            LOGGER.warning("%s: left out %d: %s", course.planned, received.refused.count(reason), reason)
         if received.pool is None:
-            LOGGER.warning("round %d: no report came; the model stays as it is", course.round.number)
+            LOGGER.warning("%s: no report came; the model stays as it is", course.planned)
             self._close_idle(course)
-            if received.broken:
-                raise ProtocolError(f"round {course.round.number} is charged and brought nothing: {received.broken}")
             return
         try:
-            checkpoint = close_round(
-                course.rules,
-                course.last,
-                course.round.mechanism,
-                received.pool,
-                event=self._event(course, received.pool.clients),
-                uplink_bytes=received.uplink_bytes,
-                observed=Observed(),
-                began=course.began,
-            )
+            checkpoint = closed(course, received, received.pool, self._event(course, received.pool.clients))
         except NotFiniteError as error:  # a client that sends huge values must not end the run
-            LOGGER.warning("round %d: %s; the model stays as it is", course.round.number, error)
+            LOGGER.warning("%s: %s; the model stays as it is", course.planned, error)
             self._close_idle(course)
             return
         self._keep(course, checkpoint)
 
+    def _stop(self, course: Course, why: str) -> NoReturn:
+        """End the run in a round that cannot be opened as things are: the next one would end alike. It stays begun, and charged."""
+        number = course.round.number
+        if self._folder is None:  # nobody can come back for it
+            self._close_idle(course)
+            raise ProtocolError(f"round {number} is charged and brought nothing: {why}")
+        raise ProtocolError(
+            f"round {number} is charged, and what came is not read yet: {why}. The relay keeps it: start the run again to try once more, "
+            f"or give the round up before that (ldpfl deploy left-open {self._folder.path} --cancel)"
+        )
+
     def _close_idle(self, course: Course) -> None:
         """Keep the model. The round is charged all the same: reports may have left their clients, late ones for instance."""
-        idle = close_idle_round(course.rules, course.last)
+        idle = close_idle_round(course.rules, course.last) if course.planned.is_training else course.last
         self._keep(course, replace(idle, ledger=course.last.ledger.charge(self._idle_event(course))))
 
     def _idle_event(self, course: Course) -> RoundEvent:
@@ -335,30 +398,34 @@ class LdpStrategy(Strategy):
 
     def _event(self, course: Course, cohort: int) -> RoundEvent:
         """Return the ledger's record of the round. Nodes that were told to train count as having taken part, whether or not they did."""
-        release = released(course.round.mechanism, course.last.state.ranges, course.mechanism)
+        prototype = course.mechanism if course.planned.kind == "training" else None
+        release = released(course.round.mechanism, course.round.ranges, prototype)
         # Of so few reports that all may be colluding clients', one is taken for an honest client's: it has its own noise in any case.
         colluding = min(self.config.shuffling.colluding, max(0, cohort - 1))
         counts, channel = course.participation.counts(), self._collector.channel
         event = round_event(course.round.number, release, cohort, counts, channel, colluding=colluding)
-        return replace(event, linked=self._collector.linked)
+        return replace(event, linked=self._collector.linked, histograms=not course.planned.is_training)
 
     def _forget_again(self, course: Course, last: bool) -> None:
         """Have the records of the round before deleted, if that was interrupted; a finished run does not need the relay."""
         try:
-            self._collector.done(course.run, course.last.state.round)
+            self._collector.done(course.run, course.done)
         except LdpflError as error:
             if not last:
                 raise
-            LOGGER.warning("round %d: whether its records are deleted is not known: %s", course.last.state.round, error)
+            LOGGER.warning("round %d: whether its records are deleted is not known: %s", course.done, error)
 
     def _keep(self, course: Course, checkpoint: Checkpoint) -> None:
         if self._folder is not None:
             self._folder.save_round(checkpoint)
         self._collector.done(course.run, course.round.number)
         course.last = checkpoint
+        if not course.planned.is_training:
+            LOGGER.info("%s: %d reports%s", course.planned, checkpoint.ledger.events[-1].cohort, figures_said(course))
+            return
         metrics = checkpoint.history[-1]
         measured = f", score {metrics.score:.4f}" if isfinite(metrics.score) else ""
-        LOGGER.info("round %d: %d reports%s", metrics.round, metrics.clients, measured)
+        LOGGER.info("round %d: %s%s", metrics.round, counted(metrics.clients, "report"), measured)
 
     def _charge_ahead(self, course: Course, participation: Participation) -> None:
         """Write down who is told to train, and the round as if no report came: the ledger must not lack it if the server stops for good."""

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveInt, field_validator
 from torch import Tensor
 
-from ldpfl.errors import ConfigError, LdpflError, ProtocolError
+from ldpfl.errors import AskedForOther, ConfigError, LdpflError, ProtocolError
 from ldpfl.experiments.build import mechanism_of
 from ldpfl.experiments.config import RunConfig, parse_config
+from ldpfl.flower.round_kinds import Kind, PlannedRound, config_for, planned_round
 from ldpfl.flower.wire import MAX_LAYERS, LayerFloats, LayerNames, WireFields
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Mechanism
@@ -35,9 +36,12 @@ ARRAYS, CONFIG = "arrays", "config"
 RECORD = "ldpfl"
 """Name of both records."""
 
-VERSION = 4
+VERSION = 5
 SHORTEST_REPLY_S, _LONGEST_REPLY_S = 1.0, 7 * 24 * 3600.0
 """Of a stated time for replies; in less than a second, taking the report would show."""
+
+_LONGEST_MEASURED = 1 << 21
+"""Characters of what was measured of columns; those of 400 columns take 200,000."""
 
 _LONGEST_CONFIG = 1 << 17
 """Characters of a config; the largest recipe has some 2,000, and bounds of 400 columns take 18,000."""
@@ -64,6 +68,9 @@ class _Wire(WireFields):
     version: int
     run: str
     round: PositiveInt
+    kind: Kind
+    size: PositiveInt
+    measured: Annotated[str, Field(max_length=_LONGEST_MEASURED)]
     config: Annotated[str, Field(max_length=_LONGEST_CONFIG)]
     layers: LayerNames
     center: LayerFloats
@@ -89,7 +96,9 @@ class RoundTerms:
 
     Attributes:
         run: names the run, the same over all rounds and resumes.
-        round: from 1.
+        round: number of the round, from 1; rounds of all kinds are numbered together.
+        kind: what is asked for. It follows from ``config`` and ``round``, and :attr:`planned` compares.
+        size: length of the vector that is asked for.
         config: mechanism, noise and what they depend on.
         layers: names, in the order of the flat vector.
         center, radius: public ranges, by layer.
@@ -99,10 +108,13 @@ class RoundTerms:
         linked: units that stay together in the relay.
         reply_s: seconds after the charge at which every client replies; 0 is as soon as it can, which tells how long it trained.
         run_config: digest of the run config that every client has, see :func:`digest_of`.
+        measured: what was measured of tables' columns so far, see :mod:`ldpfl.flower.statistics`; empty where nothing is measured. In
+            rounds for statistics, edges of the histograms that are asked for; later, how nodes scale their columns.
     """
 
     run: str
     round: int
+    size: int
     config: RunConfig
     layers: tuple[str, ...]
     center: tuple[float, ...]
@@ -113,6 +125,8 @@ class RoundTerms:
     linked: int = 1
     reply_s: float = 0.0
     run_config: str = field(default_factory=lambda: digest_of({}))
+    kind: Kind = "training"
+    measured: str = ""
 
     def to_record(self) -> ConfigRecord:
         """Return the terms as Flower carries them.
@@ -131,6 +145,9 @@ class RoundTerms:
                 "version": VERSION,
                 "run": self.run,
                 "round": self.round,
+                "kind": self.kind,
+                "size": self.size,
+                "measured": self.measured,
                 "config": config,
                 "layers": list(self.layers),
                 "center": list(self.center),
@@ -160,6 +177,9 @@ class RoundTerms:
         return cls(
             run=wire.run,
             round=wire.round,
+            kind=wire.kind,
+            size=wire.size,
+            measured=wire.measured,
             config=_parsed(wire.config),
             layers=tuple(wire.layers),
             center=tuple(wire.center),
@@ -187,8 +207,23 @@ class RoundTerms:
         except ConfigError as error:
             raise ProtocolError(f"the server's ranges cannot be used: {error}") from None
 
+    @property
+    def planned(self) -> PlannedRound:
+        """The round that the config has in this place.
+
+        Raises:
+            AskedForOther: the server asks for something else.
+        """
+        planned = planned_round(self.config, self.round)
+        if planned.kind != self.kind:
+            raise AskedForOther(f"round {self.round} asks for {self.kind}, and its config plans {planned.kind} there; nothing was sent")
+        return planned
+
     def mechanism(self, ranges: LayerRanges) -> Mechanism:
-        """Return the mechanism that the server asks for.
+        """Return the mechanism that protects what the server asks for.
+
+        Args:
+            ranges: those of the vector that is asked for, see :func:`ldpfl.flower.sent.sent_in`.
 
         Raises:
             ProtocolError: what it sends does not go with the way that it is to leave by.
@@ -196,7 +231,7 @@ class RoundTerms:
         summed = self.config.shuffling.channel == "secure-sum"
         if summed != (self.transport == "sum"):
             raise ProtocolError(f"the server's terms have the channel {self.config.shuffling.channel!r} and reports by {self.transport!r}")
-        mechanism = deployable_mechanism(self.config, ranges)
+        mechanism = deployable_mechanism(config_for(self.config, self.kind), ranges)
         if summed:
             adding_up(mechanism)
             check_sum_fits(self.config, self.asked)
@@ -299,16 +334,10 @@ def deployable_mechanism(config: RunConfig, ranges: LayerRanges) -> Mechanism:
 
     Raises:
         ConfigError: its noise depends on private data, on what clients remember, or on the size of others' data sets: such
-            schedules have no guarantee, and run in the simulator only. Or the run is to stop early, or sums over records other than
-            gradients.
+            schedules have no guarantee, and run in the simulator only. Or the run is to stop early.
     """
     if config.training.patience:
         raise ConfigError("training.patience stops simulations: on Flower leave it out, and ask for fewer rounds")
-    if config.training.method != "gradient" or config.evaluation.share:
-        raise ConfigError(
-            "training.method = 'least-squares' and evaluation.share are for simulations so far: on Flower leave them out, and measure on "
-            "rows of the server's (data.test_path)"
-        )
     mechanism = mechanism_of(config, ranges)
     if config.mechanism.unsaid:
         raise ConfigError(config.mechanism.unsaid)
@@ -340,6 +369,14 @@ class AddingUp(Protocol):
 
     def points(self, values: Tensor, ranges: LayerRanges, generator: RandomSource) -> NDArray[np.int64]:
         """Return the (K, d) points of the clients, noise included."""
+        ...
+
+    def longest_sum(self, clients: int, asked: int, dimension: int, vector: float = 1.0) -> float:
+        """Return the length that a sum over ``clients`` of the ``asked`` has at most if all are honest.
+
+        Args:
+            vector: length of the longest vector that a client adds up, in clipping norms.
+        """
         ...
 
     def sum_of(self, total: NDArray[np.int64], clients: int) -> Any:

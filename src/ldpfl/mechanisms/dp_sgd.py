@@ -94,6 +94,10 @@ class DpSgd(LatticeMechanism):
         """Records in a client's batch, on average: a report is the mean over them, in units of C."""
         return self.records * self.sample_rate
 
+    @property
+    def _vectors(self) -> float:
+        return self.records
+
     def _bounded(self, values: Tensor, ranges: LayerRanges) -> Tensor:
         if values.dtype != torch.int64:
             raise PrivacyError("dp-sgd protects records whose gradients it clipped one by one, and these values are none; nothing was sent")
@@ -129,8 +133,8 @@ class DpSgdSettings(MechanismSettings):
     """Standard deviation of a client's own noise, as a multiple of ``clip_norm``; mu of a record and round is 2 over it."""
     clip_norm: Positive | Literal["auto"] = 0.02
     """Longest gradient of a record, or mean gradient of a person's records; a small one makes directions of nearly all of them, which
-    spares choosing it well. ``auto`` takes, for a table, about the longest that a record with a usual row has, so that the gradients of a
-    rare class are not cut."""
+    spares choosing it well. ``auto`` takes, for tables, images and arrays, about the longest that a record with a usual row has, so that
+    the gradients of a rare class are not cut."""
     records: Annotated[int, Field(ge=0, le=10**9)] = 0
     """Mean number of records a client, or of persons with ``data.person``, which is public; 0 takes that of the simulated clients."""
     sample_rate: Annotated[FiniteFloat, Field(gt=0, le=1)] = 1.0
@@ -152,7 +156,7 @@ class DpSgdSettings(MechanismSettings):
         if self.records:
             return ""
         what = "mechanism.records, the mean number of records (or persons) a client, is public and has to be said on Flower"
-        return f"{what}: set it, as by --set mechanism.records=600"
+        return f"{what}: set it in the app's pyproject.toml, or as by --set mechanism.records=600 where a recipe is named"
 
     @property
     def nearly_noise_free(self) -> DpSgdSettings:
@@ -161,7 +165,7 @@ class DpSgdSettings(MechanismSettings):
 
     def build(self, facts: Facts) -> DpSgd:
         if self.clip_norm == "auto":
-            raise ConfigError("mechanism.clip_norm = 'auto' is for tables only: give a number")
+            raise ConfigError("mechanism.clip_norm = 'auto' is for one's own data only: give a number")
         records = float(self.records) or facts.records
         lattice = Lattice.of(facts, records, self.noise_multiplier)
         clip = RecordClip(self.clip_norm, lattice.steps)

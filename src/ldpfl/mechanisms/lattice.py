@@ -15,7 +15,7 @@ from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.lazy import torch
 from ldpfl.mechanisms.exact_noise import MOST_STEPS, NORMAL, rounded
 from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
-from ldpfl.mechanisms.reports.base import blocks
+from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, blocks
 from ldpfl.mechanisms.reports.summed import SummedReports
 from ldpfl.mechanisms.reports.vectors import VectorMechanism, VectorReports
 from ldpfl.mechanisms.settings import Facts
@@ -144,10 +144,27 @@ class LatticeMechanism(VectorMechanism):
         """
         bounded, source = self._bounded(values, ranges).numpy(), as_source(generator)
         sent = np.empty(bounded.shape, dtype=np.int64)
-        for rows, own in blocks(*bounded.shape):
+        for rows, own in blocks(len(bounded), ranges.dimension, values=COORDINATE_BLOCK):  # of 64 bits, several times
             some, noise = slice(rows.start, rows.stop), rounded(NORMAL, self._noise, source, rows, own.stop - own.start)
-            np.add(bounded[some, own], noise, out=sent[some, own])
+            np.add(bounded[some, own], noise.astype(np.int64), out=sent[some, own])
         return sent
+
+    @property
+    def _vectors(self) -> float:
+        """Vectors of length C that a client adds up, on average."""
+        return 1.0
+
+    def longest_sum(self, clients: int, asked: int, dimension: int, vector: float = 1.0) -> float:
+        """Return the length, in lattice points, that a sum over ``clients`` of the ``asked`` exceeds once in 10^31 if all are honest.
+
+        Proof: the sum x of honest vectors, each of length ``vector`` C or less, is no longer than N times that. N counts the vectors of all
+        that were asked. The noise z is a Gaussian of s sqrt(n) C a coordinate. Its length exceeds its root-mean-square one by 12 such
+        deviations, and its part along x exceeds 12 of them, with a probability below 10^-31 each. So |x + z|^2 = |x|^2 + 2 x z + |z|^2 is
+        bounded; rounding adds less than n / 2 a coordinate.
+        """
+        noise, length = self._noise * sqrt(clients), asked * self._vectors * vector * self.steps
+        squared = length**2 + 2 * _DEVIATIONS * noise * length + noise**2 * (sqrt(dimension) + _DEVIATIONS) ** 2
+        return sqrt(squared) + clients / 2 * sqrt(dimension)
 
     def sum_of(self, total: NDArray[np.int64], clients: int) -> SummedReports:
         """Return the reports that a ``total`` (d,) of the :meth:`points` of so many ``clients`` stands for, for :meth:`aggregate`.

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import log_expit, log_ndtr, ndtri, ndtri_exp
 
+from ldpfl.mechanisms import exact_noise
 from ldpfl.mechanisms.coins import happens
 from ldpfl.mechanisms.exact_noise import (
     NORMAL,
@@ -27,7 +28,6 @@ from ldpfl.mechanisms.exact_noise import (
     longer,
     more_bits,
     tail_bits,
-    tails,
     words64,
 )
 from ldpfl.randomness import RandomSource
@@ -177,13 +177,11 @@ class _Draws:
     def _estimate(self) -> tuple[Floats, Floats]:
         """Return the entries and what each may be wrong by; infinitely much where the first bits are too few for an estimate."""
         u, sizes = self.directions, np.abs(self.directions)
-        tail, negative = tails(self.words)
-        g = NORMAL.size(tail)
-        error = NORMAL.error(g, tail)
+        g, error = exact_noise.sizes(NORMAL, self.words)
         covered = (sizes * (g + error)).sum(axis=1)
-        np.negative(g, where=negative, out=g)
+        np.copysign(g, self.words.view(np.float64), out=g)  # a number's sign is its first bit
         share = (self.alphas + 0.5) * 2.0**-WORD
-        usable = (share > _RARE) & (share < 1 - _RARE) & (tail.min(axis=1) >= 2.0**-40)
+        usable = (share > _RARE) & (share < 1 - _RARE) & ((self.words & np.int64(2**63 - 1)).min(axis=1) >= 2**24)
         alpha = np.where(usable, self.law.alpha(self.above, share.clip(_RARE, 1 - _RARE)), 0.0)
         along = alpha - (g * u).sum(axis=1)
         off = np.abs((u * u).sum(axis=1) - 1) + _SUMMED  # u stands for the unit vector of its direction

@@ -43,6 +43,11 @@ class RecordClip:
         if not 1 <= self.steps <= STEPS or self.steps & (self.steps - 1):
             raise ConfigError(f"a norm has a power of two of lattice points, at most {STEPS}; got {self.steps!r}")
 
+    @property
+    def scale(self) -> float:
+        """Lattice points to the norm C of a gradient that is shortened to it, a little fewer than ``steps``."""
+        return self.steps * _INSIDE
+
     def points(self, gradients: Tensor, watch: Callable[[Tensor], None] | None = None) -> Tensor:
         """Return ``gradients`` (R, d), shortened, as lattice points, ``steps`` to C: (R, d) float64 integers, no row longer than ``steps``.
 
@@ -56,7 +61,7 @@ class RecordClip:
             watch(norms[usable] > self.norm)
         if not bool(usable.all()):
             rows[~usable] = 0.0
-        rows.mul_(torch.where(usable, self.steps * _INSIDE / norms.clamp_min(self.norm), 0.0)[:, None]).trunc_()
+        rows.mul_(torch.where(usable, self.scale / norms.clamp_min(self.norm), 0.0)[:, None]).trunc_()
         # The very numbers that are sent are what the guarantee rests on: integers up to 2^20, whose squares add up exactly.
         short_enough = torch.linalg.vecdot(rows, rows) <= self.steps**2  # not so for NaN
         if not bool(short_enough.all()):

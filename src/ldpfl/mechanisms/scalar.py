@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, require_finite, require_finite_sample, require_shape, total_clients
-from ldpfl.mechanisms.reports.base import blocks, client_blocks
+from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, blocks, client_blocks
 from ldpfl.mechanisms.reports.dense import DenseReports
 from ldpfl.mechanisms.reports.sampled import SampledReports, choose_coordinates, index_bits
 from ldpfl.mechanisms.reports.units import SampledUnits, Units
@@ -277,7 +277,7 @@ class HybridSettings(ScalarSettings):
 
 def _encode_all(values: Tensor, ranges: LayerRanges, source: RandomSource, law: ScalarLaw) -> DenseReports:
     reported = torch.empty(values.shape, dtype=torch.float32)
-    for rows, own in blocks(*values.shape):
+    for rows, own in blocks(len(values), ranges.dimension, values=COORDINATE_BLOCK):  # float64, several times, takes more of a cache
         some, (center, radius) = slice(rows.start, rows.stop), ranges.slice(own.start, own.stop)
         reported[some, own] = law.sample(_scaled(values[some, own], center, radius), source, rows).float()
     return DenseReports(reported)

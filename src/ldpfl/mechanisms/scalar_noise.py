@@ -129,8 +129,13 @@ class LaplaceLaw(ScalarLaw):
     def sample(self, t: Tensor, source: RandomSource, rows: range) -> Tensor:
         unit, farthest = self.unit, floor(self.bound * self.unit)
         scale = nextafter(2 * unit / self.epsilon, inf)  # up: what is spent is 2 unit / scale
-        points = t.mul(unit).round_().clamp_(-unit, unit).to(torch.int64).numpy() + rounded(LAPLACE, scale, source, rows, t.shape[1])
-        return torch.from_numpy(points.clip(-farthest, farthest)).double().div_(unit)
+        sent = rounded(LAPLACE, scale, source, rows, t.shape[1])
+        # All are whole numbers below 2^53, and the unit is a power of two: floating point rounds nothing here.
+        points = np.multiply(t.numpy(), unit)
+        sent += np.clip(np.rint(points, out=points), -unit, unit, out=points)
+        np.clip(sent, -farthest, farthest, out=sent)
+        sent *= 1 / unit
+        return torch.from_numpy(sent)
 
     @property
     def bound(self) -> float:
@@ -197,13 +202,24 @@ class PiecewiseLaw(ScalarLaw):
 
     def sample(self, t: Tensor, source: RandomSource, rows: range) -> Tensor:
         places = _POINTS - self.width  # of the window
-        start = t.add(1).mul_(places / 2).round_().clamp_(0, places).to(torch.int64).numpy()
+        start = np.multiply(t.numpy(), places / 2)
+        start += places / 2
+        np.clip(np.rint(start, out=start), 0, places, out=start)  # whole numbers, as all here, below 2^32
         close = happens(_closeness(self.epsilon, self.width), source, rows, t.shape[1])
-        drawn = below(np.where(close, self.width, places), source, rows)
-        # Both are computed for every value, so that time does not tell which one left.
-        point = np.where(close, start + drawn, drawn + self.width * (drawn >= start))
-        found = torch.from_numpy(2 * point - (_POINTS - 1)).double().div_(self._gain * places)
-        return found.clamp_(-self.bound, self.bound)  # from which the outermost point may differ by a part in 2^31
+        limits = np.multiply(close, float(self.width - places))
+        limits += places
+        point = below(limits, source, rows)
+        # Both are computed for every value, so that time does not tell which one left; by products, which take no branches.
+        outside = np.multiply(point >= start, float(self.width), out=limits)
+        start -= outside
+        start *= close
+        point += outside
+        point += start
+        point *= 2
+        point -= _POINTS - 1
+        point *= 1 / (self._gain * places)
+        # From the bound the outermost point may differ by a part in 2^31.
+        return torch.from_numpy(np.clip(point, -self.bound, self.bound, out=point))
 
     @property
     def offset(self) -> float:
@@ -266,10 +282,11 @@ class HybridLaw(ScalarLaw):
 
     def sample(self, t: Tensor, source: RandomSource, rows: range) -> Tensor:
         half = self._half
-        threshold = t.mul(half).round_().clamp_(-half, half).to(torch.int64).numpy()
-        first = (threshold >> (BITS - FIRST)).astype(np.int16)
-        plus = words_below(first, lambda row, place: threshold[row, place], source, rows)
-        bit = torch.from_numpy(plus).double().mul_(2 * self.gain).sub_(self.gain)
+        threshold = np.multiply(t.numpy(), half)
+        np.clip(np.rint(threshold, out=threshold), -half, half, out=threshold)
+        first = np.floor(threshold * 2.0 ** (FIRST - BITS)).astype(np.int16)
+        plus = words_below(first, lambda row, place: threshold[row, place].astype(np.int64), source, rows)
+        bit = torch.from_numpy(np.multiply(plus, 2 * self.gain)).sub_(self.gain)
         if self.piecewise_share == 0:
             return bit
         chosen = happens(min(2**64 - 1, int(self.piecewise_share * 2**64)), source, rows, t.shape[1])

@@ -10,6 +10,7 @@ from pathlib import Path
 from sqlite3 import Connection
 
 from ldpfl.errors import Declined, Exhausted
+from ldpfl.number_format import counted
 from ldpfl.privacy.accountants.adaptive import filter_order, hidden_epsilon, summed_epsilon
 from ldpfl.privacy.budget_file import Books, Sent, add_charge, as_stored, books_in, note_refusal, opened, relayed_before, sent_by
 from ldpfl.privacy.events import BinaryRelease, GaussianRelease, Release
@@ -85,7 +86,7 @@ class Budget:
     def _check_room(self, request: Request, books: Books, new: Release) -> None:
         charges = books.charges + 1
         if charges > self.policy.rounds:
-            raise request.declined(f"{charges} reports would exceed the policy's rounds = {self.policy.rounds}", Exhausted)
+            raise request.declined(f"{counted(charges, 'report')} would exceed the policy's rounds = {self.policy.rounds}", Exhausted)
         if not request.protected:
             return  # the policy allows it by name; from then on no epsilon is finite, and nothing protected fits
         policy, file = self.policy.lifetime, books.limit

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from scipy.special import bdtr, bdtrc
 
 from ldpfl.errors import DataError, LdpflError
-from ldpfl.files import MAX_ROUNDS_BYTES, check_events, read_text, unique_fields, write_text
+from ldpfl.files import MAX_ROUNDS_BYTES, check_events, read_text, unique_fields, whole_number, write_text
 from ldpfl.privacy.events import UNKNOWN, BinaryRelease, GaussianRelease, PureRelease, Release, RoundEvent, UnprotectedRelease
 from ldpfl.suggestions import did_you_mean
 
@@ -114,7 +114,7 @@ class Ledger:
         """
         try:
             check_events(text)
-            tree = json.loads(text, object_pairs_hook=unique_fields)
+            tree = json.loads(text, parse_int=whole_number, object_pairs_hook=unique_fields)
         except (ValueError, RecursionError) as error:
             raise DataError(f"{origin} is not valid JSON: {error}") from None
         if not isinstance(tree, dict) or tree.get("format") != FORMAT:

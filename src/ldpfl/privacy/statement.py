@@ -145,8 +145,12 @@ def _of_others(groups: Sequence[RoundGroup]) -> list[str]:
 
 
 def _added_or_removed(groups: Sequence[RoundGroup], delta: float, unit: Protected) -> list[str]:
-    """Say what holds locally for the adjacency that other tools for DP-SGD use, where all rounds are of one record, or of one person."""
-    spent = accountant((_as_added(group), group.rounds) for group in groups)
+    """Say what holds locally for a record, or person, that is left out, where all rounds protect such: other tools for DP-SGD count so.
+
+    A ledger does not tell whether a run's only round was one of least squares, whose vectors are longer than half of their distance.
+    """
+    lengthened = sum(group.rounds for group in groups if not group.histograms) <= 1
+    spent = accountant((_as_added(group, lengthened=lengthened), group.rounds) for group in groups)
     if not isinstance(spent, GaussianAccountant) or any(group.release.unit != unit for group in groups):
         return []
     from ldpfl.privacy.accountants.poisson import added_epsilon  # it loads all of dp-accounting
@@ -154,17 +158,21 @@ def _added_or_removed(groups: Sequence[RoundGroup], delta: float, unit: Protecte
     try:
         found = added_epsilon(spent.rounds, delta)
     except Exception as error:  # beside what is proved, which stands
-        return [f"no epsilon of one {unit} added or removed: {_not_computed(error)}"]
-    return [f"one {unit} added or removed, not replaced, as Opacus and others count: epsilon {number(found)} against who sees senders"]
+        return [f"no epsilon of one {unit} left out: {_not_computed(error)}"]
+    return [
+        f"one {unit} left out, its place kept empty and not taken by another, which Opacus and others count: epsilon {number(found)} "
+        "against who sees senders"
+    ]
 
 
-def _as_added(group: RoundGroup) -> Release:
-    """Return the release of ``group`` with twice the mu that it has where a record is added or removed.
+def _as_added(group: RoundGroup, *, lengthened: bool) -> Release:
+    """Return the release of ``group`` with twice the mu that it has where a record is left out.
 
-    Leaving a record out moves a sum of gradients by half of what replacing it may. It moves one-hot counts by 1 / sqrt(2) of that.
+    Leaving a record out moves a sum of gradients by half of what replacing it may. It moves one-hot counts by 1 / sqrt(2) of that, and
+    sums of products by at most 1.34 / 2, which is less.
     """
-    release = group.release
-    return replace(release, mu=release.mu * sqrt(2)) if group.histograms and isinstance(release, GaussianRelease) else release
+    release, longer = group.release, group.histograms or lengthened
+    return replace(release, mu=release.mu * sqrt(2)) if longer and isinstance(release, GaussianRelease) else release
 
 
 _MANY = "one {unit} is protected, not the client that holds it: for m {unit}s of one client together, mu is m times as large"
@@ -394,18 +402,25 @@ def _why_not_shuffled(groups: Sequence[RoundGroup]) -> str:
     return f"no shuffled number: {why}"
 
 
+def _others(cohort: int) -> str:
+    """Return the subject of what is assumed of the other clients of a round, with its verb."""
+    return "the other client is" if cohort - 1 == 1 else f"the other {cohort - 1:,} clients are"
+
+
 def _shuffler(groups: Sequence[RoundGroup]) -> tuple[str, ...]:
     cohort = min(group.cohort for group in groups)
-    others = f"the other {cohort - 1:,} clients are honest, and none of them drops out or colludes"
+    none = "it neither drops out nor colludes" if cohort - 1 == 1 else "none of them drops out or colludes"
+    others = f"{_others(cohort)} honest, and {none}"
     if cohort == 1:
         alone = all(group.cohort == 1 for group in groups)
         others = "there is no other client to hide among"
         others = others if alone else "in some rounds there is no other client to hide among, and in the others those counted are honest"
     if any(group.sampling == "once" for group in groups):
-        others = f"the other {cohort - 1:,} clients are honest, and nobody learns the order in which they take part"
+        others = f"{_others(cohort)} honest, and nobody learns the order in which they take part"
     if any(group.sampling == "secret" for group in groups):
         population = min(group.population for group in groups)
-        others = f"each of the other {population - 1:,} clients is honest and decides for itself; nobody learns who takes part"
+        each = "the other client" if population - 1 == 1 else f"each of the other {population - 1:,} clients"
+        others = f"{each} is honest and decides for itself; nobody learns who takes part"
     linked = max(group.linked for group in groups)
     values = "value" if linked == 1 else f"record of {linked} values"
     shows = f"an ideal shuffler shows how often each {values} was sent for each weight, and nothing else"

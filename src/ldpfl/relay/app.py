@@ -35,6 +35,7 @@ from ldpfl.relay.protocol import (
     RoundStatus,
     SumTerms,
     Terms,
+    TokenStatus,
     round_of,
     run_of,
     share_of,
@@ -44,7 +45,8 @@ from ldpfl.relay.queries import Progress
 from ldpfl.relay.store import RecordsPart, Store, wrong_offset
 from ldpfl.relay.sum_store import append_to, body_of
 from ldpfl.relay.telemetry import CONTENT_TYPE, Metrics, log_fault
-from ldpfl.relay.tokens import Role, Tokens, hashed, is_token, unknown_token
+from ldpfl.relay.tokens import Owner, Role, Tokens, hashed, is_token, unknown_token
+from ldpfl.summing.envelopes import signer_of
 
 _THREADS = 12  # fewer than the store has connections: a request in a thread never waits for one
 _OF_ONE = 4
@@ -71,6 +73,7 @@ def create_app(store: Store, limits: Limits = Limits()) -> ASGIApp:  # noqa: B00
         Route(one_round + "/shares/{upload}", relay.share, methods=["PUT"]),
         Route(one_round + "/records", relay.records, methods=["GET"]),
         Route(one_round + "/records", relay.acknowledge, methods=["DELETE"]),
+        Route("/v1/token", relay.token, methods=["GET"]),
         Route("/health", relay.health, methods=["GET"]),
         Route("/metrics", relay.metrics_text, methods=["GET"]),
     ]
@@ -131,15 +134,15 @@ class _Relay:
         return _progress(progress)
 
     async def share(self, request: Request) -> Response:
-        client = await self._authorised(request, Role.CLIENT)
+        client = await self._owner(request, Role.CLIENT)
         upload, length = (*_round(request), share_of(request.path_params["upload"])), _stated_length(request)
-        await self._call(client, self._store.sums.check, client, *upload, length)
+        expected = await self._call(client.name, self._store.sums.check, client, *upload, length)
         with ExitStack() as stack:
-            stack.enter_context(self._under_way.held(client, length))
+            stack.enter_context(self._under_way.held(client.name, length))
             body = stack.enter_context(body_of(length))
-            await self._collect(client, request, length, body)
+            await self._collect(client.name, request, length, body)
             # From here on it is added up, and its place and its body kept until then, also when who asked has left.
-            adding = self._store.sums.add(client, *upload, body)
+            adding = self._store.sums.add(expected, body)
             work = asyncio.ensure_future(_added(adding, stack.pop_all()))
         await self._finished(work)
         self.metrics.received(length)
@@ -156,6 +159,10 @@ class _Relay:
             received += len(block)
         if received < length:
             raise WrongLength(f"the body has {received} bytes, not the {length} of its Content-Length")
+
+    async def token(self, request: Request) -> Response:
+        key = (await self._owner(request, Role.CLIENT)).signing_key
+        return JSONResponse(TokenStatus(signer=None if key is None else signer_of(key).hex()).model_dump())
 
     async def records(self, request: Request) -> Response:
         owner = await self._authorised(request, Role.AGGREGATOR)
@@ -191,6 +198,9 @@ class _Relay:
 
     async def _authorised(self, request: Request, *roles: Role) -> str:
         """Return the name of who asks, if its role is one of ``roles`` and it does not ask too often."""
+        return (await self._owner(request, *roles)).name
+
+    async def _owner(self, request: Request, *roles: Role) -> Owner:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             raise Unauthenticated("a token is needed: Authorization: Bearer TOKEN", {"WWW-Authenticate": "Bearer"})
@@ -203,7 +213,7 @@ class _Relay:
         self._rate.take(owner.name)
         if owner.role not in roles:
             raise Forbidden(f"this needs the token of {' or '.join(role.value for role in roles)}, not of {owner.role.value}")
-        return owner.name
+        return owner
 
     async def _body(self, request: Request, most: int) -> AsyncIterator[bytes]:
         """Yield the body in blocks; each has to come within the time for a block, which also ends a caller that stalls."""

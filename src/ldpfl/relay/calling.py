@@ -21,6 +21,7 @@ import httpx
 from pydantic import ValidationError
 
 from ldpfl.errors import ConfigError, ProtocolError, RelayRefused, RelayRoundOver, RelayUnreachable
+from ldpfl.number_format import counted
 from ldpfl.relay.protocol import RoundStatus, round_of, run_of
 
 ANSWER_BYTES = 64 * 2**10
@@ -98,7 +99,7 @@ class Tries:
         if self.failures >= self.patience.tries:
             if response is not None and is_worth_a_retry(response):
                 accepted(response)
-            raise RelayUnreachable(f"the relay could not be reached, or took nothing more, {self.failures} times in a row")
+            raise RelayUnreachable(f"the relay could not be reached, or took nothing more, {counted(self.failures, 'time')} in a row")
         self.sleep(self.patience.wait(self.failures, _asked_s(response)))
 
     def progressed(self) -> None:

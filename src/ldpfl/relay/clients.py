@@ -9,15 +9,15 @@ from urllib.parse import quote
 import httpx
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
-from ldpfl.errors import ProtocolError, RelayNotReleased, RelayRefused
+from ldpfl.errors import ProtocolError, RelayNotReleased
+from ldpfl.number_format import counted
 from ldpfl.relay.calling import Caller, Within, accepted, is_worth_a_retry, number_in, path_of, status_of
-from ldpfl.relay.protocol import BLOCK_BYTES, LENGTH, OFFSET, PARTS, RoundStatus, SumTerms, Terms, upload_of
+from ldpfl.relay.protocol import BLOCK_BYTES, LENGTH, OFFSET, PARTS, RoundStatus, SumTerms, Terms, TokenStatus, upload_of
 from ldpfl.relay.uniform_order import PART_BYTES, part_count
 from ldpfl.summing.envelopes import ENVELOPE_BYTES
 from ldpfl.summing.masks import zeros
-
-_NO_RUN, _NO_UPLOAD, _UNKNOWN = "ldpfl-check", "ldpfl-check-0000", 404
 
 
 class RelayClient(Caller):
@@ -32,21 +32,21 @@ class RelayClient(Caller):
         """
         return self._round_status(run, number)
 
-    def check_token(self) -> None:
-        """Return if this is a relay that knows the token as a client's. Nothing is sent but the token.
+    def signer(self) -> str | None:
+        """Return the name of the key by which this client has to sign what it adds to sums; None if its token is for mixed records alone.
+
+        Nothing is sent but the token.
 
         Raises:
-            RelayRefused: it does not know the token (401), or as an aggregator's (403).
+            RelayRefused: the relay does not know the token (401), or as an aggregator's (403).
             RelayUnreachable: no answer.
-            ProtocolError: no relay answers.
+            ProtocolError: what answers is not a relay of this version.
         """
-        if "status" not in self._call("GET", "/health").text:
-            raise ProtocolError("what answers is not a relay of this version: check the URL")
+        answer = self._call("GET", "/v1/token")
         try:
-            self._call("HEAD", f"{path_of(_NO_RUN, 1)}/uploads/{_NO_UPLOAD}")  # only a client may ask for it
-        except RelayRefused as refusal:
-            if refusal.status != _UNKNOWN:
-                raise
+            return TokenStatus.model_validate_json(answer.content).signer
+        except ValidationError:
+            raise ProtocolError("what answers is not a relay of this version: check the URL") from None
 
     def upload(self, run: str, number: int, upload_id: str, blob: bytes, *, within_s: float) -> None:
         """Upload ``blob``, whole records of the round's terms, and return once the relay has all of it on disk.
@@ -84,7 +84,7 @@ class RelayClient(Caller):
 
         Raises:
             RelayRoundOver: the round is over; whether an upload that was cut off by that counted, it does not say.
-            RelayRefused: the relay does not take it, and why.
+            RelayRefused: the relay does not take it, and why; 403 if the token's signing key has not signed it (:meth:`signer`).
             RelayUnreachable: ``within_s`` seconds were not enough.
             ProtocolError: a name that the relay cannot have.
         """
@@ -132,7 +132,7 @@ class RelayAggregator(Caller):
                 why = (
                     "is still open"
                     if status.state == "open"
-                    else f"has {status.uploads} uploads of the {status.terms.min_clients} it waits for"
+                    else f"has {counted(status.uploads or 0, 'upload')} of the {status.terms.min_clients} it waits for"
                 )
                 raise RelayNotReleased(f"round {number} of {run} {why} after {timeout_s:g} seconds; wait longer or cancel it")
             pause = min(max(status.seconds_left, 0.01) if status.state == "open" else poll_s, poll_s, timeout_s - waited)

@@ -155,6 +155,14 @@ class RoundStatus(BaseModel):
         return self
 
 
+class TokenStatus(BaseModel):
+    """What a client is told of its token: the name of the key by which it has to sign what it adds to sums, None if it may add nothing."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    signer: Annotated[str, Field(pattern="^[0-9a-f]{16}$")] | None
+
+
 def run_of(text: str) -> str:
     """Return ``text`` if it can name a run, else refuse."""
     if not _RUN.fullmatch(text):

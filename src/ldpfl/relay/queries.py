@@ -54,7 +54,7 @@ def round_row(connection: Connection, run: str, number: int, *, lock: str | None
         Unknown: there is none.
     """
     if lock is not None:
-        _hold(connection, f"round {number} of {run}", shared=lock == "shared")
+        hold(connection, f"round {number} of {run}", shared=lock == "shared")
     row = connection.execute(select(rounds).where(rounds.c.run == run, rounds.c.round == number)).first()
     if row is None:
         raise Unknown(f"there is no round {number} of {run}")
@@ -80,22 +80,30 @@ def check_own_run(connection: Connection, owner: str, run: str) -> None:
     Raises:
         Forbidden: it has.
     """
-    _hold(connection, f"run {run}")
+    hold(connection, f"run {run}")
     began = connection.scalar(select(rounds.c.owner).where(rounds.c.run == run).limit(1))  # as every other round of it, so one is enough
     if began not in (None, owner):
         raise Forbidden("this run was begun by another aggregator")
 
 
-def _hold(connection: Connection, what: str, *, shared: bool = False) -> None:
+def hold(connection: Connection, what: str, *, shared: bool = False) -> None:
     """Hold ``what`` until the transaction ends, alone or with others that share it.
 
     PostgreSQL serves those who wait for an advisory lock in their order. For a row it lets new sharers in before one who waits for it
     alone, so uploads that never pause would keep a round from being closed. SQLite's writers are alone anyway.
     """
     if not is_sqlite(connection):
-        lock = "pg_advisory_xact_lock_shared" if shared else "pg_advisory_xact_lock"
-        key = "pg_catalog.hashtextextended(CAST(:what AS text), CAST(0 AS bigint))"
-        connection.execute(text(f"SELECT pg_catalog.{lock}({key})"), {"what": what})
+        _lock(connection, "pg_advisory_xact_lock_shared" if shared else "pg_advisory_xact_lock", what)
+
+
+def held_at_once(connection: Connection, what: str) -> bool:
+    """Hold ``what`` alone until the transaction ends, or return False where another transaction holds it."""
+    return is_sqlite(connection) or bool(_lock(connection, "pg_try_advisory_xact_lock", what))
+
+
+def _lock(connection: Connection, function: str, what: str) -> object:
+    key = "pg_catalog.hashtextextended(CAST(:what AS text), CAST(0 AS bigint))"
+    return connection.scalar(text(f"SELECT pg_catalog.{function}({key})"), {"what": what})
 
 
 def check_few_rounds(connection: Connection, owner: str) -> None:

@@ -22,7 +22,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-VERSION = 3
+VERSION = 4
 READ_ONLY = {"sqlite_begin": "DEFERRED"}
 SQLITE = "sqlite"
 SCHEMA = "ldpfl_relay"
@@ -39,6 +39,7 @@ tokens = Table(
     Column("hash", LargeBinary(32), primary_key=True),
     Column("name", String(64), nullable=False),
     Column("role", String(16), nullable=False),
+    Column("signing_key", LargeBinary(32)),  # public half of the key that signs what a client adds to sums; without one it adds nothing
     Column("older", Boolean, nullable=False),  # one that a newer token of the same name is about to replace
     UniqueConstraint("name", "older"),
 )

@@ -45,7 +45,8 @@ def check_place(connection: Connection, shown: str) -> None:
 def _unfit(shown: str, fault: str) -> UnfitStore:
     return UnfitStore(
         f"the store {shown} is not as the relay makes it: {fault}. Take that away, or give the relay an empty place "
-        "(a new file, or a PostgreSQL database of its own; roles are of the whole server), where it makes its tables itself"
+        "(a new file, or a PostgreSQL database of its own; roles are of the whole server), where it makes its tables itself. A store of "
+        "another version of ldpfl looks so, too: let that version end its rounds, then issue the tokens anew in an empty place"
     )
 
 

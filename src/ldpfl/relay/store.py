@@ -40,7 +40,7 @@ from ldpfl.relay.queries import (
     upload_row,
 )
 from ldpfl.relay.schema import blocks, is_sqlite, parts, rounds, uploads
-from ldpfl.relay.sum_store import Sums
+from ldpfl.relay.sum_store import Sums, merge
 from ldpfl.relay.telemetry import log_fault, log_round
 from ldpfl.relay.uniform_order import part_count, scatter
 
@@ -295,6 +295,8 @@ class Store:
             count = first + part_count(complete * kept_bytes(row))
             if index >= count:
                 raise _no_part(row, count)
+            if first:
+                merge(connection, row)
             self._mix(connection, row, complete, range(first, count))
             connection.execute(update(rounds).where(rounds.c.id == row.id).values(state="released", uploads=complete, parts=count))
         self._leftovers.scrub()

@@ -1,9 +1,11 @@
 """The uploads of sum rounds: added up as they come, many in one transaction, and of each one only the envelope is kept.
 
-The running sum lies where mixed records will lie, as the round's first parts, and envelopes lie where uploads do, one block each. So
-release, acknowledgement and deletion are those of all rounds. One row of sums a round is enough for any number of relay processes: a
-batch holds the round's lock alone, and who waits for the lock has a longer batch next time. The same transaction changes the sum and
-the list of who is in it, so a process that is killed leaves each upload in both or in neither.
+What is added can never be taken out again, so who signed an envelope is checked before.
+
+Sums lie where mixed records will lie, as the round's first parts, and envelopes lie where uploads do, one block each. So release,
+acknowledgement and deletion are those of all rounds. Relays that add at the same time each have a partial sum of their own: a batch takes
+the first one that no other process holds, so one process alone has one, and the release adds up what there is. The same transaction
+changes a partial sum and the list of who is in the round, so a process that is killed leaves each upload in both or in neither.
 """
 
 from __future__ import annotations
@@ -17,16 +19,22 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, BinaryIO, cast
 
-from sqlalchemy import Connection, Engine, Row, and_, insert, select, union, update
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from numpy.typing import NDArray
+from sqlalchemy import Connection, Engine, Row, and_, delete, insert, select, union, update
+from sqlalchemy.exc import DBAPIError
 
+from ldpfl.errors import ProtocolError
 from ldpfl.relay.database import reading, store_errors, writing
 from ldpfl.relay.deadlines import Deadlines
-from ldpfl.relay.errors import Conflict, Refusal, RoundOver, WrongLength
+from ldpfl.relay.errors import Conflict, Forbidden, Refusal, RoundOver, WrongLength
 from ldpfl.relay.leftovers import Leftovers
 from ldpfl.relay.protocol import SumTerms
-from ldpfl.relay.queries import round_row, terms_as
+from ldpfl.relay.queries import held_at_once, hold, round_row, terms_as
 from ldpfl.relay.schema import blocks, is_sqlite, parts, rounds, uploads
-from ldpfl.summing.envelopes import ENVELOPE_BYTES
+from ldpfl.relay.tokens import Owner
+from ldpfl.summing.envelopes import ENVELOPE_BYTES, SumBinding, check_signed
 from ldpfl.summing.masks import fold, zeros
 
 _IN_MEMORY_BYTES = 4 * 2**20
@@ -34,6 +42,28 @@ _IN_MEMORY_BYTES = 4 * 2**20
 
 _VACUUMED_BYTES = 64 * 2**20
 """How much of outdated sums PostgreSQL may keep before the relay has it freed."""
+
+_PARTIAL_SUMS = 8
+"""How many batches of a round are added at once, in as many processes; one more waits for one of them."""
+
+_RACED = ("23505", "40P01")
+"""How PostgreSQL says that another transaction has added the same client or envelope, or that two wait for each other."""
+
+
+class _Raced(Exception):
+    """Another process has changed meanwhile who is in the round."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Expected:
+    """An upload that is about to come, and what its envelope must be signed by, and for."""
+
+    client: str
+    run: str
+    number: int
+    upload_id: str
+    signing_key: Ed25519PublicKey
+    binding: SumBinding
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -59,10 +89,11 @@ class Sums:
         self._lock = threading.Lock()
         self._outdated_bytes = 0
 
-    def check(self, client: str, run: str, number: int, upload_id: str, length: int) -> None:
-        """Return if an upload of so many bytes would be taken, or is in the sum already.
+    def check(self, client: Owner, run: str, number: int, upload_id: str, length: int) -> Expected:
+        """Return what an upload of so many bytes has to be to be taken; it may be in the sum already.
 
         Raises:
+            Forbidden: the client's token has no signing key.
             Unknown: there is no such round.
             RoundOver: it takes no uploads any more.
             WrongLength: the upload would not have the length of the round's terms.
@@ -71,31 +102,43 @@ class Sums:
         self._leftovers.check_room()
         with reading(self._engine) as connection:
             row = round_row(connection, run, number)
-            expected = terms_as(row, SumTerms).upload_bytes
-            if length != expected:
-                raise WrongLength(f"an upload has exactly {expected} bytes in this round, not {length}")
-            (outcome,) = self._admit(connection, row, [(client, upload_id)])
+            terms = terms_as(row, SumTerms)
+            if length != terms.upload_bytes:
+                raise WrongLength(f"an upload has exactly {terms.upload_bytes} bytes in this round, not {length}")
+            if client.signing_key is None:
+                raise Forbidden(
+                    f"this token has no signing key for sums: ldpfl relay token renew {client.name} --signing-key KEY gives one"
+                )
+            (outcome,) = self._admit(connection, row, [(client.name, upload_id)])
         if isinstance(outcome, Refusal):
             raise outcome
+        binding = SumBinding(run, number, bytes.fromhex(terms.agreement), terms.dimension, terms.bits)
+        return Expected(client.name, run, number, upload_id, client.signing_key, binding)
 
-    def add(self, client: str, run: str, number: int, upload_id: str, body: BinaryIO) -> Future[None]:
+    def add(self, expected: Expected, body: BinaryIO) -> Future[None]:
         """Have a whole body of the right length added to the sum; the future ends when it is on disk, or refused as by :meth:`check`.
 
         The body must not be closed before.
 
         Raises:
             Refusal: the id is not that of the body's envelope.
+            Forbidden: the envelope names another node than the client, or is not signed by it for this round.
         """
         with store_errors():
             body.seek(-ENVELOPE_BYTES, 2)
             envelope = body.read()
-        if hashlib.sha256(envelope).hexdigest() != upload_id:
+        if hashlib.sha256(envelope).hexdigest() != expected.upload_id:
             raise Refusal("the upload's id is not the SHA-256 of the envelope at the body's end; nothing was stored")
+        try:
+            check_signed(envelope, expected.signing_key, expected.binding)
+        except ProtocolError as error:
+            raise Forbidden(f"{error}; nothing was stored") from None
+        run, number = expected.run, expected.number
         done = Future[None]()
         done.set_running_or_notify_cancel()  # from now on nobody can call it off
         with self._lock:
             waiting = self._waiting.setdefault((run, number), [])
-            waiting.append((Share(client, upload_id, envelope, body), done))
+            waiting.append((Share(expected.client, expected.upload_id, envelope, body), done))
         if len(waiting) == 1:
             self._thread.submit(self._fold_waiting, run, number)
         return done
@@ -122,14 +165,27 @@ class Sums:
 
     def _fold(self, run: str, number: int, shares: list[Share]) -> list[Refusal | bool]:
         """Add those of ``shares`` that the round takes, all in one transaction; return what :meth:`_admit` says of each."""
+        try:
+            return self._fold_beside(run, number, shares, lock="shared")
+        except _Raced:
+            return self._fold_beside(run, number, shares, lock="exclusive")
+
+    def _fold_beside(self, run: str, number: int, shares: list[Share], *, lock: str) -> list[Refusal | bool]:
+        """Do it beside others who share the ``lock``.
+
+        Raises:
+            _Raced: one of them has added the same client or envelope, or filled the round; nothing was stored.
+        """
         with writing(self._engine) as connection:
-            row = round_row(connection, run, number, lock="exclusive")
+            row = round_row(connection, run, number, lock=lock)
             outcomes = self._admit(connection, row, [(share.client, share.upload_id) for share in shares])
             new = [share for share, outcome in zip(shares, outcomes, strict=True) if outcome is True]
             if new:
                 _keep_envelopes(connection, row, new)
                 self._outdated_bytes += _add_up(connection, row, new)
-                connection.execute(update(rounds).where(rounds.c.id == row.id).values(uploads=row.uploads + len(new)))
+                counted = update(rounds).where(rounds.c.id == row.id, rounds.c.uploads + len(new) <= row.max_uploads)
+                if connection.execute(counted.values(uploads=rounds.c.uploads + len(new))).rowcount != 1:
+                    raise _Raced
         return outcomes
 
     def _admit(self, connection: Connection, row: Row[Any], askers: list[tuple[str, str]]) -> list[Refusal | bool]:
@@ -186,27 +242,60 @@ def _present(connection: Connection, row: Row[Any], askers: list[tuple[str, str]
 
 
 def _keep_envelopes(connection: Connection, row: Row[Any], new: list[Share]) -> None:
+    new = sorted(new, key=lambda share: share.client)  # so that no two transactions with the same clients wait for each other
     rows = [{"round_id": row.id, "client": share.client, "upload_id": share.upload_id, "received": ENVELOPE_BYTES} for share in new]
-    made = connection.scalars(insert(uploads).returning(uploads.c.id, sort_by_parameter_order=True), rows).all()
+    try:
+        made = connection.scalars(insert(uploads).returning(uploads.c.id, sort_by_parameter_order=True), rows).all()
+    except DBAPIError as error:
+        if getattr(error.orig, "sqlstate", None) in _RACED:
+            raise _Raced from None
+        raise
     kept = [{"upload": upload, "start": 0, "data": share.envelope} for upload, share in zip(made, new, strict=True)]
     connection.execute(insert(blocks), kept)
 
 
 def _add_up(connection: Connection, row: Row[Any], new: list[Share]) -> int:
-    """Add the masked vectors of ``new`` to the round's sum, a part at a time; return how many bytes were written over."""
+    """Add the masked vectors of ``new`` to a partial sum, a part at a time; return how many bytes were written over."""
     terms, outdated = terms_as(row, SumTerms), 0
-    for number, place in enumerate(terms.sum_parts()):
-        here = and_(parts.c.round_id == row.id, parts.c.number == number)
-        held = connection.scalar(select(parts.c.data).where(here))
+    places = terms.sum_parts()
+    first = len(places) * _free_partial_sum(connection, row)
+    for number, place in enumerate(places, start=first):
         length = place.stop - place.start
         total = zeros(length * 8 // terms.bits, terms.bits)
         for share in new:
             share.body.seek(place.start)
             fold(total, share.body.read(length))
-        if held is None:
-            connection.execute(insert(parts).values(round_id=row.id, number=number, data=total.tobytes()))
-        else:
-            fold(total, held)
-            connection.execute(update(parts).where(here).values(data=total.tobytes()))
-            outdated += length
+        outdated += _fold_into(connection, row, number, total)
     return outdated
+
+
+def merge(connection: Connection, row: Row[Any]) -> None:
+    """Add up the partial sums of a round that is held alone, a part at a time; what is left is its first parts."""
+    terms = terms_as(row, SumTerms)
+    here, count = parts.c.round_id == row.id, len(terms.sum_parts())
+    for number in connection.scalars(select(parts.c.number).where(here, parts.c.number >= count)).all():
+        data = connection.scalars(delete(parts).where(here, parts.c.number == number).returning(parts.c.data)).one()
+        total = zeros(len(data) * 8 // terms.bits, terms.bits)
+        fold(total, data)
+        _fold_into(connection, row, number % count, total)
+
+
+def _fold_into(connection: Connection, row: Row[Any], number: int, total: NDArray[np.unsignedinteger]) -> int:
+    """Add ``total``, which is changed, to a part of a sum, which may not be there yet; return how many bytes were written over."""
+    here = and_(parts.c.round_id == row.id, parts.c.number == number)
+    held = connection.scalar(select(parts.c.data).where(here))
+    if held is None:
+        connection.execute(insert(parts).values(round_id=row.id, number=number, data=total.tobytes()))
+        return 0
+    fold(total, held)
+    connection.execute(update(parts).where(here).values(data=total.tobytes()))
+    return total.nbytes
+
+
+def _free_partial_sum(connection: Connection, row: Row[Any]) -> int:
+    """Return the number of a partial sum that this transaction holds alone from now on."""
+    for number in range(_PARTIAL_SUMS - 1):
+        if held_at_once(connection, f"partial sum {number} of round {row.round} of {row.run}"):
+            return number
+    hold(connection, f"the last partial sum of round {row.round} of {row.run}")
+    return _PARTIAL_SUMS - 1

@@ -1,4 +1,7 @@
-"""Bearer tokens of clients and aggregators: 256 random bits, of which the store keeps only a hash. Which role may do what, ``app`` says."""
+"""Bearer tokens of clients and aggregators: 256 random bits, of which the store keeps only a hash. Which role may do what, ``app`` says.
+
+A client's token says by which key the client signs what it adds to sums, so that it can add nothing in another one's name.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,10 @@ import re
 import secrets
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
-from sqlalchemy import Engine, delete, func, insert, select, update
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from sqlalchemy import Connection, Engine, Row, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from ldpfl.errors import ConfigError
@@ -32,12 +37,14 @@ class Owner:
     """Who a token belongs to.
 
     Attributes:
-        renewed: whether an older token works beside the newest one. Whoever has two is still one client, which uploads once a round.
+        signing_key: public half of the key by which a client signs what it adds to sums; None if it may only send mixed records.
+        older: whether a newer token works beside this one. Whoever has two is still one client, which uploads once a round.
     """
 
     name: str
     role: Role
-    renewed: bool = False
+    signing_key: Ed25519PublicKey | None = None
+    older: bool = False
 
 
 class Tokens:
@@ -46,29 +53,35 @@ class Tokens:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def add(self, name: str, role: Role) -> str:
+    def add(self, name: str, role: Role, signing_key: Ed25519PublicKey | None = None) -> str:
         """Make a token for ``name`` and return it: the only time that it can be read.
 
+        Args:
+            signing_key: public half of the client's key for sums; without one the token is for mixed records alone.
+
         Raises:
-            ConfigError: the name is not allowed or has a token.
+            ConfigError: the name is not allowed or has a token; or the key is another client's, or an aggregator's.
             StoreUnavailable, StoreFull: the store does not take it.
         """
         token = secrets.token_urlsafe(32)
         with store_errors():
             try:
                 with self._engine.begin() as connection:
-                    connection.execute(insert(tokens).values(_row(token, owner_of(name), role.value)))
+                    _insert(connection, token, Owner(owner_of(name), role, signing_key))
             except IntegrityError:
                 raise ConfigError(
                     f"{name} has a token already: give it a second one (ldpfl relay token renew {name}), or revoke that one"
                 ) from None
         return token
 
-    def renew(self, name: str) -> str:
+    def renew(self, name: str, signing_key: Ed25519PublicKey | None = None) -> str:
         """Make a second token for ``name`` and return it. The one before works until it is revoked, so that nothing breaks off.
 
+        Args:
+            signing_key: for the second token, as for :meth:`add`; left out, it is that of the first one.
+
         Raises:
-            ConfigError: there is no token, or there are two already.
+            ConfigError: there is no token, or there are two already; or the key is another client's, or an aggregator's.
             StoreUnavailable, StoreFull: the store does not take it.
         """
         token = secrets.token_urlsafe(32)
@@ -76,11 +89,12 @@ class Tokens:
         with store_errors():
             try:
                 with self._engine.begin() as connection:
-                    role = connection.scalar(select(tokens.c.role).where(known, tokens.c.older.is_(False)))
-                    if role is None:
+                    row = connection.execute(select(tokens).where(known, tokens.c.older.is_(False))).first()
+                    if row is None:
                         raise _no_token(name)
+                    before = _owner(row)
                     connection.execute(update(tokens).where(known).values(older=True))  # the older of two would collide
-                    connection.execute(insert(tokens).values(_row(token, name, role)))
+                    _insert(connection, token, Owner(name, before.role, signing_key or before.signing_key))
             except IntegrityError:
                 raise ConfigError(
                     f"{name} has two tokens already: revoke the older one first (ldpfl relay token revoke {name} --older)"
@@ -88,14 +102,14 @@ class Tokens:
         return token
 
     def all(self) -> list[Owner]:
-        """Return who has a token, by name.
+        """Return the owner of each token, by name; of two tokens of a name the older one is the second.
 
         Raises:
             StoreUnavailable: the store does not answer.
         """
-        known = select(tokens.c.name, tokens.c.role, func.count()).group_by(tokens.c.name, tokens.c.role).order_by(tokens.c.name)
+        known = select(tokens).order_by(tokens.c.name, tokens.c.older)
         with store_errors(), self._engine.connect().execution_options(**READ_ONLY) as connection:
-            return [Owner(name, Role(role), count > 1) for name, role, count in connection.execute(known)]
+            return [_owner(row) for row in connection.execute(known)]
 
     def revoke(self, name: str, *, older: bool = False) -> None:
         """Take all tokens of ``name`` away, from its next request on; or only the ``older`` one of two.
@@ -118,14 +132,29 @@ class Tokens:
         """
         if is_token(token):
             with store_errors(), self._engine.connect().execution_options(**READ_ONLY) as connection:
-                row = connection.execute(select(tokens.c.name, tokens.c.role).where(tokens.c.hash == hashed(token))).first()
+                row = connection.execute(select(tokens).where(tokens.c.hash == hashed(token))).first()
             if row is not None:
-                return Owner(row.name, Role(row.role))
+                return _owner(row)
         raise unknown_token()
 
 
-def _row(token: str, name: str, role: str) -> dict[str, object]:
-    return {"hash": hashed(token), "name": name, "role": role, "older": False}
+def _insert(connection: Connection, token: str, owner: Owner) -> None:
+    """Store a token. A signing key is one client's alone: in a sum with two of one key, the aggregator would take one for a forgery."""
+    key = owner.signing_key
+    if key is not None:
+        if owner.role is not Role.CLIENT:
+            raise ConfigError("an aggregator adds to no sum, so its token has no signing key: leave the key out")
+        others = select(tokens.c.name).where(tokens.c.signing_key == key.public_bytes_raw(), tokens.c.name != owner.name)
+        other = connection.scalar(others.limit(1))
+        if other is not None:
+            raise ConfigError(f"this signing key is that of {other}: each client has one of its own (ldpfl deploy node-key)")
+    values = {"hash": hashed(token), "name": owner.name, "role": owner.role.value, "older": False}
+    connection.execute(insert(tokens).values(**values, signing_key=None if key is None else key.public_bytes_raw()))
+
+
+def _owner(row: Row[Any]) -> Owner:
+    key = row.signing_key
+    return Owner(row.name, Role(row.role), None if key is None else Ed25519PublicKey.from_public_bytes(key), row.older)
 
 
 def _no_token(name: str) -> ConfigError:

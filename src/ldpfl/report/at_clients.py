@@ -36,7 +36,19 @@ def figure_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
 def confusion_rows(result: Mapping[str, Any]) -> list[list[str]]:
     """Return the cells of the confusion matrix, a row for each class as it was observed; none where there is no matrix."""
     matrix = result["at_clients"][-1].get("confusion", []) if result.get("at_clients") else []
-    return [[str(place), *(f"{count:,.0f}" for count in row)] for place, row in enumerate(matrix)]
+    names = _class_names(result, len(matrix))
+    return [[name, *(f"{count:,.0f}" for count in row)] for name, row in zip(names, matrix, strict=True)]
+
+
+def confusion_columns(result: Mapping[str, Any]) -> list[str]:
+    """Return the headings of the confusion matrix, a column for each class that the model says."""
+    rows = confusion_rows(result)
+    return ["", *(row[0] for row in rows)] if rows else []
+
+
+def _class_names(result: Mapping[str, Any], count: int) -> list[str]:
+    named = list(result.get("classes", ()))
+    return named if len(named) == count else [str(place) for place in range(count)]
 
 
 def confusion_said(result: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from rich.text import Text
 from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.experiments.sweep_rows import Row, frontier
 from ldpfl.judging import COMMONEST
-from ldpfl.number_format import number
+from ldpfl.number_format import counted, number
 from ldpfl.privacy.guarantee import AUTHORS_CLAIM
 from ldpfl.report import at_clients
 from ldpfl.report.fitted_table import Column, FittedTable
@@ -85,13 +85,18 @@ def quality_tables(result: dict[str, Any]) -> list[Table]:
         said = filter(None, (event_of(result), untold_labels(result), intervals, POOLED if result.get("pooled_scores") else ""))
         caption = " ".join(said)
         tables.append(_of_cells("figures on test rows", figure_columns(result), figure_rows(result), caption))
-    if result.get("at_clients"):
-        tables.append(_of_cells("measured at clients", at_clients.COLUMNS, list(at_clients.figure_rows(result)), at_clients.said(result)))
+    tables += at_clients_tables(result)
     if result.get("sites"):
         rows, more = site_rows(result), max(0, len(result["sites"]) - _MOST_SITES)
-        caption = f"and {more:,} clients more, in result.json and report.html" if more else ""
+        caption = f"and {counted(more, 'client')} more, in result.json and report.html" if more else ""
         tables.append(_of_cells("by client, the worst first", site_columns(result), rows[:_MOST_SITES], caption))
     return tables
+
+
+def at_clients_tables(result: dict[str, Any]) -> list[Table]:
+    """Return the table of what clients measured; none where they measured nothing."""
+    rows = list(at_clients.figure_rows(result))
+    return [_of_cells("measured at clients", at_clients.COLUMNS, rows, at_clients.said(result))] if rows else []
 
 
 POOLED = "Pooled: a regression on all rows together, which nobody could make outside of a simulation."

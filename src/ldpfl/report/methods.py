@@ -11,7 +11,7 @@ from ldpfl.errors import printable
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import Kind
 from ldpfl.importing import public_name
-from ldpfl.number_format import number
+from ldpfl.number_format import counted, number
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.events import OURS, BinaryRelease, GaussianRelease, PureRelease, RoundEvent, UnprotectedRelease
 from ldpfl.privacy.guarantee import AUTHORS_CLAIM, Guarantee, Statement
@@ -78,7 +78,7 @@ def _training(config: RunConfig, result: Mapping[str, Any], ledger: Ledger, kind
     version = result.get("versions", {}).get("ldpfl", ldpfl.__version__)
     model = "A model" if kind is Kind.OWN_APP else f"A model ({printable(public_name(config.model.name).rpartition(':')[2])})"
     clients = max((event.population for event in ledger.events), default=result["clients"])
-    sizes = f"in {result['rounds']:,} rounds with {clients:,} clients"
+    sizes = f"in {counted(result['rounds'], 'round')} with {counted(clients, 'client')}"
     how = f"{model} was trained by federated learning {sizes}, with ldpfl {printable(version)}"
     if kind.on_flower:
         yield f"{how} on Flower."
@@ -90,7 +90,8 @@ def _data(config: RunConfig, result: Mapping[str, Any], statement: Statement) ->
     records, built_in = result.get("records"), not (config.data.brought or config.data.at_nodes)
     if isinstance(records, int) and (statement.protected != "client" or built_in):
         what = "persons" if statement.protected == "person" else "records"
-        yield f"The clients held {records:,} training {what} in all; the numbers of clients and of {what} count as public."
+        about = "about " if config.data.at_nodes else ""  # stated beforehand, and counted nowhere
+        yield f"The clients held {about}{records:,} training {what} in all; the numbers of clients and of {what} count as public."
     else:
         yield "The number of clients counts as public."
 

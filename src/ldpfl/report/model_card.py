@@ -11,6 +11,7 @@ from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.model_file import ModelFile
 from ldpfl.experiments.public_figures import public_caveats, scores_are_public
 from ldpfl.importing import GIVEN, PRETRAINED, is_code, is_pretrained, public_name
+from ldpfl.number_format import counted
 from ldpfl.privacy.guarantee import Statement
 from ldpfl.report.methods import citation
 from ldpfl.report.privacy import guarantee_rows
@@ -38,7 +39,7 @@ def model_card(
     """
     sections = (
         ("", _head(config, encoder)),
-        ("What it was trained on", _data(config, described, encoder)),
+        ("What it was trained on", _data(config, described, encoder, result["rounds"])),
         ("What is guaranteed", _guarantee(config, statement)),
         ("Limits", _limits(config, encoder, statement, result)),
         ("How to use it", _use(described, encoder)),
@@ -69,9 +70,10 @@ def _head(config: RunConfig, encoder: Encoder | None) -> Iterator[str]:
         yield f"\n{_text(config.description)}\n"
 
 
-def _data(config: RunConfig, described: ModelFile, encoder: Encoder | None) -> Iterator[str]:
+def _data(config: RunConfig, described: ModelFile, encoder: Encoder | None, rounds: int) -> Iterator[str]:
     of = "rows that stayed with their owners" if config.data.brought or config.data.at_nodes else f"the data set `{config.data.name}`"
-    yield f"Trained on {of}: {config.clients.count:,} clients, {config.training.rounds:,} rounds, mechanism `{config.mechanism.name}`.\n"
+    sizes = f"{counted(config.clients.count, 'client')}, {counted(rounds, 'round')}"
+    yield f"Trained on {of}: {sizes}, mechanism `{config.mechanism.name}`.\n"
     if encoder is None:
         shape = "" if described.shape is None else f" A sample has the shape {described.shape}."
         yield f"{shape.strip()}\n" if shape else ""

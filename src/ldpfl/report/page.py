@@ -18,7 +18,7 @@ from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.files import from_json_lines, read_text
 from ldpfl.importing import public_name
 from ldpfl.judging import COMMONEST
-from ldpfl.number_format import number
+from ldpfl.number_format import counted, number
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.guarantee import Statement, worth_of
 from ldpfl.privacy.statement import account, run_epsilon
@@ -162,7 +162,7 @@ def _sentence(config: RunConfig, result: dict[str, Any], kind: Kind) -> str:
         what = f"An {kind}{scored}"
     cohort = result["clients_per_round"]
     part = "" if cohort == result["clients"] else f", {cohort:,} a round"
-    return f"{what} after {result['rounds']:,} rounds with {result['clients']:,} clients{part}, by {result['mechanism']}."
+    return f"{what} after {counted(result['rounds'], 'round')} with {counted(result['clients'], 'client')}{part}, by {result['mechanism']}."
 
 
 def _figures(result: dict[str, Any], statement: Statement) -> Iterator[_Figure]:
@@ -210,7 +210,7 @@ def _measuring(ledger: Ledger, rounds: int) -> str:
     """Return which rounds measured columns, before the first one of training; nothing where none did."""
     measured = ledger.measured
     judged = sum(event.histograms for event in ledger.events) - measured
-    said = [f"{measured} rounds of measuring, then {rounds} of training."] if measured else []
+    said = [f"{counted(measured, 'round')} of measuring, then {rounds} of training."] if measured else []
     said += [f"{judged} of what is charged are measurements of the model at clients."] if judged else []
     return " ".join(said)
 
@@ -228,6 +228,7 @@ def _quality(result: dict[str, Any]) -> dict[str, Any]:
         "at_clients_columns": at_clients.COLUMNS,
         "at_clients_rows": list(at_clients.figure_rows(result)),
         "confusion": at_clients.confusion_rows(result),
+        "confusion_columns": at_clients.confusion_columns(result),
         "confusion_said": at_clients.confusion_said(result),
         "bins": list(at_clients.bin_rows(result)),
         "sites": site_rows(result),
@@ -287,7 +288,7 @@ def _share(value: float | None) -> str:
 def _environment(config: RunConfig, result: dict[str, Any], kind: Kind, ledger: Ledger) -> Iterator[tuple[str, str]]:
     if kind.on_flower:
         yield "run by", f"{kind}, whose config is at the end; clients trained on machines of their own"
-        yield "nodes", f"{result['clients']:,}, of which none was asked in more than {ledger.events[-1].joined:,} rounds"
+        yield "nodes", f"{result['clients']:,}, of which none was asked in more than {counted(ledger.events[-1].joined, 'round')}"
         yield "reports", "in the replies" if ledger.events[-1].channel == "direct" else "sealed, over the relay"
     if not result.get("seed_is_secret"):
         yield "seed", str(result["seed"])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from decimal import ROUND_CEILING, ROUND_FLOOR
-from math import ceil, floor, isfinite
+from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
@@ -20,7 +20,6 @@ from ldpfl.shown import look
 if TYPE_CHECKING:
     from ldpfl.attacks.canary import RunAudit
     from ldpfl.auditing import MechanismAudit
-    from ldpfl.verifying.verdicts import Verdict
 
 CLAIM = "paper's claim"
 """Status of what a paper says and what does not hold."""
@@ -113,28 +112,6 @@ def _legend(guarantees: list[dict[str, Any]]) -> Iterator[str]:
         yield _SCHEDULE
     for claim in {row["source"]: None for row in guarantees if row["status"] == "claimed" and row["source"]}:
         yield f"struck out, for it does not hold: {printable(claim)}"  # of a ledger, which may be somebody else's
-
-
-def certificate_table(run: str, found: Sequence[Verdict]) -> Table:
-    """Return the table of what a second opinion says of the lines of a certificate."""
-    table = Table(title=Text(f"certificate of {run}"), title_justify="left")
-    for heading in ("protected", "trusted"):
-        table.add_column(heading)
-    for heading in ("stated", "second opinion"):
-        table.add_column(heading, justify="right")
-    table.add_column("")
-    for verdict in found:
-        line = verdict.line
-        second = "-" if verdict.second is None else number(verdict.second if isfinite(verdict.second) else "infinity")
-        what = f"{line.protects}, pure" if line.delta == 0 else f"{line.protects}, delta {line.delta:g}"
-        status = Text(verdict.status, style=_VERDICTS[verdict.status])
-        table.add_row(what, TRUSTED[line.trusted], number(line.epsilon), second, status)
-    table.caption = "\n".join(dict.fromkeys(f"{TRUSTED[verdict.line.trusted]}: {verdict.why}" for verdict in found))
-    table.caption_justify = "left"
-    return table
-
-
-_VERDICTS = {"confirmed": "green", "nearly": "yellow", "not confirmed": "bold red", "not checked": "yellow", AUTHORS_CLAIM: "yellow"}
 
 
 def plan_table(plan: dict[str, Any]) -> Table:

@@ -62,6 +62,7 @@ def tidy(reproduction: Reproduction, sweep: SweepConfig, found: Sequence[Reached
                 "protects": row.privacy.get("protected") if row else None,
                 "bytes_a_client_and_round": row.bytes_per_client if row else None,
                 "state": _state(one),
+                "changed": reproduction.changed or None,
             }
         )
     return lines
@@ -95,7 +96,7 @@ def reproduction_table(reproduction: Reproduction, sweep: SweepConfig, found: Se
     ]
     said = "claimed: epsilon as the paper counts it; holds: the smallest that is proved of all that a client, or one record of it, sends"
     reasons = dict.fromkeys(f"{one.variant} {_state(one)}" for one in found if _gave_up(one))
-    caption = "\n".join(filter(None, [said, *reasons, reproduction.differs]))
+    caption = "\n".join(filter(None, [said, *reasons, reproduction.differs, reproduction.changes_said]))
     return FittedTable(f"{reproduction.source}: {reproduction.title}", columns, caption)
 
 
@@ -114,7 +115,8 @@ def draw_reproduction(path: Path, reproduction: Reproduction, sweep: SweepConfig
     with figure_file(path, "svg", (7.2, height)) as figure:
         axes = figure.subplots()
         _draw_lines(axes, str(axis), reproduction, sweep, found) if numbers else _draw_bars(axes, reproduction, found)
-        axes.set_title(literal(f"{reproduction.source}: {reproduction.title}"), fontsize=10)
+        title = "\n".join(filter(None, [f"{reproduction.source}: {reproduction.title}", reproduction.changes_said]))
+        axes.set_title(literal(title), fontsize=10)
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(loc="best", fontsize=8)

@@ -10,6 +10,7 @@ from ldpfl.judging import COMMONEST, MACRO_F1, MEASURED_AT_CLIENTS, OBSERVED, PP
 from ldpfl.tasks import ACCURACY
 
 _SHARES = (ACCURACY, COMMONEST, PREDICTED, OBSERVED)
+_MOST_NAMED = 10
 _SHARES_AT = (SENSITIVITY, SPECIFICITY, PPV)
 
 
@@ -52,9 +53,10 @@ def cost(metric: str, without: float, score: float, what: str = "noise") -> str:
 
 
 def event_of(result: Mapping[str, Any]) -> str:
-    """Return what counts as the event, and how often it occurs, in a sentence; nothing where there are not two classes."""
+    """Return what counts as the event, and how often it occurs, in a sentence; of more classes than two their names, if they have any."""
     if result.get("event") is None:
-        return ""
+        names = list(result.get("classes", ()))
+        return f"The classes are {', '.join(names[:_MOST_NAMED])}{', ...' * (len(names) > _MOST_NAMED)}." if names else ""
     share = shown(OBSERVED, result["scores"].get(OBSERVED))
     return f"The event is {result['event']!r}, the second class: {share} of {result['test_rows']:,} test rows."
 

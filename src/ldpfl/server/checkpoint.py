@@ -15,6 +15,7 @@ from torch import Tensor
 from ldpfl.errors import DataError, LdpflError
 from ldpfl.files import check_parts, check_regular, replace_atomically, writing
 from ldpfl.privacy import Ledger
+from ldpfl.quantities import MAX_ROUNDS
 from ldpfl.randomness import WORDS
 from ldpfl.ranges import LayerRanges
 from ldpfl.server.round_log import Extent, extend_log, is_begun_by, log_path, read_log
@@ -102,7 +103,7 @@ class Checkpoint:
             ranges = LayerRanges(tensors["center"], tensors["radius"], sizes)
             history, ledger = read_log(log_path(path), Extent.from_json(metadata[_LOG]))
             origin, words = metadata["origin"], metadata.get("words", "")
-            state = ServerState(int(metadata["round"]), tensors["weights"], ranges, **{name: tensors.get(name) for name in _CARRIED})
+            state = ServerState(_round_in(metadata), tensors["weights"], ranges, **{name: tensors.get(name) for name in _CARRIED})
             memory = {name.removeprefix(_MEMORY): rows for name, rows in tensors.items() if name.startswith(_MEMORY)}
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError, LdpflError) as error:
             raise DataError(f"checkpoint {path} is damaged: {str(error)[:_SHOWN]}") from error
@@ -130,6 +131,13 @@ def _listed(metadata: Mapping[str, str], name: str) -> list[Any]:
     if not isinstance(found, list):
         raise ValueError(f"its {name} are no list")
     return found
+
+
+def _round_in(metadata: Mapping[str, str]) -> int:
+    number = int(metadata["round"])
+    if not 0 <= number <= MAX_ROUNDS:
+        raise ValueError(f"its round is none from 0 to {MAX_ROUNDS:,}")
+    return number
 
 
 def _check_headers(found: Mapping[str, tuple[str, list[int]]], sizes: Sequence[Any]) -> None:

@@ -1,5 +1,7 @@
 """The metrics and the privacy events of all rounds, a line each, in a file beside the checkpoint.
 
+What clients measured after a round has a line of its own: on Flower it comes after the round's line is written.
+
 The file only grows, so that a late round costs no more to write than an early one. A checkpoint says how much of the file belongs to it
 (:class:`Extent`). What follows was written by a process that was killed before it wrote the next checkpoint, and is cut off.
 """
@@ -7,21 +9,34 @@ The file only grows, so that a late round costs no more to write than an early o
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from hashlib import sha256
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from ldpfl.errors import ConfigError
 from ldpfl.few import MAX_NAMES
-from ldpfl.files import MAX_LINE_BYTES, MAX_METRICS_BYTES, MAX_ROUNDS_BYTES, append_text, check_parts, read_text, write_text
+from ldpfl.files import MAX_LINE_BYTES, MAX_METRICS_BYTES, MAX_ROUNDS_BYTES, append_text, check_parts, from_json, read_text, write_text
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.events import Release, RoundEvent
-from ldpfl.quantities import MAX_ROUNDS
+from ldpfl.quantities import MAX_COUNT, MAX_ROUNDS
 from ldpfl.server.round_metrics import RoundMetrics
+
+_MEASURED_AFTER = "measured_after"
+
+
+class _AtClients(BaseModel):
+    """What clients measured after a round."""
+
+    sums: Annotated[list[float], Field(fail_fast=True)]
+    noise: float
+    records: Annotated[int, Field(ge=1, le=MAX_COUNT)]
+
 
 _METRICS = TypeAdapter(RoundMetrics)
 _MAX_BYTES = MAX_METRICS_BYTES + MAX_ROUNDS_BYTES
@@ -35,13 +50,15 @@ class Extent:
 
     Attributes:
         metrics: number of lines that are a round's metrics.
+        measured: number of lines that hold what clients measured after a round.
         events: number of lines that are a privacy event.
         size: bytes of all these lines.
         digest: a hash of all these lines. It finds accidents, and no forger.
-        last: a hash of the last metrics and the last event, by which a process knows that it wrote all lines before.
+        last: a hash of the last line of each sort, by which a process knows that it wrote all lines before.
     """
 
     metrics: int
+    measured: int
     events: int
     size: int
     digest: str
@@ -56,7 +73,7 @@ class Extent:
         """
         check_parts(text)
         found = cls(**json.loads(text))
-        numbers = (found.metrics, found.events, found.size)
+        numbers = (found.metrics, found.measured, found.events, found.size)
         if not all(type(number) is int and 0 <= number <= _MAX_BYTES for number in numbers):
             raise ValueError(f"its log has between 0 and {_MAX_BYTES:,} bytes")
         return found
@@ -69,10 +86,11 @@ def log_path(checkpoint: Path) -> Path:
 
 def is_begun_by(extent: Extent, path: Path, history: Sequence[RoundMetrics], ledger: Ledger) -> bool:
     """Whether ``history`` and ``ledger`` go on from the lines of ``extent`` in the log at ``path``."""
-    if extent.metrics > len(history) or extent.events > len(ledger.events):
+    measured = _measured(history)
+    if extent.metrics > len(history) or extent.measured > len(measured) or extent.events > len(ledger.events):
         return False
     whole = path.is_file() and path.stat().st_size >= extent.size
-    return whole and _last(history[: extent.metrics][-1:], ledger.lines[: extent.events][-1:]) == extent.last
+    return whole and _last(history[: extent.metrics], measured[: extent.measured], ledger.lines[: extent.events]) == extent.last
 
 
 def extend_log(path: Path, before: Extent | None, history: Sequence[RoundMetrics], ledger: Ledger) -> Extent:
@@ -83,15 +101,16 @@ def extend_log(path: Path, before: Extent | None, history: Sequence[RoundMetrics
     Raises:
         WriteError: the system refuses it.
     """
-    start = before or Extent(0, 0, 0, "", "")
-    lines = [*map(_line, history[start.metrics :]), *ledger.lines[start.events :]]
+    start, measured = before or Extent(0, 0, 0, 0, "", ""), _measured(history)
+    lines = [*map(_line, history[start.metrics :]), *map(_figures_line, measured[start.measured :]), *ledger.lines[start.events :]]
     text = "".join(f"{line}\n" for line in lines)
     if before is None:
         write_text(path, text)
     elif text:
         append_text(path, text, before.size)
-    last = _last(history[-1:], ledger.lines[-1:])
-    return Extent(len(history), len(ledger.events), start.size + len(text), reduce(_chained, lines, start.digest), last)
+    last = _last(history, measured, ledger.lines)
+    size, digest = start.size + len(text), reduce(_chained, lines, start.digest)
+    return Extent(len(history), len(measured), len(ledger.events), size, digest, last)
 
 
 def read_log(path: Path, extent: Extent) -> tuple[tuple[RoundMetrics, ...], Ledger]:
@@ -102,24 +121,50 @@ def read_log(path: Path, extent: Extent) -> tuple[tuple[RoundMetrics, ...], Ledg
     """
     text = read_text(path, _MAX_BYTES, extent.size)
     check_parts(text)
+    if (more := _rounds_behind(path, extent)) > 1:  # of a process that was killed there is one at most
+        raise ValueError(f"{path.name} beside it has {more:,} more rounds, so it was put back to an earlier one: put back the latest one")
     lines = text.split("\n")[:-1]
-    if len(lines) != extent.metrics + extent.events or reduce(_chained, lines, "") != extent.digest:
+    if len(lines) != extent.metrics + extent.measured + extent.events or reduce(_chained, lines, "") != extent.digest:
         raise ValueError(f"{path.name} beside it was changed, or is another run's")
-    history, events = [], []
-    for line in lines:
-        if len(line) > MAX_LINE_BYTES:
-            raise ValueError(f"a line of {path.name} has {len(line):,} characters, expected at most {MAX_LINE_BYTES:,}")
-        entry = json.loads(line)
-        if "release" in entry:
-            events.append(line)
-        else:
-            history.append(_metrics_in(line))
+    history, events = list[RoundMetrics](), []
+    for number, line in enumerate(lines, start=1):
+        try:
+            if len(line) > MAX_LINE_BYTES:
+                raise ValueError(f"{len(line):,} characters, expected at most {MAX_LINE_BYTES:,}")
+            entry = from_json(line)
+            if not isinstance(entry, dict):
+                raise ValueError("expected an object")
+            if "release" in entry:
+                events.append(line)
+            elif _MEASURED_AFTER in entry:
+                place = _round_of(history, entry[_MEASURED_AFTER])
+                history[place] = _metrics_in(json.dumps({**asdict(history[place]), "at_clients": entry.get("at_clients")}))
+            else:
+                history.append(_metrics_in(line))
+        except ValueError as error:
+            raise ValueError(f"{path.name} beside it, line {number:,}: {error}") from None
     return tuple(history), Ledger.from_lines(events, "its ledger")
+
+
+def _rounds_behind(path: Path, extent: Extent) -> int:
+    """Return how many rounds the log at ``path`` has behind the lines of ``extent``."""
+    with path.open("rb") as file:
+        file.seek(extent.size)
+        return len(_ROUND.findall(file.read()))
+
+
+_ROUND = re.compile(rb'^\{"round": \d+, "score": ', re.MULTILINE)
+"""How the line of a round's metrics begins."""
 
 
 def _metrics_in(line: str) -> RoundMetrics:
     try:
-        return _METRICS.validate_json(line, strict=True)
+        found = _METRICS.validate_json(line, strict=True)
+        if not all(0 <= count <= MAX_COUNT for count in (found.round, found.clients, found.uplink_bytes_per_client)):
+            raise ValueError(f"round, clients and uplink_bytes_per_client in a round's metrics lie between 0 and {MAX_COUNT:,}")
+        if found.at_clients is not None:
+            _AtClients.model_validate(found.at_clients, strict=True)
+        return found
     except ValidationError as error:  # its text is long, and repeats values
         first = error.errors(include_input=False)[0]
         raise ValueError(f"{'.'.join(map(str, first['loc']))[:80]} in a round's metrics: {first['msg'][:80]}") from None
@@ -148,12 +193,29 @@ def check_log_size(layers: Sequence[str], release: Release, rounds: int) -> None
 
 
 def _line(metrics: RoundMetrics) -> str:
-    return json.dumps(asdict(metrics))
+    return json.dumps(asdict(replace(metrics, at_clients=None)))
+
+
+def _measured(history: Sequence[RoundMetrics]) -> list[RoundMetrics]:
+    """Return the rounds after which clients measured."""
+    return [metrics for metrics in history if metrics.at_clients is not None]
+
+
+def _figures_line(metrics: RoundMetrics) -> str:
+    return json.dumps({_MEASURED_AFTER: metrics.round, "at_clients": metrics.at_clients})
+
+
+def _round_of(history: Sequence[RoundMetrics], number: object) -> int:
+    """Return the place in ``history`` of round ``number``, which is one of the last."""
+    for place in range(len(history) - 1, -1, -1):
+        if history[place].round == number:
+            return place
+    raise ValueError("clients measured after a round that is not there")
 
 
 def _chained(digest: str, line: str) -> str:
     return sha256(f"{digest}{line}".encode()).hexdigest()
 
 
-def _last(history: Sequence[RoundMetrics], events: Sequence[str]) -> str:
-    return reduce(_chained, [*map(_line, history), *events], "")
+def _last(history: Sequence[RoundMetrics], measured: Sequence[RoundMetrics], events: Sequence[str]) -> str:
+    return reduce(_chained, [*map(_line, history[-1:]), *map(_figures_line, measured[-1:]), *events[-1:]], "")

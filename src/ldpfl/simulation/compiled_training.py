@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -14,26 +13,18 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from ldpfl.data.inputs import Inputs
+from ldpfl.simulation.compiling import Compiled, Work, compiled, work_of
 from ldpfl.simulation.local_optimiser import Descent
 from ldpfl.simulation.local_training import LocalTask, clipped
 from ldpfl.simulation.schedule import BatchSchedule
 from ldpfl.simulation.unchanged import nothing_kept, nothing_written
 
+_LOG = logging.getLogger(__name__)
+
+Counter = Callable[..., Sequence[Tensor]]
+
 _SAMPLES = 100
 """Samples in one call of a compiled step: with more of them, what it holds leaves a core's cache."""
-
-_PAYS = 6e9
-"""Samples times weights of a whole run from which compiling pays: some 30 s of the two-layer CNN, against 10 s for the compiler."""
-
-
-def has_compiler() -> bool:
-    """Whether PyTorch can compile for the CPU here."""
-    return shutil.which("g++") is not None or shutil.which("clang++") is not None
-
-
-def pays(samples: int, weights: int) -> bool:
-    """Whether a run that trains on so many ``samples``, each time counted, of a model of so many ``weights`` is worth compiling for."""
-    return samples * weights >= _PAYS
 
 
 @dataclass(frozen=True)
@@ -45,10 +36,12 @@ class CompiledTrainer:
 
     Attributes:
         width: samples of a client in a step.
+        proven: whether the steps were compiled before in another process; see :class:`~ldpfl.simulation.compiling.Compiled`.
     """
 
     task: LocalTask
     width: int
+    proven: bool = False
 
     @property
     def block(self) -> int:
@@ -85,7 +78,7 @@ class CompiledTrainer:
         parameters = [value.expand(schedule.clients, *value.shape).clone() for value in start.values()]
         descent = Descent(task.optimiser, parameters, round_number)
         for step in range(schedule.steps):
-            index, mask = schedule.index[:, step], schedule.mask[:, step]
+            index, mask = schedule.index[:, step], schedule.mask[:, step].contiguous()  # code is compiled for its strides, too
             with nothing_written(task.module, dict(zip(start, parameters, strict=True)), by_value=False):
                 batch = task.data.at(index)
                 gradients = self._gradients(parameters, batch.inputs, batch.targets, mask)
@@ -94,10 +87,22 @@ class CompiledTrainer:
         trained.copy_(task.layout.flatten(dict(zip(start, parameters, strict=True))))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"task": self.task, "width": self.width}  # what is compiled is compiled anew in another process
+        return {"task": self.task, "width": self.width, "proven": True}  # what is compiled is compiled anew in another process
+
+    def work(self, weights: Tensor, *, sent: bool = False) -> Work:
+        """Return the work of a step of a block at ``weights`` (d,). ``sent`` says whether clients make no other step in a round."""
+        index = torch.zeros(self.block, self.width, dtype=torch.int64)
+        batch = self.task.data.at(index)
+        parameters = [value.expand(self.block, *value.shape).clone() for value in self.task.layout.unflatten(weights).values()]
+        gradients = self._gradient_code()
+        work = work_of(lambda: gradients(parameters, batch.inputs, batch.targets, torch.ones(index.shape)))
+        return replace(work, sent=self.block * weights.numel()) if sent else work
 
     @cached_property
     def _gradients(self) -> Callable[[list[Tensor], Inputs, Tensor, Tensor], list[Tensor]]:
+        return Compiled(self._gradient_code(), proven=self.proven)
+
+    def _gradient_code(self) -> Callable[[list[Tensor], Inputs, Tensor, Tensor], list[Tensor]]:
         """Return what computes the gradients (K, *shape) of K clients' mean losses at their parameters (K, *shape)."""
         task, loss = self.task, self._loss
 
@@ -105,7 +110,7 @@ class CompiledTrainer:
             found: list[Tensor] = vmap(grad(loss))(values, task.normalised(inputs), targets, mask)
             return found
 
-        return _compiled(gradients)
+        return gradients
 
     @cached_property
     def _one_step(self) -> Callable[[Tensor, Tensor, Tensor, Inputs, Tensor, Tensor], None]:
@@ -117,10 +122,12 @@ class CompiledTrainer:
             found: list[Tensor] = vmap(grad(loss), in_dims=(None, 0, 0, 0))(values, task.normalised(inputs), targets, mask)
             trained.copy_(weights - rate * torch.cat([gradient.flatten(1) for gradient in found], dim=1))
 
-        return _compiled(one_step)
+        return Compiled(one_step, proven=self.proven)
 
-    def counting(self, first: Callable[..., Tensor], *, update: bool) -> Callable[..., Sequence[Tensor]]:
+    def counting(self, first: Callable[..., Tensor], *, update: bool) -> Counter | None:
         """Return what trains a whole block of clients by one step and counts their bits, the fields of :class:`BitSums`.
+
+        None if :meth:`stop_counting` was called.
 
         It is called with the weights (d,), the rate, inputs, targets and mask of the block, the numbers (block, 1) of its clients, the
         first 16 bits (block, d) of their random words, the ends of the ranges, two tensors (d,), and what ``first`` is told.
@@ -130,14 +137,22 @@ class CompiledTrainer:
             update: whether clients send the change of their weights, and not these themselves.
         """
         if (first, update) not in self._counting:
-            self._counting[first, update] = _compiled(self._counter(first, update))
+            self._counting[first, update] = compiled(self._counter(first, update))
         return self._counting[first, update]
 
+    def stop_counting(self, error: Exception) -> None:
+        """Warn that counting was stopped by ``error``. Clients are trained and then encoded from now on, which gives the same bits."""
+        # The error's text may hold private values.
+        _LOG.warning(
+            "bits are not counted in compiled code (%s): clients are trained and then encoded, to the same bits", type(error).__name__
+        )
+        self._counting.update(dict.fromkeys(self._counting))
+
     @cached_property
-    def _counting(self) -> dict[tuple[Callable[..., Tensor], bool], Callable[..., Sequence[Tensor]]]:
+    def _counting(self) -> dict[tuple[Callable[..., Tensor], bool], Counter | None]:
         return {}
 
-    def _counter(self, first: Callable[..., Tensor], update: bool) -> Callable[..., Sequence[Tensor]]:
+    def _counter(self, first: Callable[..., Tensor], update: bool) -> Counter:
         task, loss = self.task, self._loss
         slices = [task.layout.slices[name] for name in task.layout.names]
 
@@ -203,12 +218,6 @@ def _sums(values: Tensor, threshold: Tensor, drawn: Tensor, numbers: Tensor, low
     outside = (values < low) | (values > high)
     counted = ((words < threshold).float(), outside.float(), is_open.float(), is_open * numbers, torch.where(is_open, values, 0.0))
     return BitSums(*(part.sum(dim=0) for part in (*counted, values - values)))
-
-
-def _compiled(function: Any) -> Callable[..., Any]:
-    """Return ``function`` compiled. PyTorch compiles one piece of code for few shapes only, so each trainer gets a copy of its own."""
-    own = FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
-    return torch.compile(own, dynamic=False, fullgraph=True)
 
 
 def _filled(schedule: BatchSchedule, clients: int) -> BatchSchedule:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ldpfl.errors import LdpflError
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.base import comparison_of
 from ldpfl.mechanisms.coins import decided
@@ -16,8 +17,8 @@ from ldpfl.mechanisms.comparing import Comparison
 from ldpfl.mechanisms.reports.bits import BitCounts
 from ldpfl.randomness import RandomSource, draw_block
 from ldpfl.server import ServerState
-from ldpfl.simulation.cohort_training import refused_by_pytorch, schedule_of
-from ldpfl.simulation.compiled_training import BitSums, CompiledTrainer
+from ldpfl.simulation.cohort_training import schedule_of
+from ldpfl.simulation.compiled_training import BitSums, CompiledTrainer, Counter
 from ldpfl.simulation.federation import Federation
 from ldpfl.simulation.observing import ClippedCounter
 from ldpfl.simulation.schedule import BatchSchedule
@@ -70,24 +71,30 @@ class CountedSteps:
         """
         left, block = np.ones(len(clients), dtype=np.bool_), self._trainer.block
         schedule = schedule_of(self._federation, self._state, clients)
-        if not self._trainer.takes_one_step(schedule):
+        step = self._trainer.counting(self._comparison.first, update=self._federation.perturbed == "update")
+        if step is None or not self._trainer.takes_one_step(schedule):
             return left
         source = self._federation.public_streams(self._state, clients)
-        with refused_by_pytorch(self._federation, self._state, schedule), nothing_kept(self._trainer.task.module):
+        with nothing_kept(self._trainer.task.module):
             for start in range(0, len(clients) - block + 1, block):
                 own = slice(start, start + block)
-                part = BatchSchedule(schedule.index[own], schedule.mask[own])
-                left[own] = not self._counted(part, source, range(start, start + block))
+                drawn = draw_block(source, range(start, start + block), -(-self.ones.size // 2)).view(np.int16)[:, : self.ones.size]
+                try:
+                    sums = self._summed(step, BatchSchedule(schedule.index[own], schedule.mask[own]), torch.from_numpy(drawn))
+                except LdpflError:
+                    raise
+                except Exception as error:  # of PyTorch's compiler. If the model is the cause, training stops the round
+                    self._trainer.stop_counting(error)
+                    break
+                left[own] = not self._counted(sums, drawn, source, range(start, start + block))
         return left
 
     def reports(self) -> BitCounts:
         """Return the reports of the clients that were counted."""
         return BitCounts(self.ones, self.clients)
 
-    def _counted(self, schedule: BatchSchedule, source: RandomSource, rows: range) -> bool:
+    def _counted(self, sums: BitSums, drawn: NDArray[np.int16], source: RandomSource, rows: range) -> bool:
         """Count the bits of a block, the clients in ``rows`` of the ``source``, and return whether that was possible."""
-        drawn = draw_block(source, rows, -(-self.ones.size // 2)).view(np.int16)[:, : self.ones.size]
-        sums = self._summed(schedule, torch.from_numpy(drawn))
         found = sums.open.numpy()
         if bool(sums.spoiled.isnan().any()) or found.max() > 1:
             return False
@@ -103,10 +110,9 @@ class CountedSteps:
         self._clipped.add_counts(sums.outside.numpy().astype(np.int32))
         return True
 
-    def _summed(self, schedule: BatchSchedule, drawn: torch.Tensor) -> BitSums:
+    def _summed(self, step: Counter, schedule: BatchSchedule, drawn: torch.Tensor) -> BitSums:
         task, weights = self._trainer.task, self._state.weights
         batch = task.data.at(schedule.index[:, 0])
-        step = self._trainer.counting(self._comparison.first, update=self._federation.perturbed == "update")
         with nothing_written(task.module, {"the weights": weights}, by_value=False):
             own = (self._rate, batch.inputs, batch.targets, schedule.mask[:, 0], self._numbers, drawn.view(torch.bfloat16))
             return BitSums(*step(weights, *own, *self._told))

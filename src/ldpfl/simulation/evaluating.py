@@ -25,9 +25,8 @@ from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.privacy import Release
 from ldpfl.privacy.authors import released
 from ldpfl.randomness import Purpose
-from ldpfl.ranges import LayerRanges
 from ldpfl.simulation.local_training import LocalTask, evaluated
-from ldpfl.simulation.record_sums import APART, NoisySum, client_sums, released_sum
+from ldpfl.simulation.record_sums import APART, NoisySum, client_sums, ranges_of, released_sum
 from ldpfl.tasks import ACCURACY, Targets, unusable, without_answer
 
 
@@ -153,7 +152,7 @@ class ClientEvaluation:
     @property
     def release(self) -> Release:
         """What a client sends, for the ledger."""
-        return released(self.mechanism, _RANGES)
+        return released(self.mechanism, ranges_of(1))
 
     def measured(self, task: LocalTask, weights: Tensor, seed: int, number: int) -> dict[str, Any]:
         """Return what a server learns of the model with ``weights`` (d,) after round ``number``, as :class:`RoundMetrics` keeps it."""
@@ -164,11 +163,12 @@ class ClientEvaluation:
         context = b"evaluation" + weights.numpy().tobytes()
         clients, size = len(self.units), self.vectors.size
         found = released_sum(own, clients, size, self.mechanism, seed=seed, purpose=Purpose.EVALUATION, number=number, context=context)
-        told = found.in_units(self.mechanism.steps)
-        return {"sums": told.points.tolist(), "noise": told.noise, "records": int(self.units.sizes.sum())}
+        return as_measured(found.in_units(self.mechanism.steps), int(self.units.sizes.sum()))
 
 
-_RANGES = LayerRanges(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), (1,))
+def as_measured(total: NoisySum, records: int) -> dict[str, Any]:
+    """Return the ``total`` over so many ``records`` as :class:`RoundMetrics` keeps it."""
+    return {"sums": total.points.tolist(), "noise": total.noise, "records": records}
 
 
 def is_due(number: int, rounds: int, every: int) -> bool:
@@ -285,8 +285,11 @@ _CLEAR = 3.0
 
 
 def _deviation(share: float, count: int) -> float:
-    """Return the standard deviation of a ``share`` of so many records; of none, or all, as if it were half a record."""
-    inside = min(max(share, 0.5 / count), 1 - 0.5 / count)
+    """Return the standard deviation of a ``share`` of so many records, by Agresti and Coull: as if two more were right and two wrong.
+
+    The share of the records themselves would give too little near 0 and 1.
+    """
+    inside = (min(max(share, 0.0), 1.0) * count + 2) / (count + 4)
     return sqrt(inside * (1 - inside) / count)
 
 

@@ -21,6 +21,7 @@ from ldpfl.models import CenteredLinear
 from ldpfl.models.pretrained import is_of_transformers
 from ldpfl.simulation.chunking import ALIGNED
 from ldpfl.simulation.client_conv import PatchConvolutions
+from ldpfl.simulation.compiled_records import CompiledSums
 from ldpfl.simulation.local_training import LocalTask, Trainer
 from ldpfl.simulation.schedule import BatchSchedule
 from ldpfl.simulation.unchanged import nothing_kept, nothing_written
@@ -67,7 +68,9 @@ class RecordGradientTrainer:
         confined: whether a record for which the model or the loss raises adds nothing. Otherwise the round stops, which shows a mistake
             to a simulation's user. On a node it would show the server that there is such a record.
         watch: told which records' gradients are too long, in simulations.
+        left_out: told the places of records, or persons, that add nothing: that is private, and for a look at a node by its operator.
         persons: whose the rows are, where persons are protected; None where single records are.
+        compiled: what sums up blocks of records in compiled code; None where steps are not compiled.
     """
 
     task: LocalTask
@@ -75,7 +78,9 @@ class RecordGradientTrainer:
     at_once: bool = True
     confined: bool = False
     watch: Callable[[Tensor], None] | None = None
+    left_out: Callable[[Tensor], None] | None = None
     persons: Persons | None = None
+    compiled: CompiledSums | None = None
 
     def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
         with nothing_kept(self.task.module):
@@ -84,21 +89,40 @@ class RecordGradientTrainer:
     def _train(self, weights: Tensor, schedule: BatchSchedule, round_number: int) -> Tensor:
         index, mask = _step(schedule)
         sums = torch.zeros(schedule.clients, weights.numel(), dtype=torch.float64)  # of integers, exact below 2^53
-        at_once = _AT_ONCE // weights.numel()
-        if is_of_transformers(self.task.module):
-            at_once = max(at_once, min(_TEXTS_AT_ONCE, _ADAPTED_AT_ONCE // weights.numel()))
-        if self.persons is not None:
-            at_once = min(at_once, _ROWS_AT_ONCE // self.persons.most)
-        at_once = max(2, at_once)
-        together = min(at_once, ALIGNED)
-        at_once -= at_once % together
+        together = self.block(weights)
+        at_once = self._at_once(weights) // together * together if self.compiled is None else together
         places, counts = _apart(mask, self._lanes(index, together), together)
         for start in range(0, len(places), at_once):
             some, real = places[start : start + at_once], counts[start : start + at_once].cpu()
-            found, usable = self._descents(weights, *self._rows(index[some[:, 0], some[:, 1]], round_number))
+            rows, counting = self._rows(index[some[:, 0], some[:, 1]], round_number)
+            if self.compiled is not None and self.left_out is None:
+                found = self.compiled.of(weights, rows, counting, real)
+                sums[some[0, 0]] += found.points  # a block is one client's
+                self._tell(found.norms[real])
+                continue
+            descents, usable = self._descents(weights, rows, counting)
+            if self.left_out is not None:
+                nothing = real & ~(usable & torch.linalg.vector_norm(descents.double(), dim=1).isfinite())
+                self.left_out(index[some[:, 0], some[:, 1]].cpu()[nothing])
             real = real & usable
-            sums.index_add_(0, some[:, 0].cpu()[real], self.clip.points(found[real], self.watch))
+            sums.index_add_(0, some[:, 0].cpu()[real], self.clip.points(descents[real], self.watch))
         return sums.to(torch.int64)
+
+    def _at_once(self, weights: Tensor) -> int:
+        """Return how many records' gradients are held at once."""
+        most = _AT_ONCE // weights.numel()
+        if is_of_transformers(self.task.module):
+            most = max(most, min(_TEXTS_AT_ONCE, _ADAPTED_AT_ONCE // weights.numel()))
+        return max(2, most if self.persons is None else min(most, _ROWS_AT_ONCE // self.persons.most))
+
+    def block(self, weights: Tensor) -> int:
+        """Return how many places in a row are one client's, and the records of a block where steps are compiled."""
+        return min(self._at_once(weights), ALIGNED)
+
+    def _tell(self, norms: Tensor) -> None:
+        """Tell who watches which gradients of these ``norms`` (R,) are too long."""
+        if self.watch is not None:
+            self.watch(norms[norms.isfinite()] > self.clip.norm)
 
     def _lanes(self, records: Tensor, together: int) -> Tensor:
         """Return the lane, below ``together``, of each of ``records`` (K, B): by its place in its client's data, or its person's name.
@@ -128,7 +152,8 @@ class RecordGradientTrainer:
             usable = torch.tensor([self._has_descent(weights, rows[i : i + 1], mask[i : i + 1]) for i in range(len(rows))])
             if bool(usable.all()):  # not because of a record, then
                 raise
-        _LOG.warning("some records add nothing, because the model or its loss raises %s for them", kind)
+        if self.left_out is None:
+            _LOG.warning("some records add nothing, because the model or its loss raises %s for them", kind)
         if not bool(usable.any()):
             return torch.zeros(len(rows), weights.numel()), usable
         # All others keep their places, on which the rounding of their gradients depends.
@@ -149,8 +174,11 @@ class RecordGradientTrainer:
 
 
 def confined(trainer: Trainer) -> Trainer:
-    """Return ``trainer`` as nodes use it: a record for which the model or its loss raises adds nothing, where records are protected."""
-    return replace(trainer, confined=True) if isinstance(trainer, RecordGradientTrainer) else trainer
+    """Return ``trainer`` as nodes use it: a record for which the model or its loss raises adds nothing, where records are protected.
+
+    It is not compiled: compiled code takes records by blocks, and does not say which of them an error is about.
+    """
+    return replace(trainer, confined=True, compiled=None) if isinstance(trainer, RecordGradientTrainer) else trainer
 
 
 def _apart(mask: Tensor, lanes: Tensor, together: int) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from math import inf, nan
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,8 @@ from ldpfl.simulation.schedule import BatchSchedule
 from ldpfl.simulation.unchanged import nothing_kept, nothing_written
 from ldpfl.tasks import CLASSIFICATION, Task
 
+Precision = Literal["float32", "bf16"]
+
 AT_ONCE = 250
 """Samples that are measured on together: a third faster than 1000, whose intermediate results are memory that is fresh each time."""
 
@@ -36,6 +38,7 @@ class LocalTask:
             before it reaches the momentum or the weights; None leaves gradients as they are. A gradient that is not
             finite becomes NaN as a whole. Source: LaDP-FL, equation (6); confidence: medium that C bounds the
             mini-batch's gradient and not each sample's.
+        precision: of products in training; see :meth:`trained`.
 
     Raises:
         ConfigError: ``clip_norm`` is not positive and finite.
@@ -49,6 +52,7 @@ class LocalTask:
     optimiser: LocalOptimiser
     clip_norm: float | None = None
     task: Task = CLASSIFICATION
+    precision: Precision = "float32"
 
     def __post_init__(self) -> None:
         if self.clip_norm is not None and not 0 < self.clip_norm < inf:  # False for NaN as well
@@ -69,6 +73,19 @@ class LocalTask:
         found: Tensor = called_with(self.module, parameters, arguments, named)
         return found
 
+    def trained(self, parameters: dict[str, Tensor], inputs: Inputs) -> Tensor:
+        """Return the outputs of the model with ``parameters``, as training needs them.
+
+        This is the only place where numbers may have less than 32 bits: within the model, in products and in what PyTorch computes with
+        them. Outputs, losses and gradients are float32, and so is all that is clipped, randomised or sent.
+        """
+        if self.precision == "float32":
+            return self.outputs(parameters, inputs)
+        device = next(iter(parameters.values())).device.type
+        with torch.autocast(device, dtype=torch.bfloat16, cache_enabled=False):  # a cache would keep weights of one step for the next
+            found = self.outputs(parameters, inputs)
+        return found.float() if isinstance(found, Tensor) else found
+
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss (B,) of each sample.
 
@@ -86,7 +103,7 @@ class LocalTask:
 
     def loss(self, parameters: dict[str, Tensor], inputs: Inputs, targets: Tensor, mask: Tensor) -> Tensor:
         """Return the mean loss over the samples that ``mask`` (B,) lets count; 0 where none does."""
-        losses = self.losses(self.outputs(parameters, inputs), targets)
+        losses = self.losses(self.trained(parameters, inputs), targets)
         return (losses * mask).sum() / mask.sum().clamp_min(1)
 
     def module_with(self, weights: Tensor) -> nn.Module:
@@ -196,7 +213,7 @@ class LoopTrainer:
             inputs, targets = task.batch(chosen)
             optimiser.zero_grad()
             with nothing_written(task.module, parameters, by_value=True):
-                task.losses(task.outputs(parameters, inputs), targets).mean().backward()  # type: ignore[no-untyped-call]
+                task.losses(task.trained(parameters, inputs), targets).mean().backward()  # type: ignore[no-untyped-call]
             if task.clip_norm is not None:
                 gradients = [p.grad[None] for p in parameters.values() if p.grad is not None]
                 factor = _clip_factors(gradients, task.clip_norm)

@@ -12,7 +12,7 @@ lie no farther apart than two records do.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import floor, sqrt
 
 import numpy as np
@@ -30,9 +30,80 @@ from ldpfl.privacy import Ledger
 from ldpfl.privacy.authors import released
 from ldpfl.privacy.events import Channel
 from ldpfl.randomness import Purpose
-from ldpfl.ranges import LayerRanges
 from ldpfl.server import histogram_event
-from ldpfl.simulation.record_sums import released_sum
+from ldpfl.simulation.record_sums import NoisySum, ranges_of, released_sum
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnStages:
+    """What the histograms that were released so far tell of a table's columns, and where the next ones have their bins.
+
+    Attributes:
+        columns: all that are measured.
+        edges: of the next histogram of each column.
+        stages: histograms of each stage, one a column; None for a column of which nothing stood out of the noise.
+    """
+
+    columns: tuple[Unscaled, ...]
+    edges: tuple[Floats, ...]
+    stages: tuple[tuple[Histogram | None, ...], ...] = ()
+
+    @classmethod
+    def begun(cls, columns: Sequence[Unscaled]) -> ColumnStages:
+        """Return the state before anything is measured."""
+        return cls(tuple(columns), tuple(map(scaling.first_edges, columns)))
+
+    @property
+    def bins(self) -> list[int]:
+        """Number of bins of the next histogram of each column."""
+        return [own.size - 1 for own in self.edges]
+
+    def counts(self, values: Sequence[Floats], rows: NDArray[np.int64], points: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return what a client with ``rows`` of ``values`` adds to the next histograms (bins,): ``points`` for a row, in each column."""
+        places = [scaling.place(column[rows], own) for column, own in zip(values, self.edges, strict=True)]
+        return np.concatenate(_counted(places, self.bins, points))
+
+    def after(self, total: NoisySum, point: int) -> ColumnStages:
+        """Return the state after the ``total`` of all clients' counts, in which a row counts ``point``."""
+        split = np.split(total.points / point, np.cumsum(self.bins)[:-1])
+        return self.with_histograms([Histogram(ends, own, total.noise / point) for ends, own in zip(self.edges, split, strict=True)])
+
+    def with_histograms(self, found: Sequence[Histogram]) -> ColumnStages:
+        """Return the state after the histograms ``found``, one a column."""
+        clear = _clear(found, self.columns, first=not self.stages)
+        if self.stages:
+            clear = [own if before else None for own, before in zip(clear, self.stages[-1], strict=True)]
+        edges = [
+            own if histogram is None or column.classes else scaling.next_edges(histogram)
+            for own, histogram, column in zip(self.edges, clear, self.columns, strict=True)
+        ]
+        return replace(self, edges=tuple(edges), stages=(*self.stages, tuple(clear)))
+
+    def scaled(self, dataset: Dataset) -> Dataset:
+        """Return ``dataset``, which has these columns, with all of them scaled.
+
+        Raises:
+            DataError: the target is a number, and noise hides where it lies.
+        """
+        return _scaled(dataset, self.stages)
+
+
+def point_of(steps: int, columns: int) -> int:
+    """Return how many lattice points a row counts in each of its ``columns``, where the clipping norm has ``steps``.
+
+    Replacing a record moves one count of each column down and one up: by sqrt(2 c) points in all, where a gradient may move by 2 C.
+    """
+    point = floor(steps * sqrt(2 / columns))
+    return point - (columns * point**2 > 2 * steps**2)
+
+
+def taken_off(point: int, mechanism: DpSgd) -> int:
+    """Return how many points each client takes off every count before it sends them. The sum gets them back.
+
+    A sum's lattice holds ``steps`` points a record in each coordinate. The ``point`` of a single column is longer, so that a count of
+    nearly all records would not fit. Half of what the stated number of records gives is public, and not a figure of the data.
+    """
+    return floor(point * mechanism.records / 2) if point > mechanism.steps else 0
 
 
 @dataclass(frozen=True)
@@ -62,60 +133,44 @@ class Measuring:
         Raises:
             DataError: the target is a number, and noise hides where it lies.
         """
-        columns, values = dataset.unscaled, scaling.unscaled_values(dataset)
+        values, stages = scaling.unscaled_values(dataset), ColumnStages.begun(dataset.unscaled)
         sharing = [np.ones_like(own) for own in parts] if sharing is None else sharing
-        edges = [scaling.first_edges(column) for column in columns]
-        stages: list[list[Histogram | None]] = []
         for stage in range(1, scaling.STAGES + 1):
-            found = _clear(self._histograms(values, edges, parts, sharing, stage=stage), columns, first=stage == 1)
-            if stages:
-                found = [own if before else None for own, before in zip(found, stages[-1], strict=True)]
-            stages.append(found)
-            edges = [
-                own if histogram is None or column.classes else scaling.next_edges(histogram)
-                for own, histogram, column in zip(edges, found, columns, strict=True)
-            ]
-        return _scaled(dataset, stages), charged(self.mechanism, len(parts), self.channel, self.colluding)
+            stages = stages.after(*self._released(values, stages, parts, sharing, stage=stage))
+        return stages.scaled(dataset), charged(self.mechanism, len(parts), self.channel, self.colluding)
 
-    def _histograms(
+    def _released(
         self,
         values: Sequence[Floats],
-        edges: Sequence[Floats],
+        stages: ColumnStages,
         parts: Sequence[NDArray[np.int64]],
         sharing: Sequence[NDArray[np.int64]],
         *,
         stage: int,
-    ) -> list[Histogram]:
-        """Return a histogram of each column, all of them released together."""
-        places = [scaling.place(column, own) for column, own in zip(values, edges, strict=True)]
-        bins = [own.size - 1 for own in edges]
+    ) -> tuple[NoisySum, int]:
+        """Return the counts of a histogram of each column, all of them released together, and how many points a row counts in them."""
         if self.mechanism is None:
-            whole = _counted(places, bins, np.ones(len(values[0]), dtype=np.int64))
-            return [Histogram(own, counts.astype(np.float64), 0.0) for own, counts in zip(edges, whole, strict=True)]
-        # Replacing a record moves one count of each column down and one up: by sqrt(2 c) points in all, where a gradient may move by 2 C.
-        steps = self.mechanism.steps
-        point = floor(steps * sqrt(2 / len(bins)))
-        point -= len(bins) * point**2 > 2 * steps**2
-        layout = b"".join(ends.tobytes() for ends in edges)
+            every = np.arange(len(values[0]))
+            whole = stages.counts(values, every, np.ones_like(every)).astype(np.float64)
+            return NoisySum(whole, 0.0), 1
+        point = point_of(self.mechanism.steps, len(stages.columns))
+        less = taken_off(point, self.mechanism)
+        layout = b"".join(ends.tobytes() for ends in stages.edges)
 
         def own(some: range) -> Tensor:
-            counted = [_counted([column[parts[client]] for column in places], bins, point // sharing[client]) for client in some]
-            return torch.from_numpy(np.stack(list(map(np.concatenate, counted))))
+            return torch.from_numpy(np.stack([stages.counts(values, parts[client], point // sharing[client]) for client in some]) - less)
 
         # Columns are measured once: also where a run is extended, and its config says another number of rounds.
-        found = released_sum(
-            own, len(parts), sum(bins), self.mechanism, seed=self.seed, purpose=Purpose.MEASURING, number=stage, context=layout
-        )
-        counts, noise = found.points / point, found.noise / point
-        split = np.split(counts, np.cumsum(bins)[:-1])
-        return [Histogram(ends, counted, noise) for ends, counted in zip(edges, split, strict=True)]
+        size = sum(stages.bins)
+        found = released_sum(own, len(parts), size, self.mechanism, seed=self.seed, purpose=Purpose.MEASURING, number=stage, context=layout)
+        return NoisySum(found.points + less * len(parts), found.noise), point
 
 
 def charged(mechanism: DpSgd | None, clients: int, channel: Channel, colluding: int = 0) -> Ledger:
     """Return the ledger of measuring, by what protects the histograms; nothing is released where ``mechanism`` is None."""
     ledger = Ledger()
     if mechanism is not None:
-        release = released(mechanism, _ranges(1))
+        release = released(mechanism, ranges_of(1))
         for stage in range(1, scaling.STAGES + 1):
             ledger = ledger.charge(histogram_event(stage, release, clients, channel, colluding))
     return ledger
@@ -129,6 +184,7 @@ def _clear(found: Sequence[Histogram], columns: Sequence[Unscaled], *, first: bo
 
 
 def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]]) -> Dataset:
+    """Return ``dataset`` scaled by the histograms of all ``stages``."""
     knots: list[Knots | None] = []
     shares: list[float] = []
     hidden: list[str] = []
@@ -192,7 +248,3 @@ def _counted(places: Sequence[NDArray[np.int64]], bins: Sequence[int], points: N
         np.bincount(column[own], weights=points[own], minlength=size).astype(np.int64)
         for column, own, size in zip(places, inside, bins, strict=True)
     ]
-
-
-def _ranges(size: int) -> LayerRanges:
-    return LayerRanges(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), (size,))

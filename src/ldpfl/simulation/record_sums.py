@@ -12,6 +12,7 @@ vector is the mean of the vectors of its rows, and a mean of such vectors lies n
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import isqrt
@@ -28,8 +29,10 @@ from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.reports.summed import SummedReports
 from ldpfl.randomness import Purpose, SeededStreams, bound_stream
 from ldpfl.ranges import LayerRanges
-from ldpfl.shuffling import mix
+from ldpfl.shuffling import PartialPool, ReportPool, mix
 from ldpfl.simulation.local_training import LocalTask
+
+_LOG = logging.getLogger(__name__)
 
 APART = 2.0
 """Largest distance between the vectors of any two records."""
@@ -73,9 +76,22 @@ def points_of(vectors: Tensor, steps: int) -> Tensor:
 
 
 def client_sums(
-    vectors: RecordVectors, task: LocalTask, weights: Tensor, units: Division, steps: int, persons: Persons | None = None
+    vectors: RecordVectors,
+    task: LocalTask,
+    weights: Tensor,
+    units: Division,
+    steps: int,
+    persons: Persons | None = None,
+    *,
+    confined: bool = False,
 ) -> Tensor:
-    """Return the sum (K, size) int64 of the lattice points of each client's ``units``: its records, or its ``persons``."""
+    """Return the sum (K, size) int64 of the lattice points of each client's ``units``: its records, or its ``persons``.
+
+    Args:
+        confined: whether records are taken one by one, and one for which the model or the loss raises adds nothing, as on a node. Then no
+            record decides how another is rounded, and a failure shows to nobody.
+    """
+    vectors = _OneByOne(vectors) if confined else vectors
     sums = torch.zeros(len(units), vectors.size, dtype=torch.int64)
     owners, own = np.repeat(np.arange(len(units)), units.sizes), np.concatenate([np.empty(0, dtype=np.int64), *units])
     at_once = max(1, _VALUES_AT_ONCE // vectors.size)
@@ -84,6 +100,28 @@ def client_sums(
         found = _of_rows(vectors, task, weights, some) if persons is None else _means(vectors, task, weights, some, persons, at_once)
         sums.index_add_(0, torch.from_numpy(owners[start : start + at_once]), points_of(found, steps))
     return sums
+
+
+@dataclass(frozen=True)
+class _OneByOne:
+    """Vectors of records that are taken one by one; a record that fails has zeros."""
+
+    vectors: RecordVectors
+
+    @property
+    def size(self) -> int:
+        return self.vectors.size
+
+    def of(self, task: LocalTask, weights: Tensor, rows: Tensor) -> Tensor:
+        found, raised = torch.zeros(len(rows), self.size, dtype=torch.float64), set[str]()
+        for place in range(len(rows)):
+            try:
+                found[place] = self.vectors.of(task, weights, rows[place : place + 1])[0]
+            except (Exception, SystemExit) as error:
+                raised.add(type(error).__name__)
+        if raised:
+            _LOG.warning("some records add nothing, because the model or its loss raises %s for them", ", ".join(sorted(raised)))
+        return found
 
 
 def _of_rows(vectors: RecordVectors, task: LocalTask, weights: Tensor, rows: NDArray[np.int64]) -> Tensor:
@@ -139,7 +177,7 @@ def released_sum(
         number: which of the releases of this ``purpose`` it is, from 1.
         context: what is public about the release and no setting says.
     """
-    ranges = LayerRanges(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), (size,))
+    ranges = ranges_of(size)
     reports, at_once = [], max(1, _SUMS_AT_ONCE // size)
     for first in range(0, clients, at_once):
         some = range(first, min(first + at_once, clients))
@@ -147,6 +185,16 @@ def released_sum(
         keys = [] if mechanism.summed else [(number, client) for client in some]  # all noise of a sum is drawn where it is mixed
         reports.append(mechanism.encode(sums, ranges, SeededStreams.bound(seed, purpose, keys, sums, context)))
     pool = mix(reports, bound_stream(seed, Purpose.MIXING, (0, number), SummedReports.total_of(reports), context))
-    unit = mechanism.records * mechanism.sample_rate * clients * mechanism.steps
+    return noisy_sum(pool, mechanism, size)
+
+
+def noisy_sum(pool: ReportPool | PartialPool, mechanism: DpSgd, size: int) -> NoisySum:
+    """Return the sum of vectors of this ``size`` that the reports in ``pool`` tell, which the ``mechanism`` has made."""
+    ranges, unit = ranges_of(size), mechanism.records * mechanism.sample_rate * pool.clients * mechanism.steps
     points = pool.aggregate(mechanism, ranges).mean.double().numpy() * unit
-    return NoisySum(points, float(mechanism.noise_std(ranges, clients)[0]) * unit)
+    return NoisySum(points, float(mechanism.noise_std(ranges, pool.clients)[0]) * unit)
+
+
+def ranges_of(size: int) -> LayerRanges:
+    """Return the ranges of a vector of ``size`` numbers, for what a mechanism asks of its vectors."""
+    return LayerRanges(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), (size,))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -17,9 +17,11 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 from ldpfl import keys
 from ldpfl.errors import ConfigError, ProtocolError
+from ldpfl.number_format import counted
 from ldpfl.summing.masks import SEED_BYTES, Bits
 
 _SIGNER_BYTES, _SIGNATURE_BYTES = 8, 64
+_MAX_NAMES = 8
 ENVELOPE_BYTES = _SIGNER_BYTES + _SIGNATURE_BYTES + SEED_BYTES + keys.SEAL_BYTES
 
 
@@ -71,6 +73,19 @@ def seal_seed(seed: bytes, aggregator: X25519PublicKey, node: Ed25519PrivateKey,
     return signer_of(node.public_key()) + node.sign(binding.info(b"sign") + sealed) + sealed
 
 
+def check_signed(envelope: bytes, node: Ed25519PublicKey, binding: SumBinding) -> None:
+    """Return if ``envelope`` names ``node`` and is signed by it for ``binding``. Whether its seed opens, only the aggregator can tell.
+
+    Raises:
+        ProtocolError: it names another node, or is not signed by this one.
+    """
+    who, signature, sealed = _parts(envelope)
+    if who != signer_of(node):
+        raise ProtocolError(f"the envelope names node {who.hex()}, and this client signs as {signer_of(node).hex()}")
+    if not _is_signed(node, signature, sealed, binding):
+        raise ProtocolError(f"the envelope is not signed for this round by node {who.hex()}, which it names")
+
+
 def open_seeds(
     envelopes: Iterable[bytes],
     aggregator: X25519PrivateKey,
@@ -88,32 +103,74 @@ def open_seeds(
 
     Raises:
         ProtocolError: an envelope is not of a known node, comes twice from one, is made for another round or shape, or there are too few.
+            The message names all nodes whose envelopes cannot be opened.
     """
-    seeds, seen = list[bytes](), set[bytes]()
-    for place, envelope in enumerate(envelopes):
+    seeds, faults = dict[bytes, bytes](), _Faults()
+    for envelope in envelopes:
         who, signature, sealed = _parts(envelope)
         if who not in nodes:
-            listed = "add its line to LDPFL_NODE_KEYS, as ldpfl deploy node-key FILE --show prints it on the node"
-            raise ProtocolError(
-                f"upload {place + 1} of the sum is signed by a node that is not known, {who.hex()}; the sum is not opened: {listed}"
-            )
-        if who in seen:
-            raise ProtocolError(f"node {who.hex()} is in the sum more than once; the sum is not opened")
-        seen.add(who)
-        try:
-            nodes[who].verify(signature, binding.info(b"sign") + sealed)
-            seeds.append(keys.SUITE.decrypt(sealed, aggregator, binding.info(b"seal")))
-        except (InvalidSignature, InvalidTag):
-            why = "is not signed by it and sealed to this key for this round"
-            told = "whoever sent it may have written another node's name on it"
-            raise ProtocolError(f"what stands for node {who.hex()} in the sum {why} ({told}); the sum is not opened") from None
+            faults.unknown.append(who)
+        elif not _is_signed(nodes[who], signature, sealed, binding):
+            faults.unsigned.append(who)
+        elif who in seeds:
+            faults.repeated.append(who)
+        else:
+            try:
+                seeds[who] = keys.SUITE.decrypt(sealed, aggregator, binding.info(b"seal"))
+            except InvalidTag:
+                seeds[who] = b""
+                faults.unopened.append(who)
+    if why := faults.described(len(seeds)):
+        raise ProtocolError(f"the sum is not opened: {why}")
     if len(seeds) < least:
-        raise ProtocolError(f"the sum is over {len(seeds)} nodes, and at least {least} are needed; it is not opened")
-    return seeds
+        raise ProtocolError(f"the sum is not opened: it is over {counted(len(seeds), 'node')}, and at least {least} are needed")
+    return list(seeds.values())
+
+
+@dataclass(frozen=True)
+class _Faults:
+    """Names of the nodes whose envelopes are not opened, by the reason."""
+
+    unknown: list[bytes] = field(default_factory=list)
+    unsigned: list[bytes] = field(default_factory=list)
+    repeated: list[bytes] = field(default_factory=list)
+    unopened: list[bytes] = field(default_factory=list)
+
+    def described(self, signed: int) -> str:
+        """Return what is wrong and what to do, empty if nothing is; ``signed`` nodes have signed what stands for them."""
+        reasons = []
+        if self.unknown:
+            listed = "add their lines to LDPFL_NODE_KEYS, as ldpfl deploy node-key FILE --show prints them on the nodes"
+            reasons.append(f"not known: {_named(self.unknown)} ({listed})")
+        if self.unsigned:
+            checked = "an honest relay refuses this: it has altered the envelope, or checks by another key than LDPFL_NODE_KEYS lists"
+            reasons.append(f"not signed for this round by the node that is named: {_named(self.unsigned)} ({checked})")
+        if self.repeated:
+            reasons.append(f"in the sum more than once: {_named(self.repeated)} (an honest relay counts each node once)")
+        if self.unopened:
+            revoke = "these nodes signed it: revoke their tokens, whose names ldpfl relay token list shows"
+            key = "no node's can be: is LDPFL_AGGREGATOR_KEY the key that the round was begun with?"
+            reasons.append(
+                f"not sealed to this key for this round: {_named(self.unopened)} ({key if len(self.unopened) == signed > 1 else revoke})"
+            )
+        return "; ".join(reasons)
+
+
+def _named(nodes: Collection[bytes]) -> str:
+    first = ", ".join(node.hex() for node in list(nodes)[:_MAX_NAMES])
+    return first if len(nodes) <= _MAX_NAMES else f"{first} and {len(nodes) - _MAX_NAMES} more"
+
+
+def _is_signed(node: Ed25519PublicKey, signature: bytes, sealed: bytes, binding: SumBinding) -> bool:
+    try:
+        node.verify(signature, binding.info(b"sign") + sealed)
+    except InvalidSignature:
+        return False
+    return True
 
 
 def _parts(envelope: bytes) -> tuple[bytes, bytes, bytes]:
     if len(envelope) != ENVELOPE_BYTES:
-        raise ProtocolError(f"an envelope has {ENVELOPE_BYTES} bytes, not {len(envelope)}; the sum is not opened")
+        raise ProtocolError(f"the sum is not opened: an envelope has {ENVELOPE_BYTES} bytes, not {len(envelope)}")
     signature_at, sealed_at = _SIGNER_BYTES, _SIGNER_BYTES + _SIGNATURE_BYTES
     return envelope[:signature_at], envelope[signature_at:sealed_at], envelope[sealed_at:]

@@ -1,4 +1,4 @@
-"""Keys by which nodes sign what they add to a sum, and the aggregator's list of them."""
+"""Keys by which nodes sign what they add to a sum, and the aggregator's list of them. The relay keeps each one with its node's token."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from ldpfl import keys
-from ldpfl.errors import ConfigError
+from ldpfl.errors import ConfigError, shown
 from ldpfl.file_owners import require_own
 from ldpfl.summing.envelopes import signer_of
+
+_P = 2**255 - 19
+_Y_OF_ORDER_8 = int.from_bytes(bytes.fromhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"), "little")
 
 
 def make_key(path: Path) -> str:
@@ -39,6 +42,18 @@ def public_text(key: Ed25519PrivateKey) -> str:
     return base64.b64encode(key.public_key().public_bytes_raw()).decode()
 
 
+def public_key(line: str) -> Ed25519PublicKey:
+    """Return the key that a node's ``line`` begins with, see :func:`line_of`; what follows after a blank does not count.
+
+    Raises:
+        ConfigError: it begins with none.
+    """
+    key = _key_in(line)
+    if key is None:
+        raise ConfigError(f"{shown(line)} does not begin with a node's public key: give the line that ldpfl deploy node-key prints")
+    return key
+
+
 def line_of(key: Ed25519PrivateKey) -> str:
     """Return a line for the aggregator's list: the public half, and the name of 16 digits by which messages call the node."""
     return f"{public_text(key)} {signer_of(key.public_key()).hex()}"
@@ -62,7 +77,7 @@ def read_nodes(path: Path) -> dict[bytes, Ed25519PublicKey]:
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.startswith("#"):
             continue
-        key = _key_in(line.split()[0])
+        key = _key_in(line)
         if key is None:
             raise ConfigError(f"line {number} of {path} does not begin with a node's public key, as ldpfl deploy node-key prints it")
         if signer_of(key) in nodes:
@@ -73,8 +88,18 @@ def read_nodes(path: Path) -> dict[bytes, Ed25519PublicKey]:
     return nodes
 
 
-def _key_in(text: str) -> Ed25519PublicKey | None:
+def _key_in(line: str) -> Ed25519PublicKey | None:
     try:
-        return Ed25519PublicKey.from_public_bytes(base64.b64decode(text, validate=True))
+        raw = base64.b64decode((line.split() or [""])[0], validate=True)
+        return None if _has_small_order(raw) else Ed25519PublicKey.from_public_bytes(raw)
     except (binascii.Error, ValueError):
         return None
+
+
+def _has_small_order(raw: bytes) -> bool:
+    """Whether ``raw`` encodes a point of order 1, 2, 4 or 8 (RFC 8032): signatures that fit any message can be made for such a key.
+
+    These points have y = 1, -1 or 0 modulo p = 2^255 - 19, or the y of order 8 or its negative; y may be written with p added.
+    """
+    y = (int.from_bytes(raw, "little") & ((1 << 255) - 1)) % _P
+    return y in (0, 1, _P - 1, _Y_OF_ORDER_8, _P - _Y_OF_ORDER_8)

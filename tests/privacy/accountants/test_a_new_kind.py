@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from ldpfl.api.certified_lines import certified
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.privacy.accountants import registry
 from ldpfl.privacy.accountants.adaptive import epsilon_needed, filter_order, filtered_epsilon
@@ -17,7 +18,6 @@ from ldpfl.privacy.accountants.behind_shuffler import Bounds, ShuffledAccountant
 from ldpfl.privacy.accountants.binomial import Array
 from ldpfl.privacy.accountants.local import LocalAccountant
 from ldpfl.privacy.budget_file import as_stored
-from ldpfl.privacy.certified_lines import certified
 from ldpfl.privacy.charged_rounds import RoundGroup
 from ldpfl.privacy.events import BinaryRelease, Release, UnprotectedRelease, _Stated
 from ldpfl.privacy.ledger import Ledger
@@ -94,8 +94,8 @@ def test_kinds_that_nobody_composes_are_refused(monkeypatch: pytest.MonkeyPatch)
 def test_no_certificate_calls_it_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
     known(Silent, monkeypatch)
     group = RoundGroup(RELEASE, 10, 10)
-    monkeypatch.setattr("ldpfl.privacy.certified_lines.charged", lambda ledger: [group])
-    monkeypatch.setattr("ldpfl.privacy.certified_lines.Ledger.from_json", lambda text, origin: Ledger())
+    monkeypatch.setattr("ldpfl.api.certified_lines.charged", lambda ledger: [group])
+    monkeypatch.setattr("ldpfl.api.certified_lines.Ledger.from_json", lambda text, origin: Ledger())
     with pytest.raises(ConfigError, match="cannot say what a Concentrated is"):
         certified("", "run", 1e-5, {})
 

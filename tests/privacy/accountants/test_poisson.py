@@ -95,8 +95,21 @@ def test_the_ledger_states_both_adjacencies_and_a_whole_batch_is_not_cheaper() -
     sampled, notes = statement(0.25)
     whole, whole_notes = statement(1.0)
     assert sampled < whole == pytest.approx(gaussian_epsilon(0.1 * sqrt(10), 1e-5))
-    assert any("added or removed" in note for note in notes)
+    assert any("left out" in note for note in notes)
     assert f"epsilon {gaussian_epsilon(0.05 * sqrt(10), 1e-5):.4g}" in " ".join(whole_notes)
+
+
+def test_a_single_round_may_be_of_least_squares_whose_vectors_are_longer() -> None:
+    """A record's products are at most 1.34 times as long as half of the distance of two records': sqrt(2) is counted."""
+
+    def left_out(rounds: int) -> str:
+        ledger, release = Ledger(), GaussianRelease("dp-sgd", 0.2, unit="record")
+        for number in range(1, rounds + 1):
+            ledger = ledger.charge(RoundEvent(number, release, 5, 5, number, channel="direct"))
+        return next(note for note in account(ledger, 1e-5).notes if "left out" in note)
+
+    assert f"epsilon {gaussian_epsilon(0.1 * sqrt(2), 1e-5):.4g} " in left_out(1)
+    assert f"epsilon {gaussian_epsilon(0.1 * sqrt(2), 1e-5):.4g} " in left_out(2)  # two of gradients are charged as much
 
 
 @pytest.mark.parametrize(("rate", "unit"), [(0.0, "record"), (1.5, "record"), (float("nan"), "record"), (0.5, "vector")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from fractions import Fraction
 from typing import Any
 
 import mpmath
@@ -235,3 +236,9 @@ def test_an_epsilon_is_never_below_what_fifty_digits_say_however_small_it_is(eps
         exact = max([mpmath.log(ratio) for ratio in pairs if ratio > 1], default=mpmath.mpf(0))
         found = composed_epsilon(epsilon0, reports, delta)
         assert exact <= found <= exact * (1 + mpmath.mpf(1e-6)) + mpmath.mpf(1e-13)
+
+
+def test_a_pure_sum_is_never_rounded_down() -> None:
+    epsilons = np.random.default_rng(3).uniform(1e-3, 10, 300)
+    for epsilon, reports in zip(epsilons.tolist(), range(1, 301), strict=True):
+        assert Fraction(composed_epsilon(epsilon, reports, 0.0)) >= Fraction(epsilon) * reports

@@ -19,7 +19,7 @@ from scipy.stats import binom
 from ldpfl.privacy.accountants.binomial import TAIL, Binomial, log_pmf_of_sum, log_sigmoid, sigmoid
 from ldpfl.privacy.accountants.clones import clone_epsilon
 from ldpfl.privacy.accountants.losses import curve_of, delta_of
-from ldpfl.privacy.accountants.randomized_response import composed_epsilon, report_delta
+from ldpfl.privacy.accountants.randomized_response import HUGE_BUDGET, composed_epsilon, report_delta
 from ldpfl.privacy.accountants.shuffled import EXACT_CLIENTS, attained_losses, shuffled_losses, single_delta, single_epsilon
 
 Floats = NDArray[np.float64]
@@ -359,3 +359,65 @@ def test_a_tiny_epsilon_is_rounded_up(clients: int, epsilon0: float, share: floa
             found = clone_epsilon(epsilon0, clients, delta, 1.0) if is_clones else single_epsilon(epsilon0, clients, delta)
             assert _precise_delta(*laws, mpmath.mpf(found)) <= delta
             assert found <= epsilon0
+
+
+EPSILONS = [10.0**power for power in range(-17, 4)]
+PART_OF_DELTA = [0.0, 1e-9, 0.1, 0.5, 0.9, 0.999, 1.001, 3.0]
+
+
+@pytest.mark.parametrize("epsilon0", EPSILONS)
+def test_one_report_of_one_client_costs_the_closed_form_and_never_less(epsilon0: float) -> None:
+    """log((p1 - delta) / p0), by 60 digits, from the smallest budgets to the largest; what is added for rounding is below 1e-14."""
+    with mpmath.workdps(60):
+        p0 = 1 / (1 + mpmath.exp(epsilon0))
+        largest = 1 - 2 * p0  # delta at epsilon 0
+        for part in PART_OF_DELTA:
+            delta = float(min(largest * part, 0.999))
+            truth = float(mpmath.log((1 - p0 - delta) / p0)) if delta < largest else 0.0
+            for found in (single_epsilon(epsilon0, 1, delta), composed_epsilon(epsilon0, 1, delta)):
+                most = epsilon0 if epsilon0 > HUGE_BUDGET else min(epsilon0, truth * (1 + 1e-11) + 1e-14)
+                assert truth * (1 - 1e-15) <= found <= most
+
+
+@pytest.mark.parametrize("epsilon0", EPSILONS[::4])
+@pytest.mark.parametrize("clients", [2, 3, 50])
+def test_a_shuffled_report_never_costs_less_than_what_the_count_tells(epsilon0: float, clients: int) -> None:
+    """Against the exact curve of every worst case by 60 digits: above it where delta is smaller than what is told, and at most epsilon0."""
+    with mpmath.workdps(500):  # beside 1, e^-1000 has its first digit there
+        for part in (1e-9, 0.1, 0.5, 0.9, 1.001):
+            deltas = [exact_delta(epsilon0, clients, ones, 0.0) for ones in range(clients)]
+            delta = float(max(deltas) * part)
+            found = single_epsilon(epsilon0, clients, delta)
+            assert 0.0 <= found <= epsilon0
+            if found < epsilon0:  # delta at what was found is no larger than delta
+                at = max(exact_delta(epsilon0, clients, ones, found) for ones in range(clients))
+                assert at <= delta * (1 + mpmath.mpf("1e-10"))
+
+
+def exact_delta(epsilon0: float, clients: int, ones: int, epsilon: float) -> mpmath.mpf:
+    """Return delta(``epsilon``) of the count where ``ones`` of the other clients hold one and the rest hold none."""
+    high = 1 / (1 + mpmath.exp(-mpmath.mpf(epsilon0)))
+    others = [mpmath.mpf(1)]
+    for chance in [high] * ones + [1 - high] * (clients - 1 - ones):
+        others = [a * (1 - chance) + b * chance for a, b in zip([*others, mpmath.mpf(0)], [mpmath.mpf(0), *others], strict=True)]
+    total = mpmath.mpf(0)
+    for without, with_one in zip([*others, mpmath.mpf(0)], [mpmath.mpf(0), *others], strict=True):
+        first, second = with_one * high + without * (1 - high), with_one * (1 - high) + without * high
+        total += max(first - mpmath.exp(epsilon) * second, mpmath.mpf(0))
+    return total
+
+
+@pytest.mark.parametrize("epsilon0", [1e-15, 1e-9, 1e-3])
+def test_the_losses_of_a_tiny_report_keep_their_size(epsilon0: float) -> None:
+    """A dominating pair of 1e-15 told that nothing is lost: 1 - e^-step has no digits there."""
+    losses = shuffled_losses(epsilon0, 2)
+    largest = single_delta(epsilon0, 2, 0.0)
+    pair = losses.dominating
+    assert float(np.dot(pair.masses, np.maximum(-np.expm1(-pair.losses), 0.0))) == pytest.approx(largest, rel=0.01)
+
+
+@pytest.mark.parametrize("epsilon0", [1e-15, 1e-12])
+def test_no_moment_of_a_tiny_report_is_below_1(epsilon0: float) -> None:
+    for clients in (1, 2, 50):
+        for losses in (shuffled_losses(epsilon0, clients), attained_losses(epsilon0, clients)):
+            assert (losses.log_moment(np.array([0.5, 2.0, 1000.0])) >= 0).all()

@@ -17,7 +17,7 @@ from ldpfl.errors import PrivacyError
 from ldpfl.mechanisms.base import PublicState, require_finite
 from ldpfl.mechanisms.exact_noise import NORMAL, rounded
 from ldpfl.mechanisms.gaussian.schedule import ClientState, NoiseSchedule
-from ldpfl.mechanisms.reports.base import blocks
+from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, blocks
 from ldpfl.mechanisms.reports.vectors import VectorMechanism, VectorReports
 from ldpfl.privacy import GaussianRelease, UnprotectedRelease
 from ldpfl.randomness import RandomSource, as_source
@@ -106,7 +106,7 @@ class Gaussian(VectorMechanism):
         if limits is not None and not bool((limits < _MOST_STEPS * sigma.amin(dim=0) / STEPS).all()):
             raise PrivacyError("epsilon is so large that updates have no room on the noise's lattice; nothing was sent")
         lattice = _Lattice((sigma / STEPS).numpy(), ranges.sizes)
-        for rows, own in blocks(*sent.shape):
+        for rows, own in blocks(len(sent), ranges.dimension, values=COORDINATE_BLOCK):  # float64, several times, takes more of a cache
             noise = rounded(NORMAL, STEPS, source, rows, own.stop - own.start)
             lattice.add(sent[rows.start : rows.stop, own].numpy(), noise, rows, own)
         if limits is not None and not lattice.within(limits.numpy()):
@@ -191,13 +191,13 @@ class _Lattice:
         # Squares of norms, (K, L), in squares of steps: of the noise; of the values, in floating point and as integers.
         self._noise, self._lengths, self._exact = np.zeros(steps.shape), np.zeros(steps.shape), np.zeros(steps.shape, dtype=np.int64)
 
-    def add(self, values: NDArray[np.float32], noise: NDArray[np.int64], rows: range, own: slice) -> None:
-        """Add ``noise`` (k, b) in place to the ``values`` (k, b) that the clients in ``rows`` have of the coordinates ``own``."""
+    def add(self, values: NDArray[np.float32], noise: Floats, rows: range, own: slice) -> None:
+        """Add the whole numbers ``noise`` (k, b) to the ``values`` (k, b) that the clients in ``rows`` have of the coordinates ``own``."""
         first, last = np.searchsorted(self._ends, [own.start, own.stop - 1], side="right").tolist()
         for layer in range(first, last + 1):
             start, stop = max(own.start, int(self._ends[layer - 1]) if layer else 0), min(own.stop, int(self._ends[layer]))
             part = slice(start - own.start, stop - own.start)
-            self._add(values[:, part], noise[:, part].astype(np.float64), slice(rows.start, rows.stop), layer)
+            self._add(values[:, part], noise[:, part], slice(rows.start, rows.stop), layer)
 
     def _add(self, values: NDArray[np.float32], noise: Floats, some: slice, layer: int) -> None:
         step = self._steps[some, layer, None]

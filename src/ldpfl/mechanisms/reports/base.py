@@ -16,10 +16,10 @@ def coordinate_blocks(dimension: int) -> Iterator[slice]:
     return (slice(start, min(start + COORDINATE_BLOCK, dimension)) for start in range(0, dimension, COORDINATE_BLOCK))
 
 
-def blocks(clients: int, dimension: int) -> Iterator[tuple[range, slice]]:
-    """Cut ``clients`` rows of ``dimension`` coordinates into blocks, one block of coordinates after the other."""
+def blocks(clients: int, dimension: int, values: int = 4 * COORDINATE_BLOCK) -> Iterator[tuple[range, slice]]:
+    """Cut ``clients`` rows of ``dimension`` coordinates into blocks of some ``values``, one block of coordinates after the other."""
     for own in coordinate_blocks(dimension):
-        yield from ((rows, own) for rows in client_blocks(clients, own.stop - own.start))
+        yield from ((rows, own) for rows in client_blocks(clients, own.stop - own.start, values=values))
 
 
 def client_blocks(clients: int, width: int, most: int = 1 << 30, values: int = 4 * COORDINATE_BLOCK) -> Iterator[range]:

@@ -44,8 +44,8 @@ Sampled = tuple[float, float, int]
 def sampled_delta(mu: float, rate: float, epsilon: float) -> float:
     """Return an upper bound of delta(``epsilon``) of one round that a record joins with probability ``rate``, when it is replaced."""
     if epsilon < _OVERFLOWS:
-        ratio = (exp(epsilon) - 1) / rate
-        inner = log1p(ratio) if ratio < inf else log(exp(epsilon) - 1 + rate) - log(rate)
+        ratio = expm1(epsilon) / rate
+        inner = log1p(ratio) if ratio < inf else log(expm1(epsilon) + rate) - log(rate)
         shared = min(1.0, exp(epsilon - inner))
     else:  # what e^epsilon + q - 1 has less than e^epsilon is less than rounding, which is taken off
         inner, shared = (epsilon - log(rate)) * (1 - 1e-15), rate

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from fractions import Fraction
 from math import expm1, inf, nextafter, sqrt
 
 import numpy as np
@@ -45,6 +46,9 @@ def composed_delta(epsilon0: float, reports: int, epsilon: float) -> float:
 
 _TINY_DELTA = 1e-12
 
+_DELTA_ROUNDED = 1e-10
+"""Part of a delta at epsilon 0 that may be rounded off: all its terms are positive."""
+
 ROUNDED = 2e-15
 """Allowance for rounding: an epsilon of a list of losses may be off by this, times the square root of their number.
 
@@ -61,13 +65,21 @@ def composed_epsilon(epsilon0: float, reports: int, delta: float) -> float:
         return 0.0
     # What the window leaves out may be as large as delta; and a huge budget is its pure sum to all digits.
     if delta <= TAIL or epsilon0 > HUGE_BUDGET:
-        return epsilon0 * reports
+        return pure_sum(epsilon0, reports)
     losses, masses = _losses(epsilon0, reports)
     found = epsilon_of(losses, masses, delta - TAIL)
     # Up, by more than can have been rounded down: near the pure sum half a digit is a ten-thousandth of delta, or many of a tiny one; and
     # what is rounded in sums of the masses, which are 1 in all, is many digits of a tiny epsilon.
     up = found * (1 + 1e-12) if delta < _TINY_DELTA else nextafter(nextafter(found, inf), inf)
-    return min(epsilon0 * reports, up + ROUNDED * sqrt(losses.size)) if found > 0 else 0.0
+    # The smallest budgets are smaller than what is rounded, so that nothing is found: whether something is there, delta at 0 tells.
+    hidden = found == 0 and delta_of(losses, masses, 0.0) * (1 + _DELTA_ROUNDED) > delta - TAIL
+    return min(pure_sum(epsilon0, reports), up + ROUNDED * sqrt(losses.size)) if found > 0 or hidden else 0.0
+
+
+def pure_sum(epsilon0: float, reports: int) -> float:
+    """Return ``reports`` times ``epsilon0``, rounded up."""
+    product = epsilon0 * reports
+    return product if product == inf or Fraction(product) >= Fraction(epsilon0) * reports else nextafter(product, inf)
 
 
 def _losses(epsilon0: float, reports: int) -> tuple[Array, Array]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from math import ceil, exp, sqrt
+from math import ceil, exp, expm1, sqrt
 from typing import TypeVar
 
 import numpy as np
@@ -109,7 +109,8 @@ class ShuffledLosses:
         """Largest log E[e^(order * loss)] over the rows, (T,), of what lies inside the windows; not to be written to."""
         key = order.tobytes()
         if key not in self._log_moments:
-            self._log_moments[key] = np.minimum(largest_log_moment(self.losses, self.masses, order, self._peak), self.epsilon0 * order)
+            found = largest_log_moment(self.losses, self.masses, order, self._peak)
+            self._log_moments[key] = np.clip(found, 0.0, self.epsilon0 * order)  # a moment of 1, less what is rounded, has none below 0
         return self._log_moments[key]
 
     def tilted(self, order: Array) -> tuple[Array, Array, Array]:
@@ -226,16 +227,16 @@ def _count_loss(log_ratio: Array, epsilon0: float) -> Array:
     if epsilon0 > _LARGE:
         return np.asarray(np.logaddexp(log_ratio, -epsilon0) - np.logaddexp(log_ratio - epsilon0, 0.0))
     ratio = np.exp(log_ratio)  # the form that keeps its digits where the loss is small
-    return np.asarray(np.log1p((1 - exp(-epsilon0)) * (ratio - 1) / (ratio * exp(-epsilon0) + 1)))
+    return np.asarray(np.log1p(-expm1(-epsilon0) * (ratio - 1) / (ratio * exp(-epsilon0) + 1)))
 
 
 def _curves(masses: Array, step: float) -> Array:
     """Return delta at 0, step, 2 step, ... for each row, by a recurrence of positive terms; ``masses`` begin at loss 0."""
     above = np.cumsum(masses[:, ::-1], axis=1)[:, ::-1]  # P(loss >= i step)
-    shrink = exp(-step)
+    shrink, grown = exp(-step), -expm1(-step)  # 1 - shrink would have no digits of a tiny step
     curve = np.zeros_like(masses)
     for i in range(masses.shape[1] - 2, -1, -1):
-        curve[:, i] = (1 - shrink) * above[:, i + 1] + shrink * curve[:, i + 1]
+        curve[:, i] = grown * above[:, i + 1] + shrink * curve[:, i + 1]
     return curve
 
 

@@ -1,0 +1,106 @@
+"""Compute the signed part of a certificate from a ledger: the rounds that are charged, and their privacy cost over the whole run."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Mapping, Sequence
+from math import isfinite
+
+from ldpfl.errors import ConfigError
+from ldpfl.privacy.accountants.registry import accountant, behind_shuffler
+from ldpfl.privacy.charged_rounds import RoundGroup, charged
+from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release, UnprotectedRelease
+from ldpfl.privacy.guarantee import HOLDS, Guarantee
+from ldpfl.privacy.ledger import Ledger
+from ldpfl.privacy.statement import account
+from ldpfl_verify import certificate_file
+
+_KINDS: Mapping[type[Release], str] = {
+    BinaryRelease: "binary",
+    PureRelease: "pure",
+    GaussianRelease: "gaussian",
+    UnprotectedRelease: "unprotected",
+}
+
+
+def certified(
+    text: str, name: str, delta: float, versions: Mapping[str, str], caveats: Sequence[str] = (), origin: str = "ledger"
+) -> certificate_file.Statement:
+    """Return the statement of a certificate about the ledger in ``text``.
+
+    Its guarantees are those over the whole run that are proved, or that rest on the claim of a mechanism's author.
+
+    Args:
+        name: name of the run.
+        delta: failure probability of the guarantees that are not pure.
+        versions: versions of the software, by name.
+        caveats: what the run says against its figures.
+        origin: name of the ledger in error messages.
+
+    Raises:
+        ConfigError: nothing was released, or delta is out of range.
+        DataError: it is no ledger.
+    """
+    ledger = Ledger.from_json(text, origin)
+    groups = charged(ledger)
+    if not groups:
+        raise ConfigError(f"{origin}: nothing was released, and there is nothing to certify")
+    statement = account(ledger, delta)
+    rows = [row for row in statement.rows if row.status in HOLDS and row.scope == "run" and row.adaptive]
+    return certificate_file.Statement(
+        run=name,
+        ledger=hashlib.sha256(text.encode()).hexdigest(),
+        charged=tuple(_charged(group) for group in groups),
+        guarantees=tuple(_line(row, groups) for row in rows),
+        caveats=(*caveats, *statement.warnings),
+        software=dict(versions),
+    )
+
+
+def _line(row: Guarantee, groups: Sequence[RoundGroup]) -> certificate_file.StatedGuarantee:
+    local = accountant((group.release, group.rounds) for group in groups)
+    by = local if row.trust_model == "local" else behind_shuffler(groups)
+    return certificate_file.StatedGuarantee(
+        protects=row.unit,  # type: ignore[arg-type]  # a line over a run is about what is protected
+        adjacency=row.adjacency,  # type: ignore[arg-type]  # one of three, over a run
+        trusted=row.trust_model,  # type: ignore[arg-type]  # no line over a run is proved of a trusted server
+        epsilon=row.epsilon if isfinite(row.epsilon) else certificate_file.INFINITY,  # type: ignore[arg-type]
+        delta=row.delta,
+        status=row.status,  # type: ignore[arg-type]  # one of two
+        computed=f"{type(by).__name__}: {(inspect.getdoc(type(by)) or '').splitlines()[0]}",
+        assumptions=tuple(row.assumptions),
+    )
+
+
+def _charged(group: RoundGroup) -> certificate_file.ChargedRounds:
+    return certificate_file.ChargedRounds(
+        release=_released(group.release),
+        cohort=group.cohort,
+        population=group.population,
+        rounds=group.rounds,
+        sampling=group.sampling,
+        rate=float(group.rate),
+        channel=group.channel,
+        linked=group.linked,
+    )
+
+
+def _released(release: Release) -> certificate_file.ClientRelease:
+    kind = _KINDS.get(type(release))
+    if kind is None:
+        raise ConfigError(f"a certificate cannot say what a {type(release).__name__} is, so nobody could check it: none is made")
+    unprotected = isinstance(release, UnprotectedRelease)
+    return certificate_file.ClientRelease(
+        kind=kind,  # type: ignore[arg-type]
+        mechanism=release.mechanism,
+        author=release.author,
+        parameter=None if unprotected else float(release.parameter),
+        units=release.units,
+        unit=release.unit,
+        sampled=release.sampled if isinstance(release, BinaryRelease) else 1,
+        rate=float(release.rate) if isinstance(release, GaussianRelease) else 1.0,
+        blanket=release.blanket if isinstance(release, PureRelease) else None,
+        alike=isinstance(release, GaussianRelease) and release.alike,
+        integers=isinstance(release, GaussianRelease) and release.integers,
+    )

@@ -1,0 +1,233 @@
+"""One round's local work at a node, for the node's operator: all of it but the charge and the sending.
+
+The app's code runs here as in a round: in processes of its own, with the node's policy before it. The report is thrown away.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict, UserConfig
+from torch import Tensor
+
+from ldpfl.data.loading import DATA_DIR_VARIABLE
+from ldpfl.deploy.node_set_up import Finding, NodeSetUp, Standing, Trial
+from ldpfl.errors import ConfigError, LdpflError, PrivacyError, printable
+from ldpfl.experiments.build import initial_ranges
+from ldpfl.flower import apart, apps
+from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
+from ldpfl.flower.client_app import Attempt
+from ldpfl.flower.client_modules import client_app_in, importable, run_config_of
+from ldpfl.flower.explaining import explained, raise_nothing_learnt, with_explanation
+from ldpfl.flower.internals import local_run, packed, records_to_bytes, unpacked
+from ldpfl.flower.policy_init import Offer
+from ldpfl.flower.preparing import check_data_there, data_dir_of, prepare
+from ldpfl.flower.record_trial import RecordsFound, look_at_records
+from ldpfl.flower.records import RecordGradients
+from ldpfl.flower.round_kinds import planned_round, statistics_rounds
+from ldpfl.flower.sent import vectors_of
+from ldpfl.flower.terms import ARRAYS, CONFIG, RECORD, RoundTerms, digest_of
+from ldpfl.layout import ParameterLayout
+from ldpfl.number_format import counted
+from ldpfl.privacy.policy import OVER_RELAY
+from ldpfl.quantities import cohort_size
+
+_TTL_S = 3600.0
+
+_START_SPREAD = 0.05
+"""Standard deviation of the made-up values of an own loop's arrays: small, and not 0, where networks have no gradient."""
+
+
+def try_round(node: NodeSetUp, offer: Offer, trial: Trial, key: bytes) -> Iterator[Finding]:
+    """Yield what comes of one round's local work at ``node``. The policy must have allowed the app before.
+
+    Args:
+        key: public key of the aggregator, to which a report over a relay is sealed.
+    """
+    local_run()
+    folder = Path(node.app or "")
+    own = folder if (folder / "pyproject.toml").is_file() else None
+    data = tuple(str(path) for path in (node.data, node.data_dir) if path)
+    with _as_in_environment(node), nullcontext() if own is None else importable(own):
+        try:
+            yield from _findings(node, offer, trial, key, own, partial(explained, app=own, data=data))
+        except LdpflError as error:
+            yield _wrong(str(error))
+        except (Exception, SystemExit) as error:  # importing the app may raise anything
+            yield _wrong(f"the app cannot be loaded: {explained(error, own, data)}")
+
+
+def _findings(
+    node: NodeSetUp, offer: Offer, trial: Trial, key: bytes, own: Path | None, explain: Callable[[BaseException], str]
+) -> Iterator[Finding]:
+    app = apps.client_app if own is None else client_app_in(own)
+    run_config = {} if own is None else run_config_of(own)
+    numbers: UserConfig = {"num-partitions": offer.config.clients.count}
+    if node.partition is not None:
+        numbers["partition-id"] = node.partition
+    context = Context(0, 0, {**numbers, **trial.node_config}, RecordDict(), run_config)
+    if app is apps.client_app:
+        start = _start_of_recipe(offer, context)
+    elif isinstance(app.wrapped, RecordGradients):
+        found = _look_at_records(app.wrapped, context, offer, explain)
+        yield from _of_records(found)
+        start = found.arrays
+        _check_shapes(start, node)
+    else:
+        start = _made_up(node)
+    message = _message(offer, start, trial, key, run_config)
+    guard = partial(_guarded, start if offer.config.mechanism.perturbed != "gradient" else None, explain)
+    yield _outcome(app.attempt(message, context, offer.cohort, guard), offer, start)
+
+
+def _outcome(attempt: Attempt, offer: Offer, start: ArrayRecord) -> Finding:
+    """Return what the operator is to know of an attempt."""
+    allowed = f" of the {offer.reply_s:g} s that a round leaves" if offer.reply_s else ""
+    if attempt.report_bytes is None:
+        return _wrong(f"a round would report no change, and be charged all the same: {attempt.trouble}{_advice(attempt.trouble, offer)}")
+    values = sum(torch.Size(array.shape).numel() for array in start.values())
+    what = f"trained {counted(values, 'value')} in {attempt.seconds:.1f} s{allowed}"
+    size = counted(attempt.report_bytes, "byte")
+    return Finding("try", Standing.FINE, f"{what}, and made a report of {size}, which was thrown away: nothing was charged or sent")
+
+
+def _advice(trouble: str, offer: Offer) -> str:
+    if trouble == apart.TOO_LONG:
+        return f". A round leaves {offer.reply_s:g} s (ldpfl.reply-s): train for less, or ask the server's operator for a longer time"
+    if "partition-id" in trouble:
+        return ": give it to this check by --partition, and to the SuperNode by --node-config"
+    if trouble == apart.NO_ANSWER:
+        return ". It was killed, as where memory runs out, or has left by os._exit"
+    return ""
+
+
+def _guarded(start: ArrayRecord | None, explain: Callable[[BaseException], str], work: Callable[[], bytes]) -> bytes:
+    """Do the work of the app's process, and say for an operator what was wrong with it; ``start`` is what is to be trained."""
+    made = with_explanation(work, explain)
+    before = b"" if start is None else to_vector(start, layout_of(start)).numpy().tobytes()
+    if before and made[: len(before)] == before:
+        raise_nothing_learnt()
+    return made
+
+
+def _start_of_recipe(offer: Offer, context: Context) -> ArrayRecord:
+    """Return the arrays that the ready ServerApp begins with; they follow from the config."""
+    data_dir = data_dir_of(context)
+    check_data_there(offer.config.data, data_dir)
+    with apart.one_thread():  # forks follow
+        prepared = prepare(offer.config.to_toml(), data_dir, "cpu")
+    return to_arrays(prepared.start.state.weights, prepared.federation.task.layout)
+
+
+def _look_at_records(wrapped: RecordGradients, context: Context, offer: Offer, explain: Callable[[BaseException], str]) -> RecordsFound:
+    """Return what is found of an app's records, by a process of their own."""
+
+    def work() -> bytes:
+        return records_to_bytes(look_at_records(wrapped.records, context, offer.config).to_records())
+
+    with apart.one_thread(), apart.start_guarded(partial(with_explanation, work, explain)) as child:
+        outcome = child.outcome()
+    if outcome.value is None:
+        raise PrivacyError(f"the app gives no records: {outcome.trouble}{_advice(outcome.trouble, offer)}")
+    return RecordsFound.of(unpacked(packed(bytes(outcome.value))))
+
+
+def _of_records(found: RecordsFound) -> Iterator[Finding]:
+    for note in found.notes:
+        yield Finding("try", Standing.LOOK, printable(note))
+    if not found.left_out:
+        yield Finding("try", Standing.FINE, f"the app gives {counted(found.rows, 'record')}, and each adds to training")
+        return
+    some = ", ".join(map(str, found.some))
+    more = " and others" if found.left_out > len(found.some) else ""
+    add = "adds" if found.left_out == 1 else "add"
+    said = f"{found.left_out:,} of {counted(found.rows, 'record')} {add} nothing to training: {some}{more} (counted from 0)"
+    standing = Standing.WRONG if found.left_out >= found.rows else Standing.LOOK
+    yield Finding("try", standing, printable(f"{said}. Of the first, {found.reason}"))
+
+
+def _check_shapes(start: ArrayRecord, node: NodeSetUp) -> None:
+    """Raise if the app's model has other arrays than those that the operator says the server sends."""
+    own = {name: tuple(array.shape) for name, array in start.items()}
+    if node.shapes and own != dict(node.shapes):
+        raise ConfigError(f"the app's model has the arrays {_written(own)}, and --layers says {_written(node.shapes)}: give the server's")
+    sizes = tuple(torch.Size(shape).numel() for shape in own.values())
+    if node.layers and sizes != node.layers:
+        said = f"arrays of {', '.join(map(str, sizes))} values, and --layers says {', '.join(map(str, node.layers))}"
+        raise ConfigError(f"the app's model has {said}: make policy and check with the model's own, --layers {_written(own)}")
+
+
+def _made_up(node: NodeSetUp) -> ArrayRecord:
+    """Return arrays of the names and shapes that the operator says the server sends, with made-up values."""
+    if not node.shapes:
+        raise ConfigError(
+            "the app has a training loop of its own, and nothing says which arrays it is sent: give the name and shape of each, as "
+            "in --layers weight=1x2,bias=1, and with --train-config what the server sends beside them"
+        )
+    layout = ParameterLayout(tuple(node.shapes), tuple(node.shapes.values()))
+    generator = torch.Generator().manual_seed(0)
+    return to_arrays(_START_SPREAD * torch.randn(layout.dimension, generator=generator), layout)
+
+
+def _message(offer: Offer, start: ArrayRecord, trial: Trial, key: bytes, run_config: UserConfig) -> Message:
+    """Return the message by which a server tells this node to train in a first round."""
+    layout = layout_of(start)
+    weights: Tensor = to_vector(start, layout)
+    ranges, clients = initial_ranges(offer.config, layout, weights), offer.config.clients
+    planned = planned_round(offer.config, statistics_rounds(offer.config) + 1)
+    terms = RoundTerms(
+        run="check",
+        round=planned.number,
+        kind=planned.kind,
+        size=layout.dimension if planned.kind == "training" else vectors_of(offer.config, planned.kind).size,
+        config=offer.config,
+        layers=layout.names,
+        center=tuple(ranges.center.tolist()),
+        radius=tuple(ranges.radius.tolist()),
+        asked=cohort_size(clients.fraction, clients.count),
+        transport=offer.transport,
+        key=key if offer.transport in OVER_RELAY else b"",
+        linked=offer.linked,
+        reply_s=offer.reply_s,
+        run_config=digest_of(run_config),
+    )
+    config = ConfigRecord({**trial.train_config, "server-round": terms.round})
+    content = RecordDict({ARRAYS: start, CONFIG: config, RECORD: terms.to_record()})
+    return Message(content, 1, MessageType.TRAIN, ttl=_TTL_S, group_id=str(terms.round))
+
+
+@contextmanager
+def _as_in_environment(node: NodeSetUp) -> Iterator[None]:
+    """Set the environment that the SuperNode would have; what an operator gave by flags is in it, too."""
+    given: Mapping[str, object] = {
+        "LDPFL_POLICY": node.policy,
+        "LDPFL_BUDGET": node.budget,
+        "LDPFL_RELAY": node.relay,
+        "LDPFL_RELAY_TOKEN": node.token,
+        "LDPFL_RELAY_CA": node.relay_ca,
+        "LDPFL_DATA": node.data,
+        DATA_DIR_VARIABLE: node.data_dir,
+        "LDPFL_SIGNING_KEY": node.signing_key,
+    }
+    before = {name: os.environ.get(name) for name in given}
+    os.environ |= {name: str(value) for name, value in given.items() if value is not None}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _written(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    return ",".join(f"{name}={'x'.join(map(str, shape))}" for name, shape in shapes.items())
+
+
+def _wrong(said: str) -> Finding:
+    return Finding("try", Standing.WRONG, printable(said))

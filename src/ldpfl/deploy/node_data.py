@@ -1,0 +1,158 @@
+"""The data of a node, looked over on the node. What is found is for the terminal of the node's operator alone: it tells of the data."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from ldpfl.data.folders import visible_files
+from ldpfl.data.nodes import table_path, values_beyond_bounds
+from ldpfl.data.own_images import IMAGES
+from ldpfl.data.tables import SUFFIXES, read_table
+from ldpfl.deploy.node_set_up import Finding, NodeSetUp, Standing, wrong
+from ldpfl.errors import DataError, LdpflError, printable
+from ldpfl.experiments.config import RunConfig
+from ldpfl.flower.policy_init import Offer, fitting_rows
+from ldpfl.mechanisms.dp_sgd import DpSgdSettings
+from ldpfl.number_format import counted
+from ldpfl.suggestions import nearest
+
+_READABLE = stat.S_IRWXG | stat.S_IRWXO
+_MAX_NAMED = 5
+"""Names that a finding lists, at most."""
+_MUCH_MORE = 5
+"""Factor above the stated mean number of records at which a node's own number is refused: a node of three times the mean may be right."""
+
+
+def of_data(node: NodeSetUp, offer: Offer | None) -> Iterator[Finding]:
+    """Yield whether the node's own data, and its folder of data sets, are there and fit the app."""
+    if node.data_dir:
+        problem = _problem_of_folder(node.data_dir)
+        said = f"{node.data_dir} {f'{problem}: name it in LDPFL_DATA_DIR' if problem else 'is there'}"
+        yield Finding("data", Standing.WRONG if problem else Standing.FINE, said)
+    trains_on_table = offer is not None and offer.config.data.at_nodes
+    if not node.data:
+        if trains_on_table:
+            yield Finding("data", Standing.WRONG, "the app trains on this node's own table, and none is named: set LDPFL_DATA to its file")
+        return
+    try:
+        path = table_path(node.data, node.partition)
+        if offer is not None and trains_on_table:
+            yield from _of_table(offer, path)
+        else:  # an app of one's own knows itself how it reads its data
+            yield from _of_own(path, () if offer is None else offer.config.data.classes)
+        if os.name == "posix" and path.stat().st_mode & _READABLE:
+            yield Finding("data", Standing.LOOK, f"{path} can be read by other users of this machine: chmod go= it")
+    except LdpflError as error:
+        yield wrong("data", error)
+    except OSError as error:
+        yield Finding("data", Standing.WRONG, f"{node.data} cannot be read: {error.strerror}")
+
+
+def _of_table(offer: Offer, table: Path) -> Iterator[Finding]:
+    """Yield how many rows of a table fit the rules by which the app reads it, and which values its bounds change."""
+    rows, without, misfit = fitting_rows(offer.config, table)
+    said = f"{table} has {counted(rows, 'row')}, {rows - without:,} of which can be trained on"
+    standing = Standing.WRONG if without == rows else Standing.LOOK if misfit else Standing.FINE
+    yield Finding("data", standing, printable(f"{said}{'. The first that does not fit: ' + misfit if misfit else ''}"))
+    yield from _of_records(offer.config, rows - without)
+    for name, count in values_beyond_bounds(offer.config.data, table).items():
+        said = f"the column {name!r} has {count:,} of {counted(rows, 'value')} outside its data.bounds"
+        yield Finding("data", Standing.LOOK, printable(f"{said}, which count as the nearer bound: is its unit that of the bounds?"))
+
+
+def _of_records(config: RunConfig, records: int) -> Iterator[Finding]:
+    """Yield whether the node holds far more records than the app's ``mechanism.records`` says of a client on average."""
+    stated = config.mechanism.records if isinstance(config.mechanism, DpSgdSettings) and not config.data.person else 0
+    if stated and records >= _MUCH_MORE * stated:
+        said = (
+            f"this node has {records:,} records, and the app's mechanism.records says {stated:,} a client on average: if other nodes have "
+            "as many, training diverges; ask who runs the app to set it to the mean"
+        )
+        yield Finding("data", Standing.WRONG, said)
+
+
+def _of_own(path: Path, classes: Sequence[str]) -> Iterator[Finding]:
+    """Yield what an app of one's own finds at ``path``, as far as that can be told without the app."""
+    _check_there(path)
+    files = visible_files(path) if path.is_dir() else [path]
+    if not files:
+        raise DataError(f"there is no file in the folder {path}: expected the node's data")
+    empty = [file for file in files if not file.stat().st_size]
+    if len(empty) == len(files):
+        raise DataError(f"{path} is empty, expected the node's data" if path.is_file() else f"all files in the folder {path} are empty")
+    if empty:
+        are = "is" if len(empty) == 1 else "are"
+        said = f"{len(empty):,} of the {len(files):,} files in {path} {are} empty: {_listed(file.name for file in empty)}"
+        yield Finding("data", Standing.LOOK, printable(said))
+    if any(file.suffix.lower() in IMAGES for file in files):
+        yield from _of_images(path, files, classes)
+    elif any(file.suffix.lower() in SUFFIXES for file in files):
+        yield _of_some_table(path)
+    else:
+        yield Finding("data", Standing.FINE, printable(f"{path} is there; whether the app can read it, --try tells"))
+
+
+def _of_some_table(path: Path) -> Finding:
+    try:
+        read = read_table(path)
+    except LdpflError as error:
+        said = f"is no table with a header, as ldpfl reads them ({error}): whether the app can read it, --try tells"
+        return Finding("data", Standing.LOOK, printable(f"{path} {said}"))
+    said = f"{path} has {counted(len(read), 'row')} and {counted(len(read.columns), 'column')}; whether it fits, --app and --try tell"
+    return Finding("data", Standing.FINE, said)
+
+
+def _of_images(folder: Path, files: Sequence[Path], classes: Sequence[str]) -> Iterator[Finding]:
+    """Yield whether images lie in a folder for each class, as apps expect them, and whether these are the app's ``classes``."""
+    images = [file.relative_to(folder) for file in files if file.suffix.lower() in IMAGES]
+    found = Counter(image.parts[0] for image in images if len(image.parts) > 1)
+    loose = len(images) - found.total()
+    what = (
+        f"{counted(len(images), 'image')} in {counted(len(found), 'folder')}: {_listed(sorted(found))}"
+        if found
+        else counted(len(images), "image")
+    )
+    yield Finding("data", Standing.FINE, printable(f"{folder} has {what}"))
+    if loose:
+        lie = "lies" if loose == 1 else "lie"
+        said = f"{loose:,} of the images {lie} in {folder} itself, and so in no class: put those of each class into a folder of its own"
+        yield Finding("data", Standing.LOOK, printable(said))
+    hollow = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "." and entry.name not in found)
+    if hollow:
+        yield Finding("data", Standing.LOOK, printable(f"no image lies in the folder {_listed(hollow)} of {folder}: fill it, or remove it"))
+    if classes and found and (unknown := sorted(found.keys() - set(classes))):
+        said = f"the folders {_listed(unknown)} of {folder} are no classes of the app: data.classes has {_listed(classes)}"
+        yield Finding("data", Standing.WRONG, printable(f"{said}. Rename the folders, or take them out"))
+
+
+def _check_there(path: Path) -> None:
+    """Raise a :class:`DataError` unless ``path`` is a file or a folder that this user can read."""
+    if not path.exists():
+        beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        meant = nearest(path.name, beside)
+        hint = f" (did you mean {meant!r}?)" if meant else ""
+        raise DataError(f"there is no file or folder {path}: set LDPFL_DATA to the node's data{hint}")
+    if path.is_dir() and (problem := _problem_of_folder(path)):
+        raise DataError(f"the folder {path} {problem}: set LDPFL_DATA to the node's data")
+    if not os.access(path, os.R_OK):
+        raise DataError(
+            f"{path} cannot be read by this user: run the check as the user of the SuperNode, or change the file's owner or mode"
+        )
+
+
+def _problem_of_folder(folder: Path) -> str:
+    """Return what keeps ``folder`` from being a folder of data; nothing where it is one."""
+    if not folder.is_dir():
+        return "is no folder"
+    if not os.access(folder, os.R_OK | os.X_OK):
+        return "cannot be read by this user"
+    return "" if any(folder.iterdir()) else "is empty"
+
+
+def _listed(names: Iterable[str]) -> str:
+    every = list(names)
+    return f"{', '.join(every[:_MAX_NAMED])}{' and others' if len(every) > _MAX_NAMED else ''}"

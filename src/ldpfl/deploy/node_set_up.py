@@ -1,0 +1,75 @@
+"""A node as its operator sets it up, and what is found of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from ldpfl.errors import LdpflError
+
+
+class Standing(StrEnum):
+    """How a finding is to be taken."""
+
+    FINE = "ok"
+    LOOK = "look"
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at: ``said`` is for the node's operator alone, for it may tell of the data."""
+
+    what: str
+    standing: Standing
+    said: str
+
+
+@dataclass(frozen=True)
+class NodeSetUp:
+    """What is checked, as a SuperNode is given it; None where nothing is named.
+
+    Attributes:
+        app: folder of the app that is going to run, to see whether policy, budget and table fit it.
+        config: that of a ServerApp of its own.
+        layers: values in each array of a model of its own.
+        shapes: names and shapes of these arrays, where they are known: a trial of an app's own loop is sent arrays like these.
+        partition: number of the node, where ``data`` names its table by ``{partition}``.
+    """
+
+    policy: Path | None
+    budget: Path | None
+    relay: str | None = None
+    token: Path | None = None
+    relay_ca: Path | None = None
+    data: str | None = None
+    data_dir: Path | None = None
+    node_key: Path | None = None
+    superlink: str | None = None
+    superlink_ca: Path | None = None
+    app: str | None = None
+    config: Path | None = None
+    layers: tuple[int, ...] = ()
+    partition: int | None = None
+    signing_key: Path | None = None
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What an operator says for a trial of one round's local work, beside the node's set-up.
+
+    Attributes:
+        node_config: what the SuperNode is given as ``--node-config``.
+        train_config: what the app's own ServerApp hands to its clients with each round.
+    """
+
+    node_config: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    train_config: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+
+
+def wrong(what: str, error: LdpflError) -> Finding:
+    """Return the finding that ``what`` has to be mended, in the words of ``error``."""
+    return Finding(what, Standing.WRONG, str(error))

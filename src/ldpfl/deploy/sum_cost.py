@@ -1,0 +1,86 @@
+"""Estimate the cost of one round of a sum over two servers: bytes, processor time and memory. The constants were measured on one core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from math import ceil
+from typing import Any
+
+from ldpfl.deploy.cost import HOUR_S, size_text
+from ldpfl.relay.protocol import MAX_UPLOADS
+from ldpfl.summing import ENVELOPE_BYTES
+
+TAKE_S, TAKE_BYTE_S = 3.2e-3, 2.7e-9
+"""Seconds of one core of a relay for an upload and for each of its bytes, HTTP and the sum included: ``benchmarks/sum.py``."""
+
+OPEN_S, UNMASK_BYTE_S = 0.2e-3, 0.45e-9
+"""Seconds of one core of the aggregator for an envelope, and for each byte of a mask: ``benchmarks/sum.py``."""
+
+NOISE_S, MASK_BYTE_S = 27e-9, 0.45e-9
+"""Seconds of one core of a client for the noise of a weight (``benchmarks/mechanism.py``), and for each byte of its mask."""
+
+KEPT_BYTES = 600
+"""Bytes that the relay's store keeps of an upload until the release, with indexes."""
+
+
+@dataclass(frozen=True)
+class SumCost:
+    """Cost of one round, without training, on cores like the one that was measured.
+
+    Attributes:
+        clients: of the round.
+        upload_bytes: of one client: its masked vector and its envelope.
+        round_bytes: of all clients, which the relay receives.
+        download_bytes: what the aggregator receives: the sum, and all envelopes.
+        client_s: seconds of one core in which one client draws its noise and makes its mask.
+        relay_s: seconds of one core in which the relay takes all uploads and adds them up.
+        aggregator_s: seconds of one core in which the aggregator opens all envelopes and takes all masks off.
+        store_bytes: of the relay's store, just before the release.
+    """
+
+    clients: int
+    upload_bytes: int
+    round_bytes: int
+    download_bytes: int
+    client_s: float
+    relay_s: float
+    aggregator_s: float
+    store_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything, for JSON."""
+        return asdict(self)
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Yield name and value of each figure."""
+        yield "a client, each round", f"{self.client_s:.2g} s for noise and mask, {size_text(self.upload_bytes)} sent"
+        hourly = size_text(self.round_bytes / HOUR_S)
+        yield "relay, network", f"{size_text(self.round_bytes)} in ({hourly} a second in an hour), {size_text(self.download_bytes)} out"
+        yield "relay, processor time", _cores(self.relay_s)
+        yield "relay, store", f"{size_text(self.store_bytes)}, whatever the number of uploads but for {KEPT_BYTES} bytes each"
+        yield "aggregator, network", f"{size_text(self.download_bytes)} in"
+        yield "aggregator, processor time", _cores(self.aggregator_s)
+        if self.clients > MAX_UPLOADS:
+            yield "note", f"one round takes {MAX_UPLOADS:,} uploads: make {ceil(self.clients / MAX_UPLOADS):,} rounds of it"
+        yield "figures", "measured on one core of an AMD EPYC, without TLS; training is not in them"
+
+
+def sum_cost(clients: int, weights: int, bits: int) -> SumCost:
+    """Return what a round of ``clients`` costs that each send a number of ``bits`` for each of so many ``weights``."""
+    vector = weights * bits // 8
+    upload, download = vector + ENVELOPE_BYTES, vector + clients * ENVELOPE_BYTES
+    return SumCost(
+        clients=clients,
+        upload_bytes=upload,
+        round_bytes=clients * upload,
+        download_bytes=download,
+        client_s=NOISE_S * weights + MASK_BYTE_S * vector,
+        relay_s=clients * (TAKE_S + TAKE_BYTE_S * vector),
+        aggregator_s=clients * (OPEN_S + UNMASK_BYTE_S * vector),
+        store_bytes=vector + clients * KEPT_BYTES,
+    )
+
+
+def _cores(seconds: float) -> str:
+    return f"{seconds:,.0f} s of one core: an hour on {max(1, ceil(seconds / HOUR_S)):,} cores"

@@ -1,0 +1,121 @@
+"""A look at what an app of one's own gives as its records: at the node, for its operator, before any round."""
+
+from __future__ import annotations
+
+import json
+import pkgutil
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+from torch import Tensor
+
+from ldpfl.data.inputs import Inputs
+from ldpfl.errors import ConfigError, LdpflError
+from ldpfl.experiments import RunConfig
+from ldpfl.experiments.build import as_usual, choose_device, initial_ranges, mechanism_of
+from ldpfl.flower.arrays import to_arrays
+from ldpfl.flower.operator_node import named
+from ldpfl.flower.records import Records, RecordTask, trainer_of_records
+from ldpfl.flower.terms import ARRAYS
+from ldpfl.importing import GIVEN
+from ldpfl.layout import ParameterLayout
+from ldpfl.simulation import RecordGradientTrainer
+from ldpfl.simulation.gradients import confined
+from ldpfl.simulation.schedule import full_batch
+
+_FOUND = "found"
+_MAX_NAMED = 5
+"""Rows that are named, at most."""
+
+
+@dataclass(frozen=True)
+class RecordsFound:
+    """What is found of an app's records: no value of them.
+
+    Attributes:
+        arrays: the model's trainable parameters, by name.
+        rows: how many there are.
+        left_out: how many rows, or persons where persons are protected, add nothing to training.
+        some: places of a few of them, from 0.
+        reason: why the first of them adds nothing.
+        notes: what else is to be said of the model.
+    """
+
+    arrays: ArrayRecord
+    rows: int
+    left_out: int
+    some: tuple[int, ...]
+    reason: str
+    notes: tuple[str, ...]
+
+    def to_records(self) -> RecordDict:
+        """Return this as Flower's records, which one process can hand to another."""
+        figures = json.dumps([self.rows, self.left_out, self.some, self.reason, self.notes])
+        return RecordDict({ARRAYS: self.arrays, _FOUND: ConfigRecord({_FOUND: figures})})
+
+    @classmethod
+    def of(cls, records: RecordDict) -> RecordsFound:
+        """Read what :meth:`to_records` wrote."""
+        rows, left_out, some, reason, notes = json.loads(str(records.config_records[_FOUND][_FOUND]))
+        return cls(records.array_records[ARRAYS], rows, left_out, tuple(some), reason, tuple(notes))
+
+
+@as_usual()
+def look_at_records(records: Records | str, context: Context, config: RunConfig) -> RecordsFound:
+    """Return what is found of an app's ``records``: model and loss are tried on made-up samples, then each record's gradient is taken.
+
+    Raises:
+        ConfigError, PrivacyError: they are none, or model and loss do not fit them; no text repeats a value.
+    """
+    made: Records = pkgutil.resolve_name(records) if isinstance(records, str) else records
+    task = made(context)
+    if not isinstance(task, RecordTask):
+        raise ConfigError(f"the app's records are a {type(task).__name__}, expected ldpfl.flower.RecordTask: let the function return one")
+    if config.data.person and task.persons is None:
+        raise ConfigError("the terms protect persons, and RecordTask does not say whose the rows are: give it persons=")
+    task.check_persons()
+    device, notes = choose_device(named("device") or "cpu"), list[str]()
+    layout = ParameterLayout.from_module(task.model)
+    weights = layout.flatten({name: p.detach() for name, p in task.model.named_parameters() if p.requires_grad}).cpu()
+    mechanism = mechanism_of(config, initial_ranges(config, layout, weights))
+    by_person = config.data.person and mechanism.record_clip is not None
+    persons = task.persons_by(config.data.person_rows) if by_person else None
+    try:
+        trainer = trainer_of_records(task, layout, weights, config, mechanism, device, persons, notes.append)
+    except LdpflError as error:
+        of_app = str(error).replace(f"model {GIVEN!r}", "the app's model")
+        raise ConfigError(f"{of_app} (tried on two made-up samples; {_described(task)})") from None
+    left_out, reason, count = list[int](), "", len(task.targets if persons is None else persons)
+    if isinstance(trainer, RecordGradientTrainer):
+        looking = replace(trainer, left_out=lambda places: left_out.extend(places.tolist()))
+        confined(looking).train(weights, full_batch([np.arange(count)], count).to(device))
+        left_out.sort()
+        reason = _why(task, trainer, weights, left_out[0], by_row=persons is None) if left_out else ""
+    return RecordsFound(to_arrays(weights, layout), len(task.targets), len(left_out), tuple(left_out[:_MAX_NAMED]), reason, tuple(notes))
+
+
+def _why(task: RecordTask, trainer: RecordGradientTrainer, weights: Tensor, place: int, *, by_row: bool) -> str:
+    """Return why the record, or the person, at ``place`` adds nothing."""
+    if by_row and not _is_finite(task.inputs, place):
+        return "its inputs hold NaN or infinity: a missing value, or one that is too large for float32"
+    if by_row and not _is_finite(task.targets, place):
+        return "its target is NaN or infinite: a missing value, or one that is too large for float32"
+    only = full_batch([np.array([place])], 1).to(trainer.task.data.device)
+    try:
+        trainer.train(weights, only)
+    except (Exception, SystemExit) as error:  # its text may repeat the record
+        return f"the model or the loss raises {type(error).__name__} for it: is its target among the classes, or a token beyond the last?"
+    return "its gradient is NaN or infinite: are its values huge, or is there a log, sqrt or division in the model or the loss?"
+
+
+def _described(task: RecordTask) -> str:
+    """Return types and shapes of what a task learns from."""
+    inputs = {"inputs": task.inputs} if isinstance(task.inputs, Tensor) else dict(task.inputs)
+    return ", ".join(f"{name} {str(part.dtype)[6:]} {tuple(part.shape)}" for name, part in [*inputs.items(), ("targets", task.targets)])
+
+
+def _is_finite(values: Inputs, place: int) -> bool:
+    parts = [values] if isinstance(values, Tensor) else list(values.values())
+    return all(bool(torch.isfinite(part[place]).all()) for part in parts)

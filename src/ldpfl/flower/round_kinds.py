@@ -1,0 +1,101 @@
+"""The rounds of a run on Flower, and what each of them asks nodes for.
+
+All of it follows from the config, so that each node can check what it is asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ldpfl.data.scaling import STAGES
+from ldpfl.errors import AskedForOther
+from ldpfl.experiments.build import for_measuring
+from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.record_sums import for_evaluation, is_evaluated
+from ldpfl.mechanisms.dp_sgd import DpSgdSettings
+
+Kind = Literal["statistics", "training", "least-squares", "evaluation"]
+"""What a round asks for. ``statistics``: histograms of a table's columns, before training. ``training``: what the mechanism protects, such
+as gradients. ``least-squares``: sums of products, for a linear head. ``evaluation``: figures of records that clients hold back."""
+
+
+@dataclass(frozen=True)
+class PlannedRound:
+    """A round of a run.
+
+    Attributes:
+        number: number by which relay, budgets and ledger know the round, from 1. Rounds of all kinds are numbered together.
+        kind: what nodes are asked for.
+        trained: number of rounds of training before it.
+    """
+
+    number: int
+    kind: Kind
+    trained: int
+
+    @property
+    def is_training(self) -> bool:
+        """Whether the round leads to another model."""
+        return self.kind in ("training", "least-squares")
+
+    def __str__(self) -> str:
+        if self.kind == "statistics":
+            return f"statistics {self.number} of {STAGES}"
+        return f"round {self.trained + 1}" if self.is_training else f"evaluation after round {self.trained}"
+
+
+def planned_round(config: RunConfig, number: int) -> PlannedRound:
+    """Return the round with this ``number`` of a run of ``config``.
+
+    Raises:
+        AskedForOther: clients measure the model in this run, and the run has fewer rounds.
+    """
+    rounds, every, before = config.training.rounds, config.evaluation.every, statistics_rounds(config)
+    training: Kind = "training" if config.training.method == "gradient" else "least-squares"
+    place = number - before
+    if place <= 0:
+        return PlannedRound(number, "statistics", 0)
+    if not is_evaluated(config):
+        return PlannedRound(number, training, place - 1)
+    if number > last_round(config, rounds):
+        raise AskedForOther(f"round {number} is none of this run, whose config has {last_round(config, rounds)} rounds; nothing was sent")
+    if number == last_round(config, rounds):
+        return PlannedRound(number, "evaluation", rounds)
+    if every and place % (every + 1) == 0:
+        return PlannedRound(number, "evaluation", place // (every + 1) * every)
+    return PlannedRound(number, training, place - 1 - ((place - 1) // (every + 1) if every else 0))
+
+
+def statistics_rounds(config: RunConfig) -> int:
+    """Return how many rounds of a run of ``config`` measure the columns of nodes' tables, before the first round of training."""
+    measured = config.data.at_nodes and config.data.scaling == "measured" and isinstance(config.mechanism, DpSgdSettings)
+    return STAGES if measured else 0
+
+
+def last_round(config: RunConfig, rounds: int) -> int:
+    """Return the number of the last round of a run of ``config`` with so many ``rounds`` of training."""
+    every, before = config.evaluation.every, statistics_rounds(config)
+    if not is_evaluated(config) or rounds == 0:
+        return before + rounds
+    return before + rounds + ((rounds - 1) // every if every else 0) + 1
+
+
+def config_for(config: RunConfig, kind: Kind) -> RunConfig:
+    """Return ``config`` with the mechanism of a round of this ``kind``.
+
+    Raises:
+        ConfigError: it does not fit such a round.
+    """
+    if kind == "statistics":
+        return for_measuring(config)
+    return for_evaluation(config, records=held_back_mean(config)) if kind == "evaluation" else config
+
+
+def held_back_mean(config: RunConfig) -> int:
+    """Return how many records, or persons, a client holds back on average, as the config says it: 1 or more.
+
+    A node's own number goes nowhere. Without ``evaluation.records``, the number follows from ``mechanism.records``, those that are left.
+    """
+    share, trained = config.evaluation.share, getattr(config.mechanism, "records", 0)
+    return max(1, config.evaluation.records or round(trained * share / (1 - share)))

@@ -1,0 +1,104 @@
+"""Sums of records' clipped gradients by a compiled step: gradients, lengths, clipping and the sum in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from ldpfl.data.inputs import Inputs
+from ldpfl.mechanisms.record_clipping import RecordClip
+from ldpfl.simulation.compiling import Compiled, Work, work_of
+from ldpfl.simulation.local_training import LocalTask
+from ldpfl.simulation.unchanged import nothing_written
+
+
+class BlockSum(NamedTuple):
+    """What the records of a block come to.
+
+    Attributes:
+        points: (d,) float64, the sum of the records' lattice points.
+        norms: (R,) float64, the length of each record's gradient; 0 for a record that does not count.
+        squares: (R,) float64, the squared length of each record's lattice points.
+    """
+
+    points: Tensor
+    norms: Tensor
+    squares: Tensor
+
+
+@dataclass(frozen=True)
+class CompiledSums:
+    """Sums of the records of one block, whose number is fixed, so that one piece of compiled code serves all blocks.
+
+    A record's lattice points depend on its own data and on its place in the block. They may differ by one in a coordinate from those that
+    :meth:`~ldpfl.mechanisms.record_clipping.RecordClip.points` makes of the eager gradient, because float32 rounds differently.
+
+    Attributes:
+        proven: whether the step was compiled before in another process; see :class:`~ldpfl.simulation.compiling.Compiled`.
+    """
+
+    task: LocalTask
+    clip: RecordClip
+    proven: bool = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"task": self.task, "clip": self.clip, "proven": True}  # what is compiled is compiled anew in another process
+
+    def of(self, weights: Tensor, rows: Tensor, mask: Tensor, real: Tensor) -> BlockSum:
+        """Return the sum over the records whose rows are ``rows`` (R, B), of which ``mask`` (R, B) says which count.
+
+        A record whose points are too long after all is left out, as :meth:`RecordClip.points` does, and changes nothing of the others'.
+
+        Args:
+            weights: (d,) at which gradients are taken.
+            real: (R,) bool, the records that count. Others fill the block up.
+        """
+        batch = self.task.data.at(rows)
+        with nothing_written(self.task.module, {"the weights": weights}, by_value=False):
+            found = BlockSum(*self._summed(weights, batch.inputs, batch.targets, mask, real))
+            fits = found.squares <= self.clip.steps**2  # not so for NaN
+            if not bool(fits.all()):
+                others = BlockSum(*self._summed(weights, batch.inputs, batch.targets, mask, real & fits))
+                return others._replace(norms=found.norms)
+        return found
+
+    def work(self, weights: Tensor, block: int, width: int) -> Work:
+        """Return the work of a block of so many records of ``width`` rows at ``weights`` (d,)."""
+        rows = torch.zeros(block, width, dtype=torch.int64)
+        batch, summed = self.task.data.at(rows), self._code()
+        mask, real = torch.ones(rows.shape), torch.ones(block, dtype=torch.bool)
+        return work_of(lambda: summed(weights, batch.inputs, batch.targets, mask, real))
+
+    @cached_property
+    def _summed(self) -> Callable[[Tensor, Inputs, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
+        return Compiled(self._code(), proven=self.proven)
+
+    def _code(self) -> Callable[[Tensor, Inputs, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
+        """Return what computes the fields of :class:`BlockSum`."""
+        task, layout, shortest, scale = self.task, self.task.layout, self.clip.norm, self.clip.scale
+
+        def loss(values: list[Tensor], inputs: Inputs, targets: Tensor, mask: Tensor) -> Tensor:
+            return task.loss(dict(zip(layout.names, values, strict=True)), inputs, targets, mask)
+
+        def summed(weights: Tensor, inputs: Inputs, targets: Tensor, mask: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            values = list(layout.unflatten(weights).values())
+            found = vmap(grad(loss), in_dims=(None, 0, 0, 0))(values, task.normalised(inputs), targets, mask)
+            gradients = [gradient.flatten(1) for gradient in found]
+            # Squares of float32 values do not overflow in float64.
+            norms = torch.stack([gradient.double().square().sum(dim=1) for gradient in gradients]).sum(dim=0).sqrt()
+            usable = (real & norms.isfinite())[:, None]
+            factors = scale / norms.clamp_min(shortest)[:, None]
+            points, squares = [], []
+            for gradient in gradients:
+                own = torch.where(usable, (gradient.double() * factors).trunc(), 0.0)
+                points.append(own.sum(dim=0))
+                squares.append(own.square().sum(dim=1))
+            return -torch.cat(points), torch.where(real, norms, 0.0), torch.stack(squares).sum(dim=0)
+
+        return summed

@@ -1,0 +1,55 @@
+"""What is said of a run before its first round, and stands under its result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from conftest import CommandLine
+from ldpfl import api
+
+SETTINGS: dict[str, Any] = {"data.bounds": {"age": [0, 100]}, "data.classes": ["no", "yes"], "clients.count": 4, "training.rounds": 1}
+HOW: dict[str, Any] = {"target": "ill", "baseline": False, "progress": False, "seed": 1}
+
+
+def rows(count: int) -> pd.DataFrame:
+    generator = np.random.default_rng(0)
+    return pd.DataFrame({"age": generator.integers(0, 100, count), "ill": np.where(np.arange(count) % 2, "yes", "no")})
+
+
+def caveats(frame: pd.DataFrame, **settings: Any) -> list[str]:
+    found = api.run(data=frame, settings={**SETTINGS, **settings}, **HOW).to_dict()["caveats"]
+    return [str(line) for line in found]
+
+
+@pytest.mark.parametrize(
+    ("records", "said"),
+    [(10, "each step is 10 times as long as the learning rate says, so training may diverge"), (1000, "so the model hardly moves")],
+)
+def test_a_stated_number_of_records_that_is_far_off_is_said_with_both_numbers(records: int, said: str) -> None:
+    """500 rows, of which 400 are trained on by four clients: each has 100."""
+    (line,) = [line for line in caveats(rows(500), **{"mechanism.records": records}) if "mechanism.records" in line]
+    assert f"mechanism.records says {records:,} records a client, and clients have 100 on average" in line
+    assert said in line
+    assert "set mechanism.records to 100" in line
+    assert not any("mechanism.records" in line for line in caveats(rows(500), **{"mechanism.records": 90}))
+
+
+def test_too_few_rows_are_said_with_how_many_are_needed_at_the_start_and_under_the_result(tmp_path: Path, ldpfl: CommandLine) -> None:
+    rows(5).to_csv(tmp_path / "five.csv", index=False)
+    changes = ("--set", "data.bounds={age=[0,100]}", "--set", "clients.count=2", "--set", "training.rounds=1")
+    printed = ldpfl("run", "--data", tmp_path / "five.csv", "--target", "ill", "--no-baseline", "--out", "run", *changes)
+    assert printed.code == 0
+    said = "4 rows to train on and 1 to measure on are too few: figures of a model say something from 20 test rows on"
+    for text in (printed.err, printed.out, ldpfl("show", "run").out):
+        assert said in " ".join(text.split())
+    assert "give 100 rows in all, or a data.test_path" in " ".join(printed.out.split())
+    assert printed.err.count(said.split(":", maxsplit=1)[0]) == 1
+    assert not any("too few: figures" in line for line in caveats(rows(100)))
+    rows(5).to_csv(tmp_path / "test.csv", index=False)
+    (line,) = [line for line in caveats(rows(100), **{"data.test_path": str(tmp_path / "test.csv")}) if "too few: figures" in line]
+    assert line.endswith("give a data.test_path with as many")

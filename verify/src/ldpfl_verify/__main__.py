@@ -1,0 +1,3 @@
+from ldpfl_verify.command_line import main
+
+main()

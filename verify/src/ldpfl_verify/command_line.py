@@ -1,0 +1,97 @@
+"""The command ``ldpfl-verify``, which ``ldpfl verify`` calls as well."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from io import TextIOWrapper
+from math import isfinite
+from pathlib import Path
+from typing import NoReturn
+
+from ldpfl_verify.certificate_file import INFINITY
+from ldpfl_verify.errors import CertificateError, printable
+from ldpfl_verify.second_opinion import SecondOpinion, Verdict, verify
+
+REFUSED, NOT_CONFIRMED, NOT_CHECKED, INTERRUPTED = 2, 3, 4, 130
+"""Exit codes. A file is no certificate, was changed or does not belong to the ledger or signer; a guarantee is not confirmed; a guarantee
+could not be checked, or rests on an author's claim; the user stopped the command."""
+
+_TRUSTED = {"local": "nobody", "shuffled": "shuffler", "summed": "sum"}
+_HEADINGS = ("protected", "delta", "trusted", "stated epsilon", "second opinion", "status", "how")
+_RIGHT_ALIGNED = {"delta", "stated epsilon", "second opinion"}
+
+
+def check_files(files: Sequence[Path], ledger: Path | None, signed_by: str | None, *, as_json: bool, program: str) -> int:
+    """Print a second opinion on each certificate in ``files``, and return the exit code; ``program`` begins each line of stderr."""
+    opinions: list[tuple[Path, SecondOpinion]] = []
+    refused = False
+    for file in files:
+        try:
+            opinions.append((file, verify(file, ledger=ledger, signed_by=signed_by)))
+        except CertificateError as error:
+            print(f"{program}: {error}", file=sys.stderr)
+            refused = True
+    if as_json and opinions:
+        trees = [{"file": str(file), **opinion.to_dict()} for file, opinion in opinions]
+        print(json.dumps(trees if len(files) > 1 else trees[0], indent=2))
+    elif not as_json:
+        print("\n\n".join("\n".join(_lines(file, opinion)) for file, opinion in opinions), end="\n" if opinions else "")
+    if refused:
+        return REFUSED
+    if any(opinion.contradicted for _, opinion in opinions):
+        return NOT_CONFIRMED
+    return 0 if all(opinion.holds for _, opinion in opinions) else NOT_CHECKED
+
+
+def _lines(file: Path, opinion: SecondOpinion) -> Iterator[str]:
+    """Yield the lines of a table of verdicts, then the notes."""
+    yield printable(f"{file}: certificate of {opinion.run}")
+    rows = [_HEADINGS, *map(_row, opinion.lines)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = zip(row, _HEADINGS, widths, strict=True)
+        yield "  ".join(cell.rjust(width) if heading in _RIGHT_ALIGNED else cell.ljust(width) for cell, heading, width in cells).rstrip()
+    yield from (printable(f"note: {note}") for note in opinion.notes)
+
+
+def _row(verdict: Verdict) -> tuple[str, ...]:
+    line = verdict.line
+    second = "-" if verdict.second is None else _figure(verdict.second)
+    stated = line.epsilon if isinstance(line.epsilon, str) else _figure(line.epsilon)
+    delta = "0 (pure)" if line.delta == 0 else f"{line.delta:g}"
+    return line.protects, delta, _TRUSTED[line.trusted], stated, second, verdict.status, printable(verdict.why)
+
+
+def _figure(value: float) -> str:
+    """Return six digits, or all digits before the point, with thousands apart."""
+    if not isfinite(value):
+        return INFINITY
+    return f"{value:,.0f}" if 1e6 <= value < 1e15 else f"{value:,.6g}"
+
+
+def main() -> NoReturn:
+    """Run the command line. A file that is refused is one line on stderr and exit code 2."""
+    parser = argparse.ArgumentParser(
+        prog="ldpfl-verify",
+        description="Check privacy certificates of ldpfl by accountants that share no line with those that made them.",
+        epilog="Exit code 0: all guarantees are confirmed. 2: a file is refused. 3: a guarantee is not confirmed. "
+        "4: a guarantee could not be checked, or rests on the claim of a mechanism's author.",
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a certificate")
+    parser.add_argument("--ledger", type=Path, help="the ledger, or the run's folder, that every certificate must be about")
+    parser.add_argument("--signed-by", metavar="KEY", help="the public key (64 hexadecimal digits) that must have signed them")
+    parser.add_argument("--json", action="store_true", dest="as_json", help="print JSON: an object, or a list if there are several files")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version('ldpfl-verify')}")
+    given = parser.parse_args()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a console may lack characters that a run's name has
+    try:
+        sys.exit(check_files(given.files, given.ledger, given.signed_by, as_json=given.as_json, program="ldpfl-verify"))
+    except KeyboardInterrupt:
+        print("ldpfl-verify: interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)

@@ -1,0 +1,226 @@
+"""Read a run's ledger, and refuse one that was edited or that no run can have written.
+
+A ledger is a list of privacy events, one for each round. Each event carries a hash of itself and of all events before it.
+That finds accidents and careless edits; it does not stop a forger, who can compute all hashes anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import exp
+from pathlib import Path
+from typing import Any, get_args
+
+from scipy.special import bdtr, bdtrc
+
+from ldpfl_verify.bounded_json import MAX_LEDGER_BYTES, parse_ledger, read_bytes
+from ldpfl_verify.certificate_file import Channel, ChargedRounds, ClientRelease, Sampling
+from ldpfl_verify.errors import CertificateError, quoted
+from ldpfl_verify.field_checks import MAX_COUNT, check_fields, count, flag, number, object_of, one_of
+
+LEDGER_FILE = "ledger.json"
+"""Name of the ledger in a run's folder."""
+
+MAX_CLIENTS = 10**9
+MIN_PROBABILITY = 1e-15
+"""Probability below which a cohort is taken for one that did not come about by the clients' own random decisions."""
+
+_VERSION = 3
+_PARAMETERS = {"binary": "epsilon", "pure": "epsilon", "gaussian": "mu", "unprotected": None}
+_NOT_CHARGED = {"claim", "realised", "signed", "reason", "claimed_epsilon", "claimed_delta"}
+"""Fields of a release in a ledger that say nothing about its cost."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One round of a ledger.
+
+    Attributes:
+        round: number of the round, from 1.
+        release: the report of each client of the cohort.
+        cohort: number of clients whose reports were mixed or added up. It is 0 if each client decided for itself and none joined.
+        population: number of clients that could have taken part.
+        joined: the largest number of rounds that any one client has joined so far, this round included.
+        sampling, rate, channel, linked: as in :class:`ldpfl_verify.certificate_file.ChargedRounds`.
+        histograms: whether the round measured counts and not a model; it costs the same.
+        colluding: number of clients that are assumed to work together against the others. Nobody hides behind their reports or noise.
+    """
+
+    round: int
+    release: ClientRelease
+    cohort: int
+    population: int
+    joined: int
+    sampling: Sampling
+    rate: float
+    channel: Channel
+    linked: int
+    histograms: bool = False
+    colluding: int = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self, _EVENT)
+
+    def as_charged(self, colluding: int) -> ChargedRounds:
+        """Return the round as a certificate charges it if ``colluding`` clients work together."""
+        return ChargedRounds(
+            release=self.release,
+            cohort=max(1, self.cohort - colluding),
+            population=max(1, self.population - colluding),
+            rounds=1,
+            sampling=self.sampling,
+            rate=self.rate,
+            channel=self.channel,
+            linked=min(self.linked, self.release.units),
+        )
+
+
+def _count_or_none(value: object) -> int:
+    return 0 if value == 0 and not isinstance(value, bool) else count(value)
+
+
+_EVENT = {
+    "round": count,
+    "release": object_of(ClientRelease),
+    "cohort": _count_or_none,
+    "population": count,
+    "joined": _count_or_none,
+    "sampling": one_of(*get_args(Sampling)),
+    "rate": number(lambda value: 0 < value <= 1, "above 0 and at most 1"),
+    "channel": one_of(*get_args(Channel)),
+    "linked": count,
+    "histograms": flag,
+    "colluding": _count_or_none,
+}
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The events of a ledger, and the SHA-256 of the file's bytes."""
+
+    sha256: str
+    events: tuple[Event, ...]
+
+
+def read_ledger(path: Path) -> Ledger:
+    """Return the ledger in the file at ``path``, or in the run's folder at ``path``.
+
+    Raises:
+        CertificateError: the file cannot be read, is no ledger, was changed, or contradicts itself.
+    """
+    file = path / LEDGER_FILE if path.is_dir() else path
+    try:
+        held = read_bytes(file, MAX_LEDGER_BYTES)
+        return Ledger(hashlib.sha256(held).hexdigest(), _events(parse_ledger(held.decode())))
+    except OSError as error:
+        raise CertificateError(f"ledger {file} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise CertificateError(f"{file} is no ledger of a run: {error}") from None
+
+
+def _events(tree: Any) -> tuple[Event, ...]:
+    if not isinstance(tree, dict) or tree.get("format") != "ldpfl-ledger" or not isinstance(tree.get("events"), list):
+        raise ValueError("it lacks the field format = 'ldpfl-ledger', or a list of events")
+    if tree.get("version") != _VERSION:
+        raise ValueError(f"it has version {quoted(tree.get('version'))}, expected {_VERSION}")
+    events: list[Event] = []
+    link, reports = "", 0
+    for place, entry in enumerate(tree["events"], start=1):
+        try:
+            link = _check_link(entry, link)
+            event = _event(entry)
+            reports += event.cohort
+            why = _impossible(event, events[-1] if events else None, reports)
+            if why:
+                raise ValueError(why)
+        except ValueError as error:
+            raise ValueError(f"event {place}: {error}") from None
+        events.append(event)
+    return tuple(events)
+
+
+def _check_link(entry: Any, before: str) -> str:
+    """Return the hash of the event ``entry`` and of all before it, if the event states the same.
+
+    Raises:
+        ValueError: the event states another hash, or none.
+    """
+    if not isinstance(entry, dict):
+        raise ValueError(f"got {quoted(entry)}, expected an object")
+    hashed = json.dumps({name: value for name, value in entry.items() if name != "chain"}, sort_keys=True)
+    link = hashlib.sha256(f"{before}{hashed}".encode()).hexdigest()[:16]
+    if entry.get("chain") != link:
+        raise ValueError("the event was changed, or an earlier event was changed, left out or put in")
+    return link
+
+
+def _event(entry: Mapping[str, Any]) -> Event:
+    fields = {name: value for name, value in entry.items() if name != "chain"}
+    try:
+        return Event(**{**fields, "release": _release(fields.get("release"))})
+    except TypeError:  # of the constructor: a field is missing or unknown
+        raise ValueError(f"its fields are {', '.join(sorted(fields))[:200]}; expected {', '.join(_EVENT)}") from None
+
+
+def _release(tree: Any) -> ClientRelease:
+    kind = tree.get("kind") if isinstance(tree, dict) else None
+    if not isinstance(kind, str) or kind not in _PARAMETERS:
+        raise ValueError(f"got a release of kind {quoted(kind)}, expected {', '.join(_PARAMETERS)}")
+    parameter = _PARAMETERS[kind]
+    fields = {name: value for name, value in tree.items() if name not in _NOT_CHARGED and name != parameter}
+    try:
+        made = ClientRelease(**{**fields, "parameter": None if parameter is None else tree[parameter]})
+    except (TypeError, KeyError):
+        raise ValueError(f"a release of kind {kind!r} has the fields {', '.join(sorted(tree))[:200]}") from None
+    why = _impossible_release(made)
+    if why:
+        raise ValueError(why)
+    return made
+
+
+def _impossible_release(release: ClientRelease) -> str:
+    """Return why no mechanism makes ``release``, or an empty text."""
+    part = release.unit in ("record", "person")
+    if release.unit == "client" or (part and release.kind in ("binary", "pure")):
+        return f"a release of kind {release.kind!r} does not protect a {release.unit} as one unit"
+    if release.blanket is not None and release.parameter is not None and release.blanket < exp(-min(release.parameter, 700.0)):
+        return f"no report at epsilon {release.parameter:g} has a blanket of {release.blanket:g}: it is at least e^-epsilon"
+    if part and release.alike:
+        return "sums over records do not lie in one ball"
+    if release.rate < 1 and not part:
+        return f"a rate of {release.rate:g} needs records or persons that take part at random"
+    return ""
+
+
+def _impossible(event: Event, before: Event | None, reports: int) -> str:
+    """Return why no run has ``event`` after the event ``before``, with ``reports`` reports in all by then; or an empty text."""
+    last, joined = (before.round, before.joined) if before else (0, 0)
+    if max(event.population, event.release.units, event.linked, event.round) > MAX_COUNT or event.population > MAX_CLIENTS:
+        return f"{event.population:,} clients, expected at most {MAX_CLIENTS:,}"
+    if event.cohort > event.population or event.colluding >= event.population:
+        return f"a cohort of {event.cohort:,} with {event.colluding:,} colluding clients, of a population of {event.population:,}"
+    if event.sampling == "everyone" and event.cohort != event.population:
+        return f"all clients took part, and only {event.cohort:,} of {event.population:,} clients did"
+    if event.sampling == "secret" and _probability(event) < MIN_PROBABILITY:
+        return f"{event.population:,} clients that join with probability {event.rate:g} each do not make a cohort of {event.cohort:,}"
+    if before and event.population < before.population:
+        return f"the population shrank from {before.population:,} to {event.population:,}; clients that left still count"
+    if event.round <= last or (event.round != last + 1 and event.sampling != "secret"):
+        return f"round {event.round} comes after round {last}"
+    if not joined <= event.joined <= joined + event.round - last or (event.cohort and not event.joined):
+        return f"a client cannot have joined {joined} rounds before this round and {event.joined} with it"
+    if event.sampling == "once" and event.joined > 1:
+        return f"every client takes part once, and one joined {event.joined} rounds"
+    if reports > event.population * event.joined:
+        return f"{reports:,} reports of {event.population:,} clients: some client joined more than {event.joined} rounds"
+    return ""
+
+
+def _probability(event: Event) -> float:
+    """Return the probability of so small a cohort, or of so large a cohort, whichever is smaller."""
+    fewer = float(bdtr(event.cohort, event.population, event.rate))
+    more = float(bdtrc(event.cohort - 1, event.population, event.rate)) if event.cohort else 1.0
+    return min(fewer, more)

@@ -1,0 +1,151 @@
+"""Decide for each guarantee of a certificate whether it is confirmed, and collect what a reader has to know beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import Any, Literal
+
+from ldpfl_verify.accountant_choice import SAME, TOLERANCE, second_bound
+from ldpfl_verify.certificate_file import INFINITY, OURS, Certificate, ChargedRounds, StatedGuarantee, Statement, epsilon_of
+from ldpfl_verify.errors import CertificateError, quoted
+from ldpfl_verify.field_checks import to_tree
+from ldpfl_verify.ledger_comparison import check_charged
+from ldpfl_verify.signature import check_signature, read_certificate
+
+Status = Literal["confirmed", "nearly", "author's claim", "not confirmed", "not checked"]
+
+_PUBLISHED = {"client": "all data of one client", "person": "all records of one person", "record": "one whole record"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result for one guarantee.
+
+    Attributes:
+        line: the guarantee as the certificate states it.
+        second: upper bound on epsilon that is proved here; None if no accountant here covers the case.
+        status: ``confirmed`` if ``second`` is no larger than the stated epsilon. ``nearly`` if it is larger by at most 2 %. ``author's
+            claim`` if one of these is true, but the mechanism is not the ldpfl project's code: then only the arithmetic is checked.
+            ``not confirmed`` if ``second`` is larger by more. ``not checked`` if ``second`` is None.
+        why: how ``second`` was computed, or why it was not.
+    """
+
+    line: StatedGuarantee
+    second: float | None
+    status: Status
+    why: str
+
+
+@dataclass(frozen=True)
+class SecondOpinion:
+    """The result for a certificate.
+
+    Attributes:
+        run: name of the run, as the certificate has it.
+        lines: a verdict for each guarantee.
+        notes: what was not checked, who signed the certificate, and what the run itself says against its figures.
+    """
+
+    run: str
+    lines: tuple[Verdict, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether all guarantees are confirmed, or nearly."""
+        return all(verdict.status in ("confirmed", "nearly") for verdict in self.lines)
+
+    @property
+    def contradicted(self) -> bool:
+        """Whether some guarantee promises more than is proved here. If none does and not all hold, some could not be checked."""
+        return any(verdict.status == "not confirmed" for verdict in self.lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result for JSON."""
+        lines = [
+            {
+                **to_tree(verdict.line),
+                "second": INFINITY if verdict.second == inf else verdict.second,
+                "status": verdict.status,
+                "why": verdict.why,
+            }
+            for verdict in self.lines
+        ]
+        return {"run": self.run, "holds": self.holds, "contradicted": self.contradicted, "lines": lines, "notes": list(self.notes)}
+
+
+def verify(certificate: Certificate | str | Path, *, ledger: str | Path | None = None, signed_by: str | None = None) -> SecondOpinion:
+    """Compute the guarantees of a certificate again, by accountants that share no line with those that made it.
+
+    A guarantee takes from a moment to a minute on one core.
+
+    Args:
+        certificate: the certificate, or the path of its file. Its signature is checked if it has one.
+        ledger: the run's ledger, or the run's folder. The certificate must be about this ledger and charge all that it holds.
+        signed_by: the public key, in hexadecimal digits, that must have signed the certificate.
+
+    Raises:
+        CertificateError: the certificate was changed, is signed by another key, is about another ledger, or charges less than the ledger.
+    """
+    if isinstance(certificate, Certificate):
+        check_signature(certificate)
+    else:
+        certificate = read_certificate(Path(certificate))
+    signer = certificate.signature.public_key if certificate.signature else None
+    if signed_by is not None and signed_by != signer:
+        raise CertificateError(f"the certificate is signed by {signer or 'nobody'}, expected the key {quoted(signed_by)}")
+    statement = certificate.statement
+    if ledger is not None:
+        check_charged(statement, Path(ledger))
+    notes = _notes(signer, known=signed_by is not None, with_ledger=ledger is not None)
+    return SecondOpinion(statement.run, tuple(_verdicts(statement)), (*notes, *_large_deltas(statement), *statement.caveats))
+
+
+def _notes(signer: str | None, *, known: bool, with_ledger: bool) -> Iterator[str]:
+    if not with_ledger:
+        yield "whether the run released what the certificate charges was not checked: give the run's ledger with --ledger"
+    if signer is None:
+        yield "nobody signed the certificate"
+    else:
+        yield f"signed by {signer}" + ("" if known else ": make sure that you know whose key this is")
+
+
+def _large_deltas(statement: Statement) -> Iterator[str]:
+    """Yield a remark for each delta so large that a mechanism keeps it which publishes a client's data, or a record, at random."""
+    clients = max(one.population for one in statement.charged)
+    for delta, protects in dict.fromkeys((line.delta, line.protects) for line in statement.guarantees):
+        if clients > 1 and delta >= 1 / clients:
+            allowed = f"it allows {_PUBLISHED[protects]} to be published"
+            yield f"a delta of {delta:g} is not smaller than one over the {clients:,} clients: {allowed}"
+
+
+def _verdicts(statement: Statement) -> Iterator[Verdict]:
+    for line in statement.guarantees:
+        try:
+            second, why = second_bound(line, statement.charged)
+        except OverflowError:
+            second, why = None, "its figures are too large or too small to compute with"
+        yield _as_claimed(Verdict(line, second, _status(epsilon_of(line), second), why), statement.charged)
+
+
+def _status(stated: float, second: float | None) -> Status:
+    if stated == inf:
+        return "confirmed"  # it promises nothing
+    if second is None:
+        return "not checked"
+    if second <= stated * SAME:
+        return "confirmed"
+    return "nearly" if second <= stated * (1 + TOLERANCE) else "not confirmed"
+
+
+def _as_claimed(found: Verdict, charged: Sequence[ChargedRounds]) -> Verdict:
+    """Return ``found``, with the status ``author's claim`` if a mechanism is not the ldpfl project's code."""
+    others = dict.fromkeys(one.release.author for one in charged if one.release.author != OURS)
+    if found.status not in ("confirmed", "nearly") or not (others or found.line.status != "proved"):
+        return found
+    whose = ", ".join(others) or "a mechanism"
+    why = f"{found.why}; the arithmetic is right if what the author of {whose} claims is true, which a certificate cannot show"
+    return replace(found, status="author's claim", why=why)

@@ -1,0 +1,77 @@
+"""``ldpfl-verify`` prints a table or JSON, and its exit code says the worst that it found."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from golden_files import CERTIFICATE, LEDGER, PUBLIC_KEY, unsigned
+from ldpfl_verify.command_line import main
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Return a function that calls the command, and returns its exit code, standard output and standard error."""
+
+    def called(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["ldpfl-verify", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ending:
+            main()
+        assert isinstance(ending.value.code, int)
+        return (ending.value.code, *capsys.readouterr())
+
+    return called
+
+
+def test_the_golden_certificate_is_confirmed(run: Run) -> None:
+    code, out, err = run(CERTIFICATE, "--ledger", LEDGER, "--signed-by", PUBLIC_KEY)
+    assert (code, err) == (0, "")
+    assert out.count("  confirmed  ") == 3
+    assert out.splitlines()[0].endswith("certificate.json: certificate of ledger.json")
+    assert f"note: signed by {PUBLIC_KEY}" in out
+    assert "was not checked" not in out
+
+
+def test_a_figure_that_is_too_small_is_not_confirmed(run: Run, tmp_path: Path) -> None:
+    code, out, _ = run(unsigned(tmp_path, lambda statement: statement["guarantees"][0].update(epsilon=1.0)))
+    assert code == 3
+    assert "  not confirmed  " in out
+    assert "note: nobody signed the certificate" in out
+    assert "note: whether the run released what the certificate charges was not checked" in out
+
+
+def test_what_no_accountant_here_covers_is_not_checked(run: Run, tmp_path: Path) -> None:
+    secret = {"sampling": "secret", "rate": 0.5}
+    code, out, _ = run(unsigned(tmp_path, lambda statement: statement["charged"][0].update(secret)))
+    assert code == 4
+    assert "random check-in" in out
+
+
+def test_of_several_certificates_each_is_looked_at_and_the_worst_code_wins(run: Run, tmp_path: Path) -> None:
+    less = unsigned(tmp_path, lambda statement: statement["guarantees"][0].update(epsilon=1.0))
+    missing = tmp_path / "missing.json"
+    code, out, err = run(CERTIFICATE, less, missing)
+    assert code == 2
+    assert (out.count("certificate of"), "not confirmed" in out) == (2, True)
+    assert err.splitlines() == [f"ldpfl-verify: certificate {missing} cannot be read: No such file or directory"]
+    assert run(CERTIFICATE, less)[0] == 3
+
+
+def test_json_is_an_object_for_one_file_and_a_list_for_several(run: Run) -> None:
+    one, two = (json.loads(run(*files, "--json")[1]) for files in ([CERTIFICATE], [CERTIFICATE, CERTIFICATE]))
+    assert one["holds"]
+    assert two == [one, one]
+    assert {line["status"] for line in one["lines"]} == {"confirmed"}
+
+
+@pytest.mark.parametrize(("key", "said"), [("00" * 32, "expected the key '0000"), ("nobody", "expected the key 'nobody'")])
+def test_another_signer_is_refused(key: str, said: str, run: Run) -> None:
+    code, out, err = run(CERTIFICATE, "--signed-by", key)
+    assert (code, out) == (2, "")
+    assert said in err
