@@ -68,7 +68,7 @@ RUNS: dict[str, Ledger] = {
     "two budgets": mixed(ledger(BITS, 2), ledger(replace(BITS, epsilon=0.5), 1)),
     "vectors behind a shuffler": ledger(VECTOR, 4, 5000),
     "vectors with something in common": ledger(replace(VECTOR, blanket=0.2), 4, 5000),
-    "one of them in all": ledger(replace(VECTOR, epsilon=8.0, blanket=0.1), 3, 1000, population=3000, joined=1, sampling="once"),
+    "one of them in all": ledger(replace(VECTOR, epsilon=8.0, blanket=0.09), 3, 1000, population=3000, joined=1, sampling="once"),
     "bits about drawn coordinates": ledger(BinaryRelease("harmony", 1.0, 8, "layer", sampled=1000, author=OURS), 5, 147),
     "noise on weights": ledger(LAPLACE, 4),
     "linked bits": ledger(replace(BITS, epsilon=0.01), linked=10),
@@ -90,7 +90,7 @@ RUNS: dict[str, Ledger] = {
     "reports and noise": mixed(
         ledger(VECTOR, 2, channel="direct"), ledger(GaussianRelease("full-dp", 0.3, author=OURS), 2, channel="direct")
     ),
-    "without protection": ledger(UnprotectedRelease("nbafl", "its history", author=OURS), channel="direct"),
+    "without protection": ledger(UnprotectedRelease("adapldp", "its history", author=OURS), channel="direct"),
 }
 RUNS["noise of one ball in secret"] = ledger(BALL, 3, 5, population=20, joined=1, sampling="secret", rate=0.25)
 RUNS["noise in secret"] = ledger(NOISE, 3, 5, population=20, joined=1, sampling="secret", rate=0.25, channel="direct")

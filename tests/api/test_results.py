@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
@@ -202,3 +204,12 @@ def test_a_statement_is_its_table_in_a_console_too(of_rows: ldpfl.RunResult) -> 
     for text in (repr(of_rows.privacy), str(of_rows.privacy)):
         assert "one record, whole run" in text
         assert "Guarantee(" not in text
+
+
+@pytest.mark.slow
+def test_a_guarantee_shows_itself_where_nothing_but_the_package_was_imported(tmp_path: Path, tiny_data: Path) -> None:
+    run(folder=tmp_path / "run", data_dir=tiny_data)
+    code = "import sys, ldpfl; print(ldpfl.load_run(sys.argv[1], data_dir=sys.argv[2]).privacy)"
+    said = subprocess.run([sys.executable, "-c", code, tmp_path / "run", tiny_data], check=True, capture_output=True, text=True).stdout
+    assert "epsilon" in said
+    assert " object at " not in said

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from conftest import CommandLine
+from conftest import CommandLine, digits, write_split
 from ldpfl.deploy.node_check import check_node
 from ldpfl.deploy.node_set_up import Finding, NodeSetUp, Standing, Trial
 from ldpfl.flower.policy_init import fitting_policy, offer_of, policy_text, ranges_for
@@ -225,8 +227,13 @@ def test_records_that_add_nothing_are_counted_and_the_first_is_explained(cells: 
 
 BROKEN_LOOPS = {
     "raises": ("    inputs, targets", "    raise ValueError(f'bad {table[0, 0]}')\n    inputs, targets", "the app itself refuses here"),
-    "a name of the server's": ('("weight", "bias"))', '("weights", "bias"))', "KeyError about 'weights' at training.py:13"),
-    "a setting": ('["epochs"]', '["steps"]', "KeyError about 'steps' at training.py:14, in: for _ in range(message.content["),
+    "a name of the server's": ('("weight", "bias"))', '("weights", "bias"))', "KeyError at training.py:13, in: weight, bias = "),
+    "a setting": ('["epochs"]', '["steps"]', 'KeyError at training.py:14, in: for _ in range(message.content["config"]["steps"])'),
+    "a column": (
+        "    inputs, targets",
+        "    dict()['crp']\n    inputs, targets",
+        "KeyError about 'crp' at training.py:12",
+    ),
     "another shape": (
         "Array(weight)",
         "Array(weight.T.copy())",
@@ -256,6 +263,47 @@ def test_a_value_that_an_exception_repeats_is_not_said(of_loop: NodeSetUp) -> No
     found = said(of_loop)
     assert "ValueError at training.py:11, in: table = np.loadtxt(" in found
     assert "text where a number is to stand" in found
+
+
+VALUES = {
+    "a file's name": (
+        'np.load(os.path.join(os.path.dirname(os.environ["LDPFL_DATA"]), "John-Smith-HIV" + ".npy"))',
+        "a file that no setting of this node names: No such file or directory",
+    ),
+    "a file's name below": (
+        'np.load(os.path.join(os.environ["LDPFL_DATA_DIR"], "".join(("John", "-Smith")) + ".npy"))',
+        "a file or folder below {data_dir}: No such file or directory",
+    ),
+    "a text of ldpfl's": (
+        "from ldpfl.data import partition as p; p(table[:, 2].astype(int), 3, None, isolated=type('I', (), {'label': 7}))",
+        "ldpfl refuses what the line gives it",
+    ),
+    "a name that a record chose": ("{'none': 0}['hiv' if table[0, 0] > -99 else 'none']", "KeyError at training.py:12"),
+    "a name that a record is": ("{}[['hiv'][0]] == 'none'", "KeyError at training.py:12"),
+    "a module that a record chose": ("__import__('h' + 'iv')", "ModuleNotFoundError at training.py:12"),
+}
+
+
+@pytest.mark.parametrize("case", VALUES)
+def test_no_path_name_or_text_that_a_record_chose_is_said(case: str, of_loop: NodeSetUp, tmp_path: Path) -> None:
+    code, words = VALUES[case]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "some.txt").write_text("some", encoding="utf-8")
+    change(of_loop, "    inputs, targets", f"    {code}\n    inputs, targets")
+    found = said(replace(of_loop, data_dir=tmp_path / "data"))
+    assert words.format(data_dir=tmp_path / "data") in found
+    outside = found.replace(f"in: {code}"[:104], "")  # the app's line is code
+    assert not any(word in outside for word in ("hiv'", "Smith", "labels from"))
+
+
+def test_a_text_of_ldpfl_s_that_importing_the_app_raises_is_not_said(of_loop: NodeSetUp) -> None:
+    client = Path(of_loop.app or "") / "own_app" / "client_app.py"
+    code = "from ldpfl.data import Isolation, partition\nimport numpy as np\npartition(np.arange(3), 3, None, isolated=Isolation(7, 0.1))\n"
+    client.write_text(code + client.read_text(encoding="utf-8"), encoding="utf-8")
+    found = said(of_loop)
+    assert "the app cannot be loaded: " in found
+    assert "at client_app.py:3" in found
+    assert "labels from" not in found
 
 
 def test_a_loop_that_takes_too_long_is_ended_as_in_a_round(tmp_path: Path) -> None:
@@ -301,6 +349,24 @@ def test_a_client_that_no_policy_limits_is_refused(of_loop: NodeSetUp) -> None:
     assert "is a ClientApp, whose replies no policy limits" in said(of_loop)
 
 
+def test_images_that_are_decoded_for_a_trial_are_not_kept(tmp_path: Path, cache: Path) -> None:
+    for split in ("train", "test"):
+        write_split(tmp_path / "data", "mnist", split, *digits(30, seed=1, shape=(28, 28)))
+    config = tmp_path / "config.toml"
+    config.write_text(
+        '[data]\nname = "mnist"\nfeatures = "scattering"\n[model]\nname = "logistic-regression"\n'
+        '[mechanism]\nname = "duchi"\nepsilon = 1.0\n[clients]\ncount = 3\n',
+        encoding="utf-8",
+    )
+    offer = offer_of(str(config))
+    policy = fitting_policy(offer, ranges_for(offer, ()))
+    (tmp_path / "policy.toml").write_text(policy_text(policy, "a test"), encoding="utf-8")
+    set_limit(tmp_path / "budget.sqlite", policy.lifetime_epsilon, policy.delta)
+    node = NodeSetUp(tmp_path / "policy.toml", tmp_path / "budget.sqlite", data_dir=tmp_path / "data", app=str(config), partition=0)
+    assert tried(node)[-1].said.startswith("trained ")
+    assert contents(cache) == {}
+
+
 def test_a_ready_app_of_a_table_is_tried_from_the_command_line(ldpfl: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = ["age,ward,outcome", *(f"{20 + place},{'icu' if place % 3 else 'cardio'},{'yes' if place % 2 else 'no'}" for place in range(60))]
     table = Path("table.csv")
@@ -319,3 +385,19 @@ def test_a_ready_app_of_a_table_is_tried_from_the_command_line(ldpfl: CommandLin
     assert "the column 'age' has 60 of 60 values outside its data.bounds" in ldpfl("deploy", "check-node", "--app", "ready", "--try").out
     assert "name the app's folder with --app" in ldpfl.refused("deploy", "check-node", "--try")
     assert "--train-config takes KEY=VALUE" in ldpfl.refused("deploy", "check-node", "--app", "ready", "--try", "--train-config", "epochs")
+
+
+@pytest.mark.slow
+def test_a_table_that_pytorch_scales_by_several_threads_is_tried(ldpfl: CommandLine) -> None:
+    """In a process of its own with two threads: a process that has used several cannot compute in those that it forks."""
+    rows = ["age,weight,outcome", *(f"{20 + place % 60},{40 + place % 50},{'yes' if place % 2 else 'no'}" for place in range(20_000))]
+    table = Path("table.csv")
+    table.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    table.chmod(0o600)
+    bounds = ("--set", "data.bounds={age=[0,100],weight=[0,200]}", "--set", "mechanism.records=20000")
+    assert ldpfl("init", "--flower", "ready", "--data", table, "--target", "outcome", *bounds).code == 0
+    of_node = {"LDPFL_POLICY": "ready/policy.toml", "LDPFL_BUDGET": "ready/budget.sqlite", "LDPFL_DATA": "table.csv"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", **{name: str(Path(file).absolute()) for name, file in of_node.items()}}
+    check = [sys.executable, "-m", "ldpfl", "deploy", "check-node", "--app", "ready", "--try"]
+    done = subprocess.run(check, env=environment, capture_output=True, text=True, check=False)
+    assert "thrown away: nothing was charged or sent" in done.stdout, done.stdout[-1000:]

@@ -279,6 +279,30 @@ def test_the_command_prints_a_line_a_finding_and_ends_with_code_3(
     assert ldpfl("deploy", "check-node", "--budget", str(node.budget)).code == 0
 
 
+HEADLESS = {
+    "no header": {"table.csv": "80713,hiv-positive,yes\n51,healthy,no\n"},
+    "a value twice": {"table.csv": "80713,hiv-positive,hiv-positive\n51,healthy,no\n"},
+    "parts": {"a.csv": "80713,hiv-positive\n1,2\n", "b.csv": "51,healthy\n1,2\n"},
+}
+
+
+@pytest.mark.parametrize("case", HEADLESS)
+@pytest.mark.parametrize("own", [False, True])
+def test_the_first_record_of_a_table_without_a_header_is_not_shown(case: str, own: bool, node: NodeSetUp, tmp_path: Path) -> None:
+    folder = tmp_path / "tables"
+    folder.mkdir(mode=0o700)
+    for name, text in HEADLESS[case].items():
+        (folder / name).write_text(text, encoding="utf-8")
+        (folder / name).chmod(0o600)
+    data = folder if len(HEADLESS[case]) > 1 else folder / "table.csv"
+    lines = own_data(node, data) if own else [one.said for one in found(replace(node, data=str(data))) if one.what == "data"]
+    assert not any(word in line for line in lines for word in ("80713", "hiv", "51", "healthy"))
+    if not own or case != "no header":  # an own app may read such a table
+        assert "(is its first line a header?)" in lines[0]
+    if not own and case == "no header":
+        assert lines == ["the table has no column 'age', which data.columns names (is its first line a header?)"]
+
+
 def own_data(node: NodeSetUp, data: Path, classes: str = "") -> list[str]:
     """Return what is found of ``data``, which an app of one's own reads."""
     folder = data.parent / "config"
@@ -302,7 +326,7 @@ def test_data_of_an_own_app_may_be_any_file(node: NodeSetUp, tmp_path: Path) -> 
     headless.write_text("1,1,2\n3,4,5\n", encoding="utf-8")
     headless.chmod(0o600)
     assert "look: " in own_data(node, headless)[0]
-    assert "two columns are called '1'" in own_data(node, headless)[0]
+    assert "two columns are called the same (is its first line a header?)" in own_data(node, headless)[0]
 
 
 def test_a_folder_of_images_is_looked_over_by_class(node: NodeSetUp, tmp_path: Path) -> None:

@@ -638,7 +638,7 @@ from flwr.app import Array, ArrayRecord
 from ldpfl.flower import LdpClientApp
 size = 100_000  # PyTorch shares operations of more than 32,768 values out over its threads
 config = flower_parts.config_of("mechanism.name=none")
-terms = flower_parts.terms_of(config=config, layers=("w",), center=(0.0,), radius=(0.5,), reply_s=10.0)
+terms = flower_parts.terms_of(config=config, size=size, layers=("w",), center=(0.0,), radius=(0.5,), reply_s=10.0)
 arrays = ArrayRecord({"w": Array(np.zeros(size, np.float32))})
 app = LdpClientApp("flower_parts:in_parallel", node=lambda context: flower_parts.OpenNode())
 reply = flower_parts.ask(app, flower_parts.instruction(terms, arrays))

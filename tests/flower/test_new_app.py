@@ -133,7 +133,7 @@ def test_what_does_nothing_on_flower_is_named_and_so_is_what_nodes_need(tmp_path
     assert "shuffling.channel = ideal-shuffler: does nothing" in shown
     assert 'LDPFL_DATA_DIR: the data, unless they are bundled; --node-config "partition-id=N' in shown
     shown = ldpfl("init", "--flower", tmp_path / "own", "--data", table, "--target", "outcome", "--set", "data.partition=dirichlet").out
-    assert ": does nothing, since each node is a client" in shown
+    assert ": min-clients of a policy, and the noise of a sum, are made for so many nodes in a round" in shown
     assert "data.partition = dirichlet: does nothing" in shown
     assert "LDPFL_DATA: its own table" in shown
     assert "refused" not in shown

@@ -337,7 +337,7 @@ def test_a_run_whose_checkpoint_was_put_back_to_an_earlier_round_is_not_resumed(
     for path, content in kept.items():
         if path != folder.participation_path:
             path.write_bytes(content)
-    with pytest.raises(DataError, match="holds round 1, and nodes were told to train in round 3"):
+    with pytest.raises(DataError, match="holds round 1, and nodes were told to join round 3"):
         run(InProcessGrid(app_of(), 2), rounds=4, folder=folder)
 
 

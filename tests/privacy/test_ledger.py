@@ -35,7 +35,7 @@ TEXT = st.text(st.characters(codec="utf-8")).filter(str.isprintable)
 RELEASES = st.one_of(
     st.builds(
         lambda name, epsilon, units, unit, exact: BinaryRelease(name, epsilon, units, unit, None if exact else epsilon, author=OURS),
-        *(TEXT, PARAMETERS, COUNTS, UNITS, st.booleans()),
+        *(st.sampled_from(["duchi", "harmony"]), PARAMETERS, COUNTS, UNITS, st.booleans()),
     ),
     st.builds(PureRelease, TEXT, PARAMETERS, COUNTS, UNITS),
     st.builds(GaussianRelease, TEXT, PARAMETERS, COUNTS, GAUSSIAN_UNITS),

@@ -122,6 +122,19 @@ def give(store: Store, client: str | Owner, share: bytes, number: int = 1) -> No
     store.sums.add(expected, BytesIO(share)).result(60)
 
 
+def die_before(last: int, store: Store) -> None:
+    """Have this process killed (9) before the ``last``-th statement or commit of ``store`` from now on."""
+    left = [last]
+
+    def count(*_: object) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), 9)
+
+    event.listen(store.engine, "before_cursor_execute", count)
+    event.listen(store.engine, "commit", count)
+
+
 def sum_of(shares: Iterable[bytes], size: SumTerms) -> NDArray[np.unsignedinteger]:
     total = zeros(size.dimension, size.bits)
     for share in shares:

@@ -21,6 +21,7 @@ from relay_support import (
     Postgres,
     blob,
     content,
+    die_before,
     envelope_of,
     give,
     members,
@@ -509,15 +510,8 @@ def test_a_relay_killed_at_any_statement_of_a_batch_has_all_of_it_or_nothing(pla
 
 def _release_and_die(place: str, last: int) -> None:
     """Release a round, and die before the ``last``-th statement or commit of it."""
-    store, left = Store(open_engine(place)), [last]
-
-    def count(*_: object) -> None:
-        left[0] -= 1
-        if left[0] == 0:
-            os.kill(os.getpid(), 9)
-
-    event.listen(store.engine, "before_cursor_execute", count)
-    event.listen(store.engine, "commit", count)
+    store = Store(open_engine(place))
+    die_before(last, store)
     store.part("aggregator", RUN, 1, 0)
     os._exit(0)
 
@@ -525,20 +519,12 @@ def _release_and_die(place: str, last: int) -> None:
 def _fold_and_die(place: str, shares: dict[str, bytes], last: int) -> None:
     """Add two shares in one batch, and die before the ``last``-th statement or commit of it."""
     store = Store(open_engine(place))
-    left = [last]
-
-    def count(*_: object) -> None:
-        left[0] -= 1
-        if left[0] == 0:
-            os.kill(os.getpid(), 9)
-
     futures, held = [], threading.Event()
     store.sums._thread.submit(held.wait)  # so that both are there when the batch is taken
     for name in ("alice", "bob"):
         expected = store.sums.check(signer(name), RUN, 1, share_id(shares[name]), len(shares[name]))
         futures.append(store.sums.add(expected, BytesIO(shares[name])))
-    event.listen(store.engine, "before_cursor_execute", count)
-    event.listen(store.engine, "commit", count)
+    die_before(last, store)
     held.set()
     for future in futures:
         future.result(30)

@@ -26,6 +26,7 @@ from relay_support import (
     Clock,
     Postgres,
     content,
+    die_before,
     give,
     process,
     pull,
@@ -38,7 +39,7 @@ from relay_support import (
     unsynced,
 )
 from scipy.stats import chi2
-from sqlalchemy import LargeBinary, event
+from sqlalchemy import LargeBinary
 
 from ldpfl.relay.database import open_engine
 from ldpfl.relay.schema import parts, uploads
@@ -312,15 +313,8 @@ def test_no_file_of_a_relay_that_is_killed_holds_points_masks_or_seeds(place: st
 
 def _give_and_die(place: str, shares: dict[str, bytes], last: int) -> None:
     """Add shares one after the other, and die before the ``last``-th statement or commit."""
-    store, left = Store(open_engine(place)), [last]
-
-    def count(*_: object) -> None:
-        left[0] -= 1
-        if left[0] == 0:
-            os.kill(os.getpid(), 9)
-
-    event.listen(store.engine, "before_cursor_execute", count)
-    event.listen(store.engine, "commit", count)
+    store = Store(open_engine(place))
+    die_before(last, store)
     for name in ("c0", "c1"):
         expected = store.sums.check(signer(name), RUN, 1, share_id(shares[name]), len(shares[name]))
         store.sums.add(expected, BytesIO(shares[name])).result(30)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch._inductor.config
 from torch import Tensor, nn
+from torch._inductor.utils import fresh_cache
 
 from ldpfl import ParameterLayout
 from ldpfl.data import Dataset, Samples
@@ -108,11 +111,15 @@ def test_a_model_that_does_not_compile_is_trained_as_it_is_with_a_note(tiny_task
 
 
 @pytest.fixture
-def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Hide the compiler, and what it has made before."""
+def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Hide the compiler, and what it has made before: on disk and in this process, by whichever test.
+
+    Steps are compiled in this process: PyTorch's pool keeps the path it began with.
+    """
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    with torch._inductor.config.patch(compile_threads=1), fresh_cache(dir=str(tmp_path)):
+        yield
 
 
 @pytest.mark.slow

@@ -32,6 +32,9 @@ from ldpfl.simulation.asked_workers import Count, checked_count
 
 OnRound = Callable[[RoundMetrics], None]
 
+_OF_COLUMNS = frozenset(f"{section}{key}" for section in ("", "data.") for key in ("target", "client", "person"))
+"""Settings that name columns of a user's data."""
+
 
 @as_usual()
 @checked
@@ -133,7 +136,7 @@ def check(
 
 
 def _check_data_given(what: object, data: object, model: str | nn.Module | None, said: list[str]) -> None:
-    """Return unless a module is handed over and nothing says on which data: ``data=None`` may be a mistake, and would mean built-in images.
+    """Return unless a module or columns are given and no data: ``data=None`` may be a mistake, and would mean built-in images.
 
     Raises:
         ConfigError: so it is.
@@ -142,6 +145,9 @@ def _check_data_given(what: object, data: object, model: str | nn.Module | None,
         raise ConfigError(
             f"model is given, and data is None: give data=..., your own or the name of a built-in data set, or name a recipe ({DEFAULT!r})"
         )
+    columns = [key for key in said if key in _OF_COLUMNS]
+    if columns and what is None and data is None and not any(key.startswith("data.path") for key in said):
+        raise ConfigError(f"{columns[0]} names a column of your data, and data is None: give data=..., a file, a folder or a data frame")
 
 
 @as_usual()

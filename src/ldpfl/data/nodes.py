@@ -47,7 +47,7 @@ def read_at_node(config: DataConfig, targets: Targets, path: Path) -> Dataset:
     """
     stand_in = _stand_in(config, targets)
     names = {*stand_in.columns, *config.numbers, *config.words, *config.dates, *config.bounds, *config.categories}
-    table = _of_somebody(read_table(path, names).with_missing(config.missing_words), config, path)
+    table = _of_somebody(read_table(path, names, names_shown=False).with_missing(config.missing_words), config, path)
     readable, kept = _fitted(table, stand_in, config, targets)
     found = _on_scale(dataset_of(path.stem, readable, stand_in, config, targets), config)
     answers = found.train.targets
@@ -62,7 +62,7 @@ def check_at_node(config: DataConfig, targets: Targets, path: Path) -> None:
         ConfigError: as :func:`described_at_nodes`.
         DataError: one does not; the line is named.
     """
-    dataset_of(path.stem, read_table(path), _stand_in(config, targets), config, targets)
+    dataset_of(path.stem, read_table(path, names_shown=False), _stand_in(config, targets), config, targets)
 
 
 def values_beyond_bounds(config: DataConfig, path: Path) -> dict[str, int]:
@@ -74,7 +74,7 @@ def values_beyond_bounds(config: DataConfig, path: Path) -> dict[str, int]:
         DataError: the table cannot be read, or lacks a column.
     """
     names = [name for name in config.bounds if name not in config.dates]
-    table = read_table(path, names).with_missing(config.missing_words)
+    table = read_table(path, names, names_shown=False).with_missing(config.missing_words)
     found = {}
     for name in names:
         table.column(name, "data.bounds")

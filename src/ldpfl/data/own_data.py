@@ -209,7 +209,7 @@ def _given_test(config: DataConfig) -> Any:
 
 
 def _named_by_folders(classes: Sequence[str]) -> str:
-    """Return what is said of ``classes`` that nobody named in the settings."""
+    """Return a note on ``classes`` that were taken from the data, because the settings name none."""
     if not classes:
         return _COUNTED
     some = ", ".join(classes[:5]) + ", ..." * (len(classes) > 5)

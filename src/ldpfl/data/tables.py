@@ -32,6 +32,8 @@ _SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".xlsb", ".ods")
 _NUMBER_WITH_COMMA = re.compile(r"(?:[<>≤≥]=?\s*|=[<>]\s*)?[+-]?\d+(,\d+)?([eE][+-]?\d+)?")
 _DELIMITERS = ",;\t|"
 
+_HEADER = "(is its first line a header?)"
+
 Column = NDArray[Any]
 """(N,) float64 with NaN where nothing stands, or texts with "" there."""
 
@@ -45,12 +47,14 @@ class Table:
         where: tells the place of a row, for error messages.
         digest: identifies the content.
         missing: texts, in lower case, that stand for no value; an empty cell has none either.
+        names_shown: whether messages may name columns that nobody asked for. Of a file without a header, the names are a record.
     """
 
     columns: Mapping[str, Column]
     where: Callable[[int], str]
     digest: str
     missing: Collection[str] = MISSING_WORDS
+    names_shown: bool = True
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
@@ -61,6 +65,8 @@ class Table:
         Raises:
             DataError: there is none of this name.
         """
+        if name not in self.columns and not self.names_shown:
+            raise DataError(f"the table has no column {shown(name)}, which {setting} names {_HEADER}")
         if name not in self.columns:
             parts = list(map(str.strip, name.split(",")))
             listed = ", ".join(json.dumps(part, ensure_ascii=False) for part in parts)
@@ -147,21 +153,22 @@ class Table:
         return [text for text in column if not self.is_absent(text)]
 
 
-def read_table(path: Path, only: Collection[str] | None = None) -> Table:
+def read_table(path: Path, only: Collection[str] | None = None, *, names_shown: bool = True) -> Table:
     """Read a CSV or Parquet file, or all those in a folder, in the order of their names.
 
     With ``only`` these columns are read, as far as they are there, and nothing that stands in a row is an error: what cannot be read,
-    such as an infinity, a date, or a row of too many cells, is without a value.
+    such as an infinity, a date, or a row of too many cells, is without a value. Without ``names_shown`` no message names a column that
+    was found, now or later: for readers at nodes.
 
     Raises:
         DataError: there is none, one cannot be read, or they have different columns; the file is named, and the line where there is one.
     """
     files = _files(path)
-    parts = [(_parquet if file.suffix.lower() == ".parquet" else _csv)(file, only) for file in files]
+    parts = [(_parquet if file.suffix.lower() == ".parquet" else _csv)(file, only, names_shown) for file in files]
     for file, part in zip(files[1:], parts[1:], strict=True):
         if list(part.columns) != list(parts[0].columns):
-            odd = sorted(set(part.columns) ^ set(parts[0].columns))
-            raise DataError(f"{file} and {files[0]} have different columns: {', '.join(odd) or 'in another order'}")
+            odd = ", ".join(sorted(set(part.columns) ^ set(parts[0].columns))) or "in another order"
+            raise DataError(f"{file} and {files[0]} have different columns{f': {odd}' if names_shown else f' {_HEADER}'}")
     table = parts[0] if len(parts) == 1 else _joined(parts)
     if not len(table):
         raise DataError(f"there is no row in {path}, only columns")
@@ -188,7 +195,7 @@ def _files(path: Path) -> list[Path]:
     return [path]
 
 
-def _csv(path: Path, only: Collection[str] | None) -> Table:
+def _csv(path: Path, only: Collection[str] | None, names_shown: bool) -> Table:
     try:
         data = path.read_bytes()
         text = data.decode("utf-8-sig", errors="strict" if only is None else "replace")
@@ -203,11 +210,12 @@ def _csv(path: Path, only: Collection[str] | None) -> Table:
     first = text.lstrip("\r\n").partition("\n")[0].partition("\r")[0]  # lines of old systems end in that alone
     delimiter = max(_DELIMITERS, key=first.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    header, cells, lines = _rows(path, reader, strict=only is None)
+    header, cells, lines = _rows(path, reader, names_shown, strict=only is None)
     columns = {name: np.array([row[place] for row in cells], dtype=object) for place, name in enumerate(header)}
     if delimiter != ",":
         columns = {name: _with_points(column, always=only is not None) for name, column in columns.items()}
-    return Table(columns, partial(_line_of, path, np.array(lines, dtype=np.int64)), hashlib.sha256(data).hexdigest())
+    where = partial(_line_of, path, np.array(lines, dtype=np.int64))
+    return Table(columns, where, hashlib.sha256(data).hexdigest(), names_shown=names_shown)
 
 
 def _with_points(column: Column, *, always: bool) -> Column:
@@ -222,7 +230,7 @@ def _with_points(column: Column, *, always: bool) -> Column:
     return np.array([text.replace(",", ".") if _NUMBER_WITH_COMMA.fullmatch(text.strip()) else text for text in column], dtype=object)
 
 
-def _rows(path: Path, reader: Any, *, strict: bool) -> tuple[list[str], list[list[str]], list[int]]:
+def _rows(path: Path, reader: Any, names_shown: bool, *, strict: bool) -> tuple[list[str], list[list[str]], list[int]]:
     """Return the header, the rows, and the line that each row ends in."""
     header: list[str] = []
     cells: list[list[str]] = []
@@ -233,7 +241,7 @@ def _rows(path: Path, reader: Any, *, strict: bool) -> tuple[list[str], list[lis
                 continue
             if not header:
                 header = [name.strip() for name in row]
-                _check_header(path, header)
+                _check_header(path, header, names_shown)
                 continue
             row = row or [""]
             fits = len(row) == len(header)
@@ -248,19 +256,19 @@ def _rows(path: Path, reader: Any, *, strict: bool) -> tuple[list[str], list[lis
     return header, cells, lines
 
 
-def _check_header(path: Path, header: Sequence[str]) -> None:
+def _check_header(path: Path, header: Sequence[str], names_shown: bool) -> None:
     if "" in header:
         raise DataError(f"{path}: the {header.index('') + 1}. column has no name")
     twice = [name for name, times in Counter(header).items() if times > 1]
     if twice:
-        raise DataError(f"{path}: two columns are called {twice[0]!r}")
+        raise DataError(f"{path}: two columns are called {repr(twice[0]) if names_shown else f'the same {_HEADER}'}")
 
 
 def _line_of(path: Path, lines: NDArray[np.int64], row: int) -> str:
     return f"{path}, line {lines[row]}"
 
 
-def _parquet(path: Path, only: Collection[str] | None) -> Table:
+def _parquet(path: Path, only: Collection[str] | None, names_shown: bool) -> Table:
     from ldpfl.data.parquet import read_parquet  # slow to import
 
     try:
@@ -268,7 +276,8 @@ def _parquet(path: Path, only: Collection[str] | None) -> Table:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     frame = read_parquet(path, data, only)
-    return _of_frame(frame, partial(_row_of, str(path)), hashlib.sha256(data).hexdigest(), strict=only is None)
+    table = _of_frame(frame, partial(_row_of, str(path)), hashlib.sha256(data).hexdigest(), strict=only is None)
+    return replace(table, names_shown=names_shown)
 
 
 def _row_of(origin: str, row: int) -> str:
@@ -354,7 +363,8 @@ def _joined(parts: Sequence[Table]) -> Table:
         return parts[place].where(row - int(stops[place - 1]) if place else row)
 
     columns = {name: _concatenated([part.columns[name] for part in parts]) for name in parts[0].columns}
-    return Table(columns, where, hashlib.sha256("".join(part.digest for part in parts).encode()).hexdigest())
+    digest = hashlib.sha256("".join(part.digest for part in parts).encode()).hexdigest()
+    return Table(columns, where, digest, names_shown=parts[0].names_shown)
 
 
 def _concatenated(columns: Sequence[Column]) -> Column:

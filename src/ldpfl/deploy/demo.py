@@ -132,7 +132,7 @@ def run_demo(trial: Trial, site: Site, observer: DemoObserver, pause: Callable[[
     write_app(site.app, settings_of(site, trial))
     relay_port, superlink_port, *node_ports = free_ports(2 + trial.clients)
     inherited = inherited_environment(trial.data_dir)
-    programs = Programs(site, relay_port, superlink_port, tuple(node_ports), inherited)
+    programs = Programs(site, relay_port, superlink_port, tuple(node_ports), inherited, trial.layers)
     programs.write_flower_config()
     _write_commands(programs, inherited)
     with Processes(pause) as processes:

@@ -21,7 +21,7 @@ from ldpfl.errors import ConfigError, LdpflError, PrivacyError, printable
 from ldpfl.experiments.build import initial_ranges
 from ldpfl.flower import apart, apps
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
-from ldpfl.flower.client_app import Attempt
+from ldpfl.flower.client_app import Attempt, LdpClientApp
 from ldpfl.flower.client_modules import client_app_in, importable, run_config_of
 from ldpfl.flower.explaining import explained, raise_nothing_learnt, with_explanation
 from ldpfl.flower.internals import local_run, packed, records_to_bytes, unpacked
@@ -53,25 +53,37 @@ def try_round(node: NodeSetUp, offer: Offer, trial: Trial, key: bytes) -> Iterat
     folder = Path(node.app or "")
     own = folder if (folder / "pyproject.toml").is_file() else None
     data = tuple(str(path) for path in (node.data, node.data_dir) if path)
+    explain = partial(explained, app=own, data=data)
     with _as_in_environment(node), nullcontext() if own is None else importable(own):
         try:
-            yield from _findings(node, offer, trial, key, own, partial(explained, app=own, data=data))
+            app = apps.client_app if own is None else client_app_in(own)
+        except (Exception, SystemExit) as error:  # importing the app may raise anything
+            yield _wrong(f"the app cannot be loaded: {explain(error)}")
+            return
+        try:
+            yield from _findings(node, offer, trial, key, own, app, explain)
         except LdpflError as error:
             yield _wrong(str(error))
-        except (Exception, SystemExit) as error:  # importing the app may raise anything
-            yield _wrong(f"the app cannot be loaded: {explained(error, own, data)}")
+        except (Exception, SystemExit) as error:
+            yield _wrong(f"the app cannot be tried: {explain(error)}")
 
 
 def _findings(
-    node: NodeSetUp, offer: Offer, trial: Trial, key: bytes, own: Path | None, explain: Callable[[BaseException], str]
+    node: NodeSetUp,
+    offer: Offer,
+    trial: Trial,
+    key: bytes,
+    own: Path | None,
+    app: LdpClientApp,
+    explain: Callable[[BaseException], str],
 ) -> Iterator[Finding]:
-    app = apps.client_app if own is None else client_app_in(own)
     run_config = {} if own is None else run_config_of(own)
     numbers: UserConfig = {"num-partitions": offer.config.clients.count}
     if node.partition is not None:
         numbers["partition-id"] = node.partition
     context = Context(0, 0, {**numbers, **trial.node_config}, RecordDict(), run_config)
     if app is apps.client_app:
+        app = apps.trial_app
         start = _start_of_recipe(offer, context)
     elif isinstance(app.wrapped, RecordGradients):
         found = _look_at_records(app.wrapped, context, offer, explain)
@@ -107,7 +119,7 @@ def _advice(trouble: str, offer: Offer) -> str:
 
 
 def _guarded(start: ArrayRecord | None, explain: Callable[[BaseException], str], work: Callable[[], bytes]) -> bytes:
-    """Do the work of the app's process, and say for an operator what was wrong with it; ``start`` is what is to be trained."""
+    """Do the work of the app's process. Raise an error that explains a failure to the operator; ``start`` holds the untrained arrays."""
     made = with_explanation(work, explain)
     before = b"" if start is None else to_vector(start, layout_of(start)).numpy().tobytes()
     if before and made[: len(before)] == before:
@@ -120,12 +132,12 @@ def _start_of_recipe(offer: Offer, context: Context) -> ArrayRecord:
     data_dir = data_dir_of(context)
     check_data_there(offer.config.data, data_dir)
     with apart.one_thread():  # forks follow
-        prepared = prepare(offer.config.to_toml(), data_dir, "cpu")
+        prepared = prepare(offer.config.to_toml(), data_dir, "cpu", write_cache=False)
     return to_arrays(prepared.start.state.weights, prepared.federation.task.layout)
 
 
 def _look_at_records(wrapped: RecordGradients, context: Context, offer: Offer, explain: Callable[[BaseException], str]) -> RecordsFound:
-    """Return what is found of an app's records, by a process of their own."""
+    """Look at an app's records in a process of its own, and return the findings."""
 
     def work() -> bytes:
         return records_to_bytes(look_at_records(wrapped.records, context, offer.config).to_records())

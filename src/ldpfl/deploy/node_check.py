@@ -59,14 +59,14 @@ def _connected(url: str, token: str, verify: ssl.SSLContext | bool) -> RelayClie
 
 @dataclass
 class _Known:
-    """What was read while a node was looked over."""
+    """Policy and app that the check of a node has read so far."""
 
     policy: Policy | None = None
     offer: Offer | None = None
 
 
 def check_node(node: NodeSetUp, connect: Connect = _connected, trial: Trial | None = None) -> Iterator[Finding]:
-    """Yield what is found of ``node``; the relay is asked through ``connect``.
+    """Check ``node`` and yield the findings; ``connect`` opens the connection to its relay.
 
     With a ``trial`` the app's code is run: one round's local work is done on the node's data, and the report is thrown away.
     """

@@ -98,7 +98,7 @@ def _of_own(path: Path, classes: Sequence[str]) -> Iterator[Finding]:
 
 def _of_some_table(path: Path) -> Finding:
     try:
-        read = read_table(path)
+        read = read_table(path, names_shown=False)
     except LdpflError as error:
         said = f"is no table with a header, as ldpfl reads them ({error}): whether the app can read it, --try tells"
         return Finding("data", Standing.LOOK, printable(f"{path} {said}"))
@@ -145,7 +145,7 @@ def _check_there(path: Path) -> None:
 
 
 def _problem_of_folder(folder: Path) -> str:
-    """Return what keeps ``folder`` from being a folder of data; nothing where it is one."""
+    """Return why ``folder`` cannot be read as a folder of data; an empty text if it can."""
     if not folder.is_dir():
         return "is no folder"
     if not os.access(folder, os.R_OK | os.X_OK):

@@ -1,4 +1,4 @@
-"""A node as its operator sets it up, and what is found of it."""
+"""The settings of a node that ``check-node`` looks at, and the findings of the check."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class NodeSetUp:
-    """What is checked, as a SuperNode is given it; None where nothing is named.
+    """Settings of a node, as its SuperNode gets them; None for a setting that the operator has not named.
 
     Attributes:
         app: folder of the app that is going to run, to see whether policy, budget and table fit it.
@@ -59,7 +59,7 @@ class NodeSetUp:
 
 @dataclass(frozen=True)
 class Trial:
-    """What an operator says for a trial of one round's local work, beside the node's set-up.
+    """Settings of a trial of one round's local work, beside those of the node.
 
     Attributes:
         node_config: what the SuperNode is given as ``--node-config``.

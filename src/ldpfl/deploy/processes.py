@@ -239,6 +239,7 @@ class Programs:
         superlink_port: of the SuperLink.
         node_ports: of each SuperNode's own interface, for its processes on the same machine.
         inherited: environment that all of them get.
+        layers: sizes of the model's arrays, for the check of a node.
     """
 
     site: Site
@@ -246,6 +247,7 @@ class Programs:
     superlink_port: int
     node_ports: tuple[int, ...]
     inherited: Mapping[str, str] = field(repr=False)
+    layers: tuple[int, ...] = ()
 
     @property
     def relay_url(self) -> str:
@@ -290,7 +292,8 @@ class Programs:
         """Return the command by which a node's operator checks the node, and tries one round's local work there."""
         node, site = self.site.nodes[number], self.site
         link = ("--superlink", self.superlink_address, "--superlink-ca", str(site.authority), "--node-key", str(node.key))
-        what = ("--app", str(site.app), "--try", "--partition", str(number))
+        layers = ("--layers", ",".join(map(str, self.layers))) if self.layers else ()
+        what = ("--app", str(site.app), "--try", "--partition", str(number), *layers)
         command = (sys.executable, "-P", "-m", "ldpfl", "deploy", "check-node", *link, *what)
         return self._program(f"check of {node.name}", command, node.log.with_name("check.log"), self._of_node(node))
 

@@ -67,7 +67,7 @@ class SumCost:
 
 
 def sum_cost(clients: int, weights: int, bits: int) -> SumCost:
-    """Return what a round of ``clients`` costs that each send a number of ``bits`` for each of so many ``weights``."""
+    """Estimate the cost of one round, in which each of ``clients`` sends ``weights`` numbers of ``bits`` each."""
     vector = weights * bits // 8
     upload, download = vector + ENVELOPE_BYTES, vector + clients * ENVELOPE_BYTES
     return SumCost(

@@ -43,7 +43,7 @@ _CHANGES: Mapping[Transport, tuple[str, ...]] = {
 """Settings that the demo changes in the quickstart: a shorter training, or a linear model whose records a sum protects."""
 
 _MEASURING_PART = 4
-"""One part in so many of the target epsilon is for measuring the model at nodes, where records are protected."""
+"""Divisor of the target epsilon: the quotient is spent on measuring the model at nodes, where records are protected."""
 
 WINDOW_S = 1.0
 """Seconds that the relay takes uploads for at least. It waits for all clients anyway, so a slow machine loses none."""
@@ -62,6 +62,7 @@ class Trial:
         data_dir: folder with data sets, if they are not found otherwise.
         reply_s: seconds after its charge at which each node replies.
         transport: way of the reports: through the relay that mixes them, or as masked vectors into a sum.
+        layers: sizes of the model's arrays.
     """
 
     config: RunConfig
@@ -70,6 +71,7 @@ class Trial:
     data_dir: Path | None
     reply_s: float
     transport: Transport = "relay"
+    layers: tuple[int, ...] = ()
 
     @property
     def clients(self) -> int:
@@ -119,7 +121,7 @@ def trial_of(
     if transport == "sum":
         adding_up(deployable_mechanism(config, start.state.ranges))
     policy = fitting_policy(Offer(config, transport, config.clients.count, linked, reply_s), start.state.ranges)
-    return Trial(config, every, policy, None if data_dir is None else data_dir.absolute(), reply_s, transport)
+    return Trial(config, every, policy, None if data_dir is None else data_dir.absolute(), reply_s, transport, start.state.ranges.sizes)
 
 
 def settings_of(site: Site, trial: Trial) -> RunSettings:

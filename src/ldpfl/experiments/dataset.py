@@ -103,8 +103,12 @@ def load_dataset(
     progress: Progress = quietly,
     given: Given = NOTHING,
     table: Path | None = None,
+    *,
+    write_cache: bool = True,
 ) -> Dataset:
     """Return the data of ``config``; features are computed once and cached, but for a user's own data. ``table`` is a node's own.
+
+    Without ``write_cache`` nothing is written for that: what is cached already is read.
 
     Raises:
         LdpflError: the data or the features are unknown, cannot be read, or do not fit each other.
@@ -117,12 +121,13 @@ def load_dataset(
     if data.at_nodes:
         found = described_at_nodes(data, targets) if table is None else read_at_node(data, targets, table)
     elif not data.brought:
-        found = load(data.name, data_dir, warn)
+        found = load(data.name, data_dir, warn, write_cache=write_cache)
     else:  # nothing is kept beyond a run: what was there may have changed since
         own = load_brought(data, targets) if given is NOTHING else given.read(data, targets)
         _check_persons_apart(own)
         found = own.noted(_OF_SECRET if config.secret_noise else _OF_SEED, _OF_SCORES)
-    return extracted(found, data.features, data.feature_options, warn, progress, keep=not (data.brought or data.at_nodes))
+    keep = not (data.brought or data.at_nodes)
+    return extracted(found, data.features, data.feature_options, warn, progress, keep=keep, write_cache=write_cache)
 
 
 def data_of(config: RunConfig) -> DataConfig:

@@ -248,6 +248,8 @@ class RunFolder:
         if not self.config_path.exists():
             raise ConfigError(f"{self.path} holds no run: {self.config_path.name} is missing")
         config = read_config(self.config_path)
+        if not ends_with(self.config_path, "\n"):
+            raise ConfigError(f"{self.config_path} is damaged: its last line is cut off")
         if not config.model_fields_set:  # all that is left of the file after a power cut, perhaps; to train the defaults is no answer
             raise ConfigError(f"{self.config_path} is damaged: it holds no setting")
         return config

@@ -32,12 +32,19 @@ _AT_ONCE = 16
 
 
 def extracted(
-    dataset: Dataset, name: str, options: Mapping[str, Any], warn: Warn, progress: Progress = quietly, *, keep: bool = True
+    dataset: Dataset,
+    name: str,
+    options: Mapping[str, Any],
+    warn: Warn,
+    progress: Progress = quietly,
+    *,
+    keep: bool = True,
+    write_cache: bool = True,
 ) -> Dataset:
     """Return ``dataset`` with its samples' features in their place, float32; ``name`` "none" leaves it as it is.
 
     Features are rounded to float16, whether they come from the cache or not. With ``keep`` they are kept there, for this user alone;
-    those by import path are computed anew each time: their code may have changed.
+    those by import path are computed anew each time: their code may have changed. Without ``write_cache`` they are only read from there.
 
     Raises:
         ConfigError: the name or an option is unknown, or these samples have no such features.
@@ -55,7 +62,7 @@ def extracted(
     tensors = _kept(path, dataset, chosen) if path else None
     if tensors is None:
         tensors = _computed(dataset, name, chosen, progress)
-        if path:
+        if path and write_cache:
             write_cached(path, tensors, "features", warn)
     train, test = (Samples(tensors[split].float(), getattr(dataset, split).targets) for split in ("train", "test"))
     return replace(dataset, train=train, test=test, fingerprint=fingerprint, encoder=None)

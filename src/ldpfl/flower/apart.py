@@ -165,15 +165,20 @@ def one_thread() -> Iterator[int]:
         torch.set_num_threads(before)
 
 
+def repeats_nothing(error: BaseException) -> bool:
+    """Tell whether ``error`` was raised where ldpfl itself judges what it was asked or given: then its text repeats no value."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return isinstance(error, LdpflError) and (not frames or bool(_OWN.intersection(Path(frames[-1].filename).parents)))
+
+
 def place_of(error: BaseException) -> str:
     """Return an exception's kind and the line that raised it, for the node's log. Its text may repeat private values.
 
-    So may that of one of ours, which an app can raise, and which may quote what a file holds. One that was raised where ldpfl itself
-    judges what it was asked or given has a text that repeats no value.
+    So may that of one of ours, which an app can raise, and which may quote what a file holds, unless it :func:`repeats_nothing`.
     """
-    frames = traceback.extract_tb(error.__traceback__)
-    if isinstance(error, LdpflError) and (not frames or _OWN.intersection(Path(frames[-1].filename).parents)):
+    if repeats_nothing(error):
         return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
     return f"{type(error).__name__} at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else type(error).__name__
 
 

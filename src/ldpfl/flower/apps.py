@@ -46,10 +46,16 @@ def train(message: Message, context: Context) -> Message:
     Nothing of the run's config is read: the node's policy has judged the terms, and knows nothing of that one.
     """
     with apps_left_out():  # training needs nothing of the app's folder, and an author may have put there what libraries look for
-        return _trained(message, context)
+        return _trained(message, context, write_cache=True)
 
 
-def _trained(message: Message, context: Context) -> Message:
+def train_for_trial(message: Message, context: Context) -> Message:
+    """Train as :func:`train` does, and write nothing to the user's cache."""
+    with apps_left_out():
+        return _trained(message, context, write_cache=False)
+
+
+def _trained(message: Message, context: Context, *, write_cache: bool) -> Message:
     terms = RoundTerms.from_record(message.content.config_records[RECORD])
     sent = sum(prod(array.shape) for array in message.content.array_records[ARRAYS].values())
     data, data_dir, table = terms.config.data, data_dir_of(context), None
@@ -57,7 +63,7 @@ def _trained(message: Message, context: Context) -> Message:
         table = table_path(named("data"), context.node_config.get("partition-id"))
     check_data_there(data, data_dir)
     scaling = "" if terms.kind == "statistics" else terms.measured
-    prepared = prepare(terms.config.to_toml(), data_dir, named("device") or "cpu", sent, table, scaling)
+    prepared = prepare(terms.config.to_toml(), data_dir, named("device") or "cpu", sent, table, scaling, write_cache=write_cache)
     federation, layout = prepared.federation, prepared.federation.task.layout
     client = 0 if table else _client(context, len(federation.samples))
     weights = to_vector(message.content.array_records[ARRAYS], layout)
@@ -65,7 +71,8 @@ def _trained(message: Message, context: Context) -> Message:
     if terms.kind != "training":
         mechanism = of_records(sent_in(terms, layout, state.public()).mechanism)
         if terms.kind == "statistics":
-            sums = _counts(terms, load_dataset(terms.config, data_dir, table=table), federation, client, mechanism)
+            raw = load_dataset(terms.config, data_dir, table=table, write_cache=write_cache)
+            sums = _counts(terms, raw, federation, client, mechanism)
         else:
             sums = _record_sums(federation, weights, client, terms.kind, mechanism.steps)
         return Message(RecordDict({ARRAYS: to_arrays(sums, sums_layout(terms.size))}), reply_to=message)
@@ -115,3 +122,4 @@ def serve(grid: Grid, context: Context) -> None:
 
 
 client_app = LdpClientApp("ldpfl.flower.apps:train", gradients=True)
+trial_app = LdpClientApp("ldpfl.flower.apps:train_for_trial", gradients=True)

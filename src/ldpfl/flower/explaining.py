@@ -9,15 +9,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
-import ldpfl
 from ldpfl.errors import LdpflError, PrivacyError, printable
+from ldpfl.flower import apart
 from ldpfl.flower.arrays import OtherArray
 
-_PACKAGE = Path(ldpfl.__file__).parent
 _MAX_SHOWN = 100
 """Characters of a line of code that are shown."""
 
 _HINTS: Mapping[type[BaseException], str] = {
+    LdpflError: "ldpfl refuses what the line gives it: data of another form, or a setting that does not fit them",
     MemoryError: "there was too little memory: give this machine more, or let the app read less at once",
     UnicodeError: "a file is not text in the encoding that the line expects: save it as UTF-8",
     KeyError: "a name that the line looks up is not there: compare the names of the table's columns, classes or variables with the line's",
@@ -27,6 +27,7 @@ _HINTS: Mapping[type[BaseException], str] = {
     ValueError: "a value or shape is not what the line expects: text where a number is to stand, a missing value, or rows of two lengths",
     ArithmeticError: "a number is 0, or too large, where the line cannot take that: is the data's unit the expected one?",
     RuntimeError: "shapes or types do not fit each other: compare the data's shape and dtype with what the model takes",
+    ImportError: "a module that the line asks for cannot be imported here: install it, or mend its name",
     FileNotFoundError: "a file that the line opens is not there: is its name right, and set in the environment?",
     OSError: "a file cannot be read: is it there, and can the user of the SuperNode read it?",
 }
@@ -36,33 +37,36 @@ _HINTS: Mapping[type[BaseException], str] = {
 def explained(error: BaseException, app: Path | None, data: tuple[str, ...]) -> str:
     """Return what ``error`` means to who operates the node, without any value of a record.
 
-    The text of an exception may repeat values, so it is shown only where ldpfl itself has raised the exception: ldpfl's texts repeat
-    none. Of any other exception its kind, its line in the app and a hint are shown, and the path of a file that the operator named.
+    The text of an exception may repeat values, so it is shown only where it repeats none (:func:`ldpfl.flower.apart.repeats_nothing`). Of
+    any other exception its kind, its line in the app and a hint are shown, and a path just as the operator named it.
 
     Args:
         app: folder of the app, whose own line is the one that is shown.
         data: paths that the operator has named.
     """
-    frames = traceback.extract_tb(error.__traceback__)
-    if isinstance(error, LdpflError) and (not frames or _PACKAGE in Path(frames[-1].filename).parents):
+    if apart.repeats_nothing(error):
         return f"{error}, it is {error.got}" if isinstance(error, OtherArray) else str(error)
+    frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if app is not None and app.resolve() in Path(frame.filename).resolve().parents]
     frame = next(reversed(own or frames), None)
     line = (frame and frame.line) or ""
     place = f" at {Path(frame.filename).name}:{frame.lineno}" if frame is not None else ""
-    about = f" about {', '.join(map(repr, named))}" if (named := _named_in(line, error)) else ""
+    about = f" about {name!r}" if (name := _looked_up(line, error)) else ""
     code = f", in: {line[:_MAX_SHOWN]}" if line else ""
     hint = _hint(error, line, data)
     return printable(f"{type(error).__name__}{about}{place}{code} -- {hint}{'' if hint.endswith('?') else '.'} {_LEFT_OUT}")
 
 
-def _named_in(line: str, error: BaseException) -> list[str]:
-    """Return which texts that stand in quotes in a ``line`` of code an exception names: a column that is not there, for instance."""
-    quoted = [one or other for one, other in _QUOTED.findall(line)]
-    return [text for text in quoted if repr(text) in str(error)]
+def _looked_up(line: str, error: BaseException) -> str:
+    """Return the name that a ``line`` of code looks up and an exception says is not there, such as a column; "" where that is not sure.
+
+    It is the only text in quotes of the line: which one of several is looked up, a record may have decided.
+    """
+    found = _NAME.fullmatch(line)
+    return found[2] if found and isinstance(error, KeyError) and repr(found[2]) in str(error) else ""
 
 
-_QUOTED = re.compile(r"'([^']+)'|\"([^\"]+)\"")
+_NAME = re.compile(r"[^'\"]*\[(['\"])([^'\"]+)\1\][^'\"]*")
 
 
 def with_explanation(work: Callable[[], bytes], explain: Callable[[BaseException], str]) -> bytes:
@@ -89,12 +93,15 @@ _LEFT_OUT = "The exception's text is not shown, because it may repeat values of 
 
 
 def _hint(error: BaseException, line: str, data: tuple[str, ...]) -> str:
-    if isinstance(error, ImportError):  # what an import statement names is code
+    if isinstance(error, ImportError) and (not line or line.startswith(("import ", "from "))):  # what such a statement names is code
         return f"the app needs the module {error.name!r}, which cannot be imported here: install it, or mend its name"
     if isinstance(error, OSError) and error.filename is not None:
-        path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
-        if path and any(Path(path) == Path(named) or Path(named) in Path(path).parents for named in data):
-            return f"{path}: {error.strerror}"
+        path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else Path()
+        for named in data:
+            if path == Path(named):
+                return f"{named}: {error.strerror}"
+            if Path(named) in path.parents:  # its name may say whose record it is
+                return f"a file or folder below {named}: {error.strerror}. Is all there that the line opens, and can it be read?"
         return f"a file that no setting of this node names: {error.strerror}. Is its name in the app right, and set in the environment?"
     if isinstance(error, SystemExit | KeyboardInterrupt):
         return "the app has ended its process: let the function return instead"

@@ -53,15 +53,22 @@ class Prepared:
 
 @lru_cache(maxsize=2)
 def prepare(
-    text: str, data_dir: Path | None, device: str, sent: int | None = None, table: Path | None = None, measured: str = ""
+    text: str,
+    data_dir: Path | None,
+    device: str,
+    sent: int | None = None,
+    table: Path | None = None,
+    measured: str = "",
+    *,
+    write_cache: bool = True,
 ) -> Prepared:
     """Load the data and build the federation; kept for the next message, because a simulation's clients share a process.
 
     ``sent`` weights came with the terms: a built-in model of another size is refused before it takes memory. ``table`` is the node's own.
-    ``measured`` says how its columns are scaled, as the terms do.
+    ``measured`` says how its columns are scaled, as the terms do. Without ``write_cache`` no data or features are cached.
     """
     config = parse_config(text, origin="the round's terms")
-    task = load_dataset(config, data_dir, table=table)
+    task = load_dataset(config, data_dir, table=table, write_cache=write_cache)
     if sent is not None and not is_code(config.model.name):
         size = size_of(config, Description.of(task))
         if size != sent:

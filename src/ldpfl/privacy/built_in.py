@@ -31,3 +31,32 @@ BUILT_IN: Mapping[str, str] = {
 def is_built_in(name: str) -> bool:
     """Whether the mechanism called ``name`` is one of ours; others come with packages, whose code runs when they are looked up."""
     return name in BUILT_IN
+
+
+_RELEASES: Mapping[str, tuple[str, ...]] = {
+    "duchi": ("binary",),
+    "harmony": ("binary",),
+    "rotated-sign": ("binary",),
+    "laplace": ("pure",),
+    "piecewise": ("pure",),
+    "hybrid": ("pure",),
+    "duchi-vector": ("pure",),
+    "privunit-g": ("pure",),
+    "full-dp": ("gaussian", "unprotected"),
+    "nbafl": ("gaussian",),
+    "time-varying": ("gaussian", "unprotected"),
+    "sensitive-dp": ("gaussian", "unprotected"),
+    "dpa": ("gaussian", "unprotected"),
+    "adapldp": ("unprotected",),
+    "ladp": ("unprotected",),
+    "ladp-sound": ("gaussian",),
+    "dp-sgd": ("gaussian",),
+    "dp-fedavg": ("gaussian",),
+    "none": ("unprotected",),
+}
+"""By name, the kinds of releases that it makes, as a ledger names them."""
+
+
+def may_release(name: str, kind: str) -> bool:
+    """Whether the mechanism called ``name`` is one of ours, and makes releases of this kind."""
+    return kind in _RELEASES.get(name, ())

@@ -133,10 +133,10 @@ class PureRelease(_ByUnit):
 
 def usable_blanket(epsilon: float, share: float) -> float | None:
     """Return ``share`` as the ``blanket`` of a :class:`PureRelease`, and None where it says next to nothing, or is lost to rounding."""
-    return share if epsilon <= _LARGEST_HIDDEN and exp(-epsilon) < share < 1 else None
+    return share if epsilon <= LARGEST_HIDDEN and exp(-epsilon) < share < 1 else None
 
 
-_LARGEST_HIDDEN = 30.0
+LARGEST_HIDDEN = 30.0
 """Budget of a report beyond which no crowd hides it."""
 
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import cache, cached_property
 from math import inf
 from pathlib import Path
@@ -20,6 +20,7 @@ from scipy.special import bdtr, bdtrc
 
 from ldpfl.errors import DataError, LdpflError
 from ldpfl.files import MAX_ROUNDS_BYTES, check_events, read_text, unique_fields, whole_number, write_text
+from ldpfl.privacy.believed import believed
 from ldpfl.privacy.events import UNKNOWN, BinaryRelease, GaussianRelease, PureRelease, Release, RoundEvent, UnprotectedRelease
 from ldpfl.suggestions import did_you_mean
 
@@ -109,6 +110,8 @@ class Ledger:
     def from_json(cls, text: str, origin: str = "ledger") -> Ledger:
         """Read what :meth:`to_json` wrote; ``origin`` is named in errors.
 
+        A release that says it is this project's, and cannot be, comes back with another author: see :mod:`ldpfl.privacy.believed`.
+
         Raises:
             DataError: not a ledger, of another version, or with an event that is unknown or contradicts itself; one line.
         """
@@ -138,7 +141,7 @@ class Ledger:
         _check_possible(events, origin, gaps=version < _CHAINED)
         if version >= _CHAINED:
             _check_chained(events, links, origin)
-        return cls(tuple(events))
+        return cls(tuple(map(_believed, events)))
 
     def save(self, path: Path, accounted: Mapping[str, Any] | None = None) -> None:
         """Write to ``path`` so that a crash leaves this ledger or the one before."""
@@ -163,6 +166,11 @@ def _line(event: RoundEvent, before: str) -> tuple[str, str]:
     """Return an event as JSON text, and its link of the chain after the link ``before``."""
     link = _next_link(before, event)
     return json.dumps({**_to_tree(event), "chain": link}), link
+
+
+def _believed(event: RoundEvent) -> RoundEvent:
+    release = believed(event.release)
+    return event if release is event.release else replace(event, release=release)
 
 
 def _after(events: Sequence[RoundEvent], event: RoundEvent) -> RoundEvent:

@@ -11,6 +11,7 @@ from pathlib import Path
 from ldpfl_verify.certificate_file import ChargedRounds, Statement
 from ldpfl_verify.errors import CertificateError
 from ldpfl_verify.ledger_file import Event, read_ledger
+from ldpfl_verify.stated_author import with_believed_author
 
 MAX_COMPARED_PAIRS = 10**6
 """Number of pairs of a charged round and a ledger's round that are compared. More would take minutes."""
@@ -25,7 +26,8 @@ def check_charged(statement: Statement, path: Path) -> None:
     ledger = read_ledger(path)
     if ledger.sha256 != statement.ledger:
         raise CertificateError(f"{path} is not the ledger that was certified: its SHA-256 differs from the one in the certificate")
-    why = _missing(statement.charged, ledger.events)
+    charged = [replace(one, release=with_believed_author(one.release)) for one in statement.charged]  # as of the ledger
+    why = _missing(charged, ledger.events)
     if why:
         raise CertificateError(f"the certificate charges less than {path} holds: {why}")
 

@@ -20,6 +20,7 @@ from ldpfl_verify.bounded_json import MAX_LEDGER_BYTES, parse_ledger, read_bytes
 from ldpfl_verify.certificate_file import Channel, ChargedRounds, ClientRelease, Sampling
 from ldpfl_verify.errors import CertificateError, quoted
 from ldpfl_verify.field_checks import MAX_COUNT, check_fields, count, flag, number, object_of, one_of
+from ldpfl_verify.stated_author import with_believed_author
 
 LEDGER_FILE = "ledger.json"
 """Name of the ledger in a run's folder."""
@@ -178,7 +179,7 @@ def _release(tree: Any) -> ClientRelease:
     why = _impossible_release(made)
     if why:
         raise ValueError(why)
-    return made
+    return with_believed_author(made)
 
 
 def _impossible_release(release: ClientRelease) -> str:

@@ -14,6 +14,7 @@ from ldpfl_verify.errors import CertificateError, quoted
 from ldpfl_verify.field_checks import to_tree
 from ldpfl_verify.ledger_comparison import check_charged
 from ldpfl_verify.signature import check_signature, read_certificate
+from ldpfl_verify.stated_author import with_believed_author
 
 Status = Literal["confirmed", "nearly", "author's claim", "not confirmed", "not checked"]
 
@@ -28,7 +29,8 @@ class Verdict:
         line: the guarantee as the certificate states it.
         second: upper bound on epsilon that is proved here; None if no accountant here covers the case.
         status: ``confirmed`` if ``second`` is no larger than the stated epsilon. ``nearly`` if it is larger by at most 2 %. ``author's
-            claim`` if one of these is true, but the mechanism is not the ldpfl project's code: then only the arithmetic is checked.
+            claim`` if one of these is true, but the mechanism is not, or cannot be, the ldpfl project's code: then only the arithmetic is
+            checked.
             ``not confirmed`` if ``second`` is larger by more. ``not checked`` if ``second`` is None.
         why: how ``second`` was computed, or why it was not.
     """
@@ -142,8 +144,9 @@ def _status(stated: float, second: float | None) -> Status:
 
 
 def _as_claimed(found: Verdict, charged: Sequence[ChargedRounds]) -> Verdict:
-    """Return ``found``, with the status ``author's claim`` if a mechanism is not the ldpfl project's code."""
-    others = dict.fromkeys(one.release.author for one in charged if one.release.author != OURS)
+    """Return ``found``, with the status ``author's claim`` if a mechanism is not, or cannot be, the ldpfl project's code."""
+    authors = (with_believed_author(one.release).author for one in charged)
+    others = dict.fromkeys(author for author in authors if author != OURS)
     if found.status not in ("confirmed", "nearly") or not (others or found.line.status != "proved"):
         return found
     whose = ", ".join(others) or "a mechanism"

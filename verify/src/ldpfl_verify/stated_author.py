@@ -1,0 +1,90 @@
+"""Decide whether a report can be one of the ldpfl project's code, if a file says so.
+
+Anybody can write the project's name into a file. A report that no mechanism of the project makes is therefore taken for a report of
+unknown code: its mechanism has another name, or makes reports of another kind, or has a smaller blanket at that epsilon. A report that some
+mechanism of the project makes is believed, because a file cannot show more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from math import exp, expm1
+
+from scipy.optimize import minimize_scalar
+from scipy.stats import norm
+
+from ldpfl_verify.certificate_file import OURS, ClientRelease, Kind
+
+DOUBTED = "not known, a file says ldpfl"
+"""Author of a report of which a file says wrongly that it is of the project's code."""
+
+MAX_EPSILON = 30.0
+"""Epsilon of a report beyond which the project's mechanisms state no blanket."""
+
+ROUNDING = 1.001
+"""Factor by which a blanket may exceed its formula, because the mechanisms draw from lattices."""
+
+SMALLEST_SHARE = 2.0**-32
+"""Step of the probabilities with which the project's mechanisms draw one bit."""
+
+MAX_EPSILON_OF_ONE_BIT = 0.6093
+"""Epsilon up to which ``hybrid`` sends one bit instead of a number, rounded down."""
+
+_KINDS: Mapping[Kind, frozenset[str]] = {
+    "binary": frozenset({"duchi", "harmony", "rotated-sign"}),
+    "pure": frozenset({"laplace", "piecewise", "hybrid", "duchi-vector", "privunit-g"}),
+    "gaussian": frozenset({"full-dp", "nbafl", "time-varying", "sensitive-dp", "dpa", "ladp-sound", "dp-sgd", "dp-fedavg"}),
+    "unprotected": frozenset({"full-dp", "time-varying", "sensitive-dp", "dpa", "adapldp", "ladp", "none"}),
+}
+"""Mechanisms of the project that make reports of each kind."""
+
+
+def with_believed_author(release: ClientRelease) -> ClientRelease:
+    """Return ``release``, with the author :data:`DOUBTED` if it names the project and no mechanism of the project makes it."""
+    return release if release.author != OURS or _is_made(release) else replace(release, author=DOUBTED)
+
+
+def _is_made(release: ClientRelease) -> bool:
+    if release.mechanism not in _KINDS[release.kind]:
+        return False
+    if release.blanket is None:
+        return True
+    if release.kind != "pure" or release.parameter is None or release.parameter > MAX_EPSILON:
+        return False
+    return release.blanket <= _largest_blanket(release.mechanism, release.parameter, release.unit == "weight") * ROUNDING
+
+
+@cache
+def _largest_blanket(mechanism: str, epsilon: float, one_number: bool) -> float:
+    """Return the largest blanket of a mechanism of kind ``pure``; ``one_number`` if a unit is one number and not a vector."""
+    numbers = exp(-epsilon / 2)  # of k numbers, each at epsilon / k, just as of one
+    either_bit = 2 / (exp(epsilon) + 1) + 2 * SMALLEST_SHARE
+    match mechanism:
+        case "hybrid" if one_number:
+            bit = exp(-epsilon / 2) if epsilon > MAX_EPSILON_OF_ONE_BIT else 1.0
+            return (1 - bit) * numbers + bit * either_bit
+        case "duchi-vector":
+            # In two dimensions half of all corners are neither near nor far; in other dimensions fewer are, and the blanket is smaller.
+            return 2 * either_bit / (1 + either_bit)
+        case "privunit-g":
+            return _blanket_of_direction(epsilon)
+    return numbers  # "laplace", "piecewise", and vectors of "hybrid", which come near to it
+
+
+def _blanket_of_direction(epsilon: float) -> float:
+    """Return the share of a randomised direction that follows a normal law, for the threshold with the largest scale.
+
+    The component along the direction exceeds a threshold t with odds that are e^epsilon times those of a normal value. The share is
+    1 / (1 + (e^epsilon - 1) P(normal > t)), and the scale, which is the mean of the component, is share * density(t) * (e^epsilon - 1).
+    """
+    growth = expm1(epsilon)
+
+    def share(threshold: float) -> float:
+        return float(1 / (1 + growth * norm.sf(threshold)))
+
+    best = minimize_scalar(
+        lambda threshold: -share(threshold) * norm.pdf(threshold), bounds=(0.0, 10.0), method="bounded", options={"xatol": 1e-7}
+    )
+    return share(float(best.x))
