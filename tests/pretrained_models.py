@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from ldpfl.models.pretrained import quietly
+from ldpfl.models.adapters import quietly
 
 WORDS = ("good", "fine", "warm", "bad", "poor", "cold", *"abcdefghijklmnopqrstuvwxyz")
 PLACES, TOKENS = 48, len(WORDS) + 3

@@ -1,23 +1,63 @@
-"""PyTorch's fast attention on CPUs for many clients or records at once.
+"""Attention for many clients or records at once: PyTorch's fast kernel on CPUs, and models that decide by shapes alone.
 
-``torch.func.vmap`` has no rule for it: it would run it for each of them by itself, or as products that keep a matrix of weights each. Here
-the clients become part of the batch, which attention treats by itself anyway. Results are those of the kernel for each, bit by bit.
+``torch.func.vmap`` has no rule for that kernel. It would run the kernel once for each client, or compute products that keep a matrix of
+attention weights for each. Here the clients become part of the batch, because attention treats each element of a batch separately. The
+results are those of the kernel for each client, bit by bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 
+@contextmanager
+def blind_to_values(module: nn.Module, *, at_once: bool) -> Iterator[None]:
+    """Let parts of ``transformers`` in ``module`` decide by shapes alone what to compute, never by values.
+
+    Otherwise such a part leaves out an attention mask that hides nothing. One record's padding would then change how others are rounded,
+    and many records or clients could not be computed ``at_once``.
+    """
+    masks: Any = sys.modules.get("transformers.masking_utils")  # not imported for this
+    if masks is None or not any(type(part).__module__.startswith("transformers.") for part in module.modules()):
+        yield
+        return
+    if not isinstance(masks.is_tracing, _Asked):
+        masks.is_tracing = _Asked(masks.is_tracing)
+    token = _BY_SHAPES.set(True)
+    try:
+        with FoldedAttention() if at_once else nullcontext():
+            yield
+    finally:
+        _BY_SHAPES.reset(token)
+
+
+_BY_SHAPES = ContextVar("by_shapes", default=False)
+"""Whether this thread is within :func:`blind_to_values`."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The question of ``transformers`` whether it must decide by shapes alone. Within :func:`blind_to_values` the answer is yes."""
+
+    before: Callable[..., bool]
+
+    def __call__(self, tensor: object = None) -> bool:
+        return _BY_SHAPES.get() or self.before(tensor)
+
+
 class FoldedAttention(TorchFunctionMode):
-    """Within this context, attention of many clients is computed at once; where the fast kernel does not apply, by products."""
+    """A context in which attention of many clients is computed at once. Where the fast kernel does not apply, products compute it."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -41,9 +81,13 @@ def _applies(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> bool:
+    """Return whether the kernel computes this attention, and all of its gradients.
+
+    The kernel has no gradient of a mask. A mask of numbers may be trained, as a bias by position is, so only masks of booleans apply.
+    """
     plain = all(part.dim() == 4 and part.device.type == "cpu" and part.dtype == torch.float32 for part in (query, key, value))
     square = not is_causal or (attn_mask is None and query.shape[-2] == key.shape[-2])
-    masked = attn_mask is None or attn_mask.dim() == 4
+    masked = attn_mask is None or (attn_mask.dim() == 4 and attn_mask.dtype == torch.bool)
     return plain and square and masked and not dropout_p and not enable_gqa and query.shape[:2] == key.shape[:2] == value.shape[:2]
 
 
@@ -59,15 +103,14 @@ def _attention(
 ) -> Tensor:
     mask = attn_mask
     if mask is not None:
-        if mask.dtype == torch.bool:
-            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf)
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf)
         mask = mask.expand(query.shape[0], mask.shape[1], query.shape[2], key.shape[2])
     found: Tensor = _Attention.apply(query, key, value, mask, is_causal, scale)[0]  # type: ignore[no-untyped-call]
     return found
 
 
 class _Attention(torch.autograd.Function):
-    """The kernel and its gradient, with the rule that ``vmap`` lacks."""
+    """The kernel and its gradient, with a rule for ``vmap``."""
 
     @staticmethod
     def forward(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Any:
@@ -95,7 +138,7 @@ class _Attention(torch.autograd.Function):
 
 
 def _folded(part: Tensor | None, of_clients: int | None, clients: int) -> Tensor | None:
-    """Return ``part`` with its dimension ``of_clients`` as a part of the batch, in front."""
+    """Move the dimension ``of_clients`` of ``part`` to the front and merge it into the batch; repeat a part that all clients share."""
     if part is None:
         return None
     return (part.expand(clients, *part.shape) if of_clients is None else part.movedim(of_clients, 0)).flatten(0, 1)

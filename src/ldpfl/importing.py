@@ -24,26 +24,30 @@ PRETRAINED = "hf:"
 
 
 def is_pretrained(name: str) -> bool:
-    """Tell whether ``name`` is that of a pretrained model; an import path in the eyes of policies, for a server's choice is not loaded."""
+    """Tell whether ``name`` is that of a pretrained model. Policies treat it as an import path: nodes load no model that a server chose."""
     return name.startswith(PRETRAINED)
 
 
 def named_model(name: str) -> str:
-    """Return the name of a model as a config has it: of a folder, that of the pretrained model in it."""
+    """Return the name of a model as a config has it: ``hf:FOLDER`` where ``name`` is the folder of a pretrained model.
+
+    A folder in the current one that has the name of a built-in model, and holds no pretrained model, is not taken for one.
+    """
     place = name.removeprefix(PRETRAINED)
     is_path = place.startswith((".", "/", "~")) and not is_code(place)
     path = Path(place).expanduser() if is_path else Path(place)
-    return f"{PRETRAINED}{path.resolve()}" if is_path or path.is_dir() else name
+    is_folder = path.is_dir() and (is_pretrained(name) or len(path.parts) > 1 or any(path.glob("*config.json")))
+    return f"{PRETRAINED}{path.resolve()}" if is_path or is_folder else name
 
 
 def public_name(name: str) -> str:
-    """Return ``name`` without the folders that a pretrained model or its tokenizer lies in."""
+    """Return ``name`` without the path of the folder that holds a pretrained model or its tokenizer: the folder's own name stays."""
     place = name.removeprefix(PRETRAINED)
     return f"{PRETRAINED}{Path(place).name}" if is_pretrained(name) and Path(place).is_absolute() else name
 
 
 def library(name: str) -> Any:
-    """Return ``transformers`` or ``peft``, which nothing imports before it is needed.
+    """Import ``transformers`` or ``peft``. Nothing imports them before they are needed.
 
     Raises:
         ConfigError: it is not installed.

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import prod
@@ -17,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils.weight_norm import WeightNorm
 
-from ldpfl.attention import FoldedAttention
+from ldpfl.attention import blind_to_values
 from ldpfl.errors import PrivacyError
 
 
@@ -97,7 +94,7 @@ def called_with(
 ) -> Any:
     """Return what ``module`` makes of ``arguments`` with ``parameters``, by the names of a layout, in the place of its own.
 
-    A model of ``transformers`` returns several tensors: its scores are taken, see :func:`scores_in`.
+    A model of ``transformers`` returns several tensors. Its scores are taken, see :func:`scores_in`.
 
     A parameter may be registered in several modules, and a module under several names. PyTorch is given each module's entry once:
     given one entry twice, ``functional_call`` would put back what it had put there itself, and not the module's own parameter.
@@ -112,7 +109,7 @@ def called_with(
         if parameter is not None
     }
     values = {entry: parameters[name] for entry, name in entries.items() if name in parameters}
-    with _any_values(at_once=any(map(torch._C._functorch.is_functorch_wrapped_tensor, parameters.values()))):
+    with blind_to_values(module, at_once=any(map(torch._C._functorch.is_functorch_wrapped_tensor, parameters.values()))):
         found = functional_call(module, values, arguments, dict(named or {}), tie_weights=False)
     parameters.update({name: values[name] for name in parameters.keys() & values.keys()})
     return scores_in(found, *arguments[:1], **dict(named or {}))
@@ -125,9 +122,9 @@ def answers_of(module: nn.Module, inputs: Tensor | Mapping[str, Tensor]) -> Any:
 
 
 def scores_in(found: Any, tokens: Tensor | None = None, **named: Tensor) -> Any:
-    """Return the ``logits`` of what a model of ``transformers`` returned for these inputs; what another model ``found`` stays as it is.
+    """Return the ``logits`` of what a model of ``transformers`` ``found``. The output of another model is returned as it is.
 
-    A prompt that is trained stands before the ``tokens``, and nothing is predicted at its places: their scores are left out.
+    A trained prompt stands before the ``tokens``. Nothing is predicted at the places of the prompt, so their scores are left out.
     """
     logits = getattr(found, "logits", None)
     if not isinstance(logits, Tensor):
@@ -135,40 +132,6 @@ def scores_in(found: Any, tokens: Tensor | None = None, **named: Tensor) -> Any:
     tokens = named.get("input_ids", tokens)
     by_place = logits.dim() == 3 and tokens is not None and tokens.dim() == 2
     return logits[:, -tokens.shape[1] :] if by_place and tokens is not None else logits
-
-
-@contextmanager
-def _any_values(*, at_once: bool) -> Iterator[None]:
-    """Let a model of ``transformers`` look at no value to decide what to compute: no attention mask is left out because it hides nothing.
-
-    Otherwise one record's padding would change how others are rounded, and many records or clients could not be computed ``at_once``.
-    """
-    masks: Any = sys.modules.get("transformers.masking_utils")  # not imported for this
-    if masks is None:
-        yield
-        return
-    if not isinstance(masks.is_tracing, _Asked):
-        masks.is_tracing = _Asked(masks.is_tracing)
-    token = _BY_SHAPES.set(True)
-    try:
-        with FoldedAttention() if at_once else nullcontext():
-            yield
-    finally:
-        _BY_SHAPES.reset(token)
-
-
-_BY_SHAPES = ContextVar("by_shapes", default=False)
-"""Whether this thread runs a model that is to look at no value."""
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """What ``transformers`` asks whether it must decide by shapes alone: as ``before``, and within :func:`_any_values` always."""
-
-    before: Callable[..., bool]
-
-    def __call__(self, tensor: object = None) -> bool:
-        return _BY_SHAPES.get() or self.before(tensor)
 
 
 def validate_module(module: nn.Module) -> None:
@@ -238,7 +201,7 @@ def _parameter_problems(module: nn.Module) -> list[str]:
 
 
 def _device_problems(module: nn.Module) -> list[str]:
-    """Return what is wrong with parameters, frozen ones too, that are not where the others are: they would never be trained or used."""
+    """Return which parameters, frozen ones included, are not on the device of the others: they would never be trained or used."""
     places = {name: parameter.device for name, parameter in module.named_parameters()}
     empty = [name for name, device in places.items() if device.type == "meta"]
     if empty:
@@ -252,7 +215,7 @@ def _device_problems(module: nn.Module) -> list[str]:
 
 
 def _adapter_problems(module: nn.Module) -> list[str]:
-    """Return which active adapters of ``peft`` have frozen parameters: nothing, or half of the adapter, would be trained."""
+    """Return which active adapters of ``peft`` have frozen parameters: training would change nothing, or a part of the adapter alone."""
     problems = []
     for part in module.modules():
         active = getattr(part, "active_adapter", None) if isinstance(getattr(part, "peft_config", None), Mapping) else None
@@ -263,7 +226,7 @@ def _adapter_problems(module: nn.Module) -> list[str]:
                     f"adapter {active!r} is frozen in {len(frozen)} parameters, of which the first is {frozen[0]}: load it with "
                     "is_trainable=True, or make it with inference_mode=False"
                 )
-                break  # what it is wrapped around shares its settings
+                break  # the modules inside it share its settings
     return problems
 
 
@@ -332,7 +295,7 @@ def _dropout_problems(module: nn.Module) -> list[str]:
 
 
 _NAMED = 3
-"""Number of layers that a message names; of more it says how many there are."""
+"""Number of layers that a message names. The others are counted."""
 
 _RATES = ("dropout", "drop_prob", "drop_path", "layerdrop", "pdrop")
 """Parts of the names by which modules keep a probability of dropout in an attribute of their own."""

@@ -1,4 +1,4 @@
-"""Texts as tokens of a pretrained model, filled up to one length, and the tokens that follow them."""
+"""Texts as tokens of a pretrained model, filled up to one length, and the targets of a language model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ldpfl.importing import PRETRAINED, library
 from ldpfl.tasks import NO_TOKEN
 
 _LONG_TOKEN = 100
-"""Characters: a text is cut after so many for each token that is kept of it. How long it takes is not to tell of one long text."""
+"""Characters of a text that are read for each token that is kept. Without a limit, the time taken would tell of one long text."""
 
 
 def tokens_of(texts: Sequence[str], tokenizer: str, length: int) -> dict[str, Tensor]:
@@ -33,12 +33,21 @@ def tokens_of(texts: Sequence[str], tokenizer: str, length: int) -> dict[str, Te
 
 
 def vocabulary_of(tokenizer: str) -> int:
-    """Return how many tokens there are, the largest number and one.
+    """Return the number of tokens: the largest token's number plus one.
 
     Raises:
         ConfigError: as :func:`tokens_of`.
     """
     return 1 + max(map(int, _tokenizer(tokenizer).get_vocab().values()))
+
+
+def padding_of(tokenizer: str) -> int:
+    """Return the token that texts are filled up with.
+
+    Raises:
+        ConfigError: as :func:`tokens_of`.
+    """
+    return int(_tokenizer(tokenizer).pad_token_id)
 
 
 _FILES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken")
@@ -47,11 +56,13 @@ _FILES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken")
 
 @lru_cache(maxsize=2)
 def _tokenizer(name: str) -> Any:
-    folder = Path(name.removeprefix(PRETRAINED))
+    place = name.removeprefix(PRETRAINED)
+    folder = Path(place)
     if folder.is_dir() and not any(path.match(pattern) for path in folder.iterdir() for pattern in _FILES):  # it would know no words
         raise ConfigError(f"{folder} holds no tokenizer: save that of the model there by tokenizer.save_pretrained(folder)")
     try:
-        found = library("transformers").AutoTokenizer.from_pretrained(name.removeprefix(PRETRAINED))
+        read = library("transformers").AutoTokenizer.from_pretrained
+        found = read(place, local_files_only=folder.is_dir(), trust_remote_code=False)
     except ConfigError:
         raise
     except Exception as error:  # of a library, on files that may hold anything
@@ -65,10 +76,10 @@ def _tokenizer(name: str) -> Any:
 
 
 def following(inputs: Inputs) -> Tensor:
-    """Return as targets (N, T) the token that follows each token; none where a text ends or is filled up.
+    """Return as targets (N, T) the token that follows each token, and ``NO_TOKEN`` where a text ends or is filled up.
 
     Raises:
-        DataError: the inputs are no tokens.
+        DataError: the inputs are not tokens.
     """
     tokens = inputs if isinstance(inputs, Tensor) else inputs.get(TOKENS, torch.empty(0))
     if tokens.dim() != 2 or tokens.is_floating_point():

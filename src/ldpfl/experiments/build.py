@@ -27,6 +27,7 @@ from ldpfl.data.partition import LABEL_BLIND, partition_by_code, partition_by_na
 from ldpfl.data.persons import Names, Persons
 from ldpfl.data.scaling import STAGES, by_bounds, scaled_as
 from ldpfl.data.settings import DataConfig
+from ldpfl.data.tokens import padding_of
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import LOWEST_PROBABILITY, ModelConfig, RangesConfig, RunConfig
@@ -40,7 +41,7 @@ from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Facts, Mechanism, Training, built
 from ldpfl.mechanisms.dp_sgd import of_records
 from ldpfl.mechanisms.settings import Part
-from ldpfl.models import pretrained
+from ldpfl.models import adapters, pretrained
 from ldpfl.models.dense import Parallel
 from ldpfl.models.mending import mended
 from ldpfl.privacy import Ledger
@@ -134,9 +135,7 @@ def build(
         raise ConfigError("secret_noise is set, and the data are no data of yours: leave it out; the noise here follows from seed")
     task, validation = _divided(config, task)
     module = model_of(config, Description.of(task), given)
-    texts = by_name(task.train.inputs).get(TOKENS)
-    if texts is not None and (tokens := task.tokens(TOKENS)) is not None:
-        pretrained.check_tokens(module, tokens, texts.shape[1])
+    _check_texts(module, task)
     layout = ParameterLayout.from_module(module)
     weights = layout.flatten({name: p.detach() for name, p in module.named_parameters() if p.requires_grad})
     ranges = initial_ranges(config, layout, weights)
@@ -203,7 +202,7 @@ def build(
     )
     federation = replace(federation, trainer=_quickest(config, federation, weights, warn))
     compiled = ", compiled" if is_compiled(federation.trainer) else ""
-    digest = pretrained.base_digest(module)
+    digest = adapters.base_digest(module)
     base = f" of base {digest[:16]}" if digest else ""
     origin = f"{task.name} {task.fingerprint}{_division(task)}{base} on {device.type}{compiled}"
     federation.mechanism.payload_bits(ranges)  # says so if the mechanism does not fit the layers
@@ -282,18 +281,31 @@ def _model_of(config: RunConfig, data: Description, given: nn.Module | None = No
     return made_of(config.model, data, targets, seed=_model_seed(config.seed), given=given)
 
 
+def _check_texts(module: nn.Module, task: Dataset) -> None:
+    """Return if a pretrained ``module`` takes the tokens of ``task``, where its samples are texts.
+
+    Raises:
+        ConfigError: the texts are too long, or the tokenizer is that of another model.
+    """
+    texts, known = by_name(task.train.inputs).get(TOKENS), task.tokens(TOKENS)
+    if texts is not None and known is not None:
+        pretrained.check_tokens(module, known, texts.shape[1])
+    if task.encoder is not None and (tokenizer := task.encoder.data.tokenizer):
+        pretrained.check_padding(module, padding_of(tokenizer), tokenizer)
+
+
 def made_of(model: ModelConfig, data: Description, targets: Targets, *, seed: int = 0, given: nn.Module | None = None) -> nn.Module:
     """Return the module that ``model`` names for data that are ``described``, with one score for targets that are parallel.
 
     ``seed`` decides its weights, and has at most 64 bits.
 
     Raises:
-        ConfigError: there is no such model; or its frozen weights are others than ``model.base`` says.
+        ConfigError: there is no such model, or its frozen weights are not those that ``model.base`` names.
     """
     images = data.shape is not None and len(data.shape) > 1
     if is_pretrained(model.name):
         made = mended(pretrained.make(model.name, targets, data.outputs, images=images, seed=seed, adapter=model.adapted))[0]
-        pretrained.check_base(made, model.base)
+        adapters.check_base(made, model.base)
         return made
     parallel = targets in tasks.PARALLEL and model.name in models.names()
     made = models.create(
@@ -308,7 +320,7 @@ def made_of(model: ModelConfig, data: Description, targets: Targets, *, seed: in
     )
     made = Parallel(made, data.outputs) if parallel else made
     if model.adapter != "none":
-        made = pretrained.adapted(made, model.adapted, targets, images=images, seed=seed)
+        made = adapters.adapted(made, model.adapted, targets, images=images, seed=seed)
     return mended(made)[0] if model.mend else made
 
 

@@ -29,7 +29,7 @@ from ldpfl.experiments.config_errors import explained
 from ldpfl.files import from_toml, read_text
 from ldpfl.mechanisms import MechanismSettings, read_settings, settings_of
 from ldpfl.mechanisms.duchi import DuchiSettings
-from ldpfl.models.pretrained import Adapter, Kind
+from ldpfl.models.adapters import Adapter, Kind
 from ldpfl.privacy.events import Channel
 from ldpfl.quantities import MAX_ROUNDS, Count, NotNegative, Positive, Repeats, Share
 from ldpfl.server.optimiser import Rule, Schedule, ServerOptimiser

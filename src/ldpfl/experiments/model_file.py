@@ -17,7 +17,7 @@ from ldpfl.experiments.config import ModelConfig
 from ldpfl.experiments.dataset import Description
 from ldpfl.files import check_regular, read_text
 from ldpfl.importing import GIVEN, PRETRAINED, is_code, is_pretrained, lies_in_file, public_name
-from ldpfl.models.pretrained import Kind, check_base, has_base
+from ldpfl.models.adapters import Kind, check_base, has_base
 from ldpfl.tasks import Targets
 
 MAX_BYTES = 1 << 24

@@ -35,7 +35,7 @@ from ldpfl.files import (
     write_text,
     writing,
 )
-from ldpfl.models.pretrained import ADAPTER_FILES, save_adapter
+from ldpfl.models.adapters import ADAPTER_FILES, save_adapter
 from ldpfl.privacy.ledger import LEDGER_FILE, Ledger
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.server.round_log import log_path

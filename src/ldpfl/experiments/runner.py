@@ -27,7 +27,8 @@ from ldpfl.experiments.secret_seed import drawn
 from ldpfl.features.extraction import Progress, quietly
 from ldpfl.files import writing
 from ldpfl.importing import is_pretrained
-from ldpfl.models.pretrained import base_digest, licence_of
+from ldpfl.models.adapters import base_digest
+from ldpfl.models.pretrained import licence_of
 from ldpfl.number_format import counted
 from ldpfl.randomness import known
 from ldpfl.server import Checkpoint, RoundMetrics

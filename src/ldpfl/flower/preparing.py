@@ -18,7 +18,8 @@ from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.experiments.dataset import Description, load_dataset
 from ldpfl.flower.statistics import encoder_in
 from ldpfl.importing import is_code, is_pretrained
-from ldpfl.models.pretrained import base_digest, licence_of
+from ldpfl.models.adapters import base_digest
+from ldpfl.models.pretrained import licence_of
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import Federation
 

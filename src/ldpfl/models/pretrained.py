@@ -1,68 +1,39 @@
-"""Pretrained models of ``transformers``, from a folder or the hub, and the adapters of ``peft`` that are trained on them.
-
-What is not trained, the base, is loaded where it is needed and never sent or kept with a run: it is named, and told by a digest.
-"""
+"""Pretrained models of ``transformers``, from a folder or the hub: loading, and the checks before."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ldpfl.errors import ConfigError, first_line
-from ldpfl.files import make_folder, replace_atomically
-from ldpfl.importing import PRETRAINED, library, public_name
+from ldpfl.errors import ConfigError
+from ldpfl.importing import PRETRAINED, library
+from ldpfl.models.adapters import Adapter, explained, quietly, with_adapter
 from ldpfl.seeded_draws import SeededDraws
-from ldpfl.suggestions import did_you_mean
-
-Kind = Literal["none", "lora", "ia3", "prompt", "head"]
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """What of a pretrained model is trained.
-
-    Attributes:
-        kind: ``none`` trains the whole model, ``head`` the layers of the outputs alone; others add an adapter, and train it and the head.
-        rank, alpha: of LoRA's factors, and the scale of their product as a multiple of 1 / rank.
-        modules: names of the layers that LoRA or IA3 changes; those that ``peft`` knows for the kind of model where none are named.
-        tokens: trained tokens before each text, for ``prompt``.
-    """
-
-    kind: Kind = "none"
-    rank: int = 8
-    alpha: float = 16.0
-    modules: tuple[str, ...] = ()
-    tokens: int = 8
 
 
 def make(name: str, targets: str, outputs: int, *, images: bool, seed: int, adapter: Adapter) -> nn.Module:
-    """Return the pretrained model called ``name`` for such ``targets``, with its ``adapter``; ``seed`` decides what the base does not hold.
+    """Return the pretrained model called ``name`` for such ``targets``, with its ``adapter``.
 
-    Layers that the base lacks, such as the head of another task, are trained whatever the adapter is: their values are nowhere else.
+    Layers that the base lacks, such as the head of a new task, are trained whatever the adapter is: no file holds their values, and
+    ``seed`` decides how they begin. No code of a folder or of the hub is run.
 
     Raises:
-        ConfigError: there is no such model, it holds no weights, or it is none for these targets.
+        ConfigError: there is no such model, its weights are missing or of another model, or it has no form for these targets.
     """
     transformers, place = library("transformers"), place_of(name)
-    kinds: dict[str, str] = {"tokens": "AutoModelForCausalLM"}
-    kind = kinds.get(targets, "AutoModelForImageClassification" if images else "AutoModelForSequenceClassification")
     sizes = {} if targets == "tokens" else {"num_labels": outputs}
-    with _explained(f"model {name!r} cannot be loaded"), SeededDraws(seed), quietly():
-        module, report = getattr(transformers, kind).from_pretrained(
+    with explained(f"model {name!r} cannot be loaded"), SeededDraws(seed), quietly():
+        module, report = getattr(transformers, _class_for(targets, images)).from_pretrained(
             place,
             **sizes,
             local_files_only=Path(place).is_dir(),
+            trust_remote_code=False,
             use_safetensors=True,
             dtype=torch.float32,
             ignore_mismatched_sizes=True,
@@ -70,60 +41,43 @@ def make(name: str, targets: str, outputs: int, *, images: bool, seed: int, adap
         )
         if module.config.pad_token_id is None and (end := module.config.eos_token_id) is not None:
             module.config.pad_token_id = end  # as :mod:`ldpfl.data.tokens` fills up texts
-        absent = {*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])}
-        return _adapted(module, adapter, targets, images, sorted({key.rpartition(".")[0] for key in absent}))
+        misfits = {key[0] for key in report["mismatched_keys"]}
+        absent = {*report["missing_keys"], *misfits}
+        _check_complete(module, absent, misfits, name)
+        return with_adapter(module, adapter, targets, images, sorted({key.rpartition(".")[0] for key in absent}))
 
 
-def adapted(module: nn.Module, adapter: Adapter, targets: str, *, images: bool, seed: int) -> nn.Module:
-    """Return the pretrained ``module`` that a caller handed over, with an ``adapter``, whose first values ``seed`` decides.
+def _class_for(targets: str, images: bool) -> str:
+    if targets == "tokens":
+        return "AutoModelForCausalLM"
+    return "AutoModelForImageClassification" if images else "AutoModelForSequenceClassification"
+
+
+def _check_complete(module: Any, absent: Collection[str], misfits: Collection[str], name: str) -> None:
+    """Return if the files held the weights of the base. A whole part of it may be absent, such as the pooler of a language model.
+
+    Args:
+        absent: names of parameters that no file held in the shape of the module.
+        misfits: those of them that a file held in another shape.
 
     Raises:
-        ConfigError: it is no pretrained model, or has no such layers.
+        ConfigError: a part of the base is incomplete, or most of the base is absent: the weights are of another model.
     """
-    if not is_of_transformers(module):
-        raise ConfigError(f"model.adapter is {adapter.kind!r}, and the model is a {type(module).__name__}: give a model of transformers")
-    with _explained(f"adapter {adapter.kind!r} does not fit the model"), SeededDraws(seed), quietly():
-        return _adapted(module, adapter, targets, images, ())
-
-
-def _adapted(module: nn.Module, adapter: Adapter, targets: str, images: bool, absent: Sequence[str]) -> nn.Module:
-    if adapter.kind == "none":
-        return module.train()
-    children = {} if targets == "tokens" else dict(module.named_children())
-    heads = [own for own, part in children.items() if own != module.base_model_prefix and [*part.parameters()]]
-    trained = sorted({*heads, *absent})
-    if adapter.kind == "head":
-        module.requires_grad_(False)
-        for own in trained or ["lm_head"]:
-            module.get_submodule(own).requires_grad_(True)
-        return module.train()
-    peft = library("peft")
-    task = None if images else "CAUSAL_LM" if targets == "tokens" else "SEQ_CLS"
-    changed = list(adapter.modules) or None
-    if adapter.kind == "lora":
-        settings = peft.LoraConfig(
-            r=adapter.rank, lora_alpha=adapter.alpha, target_modules=changed, modules_to_save=trained or None, task_type=task
+    start = f"{module.base_model_prefix}."
+    names = [own for own, _ in module.named_parameters() if own.startswith(start)]
+    missing = [own for own in names if own in absent]
+    sizes, without = (Counter(map(_part, some)) for some in (names, missing))
+    wrong = [own for own in missing if own in misfits or without[_part(own)] < sizes[_part(own)]]
+    if wrong or 2 * len(missing) > len(names):
+        raise ConfigError(
+            f"the weights of model {name!r} do not fit its config.json: {len(missing)} of {len(names)} parameters are absent or of another "
+            f"shape, such as {(wrong or missing)[0]}: save the model again by model.save_pretrained(folder)"
         )
-    elif adapter.kind == "ia3":
-        settings = peft.IA3Config(
-            target_modules=changed, feedforward_modules=changed and [], modules_to_save=trained or None, task_type=task
-        )
-    else:
-        settings = peft.PromptTuningConfig(num_virtual_tokens=adapter.tokens, task_type=task)
-    _check_modules(module, adapter)
-    found: nn.Module = peft.get_peft_model(module, settings)
-    for own in trained if adapter.kind == "prompt" else ():
-        part = found.get_submodule("base_model").get_submodule(own)
-        if not hasattr(part, "original_module"):  # of which ``peft`` trains a copy
-            part.requires_grad_(True)
-    return found.train()
 
 
-def _check_modules(module: nn.Module, adapter: Adapter) -> None:
-    known = sorted({name.rpartition(".")[2] for name, part in module.named_modules() if not [*part.children()] and [*part.parameters()]})
-    for own in adapter.modules:
-        if not any(name == own or name.endswith(f".{own}") for name, _ in module.named_modules()):
-            raise ConfigError(f"model.adapter_modules names {own!r}, and the model has no such layer: {did_you_mean(own, known)}")
+def _part(name: str) -> str:
+    """Return which part of the base the parameter ``name`` belongs to: ``encoder`` of ``bert.encoder.layer.0.output.dense.bias``."""
+    return name.split(".")[1]
 
 
 def place_of(name: str) -> str:
@@ -137,10 +91,10 @@ def place_of(name: str) -> str:
     if folder.is_absolute() or folder.is_dir():
         if not folder.is_dir():
             raise ConfigError(f"there is no folder {place}: give that of the pretrained model, --model FOLDER")
+        if (folder / "adapter_config.json").is_file():  # transformers would load the base that this file names
+            raise ConfigError(f"{place} holds an adapter: give the folder of its base, --model FOLDER")
         if not (folder / "config.json").is_file():
-            adapter = (folder / "adapter_config.json").is_file()
-            what = "an adapter and no model: give the folder of its base" if adapter else "no config.json: give a folder of save_pretrained"
-            raise ConfigError(f"{place} holds {what}, --model FOLDER")
+            raise ConfigError(f"{place} holds no config.json: give a folder of save_pretrained, --model FOLDER")
         if not any(folder.glob("*.safetensors")):
             raise ConfigError(f"{place} holds no weights (*.safetensors): save the model there by model.save_pretrained(folder)")
     return place
@@ -169,112 +123,38 @@ def licence_of(name: str, said: str) -> str:
 
 
 def check_tokens(module: nn.Module, tokens: int, length: int) -> None:
-    """Return if a pretrained ``module`` knows so many ``tokens``, and takes texts of ``length`` of them.
+    """Return if a pretrained ``module`` knows so many ``tokens``, and takes texts of ``length`` tokens.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: the module knows fewer tokens, or takes shorter texts alone.
     """
-    config = getattr(module, "config", None)
-    known, places = (getattr(config, name, None) for name in ("vocab_size", "max_position_embeddings"))
+    known = getattr(getattr(module, "config", None), "vocab_size", None)
     if isinstance(known, int) and tokens > known:
         raise ConfigError(f"the tokenizer has {tokens:,} tokens, and the model knows {known:,}: set data.tokenizer to that of the model")
     added = sum(getattr(own, "num_virtual_tokens", 0) for own in getattr(module, "peft_config", {}).values())
-    if isinstance(places, int) and length + added > places:
+    places = _places(module)
+    if places is not None and length + added > places:
         prompt = f" and {added} of a prompt" if added else ""
         raise ConfigError(f"data.length is {length} tokens{prompt}, and the model has {places} places: set data.length to {places - added}")
 
 
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-"""Files of an adapter, as ``peft`` names them."""
-
-
-def save_adapter(module: nn.Module, folder: Path, base: str) -> None:
-    """Write the adapter of ``module`` to ``folder`` as ``peft`` reads it; nothing where it has none.
-
-    Args:
-        base: name of the model that it is an adapter of; no folder of this machine is written down.
-    """
-    save: Any = getattr(module, "save_pretrained", None)
-    if save is None or not hasattr(module, "peft_config"):
-        return
-    with TemporaryDirectory() as made:
-        save(made, save_embedding_layers=False)
-        files = {path.name: path.read_bytes() for path in Path(made).iterdir() if path.name in ADAPTER_FILES}
-    settings = json.loads(files[ADAPTER_FILES[0]]) | {"base_model_name_or_path": public_name(base).removeprefix(PRETRAINED)}
-    make_folder(folder)
-    for name, content in (files | {ADAPTER_FILES[0]: f"{json.dumps(settings, indent=1, sort_keys=True)}\n".encode()}).items():
-        with replace_atomically(folder / name) as temporary:
-            temporary.write_bytes(content)
-
-
-def is_of_transformers(module: nn.Module) -> bool:
-    """Whether ``module`` is a model of ``transformers``, or an adapter of ``peft`` around one."""
-    return hasattr(module, "peft_config") or hasattr(module, "base_model_prefix")
-
-
-def has_base(module: nn.Module) -> bool:
-    """Whether ``module`` is a pretrained one with frozen parameters: who has its base needs no more than what was trained."""
-    return is_of_transformers(module) and not all(own.requires_grad for own in module.parameters())
-
-
-def base_digest(module: nn.Module) -> str:
-    """Return the SHA-256, in hex, of the frozen parameters of a pretrained ``module``; empty where it has none.
-
-    Names are those of the base, whatever adapter is around it. Layers whose trained copies are used in their place do not count.
-    """
-    if not has_base(module):
-        return ""
-    trained = {id(own) for own in module.parameters() if own.requires_grad}
-    found: dict[str, Tensor] = {}
-    for name, own in module.named_parameters():
-        if id(own) not in trained and ".original_module." not in name:
-            found[_BASE_NAME.sub("", name)] = own
-    digest = hashlib.sha256()
-    for name, frozen in sorted(found.items()):
-        digest.update(f"{name} {frozen.dtype} {tuple(frozen.shape)} ".encode())
-        digest.update(frozen.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-_BASE_NAME = re.compile(r"^base_model\.(model\.)?|\.base_layer(?=\.)")
-"""Parts that an adapter adds to the name of a parameter of its base."""
-
-
-def check_base(module: nn.Module, digest: str) -> None:
-    """Return if the frozen parameters of ``module`` are those of ``digest``; an empty one asks for none.
+def check_padding(module: nn.Module, padding: int, tokenizer: str) -> None:
+    """Return if a pretrained ``module`` expects texts to be filled up with the token ``padding``, as its ``tokenizer`` does.
 
     Raises:
-        ConfigError: they are others.
+        ConfigError: the module expects another token: the tokenizer is that of another model.
     """
-    if digest and base_digest(module) != digest:
+    expected = getattr(getattr(module, "config", None), "pad_token_id", None)
+    if expected not in (None, padding):
         raise ConfigError(
-            f"what was trained belongs to another base than this one, whose frozen weights have the SHA-256 {base_digest(module)[:16]}, "
-            f"expected {digest[:16]}: name the base that it was trained on, --model FOLDER"
+            f"tokenizer {tokenizer!r} fills texts up with token {padding}, and the model expects token {expected}: set data.tokenizer to "
+            "that of the model, or pad_token_id in the model's config.json"
         )
 
 
-@contextmanager
-def quietly() -> Iterator[None]:
-    """Let ``transformers`` print nothing of what it loads; what matters of that becomes an error here."""
-    logging = library("transformers").utils.logging
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():  # of what the libraries call of each other, or set right themselves
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
-
-
-@contextmanager
-def _explained(trouble: str) -> Iterator[None]:
-    try:
-        yield
-    except ConfigError:
-        raise
-    except Exception as error:  # of the libraries, on files that may hold anything
-        raise ConfigError(f"{trouble}: {type(error).__name__}: {first_line(error)}") from error
+def _places(module: nn.Module) -> int | None:
+    """Return how many tokens ``module`` has positions for; None where its config names no number."""
+    places = getattr(getattr(module, "config", None), "max_position_embeddings", None)
+    tables = (own for name, own in module.named_modules() if name.endswith("position_embeddings") and isinstance(own, nn.Embedding))
+    unused = max((own.padding_idx + 1 for own in tables if own.padding_idx is not None), default=0)  # RoBERTa counts from behind it
+    return places - unused if isinstance(places, int) else None

@@ -18,7 +18,7 @@ from ldpfl.data.persons import Persons
 from ldpfl.data.samples import normalise
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.models import CenteredLinear
-from ldpfl.models.pretrained import is_of_transformers
+from ldpfl.models.adapters import is_of_transformers
 from ldpfl.simulation.chunking import ALIGNED
 from ldpfl.simulation.client_conv import PatchConvolutions
 from ldpfl.simulation.compiled_records import CompiledSums
