@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from flwr.app import ArrayRecord, Message, UserConfig
+from test_same_model import SimulatedNode, simulator_source
 
 import ldpfl
 from ldpfl.errors import ConfigError, Declined
-from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.config import RunConfig, toml_value
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.flower import InProcessGrid, LdpClientApp, apps
 from ldpfl.flower.named_by_server import check_config
 from ldpfl.flower.preparing import prepare
 from ldpfl.privacy.policy import Policy
@@ -58,3 +63,41 @@ def test_a_pretrained_model_and_its_tokenizer_are_named_by_the_policy(base: Path
     other = config.model_copy(update={"data": config.data.model_copy(update={"tokenizer": "hf:somewhere/else"})})
     with pytest.raises(Declined, match="tokenizer 'hf:somewhere/else'"):
         check_config(other, allowed)
+
+
+class WireGrid(InProcessGrid):
+    """Counts the numbers and the bytes of each message, both ways."""
+
+    numbers: list[int]
+    octets: list[int]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+        sent = list(messages)
+        for message in (*sent, *super().send_and_receive(sent, timeout=timeout)):
+            records = [record for record in message.content.values() if isinstance(record, ArrayRecord)]
+            self.numbers += [array.numpy().size for record in records for array in record.values()]
+            self.octets.append(sum(record.count_bytes() for record in message.content.values()))
+            if message not in sent:
+                yield message
+
+
+def test_frozen_weights_never_cross_the_wire(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts(12).to_csv(tmp_path / "own.csv", index=False)
+    monkeypatch.setenv("LDPFL_DATA", str(tmp_path / "own.csv"))
+    changes = {
+        **{"data.name": "node", "data.text": "text", "data.target": "label", "data.classes": ["down", "up"], "data.length": 16},
+        **{"model.name": f"hf:{base}", "model.adapter": "lora", "clients.count": 2, "training.rounds": 1},
+        **{"mechanism.records": 12, "mechanism.noise_multiplier": 2.0, "mechanism.clip_norm": 1.0, "privacy.target_epsilon": "off"},
+        **{"training.server_learning_rate": 1.0, "training.server_weight_decay": 0.0},
+    }
+    named = ";".join(f"{key}={toml_value(value)}" for key, value in changes.items())
+    settings: UserConfig = {"ldpfl.recipe": "own", "ldpfl.set": named, "ldpfl.out": str(tmp_path / "run")}
+    client = LdpClientApp(apps.train, node=lambda context: SimulatedNode(), source=simulator_source, gradients=True)
+    grid = WireGrid(client, 2, run_config=settings)
+    grid.numbers, grid.octets = [], []
+    apps.server_app(grid, grid.server_context())
+    kept = RunFolder(tmp_path / "run")
+    trained = sum(own.numel() for own in kept.model_file().module(kept.model_path).parameters() if own.requires_grad)
+    whole = (base / "model.safetensors").stat().st_size
+    assert max(grid.numbers) <= trained
+    assert max(grid.octets) < 4.5 * trained + 20_000 < whole

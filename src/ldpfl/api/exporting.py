@@ -60,10 +60,7 @@ def export(run: RunResult | str | Path, folder: str | Path, *, key: str | Path |
     make_folder(out)
     with replace_atomically(target.model_path) as temporary:
         described.copy_weights(kept.model_path, temporary)
-    for name in ADAPTER_FILES if kept.adapter_path.exists() else ():
-        check_regular(kept.adapter_path / name)
-        with replace_atomically(out / name) as temporary:
-            temporary.write_bytes((kept.adapter_path / name).read_bytes())
+    _copy_adapter(kept.adapter_path, out)
     if encoder is not None:
         write_text(target.encoding_path, encoder.model_dump_json(indent=1) + "\n")
     write_text(target.description_path, described.model_dump_json(indent=1) + "\n")
@@ -71,3 +68,11 @@ def export(run: RunResult | str | Path, folder: str | Path, *, key: str | Path |
     write_text(out / "certificate.json", certificate.to_json())
     write_text(out / "README.md", card)
     return out
+
+
+def _copy_adapter(folder: Path, out: Path) -> None:
+    """Copy the files of an adapter, if ``folder`` holds one."""
+    for name in ADAPTER_FILES if folder.exists() else ():
+        check_regular(folder / name)
+        with replace_atomically(out / name) as temporary:
+            temporary.write_bytes((folder / name).read_bytes())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from ldpfl.api.arguments import checked
-from ldpfl.data.encoder import check_threshold
+from ldpfl.data.encoder import Encoder, check_threshold
 from ldpfl.data.new_rows import answered
 from ldpfl.data.new_samples import Rows, classified, read_samples
 from ldpfl.data.tables import SUFFIXES
@@ -52,9 +52,7 @@ def predict(
     encoder, model = kept.encoder(), named_model(model) if isinstance(model, str) else model
     if encoder.data.tokenizer == described.name and isinstance(model, str):
         encoder = encoder.read_by(model)
-    hashed = encoder.data.vocabulary if encoder.data.text else None
-    expected = Description(*((None, encoder.outputs) if encoder.data.tokenizer else ((encoder.width,), encoder.outputs, hashed)))
-    if described.described != expected or described.targets != encoder.targets:
+    if described.described != _description_of(encoder) or described.targets != encoder.targets:
         raise DataError(f"{kept.encoding_path} is damaged: it is not the encoding of the model that {kept.description_path.name} describes")
     if not isinstance(rows, str | Path) and not hasattr(rows, "columns"):
         raise ConfigError(f"rows are a {type(rows).__name__}, and the model is of a table: give a data frame, a file or a folder")
@@ -91,6 +89,13 @@ def said_of_samples(
     scale = described.mean, described.std
     classes = described.classes or tuple(map(str, range(described.outputs)))
     return classified(module(), samples, scale, classes, threshold)
+
+
+def _description_of(encoder: Encoder) -> Description:
+    """Return what a model takes and gives that reads rows by ``encoder``."""
+    if encoder.data.tokenizer:
+        return Description(None, encoder.outputs)
+    return Description((encoder.width,), encoder.outputs, encoder.data.vocabulary if encoder.data.text else None)
 
 
 @checked

@@ -41,23 +41,13 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
     tables = [one.with_missing(config.missing_words) for one in (table, test) if one is not None]
     table, config = tables[0], with_text(tables[0], config)
     persons = _persons(tables, config)
-    is_test = np.zeros(len(table), dtype=bool)
-    if test is None:
-        is_test = held_out(len(table)) if persons is None else held_out_by_person(persons[0])
-    if test is None and persons is not None and (is_test.all() or not is_test.any()):
-        raise DataError(
-            f"about a fifth of the persons are test persons, by their names, and of {len(set(persons[0]))} persons that is "
-            f"{'each' if is_test.any() else 'none'}: give data.test_path, or a table of more persons"
-        )
-    if test is None and not is_test.any():
-        raise DataError(f"{len(table)} rows are too few to keep a fifth of them to measure on: give data.test_path")
-    predicts_tokens = targets == "tokens" and bool(config.tokenizer)
+    is_test = np.zeros(len(table), dtype=bool) if test is not None else _test_rows(len(table), persons)
     learnt, outputs, notes, classes = targets_of(tables, config, targets)
     unscaled: tuple[Unscaled, ...] = ()
     said = config
     if config.text:
         inputs: list[Inputs] = [texts_of(one, config, targets) for one in tables]
-        if predicts_tokens:
+        if targets == "tokens" and config.tokenizer:
             learnt, outputs = [following(own) for own in inputs], vocabulary_of(config.tokenizer)
     else:
         said, left_out = said_of_all(table, config)
@@ -81,6 +71,23 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
         notes=tuple(map(printable, notes)),  # names of columns and classes are in them
         encoder=_encoder(said, targets, classes, width_of(said), outputs),
     )
+
+
+def _test_rows(count: int, persons: Sequence[Names] | None) -> NDArray[np.bool_]:
+    """Return which of ``count`` rows are kept to measure on, by their places or by the names of ``persons``.
+
+    Raises:
+        DataError: no row would be left to train on, or none to measure on.
+    """
+    is_test = held_out(count) if persons is None else held_out_by_person(persons[0])
+    if persons is not None and (is_test.all() or not is_test.any()):
+        raise DataError(
+            f"about a fifth of the persons are test persons, by their names, and of {len(set(persons[0]))} persons that is "
+            f"{'each' if is_test.any() else 'none'}: give data.test_path, or a table of more persons"
+        )
+    if not is_test.any():
+        raise DataError(f"{count} rows are too few to keep a fifth of them to measure on: give data.test_path")
+    return is_test
 
 
 def _vocabulary(config: DataConfig, targets: Targets) -> int | dict[str, int] | None:

@@ -91,11 +91,7 @@ def tried(
     model = config.model.name
     where = f"model {model!r} cannot be trained on {'these data' if config.data.name == GIVEN else config.data.path or config.data.name}"
     _check_parts(model, local)
-    for count in (2, 1):  # what fails with two samples has nothing to do with a batch of one
-        with _explained(where if count == 2 else f"{where}, where a batch may be of one sample"):
-            ((found, targets),) = evaluated(trial, weights, trial.data.take(slice(count)))
-            _check_outputs(model, local.task, found, targets, data.outputs)
-            trial.losses(found, targets)
+    _check_runs(model, where, trial, weights, data.outputs)
     _check_movable(model, where, trial, weights)
     one_step = config.mechanism.perturbed == "gradient"
     by_record = mechanism.record_clip is not None and persons is None
@@ -127,6 +123,19 @@ def tried(
     if reason:
         warn(f"model {model!r} cannot be trained for many clients at once ({reason}): one after another, which is slower")
     return trainer_of(config, local, mechanism, at_once=not reason, persons=persons)
+
+
+def _check_runs(model: str, where: str, trial: LocalTask, weights: Tensor, outputs: int) -> None:
+    """Return if the model takes a batch of two samples and one of a single sample, and the loss takes what comes out.
+
+    Raises:
+        ConfigError: the model or the loss fails, or gives something of another shape.
+    """
+    for count in (2, 1):  # what fails with two samples has nothing to do with a batch of one
+        with _explained(where if count == 2 else f"{where}, where a batch may be of one sample"):
+            ((found, targets),) = evaluated(trial, weights, trial.data.take(slice(count)))
+            _check_outputs(model, trial.task, found, targets, outputs)
+            trial.losses(found, targets)
 
 
 def _check_movable(model: str, where: str, trial: LocalTask, weights: Tensor) -> None:
