@@ -34,7 +34,7 @@ PUBLIC = ("ctypes", "email", "html", "http", "importlib", "lib2to3", "logging", 
 PRIVATE = ("asyncio", "distutils", "idlelib", "tkinter")
 LENGTH, TOKENS, OF_A_CLASS, HELD_OUT, TUNING_SEED = 32, 1024, 2800, 1200, 1000
 KINDS = ("head", "lora", "none")
-RATES = (0.1, 0.3, 1.0, 3.0)
+RATES = (0.3, 1.0, 3.0)
 """The server's learning rates that are tried for each kind, on texts that are held out of the training texts."""
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -114,17 +114,18 @@ class Comparison:
         return max(self.options.rates, key=lambda rate: float(self.row("tuning", kind, rate, TUNING_SEED, parts)["accuracy"]))
 
     def tested(self, kind: str, rate: float, seed: int) -> dict[str, Any]:
-        """Return the figures of a run on all training texts, measured on the test texts, beside its noise-free run."""
+        """Return the figures of a run on all training texts, measured on the test texts; of LoRA also without noise."""
         return self.row("test", kind, rate, seed, (self.train, self.test))
 
     def row(self, stage: str, kind: str, rate: float, seed: int, parts: tuple[pd.DataFrame, pd.DataFrame]) -> dict[str, Any]:
         """Return the figures of a run, from the file if an earlier command wrote them there."""
-        key = {"stage": stage, "trained": kind, "rate": rate, "seed": seed}
+        sizes = {name: getattr(self.options, name) for name in ("rounds", "clients", "texts")}
+        key = {"stage": stage, "trained": kind, "rate": rate, "seed": seed, **sizes}
         log = self.options.folder / "figures.jsonl"
         for line in log.read_text().splitlines() if log.exists() else ():
             if key.items() <= (row := json.loads(line)).items():
                 return dict(row)
-        row = key | self.run(kind, rate, seed, parts, baseline=stage == "test")
+        row = key | self.run(kind, rate, seed, parts, baseline=stage == "test" and kind == "lora")
         with log.open("a") as file:
             file.write(f"{json.dumps(row)}\n")
         print(row, flush=True)
