@@ -66,7 +66,7 @@ def test_a_pretrained_model_and_its_tokenizer_are_named_by_the_policy(base: Path
 
 
 class WireGrid(InProcessGrid):
-    """Counts the numbers and the bytes of each message, both ways."""
+    """Keeps the number of values of each array, and the bytes of each message, both ways."""
 
     numbers: list[int]
     octets: list[int]
@@ -76,7 +76,9 @@ class WireGrid(InProcessGrid):
         for message in (*sent, *super().send_and_receive(sent, timeout=timeout)):
             records = [record for record in message.content.values() if isinstance(record, ArrayRecord)]
             self.numbers += [array.numpy().size for record in records for array in record.values()]
-            self.octets.append(sum(record.count_bytes() for record in message.content.values()))
+            others = [record for record in message.content.values() if not isinstance(record, ArrayRecord)]
+            settings = sum(len(value if isinstance(value, bytes) else str(value)) for record in others for value in record.values())
+            self.octets.append(settings + sum(record.count_bytes() for record in records))
             if message not in sent:
                 yield message
 

@@ -31,9 +31,9 @@ _LOG = logging.getLogger(__name__)
 _AT_ONCE = 1 << 19
 """Values of per-record gradients held at once: 4 MiB in float64, which a cache holds."""
 
-_TEXTS_AT_ONCE, _ADAPTED_AT_ONCE = 8, 1 << 23
-"""Records that a pretrained model is given together, if their gradients have no more values: its products are slow for a few texts, and
-what it keeps of more is beyond all caches."""
+_TEXTS_AT_ONCE, _ADAPTED_AT_ONCE = 16, 1 << 23
+"""Records that a pretrained model is given together, and the most values that their gradients may have. Products of fewer texts are slower;
+more texts take more memory than Opacus does for 32."""
 
 _ROWS_AT_ONCE = 1 << 13
 """Rows of persons held at once, whatever number of rows a person has: a server may choose that number for a node."""
