@@ -5,10 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
-import resource
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from math import inf, nan
 from pathlib import Path
 
@@ -17,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from full_disk import files_up_to
 from ldpfl.errors import DataError, LdpflError, WriteError
 from ldpfl.experiments.config import read_config
 from ldpfl.experiments.run_folder import RunFolder
@@ -41,18 +40,6 @@ from ldpfl.files import (
 from ldpfl.privacy import Ledger
 from ldpfl_verify import CertificateError, read_certificate
 from ldpfl_verify.bounded_json import MAX_CERTIFICATE_BYTES
-
-
-@contextmanager
-def files_up_to(size: int) -> Iterator[None]:
-    """Let this process write no file larger than ``size`` bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
 
 REFUSALS = {
     errno.ENOSPC: ("no space left on the device of", "make room"),

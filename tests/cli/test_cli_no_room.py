@@ -17,12 +17,12 @@ import torch
 from test_cli_sweep import SHORT, SWEEP
 
 from conftest import CommandLine, digits, write_split
+from full_disk import files_up_to
 from ldpfl.data import load
 from ldpfl.errors import WriteError
 from ldpfl.experiments import Runner, read_config
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.server import RoundMetrics
-from test_files import files_up_to
 
 REPRODUCED = ("model.safetensors", "metrics.jsonl", "ledger.json", "config.toml", "curve.svg")
 
