@@ -54,6 +54,18 @@ def test_a_node_trains_on_the_server_s_base_alone(base: Path, tmp_path: Path) ->
         prepare.cache_clear()
 
 
+def test_a_node_reads_texts_by_the_server_s_tokenizer_alone(base: Path, tmp_path: Path) -> None:
+    table = tmp_path / "own.csv"
+    texts(12).to_csv(table, index=False)
+    terms = prepare(config_on(base).to_toml(), None, "cpu").config
+    other = Path(shutil.copytree(base, tmp_path / "other"))
+    path = other / "tokenizer.json"
+    path.write_text(path.read_text().replace('"good"', '"well"'))
+    data = terms.data.model_copy(update={"tokenizer": f"hf:{other}"})
+    with pytest.raises(ConfigError, match="has another vocabulary than the one that the model was trained with"):
+        prepare(terms.model_copy(update={"data": data}).to_toml(), None, "cpu", None, table)
+
+
 def test_a_pretrained_model_and_its_tokenizer_are_named_by_the_policy(base: Path) -> None:
     config = config_on(base)
     with pytest.raises(Declined, match="model 'hf:"):

@@ -84,6 +84,15 @@ def test_an_adapter_of_another_base_is_refused(base: Path, tmp_path: Path) -> No
         ldpfl.predict(finished, texts(3), model=str(other))
 
 
+def test_a_tokenizer_of_another_vocabulary_is_refused(base: Path, tmp_path: Path) -> None:
+    finished, other = tmp_path / "run", Path(shutil.copytree(base, tmp_path / "other"))
+    ldpfl.run(data=texts(40), target="label", model=str(base), adapter="lora", length=16, folder=finished, **SMALL)
+    path = other / "tokenizer.json"
+    path.write_text(path.read_text().replace('"good"', '"well"'))
+    with pytest.raises(ConfigError, match=r"has another vocabulary than .* name the tokenizer of the model in data\.tokenizer"):
+        ldpfl.predict(finished, texts(3), model=str(other))
+
+
 def without(pattern: str) -> Any:
     def change(folder: Path) -> None:
         for path in folder.glob(pattern):

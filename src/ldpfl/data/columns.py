@@ -19,7 +19,7 @@ from ldpfl.data.inputs import Inputs
 from ldpfl.data.persons import names_of
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table, as_text
-from ldpfl.data.tokens import tokens_of
+from ldpfl.data.tokens import check_vocabulary, tokens_of
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import ConfigError, DataError
 from ldpfl.suggestions import nearest
@@ -280,6 +280,7 @@ def texts_of(table: Table, config: DataConfig, targets: Targets) -> Inputs:
     if texts.dtype == np.float64:
         raise DataError(f"the column {config.text!r} holds numbers, and data.text says that it holds texts")
     if config.tokenizer:
+        check_vocabulary(config.tokenizer, config.tokenizer_digest)
         return tokens_of(texts.tolist(), config.tokenizer, config.length)
     if targets == "tokens":
         return bytes_of(texts, config.length)[:, :-1]

@@ -19,7 +19,7 @@ from ldpfl.data.samples import Dataset, Owners, Samples, owners_of
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table
 from ldpfl.data.targets import targets_of
-from ldpfl.data.tokens import following, vocabulary_of
+from ldpfl.data.tokens import following, vocabulary_digest, vocabulary_of
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import ConfigError, DataError, printable
 from ldpfl.importing import GIVEN
@@ -128,8 +128,9 @@ _OF_COLUMNS = (
 def _encoder(config: DataConfig, targets: Targets, classes: tuple[str, ...], width: int, outputs: int) -> Encoder | None:
     if targets == "tokens":
         return None
+    digest = vocabulary_digest(config.tokenizer) if config.tokenizer else ""
     return Encoder(
-        data=DataConfig(name=GIVEN, **config.model_dump(include=set(_OF_COLUMNS))),
+        data=DataConfig(name=GIVEN, tokenizer_digest=digest, **config.model_dump(include=set(_OF_COLUMNS))),
         targets=targets,
         classes=classes,
         width=width,

@@ -98,6 +98,8 @@ class DataConfig(BaseModel):
     tokenizer: Annotated[str, AfterValidator(_is_tokenizer)] = ""
     """Turns texts into tokens, for a pretrained model: ``hf:NAME`` or ``hf:FOLDER``. That of the model is taken where none is named. Other
     models take words, which are hashed. The column of texts need not be named where it is the only one beside the target's."""
+    tokenizer_digest: str = ""
+    """SHA-256 of the tokenizer's vocabulary, as a finished run states it. If set, a tokenizer with another vocabulary is refused."""
     length: Count = 64
     """Words, or tokens, that are kept of a text; or bytes, for a language model that is not pretrained. Shorter ones are filled up."""
     vocabulary: Annotated[int, Field(ge=2, le=2**20)] = 4096

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -39,6 +41,29 @@ def vocabulary_of(tokenizer: str) -> int:
         ConfigError: as :func:`tokens_of`.
     """
     return 1 + max(map(int, _tokenizer(tokenizer).get_vocab().values()))
+
+
+@lru_cache(maxsize=2)
+def vocabulary_digest(tokenizer: str) -> str:
+    """Return the SHA-256, in hex, of all tokens and their numbers.
+
+    Raises:
+        ConfigError: as :func:`tokens_of`.
+    """
+    return hashlib.sha256(json.dumps(sorted(_tokenizer(tokenizer).get_vocab().items())).encode()).hexdigest()
+
+
+def check_vocabulary(tokenizer: str, digest: str) -> None:
+    """Return if the ``tokenizer`` has the vocabulary of ``digest``. An empty digest allows any.
+
+    Raises:
+        ConfigError: the vocabulary is another one.
+    """
+    if digest and vocabulary_digest(tokenizer) != digest:
+        raise ConfigError(
+            f"tokenizer {tokenizer!r} has another vocabulary than the one that the model was trained with: its SHA-256 is "
+            f"{vocabulary_digest(tokenizer)[:16]}, expected {digest[:16]}: name the tokenizer of the model in data.tokenizer"
+        )
 
 
 def padding_of(tokenizer: str) -> int:
