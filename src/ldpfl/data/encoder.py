@@ -93,11 +93,11 @@ class Encoder(BaseModel):
         return scaled_by(inputs, self.places, self.knots)
 
     def handed_on(self) -> Encoder:
-        """Return the same without a folder of this machine."""
+        """Return a copy that names no folder of this machine."""
         return self.read_by(public_name(self.data.tokenizer))
 
     def read_by(self, tokenizer: str) -> Encoder:
-        """Return the same with another name of the ``tokenizer``."""
+        """Return a copy that reads texts by ``tokenizer``."""
         return self.model_copy(update={"data": self.data.model_copy(update={"tokenizer": tokenizer})})
 
     def check_threshold(self, threshold: float | None) -> None:

@@ -15,7 +15,7 @@ Inputs = Tensor | Mapping[str, Tensor]
 
 
 def each(make: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
-    """Return what ``make`` makes of every tensor of ``inputs``."""
+    """Apply ``make`` to each tensor of ``inputs``."""
     return make(inputs) if isinstance(inputs, Tensor) else {name: make(part) for name, part in inputs.items()}
 
 

@@ -110,7 +110,7 @@ class ModelFile(BaseModel):
         )
 
     def handed_on(self) -> ModelFile:
-        """Return the same without a folder of this machine."""
+        """Return a copy that names no folder of this machine."""
         return self.model_copy(update={"name": public_name(self.name)})
 
     @property
@@ -191,7 +191,7 @@ class ModelFile(BaseModel):
 
 
 def kept_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors that are kept of a trained ``module``, by name: all, or of a pretrained one those that were trained."""
+    """Return the tensors that a run keeps of a trained ``module``, by name: of a pretrained module with a base, only those that were trained."""
     if not has_base(module):
         return dict(module.state_dict())
     return {name: own.detach() for name, own in module.named_parameters() if own.requires_grad}

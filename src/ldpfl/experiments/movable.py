@@ -1,4 +1,4 @@
-"""Whether training can change each trained parameter, by the gradients of outputs for made-up samples."""
+"""Check that training can change each trained parameter, by the gradients of outputs for made-up samples."""
 
 from __future__ import annotations
 

@@ -103,12 +103,12 @@ def _held(module: nn.Module) -> dict[str, object]:
 
 
 def _is_frozen(value: object) -> bool:
-    """Whether ``value`` is a parameter that is not trained, whose bits can be added up."""
+    """Whether ``value`` is a frozen parameter whose bits can be added up."""
     return isinstance(value, nn.Parameter) and not value.requires_grad and value.layout == torch.strided and value.numel() > 0
 
 
 def _told_of_frozen(value: Tensor) -> object:
-    """Return the counter of writes of a frozen parameter, and the sum of its bits: copies of a large base would take its memory."""
+    """Return the write counter, place, shape and sum of bits of a frozen parameter. A copy of a large base would double its memory."""
     octets = value.detach().reshape(-1).view(torch.uint8)
     bits = octets.view(torch.int64) if octets.numel() % 8 == 0 else octets  # eight at a time is the quickest
     return value._version, value.data_ptr(), tuple(value.shape), int(bits.sum(dtype=torch.int64))
