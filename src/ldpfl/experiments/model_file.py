@@ -191,7 +191,7 @@ class ModelFile(BaseModel):
 
 
 def kept_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors that a run keeps of a trained ``module``, by name: all, or only the trained ones of a module with a frozen base."""
+    """Return the tensors that a run keeps of a trained ``module``, by name. Of a frozen base it keeps none."""
     if not has_base(module):
         return dict(module.state_dict())
     return {name: own.detach() for name, own in module.named_parameters() if own.requires_grad}
