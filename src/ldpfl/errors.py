@@ -19,6 +19,8 @@ The command line prints it and exits with code 2. What the relay answers, with i
     │   │   ├── GivesGradients
     │   │   ├── NamesNoPersons
     │   │   ├── OtherRunConfig
+    │   │   ├── OtherVersion    (a ProtocolError, too)
+    │   │   ├── ChargedBefore
     │   │   └── Exhausted       (a BudgetExhausted, too)
     │   ├── TooFewTakePart      fewer nodes than a round needs
     │   │   └── AllDeclined     every node that was asked declined
@@ -36,7 +38,6 @@ import traceback
 from collections.abc import Sequence
 from numbers import Real
 from pathlib import Path
-from typing import ClassVar
 
 
 class LdpflError(Exception):
@@ -134,74 +135,97 @@ class DeploymentError(LdpflError):
 class Declined(PrivacyError):
     """A release that the operator's settings do not allow; nothing was sent.
 
-    Its text is for the operator: it names bounds and files of the node. A server is told ``public``, and nothing else.
+    Its text is for the operator: it names bounds and files of the node. A server is told ``public``, and nothing else: at most which
+    setting of the policy does not allow the round, without its value. No data enter that.
+
+    Args:
+        setting: the policy's setting that does not allow the release; empty for what is told to nobody but the operator.
     """
 
-    public: ClassVar[str] = "declined"
+    public: str = "declined"
+
+    def __init__(self, message: object = "", setting: str = "") -> None:
+        super().__init__(message)
+        if setting:
+            self.public = f"declined: its policy's {setting} does not allow the round"
 
 
 class NotSetUp(Declined):
     """The node has no policy or no budget yet. That is no secret, and the server's operator is who notices."""
 
-    public: ClassVar[str] = "declined: this node has no policy and budget"
+    public = "declined: this node has no policy and budget"
 
 
 class NoRelay(Declined):
     """The node has no relay or no token for it, and the terms ask for a report over one. As for :class:`NotSetUp`, that is no secret."""
 
-    public: ClassVar[str] = "declined: this node has no relay and token"
+    public = "declined: this node has no relay and token"
 
 
 class NoSigningKey(Declined):
     """The node has no key to sign with, and the terms ask for its part of a sum. As for :class:`NotSetUp`, that is no secret."""
 
-    public: ClassVar[str] = "declined: this node has no signing key"
+    public = "declined: this node has no signing key"
 
 
 class OtherSigningKey(Declined):
     """The node's token at the relay is not for the key that the node signs with. As for :class:`NotSetUp`, that is no secret."""
 
-    public: ClassVar[str] = "declined: its token at the relay is for another signing key"
+    public = "declined: its token at the relay is for another signing key"
 
 
 class GivesWeights(Declined):
     """The node's app gives trained weights where the terms ask for gradients. Which app a node has is no secret."""
 
-    public: ClassVar[str] = "declined: it gives trained weights; gradients need LdpClientApp(records=...)"
+    public = "declined: it gives trained weights; gradients need LdpClientApp(records=...)"
 
 
 class GivesGradients(Declined):
     """The node's app gives gradients where the terms ask for trained weights. Which app a node has is no secret."""
 
-    public: ClassVar[str] = "declined: it gives gradients; set mechanism.perturbed to 'gradient'"
+    public = "declined: it gives gradients; set mechanism.perturbed to 'gradient'"
 
 
 class NamesNoPersons(Declined):
     """The terms protect persons, and the node's app does not say whose its records are. Which app a node has is no secret."""
 
-    public: ClassVar[str] = "declined: it names no persons; give LdpClientApp(records=..., persons=True)"
+    public = "declined: it names no persons; give LdpClientApp(records=..., persons=True)"
 
 
 class AskedForOther(Declined):
     """The server asks for something else than its own config says. The server has written both."""
 
-    public: ClassVar[str] = "declined: the round asks for something else than its config says"
+    public = "declined: the round asks for something else than its config says"
 
 
 class NoRecordSums(Declined):
     """The terms ask for sums over records that only the ready app forms. Which app a node has is no secret."""
 
-    public: ClassVar[str] = "declined: only ldpfl.flower.apps measures at clients and solves by least squares"
+    public = "declined: only ldpfl.flower.apps measures at clients and solves by least squares"
 
 
 class OtherRunConfig(Declined):
     """The node's run config is not the one that the terms name. The server has given both."""
 
-    public: ClassVar[str] = "declined: other run config; set LdpStrategy(run_config=context.run_config)"
+    public = "declined: other run config; set LdpStrategy(run_config=context.run_config)"
+
+
+class OtherVersion(Declined, ProtocolError):
+    """The server's terms are of another version than the node's ldpfl reads. Which one it reads is no secret."""
+
+    public = "declined: its ldpfl reads other terms: it needs the version that the server has"
+
+
+class ChargedBefore(Declined):
+    """The round was charged before. The server that asks for it knows that."""
+
+    public = "declined: the round was charged before"
 
 
 class Exhausted(Declined, BudgetExhausted):
     """The lifetime budget, or the number of rounds, does not allow the release."""
+
+    public = "declined: its lifetime budget does not allow the round"
 
 
 class TooFewTakePart(PrivacyError):

@@ -107,8 +107,8 @@ def test_a_node_in_order_has_nothing_wrong_and_says_which_rows_do_not_fit(node: 
     assert {one.what for one in findings} == {"policy", "budget", "token", "relay", "node key", "app", "data"}
     assert "3 rows, 2 of which can be trained on" in said(node, "data")
     fine = {one.what: one.said for one in findings}
-    assert "each of its 4 rounds, over relay" in fine["app"]
-    assert "One that took part before brings its old file" in fine["budget"]
+    assert "each of its 4 rounds; reports are mixed by the relay" in fine["app"]
+    assert "A client that took part before needs its old file" in fine["budget"]
 
 
 @pytest.mark.parametrize(
@@ -159,6 +159,15 @@ def test_a_node_of_sums_learns_whether_its_token_is_for_its_signing_key(node: No
     assert [one.standing for one in found(replace(sums, signing_key=None)) if one.what == "relay"] == [Standing.FINE]
 
 
+def test_the_line_about_the_policy_says_against_whom_each_epsilon_is(node: NodeSetUp) -> None:
+    assert node.policy is not None
+    more = 'transports = ["sum"]\nsum_epsilon = 4.0\n'
+    node.policy.write_text(f"{POLICY}{more}", encoding="utf-8")
+    line = next(one.said for one in found(node) if one.what == "policy" and one.standing is Standing.FINE)
+    assert line.startswith("allows 10 reports of duchi at most, added up by relay and aggregator; epsilon of all together")
+    assert line.endswith("against whoever keeps all of them, 4 against whoever sees sums alone")
+
+
 @pytest.mark.parametrize(("status", "words"), [(401, "does not know this token"), (403, "a node needs a client's"), (500, "relay")])
 def test_a_relay_that_refuses_says_why(status: int, words: str, node: NodeSetUp) -> None:
     assert words in said(node, "relay", status)
@@ -172,7 +181,10 @@ def test_a_policy_that_would_decline_the_app_is_found_before_it_does(node: NodeS
         ('["duchi"]', '["laplace"]', "not among the policy's mechanisms"),
     ):
         node.policy.write_text(POLICY.replace(before, after), encoding="utf-8")
-        assert words in said(node, "app")
+        line = said(node, "app")
+        assert words in line
+        assert "run check" not in line  # there is no run of that name
+        assert "nothing was sent" not in line
     node.policy.write_text('mechanisms = ["duchi"]\n', encoding="utf-8")
     assert "allows nothing: set rounds, lifetime_epsilon" in said(node, "policy")
 

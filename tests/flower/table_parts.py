@@ -85,8 +85,15 @@ def grid_of(world: World, app: Any = apps.train, settings: UserConfig | None = N
     return InProcessGrid(client, CLIENTS, run_config=settings or {})
 
 
-def deployed(world: World, app: Any = apps.train, *, transport: str = "sum", **more: Any) -> RunFolder:
-    """Run the ready apps over the sum, unless another ``transport`` is named, and return their run folder."""
+def deployed(
+    world: World, app: Any = apps.train, *, transport: str = "sum", own: UserConfig | None = None, grid: Any = None, **more: Any
+) -> RunFolder:
+    """Run the ready apps over the sum, unless another ``transport`` is named, and return their run folder.
+
+    Args:
+        own: settings of the run in place of those here, such as ``ldpfl.out``.
+        grid: made of the world and these settings; by default :func:`grid_of`.
+    """
     folder = world.folder / "run"
     settings: UserConfig = {
         "ldpfl.recipe": "own",
@@ -95,8 +102,9 @@ def deployed(world: World, app: Any = apps.train, *, transport: str = "sum", **m
         "ldpfl.transport": transport,
         "ldpfl.min-clients": CLIENTS,
         "ldpfl.timeout-s": 100.0,
+        **(own or {}),
     }
-    grid = grid_of(world, app, settings)
+    nodes = grid_of(world, app, settings) if grid is None else grid(world, settings)
     with mock.patch("ldpfl.flower.ready_server.operator_sum", return_value=world.adding_up()):
-        apps.server_app(grid, grid.server_context())
-    return RunFolder(folder)
+        apps.server_app(nodes, nodes.server_context())
+    return RunFolder(Path(str(settings["ldpfl.out"])))

@@ -120,7 +120,7 @@ def test_messages_that_are_replayed_over_the_relay_are_charged_once_and_send_one
     folder = RunFolder(world.folder / "run")
     assert run(world, folder, 1, grid=passing(world, "train", replayed)).ledger.events[0].cohort == CLIENTS
     assert world.charges() == [1] * CLIENTS
-    assert again == ["declined"] * 2 * CLIENTS
+    assert again == ["declined: the round was charged before"] * 2 * CLIENTS
     own = world.node(Context(0, 1, {"partition-id": 0}, RecordDict(), {}))
     with pytest.raises(Declined, match="round 1: this round was charged before"):
         own.would_admit(world.asked[0], CLIENTS)
@@ -137,7 +137,8 @@ def test_one_node_without_budget_costs_the_others_nothing_and_the_run_goes_on_wh
     began = time.monotonic()
     for _ in range(3):
         with pytest.raises(
-            TooFewTakePart, match=r"round 1 was not begun.*: 4 of 5 nodes would take part, and it needs 5: 1 said 'declined'"
+            TooFewTakePart,
+            match=r"round 1 was not begun.*: 4 of 5 nodes would take part, and it needs 5: 1 said 'declined: its life.* \(node 2\)",
         ):
             run(world, folder, 10)
     assert time.monotonic() - began < 20

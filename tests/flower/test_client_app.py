@@ -45,7 +45,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
 from ldpfl import LayerRanges, SeededStreams, mechanisms
-from ldpfl.errors import ConfigError, DataError, Declined, Exhausted, GivesWeights, NotSetUp, OtherRunConfig
+from ldpfl.errors import ConfigError, DataError, Declined, Exhausted, GivesWeights, NotSetUp, OtherRunConfig, OtherVersion
 from ldpfl.flower import InProcessGrid, LdpClientApp, LdpStrategy
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
 from ldpfl.flower.ask import read_asked
@@ -883,7 +883,8 @@ def test_terms_that_do_not_fit_are_refused_before_training(case: str) -> None:
     BAD_TERMS[case](message)
     reply = ask(app_of(train, node), message)
     assert not trained
-    assert refused(reply, OtherRunConfig.public if case == "another run config than the node's" else FAILED)
+    told = {"another run config than the node's": OtherRunConfig.public, "another version": OtherVersion.public}
+    assert refused(reply, told.get(case, FAILED))
     assert node.steps == []
 
 

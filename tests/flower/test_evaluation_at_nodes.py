@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +16,11 @@ import torch
 from flwr.app import Context, Message
 from relayed_parts import CLIENTS, World, world_in
 from table_parts import ANY, HELD_BACK, config_of, deployed, grid_of, open_policy, write_tables
+from test_report_of_flower import text_of
 
+from conftest import CommandLine
 from ldpfl import api
-from ldpfl.errors import AllDeclined, ConfigError, TooFewTakePart
+from ldpfl.errors import AllDeclined, ConfigError
 from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.flower import LdpStrategy, apps
@@ -65,6 +68,25 @@ def test_nodes_measure_what_the_simulator_does(world: World, tmp_path: Path) -> 
         assert found[0]["figures"][name]["value"] == pytest.approx(figure["value"], abs=5 * 2**0.5 * figure["noise"]), name
         assert found[0]["figures"][name]["sampling"] == pytest.approx(figure["sampling"], rel=0.1)
     assert found[0]["figures"][RIGHT]["value"] > 0.7
+
+
+@pytest.mark.slow
+def test_log_and_report_say_who_sees_what_and_that_the_number_of_records_is_stated(
+    world: World, ldpfl: CommandLine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The terms state 25 held-back records a node, and nodes have 20: figures are divided by the first, and the sum counts the second."""
+    with caplog.at_level(logging.INFO, "flwr.ldpfl"):
+        folder = deployed(world, **NEARLY_NO_NOISE, evaluation__records=25)
+    assert "at delta 1e-05 for each record of each report, 1 of them a round, against relay and aggregator together;" in caplog.text
+    (measured,) = result_of(folder)["at_clients"]
+    assert measured["records"] == CLIENTS * 25
+    assert measured["counted"] == pytest.approx([CLIENTS * HELD_BACK] * 3, abs=3)
+    assert ldpfl("report", folder.path).code == 0
+    text = text_of((folder.path / "report.html").read_text(encoding="utf-8"))
+    assert "reports masked, added up by the relay, and unmasked as a sum by the aggregator: neither server sees one of them" in text
+    assert "on 125 records that they hold back from training, released with noise" in text
+    assert "The run's terms state the number of records" in text
+    assert re.search(r"The released sum itself counts (99|100|101) \(", text)
 
 
 @pytest.mark.slow
@@ -195,8 +217,9 @@ def test_a_node_that_is_killed_in_the_evaluation_costs_its_charge_and_the_figure
             raise SystemExit
 
     world.before_upload = killed
-    with caplog.at_level(logging.WARNING, "flwr.ldpfl"), pytest.raises(TooFewTakePart):
+    with caplog.at_level(logging.WARNING, "flwr.ldpfl"):
         deployed(world)
+    assert "evaluation after round 2 brings no figures, and the run goes on" in caplog.text
     folder, charges = RunFolder(world.folder / "run"), world.charges()
     assert charges[:3] == [3] * 3  # those after it are not asked any more
     assert [event.histograms for event in folder.ledger().events] == [False, False, True]

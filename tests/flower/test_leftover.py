@@ -49,19 +49,25 @@ def test_a_round_that_was_begun_is_named_cancelled_and_counted_as_lost(world: Wo
     relay = world.collector().relay
     said = "\n".join([*leftover.described(left), *leftover.held(relay, left, folder.path)])
     assert "round 2 was begun with 5 nodes and is not finished" in said
-    assert "the relay holds round 2: open, 3 uploads, and waits for 3; nodes that were told to train may still upload" in said
+    assert (
+        "the relay holds round 2: open, 3 uploads so far; it releases nothing of fewer than 3; nodes told to train may still upload" in said
+    )
     assert "left-open" in said
     assert leftover.closed(relay, left) == [
         "the relay has deleted what it held of round 2. The reports of round 2 are lost, and stay charged"
     ]
     assert relay.round_status(left.run, 2).state == "gone"
     assert leftover.closed(relay, left) == ["the relay holds nothing of the run: there was nothing to cancel"]
-    assert leftover.held(relay, left, folder.path) == ["the relay holds nothing of the run"]
+    assert leftover.held(relay, left, folder.path) == [
+        "the relay holds nothing of the run",
+        "so the reports of round 2 are lost. To go on with the next round: submit the same app again, with the same folder",
+    ]
     last = world.run(3, folder=folder)
     assert [metrics.clients for metrics in last.history] == [CLIENTS, 0, CLIENTS]
     assert [event.round for event in last.ledger.events] == [1, 2, 3]
     after = leftover.left_open(folder)
     assert (after.finished, after.begun) == (3, None)
+    assert leftover.held(relay, after, folder.path) == ["the relay holds nothing of the run"]
 
 
 def test_records_of_a_finished_round_that_were_not_acknowledged_are_found(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +82,11 @@ def test_records_of_a_finished_round_that_were_not_acknowledged_are_found(world:
             world.run(1, folder=folder)
     left, relay = leftover.left_open(folder), world.collector().relay
     assert left.begun is None
-    assert leftover.held(relay, left, folder.path)[0] == "the relay holds round 1: released, 5 uploads, and waits for 3"
+    assert leftover.held(relay, left, folder.path) == [
+        "the relay holds round 1: released, of 5 uploads",
+        "the run folder has the round, so the relay's copy is not needed. To have it deleted: "
+        f"ldpfl deploy left-open {folder.path} --cancel",
+    ]
     assert leftover.closed(relay, left) == ["the relay has deleted what it held of round 1"]
 
 
@@ -88,6 +98,7 @@ def test_a_run_without_a_relay_and_one_under_way(ldpfl: CommandLine) -> None:
     outcome = ldpfl("deploy", "left-open", folder.path)
     assert outcome.code == 0
     assert outcome.out.rstrip().endswith("2 of 2 rounds finished")
+    assert "its reports go over no relay: there is nothing to cancel" in ldpfl("deploy", "left-open", folder.path, "--cancel").out
     with folder.locked():
         said = ldpfl.refused("deploy", "left-open", folder.path)
         assert "a ServerApp is at work in run" in said

@@ -17,7 +17,7 @@ from flower_parts import OpenNode, app_of, ask, config_of, instruction, shift, t
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from relayed_parts import CLIENTS, KEY, policy_of, world_in
 
-from ldpfl.errors import ConfigError, Declined, GivesWeights, NoRelay, NotSetUp, OtherRunConfig, ProtocolError
+from ldpfl.errors import ConfigError, Declined, Exhausted, GivesWeights, NoRelay, NotSetUp, OtherRunConfig, OtherVersion, ProtocolError
 from ldpfl.flower import InProcessGrid, LdpClientApp, RoundTerms
 from ldpfl.flower.client_app import DECLINED, FAILED
 from ldpfl.flower.question import QUESTION, question_of, read_question
@@ -44,6 +44,11 @@ def question(terms: RoundTerms | None = None, min_clients: int = 1) -> Message:
 
 def refused(reply: Message, reason: str) -> bool:
     return reply.has_error() and reply.error.reason == reason
+
+
+def by(setting: str) -> str:
+    """What a server is told where this setting of the policy does not allow the round."""
+    return f"declined: its policy's {setting} does not allow the round"
 
 
 @pytest.fixture
@@ -101,21 +106,27 @@ def test_what_policy_or_budget_do_not_allow_is_declined_and_nothing_is_written(f
     """Neither a charge nor, as for a message that tells to train, a refusal: whoever asks all the time changes nothing."""
     app, before = LdpClientApp(untouched), (folder / "budget.sqlite").read_bytes()
     assert ask(app, question()).has_content()
-    for changes in (
-        {"mechanisms": "[]"},
-        {"epsilon_per_unit": "1.9"},
-        {"epsilon_per_round": "29.9"},
-        {"lifetime_epsilon": "29.9"},
-        {"rounds": "0"},
-        {"min_clients": "4"},
-        {"transports": '["relay"]'},
-        {"immediate_replies": "false"},
+    for setting, value in (
+        ("mechanisms", "[]"),
+        ("epsilon_per_unit", "1.9"),
+        ("epsilon_per_round", "29.9"),
+        ("rounds", "0"),
+        ("min_clients", "4"),
+        ("transports", '["relay"]'),
+        ("immediate_replies", "false"),
     ):
-        allow(folder, **changes)
-        assert refused(ask(app, question()), DECLINED), changes
+        allow(folder, **{setting: value})
+        assert refused(ask(app, question()), by(setting)), setting
+    allow(folder, lifetime_epsilon="29.9")
+    assert refused(ask(app, question()), Exhausted.public)
     allow(folder)
-    for setting in ("mechanism.epsilon=2.5", "mechanism.name=harmony", "model.name=os:getcwd", 'data.path="rows.csv"'):
-        assert refused(ask(app, question(terms_of(config=config_of(setting)))), DECLINED), setting
+    for changed, told in (
+        ("mechanism.epsilon=2.5", by("epsilon_per_unit")),
+        ("mechanism.name=harmony", by("mechanisms")),
+        ("model.name=os:getcwd", by("models")),
+        ('data.path="rows.csv"', DECLINED),
+    ):
+        assert refused(ask(app, question(terms_of(config=config_of(changed)))), told), changed
     assert (folder / "budget.sqlite").read_bytes() == before
     assert sorted(path.name for path in folder.iterdir()) == ["budget.sqlite", "policy.toml"]
 
@@ -123,11 +134,11 @@ def test_what_policy_or_budget_do_not_allow_is_declined_and_nothing_is_written(f
 def test_a_spent_budget_is_declined_until_more_is_granted(folder: Path) -> None:
     app = LdpClientApp(shift)
     set_limit(folder / "budget.sqlite", 29.0)
-    assert refused(ask(app, question()), DECLINED)
+    assert refused(ask(app, question()), Exhausted.public)
     set_limit(folder / "budget.sqlite", 30.0)
     assert ask(app, question()).has_content()
     assert ask(app).has_content()
-    assert refused(ask(app, question()), DECLINED)
+    assert refused(ask(app, question()), Exhausted.public)
     assert len(read_charges(folder / "budget.sqlite")) == 1
 
 
@@ -141,8 +152,23 @@ def test_an_answer_is_no_promise(folder: Path) -> None:
     app = LdpClientApp(shift)
     assert ask(app, question()).has_content()
     allow(folder, rounds="0")
-    assert refused(ask(app), DECLINED)
+    assert refused(ask(app), by("rounds"))
     assert read_charges(folder / "budget.sqlite") == ()
+
+
+def test_a_node_with_another_version_of_ldpfl_says_so() -> None:
+    message = question()
+    message.content.config_records["ldpfl"]["version"] = VERSION + 1
+    assert refused(ask(app_of(untouched), message), OtherVersion.public)
+
+
+def test_the_server_is_told_no_figure_of_the_policy_or_the_budget(folder: Path) -> None:
+    """Bounds and what is spent are the operator's: the reason that leaves is the same for all of their values."""
+    told = set[str]()
+    for value in ("1.0", "3.5", "29.9"):
+        allow(folder, epsilon_per_round=value)
+        told.add(str(ask(LdpClientApp(untouched), question()).error.reason))
+    assert told == {by("epsilon_per_round")}
 
 
 def test_data_and_app_change_nothing_of_an_answer(folder: Path) -> None:
@@ -170,12 +196,12 @@ def test_over_the_relay_a_node_judges_by_what_the_relay_will_mix_and_asks_it_not
             assert reply.has_content() == agrees
         world.policy = policy_of(lifetime_epsilon=1.0)
         (reply,) = grid.send_and_receive([question(terms, 3)])
-        assert refused(reply, DECLINED)
+        assert refused(reply, Exhausted.public)
         world.policy = policy_of(longest_upload_s=90.0)
         for reply_s, agrees in ((60.0, True), (61.0, False)):  # or each round would find it out when others have been charged
             asked = terms_of(transport="relay", key=KEY.public_key().public_bytes_raw(), asked=CLIENTS, reply_s=reply_s)
             (reply,) = grid.send_and_receive([question(asked, 3)])
-            assert reply.has_content() if agrees else refused(reply, DECLINED)
+            assert reply.has_content() if agrees else refused(reply, by("longest_upload_s"))
         assert world.wire.replies == []
         assert world.charges() == [0]
 
@@ -197,7 +223,7 @@ def test_a_mechanism_that_the_policy_does_not_name_is_declined_before_anything_i
     """Not even the terms are read, which would be refused as they are: the ranges do not fit the layers."""
     message = question(terms_of(config=config_of("mechanism.name=rotated-sign")))
     message.content.config_records["ldpfl"]["center"] = [0.0]
-    assert refused(ask(LdpClientApp(untouched), message), DECLINED)
+    assert refused(ask(LdpClientApp(untouched), message), by("mechanisms"))
     allow(folder, mechanisms='["rotated-sign"]')
     assert refused(ask(LdpClientApp(untouched), message), FAILED)
 
@@ -281,7 +307,8 @@ MALFORMED: dict[str, Callable[[RecordDict], None]] = {
 def test_a_malformed_question_gets_no_answer_and_asks_the_node_nothing(case: str) -> None:
     node, message = OpenNode(), question()
     MALFORMED[case](message.content)
-    told = OtherRunConfig.public if case == "another run config" else FAILED  # of which the server's author is told what to set
+    # Of these two the server's author is told what to set.
+    told = {"another run config": OtherRunConfig.public, "another version": OtherVersion.public}.get(case, FAILED)
     assert refused(ask(app_of(untouched, node), message), told)
     assert (node.steps, node.questions) == ([], [])
 

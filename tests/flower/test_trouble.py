@@ -213,5 +213,5 @@ def test_what_the_policy_refuses_is_not_asked_of_the_relay(world: World) -> None
     terms = replace(terms_of(), config=config_of("mechanism.name=piecewise"), transport="relay", key=bytes(32), asked=CLIENTS)
     grid = InProcessGrid(LdpClientApp(shift, node=world.node), CLIENTS)
     (reply,) = grid.send_and_receive([instruction(terms)])
-    assert reply.error.reason == "declined"
+    assert reply.error.reason == "declined: its policy's mechanisms does not allow the round"
     assert world.wire.replies == []

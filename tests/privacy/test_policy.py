@@ -139,10 +139,15 @@ def test_what_cannot_be_is_no_request(changes: dict[str, Any], named: str) -> No
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_the_server_is_told_one_word() -> None:
-    for kind in (Declined, Exhausted):
-        error = request().declined("the policy's reason", kind)
-        assert (error.public, str(error)) == ("declined", "run mnist-1, round 3: the policy's reason; nothing was sent")
+def test_the_server_is_told_a_setting_at_most() -> None:
+    for kind, setting, public in (
+        (Declined, "", "declined"),
+        (Declined, "min_clients", "declined: its policy's min_clients does not allow the round"),
+        (Exhausted, "", "declined: its lifetime budget does not allow the round"),
+        (Exhausted, "rounds", "declined: its policy's rounds does not allow the round"),
+    ):
+        error = request().declined("the policy's reason", kind, setting=setting)
+        assert (error.public, str(error)) == (public, "run mnist-1, round 3: the policy's reason; nothing was sent")
         assert isinstance(error, PrivacyError)
     assert issubclass(Exhausted, BudgetExhausted)
 

@@ -84,7 +84,9 @@ def _told_by(planned: PlannedRound, result: dict[str, Any]) -> tuple[str, str]:
     """Return the name of a round in the table of rounds, and its accuracy: on the server's test rows, or as clients measured it."""
     if planned.is_training:
         return f"{planned.trained + 1}", f"{result['score_per_round'][planned.trained]:.2%}"
-    figure = next(own["figures"][ACCURACY] for own in result["at_clients"] if own["round"] == planned.trained)
+    figure = next((own["figures"][ACCURACY] for own in result["at_clients"] if own["round"] == planned.trained), None)
+    if figure is None:
+        return str(planned), "no figures"
     return str(planned), f"{figure['value']:.2%} ({figure['low']:.2%} to {figure['high']:.2%})"
 
 

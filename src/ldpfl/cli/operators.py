@@ -144,9 +144,14 @@ def left_open(
     left = leftover.left_open(RunFolder(run))
     _print(leftover.described(left))
     if not left.over_relay:
+        if cancel:
+            _print(["its reports go over no relay: there is nothing to cancel"])
         return
     if relay is None or token is None:
-        raise ConfigError("its reports go over a relay: name that in LDPFL_RELAY, and the file of the token in LDPFL_AGGREGATOR_TOKEN")
+        raise ConfigError(
+            "its reports go over a relay, which may hold some: set LDPFL_RELAY to the relay's URL, and LDPFL_AGGREGATOR_TOKEN to the file "
+            "of the aggregator's token"
+        )
     with leftover.operator_aggregator(relay, token, relay_ca) as calling:
         _print(leftover.closed(calling, left) if cancel else leftover.held(calling, left, run))
 

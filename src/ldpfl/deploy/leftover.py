@@ -106,7 +106,12 @@ def described(left: LeftOpen) -> list[str]:
             "Their budgets are charged, and the ledger counts the round: neither gives anything back"
         )
         if not left.over_relay:
-            lines.append("its reports were in the replies, and are lost. Submitted again, the run goes on with the next round")
+            lines.append(
+                "its reports were in the replies, and are lost. To go on: submit the same app again, with the same folder; the run goes on "
+                "with the next round"
+            )
+    elif left.finished < left.planned:
+        lines.append("no round is under way, and nothing is lost. To go on: submit the same app again, with the same folder")
     return lines
 
 
@@ -114,13 +119,20 @@ def held(relay: RelayAggregator, left: LeftOpen, folder: Path) -> list[str]:
     """Return what the relay holds of the run, a line each, and what can be done; errors as :func:`at_relay`."""
     status = at_relay(relay, left)
     if status is None:
-        return ["the relay holds nothing of the run"]
-    uploads = f"{counted(status.uploads or 0, 'upload')}, and waits for {status.terms.min_clients:,}"
-    more = "" if status.state == "released" else "; nodes that were told to train may still upload"
-    lines = [f"the relay holds round {left.last}: {status.state}, {uploads}{more}"]
-    if left.begun is not None:
-        lines.append("to go on with these reports: submit the same app again, with the same folder")
-    return [*lines, f"to give them up: ldpfl deploy left-open {shlex.quote(str(folder))} --cancel"]
+        lines = ["the relay holds nothing of the run"]
+        if left.begun is not None:
+            lost = f"so the reports of round {left.begun} are lost"
+            lines.append(f"{lost}. To go on with the next round: submit the same app again, with the same folder")
+        return lines
+    uploads, cancel = counted(status.uploads or 0, "upload"), f"ldpfl deploy left-open {shlex.quote(str(folder))} --cancel"
+    if status.state == "released":
+        lines = [f"the relay holds round {left.last}: released, of {uploads}"]
+    else:
+        needed = f"it releases nothing of fewer than {status.terms.min_clients:,}"
+        lines = [f"the relay holds round {left.last}: {status.state}, {uploads} so far; {needed}; nodes told to train may still upload"]
+    if left.begun is None:
+        return [*lines, f"the run folder has the round, so the relay's copy is not needed. To have it deleted: {cancel}"]
+    return [*lines, "to go on with these reports: submit the same app again, with the same folder", f"to give them up: {cancel}"]
 
 
 def closed(relay: RelayAggregator, left: LeftOpen) -> list[str]:

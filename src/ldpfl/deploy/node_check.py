@@ -10,7 +10,7 @@ import os
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -34,7 +34,7 @@ from ldpfl.number_format import counted, number
 from ldpfl.privacy.accountants.adaptive import filtered_epsilon
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import Books, read_books
-from ldpfl.privacy.policy import OVER_RELAY, Policy, Request, read_policy
+from ldpfl.privacy.policy import OVER_RELAY, Policy, Request, Transport, read_policy
 from ldpfl.quantities import cohort_size
 from ldpfl.relay import Patience, RelayClient
 from ldpfl.summing import signer_of
@@ -49,6 +49,16 @@ _PATIENCE = Patience(tries=1, timeout_s=_ANSWER_S, total_s=2 * _ANSWER_S)
 _NEEDED_TO_TRY = ("policy", "budget", "signing", "app", "data")
 """Findings without which no round's local work can be tried."""
 
+
+_WAYS: Mapping[Transport, str] = {
+    "direct": "sent in replies, whose sender the server sees",
+    "relay": "mixed by the relay",
+    "sum": "added up by relay and aggregator",
+}
+"""How reports leave, by transport."""
+
+_RUN = "check"
+"""Name of the run in which a round is tried against policy and budget."""
 
 Connect = Callable[[str, str, ssl.SSLContext | bool], RelayClient]
 
@@ -120,8 +130,14 @@ def _of_policy(policy: Policy) -> Iterator[Finding]:
     if nothing:
         yield Finding("policy", Standing.WRONG, f"allows nothing: set {', '.join(nothing)}, or make one with ldpfl policy init")
         return
-    what = f"{counted(policy.rounds, 'report')} of {', '.join(policy.mechanisms)} ({', '.join(policy.transports)})"
-    yield Finding("policy", Standing.FINE, f"allows {what}, epsilon {number(policy.lifetime_epsilon)} at delta {policy.delta:g} in all")
+    ways = " or ".join(_WAYS[transport] for transport in policy.transports)
+    what = f"{counted(policy.rounds, 'report')} of {' or '.join(policy.mechanisms)} at most, {ways}"
+    against = [f"{number(policy.lifetime_epsilon)} against whoever keeps all of them"]
+    if policy.relay_epsilon != "off":
+        against.append(f"{number(policy.relay_epsilon)} against whoever sees what the relay has mixed")
+    if policy.sum_epsilon != "off":
+        against.append(f"{number(policy.sum_epsilon)} against whoever sees sums alone")
+    yield Finding("policy", Standing.FINE, f"allows {what}; epsilon of all together at delta {policy.delta:g}: {', '.join(against)}")
     keys = len(policy.aggregator_keys)
     if set(OVER_RELAY) & set(policy.transports) and not keys:
         yield Finding("policy", Standing.WRONG, "names no aggregator's key, so no report leaves over the relay: ldpfl policy key add KEY")
@@ -142,7 +158,7 @@ def _of_budget(books: Books, policy: Policy | None) -> Iterator[Finding]:
     elif spent >= limit.epsilon:
         yield Finding("budget", Standing.WRONG, f"is spent: epsilon {number(spent)} of {limit.epsilon:g}; this node takes part no more")
     else:
-        new = ": for a new client. One that took part before brings its old file (ldpfl budget move)" if not books.charges else ""
+        new = ", as of a new client. A client that took part before needs its old file (ldpfl budget move)" if not books.charges else ""
         said = (
             f"epsilon {number(spent)} of {limit.epsilon:g} spent at delta {limit.delta:g}, {counted(books.charges, 'report')} charged{new}"
         )
@@ -250,7 +266,8 @@ def _of_node_key(path: Path) -> Finding:
         return Finding(
             "node key", Standing.WRONG, f"{path} is no P-384 key in OpenSSH's format: ssh-keygen -t ecdsa -b 384 -N '' -f node.key"
         )
-    return Finding("node key", Standing.FINE, f"{path} is this user's alone; the SuperLink's operator has registered {path}.pub?")
+    said = f"{path} is this user's alone. Whether {path}.pub is registered, the SuperLink's operator knows"
+    return Finding("node key", Standing.FINE, said)
 
 
 def _of_signing_key(path: Path | None) -> Finding:
@@ -258,7 +275,8 @@ def _of_signing_key(path: Path | None) -> Finding:
         public = public_text(load_key(_named(path, "signing key", "LDPFL_SIGNING_KEY")))
     except LdpflError as error:
         return wrong("signing", error)
-    return Finding("signing", Standing.FINE, f"{path} is this user's alone; the aggregator's list of nodes holds {public}?")
+    said = f"{path} is this user's alone. Whether the aggregator's list of nodes holds its line, {public}, the aggregator's operator knows"
+    return Finding("signing", Standing.FINE, said)
 
 
 def _of_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | None) -> Iterator[Finding]:
@@ -273,9 +291,9 @@ def _of_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | None) 
         planned = releases_of(offer, ranges_for(offer, node.layers))
         releases = Counter(planned)
         for release in releases:
-            policy.check(Request("check", 1, release, offer.cohort, offer.transport, _some_key(policy), offer.linked))
+            policy.check(Request(_RUN, 1, release, offer.cohort, offer.transport, _some_key(policy), offer.linked))
     except Declined as refusal:
-        said = f"would be declined: {refusal}. Change the policy only if you would have agreed to the app beforehand"
+        said = f"would be declined: {_why(refusal)}. Change the policy only if you would have agreed to the app beforehand"
         yield Finding("app", Standing.WRONG, said)
         return
     except LdpflError as error:
@@ -283,14 +301,14 @@ def _of_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | None) 
         return
     rounds = releases.total()
     every = "its only round" if rounds == 1 else f"each of its {rounds:,} rounds"
-    yield Finding("app", Standing.FINE, f"the policy allows {every}, over {offer.transport}")
+    yield Finding("app", Standing.FINE, f"the policy allows {every}; reports are {_WAYS[offer.transport]}")
     if books is None or not all(release.protected for release in releases):
         return
     try:  # what a node finds out when it is asked about a round, sums and bits behind a relay included
-        first = Request("check", 1, planned[0], offer.cohort, offer.transport, _some_key(policy), offer.linked)
+        first = Request(_RUN, 1, planned[0], offer.cohort, offer.transport, _some_key(policy), offer.linked)
         Budget(_named(node.budget, "budget", "LDPFL_BUDGET"), policy).check(first)
     except Declined as refusal:
-        yield Finding("budget", Standing.WRONG, f"its next round would be declined: {refusal}")
+        yield Finding("budget", Standing.WRONG, f"its next round would be declined: {_why(refusal)}")
         return
     charged = Counter(books.counts)
     limits = ((policy.lifetime, policy.lifetime.order, "the policy's lifetime_epsilon"), (books.limit, books.order, "the budget"))
@@ -303,6 +321,11 @@ def _of_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | None) 
         before = counted(books.charges, "report")
         said = f"{before} and {rounds:,} more exceed the policy's rounds = {policy.rounds:,}: later ones are declined"
         yield Finding("budget", Standing.LOOK, said)
+
+
+def _why(refusal: Declined) -> str:
+    """Return why a round would be declined, without the made-up name of the round that was tried."""
+    return str(refusal).removeprefix(f"run {_RUN}, round 1: ").removesuffix("; nothing was sent")
 
 
 def _some_key(policy: Policy) -> bytes:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.record_sums import evaluations
 from ldpfl.judging import MEASURED_AT_CLIENTS
-from ldpfl.server import RoundMetrics
+from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation
 from ldpfl.simulation.evaluating import ClientFigures, RecordScores
 
@@ -18,6 +20,13 @@ def at_clients(federation: Federation, history: tuple[RoundMetrics, ...]) -> lis
     return [told(scores, metrics.round, metrics.at_clients) for metrics in history if metrics.at_clients is not None]
 
 
+def lost_evaluations(config: RunConfig, last: Checkpoint) -> list[int]:
+    """Return the rounds after which clients were to measure the model, and of which the run has no figures though it is charged."""
+    charged = sum(event.histograms for event in last.ledger.events) - last.ledger.measured
+    with_figures = {metrics.round for metrics in last.history if metrics.at_clients is not None}
+    return [number for number in evaluations(config)[:charged] if number not in with_figures] if charged else []
+
+
 def told(scores: RecordScores, number: int, measured: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of what clients ``measured`` after round ``number``."""
     found = ClientFigures.of(scores, measured)
@@ -26,6 +35,10 @@ def told(scores: RecordScores, number: int, measured: dict[str, Any]) -> dict[st
         low, high = figure.interval
         figures[name] = {"value": figure.value, "noise": figure.noise, "sampling": figure.records, "low": low, "high": high}
     result = {"round": number, "records": found.records, "figures": figures, "calibration": found.calibration()}
+    if measured["stated"]:
+        result["stated"] = True
+        if (counted := found.counted()) is not None:
+            result["counted"] = [counted.value, *counted.interval]
     if (confusion := found.confusion()) is not None:
         result |= {"confusion": confusion[0].tolist(), "confusion_noise": confusion[1]}
     return result

@@ -14,7 +14,7 @@ import ldpfl
 from ldpfl import tasks
 from ldpfl.data import Dataset
 from ldpfl.errors import in_short
-from ldpfl.experiments.client_evaluation import added_to, at_clients
+from ldpfl.experiments.client_evaluation import added_to, at_clients, lost_evaluations
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.quality import Reference, quality
 from ldpfl.experiments.run_folder import Kind
@@ -55,6 +55,11 @@ def summarise(
         privacy["caveats"].append(
             f"{OFF}: {off}. Of images, arrays and texts no base rate is measured: say the shares of the classes in data.class_shares, "
             "where the public knows them; else take more rounds, or correct the predicted risks by the share that you expect"
+        )
+    if lost := lost_evaluations(config, last):
+        after = ", ".join(f"{number:,}" for number in lost)
+        privacy["caveats"].append(
+            f"{NO_FIGURES} {after}: too few clients sent theirs in time; the guarantee counts these rounds all the same"
         )
     measured = at_clients(federation, history)
     added_to(judged, measured)
@@ -118,6 +123,9 @@ UNUSABLE = "the model gives NaN or infinity"
 
 EXTREME = "predicted probabilities are far too close to 0 and 1"
 """How the note begins that tells of a calibration slope far below 1."""
+
+NO_FIGURES = "clients' figures are missing after round"
+"""How the note begins that names evaluations at clients that were lost."""
 
 OFF = "the mean predicted risk is far from the observed share"
 """How the note begins that tells of a model whose risks are too high or too low on the whole."""

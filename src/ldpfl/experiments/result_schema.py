@@ -78,6 +78,8 @@ class _AtClients(_Strict):
 class _Measured(_Strict):
     round: Whole
     records: Whole
+    stated: bool = False
+    counted: Annotated[list[float], Field(max_length=3)] = []
     figures: Annotated[dict[str, _AtClients], FEW]
     confusion: Annotated[list[list[float]], Field(fail_fast=True)] = []
     confusion_noise: Figure = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -12,14 +11,15 @@ from dataclasses import dataclass, field, replace
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from ldpfl.errors import AllDeclined, ConfigError, LdpflError, TooFewTakePart, shown
+from ldpfl.errors import ConfigError, LdpflError, shown
 from ldpfl.experiments.config import RunConfig
 from ldpfl.flower.collecting import Collector, OpenRound
 from ldpfl.flower.course import Course
-from ldpfl.flower.question import QUESTION, question_of
+from ldpfl.flower.question import QUESTION, Answers, question_of
 from ldpfl.flower.replies import Patience, answer_in, is_absent, is_refusal, replies_as_they_come, said_in
 from ldpfl.flower.round_kinds import planned_round
 from ldpfl.flower.terms import RoundTerms, agreement_of
+from ldpfl.flower.too_few import reasons, too_few_agree, too_few_connected
 from ldpfl.number_format import counted
 from ldpfl.quantities import is_number
 from ldpfl.server import reserves, round_cohort
@@ -74,52 +74,17 @@ class WaitingLog:
 
 
 def wait_for_nodes(grid: Grid, waiting: Waiting, end: float, seen: Callable[[list[int]], None], log: WaitingLog) -> list[int]:
-    """Return the connected nodes in ascending order; waits until ``end`` by the monotonic clock, and says so in ``log``.
+    """Return the connected nodes in ascending order, when they are enough or at ``end`` by the monotonic clock; says so in ``log``.
 
     ``seen`` is called with the nodes that are connected whenever they are looked up.
-
-    Raises:
-        ConfigError: too few came in time.
     """
     while True:
         seen(nodes := sorted(grid.get_node_ids()))
-        if len(nodes) >= waiting.nodes:
+        if len(nodes) >= waiting.nodes or time.monotonic() >= end:
             return nodes
-        if time.monotonic() >= end:
-            raise ConfigError(
-                f"{len(nodes)} of the {waiting.nodes} nodes that a round needs are connected after {waiting.seconds:g} s: "
-                "start SuperNodes, or ask for fewer"
-            )
         left_s = end - time.monotonic()
         log.say("%d of the %d nodes that a round needs are connected: waiting for more, up to %.0f s", len(nodes), waiting.nodes, left_s)
         time.sleep(min(_POLL_S, waiting.seconds))
-
-
-@dataclass(frozen=True)
-class Answers:
-    """What nodes said to the question.
-
-    Attributes:
-        agreed: the nodes that would take part.
-        said: what the others said, and how often.
-        declined: how many of these said that their operators do not allow it.
-        silent: how many did not answer in time.
-    """
-
-    agreed: tuple[int, ...] = ()
-    said: Counter[str] = field(default_factory=Counter)
-    declined: int = 0
-    silent: int = 0
-
-    @property
-    def asked(self) -> int:
-        """How many nodes were asked."""
-        return len(self.agreed) + self.said.total() + self.silent
-
-    def joined(self, later: Answers, *, again: bool = False) -> Answers:
-        """Return these answers and ``later`` ones, of other nodes or, ``again``, of those that have agreed before."""
-        agreed = later.agreed if again else (*self.agreed, *later.agreed)
-        return Answers(agreed, self.said + later.said, self.declined + later.declined, self.silent + later.silent)
 
 
 @dataclass(eq=False)
@@ -153,7 +118,7 @@ class Questions:
         awaited = set(known.awaited.values())
         fresh = [node for node in nodes if node not in known.agreed | awaited]
         messages = [Message(content, node, QUESTION, ttl=round_.timeout, group_id=str(round_.number)) for node in fresh]
-        waiting, said, declined = (asked | awaited) - known.agreed, Counter[str](), 0
+        waiting, said, declined = (asked | awaited) - known.agreed, dict[int, str](), 0
         patience = Patience(round_.timeout)
         patience.renew(self._answer_s)
         with closing(replies_as_they_come(self._grid, messages, patience, known.awaited)) as replies:
@@ -168,11 +133,11 @@ class Questions:
                     known.agreed.add(node)
                 except LdpflError:
                     if node in asked:
-                        said[said_in(reply)] += 1
+                        said[node] = said_in(reply)
                         declined += is_refusal(reply)
                 if not waiting & asked:
                     patience.renew(0)  # others are waited for no longer, and those that came with this one are still heard
-        return Answers(tuple(node for node in nodes if node in known.agreed), said, declined, len(waiting & asked))
+        return Answers(tuple(node for node in nodes if node in known.agreed), said, declined, tuple(sorted(waiting & asked)))
 
 
 def agreement(
@@ -197,9 +162,9 @@ def agreement(
     while exact and needed <= len(total.agreed) < wanted:
         larger, wanted = wanted, len(total.agreed)
         later = ask(total.agreed, wanted)
-        if len(later.agreed) + later.silent < needed:  # those who decline are the ones who declined the larger round
-            only = Counter({f"would take part in a round of {larger}, not of {wanted}": later.said.total()})
-            return Answers(later.agreed, total.said + only, total.declined, total.silent + later.silent)
+        if len(later.agreed) + len(later.silent) < needed:  # those who decline are the ones who declined the larger round
+            only = dict.fromkeys(later.said, f"would take part in a round of {larger}, not of {wanted}")
+            return Answers(later.agreed, {**total.said, **only}, total.declined, (*total.silent, *later.silent))
         total = total.joined(later, again=True)
     return total
 
@@ -227,28 +192,28 @@ class Asking:
         Nodes that do not answer may be slow, or come back: where they are missing, the round waits for them as for nodes.
 
         Raises:
-            ConfigError: too few nodes are connected, or the round does not fit the relay.
-            TooFewTakePart: too few nodes agree.
+            ConfigError: the round does not fit the relay.
+            TooFewTakePart: too few nodes are connected, or agree.
         """
         end, needed = time.monotonic() + self.waiting.seconds, max(self.waiting.agreeing, self.collector.min_clients)
         questions, for_nodes, for_answers = Questions(self.grid, self.waiting.answer_s), WaitingLog(), WaitingLog()
         while True:
             connected = wait_for_nodes(self.grid, self.waiting, end, questions.keep, for_nodes)
+            if len(connected) < self.waiting.nodes:
+                raise too_few_connected(self.course, connected, self.waiting.nodes, self.waiting.seconds)
             answers = self._answers(questions, number, connected, needed)
             if len(answers.agreed) >= needed:
                 break
-            if len(answers.agreed) + answers.silent < needed or time.monotonic() >= end:
-                raise too_few_agree(number, answers, needed, self.waiting)
+            if len(answers.agreed) + len(answers.silent) < needed or time.monotonic() >= end:
+                raise too_few_agree(self.course, answers, connected, needed, _patience(answers, self.waiting))
             for_answers.say(
                 "round %d: %d of the %d nodes that it needs have agreed, and %d did not answer yet: waiting for these",
-                *(number, len(answers.agreed), needed, answers.silent),
+                *(number, len(answers.agreed), needed, len(answers.silent)),
             )
             time.sleep(_POLL_S)
         if answers.said or answers.silent:
-            left_out = answers.said.total() + answers.silent
-            LOGGER.warning(
-                "round %d: left out %s%s%s", number, counted(left_out, "node"), _because(answers), _patience(answers, self.waiting)
-            )
+            left_out, why = counted(len(answers.said) + len(answers.silent), "node"), reasons(answers.said, answers.silent)
+            LOGGER.warning("round %d: left out %s%s%s", number, left_out, why, _patience(answers, self.waiting))
             self._make_ready(number, len(answers.agreed))
         return sorted(answers.agreed), connected
 
@@ -273,46 +238,6 @@ class Asking:
         self.collector.check_ready(self.course.round, self.reply_s)
 
 
-def all_declined(number: int, said: Counter[str]) -> AllDeclined:
-    """Return the error for round ``number``, in which nodes ``said`` how often what."""
-    return AllDeclined(
-        f"round {number}: none of {counted(said.total(), 'node')} takes part: {_counted(said)}. Each waits for its operator, and its log "
-        "says for what; a node without policy and budget gets them by: ldpfl policy init APP"
-    )
-
-
-def too_few_agree(number: int, answers: Answers, needed: int, waiting: Waiting) -> TooFewTakePart:
-    """Return the error for round ``number``, which was not begun."""
-    if answers.declined == answers.asked > 0:
-        return all_declined(number, answers.said)
-    remedy = f". {_REMEDY}" if answers.said or not answers.silent else ""
-    return TooFewTakePart(
-        f"round {number} was not begun, and nothing was charged: {len(answers.agreed)} of {counted(answers.asked, 'node')} would take "
-        f"part, and it needs {needed}{_because(answers)}{_patience(answers, waiting)}{remedy}"
-    )
-
-
-def too_few_came(number: int, asked: int, needed: int, said: Counter[str]) -> TooFewTakePart:
-    """Return the error for round ``number``, in which nodes that had agreed sent no report: it was ended before any was released."""
-    return TooFewTakePart(
-        f"round {number} was ended, and no report of it was released: {asked - said.total()} of {counted(asked, 'node')} can still "
-        f"take part, and it needs {needed}{_because(Answers(said=said))}. All of them had agreed "
-        f"before; nodes that train may have been charged. {_REMEDY}"
-    )
-
-
-_REMEDY = (
-    "The log of each of these nodes says why: a node that declined waits for its operator, and one without policy and budget gets them by: "
-    "ldpfl policy init APP. Start the run again afterwards, or let fewer nodes be enough"
-)
-
-
-def _because(answers: Answers) -> str:
-    silent = [f"{answers.silent} did not answer in time"] if answers.silent else []
-    parts = [*([_counted(answers.said)] if answers.said else []), *silent]
-    return f": {'; '.join(parts)}" if parts else ""
-
-
 def _patience(answers: Answers, waiting: Waiting) -> str:
     """Return how long nodes were waited for, and what to set where they need longer; empty if all answered."""
     if not answers.silent:
@@ -321,7 +246,3 @@ def _patience(answers: Answers, waiting: Waiting) -> str:
         f". Nodes that did not answer took longer than {waiting.answer_s:g} s after the last answer: see that they run, or raise answer_s "
         f"(ldpfl.answer-s), and if they need more than {waiting.seconds:g} s in all, Waiting's seconds (ldpfl.wait-s)"
     )
-
-
-def _counted(said: Counter[str]) -> str:
-    return "; ".join(f"{times} said {reason!r}" for reason, times in said.most_common())

@@ -75,7 +75,7 @@ def _solved(
 
 def _measured(course: Course, clients: int, event: RoundEvent, total: NoisySum) -> Checkpoint:
     before = course.last
-    measured = as_measured(total, held_back_mean(course.config) * clients)
+    measured = as_measured(total, held_back_mean(course.config) * clients, stated=True)
     history = (*before.history[:-1], replace(before.history[-1], at_clients=measured))
     return replace(before, history=history, ledger=before.ledger.charge(event))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from math import sqrt
 
@@ -108,8 +107,8 @@ class Replies:
         self._absent = False
         self.refused = list[str]()
         """Why replies were left out, a line each."""
-        self.said = Counter[str]()
-        """What nodes said that send no report, and how often."""
+        self.said = dict[int, str]()
+        """What each node said that sends no report."""
 
     def add(self, reply: Message) -> None:
         """Sort one reply."""
@@ -125,7 +124,7 @@ class Replies:
                 raise ProtocolError("a second reply of one node")
             if reply.has_error():
                 self._failed.add(node)
-                self.said[said_in(reply)] += 1
+                self.said[node] = said_in(reply)
             if is_refusal(reply):
                 self._declined.add(node)
             self._answers[node] = answer_in(reply, self._course.round)
@@ -135,7 +134,12 @@ class Replies:
     @property
     def left_out(self) -> list[str]:
         """Why nodes are left out once nothing more is waited for, a line each: :attr:`refused`, and one for each node without a reply."""
-        return [*self.refused, *["a node did not reply in time"] * len(self._course.asked - self._heard)]
+        return [*self.refused, *["a node did not reply in time"] * len(self.silent)]
+
+    @property
+    def silent(self) -> frozenset[int]:
+        """Nodes that have not replied."""
+        return self._course.asked - self._heard
 
     @property
     def answers(self) -> list[Answer]:

@@ -24,7 +24,7 @@ def check_mechanism(name: str, policy: Policy) -> None:
     """
     if name not in policy.mechanisms:
         allowed = ", ".join(policy.mechanisms) or "none at all"
-        raise Declined(f"mechanism {name[:40]!r} is not among the policy's mechanisms ({allowed}); nothing was run or sent")
+        raise Declined(f"mechanism {name[:40]!r} is not among the policy's mechanisms ({allowed}); nothing was run or sent", "mechanisms")
 
 
 def check_config(config: RunConfig, policy: Policy) -> None:
@@ -43,7 +43,8 @@ def check_config(config: RunConfig, policy: Policy) -> None:
     if config.data.person not in ("", policy.person):
         raise Declined(
             f"the round takes rows of one {config.data.person[:40]!r} for one person's, and the policy's person is {policy.person!r}: if "
-            "that column does name persons, set person to it in the policy; nothing was read or sent"
+            "that column does name persons, set person to it in the policy; nothing was read or sent",
+            "person",
         )
     if is_code(config.data.partition):
         raise Declined(f"partition {config.data.partition[:40]!r} is code that the server names; nothing was run or sent")
@@ -76,6 +77,7 @@ def code_of(config: RunConfig) -> tuple[str, ...]:
 
 def _check_code(what: str, name: str, options: Mapping[str, object], policy: Policy) -> None:
     if is_code(name) and name not in policy.models:
-        raise Declined(f"{what} {name[:40]!r} is code that the server names, and not among the policy's models; nothing was run or sent")
+        said = f"{what} {name[:40]!r} is code that the server names, and not among the policy's models; nothing was run or sent"
+        raise Declined(said, "models")
     if any(isinstance(value, str) for value in options.values()):
         raise Declined(f"an option of the {what} is text, which a server could use as a path; nothing was run or sent")

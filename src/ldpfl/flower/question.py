@@ -6,8 +6,8 @@ everything again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from flwr.app import ConfigRecord, RecordDict
@@ -44,6 +44,33 @@ class Question:
 
     ask: Ask
     cohort: int
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What nodes said to the question.
+
+    Attributes:
+        agreed: the nodes that would take part.
+        said: what each of the others said.
+        declined: how many of these said that their operators do not allow it.
+        silent: the nodes that did not answer in time.
+    """
+
+    agreed: tuple[int, ...] = ()
+    said: Mapping[int, str] = field(default_factory=dict)
+    declined: int = 0
+    silent: tuple[int, ...] = ()
+
+    @property
+    def asked(self) -> int:
+        """How many nodes were asked."""
+        return len(self.agreed) + len(self.said) + len(self.silent)
+
+    def joined(self, later: Answers, *, again: bool = False) -> Answers:
+        """Return these answers and ``later`` ones, of other nodes or, ``again``, of those that have agreed before."""
+        agreed = later.agreed if again else (*self.agreed, *later.agreed)
+        return Answers(agreed, {**self.said, **later.said}, self.declined + later.declined, (*self.silent, *later.silent))
 
 
 def question_of(terms: RoundTerms, sizes: Sequence[int], min_clients: int) -> RecordDict:

@@ -16,34 +16,31 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
-from ldpfl.errors import ConfigError, DataError, LdpflError, ProtocolError, shown
-from ldpfl.experiments.build import initial_ranges, measured_weights
+from ldpfl.errors import AllDeclined, ConfigError, LdpflError, ProtocolError, TooFewTakePart, shown
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.record_sums import is_evaluated
 from ldpfl.experiments.run_folder import Kind, RunFolder
-from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
-from ldpfl.flower.asking import Asking, Waiting, all_declined, too_few_came
+from ldpfl.flower.arrays import to_arrays
+from ldpfl.flower.asking import Asking, Waiting
 from ldpfl.flower.closing import closed, figures_said
 from ldpfl.flower.collecting import Collector, DirectCollector, Received
 from ldpfl.flower.course import Course, Replies
 from ldpfl.flower.nodes_asked import Participation
 from ldpfl.flower.replies import Patience, replies_as_they_come
 from ldpfl.flower.round_kinds import last_round, planned_round, statistics_rounds
-from ldpfl.flower.statistics import Scaled, begun_for, edges_text, scaled_by_stages
-from ldpfl.flower.terms import ARRAYS, CONFIG, RECORD, SHORTEST_REPLY_S, RoundTerms, check_sum_fits, deployable_mechanism, digest_of
+from ldpfl.flower.starting import check_asked, protected, started
+from ldpfl.flower.statistics import Scaled, edges_text, scaled_by_stages
+from ldpfl.flower.terms import ARRAYS, CONFIG, RECORD, SHORTEST_REPLY_S, RoundTerms, check_sum_fits, digest_of
+from ldpfl.flower.too_few import all_declined, named, too_few_came
 from ldpfl.number_format import counted
 from ldpfl.privacy import RoundEvent
 from ldpfl.privacy.authors import released
 from ldpfl.quantities import is_number
-from ldpfl.ranges import range_rule
 from ldpfl.server import (
     Checkpoint,
     NotFiniteError,
     RoundMetrics,
     ServerRules,
-    check_log_size,
     close_idle_round,
-    initial_checkpoint,
     round_event,
 )
 
@@ -129,23 +126,20 @@ class LdpStrategy(Strategy):
             timeout: seconds to wait for the replies of a round.
             evaluate_config: must be left out, because clients evaluate nothing.
 
+        An evaluation at clients in which too few nodes take part is charged and brings no figures, and the run goes on.
+
         Raises:
             TooFewTakePart: fewer nodes take part than a round needs; AllDeclined, if all declined. The rounds before are kept.
             LdpflError: the model, the config or the folder does not fit; or too few nodes.
         """
         if evaluate_config is not None:
             raise ConfigError("evaluate_config is for clients that evaluate; without noise they may not: measure on the server")
-        if num_rounds is not None and not (is_number(num_rounds, whole=True) and num_rounds >= 0):
-            raise ConfigError(
-                f"num_rounds must be a whole number from 0 on, or left out for as many as the config says, got {shown(num_rounds)}"
-            )
-        if not (is_number(timeout) and timeout > 0):
-            raise ConfigError(f"timeout must be a number of seconds above 0, got {shown(timeout)}")
-        if self._reply_s >= timeout:
-            raise ConfigError(f"clients reply after {self._reply_s:g} s, and a round takes replies for {timeout:g} s: make timeout longer")
+        check_asked(num_rounds, timeout, self._reply_s)
         rounds, result = self.config.training.rounds if num_rounds is None else num_rounds, Result()
         with self._folder.locked() if self._folder else nullcontext():
-            course = self._course = self._begin(initial_arrays, timeout, rounds)
+            course = self._course = started(
+                self.config, self._kind, self._folder, self._origin, self._score, self._collector_terms, initial_arrays, timeout, rounds
+            )
             self.summary()
             for metrics in course.last.history:
                 result.train_metrics_clientapp[metrics.round] = _figures(metrics)
@@ -158,10 +152,7 @@ class LdpStrategy(Strategy):
                 if course.participation.begun >= number:
                     self._mend(course)
                 else:
-                    arrays = to_arrays(self._asked_about(course, number), course.layout)
-                    messages = self.configure_train(number, arrays, train_config or ConfigRecord(), grid)
-                    with closing(replies_as_they_come(grid, messages, course.patience)) as replies:
-                        self.aggregate_train(number, replies)
+                    self._run_round(course, number, train_config or ConfigRecord(), grid)
                 if course.planned.is_training:
                     _record(result, course, evaluate_fn)
                 elif course.planned.kind == "statistics":
@@ -220,11 +211,13 @@ class LdpStrategy(Strategy):
                 break
         if ended and sorted_.all_declined:
             self._take_back(course)
-            raise all_declined(server_round, sorted_.said)
+            raise all_declined(course, sorted_.said)
+        if not ended and sorted_.silent:
+            LOGGER.warning("%s: no reply in time from %s", course.planned, named(sorted_.silent))
         received = Received(None) if ended else self._collector.collect(course.round, sorted_.answers, course.patience.most)
         self._close(course, replace(received, refused=(*(sorted_.refused if ended else sorted_.left_out), *received.refused)))
         if ended:
-            raise too_few_came(server_round, course.round.asked, needed, sorted_.said)
+            raise too_few_came(course, needed, sorted_.said)
         figures = _figures(course.last.history[-1]) if course.last.history else MetricRecord()
         return to_arrays(course.last.state.weights, course.layout), figures
 
@@ -237,78 +230,32 @@ class LdpStrategy(Strategy):
         return None
 
     def summary(self) -> None:
-        """Log what each client's report protects."""
+        """Log what each client's report protects, and against whom."""
         course = self._started()
-        guarantee = course.mechanism.guarantee(course.last.state.ranges)
-        LOGGER.info(
-            "%s: epsilon %g for each %s of each report, %d of them a round, %s; after round %d",
-            self.config.mechanism.name,
-            guarantee.epsilon,
-            guarantee.unit,
-            guarantee.units_per_round,
-            self._collector.channel,
-            course.last.state.round,
-        )
+        LOGGER.info("%s: %s; after round %d", self.config.mechanism.name, protected(course), course.last.state.round)
 
-    def _begin(self, initial: ArrayRecord, timeout: float, rounds: int) -> Course:
-        self._check_kinds()
-        if is_evaluated(self.config) and rounds != self.config.training.rounds:
-            raise ConfigError(
-                f"num_rounds is {rounds}, and the noise of the evaluation at clients is for training.rounds = "
-                f"{self.config.training.rounds}: leave num_rounds out"
-            )
-        if self.config.clients.full_weight != "off" and self._kind is not Kind.READY_APP:
-            raise ConfigError("clients.full_weight is for the ready app's training: in an app of your own, scale what you return")
-        layout = layout_of(initial)
-        weights = to_vector(initial, layout)
-        ranges = initial_ranges(self.config, layout, weights)
-        mechanism = deployable_mechanism(self.config, ranges)
-        mechanism.payload_bits(ranges)  # says so if the mechanism does not fit the layers
-        check_log_size(layout.names, released(mechanism, ranges), rounds)
-        rules = ServerRules(
-            layout.names,
-            self.config.mechanism.perturbed,
-            range_rule(self.config.ranges.rule, floor=self.config.ranges.floor),
-            self.config.training.at_server(measured_weights(self.config, layout), weights),
-            self._score,
-        )
-        # A simulation of the same config must not go on in the middle of a deployment, nor the other way round.
-        checkpoint = initial_checkpoint(weights, ranges, f"{self._origin} on Flower")
-        participation = Participation()
-        if self._folder is not None:
-            self._folder.open(self.config, resume=True, kind=self._kind)
-            checkpoint = self._folder.checkpoint_or(checkpoint)
-            if checkpoint.state.ranges.sizes != layout.sizes:
-                raise ConfigError(f"{self._folder.path} holds a run of another model, so it cannot be resumed")
-            asked = self._folder.participation_path
-            participation = Participation.load(asked)
-            done = len(checkpoint.ledger.events)
-            if participation.begun < done:
-                raise DataError(
-                    f"{self._folder.path} holds round {done}, but {asked.name} in it does not say who was asked: "
-                    "put it back, for without it the run's guarantee cannot be computed"
-                )
-            if participation.begun > done + 1:
-                raise DataError(
-                    f"{self._folder.path} holds round {done}, and nodes were told to join round {participation.begun}: "
-                    "its checkpoint was put back to an earlier round; put back the latest one, for the rounds since would not be counted"
-                )
-            if participation.begun > done:
-                participation.check_terms(self._collector_terms(participation.terms))
-        return Course(self.config, participation.run, layout, mechanism, rules, timeout, checkpoint, participation)
+    def _run_round(self, course: Course, number: int, train_config: ConfigRecord, grid: Grid) -> None:
+        """Run one round. If too few nodes take part, an evaluation is charged and brings no figures; any other round ends the run."""
+        try:
+            arrays = to_arrays(self._asked_about(course, number), course.layout)
+            messages = self.configure_train(number, arrays, train_config, grid)
+            with closing(replies_as_they_come(grid, messages, course.patience)) as replies:
+                self.aggregate_train(number, replies)
+        except AllDeclined:
+            raise
+        except TooFewTakePart as error:
+            if planned_round(self.config, number).kind != "evaluation":
+                raise
+            LOGGER.warning("%s brings no figures, and the run goes on. %s", planned_round(self.config, number), error)
+            if course.done < number:
+                self._pass_over(course, number)
 
-    def _check_kinds(self) -> None:
-        """Raise a :class:`ConfigError` if a round is to ask for sums over records that the app's nodes do not form."""
-        config = self.config
-        if self._kind is not Kind.READY_APP and (
-            config.evaluation.share or config.training.method != "gradient" or statistics_rounds(config)
-        ):
-            raise ConfigError(
-                "evaluation.share, training.method = 'least-squares' and data.scaling = 'measured' are for ldpfl's ready app: an app of "
-                "your own forms no such sums. Leave them out, and measure on the server (evaluate_fn)"
-            )
-        if statistics_rounds(config) and not begun_for(config).columns:
-            raise ConfigError("data.scaling = 'measured' measures columns, and the table has none to measure: set it to 'bounds'")
+    def _pass_over(self, course: Course, number: int) -> None:
+        """Close a round that no node was told to take part in. The ledger counts it as planned for all nodes, which is too much."""
+        known = course.participation.rounds
+        course.open_round(number, len(known), self._collector.linked)
+        self._charge_ahead(course, course.participation.ask(number, known, (), self._collector_terms()))
+        self._close_idle(course)
 
     def _terms(self, course: Course) -> RoundTerms:
         check_sum_fits(self.config, course.round.asked)
@@ -374,7 +321,7 @@ class LdpStrategy(Strategy):
             LOGGER.warning("%s: %s; the model stays as it is", course.planned, error)
             self._close_idle(course)
             return
-        self._keep(course, checkpoint)
+        self._keep(course, checkpoint, received.pool.clients)
 
     def _stop(self, course: Course, why: str) -> NoReturn:
         """End the run in a round that cannot be opened as things are: the next one would end alike. It stays begun, and charged."""
@@ -390,7 +337,7 @@ class LdpStrategy(Strategy):
     def _close_idle(self, course: Course) -> None:
         """Keep the model. The round is charged all the same: reports may have left their clients, late ones for instance."""
         idle = close_idle_round(course.rules, course.last) if course.planned.is_training else course.last
-        self._keep(course, replace(idle, ledger=course.last.ledger.charge(self._idle_event(course))))
+        self._keep(course, replace(idle, ledger=course.last.ledger.charge(self._idle_event(course))), reports=0)
 
     def _idle_event(self, course: Course) -> RoundEvent:
         """Return the record of a round of which it is not known who reported."""
@@ -415,17 +362,17 @@ class LdpStrategy(Strategy):
                 raise
             LOGGER.warning("round %d: whether its records are deleted is not known: %s", course.done, error)
 
-    def _keep(self, course: Course, checkpoint: Checkpoint) -> None:
+    def _keep(self, course: Course, checkpoint: Checkpoint, reports: int) -> None:
         if self._folder is not None:
             self._folder.save_round(checkpoint)
         self._collector.done(course.run, course.round.number)
         course.last = checkpoint
         if not course.planned.is_training:
-            LOGGER.info("%s: %d reports%s", course.planned, checkpoint.ledger.events[-1].cohort, figures_said(course))
+            LOGGER.info("%s: %s%s", course.planned, counted(reports, "report"), figures_said(course) if reports else "")
             return
         metrics = checkpoint.history[-1]
         measured = f", score {metrics.score:.4f}" if isfinite(metrics.score) else ""
-        LOGGER.info("round %d: %s%s", metrics.round, counted(metrics.clients, "report"), measured)
+        LOGGER.info("round %d: %s%s", metrics.round, counted(reports, "report"), measured)
 
     def _charge_ahead(self, course: Course, participation: Participation) -> None:
         """Write down who is told to train, and the round as if no report came: the ledger must not lack it if the server stops for good."""

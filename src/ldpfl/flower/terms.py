@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveInt, field_validator
 from torch import Tensor
 
-from ldpfl.errors import AskedForOther, ConfigError, LdpflError, ProtocolError
+from ldpfl.errors import AskedForOther, ConfigError, LdpflError, OtherVersion, ProtocolError
 from ldpfl.experiments.build import mechanism_of
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.flower.round_kinds import Kind, PlannedRound, config_for, planned_round
@@ -166,12 +166,15 @@ class RoundTerms:
         """Read what :meth:`to_record` wrote.
 
         Raises:
-            ProtocolError: a field is missing, unknown, or of another kind or version.
+            ProtocolError: a field is missing, unknown, or of another kind; OtherVersion, if the terms are of another version.
         """
         version = record.get("version")
         if version != VERSION:
             found = version if type(version) is int else "(no number)"
-            raise ProtocolError(f"the server's terms are of version {found}, expected {VERSION}")
+            raise OtherVersion(
+                f"the server's terms are of version {found}, and this ldpfl reads version {VERSION}: install the version of ldpfl that the "
+                "server has; nothing was sent"
+            )
         wire = _Wire.of(record, "the server's terms")
         run_of(wire.run)  # it becomes part of a path at the relay
         return cls(

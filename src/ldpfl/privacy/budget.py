@@ -9,7 +9,7 @@ from math import inf
 from pathlib import Path
 from sqlite3 import Connection
 
-from ldpfl.errors import Declined, Exhausted
+from ldpfl.errors import ChargedBefore, Declined, Exhausted
 from ldpfl.number_format import counted
 from ldpfl.privacy.accountants.adaptive import filter_order, hidden_epsilon, summed_epsilon
 from ldpfl.privacy.budget_file import Books, Sent, add_charge, as_stored, books_in, note_refusal, opened, relayed_before, sent_by
@@ -86,7 +86,8 @@ class Budget:
     def _check_room(self, request: Request, books: Books, new: Release) -> None:
         charges = books.charges + 1
         if charges > self.policy.rounds:
-            raise request.declined(f"{counted(charges, 'report')} would exceed the policy's rounds = {self.policy.rounds}", Exhausted)
+            why = f"{counted(charges, 'report')} would exceed the policy's rounds = {self.policy.rounds}"
+            raise request.declined(why, Exhausted, setting="rounds")
         if not request.protected:
             return  # the policy allows it by name; from then on no epsilon is finite, and nothing protected fits
         policy, file = self.policy.lifetime, books.limit
@@ -116,7 +117,7 @@ class Budget:
             spent = self._hidden([*sent_by(connection), new], allowed, summed=setting == "sum_epsilon")
             if not spent <= allowed:
                 why = f"all releases would cost epsilon {spent:.6g} {where}, above the policy's {setting} = {allowed:g}"
-                raise request.declined(why, Exhausted)
+                raise request.declined(why, Exhausted, setting=setting)
 
     def _hidden(self, sent: list[Sent], allowed: float, *, summed: bool) -> float:
         """Return what all that was ``sent`` costs, as bits that were mixed or as noise that was ``summed``; infinite if any was not."""
@@ -144,4 +145,4 @@ class Budget:
 def _check_new(request: Request, connection: Connection) -> None:
     if request.transport in OVER_RELAY and relayed_before(connection, request.run, request.round):
         why = "this round was charged before, and the relay takes one report of it from each client; the message may have been replayed"
-        raise request.declined(why)
+        raise request.declined(why, ChargedBefore)

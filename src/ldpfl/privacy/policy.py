@@ -102,9 +102,9 @@ class Request:
     def _place(self) -> str:
         return f"run {self.run}, round {self.round}"
 
-    def declined(self, why: str, kind: type[Declined] = Declined) -> Declined:
-        """Return the refusal of this request; ``why`` is for the operator."""
-        return kind(f"{self._place}: {why}; nothing was sent")
+    def declined(self, why: str, kind: type[Declined] = Declined, *, setting: str = "") -> Declined:
+        """Return the refusal of this request; ``why`` is for the operator, and the server is told the policy's ``setting`` alone."""
+        return kind(f"{self._place}: {why}; nothing was sent", setting)
 
 
 UPLOAD_S = 30.0
@@ -242,9 +242,9 @@ class Policy(BaseModel):
         Raises:
             Declined: one is not kept; the text names its setting.
         """
-        for kept, why in self._bounds(request):
+        for kept, setting, why in self._bounds(request):
             if not kept:
-                raise request.declined(why)
+                raise request.declined(why, setting=setting)
 
     def check_reply(self, reply_s: float, transport: Transport) -> None:
         """Return if a client may send its report over ``transport``, ``reply_s`` seconds after it began; 0 is as soon as it can.
@@ -255,50 +255,65 @@ class Policy(BaseModel):
         if reply_s == 0 and not self.immediate_replies:
             raise Declined(
                 "the round states no time for replies, so when a client replies would tell how long it trained, "
-                "and immediate_replies is not set; nothing was sent"
+                "and immediate_replies is not set; nothing was sent",
+                "immediate_replies",
             )
         if reply_s > self.longest_reply_s:
-            raise Declined(f"replies after {reply_s:g} s are later than the policy's longest_reply_s = {self.longest_reply_s:g}")
+            said = f"replies after {reply_s:g} s are later than the policy's longest_reply_s = {self.longest_reply_s:g}"
+            raise Declined(said, "longest_reply_s")
         if transport in OVER_RELAY and reply_s + UPLOAD_S > self.longest_upload_s:
             raise Declined(
                 f"clients upload after {reply_s:g} s and need up to {UPLOAD_S:g} s for it, which is more than the policy's "
-                f"longest_upload_s = {self.longest_upload_s:g}"
+                f"longest_upload_s = {self.longest_upload_s:g}",
+                "longest_upload_s",
             )
 
-    def _bounds(self, request: Request) -> Iterator[tuple[bool, str]]:
-        """Yield for each bound whether it is kept, and what to say if not; later ones may rely on those before."""
+    def _bounds(self, request: Request) -> Iterator[tuple[bool, str, str]]:
+        """Yield for each bound whether it is kept, its setting, and what to say if not; later ones may rely on those before."""
         allowed = ", ".join(self.mechanisms) or "none at all"
-        yield request.mechanism in self.mechanisms, f"mechanism {request.mechanism!r} is not among the policy's mechanisms ({allowed})"
+        yield (
+            request.mechanism in self.mechanisms,
+            "mechanisms",
+            f"mechanism {request.mechanism!r} is not among the policy's mechanisms ({allowed})",
+        )
         author = request.release.author
         genuine = author == OURS or not is_built_in(request.mechanism)
-        yield genuine, f"mechanism {request.mechanism!r} is not ldpfl's own of that name, but code of {author}: its author has to name it"
-        yield request.transport in self.transports, f"transport {request.transport!r} is not among the policy's transports"
+        yield (
+            genuine,
+            "mechanisms",
+            f"mechanism {request.mechanism!r} is not ldpfl's own of that name, but code of {author}: its author has to name it",
+        )
+        yield request.transport in self.transports, "transports", f"transport {request.transport!r} is not among the policy's transports"
         if request.transport in OVER_RELAY:
             keys = [base64.b64decode(key) for key in self.aggregator_keys]
-            yield request.key in keys, "the aggregator's key is not among the policy's aggregator_keys"
+            yield request.key in keys, "aggregator_keys", "the aggregator's key is not among the policy's aggregator_keys"
         if self.relay_epsilon != "off":
             hidden = request.transport == "relay" and isinstance(request.release, BinaryRelease)
-            yield hidden, "relay_epsilon is for bits that leave through the relay, and for nothing else"
+            yield hidden, "relay_epsilon", "relay_epsilon is for bits that leave through the relay, and for nothing else"
         summed = isinstance(request.release, GaussianRelease) and request.release.adds_up
         if request.transport == "sum":
-            yield summed, "only Gaussian noise on a lattice adds up in a sum: of this release nothing is known there"
+            yield summed, "transports", "only Gaussian noise on a lattice adds up in a sum: of this release nothing is known there"
         if self.sum_epsilon != "off":
-            yield request.transport == "sum", "sum_epsilon is for reports that leave by sums, and for nothing else"
+            yield request.transport == "sum", "sum_epsilon", "sum_epsilon is for reports that leave by sums, and for nothing else"
         linked = request.linked
-        yield linked <= self.linked, _exceeds("linked", linked, self.linked)
-        yield request.cohort >= self.min_clients, f"a cohort of {request.cohort} is below min_clients = {self.min_clients}"
+        yield linked <= self.linked, "linked", _exceeds("linked", linked, self.linked)
+        yield request.cohort >= self.min_clients, "min_clients", f"a cohort of {request.cohort} is below min_clients = {self.min_clients}"
         if not request.protected:
-            yield self.allow_unprotected, f"{request.mechanism} sends values without protection, and allow_unprotected is not set"
+            yield (
+                self.allow_unprotected,
+                "allow_unprotected",
+                f"{request.mechanism} sends values without protection, and allow_unprotected is not set",
+            )
             return
         unit = request.release.unit
         if unit == "record" or unit == "person":
             twice = unit == "person" and self.protects == "record"
             why = f"{request.mechanism} protects one {unit} at a time, and the policy protects the {self.protects}"
-            yield unit == self.protects, f"{why}; {_TWO_PERSONS}" if twice else why
+            yield unit == self.protects, "protects", f"{why}; {_TWO_PERSONS}" if twice else why
         separate = unit_epsilon(request.release, self.delta)
-        yield separate <= self.epsilon_per_unit, _exceeds("epsilon_per_unit", separate, self.epsilon_per_unit)
+        yield separate <= self.epsilon_per_unit, "epsilon_per_unit", _exceeds("epsilon_per_unit", separate, self.epsilon_per_unit)
         whole = epsilon_of([(request.release, 1)], self.delta)
-        yield whole <= self.epsilon_per_round, _exceeds("epsilon_per_round", whole, self.epsilon_per_round)
+        yield whole <= self.epsilon_per_round, "epsilon_per_round", _exceeds("epsilon_per_round", whole, self.epsilon_per_round)
 
 
 _TWO_PERSONS = (

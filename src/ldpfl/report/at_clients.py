@@ -17,8 +17,17 @@ def said(result: Mapping[str, Any]) -> str:
     last = result["at_clients"][-1]
     return (
         f"Measured at clients after round {last['round']:,}, on {last['records']:,} records that they hold back from training, released "
-        "with noise: the guarantee covers these figures. Intervals: 95 %, of the noise and of the number of records."
+        f"with noise: the guarantee covers these figures. Intervals: 95 %, of the noise and of the number of records.{_stated(last)}"
     )
+
+
+def _stated(last: Mapping[str, Any]) -> str:
+    """Return where the number of records comes from, if nobody has counted them, and what the released sum itself tells of it."""
+    if not last.get("stated"):
+        return ""
+    counted = last.get("counted")
+    own = " The released sum itself counts {:,.0f} ({:,.0f} to {:,.0f}) with an answer.".format(*counted) if counted else ""
+    return f" The run's terms state the number of records, by which the sums are divided; clients do not send their own.{own}"
 
 
 def figure_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:

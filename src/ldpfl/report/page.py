@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from math import isfinite
@@ -20,6 +20,7 @@ from ldpfl.importing import public_name
 from ldpfl.judging import COMMONEST
 from ldpfl.number_format import counted, number
 from ldpfl.privacy import Ledger
+from ldpfl.privacy.events import Channel
 from ldpfl.privacy.guarantee import Statement, worth_of
 from ldpfl.privacy.statement import account, run_epsilon
 from ldpfl.report import at_clients
@@ -285,11 +286,19 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
+_TRAVELLED: Mapping[Channel, str] = {
+    "direct": "in the replies, so the aggregator sees each client's",
+    "ideal-shuffler": "sealed, over the relay, which mixes them",
+    "secure-sum": "masked, added up by the relay, and unmasked as a sum by the aggregator: neither server sees one of them",
+}
+"""How reports of a deployed run reached the aggregator."""
+
+
 def _environment(config: RunConfig, result: dict[str, Any], kind: Kind, ledger: Ledger) -> Iterator[tuple[str, str]]:
     if kind.on_flower:
         yield "run by", f"{kind}, whose config is at the end; clients trained on machines of their own"
         yield "nodes", f"{result['clients']:,}, of which none was asked in more than {counted(ledger.events[-1].joined, 'round')}"
-        yield "reports", "in the replies" if ledger.events[-1].channel == "direct" else "sealed, over the relay"
+        yield "reports", _TRAVELLED[ledger.events[-1].channel]
     if not result.get("seed_is_secret"):
         yield "seed", str(result["seed"])
     if "versions" in result:  # of a finished run

@@ -36,6 +36,7 @@ class _AtClients(BaseModel):
     sums: Annotated[list[float], Field(fail_fast=True)]
     noise: float
     records: Annotated[int, Field(ge=1, le=MAX_COUNT)]
+    stated: bool
 
 
 _METRICS = TypeAdapter(RoundMetrics)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import sqrt
+from math import inf, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -166,9 +166,13 @@ class ClientEvaluation:
         return as_measured(found.in_units(self.mechanism.steps), int(self.units.sizes.sum()))
 
 
-def as_measured(total: NoisySum, records: int) -> dict[str, Any]:
-    """Return the ``total`` over so many ``records`` as :class:`RoundMetrics` keeps it."""
-    return {"sums": total.points.tolist(), "noise": total.noise, "records": records}
+def as_measured(total: NoisySum, records: int, *, stated: bool = False) -> dict[str, Any]:
+    """Return the ``total`` over so many ``records`` as :class:`RoundMetrics` keeps it.
+
+    Args:
+        stated: whether the number of records is stated by the terms of the round, because nodes do not send their own numbers.
+    """
+    return {"sums": total.points.tolist(), "noise": total.noise, "records": records, "stated": stated}
 
 
 def is_due(number: int, rounds: int, every: int) -> bool:
@@ -236,6 +240,13 @@ class ClientFigures:
             found[GAP] = Figure(gap, 2 * noise / (weights.gap * count), self._deviation_of_gap(gap), least=-1.0)
             found |= self._auroc()
         return found
+
+    def counted(self) -> Figure | None:
+        """Return how many records with an answer the sum itself counts, behind its noise; None where it has no bins of scores."""
+        if not self.scores.of_classes:
+            return None
+        bins, noise = self._bins()
+        return Figure(float(bins.sum()), noise * sqrt(bins.size), 0.0, most=inf)
 
     def confusion(self) -> tuple[NDArray[np.float64], float] | None:
         """Return the confusion matrix (classes, told) in records, with the noise of a cell; None where there is none."""

@@ -1,0 +1,147 @@
+"""Start a run on Flower, or take up one that was stopped: check that everything fits, and return how far the run has come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from flwr.app import ArrayRecord
+from torch import Tensor
+
+from ldpfl.errors import ConfigError, DataError, shown
+from ldpfl.experiments.build import initial_ranges, measured_weights
+from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.record_sums import is_evaluated
+from ldpfl.experiments.run_folder import Kind, RunFolder
+from ldpfl.flower.arrays import layout_of, to_vector
+from ldpfl.flower.course import Course
+from ldpfl.flower.nodes_asked import Participation
+from ldpfl.flower.round_kinds import statistics_rounds
+from ldpfl.flower.statistics import begun_for
+from ldpfl.flower.terms import deployable_mechanism
+from ldpfl.layout import ParameterLayout
+from ldpfl.privacy.authors import released
+from ldpfl.privacy.events import Channel
+from ldpfl.quantities import is_number
+from ldpfl.ranges import range_rule
+from ldpfl.server import Checkpoint, ServerRules, check_log_size, initial_checkpoint
+
+Terms = Callable[[Mapping[str, str | int]], dict[str, str | int]]
+"""Returns how reports come in; of a round that was begun on the given terms, as far as they can still be met."""
+
+
+def check_asked(rounds: int | None, timeout: float, reply_s: float) -> None:
+    """Check how many rounds are asked for, and how long each waits for replies, which clients send after ``reply_s`` seconds.
+
+    Raises:
+        ConfigError: one of them is no possible number, or the wait is too short.
+    """
+    if rounds is not None and not (is_number(rounds, whole=True) and rounds >= 0):
+        raise ConfigError(f"num_rounds must be a whole number from 0 on, or left out for as many as the config says, got {shown(rounds)}")
+    if not (is_number(timeout) and timeout > 0):
+        raise ConfigError(f"timeout must be a number of seconds above 0, got {shown(timeout)}")
+    if reply_s >= timeout:
+        raise ConfigError(f"clients reply after {reply_s:g} s, and a round takes replies for {timeout:g} s: make timeout longer")
+
+
+def protected(course: Course) -> str:
+    """Return what each client's report protects, and against whom."""
+    guarantee = course.mechanism.guarantee(course.last.state.ranges)
+    at_delta = f" at delta {guarantee.delta:g}" if guarantee.delta else ""
+    return (
+        f"epsilon {guarantee.epsilon:g}{at_delta} for each {guarantee.unit} of each report, {guarantee.units_per_round} of them a round, "
+        f"{_AGAINST[course.config.shuffling.channel]}"
+    )
+
+
+_AGAINST: Mapping[Channel, str] = {
+    "direct": "against the server, which sees each report",
+    "ideal-shuffler": "against relay and aggregator together; either alone learns less, because the relay mixes the reports",
+    "secure-sum": "against relay and aggregator together; either alone sees no report, and the noise of all clients protects the sum",
+}
+"""Against whom the figure of a single report holds, by the channel of the reports."""
+
+
+def started(
+    config: RunConfig,
+    kind: Kind,
+    folder: RunFolder | None,
+    origin: str,
+    score: Callable[[Tensor], float],
+    terms: Terms,
+    initial: ArrayRecord,
+    timeout: float,
+    rounds: int,
+) -> Course:
+    """Return how far the run in ``folder`` has come: at its beginning, if the folder is new or there is none.
+
+    Args:
+        config, kind, folder, origin, score: those of the strategy.
+        initial: the public initial model.
+        timeout: seconds to wait for the replies of a round.
+        rounds: rounds of training in all.
+
+    Raises:
+        ConfigError: the config does not fit the app, the model, or the run in the folder.
+        DataError: files of the folder contradict each other.
+    """
+    _check_kinds(config, kind, rounds)
+    layout = layout_of(initial)
+    weights = to_vector(initial, layout)
+    ranges = initial_ranges(config, layout, weights)
+    mechanism = deployable_mechanism(config, ranges)
+    mechanism.payload_bits(ranges)  # says so if the mechanism does not fit the layers
+    check_log_size(layout.names, released(mechanism, ranges), rounds)
+    rules = ServerRules(
+        layout.names,
+        config.mechanism.perturbed,
+        range_rule(config.ranges.rule, floor=config.ranges.floor),
+        config.training.at_server(measured_weights(config, layout), weights),
+        score,
+    )
+    # A simulation of the same config must not go on in the middle of a deployment, nor the other way round.
+    checkpoint, participation = initial_checkpoint(weights, ranges, f"{origin} on Flower"), Participation()
+    if folder is not None:
+        folder.open(config, resume=True, kind=kind)
+        checkpoint, participation = _taken_up(folder, checkpoint, layout, terms)
+    return Course(config, participation.run, layout, mechanism, rules, timeout, checkpoint, participation)
+
+
+def _taken_up(folder: RunFolder, initial: Checkpoint, layout: ParameterLayout, terms: Terms) -> tuple[Checkpoint, Participation]:
+    """Return the last checkpoint in ``folder``, ``initial`` where there is none, and which nodes were asked so far."""
+    checkpoint = folder.checkpoint_or(initial)
+    if checkpoint.state.ranges.sizes != layout.sizes:
+        raise ConfigError(f"{folder.path} holds a run of another model, so it cannot be resumed")
+    asked = folder.participation_path
+    participation = Participation.load(asked)
+    done = len(checkpoint.ledger.events)
+    if participation.begun < done:
+        raise DataError(
+            f"{folder.path} holds round {done}, but {asked.name} in it does not say who was asked: "
+            "put it back, for without it the run's guarantee cannot be computed"
+        )
+    if participation.begun > done + 1:
+        raise DataError(
+            f"{folder.path} holds round {done}, and nodes were told to join round {participation.begun}: "
+            "its checkpoint was put back to an earlier round; put back the latest one, for the rounds since would not be counted"
+        )
+    if participation.begun > done:
+        participation.check_terms(terms(participation.terms))
+    return checkpoint, participation
+
+
+def _check_kinds(config: RunConfig, kind: Kind, rounds: int) -> None:
+    """Raise a :class:`ConfigError` if a round is to ask for what the app's nodes do not form, or for other noise than was planned."""
+    if kind is not Kind.READY_APP and (config.evaluation.share or config.training.method != "gradient" or statistics_rounds(config)):
+        raise ConfigError(
+            "evaluation.share, training.method = 'least-squares' and data.scaling = 'measured' are for ldpfl's ready app: an app of "
+            "your own forms no such sums. Leave them out, and measure on the server (evaluate_fn)"
+        )
+    if statistics_rounds(config) and not begun_for(config).columns:
+        raise ConfigError("data.scaling = 'measured' measures columns, and the table has none to measure: set it to 'bounds'")
+    if is_evaluated(config) and rounds != config.training.rounds:
+        raise ConfigError(
+            f"num_rounds is {rounds}, and the noise of the evaluation at clients is for training.rounds = "
+            f"{config.training.rounds}: leave num_rounds out"
+        )
+    if config.clients.full_weight != "off" and kind is not Kind.READY_APP:
+        raise ConfigError("clients.full_weight is for the ready app's training: in an app of your own, scale what you return")

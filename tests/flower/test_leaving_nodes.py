@@ -1,0 +1,130 @@
+"""A node that leaves in the middle of a run: who is missing, what is lost, and how its operator goes on without it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import UserConfig
+from relayed_parts import CLIENTS, KEY, World, world_in
+from table_parts import ANY, changes_of, deployed, open_policy, write_tables
+
+from ldpfl.errors import AllDeclined, TooFewTakePart
+from ldpfl.experiments.planned_ledger import planned_ledger
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.flower import InProcessGrid, LdpClientApp, apps
+from ldpfl.flower.nodes_asked import Participation
+from ldpfl.flower.policy_init import fitting_policy, offer_of_settings, ranges_for
+from ldpfl.flower.run_settings import RunSettings
+from ldpfl.number_format import number
+from ldpfl.privacy.policy import Policy
+from ldpfl.privacy.statement import run_epsilon
+from ldpfl.shuffling.sealing import public_text
+
+LEFT = CLIENTS + 1
+"""Flower's id of the last node, which leaves."""
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setenv("LDPFL_DATA", write_tables(tmp_path))
+    with world_in(tmp_path) as made:
+        made.policy, made.min_clients, made.budget = open_policy(**ANY), CLIENTS, 1e9
+        yield made
+
+
+class Leaving(InProcessGrid):
+    """A grid from which the last node is away while ``is_away`` holds for the last round that was begun."""
+
+    def __init__(self, is_away: Callable[[int], bool], world: World, settings: UserConfig) -> None:
+        app = LdpClientApp(apps.train, node=world.node, source=world.source, gradients=True)
+        super().__init__(app, CLIENTS, run_config=settings)
+        self._asked, self._is_away = RunFolder(Path(str(settings["ldpfl.out"]))).participation_path, is_away
+
+    def get_node_ids(self) -> list[int]:
+        nodes = list(super().get_node_ids())
+        return nodes[:-1] if self._is_away(Participation.load(self._asked).begun) else nodes
+
+
+@pytest.mark.slow
+def test_an_evaluation_for_which_a_node_is_missing_brings_no_figures_and_training_goes_on(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The evaluation after round 2 is lost, the one after round 3 is not. The ledger counts both; nodes paid for one."""
+    away = partial(Leaving, lambda begun: begun == 2)
+    with caplog.at_level(logging.INFO, "flwr.ldpfl"):
+        folder = deployed(world, own={"ldpfl.wait-s": 0.1}, grid=away, training__rounds=3, evaluation__every=2)
+    assert "evaluation after round 2 brings no figures, and the run goes on. 4 of the 5 nodes" in caplog.text
+    assert f"not connected: node {LEFT}" in caplog.text
+    assert "evaluation after round 2: 0 reports" in caplog.text
+    assert world.charges() == [4] * CLIENTS
+    result: Any = folder.result()
+    assert [own["round"] for own in result["at_clients"]] == [3]
+    assert [json.loads(line)["round"] for line in folder.metrics_path.read_text().splitlines()] == [1, 2, 3]
+    (note,) = [note for note in result["caveats"] if "figures are missing" in note]
+    assert note.startswith("clients' figures are missing after round 2: too few clients sent theirs in time")
+    assert folder.ledger() == planned_ledger(folder.config())  # no less than what nodes were charged
+    assert [event.histograms for event in folder.ledger().events] == [False, False, True, False, True]
+
+
+def policy_for(nodes: int) -> tuple[Policy, dict[str, Any]]:
+    """Return what ``ldpfl policy init`` writes for a run of so many nodes at epsilon 4, and the settings of the run."""
+    more = {"clients__count": nodes, "privacy__target_epsilon": 4.0, "mechanism__noise_multiplier": None, "evaluation__epsilon": "off"}
+    offer = offer_of_settings(RunSettings(recipe="own", changes=";".join(changes_of(**more)), transport="sum", min_clients=nodes))
+    return fitting_policy(offer, ranges_for(offer, ()), [public_text(KEY)]), more
+
+
+@pytest.mark.slow
+def test_a_run_with_a_target_goes_on_without_a_node_that_has_left_for_good_as_its_message_says(world: World, tmp_path: Path) -> None:
+    """As the page on sums has it: another run for one node fewer keeps the target, once the nodes' operators allow it."""
+    world.policy, more = policy_for(CLIENTS)
+    with pytest.raises(TooFewTakePart) as raised:
+        deployed(world, own={"ldpfl.wait-s": 0.1}, grid=partial(Leaving, lambda begun: begun == 1), **more)
+    said, first = str(raised.value), RunFolder(world.folder / "run")
+    assert f"not connected: node {LEFT}, of the run's earlier rounds" in said
+    assert "with clients.count, ldpfl.nodes and ldpfl.min-clients set to 4" in said
+    spent = run_epsilon(first.ledger(), first.config().privacy.delta)
+    assert f"What this run has released stays charged beside it: epsilon {number(spent)} so far" in said
+    fewer = first.config().model_copy(update={"clients": first.config().clients.model_copy(update={"count": CLIENTS - 1})})
+    same_noise = run_epsilon(planned_ledger(fewer), fewer.privacy.delta)
+    assert 4 < same_noise < 5
+    assert f"with this run's noise, 4 nodes would give epsilon {number(same_noise)}" in said
+
+    world.min_clients = CLIENTS - 1
+    fitting, more = policy_for(CLIENTS - 1)
+    own: UserConfig = {"ldpfl.out": str(tmp_path / "second"), "ldpfl.min-clients": CLIENTS - 1, "ldpfl.nodes": CLIENTS - 1}
+    gone = partial(Leaving, lambda begun: True)
+    with pytest.raises(AllDeclined, match=r"4 said \"declined: its policy's min_clients does not allow the round\""):
+        deployed(world, own=own, grid=gone, **more)
+    world.policy = fitting.model_copy(
+        update={
+            "rounds": fitting.rounds + 1,
+            "lifetime_epsilon": 2 * fitting.lifetime_epsilon,
+            "sum_epsilon": 2 * float(fitting.sum_epsilon),
+        }
+    )
+    second = deployed(world, own=own, grid=gone, **more)
+    assert world.charges() == [3] * (CLIENTS - 1) + [1]
+    assert run_epsilon(second.ledger(), second.config().privacy.delta) <= 4.0
+    assert [event.cohort for event in second.ledger().events] == [CLIENTS - 1] * 2
+    noise = [getattr(run.config().mechanism, "noise_multiplier") for run in (first, second)]  # noqa: B009
+    assert noise[1] / noise[0] == pytest.approx((CLIENTS / (CLIENTS - 1)) ** 0.5, rel=0.01)
+
+
+@pytest.mark.slow
+def test_a_run_without_a_target_goes_on_in_its_folder_with_fewer_nodes(world: World) -> None:
+    """Each round is charged with the noise of the nodes that took part."""
+    world.policy = open_policy(**ANY, min_clients=CLIENTS - 1)
+    more: dict[str, Any] = {"training__rounds": 3, "evaluation__epsilon": "off"}
+    with pytest.raises(TooFewTakePart, match=r"set ldpfl.nodes and ldpfl.min-clients to 4, and start the run again"):
+        deployed(world, own={"ldpfl.wait-s": 0.1}, grid=partial(Leaving, lambda begun: begun == 1), **more)
+    world.min_clients = CLIENTS - 1
+    own: UserConfig = {"ldpfl.min-clients": CLIENTS - 1, "ldpfl.nodes": CLIENTS - 1}
+    folder = deployed(world, own=own, grid=partial(Leaving, lambda begun: True), **more)
+    assert [event.cohort for event in folder.ledger().events] == [CLIENTS, CLIENTS - 1, CLIENTS - 1]
+    assert world.charges() == [3] * (CLIENTS - 1) + [1]
