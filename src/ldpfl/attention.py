@@ -8,7 +8,7 @@ results are those of the kernel for each client, bit by bit.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ from torch.overrides import TorchFunctionMode
 
 
 @contextmanager
-def blind_to_values(module: nn.Module, *, at_once: bool) -> Iterator[None]:
+def blind_to_values(module: nn.Module, parameters: Iterable[Tensor]) -> Iterator[None]:
     """Let parts of ``transformers`` in ``module`` decide by shapes alone what to compute, never by values.
 
     Otherwise such a part leaves out an attention mask that hides nothing. One record's padding would then change how others are rounded,
-    and many records or clients could not be computed ``at_once``.
+    and many records or clients could not be computed at once, as they are where ``vmap`` handles the ``parameters``.
     """
     masks: Any = sys.modules.get("transformers.masking_utils")  # not imported for this
     if masks is None or not any(type(part).__module__.startswith("transformers.") for part in module.modules()):
@@ -34,6 +34,7 @@ def blind_to_values(module: nn.Module, *, at_once: bool) -> Iterator[None]:
         return
     if not isinstance(masks.is_tracing, _Asked):
         masks.is_tracing = _Asked(masks.is_tracing)
+    at_once = any(map(torch._C._functorch.is_functorch_wrapped_tensor, parameters))
     token = _BY_SHAPES.set(True)
     try:
         with FoldedAttention() if at_once else nullcontext():

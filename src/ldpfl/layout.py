@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import prod
@@ -109,7 +110,8 @@ def called_with(
         if parameter is not None
     }
     values = {entry: parameters[name] for entry, name in entries.items() if name in parameters}
-    with blind_to_values(module, at_once=any(map(torch._C._functorch.is_functorch_wrapped_tensor, parameters.values()))):
+    # The compiler cannot trace the context, and a part of ``transformers`` decides by shapes alone there anyway.
+    with nullcontext() if torch.compiler.is_compiling() else blind_to_values(module, parameters.values()):
         found = functional_call(module, values, arguments, dict(named or {}), tie_weights=False)
     parameters.update({name: values[name] for name in parameters.keys() & values.keys()})
     return scores_in(found, *arguments[:1], **dict(named or {}))
