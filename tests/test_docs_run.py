@@ -44,6 +44,7 @@ NOT_RUN = {
     r"run quickstart --watch": "serves a page while it trains; tests/report/test_page.py watches a run",
     r"run (sound|sum)/.*": "needs features of all of MNIST; tests/experiments runs such settings on less",
     r"run .*\$seed.*|run .*SEED.*": "the variable of a loop, or a place to fill in, on data of full size",
+    r"run .* --model \./folder .*|predict RUN new\.csv": "needs a pretrained model; tests/models/test_pretrained.py trains one",
     r"run .* --workers ray(://.*)?": "starts or needs a cluster; tests/simulation/test_ray_workers.py has one of its own",
     r"plan .*--target-central .*": "solves for half a minute; test_docs.py asks the README's figures of the planner",
     r"attack gan .*": "trains an image generator for minutes; tests/cli/test_cli_attacks.py has a shorter one",

@@ -80,3 +80,21 @@ def test_three_hospitals_train_a_network_of_their_own_with_each_row_protected(
     assert {event.release.unit for event in checkpoint.ledger.events} == {"record"}
     assert "replaced" not in caplog.text
     assert len(list((made / "budgets").glob("client-?.sqlite"))) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_pretrained_model_is_fine_tuned_in_three_ways(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("peft")
+    monkeypatch.chdir(tmp_path)
+    small = ["--rounds", "1", "--epochs", "1", "--clients", "2", "--texts", "10", "--seeds", "1", "--rates", "0.1", "1.0"]
+    monkeypatch.setattr(sys, "argv", ["fine_tuning.py", *small])
+    runpy.run_path(str(EXAMPLES.parent / "adapters" / "fine_tuning.py"), run_name="__main__")
+    table = capsys.readouterr().out.splitlines()[-3:]
+    assert [line.split()[0] for line in table] == ["head", "lora", "none"]
+    kept = Path("adapters", "figures.jsonl").read_text()
+    runpy.run_path(str(EXAMPLES.parent / "adapters" / "fine_tuning.py"), run_name="__main__")
+    assert capsys.readouterr().out.splitlines()[-3:] == table
+    assert Path("adapters", "figures.jsonl").read_text() == kept

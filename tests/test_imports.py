@@ -59,7 +59,7 @@ def test_the_command_line_starts_without_plots_and_data_sets() -> None:
 
 
 FLOORS = (
-    ("entropy", "errors", "few", "number_format", "shown", "suggestions", "supervisor", "survival_figures", "lazy", "version"),
+    ("attention", "entropy", "errors", "few", "number_format", "shown", "suggestions", "supervisor", "survival_figures", "lazy", "version"),
     ("file_owners", "files", "importing", "keys", "layout", "outcomes", "quantities", "randomness", "ranges", "seeded_draws"),
     ("cache", "models", "summing", "tasks"),
     ("data", "judging", "privacy", "relay"),

@@ -19,6 +19,45 @@ GIVEN = "given"
 """Name of data, or of a model, that a caller hands over; nothing but its caller can run such a config again."""
 
 
+PRETRAINED = "hf:"
+"""What the name of a pretrained model of ``transformers`` begins with; a folder or a name of the hub follows."""
+
+
+def is_pretrained(name: str) -> bool:
+    """Tell whether ``name`` is that of a pretrained model. Policies treat it as an import path: nodes load no model that a server chose."""
+    return name.startswith(PRETRAINED)
+
+
+def named_model(name: str) -> str:
+    """Return the name of a model as a config has it: ``hf:FOLDER`` where ``name`` is the folder of a pretrained model.
+
+    A folder in the current one that has the name of a built-in model, and holds no pretrained model, is not taken for one.
+    """
+    place = name.removeprefix(PRETRAINED)
+    is_path = place.startswith((".", "/", "~")) and not is_code(place)
+    path = Path(place).expanduser() if is_path else Path(place)
+    is_folder = path.is_dir() and (is_pretrained(name) or len(path.parts) > 1 or any(path.glob("*config.json")))
+    return f"{PRETRAINED}{path.resolve()}" if is_path or is_folder else name
+
+
+def public_name(name: str) -> str:
+    """Return ``name`` without the path of the folder that holds a pretrained model or its tokenizer: the folder's own name stays."""
+    place = name.removeprefix(PRETRAINED)
+    return f"{PRETRAINED}{Path(place).name}" if is_pretrained(name) and Path(place).is_absolute() else name
+
+
+def library(name: str) -> Any:
+    """Import ``transformers`` or ``peft``. Nothing imports them before they are needed.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ConfigError(f'pretrained models need {name} ({in_short(error)}): pip install "ldpfl[transformers]"') from error
+
+
 def is_code(name: str) -> bool:
     """Tell whether ``name`` is an import path, whose code would run."""
     return ":" in name

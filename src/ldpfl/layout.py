@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import prod
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils.weight_norm import WeightNorm
 
+from ldpfl.attention import blind_to_values
 from ldpfl.errors import PrivacyError
 
 
@@ -92,6 +95,8 @@ def called_with(
 ) -> Any:
     """Return what ``module`` makes of ``arguments`` with ``parameters``, by the names of a layout, in the place of its own.
 
+    A model of ``transformers`` returns several tensors. Its scores are taken, see :func:`scores_in`.
+
     A parameter may be registered in several modules, and a module under several names. PyTorch is given each module's entry once:
     given one entry twice, ``functional_call`` would put back what it had put there itself, and not the module's own parameter.
 
@@ -105,9 +110,30 @@ def called_with(
         if parameter is not None
     }
     values = {entry: parameters[name] for entry, name in entries.items() if name in parameters}
-    found = functional_call(module, values, arguments, dict(named or {}), tie_weights=False)
+    # The compiler cannot trace the context, and a part of ``transformers`` decides by shapes alone there anyway.
+    with nullcontext() if torch.compiler.is_compiling() else blind_to_values(module, parameters.values()):
+        found = functional_call(module, values, arguments, dict(named or {}), tie_weights=False)
     parameters.update({name: values[name] for name in parameters.keys() & values.keys()})
-    return found
+    return scores_in(found, *arguments[:1], **dict(named or {}))
+
+
+def answers_of(module: nn.Module, inputs: Tensor | Mapping[str, Tensor]) -> Any:
+    """Return what ``module`` makes of ``inputs`` with the parameters that it has."""
+    arguments, named = ((inputs,), {}) if isinstance(inputs, Tensor) else ((), dict(inputs))
+    return scores_in(module(*arguments, **named), *arguments, **named)
+
+
+def scores_in(found: Any, tokens: Tensor | None = None, **named: Tensor) -> Any:
+    """Return the ``logits`` of what a model of ``transformers`` ``found``. The output of another model is returned as it is.
+
+    A trained prompt stands before the ``tokens``. Nothing is predicted at the places of the prompt, so their scores are left out.
+    """
+    logits = getattr(found, "logits", None)
+    if not isinstance(logits, Tensor):
+        return found
+    tokens = named.get("input_ids", tokens)
+    by_place = logits.dim() == 3 and tokens is not None and tokens.dim() == 2
+    return logits[:, -tokens.shape[1] :] if by_place and tokens is not None else logits
 
 
 def validate_module(module: nn.Module) -> None:
@@ -163,8 +189,6 @@ def _parameter_problems(module: nn.Module) -> list[str]:
     for name, parameter in trainable:
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             problems.append(f"parameter {name} is uninitialised: run one forward pass before, or give its layer a size")
-        elif parameter.is_meta:
-            problems.append(f"parameter {name} has no values (device meta): make the model on the CPU")
         elif parameter.dtype != torch.float32:
             problems.append(f"parameter {name} is {parameter.dtype}: convert the model with .float()")
         elif parameter.dim() == 0:
@@ -175,7 +199,37 @@ def _parameter_problems(module: nn.Module) -> list[str]:
             problems.append(f"parameter {name} is one value repeated in memory: make it of expanded.clone()")
     if not trainable:
         problems.append("no trainable parameter: set requires_grad=True on what is to be learned")
-    return [*problems, *_hook_problems(module), *_shared_problems(module)]
+    return [*problems, *_device_problems(module), *_adapter_problems(module), *_hook_problems(module), *_shared_problems(module)]
+
+
+def _device_problems(module: nn.Module) -> list[str]:
+    """Return which parameters, frozen ones included, are not on the device of the others: they would never be trained or used."""
+    places = {name: parameter.device for name, parameter in module.named_parameters()}
+    empty = [name for name, device in places.items() if device.type == "meta"]
+    if empty:
+        others = f", and nor have {len(empty) - 1} others" if len(empty) > 1 else ""
+        return [f"parameter {empty[0]} has no values (device meta){others}: make the model on the CPU"]
+    common = Counter(places.values()).most_common()
+    if len(common) > 1:
+        name = next(name for name, device in places.items() if device == common[-1][0])
+        return [f"parameter {name} is on {places[name]}, and most others are on {common[0][0]}: move the whole model with .to(device)"]
+    return []
+
+
+def _adapter_problems(module: nn.Module) -> list[str]:
+    """Return which active adapters of ``peft`` have frozen parameters: training would change nothing, or a part of the adapter alone."""
+    problems = []
+    for part in module.modules():
+        active = getattr(part, "active_adapter", None) if isinstance(getattr(part, "peft_config", None), Mapping) else None
+        if isinstance(active, str):
+            frozen = [name for name, own in part.named_parameters() if active in name.split(".") and not own.requires_grad]
+            if frozen:
+                problems.append(
+                    f"adapter {active!r} is frozen in {len(frozen)} parameters, of which the first is {frozen[0]}: load it with "
+                    "is_trainable=True, or make it with inference_mode=False"
+                )
+                break  # the modules inside it share its settings
+    return problems
 
 
 def _hook_problems(module: nn.Module) -> list[str]:
@@ -229,12 +283,32 @@ def _wrapped(part: nn.Module) -> str:
 
 
 def _dropout_problems(module: nn.Module) -> list[str]:
-    problems = []
+    problems, places = [], []
     for name, child in module.named_modules():
-        # Recurrent and attention modules keep the probability in an attribute of their own.
-        probability = child.p if isinstance(child, nn.modules.dropout._DropoutNd) else getattr(child, "dropout", 0.0)
-        if isinstance(probability, int | float) and probability > 0:
-            problems.append(f"dropout in {name or type(child).__name__} draws from a generator that all clients share: set it to 0")
+        if dropout_rates(child):
+            places.append(name or type(child).__name__)
         elif isinstance(child, nn.RReLU):
             problems.append(f"{name or 'RReLU'} draws from a generator that all clients share: use LeakyReLU")
+    if places:
+        others = f" and {len(places) - _NAMED} others" if len(places) > _NAMED else ""
+        which = f"dropout in {', '.join(places[:_NAMED])}{others}"
+        problems.append(f"{which} draws from a generator that all clients share: set it to 0, or set model.mend to true")
     return problems
+
+
+_NAMED = 3
+"""Number of layers that a message names. The others are counted."""
+
+_RATES = ("dropout", "drop_prob", "drop_path", "layerdrop", "pdrop")
+"""Parts of the names by which modules keep a probability of dropout in an attribute of their own."""
+
+
+def dropout_rates(part: nn.Module) -> tuple[str, ...]:
+    """Return the attributes of ``part`` itself that hold a probability of dropout above 0."""
+    if isinstance(part, nn.modules.dropout._DropoutNd):
+        return ("p",) if part.p > 0 else ()
+    return tuple(
+        name
+        for name, value in vars(part).items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1 and any(word in name for word in _RATES)
+    )

@@ -81,7 +81,9 @@ def test_new_rows_are_encoded_as_training_rows_were() -> None:
     own = by_bounds(made(frame, **settings))
     assert own.encoder is not None
     again = type(own.encoder).model_validate_json(own.encoder.model_dump_json())
-    assert torch.equal(encoded(again, frame.drop(columns="ill")), own.train.tensor)
+    rows = encoded(again, frame.drop(columns="ill"))
+    assert isinstance(rows, torch.Tensor)
+    assert torch.equal(rows, own.train.tensor)
 
 
 @pytest.mark.parametrize("cells", [["03/04/2020"] * 4, ["3.4.2020"] * 4, ["1,5", "2,5", "3,5", "4,5"]])

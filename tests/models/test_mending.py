@@ -24,11 +24,11 @@ BROKEN = {
         torch.zeros(2, 1, 8, 8),
         "InstanceNorm2d",
     ),
-    "dropout": (nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.5)), torch.zeros(2, 4), "Identity()"),
+    "dropout": (nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.5)), torch.zeros(2, 4), "Dropout(p=0.0, inplace=False)"),
     "recurrent dropout": (nn.LSTM(4, 3, 2, dropout=0.5), torch.zeros(2, 5, 4), "LSTM(4, 3, num_layers=2)"),
     "random slope": (nn.Sequential(nn.Linear(4, 2), nn.RReLU()), torch.zeros(2, 4), "LeakyReLU"),
     "batch normalisation in three places": (_placed_thrice(nn.BatchNorm1d(4)), torch.zeros(2, 4), "GroupNorm(1, 4"),
-    "dropout in three places": (_placed_thrice(nn.Dropout(0.5)), torch.zeros(2, 4), "Identity()"),
+    "dropout in three places": (_placed_thrice(nn.Dropout(0.5)), torch.zeros(2, 4), "Dropout(p=0.0, inplace=False)"),
     "double precision": (nn.Linear(4, 2).double(), torch.zeros(2, 4), "torch.float32"),
 }
 

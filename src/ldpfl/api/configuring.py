@@ -18,7 +18,7 @@ from ldpfl.experiments.config import RunConfig, known_keys, parse_config, settin
 from ldpfl.experiments.dataset import Given
 from ldpfl.experiments.recipes import recipe_or_file
 from ldpfl.experiments.shipped import DEFAULT
-from ldpfl.importing import GIVEN
+from ldpfl.importing import GIVEN, named_model
 from ldpfl.suggestions import did_you_mean
 
 _SEED_BITS = 63
@@ -55,7 +55,7 @@ def brought(data: object, model: str | nn.Module | None) -> tuple[dict[str, Any]
     elif data is not None:
         settings["data.name"] = GIVEN
     if model is not None:
-        settings["model.name"] = GIVEN if isinstance(model, nn.Module) else model
+        settings["model.name"] = GIVEN if isinstance(model, nn.Module) else named_model(model)
     handed = None if isinstance(data, str | Path) else data
     return settings, Given(handed, model if isinstance(model, nn.Module) else None)
 

@@ -10,7 +10,8 @@ from ldpfl.api.certifying import certify
 from ldpfl.api.results import RunResult
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.files import make_folder, replace_atomically, to_json, write_text, writing
+from ldpfl.files import check_regular, make_folder, replace_atomically, to_json, write_text, writing
+from ldpfl.models.adapters import ADAPTER_FILES
 from ldpfl.privacy.statement import account
 from ldpfl.report.methods import methods
 from ldpfl.report.model_card import model_card
@@ -21,7 +22,7 @@ def export(run: RunResult | str | Path, folder: str | Path, *, key: str | Path |
     """Write what may be handed on of a finished run to a new folder, and return the folder.
 
     The folder holds the model, its description and encoding, the guarantee, a certificate and a model card (README.md), with a paragraph
-    for a paper and a citation. It holds no
+    for a paper and a citation. Of a pretrained model it holds what was trained alone, an adapter also as ``peft`` reads it. It holds no
     secret, no score that was measured on private rows, no noise-free baseline, no path of this machine, and no fingerprint of the rows.
 
     Args:
@@ -41,8 +42,8 @@ def export(run: RunResult | str | Path, folder: str | Path, *, key: str | Path |
     config, result = kept.config(), kept.result()
     if result is None:
         raise ConfigError(f"{place} holds a run that is not finished: go on with it by ldpfl run --resume before it is exported")
-    described = kept.model_file()
-    encoder = kept.encoder() if kept.encoding_path.exists() else None
+    described = kept.model_file().handed_on()
+    encoder = kept.encoder().handed_on() if kept.encoding_path.exists() else None
     if config.data.brought and not config.mechanism.protects:
         raise ConfigError(
             f"{place} was trained on your data without noise: its model may hold what any row says, and is not exported; train it with "
@@ -59,6 +60,7 @@ def export(run: RunResult | str | Path, folder: str | Path, *, key: str | Path |
     make_folder(out)
     with replace_atomically(target.model_path) as temporary:
         described.copy_weights(kept.model_path, temporary)
+    _copy_adapter(kept.adapter_path, out)
     if encoder is not None:
         write_text(target.encoding_path, encoder.model_dump_json(indent=1) + "\n")
     write_text(target.description_path, described.model_dump_json(indent=1) + "\n")
@@ -66,3 +68,11 @@ def export(run: RunResult | str | Path, folder: str | Path, *, key: str | Path |
     write_text(out / "certificate.json", certificate.to_json())
     write_text(out / "README.md", card)
     return out
+
+
+def _copy_adapter(folder: Path, out: Path) -> None:
+    """Copy the files of an adapter, if ``folder`` holds one."""
+    for name in ADAPTER_FILES if folder.exists() else ():
+        check_regular(folder / name)
+        with replace_atomically(out / name) as temporary:
+            temporary.write_bytes((folder / name).read_bytes())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from ldpfl.api.arguments import checked
-from ldpfl.data.encoder import check_threshold
+from ldpfl.data.encoder import Encoder, check_threshold
 from ldpfl.data.new_rows import answered
 from ldpfl.data.new_samples import Rows, classified, read_samples
 from ldpfl.data.tables import SUFFIXES
@@ -17,6 +17,7 @@ from ldpfl.errors import ConfigError, DataError
 from ldpfl.experiments.dataset import Description
 from ldpfl.experiments.model_file import ModelFile
 from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.importing import named_model
 
 if TYPE_CHECKING:
     import pandas
@@ -35,7 +36,8 @@ def predict(
         folder: of a finished run, or one that :func:`ldpfl.export` wrote.
         rows: a data frame, or a CSV or Parquet file or a folder of them, with the columns that the model is told, or the texts. For a
             classifier of images a folder of them, one image, a Parquet file with a column of images, a ``.npy`` file or an array.
-        model: the module or its name, where the model is code: a folder may be somebody else's, and no code that it names is run.
+        model: the module or its name, where the model is code: a folder may be somebody else's, and no code that it names is run. Of a
+            pretrained model its base, where that is not in the folder that the run took it from.
         threshold: of two classes, the probability of the second one from which on a row is told to be of it, instead of 0.5.
 
     Raises:
@@ -47,9 +49,10 @@ def predict(
     described = kept.model_file()
     if not kept.encoding_path.exists():
         return said_of_samples(described, lambda: described.module(kept.model_path, model), rows, threshold, str(kept.path))
-    encoder = kept.encoder()
-    expected = Description((encoder.width,), encoder.outputs, encoder.data.vocabulary if encoder.data.text else None)
-    if described.described != expected or described.targets != encoder.targets:
+    encoder, model = kept.encoder(), named_model(model) if isinstance(model, str) else model
+    if encoder.data.tokenizer == described.name and isinstance(model, str):
+        encoder = encoder.read_by(model)
+    if described.described != _description_of(encoder) or described.targets != encoder.targets:
         raise DataError(f"{kept.encoding_path} is damaged: it is not the encoding of the model that {kept.description_path.name} describes")
     if not isinstance(rows, str | Path) and not hasattr(rows, "columns"):
         raise ConfigError(f"rows are a {type(rows).__name__}, and the model is of a table: give a data frame, a file or a folder")
@@ -88,6 +91,13 @@ def said_of_samples(
     return classified(module(), samples, scale, classes, threshold)
 
 
+def _description_of(encoder: Encoder) -> Description:
+    """Return what a model takes and gives that reads rows by ``encoder``."""
+    if encoder.data.tokenizer:
+        return Description(None, encoder.outputs)
+    return Description((encoder.width,), encoder.outputs, encoder.data.vocabulary if encoder.data.text else None)
+
+
 @checked
 def load_model(folder: str | Path, *, model: str | nn.Module | None = None) -> nn.Module:
     """Return the trained model in ``folder`` as a plain PyTorch module, on the CPU.
@@ -101,4 +111,4 @@ def load_model(folder: str | Path, *, model: str | nn.Module | None = None) -> n
         DataError: a file is damaged.
     """
     kept = RunFolder(Path(folder))
-    return kept.model_file().module(kept.model_path, model)
+    return kept.model_file().module(kept.model_path, named_model(model) if isinstance(model, str) else model)

@@ -24,6 +24,7 @@ from ldpfl.experiments.settings_listed import commented, sections
 from ldpfl.experiments.settings_listed import settings as settings_in
 from ldpfl.experiments.shipped import DEFAULT, OWN
 from ldpfl.files import check_suffix, to_json, write_text
+from ldpfl.importing import named_model
 from ldpfl.mechanisms.new_package import write_package
 from ldpfl.number_format import counted
 from ldpfl.report.terminal import terminal
@@ -43,6 +44,8 @@ PersonOption = Annotated[
 TaskOption = Annotated[
     str | None, typer.Option(help="classification, multilabel, regression, poisson, ordinal, survival or language-model.")
 ]
+TextOption = Annotated[str | None, typer.Option(help="Column that holds texts, for models of texts; a pretrained one finds the only one.")]
+AdapterOption = Annotated[str | None, typer.Option(help="Train this of a pretrained model: lora, ia3, prompt or head.", show_default="all")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be given again.")]
 
 
@@ -55,7 +58,10 @@ def predict(
             help="A CSV or Parquet file, or a folder: the run's columns, the target aside. Of images a folder, an image or a .npy file.",
         ),
     ],
-    model: Annotated[str | None, typer.Option(help="The model, where that is code of yours (package.module:Class).")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="The model, where that is code of yours (package.module:Class), or the base of a pretrained one."),
+    ] = None,
     threshold: Annotated[
         float | None,
         typer.Option(help="Of two classes, the probability of the second one from which on it is predicted.", show_default="0.5"),
@@ -121,6 +127,8 @@ def overrides_of(
     recipe: str | None = None,
     person: str | None = None,
     evaluation_epsilon: float | None = None,
+    text: str | None = None,
+    adapter: str | None = None,
 ) -> list[str]:
     """Return what the flags for own data change in a config, as ``key=value``.
 
@@ -131,7 +139,10 @@ def overrides_of(
         raise ConfigError(f"--target names a column of your data; the epsilon of the whole run is --target-epsilon {target}")
     if not (target is None and client is None and person is None) and data is None and recipe is None:
         raise ConfigError("--target, --client and --person name columns of your own data: give them with --data")
-    own = {"data.target": target, "data.client": client, "data.person": person, "task.name": task, "model.name": model}
+    own = {
+        **{"data.target": target, "data.client": client, "data.person": person, "data.text": text, "task.name": task},
+        **{"model.name": None if model is None else named_model(model), "model.adapter": adapter},
+    }
     return [
         *([f"{key}={toml_value(value)}" for key, value in api.named_data(data).items()] if data is not None else []),
         *(f"{key}={toml_value(value)}" for key, value in own.items() if value is not None),

@@ -19,7 +19,7 @@ from ldpfl import api
 from ldpfl.api.results import as_released
 from ldpfl.cli.interrupts import INTERRUPTED, Interrupts
 from ldpfl.cli.new_folder import new_folder
-from ldpfl.cli.own import ClientOption, DataOption, PersonOption, TargetOption, TaskOption, overrides_of
+from ldpfl.cli.own import AdapterOption, ClientOption, DataOption, PersonOption, TargetOption, TaskOption, TextOption, overrides_of
 from ldpfl.data.loading import DATA_DIR_VARIABLE, is_bundled
 from ldpfl.errors import ConfigError, WriteError, in_short, printable
 from ldpfl.experiments import RunConfig
@@ -60,7 +60,9 @@ def run(
     client: ClientOption = None,
     person: PersonOption = None,
     task: TaskOption = None,
-    model: Annotated[str | None, typer.Option(help="A built-in model, or your own as file.py:Class.")] = None,
+    model: Annotated[str | None, typer.Option(help="A built-in model, your own as file.py:Class, or a pretrained one's folder.")] = None,
+    text: TextOption = None,
+    adapter: AdapterOption = None,
     target_epsilon: Annotated[float | None, typer.Option(help="Epsilon of the whole run; sets the mechanism's noise by it.")] = None,
     evaluation_epsilon: Annotated[
         float | None, typer.Option(help="Epsilon, of that, by which clients measure the model on records that they hold back.")
@@ -78,7 +80,7 @@ def run(
 ) -> None:
     """Train a model over simulated clients and write a run folder."""
     overrides = [
-        *overrides_of(data, target, client, task, model, target_epsilon, set_, recipe, person, evaluation_epsilon),
+        *overrides_of(data, target, client, task, model, target_epsilon, set_, recipe, person, evaluation_epsilon, text, adapter),
         *([f"seed={seed}"] if seed is not None else []),
     ]
     default = DEFAULT if data is None else OWN

@@ -16,9 +16,11 @@ from torch import Tensor
 
 from ldpfl.data.cells import Kind
 from ldpfl.data.identifiers import note_on, whose
+from ldpfl.data.inputs import Inputs
 from ldpfl.data.persons import names_of
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table, as_text
+from ldpfl.data.tokens import check_vocabulary, tokens_of
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import ConfigError, DataError
 from ldpfl.suggestions import nearest
@@ -239,8 +241,23 @@ def _place(word: str, places: int) -> int:
     return int.from_bytes(hashlib.sha256(word.encode(errors="surrogatepass")).digest()[:8]) % places
 
 
-def texts_of(table: Table, config: DataConfig, targets: Targets) -> Tensor:
-    """Return the texts of ``table`` as tokens (N, length) int64: words hashed, or bytes for a language model.
+def with_text(table: Table, config: DataConfig) -> DataConfig:
+    """Return ``config`` with the column of texts named, where a pretrained model reads them and one column alone can hold them.
+
+    Raises:
+        ConfigError: several can.
+    """
+    if config.text or not config.tokenizer:
+        return config
+    apart = {*config.target_names, config.client, config.person} if config.target else {config.client, config.person}
+    names = [name for name in table.columns if name not in apart]
+    if len(names) != 1:
+        raise ConfigError(f"data.text (--text) has to name the column that holds the texts: there are {', '.join(names[:8]) or 'none'}")
+    return config.model_copy(update={"text": names[0]})
+
+
+def texts_of(table: Table, config: DataConfig, targets: Targets) -> Inputs:
+    """Return the texts of ``table`` as tokens (N, length) int64: words hashed, or bytes for a language model; or those of a tokenizer.
 
     Raises:
         ConfigError: inputs are named beside the texts.
@@ -251,6 +268,9 @@ def texts_of(table: Table, config: DataConfig, targets: Targets) -> Tensor:
     texts = table.column(config.text, "data.text")
     if texts.dtype == np.float64:
         raise DataError(f"the column {config.text!r} holds numbers, and data.text says that it holds texts")
+    if config.tokenizer:
+        check_vocabulary(config.tokenizer, config.tokenizer_digest)
+        return tokens_of(texts.tolist(), config.tokenizer, config.length)
     if targets == "tokens":
         return bytes_of(texts, config.length)[:, :-1]
     found = torch.zeros(len(texts), config.length, dtype=torch.int64)

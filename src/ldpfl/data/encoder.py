@@ -14,6 +14,7 @@ from torch import Tensor
 from ldpfl.data.columns import width_of
 from ldpfl.data.settings import DataConfig
 from ldpfl.errors import ConfigError, DataError, printable
+from ldpfl.importing import public_name
 from ldpfl.outcomes import class_chances, expected_count, middle_class, survival
 from ldpfl.tasks import Targets
 
@@ -90,6 +91,14 @@ class Encoder(BaseModel):
         if inputs.shape[1] != self.width:
             raise DataError(f"{inputs.shape[1]} inputs come of these columns, and the model takes {self.width}: the encoding is damaged")
         return scaled_by(inputs, self.places, self.knots)
+
+    def handed_on(self) -> Encoder:
+        """Return a copy that names no folder of this machine."""
+        return self.read_by(public_name(self.data.tokenizer))
+
+    def read_by(self, tokenizer: str) -> Encoder:
+        """Return a copy that reads texts by ``tokenizer``."""
+        return self.model_copy(update={"data": self.data.model_copy(update={"tokenizer": tokenizer})})
 
     def check_threshold(self, threshold: float | None) -> None:
         """Return if predictions can be made by ``threshold``; None is no threshold.

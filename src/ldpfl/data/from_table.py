@@ -10,14 +10,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ldpfl.data.columns import BYTES, bounds_of, features_of, persons_in, said_of_all, texts_of, words_of
+from ldpfl.data.columns import BYTES, bounds_of, features_of, persons_in, said_of_all, texts_of, width_of, with_text, words_of
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.holding_out import held_out, held_out_by_person
+from ldpfl.data.inputs import MASK, TOKENS, Inputs
 from ldpfl.data.persons import Names
 from ldpfl.data.samples import Dataset, Owners, Samples, owners_of
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table
 from ldpfl.data.targets import targets_of
+from ldpfl.data.tokens import following, vocabulary_digest, vocabulary_of
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import ConfigError, DataError, printable
 from ldpfl.importing import GIVEN
@@ -37,23 +39,16 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
         DataError: a column or a value does not fit; the file and line are named.
     """
     tables = [one.with_missing(config.missing_words) for one in (table, test) if one is not None]
-    table = tables[0]
+    table, config = tables[0], with_text(tables[0], config)
     persons = _persons(tables, config)
-    is_test = np.zeros(len(table), dtype=bool)
-    if test is None:
-        is_test = held_out(len(table)) if persons is None else held_out_by_person(persons[0])
-    if test is None and persons is not None and (is_test.all() or not is_test.any()):
-        raise DataError(
-            f"about a fifth of the persons are test persons, by their names, and of {len(set(persons[0]))} persons that is "
-            f"{'each' if is_test.any() else 'none'}: give data.test_path, or a table of more persons"
-        )
-    if test is None and not is_test.any():
-        raise DataError(f"{len(table)} rows are too few to keep a fifth of them to measure on: give data.test_path")
+    is_test = np.zeros(len(table), dtype=bool) if test is not None else _test_rows(len(table), persons)
     learnt, outputs, notes, classes = targets_of(tables, config, targets)
     unscaled: tuple[Unscaled, ...] = ()
     said = config
     if config.text:
-        inputs = [texts_of(one, config, targets) for one in tables]
+        inputs: list[Inputs] = [texts_of(one, config, targets) for one in tables]
+        if targets == "tokens" and config.tokenizer:
+            learnt, outputs = [following(own) for own in inputs], vocabulary_of(config.tokenizer)
     else:
         said, left_out = said_of_all(table, config)
         features = [features_of(one, said) for one in tables]
@@ -62,7 +57,6 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
     made = [Samples(own, target) for own, target in zip(inputs, learnt, strict=True)]
     train, held = (made[0].take(torch.from_numpy(~is_test)), made[0].take(torch.from_numpy(is_test))) if test is None else made
     digest = hashlib.sha256("".join([*(one.digest for one in tables), config.model_dump_json()]).encode()).hexdigest()[:16]
-    vocabulary = None if not config.text else BYTES if targets == "tokens" else config.vocabulary
     return Dataset(
         name,
         train,
@@ -72,11 +66,35 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
         (),
         digest,
         **_owners(tables, config, is_test, persons)._asdict(),
-        vocabulary=vocabulary,
+        vocabulary=_vocabulary(config, targets),
         unscaled=(*unscaled, *_unscaled_targets(config, targets, outputs)),
         notes=tuple(map(printable, notes)),  # names of columns and classes are in them
-        encoder=_encoder(said, targets, classes, inputs[0].shape[1], outputs),
+        encoder=_encoder(said, targets, classes, width_of(said), outputs),
     )
+
+
+def _test_rows(count: int, persons: Sequence[Names] | None) -> NDArray[np.bool_]:
+    """Return which of ``count`` rows are kept to measure on, by their places or by the names of ``persons``.
+
+    Raises:
+        DataError: no row would be left to train on, or none to measure on.
+    """
+    is_test = held_out(count) if persons is None else held_out_by_person(persons[0])
+    if persons is not None and (is_test.all() or not is_test.any()):
+        raise DataError(
+            f"about a fifth of the persons are test persons, by their names, and of {len(set(persons[0]))} persons that is "
+            f"{'each' if is_test.any() else 'none'}: give data.test_path, or a table of more persons"
+        )
+    if not is_test.any():
+        raise DataError(f"{count} rows are too few to keep a fifth of them to measure on: give data.test_path")
+    return is_test
+
+
+def _vocabulary(config: DataConfig, targets: Targets) -> int | dict[str, int] | None:
+    """Return how many tokens there are where samples are texts."""
+    if config.tokenizer:
+        return {TOKENS: vocabulary_of(config.tokenizer), MASK: 2}
+    return None if not config.text else BYTES if targets == "tokens" else config.vocabulary
 
 
 def _unscaled_targets(config: DataConfig, targets: Targets, outputs: int) -> tuple[Unscaled, ...]:
@@ -101,7 +119,7 @@ def _unscaled_targets(config: DataConfig, targets: Targets, outputs: int) -> tup
 
 _OF_COLUMNS = (
     *("target", "columns", "bounds", "numbers", "words", "dates", "categories", "buckets"),
-    *("missing", "missing_words", "text", "length", "vocabulary"),
+    *("missing", "missing_words", "text", "tokenizer", "length", "vocabulary"),
     "cut_points",
 )
 """Settings that say what becomes of a row; the others, such as where the rows lie, are not written into an encoding."""
@@ -110,8 +128,9 @@ _OF_COLUMNS = (
 def _encoder(config: DataConfig, targets: Targets, classes: tuple[str, ...], width: int, outputs: int) -> Encoder | None:
     if targets == "tokens":
         return None
+    digest = vocabulary_digest(config.tokenizer) if config.tokenizer else ""
     return Encoder(
-        data=DataConfig(name=GIVEN, **config.model_dump(include=set(_OF_COLUMNS))),
+        data=DataConfig(name=GIVEN, tokenizer_digest=digest, **config.model_dump(include=set(_OF_COLUMNS))),
         targets=targets,
         classes=classes,
         width=width,

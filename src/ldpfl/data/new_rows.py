@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from ldpfl.data.columns import features_of, texts_of
 from ldpfl.data.encoder import Encoder
+from ldpfl.data.inputs import TOKENS, Inputs
 from ldpfl.data.tables import read_table, table_of
+from ldpfl.layout import answers_of
 
 if TYPE_CHECKING:
     import pandas
@@ -27,11 +29,24 @@ def answered(encoder: Encoder, module: nn.Module, rows: pandas.DataFrame | str |
     """
     encoder.check_threshold(threshold)
     with torch.no_grad():
-        found = encoder.answers(module.eval()(encoded(encoder, rows)), threshold)
+        found = encoder.answers(_outputs(module.eval(), encoded(encoder, rows)), threshold)
     return found if isinstance(rows, str | Path) else found.set_axis(rows.index)
 
 
-def encoded(encoder: Encoder, rows: pandas.DataFrame | str | Path) -> Tensor:
+def _outputs(module: nn.Module, inputs: Inputs) -> Tensor:
+    """Return what ``module`` makes of ``inputs`` (N, ...), some rows at a time where they are texts of several tensors."""
+    if isinstance(inputs, Tensor):
+        return torch.as_tensor(answers_of(module, inputs))
+    count = len(inputs[TOKENS])
+    cuts = (slice(start, start + _AT_ONCE) for start in range(0, count, _AT_ONCE))
+    return torch.cat([answers_of(module, {name: part[cut] for name, part in inputs.items()}) for cut in cuts])
+
+
+_AT_ONCE = 64
+"""Texts that a pretrained model is given together."""
+
+
+def encoded(encoder: Encoder, rows: pandas.DataFrame | str | Path) -> Inputs:
     """Return what a model takes (N, ...) for ``rows``: a data frame, or a file or folder; the target's column need not be there.
 
     Raises:

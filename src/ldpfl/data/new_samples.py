@@ -18,6 +18,7 @@ from ldpfl.data.own_hub import new_images
 from ldpfl.data.own_images import IMAGES
 from ldpfl.data.samples import normalise
 from ldpfl.errors import DataError, printable
+from ldpfl.layout import answers_of
 
 if TYPE_CHECKING:
     import pandas
@@ -85,7 +86,7 @@ def classified(
     inputs, files = samples
     module.eval()
     with torch.no_grad():
-        outputs = torch.cat([module(normalise(part, *scale)) for part in torch.split(inputs, _AT_ONCE)]).double()
+        outputs = torch.cat([answers_of(module, normalise(part, *scale)) for part in torch.split(inputs, _AT_ONCE)]).double()
     if tuple(outputs.shape) != (len(inputs), len(classes)):
         raise DataError(f"the model says {tuple(outputs.shape[1:])} of a sample, expected {len(classes)} figures: it is of another run")
     chances = outputs.softmax(dim=1)

@@ -16,12 +16,14 @@ from torch import Tensor
 
 from ldpfl.data.from_table import dataset_of
 from ldpfl.data.holding_out import TEST_SHARE, held_out, held_out_by_name
+from ldpfl.data.inputs import TOKENS, Inputs, by_name, each, not_dense
 from ldpfl.data.own_hub import fetched
 from ldpfl.data.own_images import Pictures, holds_images
-from ldpfl.data.samples import Dataset, Inputs, Owners, Samples, by_name, each, not_dense, owners_of
+from ldpfl.data.samples import Dataset, Owners, Samples, owners_of
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import read_table, table_of
 from ldpfl.data.targets import MOST_CLASSES
+from ldpfl.data.tokens import following
 from ldpfl.errors import ConfigError, DataError, in_short, printable
 from ldpfl.importing import GIVEN, called, is_code
 from ldpfl.tasks import PARALLEL, Targets
@@ -94,17 +96,24 @@ def _as_dataset(given: object, config: DataConfig, targets: Targets) -> Dataset:
             raise ConfigError("an ImageFolder is sorted by class: where an image is would follow from others. Give its folder itself")
         _check_unused(config, "a PyTorch data set", of_others)
         return _of_pairs(given, targets)
+    if targets == "tokens" and _are_tokens(given):
+        given = (given, None)
     if isinstance(given, Sequence) and not isinstance(given, str | bytes) and len(given) == 2:
         inputs, told = given
         _check_unused(config, "a pair of inputs and targets", of_others)
         own = (
             {name: _numbers(part, "inputs") for name, part in inputs.items()} if isinstance(inputs, Mapping) else _numbers(inputs, "inputs")
         )
-        return _of_tensors(own, _numbers(told, "targets"), targets)
+        return _of_tensors(own, following(own) if told is None and targets == "tokens" else _numbers(told, "targets"), targets)
     raise ConfigError(
         f"data are {_kind_of(given)}, which cannot be used: give a file, a folder, a pandas data frame, a pair (inputs, targets), "
         f"a PyTorch data set of such pairs, or an ldpfl.data.Dataset{_instead(given)}"
     )
+
+
+def _are_tokens(given: object) -> bool:
+    """Whether ``given`` are tokens alone, one tensor or array of them, or with their mask by the names of ``transformers``."""
+    return TOKENS in given if isinstance(given, Mapping) else isinstance(given, Tensor | np.ndarray)
 
 
 def tensor_of(values: object, what: str) -> Tensor:

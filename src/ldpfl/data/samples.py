@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,36 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ldpfl.data.inputs import Inputs, by_name, each
 from ldpfl.data.persons import Names
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import ConfigError, printable
 
 if TYPE_CHECKING:
     from ldpfl.data.encoder import Encoder
-
-Inputs = Tensor | Mapping[str, Tensor]
-"""What a model is given: one tensor, or several by the names of the arguments of its ``forward``."""
-
-
-def each(make: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
-    """Return what ``make`` makes of every tensor of ``inputs``."""
-    return make(inputs) if isinstance(inputs, Tensor) else {name: make(part) for name, part in inputs.items()}
-
-
-def by_name(inputs: Inputs) -> Mapping[str, Tensor]:
-    """Return every tensor of ``inputs``; the only one has no name."""
-    return {"": inputs} if isinstance(inputs, Tensor) else inputs
-
-
-def not_dense(part: Tensor) -> str:
-    """Return why ``part`` holds no plain numbers, and what to do, to follow "inputs are"; nothing where it does."""
-    if part.is_nested:
-        return "a nested tensor, whose samples differ in shape: give them one shape, as torch.nested.to_padded_tensor does"
-    if part.is_quantized:
-        return f"quantised ({part.dtype}): give .dequantize()"
-    if part.layout != torch.strided:
-        return f"a tensor of the layout {str(part.layout).removeprefix('torch.')}, expected a dense one: give .to_dense()"
-    return "a tensor without values (device meta): give one on the CPU" if part.is_meta else ""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from ldpfl.data.cells import MISSING_WORDS, day_in
 from ldpfl.data.partition import BY_LABEL, Isolation, Scheme
 from ldpfl.data.persons import DEFAULT_ROWS
 from ldpfl.errors import ConfigError
-from ldpfl.importing import GIVEN, is_code
+from ldpfl.importing import GIVEN, is_code, is_pretrained
 from ldpfl.quantities import Count, Positive
 
 NODE = "node"
@@ -31,6 +31,12 @@ def _day(value: Any) -> Any:
 def _is_code(name: str) -> str:
     if not is_code(name):
         raise ValueError("a partition of your own is named package.module:function or file.py:function")
+    return name
+
+
+def _is_tokenizer(name: str) -> str:
+    if name and not is_pretrained(name):
+        raise ValueError("a tokenizer is named hf:NAME or hf:FOLDER")
     return name
 
 
@@ -89,8 +95,13 @@ class DataConfig(BaseModel):
     """What becomes of a number that is not there: the middle of its column, that and a column which tells so, or an error."""
     text: str = ""
     """The column that holds texts, for models of texts."""
+    tokenizer: Annotated[str, AfterValidator(_is_tokenizer)] = ""
+    """Turns texts into tokens, for a pretrained model: ``hf:NAME`` or ``hf:FOLDER``. That of the model is taken where none is named. Other
+    models take words, which are hashed. The column of texts need not be named where it is the only one beside the target's."""
+    tokenizer_digest: str = ""
+    """SHA-256 of the tokenizer's vocabulary, as a finished run states it. If set, a tokenizer with another vocabulary is refused."""
     length: Count = 64
-    """Words that are kept of a text; or bytes, for a language model."""
+    """Words, or tokens, that are kept of a text; or bytes, for a language model that is not pretrained. Shorter ones are filled up."""
     vocabulary: Annotated[int, Field(ge=2, le=2**20)] = 4096
     """Places that words of texts are hashed into. A language model knows the 256 bytes instead."""
     test_path: str = ""

@@ -90,7 +90,7 @@ def baseline_of(config: RunConfig, task: Dataset, build: Build) -> Baseline:
     """
     baseline = noise_free(config)
     federation, start = build(baseline, task)
-    initial = hashlib.sha256(start.state.weights.numpy().tobytes()).hexdigest()
+    initial = hashlib.sha256(start.state.weights.numpy().tobytes()).hexdigest()  # and the origin names the base of a pretrained one
     facts = (baseline.to_toml(), start.origin, initial, ldpfl.__version__, torch.__version__, start.words)
     folder = RunFolder(cache_dir() / "baselines" / hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16])
     return Baseline(baseline, task, federation, start, folder)

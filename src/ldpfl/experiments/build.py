@@ -22,10 +22,12 @@ from ldpfl.data import Dataset, Samples, partition
 from ldpfl.data.division import Division
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.holding_out import TEST_SHARE, with_validation, without_a_tenth
+from ldpfl.data.inputs import TOKENS, by_name
 from ldpfl.data.partition import LABEL_BLIND, partition_by_code, partition_by_name
 from ldpfl.data.persons import Names, Persons
 from ldpfl.data.scaling import STAGES, by_bounds, scaled_as
 from ldpfl.data.settings import DataConfig
+from ldpfl.data.tokens import padding_of
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import LOWEST_PROBABILITY, ModelConfig, RangesConfig, RunConfig
@@ -34,12 +36,13 @@ from ldpfl.experiments.record_sums import divided_for_evaluation, for_evaluation
 from ldpfl.experiments.start_warnings import start_warnings
 from ldpfl.experiments.table_rules import start_on_table
 from ldpfl.experiments.trainers import RunSize, is_compiled, quickest, told_of, tried
-from ldpfl.importing import is_code
+from ldpfl.importing import is_code, is_pretrained
 from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Facts, Mechanism, Training, built, payload_bits
 from ldpfl.mechanisms.dp_sgd import of_records
 from ldpfl.mechanisms.hooks import record_clip_of, record_rate_of
 from ldpfl.mechanisms.settings import Part
+from ldpfl.models import adapters, pretrained
 from ldpfl.models.dense import Parallel
 from ldpfl.models.mending import mended
 from ldpfl.privacy import Ledger
@@ -133,6 +136,7 @@ def build(
         raise ConfigError("secret_noise is set, and the data are no data of yours: leave it out; the noise here follows from seed")
     task, validation = _divided(config, task)
     module = model_of(config, Description.of(task), given)
+    _check_texts(module, task)
     layout = ParameterLayout.from_module(module)
     weights = layout.flatten({name: p.detach() for name, p in module.named_parameters() if p.requires_grad})
     ranges = initial_ranges(config, layout, weights)
@@ -199,7 +203,9 @@ def build(
     )
     federation = replace(federation, trainer=_quickest(config, federation, weights, warn))
     compiled = ", compiled" if is_compiled(federation.trainer) else ""
-    origin = f"{task.name} {task.fingerprint}{_division(task)} on {device.type}{compiled}"
+    digest = adapters.base_digest(module)
+    base = f" of base {digest[:16]}" if digest else ""
+    origin = f"{task.name} {task.fingerprint}{_division(task)}{base} on {device.type}{compiled}"
     payload_bits(federation.mechanism, ranges)  # says so if the mechanism does not fit the layers
     check_log_size(layout.names, released(federation.mechanism, ranges), config.training.rounds)
     return federation, initial_checkpoint(weights, ranges, origin, ledger)
@@ -276,11 +282,32 @@ def _model_of(config: RunConfig, data: Description, given: nn.Module | None = No
     return made_of(config.model, data, targets, seed=_model_seed(config.seed), given=given)
 
 
+def _check_texts(module: nn.Module, task: Dataset) -> None:
+    """Return if a pretrained ``module`` takes the tokens of ``task``, where its samples are texts.
+
+    Raises:
+        ConfigError: the texts are too long, or the tokenizer is that of another model.
+    """
+    texts, known = by_name(task.train.inputs).get(TOKENS), task.tokens(TOKENS)
+    if texts is not None and known is not None:
+        pretrained.check_tokens(module, known, texts.shape[1])
+    if task.encoder is not None and (tokenizer := task.encoder.data.tokenizer):
+        pretrained.check_padding(module, padding_of(tokenizer), tokenizer)
+
+
 def made_of(model: ModelConfig, data: Description, targets: Targets, *, seed: int = 0, given: nn.Module | None = None) -> nn.Module:
     """Return the module that ``model`` names for data that are ``described``, with one score for targets that are parallel.
 
     ``seed`` decides its weights, and has at most 64 bits.
+
+    Raises:
+        ConfigError: there is no such model, or its frozen weights are not those that ``model.base`` names.
     """
+    images = data.shape is not None and len(data.shape) > 1
+    if is_pretrained(model.name):
+        made = mended(pretrained.make(model.name, targets, data.outputs, images=images, seed=seed, adapter=model.adapted))[0]
+        adapters.check_base(made, model.base)
+        return made
     parallel = targets in tasks.PARALLEL and model.name in models.names()
     made = models.create(
         model.name,
@@ -293,6 +320,8 @@ def made_of(model: ModelConfig, data: Description, targets: Targets, *, seed: in
         given=given,
     )
     made = Parallel(made, data.outputs) if parallel else made
+    if model.adapter != "none":
+        made = adapters.adapted(made, model.adapted, targets, images=images, seed=seed)
     return mended(made)[0] if model.mend else made
 
 

@@ -29,6 +29,7 @@ from ldpfl.experiments.config_errors import explained
 from ldpfl.files import from_toml, read_text
 from ldpfl.mechanisms import MechanismSettings, read_settings, settings_of
 from ldpfl.mechanisms.duchi import DuchiSettings
+from ldpfl.models.adapters import Adapter, Kind
 from ldpfl.privacy.events import Channel
 from ldpfl.quantities import MAX_ROUNDS, Count, NotNegative, Positive, Repeats, Share
 from ldpfl.server.optimiser import Rule, Schedule, ServerOptimiser
@@ -67,11 +68,33 @@ class ModelConfig(_Section):
 
     name: str = "two-layer-cnn"
     """A built-in model, or ``package.module:Class`` or ``file.py:Class``, which is called with the options, and with those of ``inputs``,
-    ``outputs``, ``shape`` and ``vocabulary`` that it requires: the sizes of the data."""
+    ``outputs``, ``shape`` and ``vocabulary`` that it requires: the sizes of the data. Or ``hf:FOLDER`` or ``hf:NAME``, a pretrained model
+    of ``transformers`` in a folder or on the hub."""
     options: dict[str, bool | int | float | str] = {}
     """What the model is made with."""
     mend: bool = False
-    """Replace what keeps the model from private training, such as batch normalisation; ``ldpfl check`` says what that is."""
+    """Replace what keeps the model from private training, such as batch normalisation; ``ldpfl check`` says what that is. The dropout of a
+    pretrained model is set to 0 in any case."""
+    adapter: Kind = "none"
+    """What of a pretrained model is trained: ``none`` is all of it, ``head`` the layers of its outputs alone; ``lora``, ``ia3`` and
+    ``prompt`` (prompt tuning) add an adapter of ``peft``, and train it and the head."""
+    adapter_rank: Annotated[int, Field(ge=1, le=4096)] = 8
+    """Rank of the products that ``lora`` adds to layers."""
+    adapter_alpha: Positive = 16.0
+    """Factor on these products, divided by their rank."""
+    adapter_modules: list[str] = []
+    """Layers that ``lora`` or ``ia3`` changes, by the ends of their names; without any, those that ``peft`` knows for the kind of model."""
+    adapter_tokens: Annotated[int, Field(ge=1, le=4096)] = 8
+    """Tokens that ``prompt`` trains."""
+    licence: str = ""
+    """Licence of the pretrained weights, where neither a file beside them nor their model card says it; ``own`` for your own."""
+    base: str = ""
+    """SHA-256 of the frozen weights of a pretrained model, as a finished run states it; no other base is taken then."""
+
+    @property
+    def adapted(self) -> Adapter:
+        """What of a pretrained model is trained."""
+        return Adapter(self.adapter, self.adapter_rank, self.adapter_alpha, tuple(self.adapter_modules), self.adapter_tokens)
 
 
 class ClientsConfig(_Section):

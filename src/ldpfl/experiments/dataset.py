@@ -22,6 +22,8 @@ from ldpfl.experiments.config import RunConfig
 from ldpfl.features import extracted, feature_map
 from ldpfl.features.extraction import Progress, quietly
 from ldpfl.features.registry import NONE
+from ldpfl.importing import is_pretrained
+from ldpfl.models.pretrained import licence_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -111,7 +113,9 @@ def load_dataset(
     Raises:
         LdpflError: the data or the features are unknown, cannot be read, or do not fit each other.
     """
-    data = config.data
+    if is_pretrained(config.model.name):
+        licence_of(config.model.name, config.model.licence)
+    data = data_of(config)
     check_persons_named(data)
     targets = targets_of(config)
     if data.at_nodes:
@@ -124,6 +128,12 @@ def load_dataset(
         found = own.noted(_OF_SECRET if config.secret_noise else _OF_SEED, _OF_SCORES)
     keep = not (data.brought or data.at_nodes)
     return extracted(found, data.features, data.feature_options, warn, progress, keep=keep, write_cache=write_cache)
+
+
+def data_of(config: RunConfig) -> DataConfig:
+    """Return the settings of the data; texts for a pretrained model are read by its tokenizer, unless another is named."""
+    own_tokenizer = is_pretrained(config.model.name) and not config.data.tokenizer
+    return config.data.model_copy(update={"tokenizer": config.model.name}) if own_tokenizer else config.data
 
 
 def check_persons_named(data: DataConfig) -> None:

@@ -67,7 +67,7 @@ def check(config: RunConfig, data_dir: Path | None, given: Given = NOTHING) -> C
     still = ""
     if problem:
         module, changes = mended(module)
-        named = config.model_copy(update={"model": config.model.model_copy(update={"name": GIVEN, "options": {}})})
+        named = config.model_copy(update={"model": config.model.model_copy(update={"name": GIVEN, "options": {}, "adapter": "none"})})
         still, notes = _problem(named, data_dir, Given(given.data, module))
     weights = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad and not is_lazy(parameter))
     return Checked(problem, changes, still, module, weights, notes, offered(data.shape, data.outputs, data.vocabulary))

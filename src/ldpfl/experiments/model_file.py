@@ -9,14 +9,15 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from ldpfl.errors import ConfigError, DataError, LdpflError, first_line
 from ldpfl.experiments.build import made_of
 from ldpfl.experiments.config import ModelConfig
 from ldpfl.experiments.dataset import Description
 from ldpfl.files import check_regular, read_text
-from ldpfl.importing import GIVEN, is_code, lies_in_file
+from ldpfl.importing import GIVEN, PRETRAINED, is_code, is_pretrained, lies_in_file, public_name
+from ldpfl.models.adapters import Kind, check_base, has_base
 from ldpfl.tasks import Targets
 
 MAX_BYTES = 1 << 24
@@ -27,6 +28,11 @@ _MAX_FIELDS = 1 << 18
 
 _MAX_ENTRIES = 1 << 21
 """Entries of all its lists together; a text has 65,536 words at most."""
+
+_OF_ADAPTERS = ("adapter", "adapter_rank", "adapter_alpha", "adapter_modules", "adapter_tokens")
+"""Settings of a pretrained model, by which it is made again."""
+
+_SINGLE = tuple(name for name in _OF_ADAPTERS if name != "adapter_modules")
 
 _Size = Annotated[int, Field(ge=1, le=1 << 24)]
 
@@ -42,6 +48,8 @@ class ModelFile(BaseModel):
         targets: what is told of a sample.
         classes: what the outputs stand for, where samples are images and their classes have names.
         mean, std: of each channel of images, see :func:`ldpfl.data.samples.normalise`; empty for other samples.
+        adapter, adapter_rank, adapter_alpha, adapter_modules, adapter_tokens, licence: those of the config.
+        base: SHA-256 of the frozen weights of a pretrained model, which are not among those that are kept; empty where all are kept.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -56,6 +64,13 @@ class ModelFile(BaseModel):
     classes: Annotated[tuple[str, ...], Field(fail_fast=True)] = ()
     mean: Annotated[tuple[float, ...], Field(fail_fast=True)] = ()
     std: Annotated[tuple[float, ...], Field(fail_fast=True)] = ()
+    adapter: Kind = "none"
+    adapter_rank: Annotated[int, Field(ge=1, le=4096)] = 8
+    adapter_alpha: float = 16.0
+    adapter_modules: Annotated[tuple[str, ...], Field(fail_fast=True)] = ()
+    adapter_tokens: Annotated[int, Field(ge=1, le=4096)] = 8
+    licence: str = ""
+    base: str = ""
 
     @model_validator(mode="after")
     def _has_a_class_an_output(self) -> Self:
@@ -74,8 +89,9 @@ class ModelFile(BaseModel):
         mean: tuple[float, ...],
         std: tuple[float, ...],
         classes: tuple[str, ...] = (),
+        base: str = "",
     ) -> ModelFile:
-        """Return what is said of the trained ``model`` on such ``data``."""
+        """Return what is said of the trained ``model`` on such ``data``; ``base`` is the digest of its frozen weights."""
         module, colon, attribute = model.name.partition(":")
         name = f"{Path(module).name}{colon}{attribute}" if lies_in_file(model.name) else model.name
         return cls(
@@ -89,7 +105,13 @@ class ModelFile(BaseModel):
             classes=classes,
             mean=tuple(map(float, mean)),
             std=tuple(map(float, std)),
+            **model.model_dump(include={*_OF_ADAPTERS, "licence"}) | {"adapter_modules": tuple(model.adapter_modules)},
+            base=base,
         )
+
+    def handed_on(self) -> ModelFile:
+        """Return a copy that names no folder of this machine."""
+        return self.model_copy(update={"name": public_name(self.name)})
 
     @property
     def described(self) -> Description:
@@ -116,8 +138,9 @@ class ModelFile(BaseModel):
                 with torch.device("meta"):
                     _check_shapes(self._made(model), shapes)
             module = self._made(model, own if isinstance(own, nn.Module) else None)
+            check_base(module, self.base)
             _check_shapes(module, shapes)
-            module.load_state_dict(load_file(weights))
+            module.load_state_dict(load_file(weights), strict=not self.base)
         except (OSError, SafetensorError, RuntimeError, ValueError) as error:
             raise DataError(f"{weights} is damaged, or of another model: {first_line(error)}") from error
         return module
@@ -141,10 +164,17 @@ class ModelFile(BaseModel):
 
     def _named(self, own: str | nn.Module | None) -> ModelConfig:
         """Return which model is made; code is what the caller names, whatever the file says."""
+        adapter = {"adapter_modules": list(self.adapter_modules), **{key: getattr(self, key) for key in _SINGLE}}
         if isinstance(own, nn.Module):
-            return ModelConfig(name=GIVEN, mend=self.mend)
+            return ModelConfig(name=GIVEN, mend=self.mend, **adapter)
         if self.name == GIVEN and own is None:
             raise ConfigError("the model of this run was handed over: give the module again, ldpfl.predict(..., model=module)")
+        if is_pretrained(self.name) and (own is None or is_pretrained(own)):
+            # A folder may be somebody else's, and what it names is fetched from nowhere: a base of the hub is named by the caller.
+            name = own or self.name
+            if own is None and not Path(name.removeprefix(PRETRAINED)).is_dir():
+                raise ConfigError(f"the base of this model is {self.name}, which is not here: give its folder or name, --model {self.name}")
+            return ModelConfig(name=name, **adapter)
         if (self.name == GIVEN or is_code(self.name)) and (own is None or not is_code(own)):
             raise ConfigError(
                 f"the model of this run is code, which would be run: if {self.name} is yours, name it as the model (--model {self.name})"
@@ -160,6 +190,13 @@ class ModelFile(BaseModel):
             raise ValueError(f"no such model can be made, {type(error).__name__}: {error}") from error
 
 
+def kept_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors that a run keeps of a trained ``module``, by name. Of a frozen base it keeps none."""
+    if not has_base(module):
+        return dict(module.state_dict())
+    return {name: own.detach() for name, own in module.named_parameters() if own.requires_grad}
+
+
 def _shapes(weights: Path) -> dict[str, tuple[int, ...]]:
     """Return the shapes in the header of a file of tensors; no tensor is read."""
     with safe_open(weights, framework="pt") as handle:
@@ -167,7 +204,7 @@ def _shapes(weights: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _check_shapes(module: nn.Module, found: dict[str, tuple[int, ...]]) -> None:
-    expected = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+    expected = {name: tuple(value.shape) for name, value in kept_of(module).items()}
     if found == expected:
         return
     name = min(name for name in {*found, *expected} if found.get(name) != expected.get(name))

@@ -19,7 +19,7 @@ from ldpfl.data.encoder import Encoder
 from ldpfl.errors import ConfigError, DataError, LdpflError, printable
 from ldpfl.experiments import secret_seed
 from ldpfl.experiments.config import RunConfig, read_config
-from ldpfl.experiments.model_file import ModelFile, read_description
+from ldpfl.experiments.model_file import ModelFile, kept_of, read_description
 from ldpfl.experiments.result_schema import problem_of
 from ldpfl.files import (
     MAX_METRICS_BYTES,
@@ -35,6 +35,7 @@ from ldpfl.files import (
     write_text,
     writing,
 )
+from ldpfl.models.adapters import ADAPTER_FILES, save_adapter
 from ldpfl.privacy.ledger import LEDGER_FILE, Ledger
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.server.round_log import log_path
@@ -107,6 +108,11 @@ class RunFolder:
     @property
     def model_path(self) -> Path:
         return self.path / "model.safetensors"
+
+    @property
+    def adapter_path(self) -> Path:
+        """A folder with the model's adapter as ``peft`` reads it, where it has one."""
+        return self.path / "adapter"
 
     @property
     def description_path(self) -> Path:
@@ -456,7 +462,8 @@ class RunFolder:
             with writing(path):
                 path.unlink(missing_ok=True)
         log = log_path(self.checkpoint_path)
-        for path in (log, self.model_path, self.curve_path, self.encoding_path, self.description_path, self.secret_path):
+        others = (self.model_path, self.curve_path, self.encoding_path, self.description_path, self.secret_path)
+        for path in (log, *others, *(self.adapter_path / name for name in ADAPTER_FILES)):
             with writing(path):
                 path.unlink(missing_ok=True)
 
@@ -480,10 +487,11 @@ class RunFolder:
         self._save_metrics(checkpoint)
         checkpoint.ledger.save(self.ledger_path, result["privacy"])
         # The whole module, cloned by name: a shared parameter has more than one.
-        whole = task.module_with(checkpoint.state.model).state_dict()
-        tensors = {name: value.detach().clone() for name, value in whole.items()}
+        trained = task.module_with(checkpoint.state.model)
+        tensors = {name: value.detach().clone() for name, value in kept_of(trained).items()}
         with replace_atomically(self.model_path) as temporary:
             save_file(tensors, temporary)
+        save_adapter(trained, self.adapter_path, described.name)
         if encoder is not None:
             write_text(self.encoding_path, encoder.model_dump_json(indent=1) + "\n")
         write_text(self.description_path, described.model_dump_json(indent=1) + "\n")

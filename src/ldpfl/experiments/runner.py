@@ -26,6 +26,9 @@ from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.experiments.secret_seed import drawn
 from ldpfl.features.extraction import Progress, quietly
 from ldpfl.files import writing
+from ldpfl.importing import is_pretrained
+from ldpfl.models.adapters import base_digest
+from ldpfl.models.pretrained import licence_of
 from ldpfl.number_format import counted
 from ldpfl.randomness import known
 from ldpfl.server import Checkpoint, RoundMetrics
@@ -274,7 +277,10 @@ class Runner:
 def model_file_of(config: RunConfig, federation: Federation, data: Dataset) -> ModelFile:
     """Return what is written beside the weights of a finished run."""
     task = federation.task
-    return ModelFile.of(config.model, Description.of(data), task.task.targets, task.mean, task.std, data.classes)
+    digest, model = base_digest(task.module), config.model
+    if is_pretrained(model.name):
+        model = model.model_copy(update={"licence": licence_of(model.name, model.licence)})
+    return ModelFile.of(model, Description.of(data), task.task.targets, task.mean, task.std, data.classes, digest)
 
 
 def _clamped(metrics: RoundMetrics) -> str:

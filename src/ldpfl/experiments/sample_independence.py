@@ -9,7 +9,7 @@ from math import sqrt
 import torch
 from torch import Tensor, nn
 
-from ldpfl.data.samples import each
+from ldpfl.data.inputs import each
 from ldpfl.simulation import LocalTask
 
 MADE_UP = 5

@@ -18,9 +18,11 @@ from torch import Tensor, nn
 from ldpfl import models
 from ldpfl.cache import Warn
 from ldpfl.data import Dataset, Samples
+from ldpfl.data.inputs import MASK, Inputs
 from ldpfl.data.persons import Persons
 from ldpfl.errors import ConfigError, LdpflError, PrivacyError, first_line
 from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.movable import immovable
 from ldpfl.experiments.sample_independence import MADE_UP, mixes_samples
 from ldpfl.importing import GIVEN
 from ldpfl.mechanisms import Mechanism
@@ -90,11 +92,8 @@ def tried(
     model = config.model.name
     where = f"model {model!r} cannot be trained on {'these data' if config.data.name == GIVEN else config.data.path or config.data.name}"
     _check_parts(model, local)
-    for count in (2, 1):  # what fails with two samples has nothing to do with a batch of one
-        with _explained(where if count == 2 else f"{where}, where a batch may be of one sample"):
-            ((found, targets),) = evaluated(trial, weights, trial.data.take(slice(count)))
-            _check_outputs(model, local.task, found, targets, data.outputs)
-            trial.losses(found, targets)
+    _check_runs(model, where, trial, weights, data.outputs)
+    _check_movable(model, where, trial, weights)
     one_step = config.mechanism.perturbed == "gradient"
     by_record = record_clip_of(mechanism) is not None and persons is None
     made_up = None if persons is None else Persons.of(list(map(str, range(len(trial.data)))), persons.most)
@@ -125,6 +124,35 @@ def tried(
     if reason:
         warn(f"model {model!r} cannot be trained for many clients at once ({reason}): one after another, which is slower")
     return trainer_of(config, local, mechanism, at_once=not reason, persons=persons)
+
+
+def _check_runs(model: str, where: str, trial: LocalTask, weights: Tensor, outputs: int) -> None:
+    """Return if the model takes a batch of two samples and one of a single sample, and the loss takes what comes out.
+
+    Raises:
+        ConfigError: the model or the loss fails, or gives something of another shape.
+    """
+    for count in (2, 1):  # what fails with two samples has nothing to do with a batch of one
+        with _explained(where if count == 2 else f"{where}, where a batch may be of one sample"):
+            ((found, targets),) = evaluated(trial, weights, trial.data.take(slice(count)))
+            _check_outputs(model, trial.task, found, targets, outputs)
+            trial.losses(found, targets)
+
+
+def _check_movable(model: str, where: str, trial: LocalTask, weights: Tensor) -> None:
+    """Return if training can change each parameter that is to be trained.
+
+    Raises:
+        ConfigError: the outputs depend on none of the values that some parameter could take: clients would send noise in its place.
+    """
+    with _explained(where):
+        fixed = immovable(trial, weights)
+    if fixed:
+        others = f" and {len(fixed) - 1} others" if len(fixed) > 1 else ""
+        raise ConfigError(
+            f"model {model!r} cannot train parameter {fixed[0]}{others}: its outputs do not change with it. Freeze what forward does not "
+            "use (requires_grad=False); of an adapter see that it is switched on, and that not both of its factors are zeros"
+        )
 
 
 @dataclass(frozen=True)
@@ -291,7 +319,13 @@ def _made_up(samples: Samples, data: Dataset) -> Samples:
         return torch.randint(tokens or 256, shape, generator=generator).to(part.dtype)
 
     own = samples.inputs
-    inputs = like(own, data.tokens()) if isinstance(own, Tensor) else {name: like(part, data.tokens(name)) for name, part in own.items()}
+    if isinstance(own, Tensor):
+        inputs: Inputs = like(own, data.tokens())
+    else:  # a text without any token is no text
+        inputs = {
+            name: torch.ones(MADE_UP, *part.shape[1:], dtype=part.dtype) if name == MASK else like(part, data.tokens(name))
+            for name, part in own.items()
+        }
     targets = torch.zeros(MADE_UP, *samples.targets.shape[1:], dtype=samples.targets.dtype)
     return Samples(inputs, targets).to(samples.device)
 
@@ -346,6 +380,8 @@ def _check_outputs(model: str, task: Task, found: object, targets: Tensor, outpu
         raise ConfigError(f"model {model!r} gives a {type(found).__name__}, expected a tensor")
     count = len(targets)
     wanted: tuple[int, ...] = (*targets.shape, outputs) if task.targets == "tokens" else (count, outputs)
+    if task.targets == "tokens" and found.shape[:-1] == targets.shape and found.shape[-1] > outputs:
+        return  # tokens that the data lack
     if tuple(found.shape) == wanted or (task.targets == "number" and tuple(found.shape) == (count,)):
         return
     advice = "" if count > 1 else ": a batch may be of one sample, so tell squeeze() which dimension is meant"

@@ -37,6 +37,7 @@ def check_config(config: RunConfig, policy: Policy) -> None:
     _check_code("model", config.model.name, config.model.options, policy)
     _check_code("features", config.data.features, config.data.feature_options, policy)
     _check_code("task", config.task.name, {}, policy)
+    _check_code("tokenizer", config.data.tokenizer, {}, policy)
     if config.data.brought:
         raise Declined(f"{_OPENED}; nothing was read or sent")
     if config.data.person not in ("", policy.person):

@@ -10,14 +10,18 @@ from pathlib import Path
 from flwr.app import Context
 
 from ldpfl.data import Dataset
+from ldpfl.data.inputs import TOKENS, by_name
 from ldpfl.data.loading import DATA_DIR_VARIABLE, is_bundled
 from ldpfl.data.settings import DataConfig
+from ldpfl.data.tokens import vocabulary_digest
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import build, choose_device, size_of
 from ldpfl.experiments.config import RunConfig, parse_config
-from ldpfl.experiments.dataset import Description, load_dataset
+from ldpfl.experiments.dataset import Description, data_of, load_dataset
 from ldpfl.flower.statistics import encoder_in
-from ldpfl.importing import is_code
+from ldpfl.importing import is_code, is_pretrained
+from ldpfl.models.adapters import base_digest
+from ldpfl.models.pretrained import licence_of
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import Federation
 
@@ -75,4 +79,14 @@ def prepare(
     federation, start = build(config, task, choose_device(device), measured=encoder_in(measured))
     chosen = {"server_learning_rate": federation.optimiser.learning_rate, "server_weight_decay": federation.optimiser.decay}
     config = config.model_copy(update={"training": config.training.model_copy(update=chosen)})  # where it says "auto"
-    return Prepared(config, task, federation, start)
+    return Prepared(_bound(config, task, federation), task, federation, start)
+
+
+def _bound(config: RunConfig, task: Dataset, federation: Federation) -> RunConfig:
+    """Return ``config`` with the digests of a pretrained model and its tokenizer: no node trains with others than the server's."""
+    if not is_pretrained(config.model.name):
+        return config
+    said = {"base": base_digest(federation.task.module), "licence": licence_of(config.model.name, config.model.licence)}
+    digest = vocabulary_digest(data_of(config).tokenizer) if TOKENS in by_name(task.train.inputs) else ""
+    changed = {"model": config.model.model_copy(update=said), "data": config.data.model_copy(update={"tokenizer_digest": digest})}
+    return config.model_copy(update=changed)

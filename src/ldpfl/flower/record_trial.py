@@ -11,7 +11,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 from torch import Tensor
 
-from ldpfl.data.samples import Inputs
+from ldpfl.data.inputs import Inputs
 from ldpfl.errors import ConfigError, LdpflError
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import as_usual, choose_device, initial_ranges, mechanism_of

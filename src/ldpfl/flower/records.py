@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from ldpfl.cache import Warn
 from ldpfl.data import Dataset, Samples
+from ldpfl.data.inputs import Inputs, each, not_dense
 from ldpfl.data.persons import DEFAULT_ROWS, Persons, names_of
-from ldpfl.data.samples import Inputs, each, not_dense
 from ldpfl.errors import ConfigError, GivesGradients, GivesWeights, LdpflError, NamesNoPersons, PrivacyError
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import as_usual, choose_device, mechanism_of

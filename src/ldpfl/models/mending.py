@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from ldpfl.errors import ConfigError, first_line
-from ldpfl.layout import refuse_lost_in_copies
+from ldpfl.layout import dropout_rates, refuse_lost_in_copies
 
 _GROUPS = 32
 
@@ -17,7 +17,6 @@ _FEWEST, _FEWEST_ALONE = 2, 4
 """Fewest channels of a group, of an image and of a flat layer: two numbers by themselves are always made +1 and -1."""
 """Most groups that channels are normalised in (Wu and He 2018)."""
 
-_RECURRENT = (nn.RNNBase, nn.MultiheadAttention)
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
@@ -55,10 +54,10 @@ def copied(module: nn.Module) -> nn.Module:
 def mended(module: nn.Module) -> tuple[nn.Module, tuple[Change, ...]]:
     """Return a copy of ``module`` that can be trained privately, as far as one is known, and what was changed in it.
 
-    Batch normalisation becomes normalisation by groups of channels, within each sample; instance normalisation keeps no statistics;
-    dropout and the like, which would draw from a generator that all clients share, are switched off, and so are ``max_norm`` and
-    ``sparse`` of embeddings; weights become float32. What else is wrong stays, for :func:`ldpfl.layout.validate_module` to say. A new
-    part begins with its usual weights.
+    Batch normalisation becomes normalisation by groups of channels, within each sample; instance normalisation keeps no statistics.
+    Probabilities of dropout, which would draw from a generator that all clients share, become 0 where they stand: other parts may ask for
+    them. ``max_norm`` and ``sparse`` of embeddings are switched off, and weights become float32. What else is wrong stays, for
+    :func:`ldpfl.layout.validate_module` to say. A new part begins with its usual weights.
     """
     if (replaced := _replacement(module)) is not None:
         return replaced, (Change("", _line(module), _line(replaced)),)
@@ -84,9 +83,10 @@ def _changed(module: nn.Module, done: dict[nn.Module, nn.Module], prefix: str = 
             yield Change(place, _line(child), _line(replaced))
         else:
             yield from _changed(child, done, f"{place}.")
-    if isinstance(module, _RECURRENT) and module.dropout:
+    if rates := dropout_rates(module):
         before = _line(module)
-        module.dropout = 0.0
+        for rate in rates:
+            setattr(module, rate, 0.0)
         yield Change(prefix.removesuffix("."), before, _line(module))
     if isinstance(module, _EMBEDDINGS) and (module.max_norm is not None or module.sparse):
         before = _line(module)
@@ -100,8 +100,6 @@ def _replacement(part: nn.Module) -> nn.Module | None:
         return nn.GroupNorm(_groups(part.num_features, few), part.num_features, eps=part.eps, affine=part.affine)
     if isinstance(part, nn.modules.instancenorm._InstanceNorm) and part.track_running_stats:
         return type(part)(part.num_features, eps=part.eps, affine=part.affine)
-    if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
-        return nn.Identity()
     if isinstance(part, nn.RReLU):
         return nn.LeakyReLU((part.lower + part.upper) / 2)
     return None

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, 
 
 from ldpfl.errors import ConfigError, Declined, NotSetUp
 from ldpfl.file_owners import require_own
-from ldpfl.importing import lies_in_file
+from ldpfl.importing import is_pretrained, lies_in_file
 from ldpfl.privacy.accountants.adaptive import filter_order
 from ldpfl.privacy.accountants.registry import epsilon_of, unit_epsilon
 from ldpfl.privacy.authors import Releasing, released
@@ -151,6 +151,8 @@ def _is_key(text: str) -> str:
 
 
 def _is_path(text: str) -> str:
+    if is_pretrained(text):
+        return text
     if lies_in_file(text) or text.count(":") != 1 or not all(part.isidentifier() for part in text.replace(":", ".").split(".")):
         raise ValueError("a model must be named package.module:Class")
     return text
@@ -208,7 +210,7 @@ class Policy(BaseModel):
     """Most units that may stay together in the relay."""
     models: Annotated[tuple[Annotated[str, AfterValidator(_is_path)], ...], Field(strict=False)] = ()
     """Import paths, ``package.module:Class``, of models and features that a server may name beside the built-in ones: this node runs
-    their code."""
+    their code. And pretrained models, ``hf:NAME`` or ``hf:FOLDER``: their weights are loaded, and checked to be the server's."""
     immediate_replies: bool = False
     """Lets a round do without a time at which every client replies: when a client replies then tells how long it trained."""
     longest_reply_s: Positive = 3600.0

@@ -10,6 +10,7 @@ import ldpfl
 from ldpfl.errors import printable
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import Kind
+from ldpfl.importing import public_name
 from ldpfl.number_format import counted, number
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.events import OURS, BinaryRelease, GaussianRelease, PureRelease, RoundEvent, UnprotectedRelease
@@ -75,7 +76,7 @@ def methods(config: RunConfig, result: Mapping[str, Any], ledger: Ledger, statem
 
 def _training(config: RunConfig, result: Mapping[str, Any], ledger: Ledger, kind: Kind) -> Iterator[str]:
     version = result.get("versions", {}).get("ldpfl", ldpfl.__version__)
-    model = "A model" if kind is Kind.OWN_APP else f"A model ({printable(config.model.name.rpartition(':')[2])})"
+    model = "A model" if kind is Kind.OWN_APP else f"A model ({printable(public_name(config.model.name).rpartition(':')[2])})"
     clients = max((event.population for event in ledger.events), default=result["clients"])
     sizes = f"in {counted(result['rounds'], 'round')} with {counted(clients, 'client')}"
     how = f"{model} was trained by federated learning {sizes}, with ldpfl {printable(version)}"

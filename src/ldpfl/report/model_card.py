@@ -10,7 +10,7 @@ from ldpfl.errors import printable
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.model_file import ModelFile
 from ldpfl.experiments.public_figures import public_caveats, scores_are_public
-from ldpfl.importing import GIVEN, is_code
+from ldpfl.importing import GIVEN, PRETRAINED, is_code, is_pretrained, public_name
 from ldpfl.number_format import counted
 from ldpfl.privacy.guarantee import Statement
 from ldpfl.report.methods import citation
@@ -47,11 +47,14 @@ def model_card(
         ("How to cite", (f"{_text(citation())}\n",)),
     )
     body = "\n".join(f"{f'## {title}' if title else f'# {_text(config.name)}'}\n\n{''.join(lines)}" for title, lines in sections)
-    return f"{_front_matter(encoder)}\n{body}\nMade with ldpfl {version}.\n"
+    return f"{_front_matter(described, encoder)}\n{body}\nMade with ldpfl {version}.\n"
 
 
-def _front_matter(encoder: Encoder | None) -> str:
+def _front_matter(described: ModelFile, encoder: Encoder | None) -> str:
     pipeline = "" if encoder is None or encoder.data.text else f"pipeline_tag: tabular-{_kind(encoder)}\n"
+    if is_pretrained(described.name):
+        licence = f"license: {_text(described.licence)}\n" if described.licence else ""
+        pipeline = f"base_model: {_text(described.name.removeprefix(PRETRAINED))}\n{licence}"
     return f"---\nlibrary_name: ldpfl\n{pipeline}tags:\n- differential-privacy\n- federated-learning\n---\n"
 
 
@@ -61,7 +64,8 @@ def _kind(encoder: Encoder) -> str:
 
 def _head(config: RunConfig, encoder: Encoder | None) -> Iterator[str]:
     told = f" It tells {_names([encoder.data.target] if isinstance(encoder.data.target, str) else encoder.data.target)}." if encoder else ""
-    yield f"A model ({_text(config.model.name.rpartition(':')[2])}) that was trained with ldpfl under local differential privacy.{told}\n"
+    name = public_name(config.model.name).rpartition(":")[2]
+    yield f"A model ({_text(name)}) that was trained with ldpfl under local differential privacy.{told}\n"
     if config.description:
         yield f"\n{_text(config.description)}\n"
 
@@ -103,6 +107,10 @@ def _limits(config: RunConfig, encoder: Encoder | None, statement: Statement, re
 
 
 def _use(described: ModelFile, encoder: Encoder | None) -> Iterator[str]:
+    if is_pretrained(described.name):
+        yield f"It was trained on the pretrained model `{_text(described.name)}`, which is not in this folder: BASE is its folder.\n"
+        yield "\n```\nldpfl predict FOLDER rows.csv --model BASE\n```\n"
+        return
     code = described.name == GIVEN or is_code(described.name)
     if code:
         yield f"The model is code of its owner (`{_text(described.name)}`), which is not in this folder and is never run by its name.\n\n"

@@ -16,6 +16,7 @@ from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.public_figures import scores_are_public, without_private
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.files import from_json_lines, read_text
+from ldpfl.importing import public_name
 from ldpfl.judging import COMMONEST
 from ldpfl.number_format import counted, number
 from ldpfl.privacy import Ledger
@@ -157,7 +158,7 @@ def _left_out(config: RunConfig) -> str:
 def _sentence(config: RunConfig, result: dict[str, Any], kind: Kind) -> str:
     of = "its own table" if config.data.brought else config.data.name
     reached = f": {shown(result['metric'], result['score'])} {result['metric']} ({result['evaluated_on']})"
-    what = f"{config.model.name} on {of}{reached if result['score'] is not None else ''}"
+    what = f"{public_name(config.model.name)} on {of}{reached if result['score'] is not None else ''}"
     if kind is Kind.OWN_APP:  # its model and data stand in no config
         scored = "" if result["score"] is None else f": a score of {result['score']:.4g}"
         what = f"An {kind}{scored}"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from ldpfl.data.samples import Inputs
+from ldpfl.data.inputs import Inputs
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.simulation.compiling import Compiled, Work, work_of
 from ldpfl.simulation.local_training import LocalTask

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from ldpfl.data.samples import Inputs
+from ldpfl.data.inputs import Inputs
 from ldpfl.simulation.compiling import Compiled, Work, compiled, work_of
 from ldpfl.simulation.local_optimiser import Descent
 from ldpfl.simulation.local_training import LocalTask, clipped

@@ -18,6 +18,7 @@ from ldpfl.data.persons import Persons
 from ldpfl.data.samples import normalise
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.models import CenteredLinear
+from ldpfl.models.adapters import is_of_transformers
 from ldpfl.simulation.chunking import ALIGNED
 from ldpfl.simulation.client_conv import PatchConvolutions
 from ldpfl.simulation.compiled_records import CompiledSums
@@ -29,6 +30,10 @@ _LOG = logging.getLogger(__name__)
 
 _AT_ONCE = 1 << 19
 """Values of per-record gradients held at once: 4 MiB in float64, which a cache holds."""
+
+_TEXTS_AT_ONCE, _ADAPTED_AT_ONCE = 16, 1 << 23
+"""Records that a pretrained model is given together, and the most values that their gradients may have. Products of fewer texts are slower;
+more texts take more memory than Opacus does for 32."""
 
 _ROWS_AT_ONCE = 1 << 13
 """Rows of persons held at once, whatever number of rows a person has: a server may choose that number for a node."""
@@ -106,6 +111,8 @@ class RecordGradientTrainer:
     def _at_once(self, weights: Tensor) -> int:
         """Return how many records' gradients are held at once."""
         most = _AT_ONCE // weights.numel()
+        if is_of_transformers(self.task.module):
+            most = max(most, min(_TEXTS_AT_ONCE, _ADAPTED_AT_ONCE // weights.numel()))
         return max(2, most if self.persons is None else min(most, _ROWS_AT_ONCE // self.persons.most))
 
     def block(self, weights: Tensor) -> int:

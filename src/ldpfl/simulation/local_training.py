@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from ldpfl.data.samples import Inputs, Samples, each, normalise
+from ldpfl.data.inputs import Inputs, each
+from ldpfl.data.samples import Samples, normalise
 from ldpfl.errors import ConfigError
 from ldpfl.layout import ParameterLayout, called_with
 from ldpfl.simulation.client_conv import PatchConvolutions

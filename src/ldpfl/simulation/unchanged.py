@@ -88,15 +88,30 @@ def _refuse(module: nn.Module, changed: list[str], cause: Exception | None) -> N
 def _held(module: nn.Module) -> dict[str, object]:
     """Return all that ``module`` holds, by name, in a form that can be compared: copies of tensors, and other attributes as bytes."""
     found: dict[str, object] = {}
+    shared: dict[int, object] = {}  # one config stands in each part of a model of ``transformers``
     for prefix, part in module.named_modules():
         left_out = PARTS | VIEWS if isinstance(part, nn.RNNBase) else PARTS
         start = f"{prefix}." if prefix else ""
         own = ((key, value) for key, value in part.__dict__.items() if key not in left_out)
         for key, value in chain(own, part._buffers.items(), part._parameters.items()):
-            found[start + key] = _copied(value)
+            if id(value) not in shared:
+                shared[id(value)] = _told_of_frozen(value) if _is_frozen(value) else _copied(value)
+            found[start + key] = shared[id(value)]
             if isinstance(value, Tensor) and isinstance(value, nn.Parameter):  # of most attributes the first question is the cheaper one
                 found[f"{start}{key}.grad"] = _copied(value.grad)
     return found
+
+
+def _is_frozen(value: object) -> bool:
+    """Whether ``value`` is a frozen parameter whose bits can be added up."""
+    return isinstance(value, nn.Parameter) and not value.requires_grad and value.layout == torch.strided and value.numel() > 0
+
+
+def _told_of_frozen(value: Tensor) -> object:
+    """Return the write counter, place, shape and sum of bits of a frozen parameter. A copy of a large base would double its memory."""
+    octets = value.detach().reshape(-1).view(torch.uint8)
+    bits = octets.view(torch.int64) if octets.numel() % 8 == 0 else octets  # eight at a time is the quickest
+    return value._version, value.data_ptr(), tuple(value.shape), int(bits.sum(dtype=torch.int64))
 
 
 def _copied(value: object) -> object:

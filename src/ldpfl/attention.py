@@ -1,0 +1,145 @@
+"""Attention for many clients or records at once: PyTorch's fast kernel on CPUs, and models that decide by shapes alone.
+
+``torch.func.vmap`` has no rule for that kernel. It would run the kernel once for each client, or compute products that keep a matrix of
+attention weights for each. Here the clients become part of the batch, because attention treats each element of a batch separately. The
+results are those of the kernel for each client, bit by bit.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+
+
+@contextmanager
+def blind_to_values(module: nn.Module, parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Let parts of ``transformers`` in ``module`` decide by shapes alone what to compute, never by values.
+
+    Otherwise such a part leaves out an attention mask that hides nothing. One record's padding would then change how others are rounded,
+    and many records or clients could not be computed at once, as they are where ``vmap`` handles the ``parameters``.
+    """
+    masks: Any = sys.modules.get("transformers.masking_utils")  # not imported for this
+    if masks is None or not any(type(part).__module__.startswith("transformers.") for part in module.modules()):
+        yield
+        return
+    if not isinstance(masks.is_tracing, _Asked):
+        masks.is_tracing = _Asked(masks.is_tracing)
+    at_once = any(map(torch._C._functorch.is_functorch_wrapped_tensor, parameters))
+    token = _BY_SHAPES.set(True)
+    try:
+        with FoldedAttention() if at_once else nullcontext():
+            yield
+    finally:
+        _BY_SHAPES.reset(token)
+
+
+_BY_SHAPES = ContextVar("by_shapes", default=False)
+"""Whether this thread is within :func:`blind_to_values`."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The question of ``transformers`` whether it must decide by shapes alone. Within :func:`blind_to_values` the answer is yes."""
+
+    before: Callable[..., bool]
+
+    def __call__(self, tensor: object = None) -> bool:
+        return _BY_SHAPES.get() or self.before(tensor)
+
+
+class FoldedAttention(TorchFunctionMode):
+    """A context in which attention of many clients is computed at once. Where the fast kernel does not apply, products compute it."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = dict(kwargs or {})
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **named)
+        if _applies(*args, **named):
+            return _attention(*args, **named)
+        with sdpa_kernel(SDPBackend.MATH):
+            return func(*args, **named)
+
+
+def _applies(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> bool:
+    """Return whether the kernel computes this attention, and all of its gradients.
+
+    The kernel has no gradient of a mask. A mask of numbers may be trained, as a bias by position is, so only masks of booleans apply.
+    """
+    plain = all(part.dim() == 4 and part.device.type == "cpu" and part.dtype == torch.float32 for part in (query, key, value))
+    square = not is_causal or (attn_mask is None and query.shape[-2] == key.shape[-2])
+    masked = attn_mask is None or (attn_mask.dim() == 4 and attn_mask.dtype == torch.bool)
+    return plain and square and masked and not dropout_p and not enable_gqa and query.shape[:2] == key.shape[:2] == value.shape[:2]
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    mask = attn_mask
+    if mask is not None:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf)
+        mask = mask.expand(query.shape[0], mask.shape[1], query.shape[2], key.shape[2])
+    found: Tensor = _Attention.apply(query, key, value, mask, is_causal, scale)[0]  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Attention(torch.autograd.Function):
+    """The kernel and its gradient, with a rule for ``vmap``."""
+
+    @staticmethod
+    def forward(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Any:
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        return tuple(kernel(query, key, value, 0.0, causal, attn_mask=mask, scale=scale))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        query, key, value, mask, *ctx.rest = inputs
+        ctx.save_for_backward(query, key, value, *output, mask)
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> Any:
+        *kept, mask = ctx.saved_tensors
+        causal, scale = ctx.rest
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        return (*kernel(gradient.contiguous(), *kept, 0.0, causal, attn_mask=mask, scale=scale), None, None, None)
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Any:
+        parts = (_folded(part, own, info.batch_size) for part, own in zip((query, key, value, mask), dims[:4], strict=True))
+        found = _Attention.apply(*parts, *rest)  # type: ignore[no-untyped-call]
+        return tuple(part.unflatten(0, (info.batch_size, -1)) for part in found), (0, 0)
+
+
+def _folded(part: Tensor | None, of_clients: int | None, clients: int) -> Tensor | None:
+    """Move the dimension ``of_clients`` of ``part`` to the front and merge it into the batch; repeat a part that all clients share."""
+    if part is None:
+        return None
+    return (part.expand(clients, *part.shape) if of_clients is None else part.movedim(of_clients, 0)).flatten(0, 1)

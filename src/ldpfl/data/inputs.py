@@ -1,0 +1,35 @@
+"""What a model is given for a sample: one tensor, or several by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+TOKENS, MASK = "input_ids", "attention_mask"
+"""Inputs of the models of ``transformers``: tokens (N, T) int64, and (N, T) 1 where there is a token and 0 where a text is filled up."""
+
+Inputs = Tensor | Mapping[str, Tensor]
+"""What a model is given: one tensor, or several by the names of the arguments of its ``forward``."""
+
+
+def each(make: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
+    """Apply ``make`` to each tensor of ``inputs``."""
+    return make(inputs) if isinstance(inputs, Tensor) else {name: make(part) for name, part in inputs.items()}
+
+
+def by_name(inputs: Inputs) -> Mapping[str, Tensor]:
+    """Return every tensor of ``inputs``; the only one has no name."""
+    return {"": inputs} if isinstance(inputs, Tensor) else inputs
+
+
+def not_dense(part: Tensor) -> str:
+    """Return why ``part`` holds no plain numbers, and what to do, to follow "inputs are"; nothing where it does."""
+    if part.is_nested:
+        return "a nested tensor, whose samples differ in shape: give them one shape, as torch.nested.to_padded_tensor does"
+    if part.is_quantized:
+        return f"quantised ({part.dtype}): give .dequantize()"
+    if part.layout != torch.strided:
+        return f"a tensor of the layout {str(part.layout).removeprefix('torch.')}, expected a dense one: give .to_dense()"
+    return "a tensor without values (device meta): give one on the CPU" if part.is_meta else ""

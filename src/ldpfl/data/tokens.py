@@ -1,0 +1,115 @@
+"""Texts as tokens of a pretrained model, filled up to one length, and the targets of a language model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ldpfl.data.inputs import MASK, TOKENS, Inputs
+from ldpfl.errors import ConfigError, DataError, first_line
+from ldpfl.importing import PRETRAINED, library
+from ldpfl.tasks import NO_TOKEN
+
+_LONG_TOKEN = 100
+"""Characters of a text that are read for each token that is kept. Without a limit, the time taken would tell of one long text."""
+
+
+def tokens_of(texts: Sequence[str], tokenizer: str, length: int) -> dict[str, Tensor]:
+    """Return ``texts`` as (N, ``length``) tokens and their mask, by the names of the arguments that models of ``transformers`` take.
+
+    Raises:
+        ConfigError: there is no such tokenizer, or it has no token to fill texts up with.
+    """
+    cut = [str(text)[: _LONG_TOKEN * length] for text in texts]
+    found = _tokenizer(tokenizer)(
+        cut, padding="max_length", truncation=True, max_length=length, return_tensors="pt", return_attention_mask=True
+    )
+    return {TOKENS: found[TOKENS], MASK: found[MASK]}
+
+
+def vocabulary_of(tokenizer: str) -> int:
+    """Return the number of tokens: the largest token's number plus one.
+
+    Raises:
+        ConfigError: as :func:`tokens_of`.
+    """
+    return 1 + max(map(int, _tokenizer(tokenizer).get_vocab().values()))
+
+
+@lru_cache(maxsize=2)
+def vocabulary_digest(tokenizer: str) -> str:
+    """Return the SHA-256, in hex, of all tokens and their numbers.
+
+    Raises:
+        ConfigError: as :func:`tokens_of`.
+    """
+    return hashlib.sha256(json.dumps(sorted(_tokenizer(tokenizer).get_vocab().items())).encode()).hexdigest()
+
+
+def check_vocabulary(tokenizer: str, digest: str) -> None:
+    """Return if the ``tokenizer`` has the vocabulary of ``digest``. An empty digest allows any.
+
+    Raises:
+        ConfigError: the vocabulary is another one.
+    """
+    if digest and vocabulary_digest(tokenizer) != digest:
+        raise ConfigError(
+            f"tokenizer {tokenizer!r} has another vocabulary than the one that the model was trained with: its SHA-256 is "
+            f"{vocabulary_digest(tokenizer)[:16]}, expected {digest[:16]}: name the tokenizer of the model in data.tokenizer"
+        )
+
+
+def padding_of(tokenizer: str) -> int:
+    """Return the token that texts are filled up with.
+
+    Raises:
+        ConfigError: as :func:`tokens_of`.
+    """
+    return int(_tokenizer(tokenizer).pad_token_id)
+
+
+_FILES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken")
+"""Files that hold what a tokenizer knows."""
+
+
+@lru_cache(maxsize=2)
+def _tokenizer(name: str) -> Any:
+    place = name.removeprefix(PRETRAINED)
+    folder = Path(place)
+    if folder.is_dir() and not any(path.match(pattern) for path in folder.iterdir() for pattern in _FILES):  # it would know no words
+        raise ConfigError(f"{folder} holds no tokenizer: save that of the model there by tokenizer.save_pretrained(folder)")
+    try:
+        read = library("transformers").AutoTokenizer.from_pretrained
+        found = read(place, local_files_only=folder.is_dir(), trust_remote_code=False)
+    except ConfigError:
+        raise
+    except Exception as error:  # of a library, on files that may hold anything
+        raise ConfigError(f"tokenizer {name!r} cannot be loaded: {type(error).__name__}: {first_line(error)}") from error
+    if found.pad_token is None:
+        if found.eos_token is None:
+            raise ConfigError(f"tokenizer {name!r} has neither a pad_token nor an eos_token: set one, and save it again")
+        found.pad_token = found.eos_token  # the mask tells it from an end
+    found.padding_side = "right"
+    return found
+
+
+def following(inputs: Inputs) -> Tensor:
+    """Return as targets (N, T) the token that follows each token, and ``NO_TOKEN`` where a text ends or is filled up.
+
+    Raises:
+        DataError: the inputs are not tokens.
+    """
+    tokens = inputs if isinstance(inputs, Tensor) else inputs.get(TOKENS, torch.empty(0))
+    if tokens.dim() != 2 or tokens.is_floating_point():
+        raise DataError(f"a language model is trained on tokens (N, T), whole numbers, alone or as {TOKENS!r} of a dict: give targets too")
+    there = torch.ones_like(tokens, dtype=torch.bool) if isinstance(inputs, Tensor) or MASK not in inputs else inputs[MASK].bool()
+    found = torch.full_like(tokens, NO_TOKEN, dtype=torch.int64)
+    found[:, :-1] = torch.where(there[:, 1:] & there[:, :-1], tokens[:, 1:].long(), NO_TOKEN)
+    return found

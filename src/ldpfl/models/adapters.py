@@ -1,0 +1,209 @@
+"""Adapters of ``peft`` on pretrained models: what is trained of a model, and the digest that tells the frozen rest, its base.
+
+The base is loaded wherever it is needed. It is never sent, and never kept with a run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ldpfl.errors import ConfigError, first_line
+from ldpfl.files import make_folder, replace_atomically
+from ldpfl.importing import PRETRAINED, library, public_name
+from ldpfl.seeded_draws import SeededDraws
+from ldpfl.suggestions import did_you_mean
+
+Kind = Literal["none", "lora", "ia3", "prompt", "head"]
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """What of a pretrained model is trained.
+
+    Attributes:
+        kind: ``none`` trains the whole model, ``head`` the layers of the outputs alone. The others add an adapter, and train it and the
+            head.
+        rank: rank of LoRA's factors.
+        alpha: scale of the product of LoRA's factors, as a multiple of 1 / rank.
+        modules: names of the layers that LoRA or IA3 changes. If empty, ``peft`` chooses the layers by the kind of model.
+        tokens: number of trained tokens before each text, for ``prompt``.
+    """
+
+    kind: Kind = "none"
+    rank: int = 8
+    alpha: float = 16.0
+    modules: tuple[str, ...] = ()
+    tokens: int = 8
+
+
+def adapted(module: nn.Module, adapter: Adapter, targets: str, *, images: bool, seed: int) -> nn.Module:
+    """Return the pretrained ``module`` of a caller with an ``adapter``, whose first values ``seed`` decides.
+
+    Raises:
+        ConfigError: the module is no pretrained model, or lacks layers that the adapter names.
+    """
+    if not is_of_transformers(module):
+        raise ConfigError(f"model.adapter is {adapter.kind!r}, and the model is a {type(module).__name__}: give a model of transformers")
+    with explained(f"adapter {adapter.kind!r} does not fit the model"), SeededDraws(seed), quietly():
+        return with_adapter(module, adapter, targets, images, ())
+
+
+def with_adapter(module: nn.Module, adapter: Adapter, targets: str, images: bool, absent: Sequence[str]) -> nn.Module:
+    """Return ``module`` with its ``adapter``, ready to train: only what is trained requires gradients.
+
+    Args:
+        absent: names of layers whose weights no file holds. They are trained whatever the adapter is.
+
+    Raises:
+        ConfigError: the module lacks layers that the adapter names.
+    """
+    if adapter.kind == "none":
+        return module.train()
+    children = {} if targets == "tokens" else dict(module.named_children())
+    heads = [name for name, part in children.items() if name != module.base_model_prefix and [*part.parameters()]]
+    trained = sorted({*heads, *absent})
+    if adapter.kind == "head":
+        module.requires_grad_(False)
+        for name in trained or ["lm_head"]:
+            module.get_submodule(name).requires_grad_(True)
+        return module.train()
+    _check_modules(module, adapter)
+    task = None if images else "CAUSAL_LM" if targets == "tokens" else "SEQ_CLS"
+    found: nn.Module = library("peft").get_peft_model(module, _settings(adapter, task, trained))
+    for name in trained if adapter.kind == "prompt" else ():
+        part = found.get_submodule("base_model").get_submodule(name)
+        if not hasattr(part, "original_module"):  # ``peft`` trains a copy of the others
+            part.requires_grad_(True)
+    return found.train()
+
+
+def _settings(adapter: Adapter, task: str | None, trained: Sequence[str]) -> Any:
+    """Return the settings of ``peft`` for ``adapter``; ``trained`` names layers that are trained beside it."""
+    peft = library("peft")
+    changed = list(adapter.modules) or None
+    beside: dict[str, Any] = {"target_modules": changed, "modules_to_save": list(trained) or None, "task_type": task}
+    if adapter.kind == "lora":
+        return peft.LoraConfig(r=adapter.rank, lora_alpha=adapter.alpha, **beside)
+    if adapter.kind == "ia3":
+        return peft.IA3Config(feedforward_modules=changed and [], **beside)
+    return peft.PromptTuningConfig(num_virtual_tokens=adapter.tokens, task_type=task)
+
+
+def _check_modules(module: nn.Module, adapter: Adapter) -> None:
+    known = sorted({name.rpartition(".")[2] for name, part in module.named_modules() if not [*part.children()] and [*part.parameters()]})
+    for own in adapter.modules:
+        if not any(name == own or name.endswith(f".{own}") for name, _ in module.named_modules()):
+            raise ConfigError(f"model.adapter_modules names {own!r}, and the model has no such layer: {did_you_mean(own, known)}")
+
+
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+"""Files of an adapter, as ``peft`` names them."""
+
+
+def save_adapter(module: nn.Module, folder: Path, base: str) -> None:
+    """Write the adapter of ``module`` to ``folder`` as ``peft`` reads it. A module without an adapter writes nothing.
+
+    Args:
+        base: name of the model under the adapter. Of a folder of this machine only the last part is written.
+    """
+    save: Any = getattr(module, "save_pretrained", None)
+    if save is None or not hasattr(module, "peft_config"):
+        return
+    with TemporaryDirectory() as made:
+        save(made, save_embedding_layers=False)
+        files = {path.name: path.read_bytes() for path in Path(made).iterdir() if path.name in ADAPTER_FILES}
+    settings = json.loads(files[ADAPTER_FILES[0]]) | {"base_model_name_or_path": public_name(base).removeprefix(PRETRAINED)}
+    make_folder(folder)
+    for name, content in (files | {ADAPTER_FILES[0]: f"{json.dumps(settings, indent=1, sort_keys=True)}\n".encode()}).items():
+        with replace_atomically(folder / name) as temporary:
+            temporary.write_bytes(content)
+
+
+def is_of_transformers(module: nn.Module) -> bool:
+    """Whether ``module`` is a model of ``transformers``, or an adapter of ``peft`` around one."""
+    return hasattr(module, "peft_config") or hasattr(module, "base_model_prefix")
+
+
+def has_base(module: nn.Module) -> bool:
+    """Whether ``module`` is a pretrained one with frozen parameters: who has its base needs no more than what was trained."""
+    return is_of_transformers(module) and not all(own.requires_grad for own in module.parameters())
+
+
+def base_digest(module: nn.Module) -> str:
+    """Return the SHA-256, in hex, of the frozen tensors of a pretrained ``module``: parameters, and buffers that are saved with them.
+
+    The digest is empty for a module without frozen parameters. Names are those of the base, so an adapter does not change the digest.
+    Layers whose trained copies are used in their place do not count.
+    """
+    if not has_base(module):
+        return ""
+    trained = {id(own) for own in module.parameters() if own.requires_grad}
+    found: dict[str, Tensor] = {}
+    for name, own in module.state_dict(keep_vars=True).items():
+        if id(own) not in trained and not _OF_COPIES.search(name):
+            found[_BASE_NAME.sub("", name)] = own
+    digest = hashlib.sha256()
+    for name, frozen in sorted(found.items()):
+        digest.update(f"{name} {frozen.dtype} {tuple(frozen.shape)} ".encode())
+        digest.update(frozen.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+_OF_COPIES = re.compile(r"\.(original_module|modules_to_save)\.")
+"""Parts of the names of a layer whose copy is trained, and of that copy."""
+
+_BASE_NAME = re.compile(r"^base_model\.(model\.)?|\.base_layer(?=\.)")
+"""Parts that an adapter adds to the name of a parameter of its base."""
+
+
+def check_base(module: nn.Module, digest: str) -> None:
+    """Return if the frozen parameters of ``module`` are those of ``digest``; an empty one asks for none.
+
+    Raises:
+        ConfigError: they are others.
+    """
+    if digest and base_digest(module) != digest:
+        raise ConfigError(
+            f"what was trained belongs to another base than this one, whose frozen weights have the SHA-256 {base_digest(module)[:16]}, "
+            f"expected {digest[:16]}: name the base that it was trained on, --model FOLDER"
+        )
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Let ``transformers`` print nothing while it loads. What matters of its messages becomes an error here."""
+    logging = library("transformers").utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():  # the libraries warn of calls among themselves
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def explained(trouble: str) -> Iterator[None]:
+    """Turn any error of the libraries into a ``ConfigError`` that begins with ``trouble``: their files may hold anything."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{trouble}: {type(error).__name__}: {first_line(error)}") from error

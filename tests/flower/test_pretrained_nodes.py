@@ -1,0 +1,117 @@
+"""Pretrained models on Flower: named by a policy, and agreed on by the digest of their frozen weights."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, Message, UserConfig
+from test_same_model import SimulatedNode, simulator_source
+
+import ldpfl
+from ldpfl.errors import ConfigError, Declined
+from ldpfl.experiments.config import RunConfig, toml_value
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.flower import InProcessGrid, LdpClientApp, apps
+from ldpfl.flower.named_by_server import check_config
+from ldpfl.flower.preparing import prepare
+from ldpfl.privacy.policy import Policy
+
+pytest.importorskip("peft")
+from pretrained_models import save_base, texts
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_base(tmp_path_factory.mktemp("base") / "small-bert")
+
+
+def config_on(base: Path) -> RunConfig:
+    data = {"name": "node", "text": "text", "target": "label", "classes": ["down", "up"], "length": 16}
+    settings = {"data": data, "model": {"name": f"hf:{base}", "adapter": "lora"}, "clients.count": 2, "mechanism.clip_norm": 1.0}
+    return ldpfl.configure("own", settings, target_epsilon="off")
+
+
+def test_a_node_trains_on_the_server_s_base_alone(base: Path, tmp_path: Path) -> None:
+    table = tmp_path / "own.csv"
+    texts(12).to_csv(table, index=False)
+    server = prepare(config_on(base).to_toml(), None, "cpu")
+    assert server.config.model.base
+    node = prepare(server.config.to_toml(), None, "cpu", server.federation.task.layout.dimension, table)
+    assert torch.equal(node.start.state.weights, server.start.state.weights)
+    assert len(node.task.train) == 12
+    place = Path(shutil.copytree(base, tmp_path / "kept"))
+    save_base(base, seed=1)
+    try:
+        prepare.cache_clear()
+        with pytest.raises(ConfigError, match="belongs to another base"):
+            prepare(server.config.to_toml(), None, "cpu", None, table)
+    finally:
+        shutil.copytree(place, base, dirs_exist_ok=True)
+        prepare.cache_clear()
+
+
+def test_a_node_reads_texts_by_the_server_s_tokenizer_alone(base: Path, tmp_path: Path) -> None:
+    table = tmp_path / "own.csv"
+    texts(12).to_csv(table, index=False)
+    terms = prepare(config_on(base).to_toml(), None, "cpu").config
+    other = Path(shutil.copytree(base, tmp_path / "other"))
+    path = other / "tokenizer.json"
+    path.write_text(path.read_text().replace('"good"', '"well"'))
+    data = terms.data.model_copy(update={"tokenizer": f"hf:{other}"})
+    with pytest.raises(ConfigError, match="has another vocabulary than the one that the model was trained with"):
+        prepare(terms.model_copy(update={"data": data}).to_toml(), None, "cpu", None, table)
+
+
+def test_a_pretrained_model_and_its_tokenizer_are_named_by_the_policy(base: Path) -> None:
+    config = config_on(base)
+    with pytest.raises(Declined, match="model 'hf:"):
+        check_config(config, Policy())
+    allowed = Policy(models=(config.model.name,))
+    check_config(config, allowed)
+    other = config.model_copy(update={"data": config.data.model_copy(update={"tokenizer": "hf:somewhere/else"})})
+    with pytest.raises(Declined, match="tokenizer 'hf:somewhere/else'"):
+        check_config(other, allowed)
+
+
+class WireGrid(InProcessGrid):
+    """Keeps the number of values of each array, and the bytes of each message, both ways."""
+
+    numbers: list[int]
+    octets: list[int]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+        sent = list(messages)
+        for message in (*sent, *super().send_and_receive(sent, timeout=timeout)):
+            records = [record for record in message.content.values() if isinstance(record, ArrayRecord)]
+            self.numbers += [array.numpy().size for record in records for array in record.values()]
+            others = [record for record in message.content.values() if not isinstance(record, ArrayRecord)]
+            settings = sum(len(value if isinstance(value, bytes) else str(value)) for record in others for value in record.values())
+            self.octets.append(settings + sum(record.count_bytes() for record in records))
+            if message not in sent:
+                yield message
+
+
+def test_frozen_weights_never_cross_the_wire(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts(12).to_csv(tmp_path / "own.csv", index=False)
+    monkeypatch.setenv("LDPFL_DATA", str(tmp_path / "own.csv"))
+    changes = {
+        **{"data.name": "node", "data.text": "text", "data.target": "label", "data.classes": ["down", "up"], "data.length": 16},
+        **{"model.name": f"hf:{base}", "model.adapter": "lora", "clients.count": 2, "training.rounds": 1},
+        **{"mechanism.records": 12, "mechanism.noise_multiplier": 2.0, "mechanism.clip_norm": 1.0, "privacy.target_epsilon": "off"},
+        **{"training.server_learning_rate": 1.0, "training.server_weight_decay": 0.0},
+    }
+    named = ";".join(f"{key}={toml_value(value)}" for key, value in changes.items())
+    settings: UserConfig = {"ldpfl.recipe": "own", "ldpfl.set": named, "ldpfl.out": str(tmp_path / "run")}
+    client = LdpClientApp(apps.train, node=lambda context: SimulatedNode(), source=simulator_source, gradients=True)
+    grid = WireGrid(client, 2, run_config=settings)
+    grid.numbers, grid.octets = [], []
+    apps.server_app(grid, grid.server_context())
+    kept = RunFolder(tmp_path / "run")
+    trained = sum(own.numel() for own in kept.model_file().module(kept.model_path).parameters() if own.requires_grad)
+    whole = (base / "model.safetensors").stat().st_size
+    assert max(grid.numbers) <= trained
+    assert max(grid.octets) < 4.5 * trained + 20_000 < whole
