@@ -9,7 +9,7 @@ from ldpfl.data import Dataset, partition
 from ldpfl.ranges import Denoised
 from ldpfl.server import Checkpoint, ServerOptimiser, initial_checkpoint
 from ldpfl.simulation import Federation, LocalTask, VectorizedTrainer
-from ldpfl.simulation.local_optimiser import LocalOptimiser
+from ldpfl.simulation.local_steps import LocalOptimiser
 
 CLIENTS = 9
 

@@ -25,7 +25,7 @@ from ldpfl.mechanisms.record_clipping import STEPS
 from ldpfl.report.methods import methods
 from ldpfl.simulation import BatchSchedule, Federation, simulate
 from ldpfl.simulation.gradients import RecordGradientTrainer
-from ldpfl.simulation.schedule import full_batch
+from ldpfl.simulation.local_steps import full_batch
 
 HOSPITALS = 2
 

@@ -42,7 +42,7 @@ from ldpfl.randomness import SeededStreams
 from ldpfl.ranges import Fixed
 from ldpfl.server import Checkpoint, round_cohort, sample_cohort
 from ldpfl.simulation import Federation, simulate
-from ldpfl.simulation.observing import ClientFacts, RoundNoise, SentNoise
+from ldpfl.simulation.shares import ClientFacts, RoundNoise, SentNoise
 from simulated import CLIENTS, federation_of
 
 ROUNDS = 4

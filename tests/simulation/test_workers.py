@@ -25,10 +25,10 @@ from ldpfl.experiments.build import build
 from ldpfl.experiments.config import parse_config
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import Federation, simulate
-from ldpfl.simulation.asked_workers import checked_count, workers
 from ldpfl.simulation.compiling import has_compiler
 from ldpfl.simulation.placing import place, placed
-from ldpfl.simulation.workers import OneProcess, Processes
+from ldpfl.simulation.shares import OneProcess
+from ldpfl.simulation.workers import Processes, checked_count, workers
 
 CLIENTS = 40
 RECIPES = {

@@ -28,7 +28,7 @@ from ldpfl.report.plots import draw_score_curve
 from ldpfl.report.progress import ProgressDisplay
 from ldpfl.report.terminal import terminal
 from ldpfl.server import RoundMetrics
-from ldpfl.simulation.asked_workers import Count, checked_count
+from ldpfl.simulation.workers import Count, checked_count
 
 OnRound = Callable[[RoundMetrics], None]
 

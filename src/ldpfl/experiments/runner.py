@@ -30,7 +30,7 @@ from ldpfl.number_format import counted
 from ldpfl.randomness import known
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation, simulate
-from ldpfl.simulation.asked_workers import Count, workers
+from ldpfl.simulation.workers import Count, workers
 
 Value = TypeVar("Value")
 _Scores = Callable[[RunConfig, Dataset, int | None], Reference]

@@ -24,10 +24,8 @@ from ldpfl.simulation.cohort_training import ClientsDone, chunk_size_for
 from ldpfl.simulation.evaluating import ClientEvaluation
 from ldpfl.simulation.federation import Federation
 from ldpfl.simulation.least_squares import LeastSquares
-from ldpfl.simulation.observing import ClientFacts, RoundNoise
 from ldpfl.simulation.record_sums import client_sums, released_sum
-from ldpfl.simulation.shares import Collected, RoundStart, cut
-from ldpfl.simulation.workers import ONE_PROCESS, Workers, one_thread
+from ldpfl.simulation.shares import ONE_PROCESS, ClientFacts, Collected, RoundNoise, RoundStart, Workers, cut, one_thread
 
 
 def simulate(
