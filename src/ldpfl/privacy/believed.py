@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 from math import erfc, exp, expm1, pi, sqrt
 
-from ldpfl.privacy.built_in import may_release
+from ldpfl.privacy.authors import may_release
 from ldpfl.privacy.events import LARGEST_HIDDEN, OURS, BinaryRelease, GaussianRelease, PureRelease, Release
 
 DOUBTED = "not known, a file says ldpfl"
