@@ -13,12 +13,22 @@ if TYPE_CHECKING:
     from ldpfl.api.accounting import released as released
     from ldpfl.api.accounting import warned as warned
     from ldpfl.api.arguments import Settings as Settings
+    from ldpfl.api.attacking import attack_linkage as attack_linkage
+    from ldpfl.api.attacking import attack_runs as attack_runs
     from ldpfl.api.auditing import audit as audit
     from ldpfl.api.auditing import audit_run as audit_run
+    from ldpfl.api.auditing import is_mechanism as is_mechanism
     from ldpfl.api.certifying import certify as certify
     from ldpfl.api.configuring import configure as configure
     from ldpfl.api.configuring import named_data as named_data
     from ldpfl.api.exporting import export as export
+    from ldpfl.api.listing import recipes as recipes
+    from ldpfl.api.listing import reproductions as reproductions
+    from ldpfl.api.listing import sweeps as sweeps
+    from ldpfl.api.paging import page as page
+    from ldpfl.api.planning import check_plot as check_plot
+    from ldpfl.api.planning import cost as cost
+    from ldpfl.api.planning import draw_plan as draw_plan
     from ldpfl.api.planning import plan as plan
     from ldpfl.api.predicting import load_model as load_model
     from ldpfl.api.predicting import predict as predict
@@ -32,10 +42,32 @@ if TYPE_CHECKING:
     from ldpfl.api.sweeping import SCORE_PLOT as SCORE_PLOT
     from ldpfl.api.sweeping import sweep as sweep
     from ldpfl.api.verifying import verify as verify
+    from ldpfl.auditing import ERROR_RATE as ERROR_RATE
+    from ldpfl.data.loading import DATA_DIR_VARIABLE as DATA_DIR_VARIABLE
+    from ldpfl.experiments.shipped import DEFAULT as DEFAULT
+    from ldpfl.experiments.shipped import OWN as OWN
+    from ldpfl.privacy.statement import DELTA as DELTA
+    from ldpfl.server import RoundMetrics as RoundMetrics
 
 __getattr__, __dir__ = lazy.exports(
     __name__,
     {
+        "page": "ldpfl.api.paging",
+        "attack_linkage": "ldpfl.api.attacking",
+        "attack_runs": "ldpfl.api.attacking",
+        "RoundMetrics": "ldpfl.server",
+        "DELTA": "ldpfl.privacy.statement",
+        "draw_plan": "ldpfl.api.planning",
+        "check_plot": "ldpfl.api.planning",
+        "cost": "ldpfl.api.planning",
+        "is_mechanism": "ldpfl.api.auditing",
+        "reproductions": "ldpfl.api.listing",
+        "sweeps": "ldpfl.api.listing",
+        "recipes": "ldpfl.api.listing",
+        "ERROR_RATE": "ldpfl.auditing",
+        "OWN": "ldpfl.experiments.shipped",
+        "DEFAULT": "ldpfl.experiments.shipped",
+        "DATA_DIR_VARIABLE": "ldpfl.data.loading",
         "NOISE_PLOT": "ldpfl.api.sweeping",
         "OnRound": "ldpfl.api.running",
         "SCORE_PLOT": "ldpfl.api.sweeping",

@@ -19,7 +19,7 @@ from ldpfl.cli.commands import Group
 from ldpfl.cli.interrupts import Interrupts
 from ldpfl.cli.new_folder import new_folder
 from ldpfl.cli.operators import check_packages
-from ldpfl.data.loading import DATA_DIR_VARIABLE
+from ldpfl.cli.options import DataDirOption
 from ldpfl.errors import ConfigError, DeploymentError
 from ldpfl.report.terminal import terminal
 
@@ -41,7 +41,7 @@ def demo(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of training.")] = 3,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the quickstart.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for all files.", show_default="runs/deploy-demo-TIME")] = None,
-    data_dir: Annotated[Path | None, typer.Option(envvar=DATA_DIR_VARIABLE, help="Folder of data sets; else the Hugging Face hub")] = None,
+    data_dir: DataDirOption = None,
     reply_s: Annotated[
         float, typer.Option(min=1, help="Seconds after which each node replies, trained or not; more on a slow machine.")
     ] = 20,

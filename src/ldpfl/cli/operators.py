@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from ldpfl.api import DATA_DIR_VARIABLE
 from ldpfl.cli.policy import shapes_of, sizes_of
-from ldpfl.data.loading import DATA_DIR_VARIABLE
 from ldpfl.errors import ConfigError
 from ldpfl.report.terminal import terminal
 

@@ -14,15 +14,15 @@ from rich.padding import Padding
 from rich.text import Text
 
 from ldpfl import api, mechanisms
+from ldpfl.api import DEFAULT, OWN
 from ldpfl.api.configuring import configured
+from ldpfl.cli.options import DataDirOption
 from ldpfl.data.cells import reads
-from ldpfl.data.loading import DATA_DIR_VARIABLE
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import toml_value
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.settings_listed import commented, sections
 from ldpfl.experiments.settings_listed import settings as settings_in
-from ldpfl.experiments.shipped import DEFAULT, OWN
 from ldpfl.files import to_json, write_text
 from ldpfl.mechanisms.new_package import write_package
 from ldpfl.number_format import counted
@@ -147,7 +147,7 @@ def check(
     person: PersonOption = None,
     task: TaskOption = None,
     set_: SetOption = None,
-    data_dir: Annotated[Path | None, typer.Option(envvar=DATA_DIR_VARIABLE, help="Folder of data sets; else the Hugging Face hub")] = None,
+    data_dir: DataDirOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Look a model over: what in it keeps it from private training, and what to put in its place. Exit code 3 if it cannot be trained."""

@@ -16,17 +16,18 @@ from rich.console import Console
 from rich.text import Text
 
 from ldpfl import api
+from ldpfl.api import DATA_DIR_VARIABLE, DEFAULT, OWN
 from ldpfl.api.results import as_released
 from ldpfl.cli.interrupts import INTERRUPTED, Interrupts
 from ldpfl.cli.new_folder import new_folder
+from ldpfl.cli.options import DataDirOption
 from ldpfl.cli.own import ClientOption, DataOption, PersonOption, TargetOption, TaskOption, overrides_of
-from ldpfl.data.loading import DATA_DIR_VARIABLE, is_bundled
+from ldpfl.data.loading import is_bundled
 from ldpfl.errors import ConfigError, WriteError, in_short, printable
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import choose_device
 from ldpfl.experiments.figures import metric_before_data
 from ldpfl.experiments.run_folder import SWEEP, Kind, RunFolder
-from ldpfl.experiments.shipped import DEFAULT, OWN
 from ldpfl.experiments.sweep_config import MOST_SEEDS, SweepConfig, axis_of, cells, load_sweep, sweep_of
 from ldpfl.experiments.sweep_run import stored_sweep
 from ldpfl.files import to_json, write_text
@@ -51,7 +52,7 @@ def run(
     ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be given again.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder.", show_default="runs/NAME-TIME")] = None,
-    data_dir: Annotated[Path | None, typer.Option(envvar=DATA_DIR_VARIABLE, help="Folder of data sets; else the Hugging Face hub")] = None,
+    data_dir: DataDirOption = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     workers: Annotated[str, typer.Option(help="Processes that train: auto, a number, or ray[://HOST:PORT]; same results.")] = "auto",
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of all randomness; without it, noise on your own data is secret.")] = None,
@@ -207,7 +208,7 @@ def sweep(
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every run.")] = None,
     out: Annotated[Path | None, typer.Option(help="The sweep's folder.", show_default="runs/sweep-NAME")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the sweep in --out, with the settings it was begun with.")] = False,
-    data_dir: Annotated[Path | None, typer.Option(envvar=DATA_DIR_VARIABLE, help="Folder of data sets; else the Hugging Face hub")] = None,
+    data_dir: DataDirOption = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     jobs: Annotated[int, typer.Option(min=1, help="Runs at once, each in a process of its own on one thread; on a CPU.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
