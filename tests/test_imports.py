@@ -125,18 +125,10 @@ FORMATS = tuple(f"report.{name}" for name in ("attacks", "console", "linkage", "
 """Modules that format figures for a terminal."""
 
 NOT_YET_BY_THE_FRONT_DOOR: Mapping[str, Set[str]] = {
-    "budget": {
-        "files",
-        "privacy.accountants.adaptive",
-        "privacy.budget_file",
-        "privacy.budget_move",
-        "privacy.events",
-        "privacy.guarantee",
-    },
     "commands": {"lazy", "suggestions"},
     "demo_display": {"deploy.demo", "deploy.trial", "flower.round_kinds", "tasks"},
-    "deploy": {"deploy.certificates", "deploy.demo", "deploy.site", "deploy.trial", "keys", "shuffling.sealing", "summing.node_keys"},
-    "operators": {"deploy.leftover", "deploy.node_check", "deploy.node_metrics", "deploy.node_set_up", "experiments.run_folder"},
+    "deploy": {"deploy.demo", "deploy.site", "deploy.trial"},
+    "operators": {"deploy.node_check", "deploy.node_set_up"},
     "own": {
         "data.cells",
         "experiments.config",
@@ -149,25 +141,6 @@ NOT_YET_BY_THE_FRONT_DOOR: Mapping[str, Set[str]] = {
         "flower.policy_init",
         "flower.run_settings",
         "mechanisms.new_package",
-    },
-    "policy": {
-        "files",
-        "flower.imports",
-        "flower.policy_init",
-        "mechanisms",
-        "privacy.budget_file",
-        "privacy.policy",
-        "privacy.policy_keys",
-    },
-    "relay": {
-        "files",
-        "relay.database",
-        "relay.limits",
-        "relay.rounds_listed",
-        "relay.serve",
-        "relay.store",
-        "relay.tokens",
-        "summing.node_keys",
     },
     "runs": {
         "data.loading",

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
+from ldpfl.api import operators as doing
 from ldpfl.cli import operators
 from ldpfl.cli.commands import Group
 from ldpfl.cli.interrupts import Interrupts
 from ldpfl.cli.new_folder import new_folder
-from ldpfl.cli.operators import check_packages
 from ldpfl.cli.options import DataDirOption
 from ldpfl.errors import ConfigError, DeploymentError
 from ldpfl.report.terminal import terminal
@@ -51,7 +51,7 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Keep keys, tokens, certificates and what relay and Flower stored.")] = False,
 ) -> None:
     """Train on this machine as in a deployment: SuperLink, relay and SuperNodes with TLS, keys, policies and budgets."""
-    check_packages()
+    doing.need_deployment()
     if sys.platform == "win32":
         raise ConfigError("the demo runs on Linux and macOS")
     from ldpfl.deploy.site import Site
@@ -72,18 +72,7 @@ def key(
     show: Annotated[bool, typer.Option("--show", help="Make no key: print the public half of the one in the file.")] = False,
 ) -> None:
     """Make an aggregator's key, and print its public half, which nodes name in their policies."""
-    check_packages()
-    from ldpfl.keys import save_key
-    from ldpfl.shuffling.sealing import generate_key, load_key, public_text
-
-    if show:
-        print(public_text(load_key(file)))
-        return
-    if file.exists():
-        raise ConfigError(f"{file} exists already: --show prints the public half of its key; for a new key give another file")
-    made = generate_key()
-    save_key(made, file)
-    print(public_text(made))
+    print(doing.aggregator_key(file, make=not show))
 
 
 @app.command()
@@ -92,16 +81,7 @@ def node_key(
     show: Annotated[bool, typer.Option("--show", help="Make no key: print the public half of the one in the file.")] = False,
 ) -> None:
     """Make a node's signing key for sums, and print the node's line: for LDPFL_NODE_KEYS, and for the node's token at the relay."""
-    check_packages()
-    from ldpfl.summing.node_keys import line_of, load_key, make_key
-
-    if show:
-        print(line_of(load_key(file)))
-        return
-    if file.exists():
-        raise ConfigError(f"{file} exists already: --show prints the public half of its key; for a new key give another file")
-    make_key(file)
-    print(line_of(load_key(file)))
+    print(doing.node_key(file, make=not show))
 
 
 @app.command()
@@ -114,18 +94,14 @@ def certificates(
     renew: Annotated[bool, typer.Option("--renew", help="Replace certificates that are there, and their keys.")] = False,
 ) -> None:
     """Write an authority and certificates for SuperLink and relay. If your organisation has an authority, take certificates of that one."""
-    check_packages()
-    from ldpfl.deploy.certificates import AUTHORITY, AUTHORITY_KEY, CERTIFICATE, KEY, end_of, issue
-
-    issued = issue(folder, host, days, renew=renew)
+    issued = doing.issue_certificates(folder, host, days, renew=renew)
     console = terminal()
-    for server in issued:
-        files = f"{server.folder / CERTIFICATE}, {server.folder / KEY} (mode 600)"
+    for server in issued.servers:
+        files = f"{server.certificate}, {server.key} (mode 600)"
         console.print(Text(f"{', '.join(server.names)}: {files}, valid until {server.until:%Y-%m-%d}"), soft_wrap=True)
-    authority = folder / AUTHORITY
-    console.print(Text(f"for every node and the operator: {authority}, valid until {end_of(authority):%Y-%m-%d}"), soft_wrap=True)
+    console.print(Text(f"for every node and the operator: {issued.authority}, valid until {issued.until:%Y-%m-%d}"), soft_wrap=True)
     warned = (
-        f"{folder / AUTHORITY_KEY} can pose as any of these servers: keep it off their machines. "
+        f"{issued.authority_key} can pose as any of these servers: keep it off their machines. "
         "An organisation's own authority is better: it revokes, records what it issues, and guards its key."
     )
     console.print(Text(warned, style="yellow"), soft_wrap=True)
