@@ -18,10 +18,17 @@ if TYPE_CHECKING:
     from ldpfl.api.auditing import audit as audit
     from ldpfl.api.auditing import audit_run as audit_run
     from ldpfl.api.auditing import is_mechanism as is_mechanism
+    from ldpfl.api.beginning import begin_app as begin_app
+    from ldpfl.api.beginning import begin_config as begin_config
+    from ldpfl.api.beginning import begin_mechanism as begin_mechanism
     from ldpfl.api.certifying import certify as certify
     from ldpfl.api.configuring import configure as configure
     from ldpfl.api.configuring import named_data as named_data
+    from ldpfl.api.configuring import overrides_of as overrides_of
     from ldpfl.api.exporting import export as export
+    from ldpfl.api.exporting import given_seed as given_seed
+    from ldpfl.api.listing import list_settings as list_settings
+    from ldpfl.api.listing import mechanism_names as mechanism_names
     from ldpfl.api.listing import recipes as recipes
     from ldpfl.api.listing import reproductions as reproductions
     from ldpfl.api.listing import sweeps as sweeps
@@ -32,6 +39,7 @@ if TYPE_CHECKING:
     from ldpfl.api.planning import plan as plan
     from ldpfl.api.predicting import load_model as load_model
     from ldpfl.api.predicting import predict as predict
+    from ldpfl.api.predicting import predict_csv as predict_csv
     from ldpfl.api.regimes import plan_regime as plan_regime
     from ldpfl.api.reproducing import reproduce as reproduce
     from ldpfl.api.running import OnRound as OnRound
@@ -52,43 +60,51 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy.exports(
     __name__,
     {
-        "page": "ldpfl.api.paging",
-        "attack_linkage": "ldpfl.api.attacking",
-        "attack_runs": "ldpfl.api.attacking",
-        "RoundMetrics": "ldpfl.server",
-        "DELTA": "ldpfl.privacy.statement",
-        "draw_plan": "ldpfl.api.planning",
-        "check_plot": "ldpfl.api.planning",
-        "cost": "ldpfl.api.planning",
-        "is_mechanism": "ldpfl.api.auditing",
-        "reproductions": "ldpfl.api.listing",
-        "sweeps": "ldpfl.api.listing",
-        "recipes": "ldpfl.api.listing",
-        "ERROR_RATE": "ldpfl.auditing",
-        "OWN": "ldpfl.experiments.shipped",
-        "DEFAULT": "ldpfl.experiments.shipped",
         "DATA_DIR_VARIABLE": "ldpfl.data.loading",
+        "DEFAULT": "ldpfl.experiments.shipped",
+        "DELTA": "ldpfl.privacy.statement",
+        "ERROR_RATE": "ldpfl.auditing",
         "NOISE_PLOT": "ldpfl.api.sweeping",
+        "OWN": "ldpfl.experiments.shipped",
         "OnRound": "ldpfl.api.running",
+        "RoundMetrics": "ldpfl.server",
         "SCORE_PLOT": "ldpfl.api.sweeping",
         "Settings": "ldpfl.api.arguments",
         "account": "ldpfl.api.accounting",
+        "attack_linkage": "ldpfl.api.attacking",
+        "attack_runs": "ldpfl.api.attacking",
         "audit": "ldpfl.api.auditing",
         "audit_run": "ldpfl.api.auditing",
+        "begin_app": "ldpfl.api.beginning",
+        "begin_config": "ldpfl.api.beginning",
+        "begin_mechanism": "ldpfl.api.beginning",
         "certify": "ldpfl.api.certifying",
         "check": "ldpfl.api.running",
+        "check_plot": "ldpfl.api.planning",
         "configure": "ldpfl.api.configuring",
+        "cost": "ldpfl.api.planning",
+        "draw_plan": "ldpfl.api.planning",
         "export": "ldpfl.api.exporting",
+        "given_seed": "ldpfl.api.exporting",
+        "is_mechanism": "ldpfl.api.auditing",
+        "list_settings": "ldpfl.api.listing",
         "load_model": "ldpfl.api.predicting",
         "load_run": "ldpfl.api.running",
+        "mechanism_names": "ldpfl.api.listing",
         "named_data": "ldpfl.api.configuring",
+        "overrides_of": "ldpfl.api.configuring",
+        "page": "ldpfl.api.paging",
         "plan": "ldpfl.api.planning",
         "plan_regime": "ldpfl.api.regimes",
         "predict": "ldpfl.api.predicting",
+        "predict_csv": "ldpfl.api.predicting",
+        "recipes": "ldpfl.api.listing",
         "released": "ldpfl.api.accounting",
         "reproduce": "ldpfl.api.reproducing",
+        "reproductions": "ldpfl.api.listing",
         "run": "ldpfl.api.running",
         "sweep": "ldpfl.api.sweeping",
+        "sweeps": "ldpfl.api.listing",
         "verify": "ldpfl.api.verifying",
         "warned": "ldpfl.api.accounting",
     },

@@ -66,3 +66,13 @@ def export(run: RunResult | str | Path, folder: str | Path, *, key: str | Path |
     write_text(out / "certificate.json", certificate.to_json())
     write_text(out / "README.md", card)
     return out
+
+
+def given_seed(run: str | Path) -> int | None:
+    """Return the seed from which all noise of a run on a user's own data follows; None if the noise is secret, or the data are public.
+
+    Raises:
+        ConfigError: there is no run.
+    """
+    config = RunFolder(Path(run)).config()
+    return config.seed if config.data.brought and not config.secret_noise else None

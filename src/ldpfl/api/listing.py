@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
+from typing import TYPE_CHECKING
 
 from ldpfl.experiments.shipped import description, recipe_files, recipe_names, reproduction_files, sweep_files, sweep_names
+
+if TYPE_CHECKING:
+    from ldpfl.experiments.settings_listed import ListedSetting
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,24 @@ def reproductions() -> tuple[Shipped, ...]:
         Shipped(name, f"{one.source}: {one.title}", tuple(size for size, made in (("desk", one.desk), ("paper", one.paper)) if made))
         for name, one in found
     )
+
+
+def list_settings(of: str | None = None) -> dict[str, tuple[ListedSetting, ...]]:
+    """Return the settings of a config by section, or those of one section or mechanism.
+
+    Raises:
+        ConfigError: neither a section nor a mechanism has this name.
+    """
+    from ldpfl.experiments.settings_listed import sections, settings  # as above
+
+    return {name: settings(name) for name in (sections() if of is None else (of,))}
+
+
+def mechanism_names() -> tuple[str, ...]:
+    """Return the names of all mechanisms, those of installed packages included."""
+    from ldpfl import mechanisms
+
+    return tuple(mechanisms.names())
 
 
 def _described(names: tuple[str, ...], files: Mapping[str, Traversable]) -> tuple[Shipped, ...]:

@@ -16,12 +16,12 @@ from rich.console import Console
 from rich.text import Text
 
 from ldpfl import api
-from ldpfl.api import DATA_DIR_VARIABLE, DEFAULT, OWN
+from ldpfl.api import DATA_DIR_VARIABLE, DEFAULT, OWN, overrides_of
 from ldpfl.api.results import as_released
 from ldpfl.cli.interrupts import INTERRUPTED, Interrupts
 from ldpfl.cli.new_folder import new_folder
 from ldpfl.cli.options import DataDirOption
-from ldpfl.cli.own import ClientOption, DataOption, PersonOption, TargetOption, TaskOption, overrides_of
+from ldpfl.cli.own import ClientOption, DataOption, PersonOption, TargetOption, TaskOption
 from ldpfl.data.loading import is_bundled
 from ldpfl.errors import ConfigError, WriteError, in_short, printable
 from ldpfl.experiments import RunConfig
