@@ -46,14 +46,17 @@ if TYPE_CHECKING:
     from ldpfl.api.running import check as check
     from ldpfl.api.running import load_run as load_run
     from ldpfl.api.running import run as run
+    from ldpfl.api.showing import show as show
     from ldpfl.api.sweeping import NOISE_PLOT as NOISE_PLOT
     from ldpfl.api.sweeping import SCORE_PLOT as SCORE_PLOT
     from ldpfl.api.sweeping import sweep as sweep
+    from ldpfl.api.sweeping import sweep_config as sweep_config
     from ldpfl.api.verifying import verify as verify
     from ldpfl.auditing import ERROR_RATE as ERROR_RATE
     from ldpfl.data.loading import DATA_DIR_VARIABLE as DATA_DIR_VARIABLE
     from ldpfl.experiments.shipped import DEFAULT as DEFAULT
     from ldpfl.experiments.shipped import OWN as OWN
+    from ldpfl.experiments.sweep_config import MOST_SEEDS as MOST_SEEDS
     from ldpfl.privacy.statement import DELTA as DELTA
     from ldpfl.server import RoundMetrics as RoundMetrics
 
@@ -64,6 +67,7 @@ __getattr__, __dir__ = lazy.exports(
         "DEFAULT": "ldpfl.experiments.shipped",
         "DELTA": "ldpfl.privacy.statement",
         "ERROR_RATE": "ldpfl.auditing",
+        "MOST_SEEDS": "ldpfl.experiments.sweep_config",
         "NOISE_PLOT": "ldpfl.api.sweeping",
         "OWN": "ldpfl.experiments.shipped",
         "OnRound": "ldpfl.api.running",
@@ -103,6 +107,8 @@ __getattr__, __dir__ = lazy.exports(
         "reproduce": "ldpfl.api.reproducing",
         "reproductions": "ldpfl.api.listing",
         "run": "ldpfl.api.running",
+        "show": "ldpfl.api.showing",
+        "sweep_config": "ldpfl.api.sweeping",
         "sweep": "ldpfl.api.sweeping",
         "sweeps": "ldpfl.api.listing",
         "verify": "ldpfl.api.verifying",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ldpfl.errors import ConfigError, printable
+from ldpfl.api.showing import resume_sweep_command
+from ldpfl.errors import ConfigError
 from ldpfl.experiments.sweep_run import stored_sweep
 from ldpfl.files import write_text
 from ldpfl.report.page import page as page_of_runs
@@ -48,11 +48,6 @@ def page(what: Sequence[Path], file: Path, *, public: bool = False) -> Page:
     text, kind = _text(what, public=public)
     write_text(file, text)
     return Page(file, len(text.encode()), kind)
-
-
-def resume_sweep_command(folder: Path) -> str:
-    """Return the command that goes on with the sweep in ``folder``, which may be a foreign one, whose name steers no terminal."""
-    return printable(f"ldpfl sweep --resume --out {shlex.quote(str(folder))}")
 
 
 def _text(what: Sequence[Path], *, public: bool) -> tuple[str, str]:
