@@ -167,8 +167,8 @@ class Runner:
                     self.observer.warn(clamped)
                     warned = True
         after = stopped_after(federation, last)
-        if after is not None:
-            waited = f"the loss on validation rows has not fallen for {counted(federation.patience, 'round')}"
+        if after is not None and federation.stopping is not None:
+            waited = f"the loss on validation rows has not fallen for {counted(federation.stopping.patience, 'round')}"
             self.observer.warn(f"stopped after round {after} of {rounds}: {waited}")
         return last
 

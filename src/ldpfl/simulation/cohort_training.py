@@ -126,7 +126,7 @@ def schedule_of(federation: Federation, state: ServerState, clients: NDArray[np.
     samples, number = federation.samples.take(clients), state.round + 1
     if federation.perturbed == "gradient":
         return _gradient_batch(federation, number, clients, samples).to(federation.device)
-    orders = [SeededStreams.of(clients, federation.seed, Purpose.BATCH_ORDER, number, epoch) for epoch in range(federation.epochs)]
+    orders = [SeededStreams.of(clients, federation.seed, Purpose.BATCH_ORDER, number, epoch) for epoch in range(federation.work.epochs)]
     return batch_schedule(samples, orders, batch_size=federation.batch_width).to(federation.device)
 
 

@@ -63,9 +63,9 @@ class CountedSteps:
         Args:
             ends: lowest and highest value of each range, two arrays (d,).
         """
-        if federation.own_data or federation.full_weight is not None:
+        if federation.own_data or federation.work.full_weight is not None:
             return None
-        if federation.epochs > 1 or int(federation.samples.sizes[clients].max()) > federation.batch_width:
+        if federation.work.epochs > 1 or int(federation.samples.sizes[clients].max()) > federation.batch_width:
             return None
         comparison = comparison_of(mechanism, state.ranges)
         return None if comparison is None else cls(federation, trainer, state, comparison, ends)

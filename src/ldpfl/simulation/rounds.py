@@ -65,7 +65,7 @@ def _untrained_round(federation: Federation, before: Checkpoint, cohort: NDArray
     for a number of rounds that is fixed beforehand holds for this one only.
     """
     after = close_idle_round(federation.rules, before)
-    if cohort.size == 0 and federation.self_sampling is None:
+    if cohort.size == 0 and federation.participation.self_sampling is None:
         return after
     mechanism = federation.mechanism.in_round(before.state.public())
     release = released(mechanism, before.state.ranges, federation.mechanism)
@@ -76,15 +76,16 @@ def _event(
     federation: Federation, number: int, release: Release, clients: int, cohort: NDArray[np.int64], joined: NDArray[np.int64]
 ) -> RoundEvent:
     """Return the ledger's record of round ``number``, in which ``clients`` of the ``cohort`` reported."""
+    asked = federation.participation
     return round_event(
         federation.charged_as(number),
         release,
         clients,
         joined + np.bincount(cohort, minlength=joined.size),
-        federation.channel,
-        federation.self_sampling,
-        once=federation.once_over is not None,
-        colluding=federation.colluding,
+        asked.channel,
+        asked.self_sampling,
+        once=asked.once_over is not None,
+        colluding=asked.colluding,
     )
 
 
@@ -166,7 +167,7 @@ def _judged(federation: Federation, judged: ClientEvaluation, before: Checkpoint
     with one_thread(federation.device):
         found = judged.measured(federation.task, before.state.model, known(federation.secret_seed), number)
     place = federation.charged_as(number) + 1
-    event = evaluation_event(place, judged.release, joined, federation.channel, federation.colluding)
+    event = evaluation_event(place, judged.release, joined, federation.participation.channel, federation.participation.colluding)
     history = (*before.history[:-1], replace(before.history[-1], at_clients=found))
     return replace(before, history=history, ledger=before.ledger.charge(event))
 

@@ -23,7 +23,7 @@ from ldpfl.server import ServerState, client_values
 from ldpfl.simulation.cohort_training import ClientsDone, in_chunks, train_clients
 from ldpfl.simulation.compiled_training import CompiledTrainer
 from ldpfl.simulation.counted_steps import TOGETHER, CountedSteps
-from ldpfl.simulation.federation import Federation
+from ldpfl.simulation.federation import Evaluation, Federation
 from ldpfl.simulation.gradients import RecordGradientTrainer
 from ldpfl.simulation.local_steps import ALIGNED, MOST_CLIENTS, split_evenly
 
@@ -138,9 +138,7 @@ def _keep(reports: list[Reports], batch: Reports) -> None:
 
 def for_shares(federation: Federation) -> Federation:
     """Return ``federation`` without what no share needs."""
-    return replace(
-        federation, encoder=None, evaluation_clients=None, evaluation_persons=None, client_names=(), validation=None, judged=None
-    )
+    return replace(federation, encoder=None, evaluation=Evaluation(federation.evaluation.samples), stopping=None, judged=None)
 
 
 class Workers(Protocol):

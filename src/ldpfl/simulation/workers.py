@@ -107,7 +107,7 @@ class Processes:
                 future.result()
 
     def score(self, federation: Federation, weights: Tensor) -> float:
-        samples = len(federation.evaluation)
+        samples = len(federation.evaluation.samples)
         if samples < _SCORED:
             return ONE_PROCESS.score(federation, weights)
         own, told = self._of(federation), self._written(weights)
@@ -229,7 +229,7 @@ def _collected(federation: Path, start: Path, share: Share) -> Collected:
 def _outputs(federation: Path, weights: Path, piece: slice) -> list[tuple[Tensor, Tensor]]:
     """Return what the model makes of a ``piece`` of the evaluation samples, and their targets."""
     own: Federation = _federation(federation)
-    return list(evaluated(own.task, placed(weights), own.evaluation.take(piece)))
+    return list(evaluated(own.task, placed(weights), own.evaluation.samples.take(piece)))
 
 
 Count = int | str
