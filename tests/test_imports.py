@@ -127,8 +127,6 @@ FORMATS = tuple(f"report.{name}" for name in ("attacks", "console", "linkage", "
 NOT_YET_BY_THE_FRONT_DOOR: Mapping[str, Set[str]] = {
     "commands": {"lazy", "suggestions"},
     "demo_display": {"deploy.demo", "deploy.trial", "flower.round_kinds", "tasks"},
-    "deploy": {"deploy.demo", "deploy.site", "deploy.trial"},
-    "operators": {"deploy.node_check", "deploy.node_set_up"},
     "runs": {
         "experiments.build",
         "experiments.figures",

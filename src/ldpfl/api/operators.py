@@ -6,22 +6,29 @@ imported before it is called.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ldpfl.deploy.node_set_up import Finding, NodeSetUp, Standing, Trial
 from ldpfl.errors import ConfigError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+    from ldpfl.deploy.demo import DemoObserver, DemoOutcome
     from ldpfl.relay.rounds_listed import ListedRound
     from ldpfl.relay.store import Store
     from ldpfl.relay.tokens import Tokens
+
+__all__ = ["Finding", "IssuedFiles", "ListedToken", "NodeSetUp", "ServerFiles", "Standing", "Trial", "add_token", "aggregator_key"]
+__all__ += ["cancel_round", "check_node", "demo", "issue_certificates", "left_open", "list_rounds", "list_tokens", "need_deployment"]
+__all__ += ["node_key", "node_metrics", "renew_token", "revoke_token", "serve_relay"]
 
 _OF_RELAY = ("httpx", "sqlalchemy", "starlette", "uvicorn")
 _OF_DEPLOYMENT = ("flwr", "httpx", "sqlalchemy", "starlette", "trustme", "uvicorn")
@@ -208,6 +215,64 @@ def issue_certificates(folder: Path, hosts: Sequence[str], days: int, *, renew: 
         for server in issue(folder, hosts, days, renew=renew)
     )
     return IssuedFiles(servers, folder / AUTHORITY, folder / AUTHORITY_KEY, end_of(folder / AUTHORITY))
+
+
+def check_node(node: NodeSetUp, trial: Trial | None = None) -> Iterator[Finding]:
+    """Yield what is found of a node's set-up, as its SuperNode would find it. Nothing of the data is sent.
+
+    Args:
+        trial: settings of one round's local work, which is done by the app's code and thrown away; without one nothing is tried.
+
+    Raises:
+        ConfigError: packages of a deployment are missing.
+    """
+    need_deployment()
+    from ldpfl.deploy import node_check
+
+    yield from node_check.check_node(node, trial=trial)
+
+
+def demo(
+    clients: int,
+    rounds: int,
+    folder: Path,
+    *,
+    watch: Callable[[int], AbstractContextManager[tuple[DemoObserver, Callable[[float], None]]]],
+    settings: Sequence[str] = (),
+    data_dir: Path | None = None,
+    reply_s: float = 20.0,
+    by_sum: bool = False,
+    keep: bool = False,
+) -> DemoOutcome:
+    """Train on this machine as in a deployment: SuperLink, relay and SuperNodes with TLS, keys, policies and budgets.
+
+    Args:
+        folder: new or empty folder for all files.
+        watch: called with the number of rounds; gives what is told of each step, and what waits so many seconds, which may raise to end it.
+        settings: changes of the quickstart, as ``key=value``.
+        reply_s: seconds after which each node replies, trained or not.
+        by_sum: whether reports are added up, so that no server sees one of them.
+        keep: whether keys, tokens, certificates and what relay and Flower stored stay in ``folder``.
+
+    Raises:
+        ConfigError: packages are missing, a setting does not fit, or ``folder`` is not empty.
+        DeploymentError: a process ended or did not answer, a node refused, or the run failed.
+    """
+    need_deployment()
+    if sys.platform == "win32":
+        raise ConfigError("the demo runs on Linux and macOS")
+    from ldpfl.deploy.demo import run_demo
+    from ldpfl.deploy.site import Site
+    from ldpfl.deploy.trial import trial_of
+
+    trial = trial_of(clients, rounds, settings, data_dir, reply_s, "sum" if by_sum else "relay")
+    site = Site.make(folder, trial.clients)
+    try:
+        with watch(trial.rounds) as (observer, pause):
+            return run_demo(trial, site, observer, pause)
+    finally:
+        if not keep:
+            site.remove_secrets()
 
 
 def node_metrics(budget: Path, log: Path | None = None) -> str:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import signal
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 from rich.text import Text
 
 from ldpfl.api import operators as doing
@@ -20,12 +21,11 @@ from ldpfl.cli.commands import Group
 from ldpfl.cli.interrupts import Interrupts
 from ldpfl.cli.new_folder import new_folder
 from ldpfl.cli.options import DataDirOption
-from ldpfl.errors import ConfigError, DeploymentError
+from ldpfl.errors import DeploymentError
 from ldpfl.report.terminal import terminal
 
 if TYPE_CHECKING:
-    from ldpfl.deploy.site import Site
-    from ldpfl.deploy.trial import Trial
+    from ldpfl.cli.demo_display import Display
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Deploy on Flower, with the relay.")
 
@@ -51,19 +51,19 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Keep keys, tokens, certificates and what relay and Flower stored.")] = False,
 ) -> None:
     """Train on this machine as in a deployment: SuperLink, relay and SuperNodes with TLS, keys, policies and budgets."""
-    doing.need_deployment()
-    if sys.platform == "win32":
-        raise ConfigError("the demo runs on Linux and macOS")
-    from ldpfl.deploy.site import Site
-    from ldpfl.deploy.trial import trial_of
-
-    trial = trial_of(clients, rounds, set_ or (), data_dir, reply_s, "sum" if sum_ else "relay")
-    site = Site.make(out or new_folder("deploy-demo"), trial.clients)
+    errors = terminal(stderr=True)
+    folder, watch = out or new_folder("deploy-demo"), partial(_watched, errors)
     try:
-        _run(trial, site)
-    finally:
-        if not keep:
-            site.remove_secrets()
+        outcome = doing.demo(
+            clients, rounds, folder, watch=watch, settings=set_ or (), data_dir=data_dir, reply_s=reply_s, by_sum=sum_, keep=keep
+        )
+    except DeploymentError as error:
+        for line in error.log:
+            errors.print(Text(f"  {line}", style="yellow"), soft_wrap=True)
+        raise
+    from ldpfl.cli.demo_display import print_outcome  # it needs what the demo needs
+
+    print_outcome(terminal(), outcome)
 
 
 @app.command()
@@ -107,24 +107,18 @@ def certificates(
     console.print(Text(warned, style="yellow"), soft_wrap=True)
 
 
-def _run(trial: Trial, site: Site) -> None:
-    from ldpfl.cli.demo_display import Display, print_outcome
-    from ldpfl.deploy.demo import run_demo
+@contextmanager
+def _watched(console: Console, rounds: int) -> Iterator[tuple[Display, Callable[[float], None]]]:
+    """Show how a demo goes, and give what waits; an interrupt ends it."""
+    from ldpfl.cli.demo_display import Display  # it needs what the demo needs
 
-    errors = terminal(stderr=True)
-    try:
-        with _interruptible() as interrupts, Display(errors, trial.rounds) as display:
+    with _interruptible() as interrupts, Display(console, rounds) as display:
 
-            def pause(seconds: float) -> None:
-                time.sleep(seconds)
-                interrupts.check()
+        def pause(seconds: float) -> None:
+            time.sleep(seconds)
+            interrupts.check()
 
-            outcome = run_demo(trial, site, display, pause)
-    except DeploymentError as error:
-        for line in error.log:
-            errors.print(Text(f"  {line}", style="yellow"), soft_wrap=True)
-        raise
-    print_outcome(terminal(), outcome)
+        yield display, pause
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import typer
 from rich.text import Text
 
 from ldpfl.api import DATA_DIR_VARIABLE, operators
+from ldpfl.api.operators import NodeSetUp, Standing, Trial
 from ldpfl.cli.policy import shapes_of, sizes_of
 from ldpfl.errors import ConfigError
 from ldpfl.report.terminal import terminal
@@ -63,9 +64,6 @@ def check_node(
     operators.need_deployment()
     if try_ and app is None:
         raise ConfigError("--try runs an app's local work: name the app's folder with --app")
-    from ldpfl.deploy.node_check import check_node
-    from ldpfl.deploy.node_set_up import NodeSetUp, Standing, Trial
-
     node = NodeSetUp(
         policy,
         budget,
@@ -86,7 +84,7 @@ def check_node(
     )
     trial = Trial(_pairs(node_config, "--node-config"), _pairs(train_config, "--train-config")) if try_ else None
     console, wrong = terminal(), 0
-    for finding in check_node(node, trial=trial):
+    for finding in operators.check_node(node, trial):
         wrong += finding.standing is Standing.WRONG
         line = Text.assemble((f"{finding.standing.value:<6}", _COLOURS[finding.standing]), f"{finding.what:<10}", finding.said)
         console.print(line, soft_wrap=True)
