@@ -127,15 +127,7 @@ FORMATS = tuple(f"report.{name}" for name in ("attacks", "console", "linkage", "
 NOT_YET_BY_THE_FRONT_DOOR: Mapping[str, Set[str]] = {
     "commands": {"lazy", "suggestions"},
     "demo_display": {"deploy.demo", "deploy.trial", "flower.round_kinds", "tasks"},
-    "runs": {
-        "experiments.build",
-        "experiments.figures",
-        "experiments.run_folder",
-        "privacy.guarantee",
-        "report.tensorboard",
-        "report.watching",
-        "simulation.workers",
-    },
+    "runs": {"experiments.figures", "experiments.run_folder", "report.tensorboard", "report.watching"},
 }
 """Modules of the package that commands still import themselves, by command. Remove what is mended; add nothing."""
 

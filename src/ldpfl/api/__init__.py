@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ldpfl.api.running import OnRound as OnRound
     from ldpfl.api.running import check as check
     from ldpfl.api.running import load_run as load_run
+    from ldpfl.api.running import prepare as prepare
     from ldpfl.api.running import run as run
     from ldpfl.api.showing import show as show
     from ldpfl.api.sweeping import NOISE_PLOT as NOISE_PLOT
@@ -103,6 +104,7 @@ __getattr__, __dir__ = lazy.exports(
         "predict": "ldpfl.api.predicting",
         "predict_csv": "ldpfl.api.predicting",
         "recipes": "ldpfl.api.listing",
+        "prepare": "ldpfl.api.running",
         "released": "ldpfl.api.accounting",
         "reproduce": "ldpfl.api.reproducing",
         "reproductions": "ldpfl.api.listing",

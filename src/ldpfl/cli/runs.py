@@ -9,7 +9,6 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.text import Text
@@ -23,18 +22,15 @@ from ldpfl.cli.options import DataDirOption
 from ldpfl.cli.own import ClientOption, DataOption, PersonOption, TargetOption, TaskOption
 from ldpfl.errors import ConfigError, WriteError, in_short, printable
 from ldpfl.experiments import RunConfig
-from ldpfl.experiments.build import choose_device
 from ldpfl.experiments.figures import metric_before_data
 from ldpfl.experiments.run_folder import SWEEP, RunFolder
-from ldpfl.number_format import counted, number
-from ldpfl.privacy.guarantee import IF_TRUSTED, Statement
+from ldpfl.number_format import counted
 from ldpfl.report.console import layer_table, quality_tables, result_table
 from ldpfl.report.privacy import print_guarantees
 from ldpfl.report.progress import ProgressDisplay
 from ldpfl.report.scores import shown
 from ldpfl.report.tensorboard import board
 from ldpfl.report.terminal import print_json, terminal
-from ldpfl.simulation.workers import cores
 
 
 def run(
@@ -74,14 +70,13 @@ def run(
         *([f"seed={seed}"] if seed is not None else []),
     ]
     default = DEFAULT if data is None else OWN
-    choose_device(device)
+    api.prepare(device)
     if resume and out is None:
         raise ConfigError("--resume needs --out, the folder of the run to go on with")
     if more_rounds and not (resume and recipe is None):
         raise ConfigError("--more-rounds goes on with a finished run: give --resume and its folder by --out, and no recipe")
     config = None if resume and recipe is None else api.configure(recipe or default, overrides)
     folder = RunFolder(out or _default_folder(config or api.configure()))
-    torch.set_num_threads(cores())
     errors = terminal(stderr=True)
     again = _resume_command(folder.path, _flags(data_dir, device))
     try:
@@ -104,7 +99,7 @@ def run(
             trained = api.run(config, settings=() if config else overrides, progress=display, **options)
             if written:
                 with _said(errors, "no guarantee for TensorBoard"):
-                    written.guaranteed(_guaranteed(trained.privacy), len(trained.history))
+                    written.guaranteed(trained.privacy, len(trained.history))
             result = trained.to_dict()
     except KeyboardInterrupt:
         if not folder.config_path.exists():
@@ -116,15 +111,6 @@ def run(
     if report:
         _write_report(folder.path, errors)
     _print_as_json(result) if as_json else _print_result(folder.path, result)
-
-
-def _guaranteed(privacy: Statement) -> str:
-    """Return what a run guarantees, a line for each kind of trust."""
-    lines = [privacy.verdict or "Nothing is protected: values leave as they are."]
-    for row in filter(None, (privacy.find("local", "run"), privacy.find("hidden", "run"))):
-        epsilon, trusted = number(row.epsilon), IF_TRUSTED[row.trust_model]
-        lines.append(f"epsilon {epsilon} at delta {privacy.delta:g} for the whole run of a {privacy.protected}, {trusted}")
-    return "\n\n".join(lines)
 
 
 @contextmanager
@@ -217,7 +203,7 @@ def sweep(
     if config is None and out is None:
         raise ConfigError("--resume needs --out, the folder of the sweep to go on with")
     folder = out or Path("runs") / f"sweep-{config.name.replace('/', '-') if config else ''}"
-    torch.set_num_threads(cores())
+    api.prepare(device)
     errors = terminal(stderr=True)
     kept = _flags(data_dir, device) + (f" --jobs {jobs}" if jobs > 1 else "")
     said = {"--data": data, "--target": target, "--client": client, "--person": person, "--task": task, "--model": model, "--name": called}
