@@ -27,18 +27,18 @@ from ldpfl_verify.certificate_file import Certificate, Signature, Statement
 
 
 @checked
-def certify(what: str | Path, *, delta: float | None = None, key: str | Path | None = None, file: str | Path | None = None) -> Certificate:
+def certify(what: str | Path, *, delta: float | None = None, key: str | Path | None = None, out: str | Path | None = None) -> Certificate:
     """Return what the run in the folder ``what``, or a ledger's file, guarantees, for others to check: see :func:`verify`.
 
     Args:
         delta: failure probability; by default that of the run, or 1e-5.
         key: file of the private key that signs it (Ed25519); made if there is none. Without one nobody signs.
-        file: file to write the certificate to; without one nothing is written.
+        out: file to write the certificate to; without one nothing is written.
 
     Raises:
         ConfigError: there is no such run, it stands between two rounds, or delta is out of range.
         DataError: a file is damaged.
-        WriteError: ``file`` cannot be written.
+        WriteError: ``out`` cannot be written.
     """
     path = Path(what)
     folder = RunFolder(path) if path.is_dir() else None
@@ -58,8 +58,8 @@ def certify(what: str | Path, *, delta: float | None = None, key: str | Path | N
     caveats = [] if folder is None else _caveats_of(folder, result, len(kept.events))
     statement = certified(text, name, chosen if delta is None else delta, versions, caveats, str(file))
     made = signed(statement, None if key is None else _signing_key(Path(key)))
-    if file is not None:
-        write_text(Path(file), made.to_json())
+    if out is not None:
+        write_text(Path(out), made.to_json())
     return made
 
 

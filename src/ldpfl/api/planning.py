@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ldpfl.report.privacy  # noqa: F401  # by which a plan and a statement show themselves
 from ldpfl.api.arguments import checked
@@ -15,8 +15,10 @@ from ldpfl.errors import ConfigError
 from ldpfl.mechanisms.lattice import LatticeMechanism
 from ldpfl.planning.planner import MOST_CLIENTS, Plan, Setting, check_central, cohorts, epsilon_among, reach
 from ldpfl.planning.planner import plan as plan_setting
-from ldpfl.planning.regimes import RegimePlan
 from ldpfl.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    from ldpfl.planning.regimes import RegimePlan  # it loads slow parts of SciPy
 
 
 @checked
@@ -55,7 +57,7 @@ def cost(planned: Plan | RegimePlan, linked: int = 1) -> RoundCost | SumCost:
     Raises:
         ConfigError: the mechanism's reports are no numbers that a sum adds up.
     """
-    if isinstance(planned, RegimePlan):
+    if not isinstance(planned, Plan):
         return sum_cost(planned.clients, planned.weights, 8 * planned.bytes_per_client // planned.weights)
     setting = planned.setting
     mechanism = setting.build()
