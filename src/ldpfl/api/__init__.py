@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ldpfl.api.auditing import audit as audit
     from ldpfl.api.auditing import audit_run as audit_run
     from ldpfl.api.auditing import is_mechanism as is_mechanism
+    from ldpfl.api.auditing import require_run as require_run
     from ldpfl.api.beginning import begin_app as begin_app
     from ldpfl.api.beginning import begin_config as begin_config
     from ldpfl.api.beginning import begin_mechanism as begin_mechanism
@@ -108,6 +109,7 @@ __getattr__, __dir__ = lazy.exports(
         "released": "ldpfl.api.accounting",
         "reproduce": "ldpfl.api.reproducing",
         "reproductions": "ldpfl.api.listing",
+        "require_run": "ldpfl.api.auditing",
         "run": "ldpfl.api.running",
         "show": "ldpfl.api.showing",
         "sweep_config": "ldpfl.api.sweeping",

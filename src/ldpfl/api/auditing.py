@@ -29,14 +29,23 @@ def is_mechanism(name: str | Path) -> bool:
     """Return whether ``name`` is a mechanism's, and not the folder of a run.
 
     Raises:
-        ConfigError: it is neither, or the folder holds no run.
+        ConfigError: it is neither.
     """
     if str(name) in mechanisms.names():
         return True
     if not Path(name).is_dir():
         raise ConfigError(f"{str(name)!r} is neither a run's folder nor a mechanism: {did_you_mean(str(name), mechanisms.names())}")
-    RunFolder(Path(name)).config()  # which names what is missing there
     return False
+
+
+@checked
+def require_run(folder: str | Path) -> None:
+    """Return if ``folder`` holds a run.
+
+    Raises:
+        ConfigError, DataError: it holds none, or a file is damaged.
+    """
+    RunFolder(Path(folder)).config()
 
 
 @checked

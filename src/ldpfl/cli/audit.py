@@ -53,6 +53,7 @@ def audit(
 
 def _audit_run(folder: Path, data_dir: Path | None, device: str, trials: int, seed: int, *, as_json: bool) -> None:
     """Put a canary among the run's clients and print what its pool gives away."""
+    api.require_run(folder)  # before a progress bar is drawn
     with Progress(console=terminal(stderr=True), disable=as_json, transient=True) as progress:
         task = progress.add_task("canary trials", total=trials)
 
