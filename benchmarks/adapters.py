@@ -25,7 +25,7 @@ from ldpfl.data import Samples
 from ldpfl.data.inputs import by_name
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.simulation import BatchSchedule, GradientTrainer, LocalTask, RecordGradientTrainer
-from ldpfl.simulation.local_optimiser import LocalOptimiser
+from ldpfl.simulation.local_steps import LocalOptimiser
 
 CLIP = 1.0
 MIB = 1024  # of what the system counts in KiB

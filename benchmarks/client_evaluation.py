@@ -20,7 +20,7 @@ from ldpfl.privacy.accountants.gaussian import gaussian_mu
 from ldpfl.randomness import Purpose
 from ldpfl.simulation import LocalTask
 from ldpfl.simulation.evaluating import GAP, LOSS, RANKED, RIGHT, ClientFigures, RecordScores
-from ldpfl.simulation.local_optimiser import LocalOptimiser
+from ldpfl.simulation.local_steps import LocalOptimiser
 from ldpfl.simulation.record_sums import NoisySum, points_of, released_sum
 
 CLIENTS, DRAWS = 100, 30

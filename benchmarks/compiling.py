@@ -27,7 +27,7 @@ from ldpfl import ParameterLayout, data
 from ldpfl.models import images, texts
 from ldpfl.simulation import BatchSchedule, LocalTask, LoopTrainer, Trainer, VectorizedTrainer
 from ldpfl.simulation.compiled_training import CompiledTrainer
-from ldpfl.simulation.local_optimiser import LocalOptimiser
+from ldpfl.simulation.local_steps import LocalOptimiser
 
 BATCH, STEPS, VOCABULARY = 10, 4, 1000
 

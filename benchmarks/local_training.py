@@ -24,8 +24,8 @@ from rich.table import Table
 from ldpfl import ParameterLayout, data, models
 from ldpfl.randomness import Purpose, SeededStreams, stream
 from ldpfl.simulation import BatchSchedule, LocalTask, LoopTrainer, Trainer, VectorizedTrainer, batch_schedule
-from ldpfl.simulation.chunking import choose_chunk_size, split_evenly
-from ldpfl.simulation.local_optimiser import LocalOptimiser
+from ldpfl.simulation.cohort_training import choose_chunk_size
+from ldpfl.simulation.local_steps import LocalOptimiser, split_evenly
 
 BATCH_SIZE = 10
 

@@ -21,7 +21,7 @@ from ldpfl import data
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import parse_config
 from ldpfl.simulation import simulate
-from ldpfl.simulation.asked_workers import workers
+from ldpfl.simulation.workers import workers
 
 SETTINGS = [
     "model.name=two-layer-cnn",

@@ -16,7 +16,7 @@ from ldpfl import ParameterLayout, data
 from ldpfl.models.images import TwoLayerCNN
 from ldpfl.simulation import BatchSchedule, LocalTask, VectorizedTrainer
 from ldpfl.simulation.compiled_training import CompiledTrainer
-from ldpfl.simulation.local_optimiser import LocalOptimiser
+from ldpfl.simulation.local_steps import LocalOptimiser
 
 
 def wide() -> nn.Module:

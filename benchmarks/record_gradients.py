@@ -28,7 +28,7 @@ from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.models.images import TwoLayerCNN
 from ldpfl.simulation import BatchSchedule, LocalTask, RecordGradientTrainer
 from ldpfl.simulation.compiled_records import CompiledSums
-from ldpfl.simulation.local_optimiser import LocalOptimiser
+from ldpfl.simulation.local_steps import LocalOptimiser
 
 NORM = 0.5
 MODELS: dict[str, Callable[[], nn.Module]] = {

@@ -9,7 +9,8 @@ from ldpfl.data import Dataset, partition
 from ldpfl.ranges import Denoised
 from ldpfl.server import Checkpoint, ServerOptimiser, initial_checkpoint
 from ldpfl.simulation import Federation, LocalTask, VectorizedTrainer
-from ldpfl.simulation.local_optimiser import LocalOptimiser
+from ldpfl.simulation.federation import Evaluation, LocalWork, Participation
+from ldpfl.simulation.local_steps import LocalOptimiser
 
 CLIENTS = 9
 
@@ -39,14 +40,13 @@ def federation_of(
         task=task,
         trainer=VectorizedTrainer(task),
         samples=samples,
-        evaluation=data.test,
+        evaluation=Evaluation(data.test),
         mechanism=mechanisms.create(mechanism, **parameters),
         perturbed="update",
         rule=Denoised(floor=0.005),
         optimiser=ServerOptimiser(),
-        fraction=1.0,
-        epochs=1,
-        batch_size=batch_size,
+        participation=Participation(1.0),
+        work=LocalWork(1, batch_size),
         chunk_size=4,
     )
     return federation, initial_checkpoint(weights, LayerRanges(0.0, 0.02, layout.sizes))

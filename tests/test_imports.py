@@ -71,7 +71,8 @@ FLOORS = (
     ("experiments",),
     ("attacks", "flower"),
     ("report",),
-    ("api", "deploy"),
+    ("deploy",),
+    ("api",),
     ("cli",),
     ("__main__",),
 )
@@ -115,6 +116,40 @@ def test_the_verifier_imports_nothing_of_the_package_and_no_accountant_imports_t
         if any(name.split(".")[0] == "ldpfl_verify" for name in imported(ast.parse(file.read_bytes()), module_of(file), {}))
     }
     assert users == {"ldpfl.api.certified_lines", "ldpfl.api.certifying", "ldpfl.api.verifying", "ldpfl.cli.certificates"}
+
+
+COMMAND_LINE_MAY_USE = ("api", "cli", "errors", "number_format", "report.terminal")
+"""What the command line imports of the package beside tables and progress bars: the front door, errors, and the format of text."""
+
+FORMATS = tuple(f"report.{name}" for name in ("attacks", "console", "linkage", "privacy", "progress", "scores"))
+"""Modules that format figures for a terminal."""
+
+NOT_YET_BY_THE_FRONT_DOOR: Mapping[str, Set[str]] = {
+    "commands": {"lazy", "suggestions"},
+    "demo_display": {"deploy.demo", "deploy.trial", "flower.round_kinds", "tasks"},
+    "runs": {"experiments.figures", "experiments.run_folder", "report.tensorboard", "report.watching"},
+}
+"""Modules of the package that commands still import themselves, by command. Remove what is mended; add nothing."""
+
+
+@pytest.mark.slow
+def test_commands_use_the_front_door() -> None:
+    """A command parses, calls a function of ``api``, and prints: what it does is there for Python as well."""
+    allowed = tuple(f"ldpfl.{name}" for name in (*COMMAND_LINE_MAY_USE, *FORMATS))
+    found = {}
+    for file in sorted((PACKAGE / "cli").glob("*.py")):
+        names = imported(ast.parse(file.read_bytes()), module_of(file), {}, file.stem == "__init__")
+        modules = {name for name in names if name.startswith("ldpfl.") and name in modules_of_the_package()}
+        others = {name for name in modules if not any(name == one or name.startswith(f"{one}.") for one in allowed)}
+        bases = {name for name in others if any(other.startswith(f"{name}.") for other in others)}
+        if others - bases:
+            found[file.stem] = {name.removeprefix("ldpfl.") for name in others - bases}
+    assert found == NOT_YET_BY_THE_FRONT_DOOR
+
+
+@cache
+def modules_of_the_package() -> frozenset[str]:
+    return frozenset(map(module_of, PACKAGE.rglob("*.py")))
 
 
 def room_of(module: str) -> str:

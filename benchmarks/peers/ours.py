@@ -12,7 +12,7 @@ from ldpfl import data
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import RunConfig
 from ldpfl.simulation import simulate
-from ldpfl.simulation.asked_workers import workers
+from ldpfl.simulation.workers import workers
 
 
 def main() -> None:

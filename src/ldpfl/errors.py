@@ -34,10 +34,14 @@ The command line prints it and exits with code 2. What the relay answers, with i
 
 from __future__ import annotations
 
+import errno
 import traceback
 from collections.abc import Sequence
 from numbers import Real
 from pathlib import Path
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
+"""What the system says, by number, where a file cannot be written whatever it is: never of one that is read."""
 
 
 class LdpflError(Exception):

@@ -23,9 +23,6 @@ _SUFFIX = ".partial"
 _LEFTOVERS = (f".*{_SUFFIX}", ".tmp??????")
 """What a killed process leaves: our own temporary files, and those that safetensors makes beside them."""
 
-NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
-"""What the system says, by number, where a file cannot be written whatever it is: never of one that is read."""
-
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 

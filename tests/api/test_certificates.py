@@ -507,3 +507,12 @@ def test_a_run_is_certified_by_its_folder(tiny_data: Path, tmp_path: Path, ldpfl
     assert verify(made, ledger=folder).holds
     (folder / "result.json").unlink()
     assert any("rounds were meant to be run" in caveat for caveat in certify(folder).statement.caveats)
+
+
+def test_a_certificate_that_is_written_leaves_its_ledger_as_it_was(tmp_path: Path) -> None:
+    ledger, out = tmp_path / "ledger.json", tmp_path / "certificate.json"
+    Ledger().charge(RoundEvent(1, BinaryRelease("duchi", 1.0, 1, author=OURS), 10, 10, 1)).save(ledger)
+    before = ledger.read_bytes()
+    made = certify(ledger, out=out)
+    assert out.read_text(encoding="utf-8") == made.to_json()
+    assert ledger.read_bytes() == before

@@ -36,9 +36,8 @@ from ldpfl.mechanisms.gaussian import (
 )
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, Release, RoundEvent
-from ldpfl.privacy.authors import released
+from ldpfl.privacy.authors import BUILT_IN, released
 from ldpfl.privacy.believed import DOUBTED, believed
-from ldpfl.privacy.built_in import BUILT_IN
 from ldpfl.privacy.events import OURS
 from ldpfl.ranges import LayerRanges
 from ldpfl_verify.stated_author import with_believed_author

@@ -13,9 +13,9 @@ import pytest
 import ldpfl as package
 from conftest import CommandLine
 from grids import each
+from ldpfl.api.predicting import without_formulas
 from ldpfl.cache import cache_dir
 from ldpfl.cli import main
-from ldpfl.cli.own import without_formulas
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.run_folder import RunFolder

@@ -956,7 +956,7 @@ def test_the_class_of_one_image_decides_nothing_about_others(tmp_path: Path) -> 
         config = RunConfig.model_validate({"data": data, "clients": {"count": 4}, "model": {"name": "linear"}})
         federation, _ = build(config, load_dataset(config, None), torch.device("cpu"))
         parts = [federation.task.data.tensor[torch.from_numpy(own)] for own in federation.samples]
-        return [{image.numpy().tobytes() for image in part} for part in (*parts, federation.evaluation.tensor)]
+        return [{image.numpy().tobytes() for image in part} for part in (*parts, federation.evaluation.samples.tensor)]
 
     for one, other in (("none", "005"), ("nobody7", "017")):
         before, after = divided(one), divided(other)

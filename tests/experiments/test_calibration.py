@@ -101,7 +101,7 @@ def test_a_direct_channel_hides_no_order(tiny_task: Dataset) -> None:
         "", ["model.name=linear", "clients.count=8", "clients.once=true", "training.rounds=2", "mechanism.name=privunit-g"], origin="test"
     )
     federation, start = build(config, tiny_task, torch.device("cpu"))
-    *_, last = simulate(replace(federation, channel="direct"), start, 2)
+    *_, last = simulate(replace(federation, participation=replace(federation.participation, channel="direct")), start, 2)
     assert {event.sampling for event in last.ledger.events} == {"visible"}
     assert account(last.ledger).find("shuffled", "run") is None
     assert run_epsilon(last.ledger) < inf

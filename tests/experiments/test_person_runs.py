@@ -25,7 +25,7 @@ from ldpfl.mechanisms.record_clipping import STEPS
 from ldpfl.report.methods import methods
 from ldpfl.simulation import BatchSchedule, Federation, simulate
 from ldpfl.simulation.gradients import RecordGradientTrainer
-from ldpfl.simulation.schedule import full_batch
+from ldpfl.simulation.local_steps import full_batch
 
 HOSPITALS = 2
 
@@ -76,7 +76,7 @@ def test_clients_have_persons_and_each_has_all_rows_of_one_name() -> None:
     assert persons is not None
     assert sorted(np.concatenate(federation.samples).tolist()) == list(range(len(persons)))
     assert 50 < sum(own.size for own in federation.samples) < 76  # about four of five of 80, one of whom may count as two
-    assert int(persons.counts.sum()) + len(federation.evaluation) == len(frame)
+    assert int(persons.counts.sum()) + len(federation.evaluation.samples) == len(frame)
     assert federation.mechanism.release(federation_ranges(federation)).unit == "person"
 
 

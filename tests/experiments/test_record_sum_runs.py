@@ -32,10 +32,10 @@ from ldpfl.randomness import Purpose
 from ldpfl.report.page import page
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import Federation, simulate
-from ldpfl.simulation.asked_workers import workers
 from ldpfl.simulation.evaluating import GAP, LOSS, RIGHT, ClientFigures, RecordScores
 from ldpfl.simulation.local_training import evaluated
 from ldpfl.simulation.record_sums import points_of, released_sum
+from ldpfl.simulation.workers import workers
 from ldpfl.tasks import ACCURACY
 
 

@@ -23,7 +23,7 @@ from ldpfl.layout import validate_module
 from ldpfl.models.adapters import base_digest
 from ldpfl.models.mending import mended
 from ldpfl.simulation import BatchSchedule, GradientTrainer, LocalTask
-from ldpfl.simulation.local_optimiser import LocalOptimiser
+from ldpfl.simulation.local_steps import LocalOptimiser
 
 pytest.importorskip("peft")
 from pretrained_models import TOKENS, adapted, bert, gpt2, save_base, texts, tokens, vit

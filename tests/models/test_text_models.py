@@ -10,7 +10,7 @@ from ldpfl import ConfigError, ParameterLayout, models, tasks
 from ldpfl.data import Samples
 from ldpfl.simulation import BatchSchedule, LocalTask, LoopTrainer, VectorizedTrainer
 from ldpfl.simulation.gradients import GradientTrainer
-from ldpfl.simulation.local_optimiser import LocalOptimiser
+from ldpfl.simulation.local_steps import LocalOptimiser
 
 VOCABULARY = 30
 

@@ -63,7 +63,7 @@ def test_mistakes_are_one_line(arguments: list[str], words: str, tmp_path: Path)
 
 
 def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "find_spec", lambda name: None if name == "uvicorn" else object())
+    monkeypatch.setattr("ldpfl.api.operators.find_spec", lambda name: None if name == "uvicorn" else object())
     with pytest.raises(ConfigError, match=r"needs uvicorn: pip install 'ldpfl\[relay\]'"):
         call("serve", "--store", tmp_path / "relay.db")
 

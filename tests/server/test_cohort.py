@@ -28,7 +28,7 @@ def joined_by_hand(seed: int, clients: int, fraction: float) -> list[int]:
 @pytest.mark.parametrize(("fraction", "cohort"), [(1.0, 9), (0.3, 3), (0.01, 1)])
 def test_each_round_is_charged_with_its_cohort_and_who_came_most_often(fraction: float, cohort: int, tiny_task: Dataset) -> None:
     federation, start = federation_of(tiny_task)
-    *_, last = simulate(replace(federation, fraction=fraction), start, ROUNDS)
+    *_, last = simulate(replace(federation, participation=replace(federation.participation, fraction=fraction)), start, ROUNDS)
     events = last.ledger.events
     assert [event.round for event in events] == list(range(1, ROUNDS + 1))
     assert {(event.cohort, event.population) for event in events} == {(cohort, CLIENTS)}
@@ -42,7 +42,7 @@ def test_each_round_is_charged_with_its_cohort_and_who_came_most_often(fraction:
 def test_after_a_resume_the_ledger_goes_on_as_if_nothing_had_happened(stop: int, tiny_task: Dataset, tmp_path: Path) -> None:
     """How often each client joined is not saved: it is counted anew from the seed."""
     federation, start = federation_of(tiny_task)
-    federation = replace(federation, fraction=0.3)
+    federation = replace(federation, participation=replace(federation.participation, fraction=0.3))
     *_, whole = simulate(federation, start, ROUNDS)
     *_, halfway = simulate(federation, start, stop)
     halfway.save(tmp_path / "checkpoint")
@@ -56,7 +56,7 @@ def test_after_a_resume_the_ledger_goes_on_as_if_nothing_had_happened(stop: int,
 def test_the_channel_reaches_the_ledger_and_changes_nothing_else(tiny_task: Dataset) -> None:
     federation, start = federation_of(tiny_task)
     *_, shuffled = simulate(federation, start, 1)
-    *_, delayed = simulate(replace(federation, channel="random-delay"), start, 1)
+    *_, delayed = simulate(replace(federation, participation=replace(federation.participation, channel="random-delay")), start, 1)
     assert shuffled.ledger.events[0].channel == "ideal-shuffler"
     assert delayed.ledger.events == (replace(shuffled.ledger.events[0], channel="random-delay"),)
     assert delayed.state.weights.equal(shuffled.state.weights)

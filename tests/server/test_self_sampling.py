@@ -19,6 +19,7 @@ from ldpfl.privacy import Ledger
 from ldpfl.privacy.statement import account
 from ldpfl.server import Checkpoint, round_event, self_sampled_cohort
 from ldpfl.simulation import Federation, simulate
+from ldpfl.simulation.federation import Participation
 
 CPU = torch.device("cpu")
 
@@ -63,7 +64,7 @@ def test_a_round_is_recorded_as_secret_only_behind_a_shuffler(tiny_data: Path) -
 @pytest.mark.slow
 def test_a_round_that_nobody_joins_changes_nothing_and_is_charged_like_others(tiny_data: Path) -> None:
     _, everyone, start = federation(tiny_data)
-    lonely = replace(everyone, self_sampling=0.0, samples=everyone.samples[:1])
+    lonely = replace(everyone, participation=Participation(1.0, 0.0), samples=everyone.samples[:1])
     rounds = list(simulate(lonely, start, 12))
     joined = [self_sampled_cohort(0, number, 1, 0.0).size for number in range(1, 13)]
     assert set(joined) == {0, 1}  # this seed has both
@@ -86,7 +87,7 @@ def test_a_round_that_nobody_joins_changes_nothing_and_is_charged_like_others(ti
 def test_idle_rounds_alone_are_charged(tiny_data: Path) -> None:
     _, everyone, start = federation(tiny_data)
     idle = next(seed for seed in range(100) if self_sampled_cohort(seed, 1, 1, 0.0).size == 0)
-    lonely = replace(everyone, self_sampling=0.0, samples=everyone.samples[:1], coin_seed=idle)
+    lonely = replace(everyone, participation=Participation(1.0, 0.0), samples=everyone.samples[:1], coin_seed=idle)
     (only,) = simulate(lonely, start, 1)
     assert [(event.round, event.cohort) for event in only.ledger.events] == [(1, 0)]
     assert account(only.ledger).figures()["local"] != 0
@@ -106,7 +107,7 @@ def test_clients_and_server_do_not_both_decide(tiny_data: Path) -> None:
 
 def test_a_round_that_nobody_joins_where_that_is_seen_costs_nothing_and_can_be_read_again(tiny_data: Path) -> None:
     _, everyone, start = federation(tiny_data)
-    lonely = replace(everyone, self_sampling=0.0, samples=everyone.samples[:1], channel="random-delay")
+    lonely = replace(everyone, participation=Participation(1.0, 0.0, channel="random-delay"), samples=everyone.samples[:1])
     *_, last = simulate(lonely, start, 12)
     joined = [self_sampled_cohort(0, number, 1, 0.0).size for number in range(1, 13)]
     assert [(event.cohort, event.sampling == "secret") for event in last.ledger.events] == [(size, False) for size in joined]

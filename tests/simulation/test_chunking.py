@@ -19,8 +19,8 @@ from ldpfl import ParameterLayout, models
 from ldpfl.data import Dataset
 from ldpfl.randomness import SeededStreams
 from ldpfl.simulation import BatchSchedule, LocalTask, VectorizedTrainer, batch_schedule
-from ldpfl.simulation.chunking import choose_chunk_size, split_evenly
-from ldpfl.simulation.local_optimiser import LocalOptimiser
+from ldpfl.simulation.cohort_training import choose_chunk_size
+from ldpfl.simulation.local_steps import LocalOptimiser, split_evenly
 
 
 @settings(derandomize=True)

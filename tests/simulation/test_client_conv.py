@@ -9,7 +9,7 @@ from torch.func import vmap
 from torch.nn import functional as F
 
 from grids import each
-from ldpfl.simulation.client_conv import PatchConvolutions
+from ldpfl.simulation.local_training import PatchConvolutions
 
 
 def seeded() -> torch.Generator:

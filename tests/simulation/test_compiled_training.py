@@ -31,9 +31,8 @@ from ldpfl.simulation.cohort_training import train_cohort
 from ldpfl.simulation.compiled_records import CompiledSums
 from ldpfl.simulation.compiled_training import CompiledTrainer
 from ldpfl.simulation.compiling import has_compiler, pays
-from ldpfl.simulation.local_optimiser import LocalOptimiser
+from ldpfl.simulation.local_steps import BatchSchedule, LocalOptimiser, full_batch
 from ldpfl.simulation.placing import place, placed
-from ldpfl.simulation.schedule import BatchSchedule, full_batch
 from ldpfl.simulation.workers import Processes
 
 RECORDS = ["mechanism.name=dp-sgd", "mechanism.perturbed=gradient", "mechanism.noise_multiplier=1.0"]

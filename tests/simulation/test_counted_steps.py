@@ -23,9 +23,8 @@ from ldpfl.simulation.cohort_training import train_cohort
 from ldpfl.simulation.compiled_training import CompiledTrainer
 from ldpfl.simulation.compiling import has_compiler
 from ldpfl.simulation.counted_steps import CountedSteps
-from ldpfl.simulation.local_optimiser import LocalOptimiser
-from ldpfl.simulation.observing import ClientFacts, ClippedCounter
-from ldpfl.simulation.shares import Collected, RoundStart, Share, collect
+from ldpfl.simulation.local_steps import LocalOptimiser
+from ldpfl.simulation.shares import ClientFacts, ClippedCounter, Collected, RoundStart, Share, collect
 
 compiles = pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
 pytestmark = [compiles, pytest.mark.slow]
@@ -59,7 +58,11 @@ def expected(federation: Federation, start: Checkpoint) -> tuple[NDArray[np.int3
 
 def left(federation: Federation, start: Checkpoint) -> NDArray[np.bool_]:
     """Return which clients of the first cohort are not counted."""
-    steps = CountedSteps.of(federation, start.state, federation.mechanism, federation.cohort(1), ClippedCounter(start.state.ranges))
+    ranges = ClippedCounter(start.state.ranges)
+    assert isinstance(federation.trainer, CompiledTrainer)
+    steps = CountedSteps.of(
+        federation, federation.trainer, start.state, federation.mechanism, federation.cohort(1), (ranges.low, ranges.high)
+    )
     assert steps is not None
     return steps.add(federation.cohort(1))
 

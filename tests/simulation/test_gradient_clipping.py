@@ -22,7 +22,7 @@ from ldpfl.experiments.baseline import noise_free
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import parse_config
 from ldpfl.simulation import BatchSchedule, LocalTask, LoopTrainer, VectorizedTrainer
-from ldpfl.simulation.local_optimiser import LocalOptimiser
+from ldpfl.simulation.local_steps import LocalOptimiser
 
 TRAINERS = [VectorizedTrainer, LoopTrainer]
 AnyTrainer = type[VectorizedTrainer] | type[LoopTrainer]

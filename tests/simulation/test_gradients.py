@@ -23,8 +23,7 @@ from ldpfl.randomness import SeededStreams
 from ldpfl.simulation import GradientTrainer, LocalTask, RecordGradientTrainer, gradients
 from ldpfl.simulation.cohort_training import train_clients
 from ldpfl.simulation.gradients import confined
-from ldpfl.simulation.local_optimiser import LocalOptimiser
-from ldpfl.simulation.schedule import full_batch, poisson_batch
+from ldpfl.simulation.local_steps import LocalOptimiser, full_batch, poisson_batch
 
 SIZES = (1, 7, 3)
 SUMMED = "summed_grad"  # where Opacus keeps what it adds up

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from ldpfl import ParameterLayout, models
 from ldpfl.data import Dataset, Samples
 from ldpfl.randomness import Purpose, SeededStreams
-from ldpfl.server.optimiser import Schedule
+from ldpfl.server.close import Schedule
 from ldpfl.simulation import BatchSchedule, LocalTask, LoopTrainer, VectorizedTrainer, batch_schedule
-from ldpfl.simulation.local_optimiser import LocalOptimiser
+from ldpfl.simulation.local_steps import LocalOptimiser
 from ldpfl.simulation.local_training import measured
 
 UNEQUAL = (10, 3, 7, 1, 20, 5, 9, 30, 2, 11)

@@ -22,9 +22,8 @@ from ldpfl.randomness import RandomSource
 from ldpfl.ranges import LayerRanges
 from ldpfl.simulation import LocalTask, RecordGradientTrainer
 from ldpfl.simulation.gradients import confined
-from ldpfl.simulation.local_optimiser import LocalOptimiser
+from ldpfl.simulation.local_steps import LocalOptimiser, full_batch
 from ldpfl.simulation.measuring import Measuring, point_of, taken_off
-from ldpfl.simulation.schedule import full_batch
 
 WIDTH, MOST, NORM = 6, 4, 0.3
 

@@ -24,10 +24,10 @@ from ldpfl.data import Dataset
 from ldpfl.errors import ConfigError, LdpflError, PrivacyError
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import Federation, simulate
+from ldpfl.simulation.local_steps import BatchSchedule
 from ldpfl.simulation.local_training import Trainer
 from ldpfl.simulation.ray_workers import is_ray, ray_workers
-from ldpfl.simulation.schedule import BatchSchedule
-from ldpfl.simulation.workers import ONE_PROCESS
+from ldpfl.simulation.shares import ONE_PROCESS
 from simulated import federation_of
 
 CPU = torch.device("cpu")

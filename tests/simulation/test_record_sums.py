@@ -20,7 +20,7 @@ from ldpfl.randomness import Purpose
 from ldpfl.simulation import LocalTask
 from ldpfl.simulation.evaluating import RecordScores
 from ldpfl.simulation.least_squares import LeastSquares
-from ldpfl.simulation.local_optimiser import LocalOptimiser
+from ldpfl.simulation.local_steps import LocalOptimiser
 from ldpfl.simulation.record_sums import RecordVectors, client_sums, points_of, released_sum
 
 STEPS_OF = (2**10, STEPS)

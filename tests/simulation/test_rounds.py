@@ -91,7 +91,7 @@ def test_the_order_in_which_the_cohort_comes_changes_no_bit(tiny_task: Dataset, 
 @pytest.mark.parametrize(("fraction", "expected"), [(1.0, 9), (0.5, 5), (1 / 3, 3), (0.01, 1)])
 def test_a_fraction_of_the_clients_takes_part(fraction: float, expected: int, tiny_task: Dataset) -> None:
     federation, start = federation_of(tiny_task)
-    *_, last = simulate(replace(federation, fraction=fraction), start, 1)
+    *_, last = simulate(replace(federation, participation=replace(federation.participation, fraction=fraction)), start, 1)
     assert last.history[0].clients == expected
 
 

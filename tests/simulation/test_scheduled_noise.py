@@ -43,7 +43,8 @@ from ldpfl.randomness import SeededStreams
 from ldpfl.ranges import Fixed
 from ldpfl.server import Checkpoint, round_cohort, sample_cohort
 from ldpfl.simulation import Federation, simulate
-from ldpfl.simulation.observing import ClientFacts, RoundNoise, SentNoise
+from ldpfl.simulation.federation import Participation
+from ldpfl.simulation.shares import ClientFacts, RoundNoise, SentNoise
 from simulated import CLIENTS, federation_of
 
 ROUNDS = 4
@@ -71,7 +72,7 @@ GUESSED = FullDP(2.0, DELTA, ASSUMED)
 
 def scheduled(data: Dataset, schedule: NoiseSchedule, *, fraction: float = 0.5, scheme: str = "quantity") -> tuple[Federation, Checkpoint]:
     federation, start = federation_of(data, mechanism="none", scheme=scheme)
-    return replace(federation, mechanism=Gaussian(schedule), rule=Fixed(), fraction=fraction), start
+    return replace(federation, mechanism=Gaussian(schedule), rule=Fixed(), participation=Participation(fraction)), start
 
 
 def trace(federation: Federation, start: Checkpoint, rounds: int = ROUNDS) -> tuple[object, ...]:
@@ -83,7 +84,7 @@ def trace(federation: Federation, start: Checkpoint, rounds: int = ROUNDS) -> tu
 
 
 def statement_of(federation: Federation, start: Checkpoint, channel: Channel = "ideal-shuffler") -> tuple[Checkpoint, Statement]:
-    *_, last = simulate(replace(federation, channel=channel), start, ROUNDS)
+    *_, last = simulate(replace(federation, participation=replace(federation.participation, channel=channel)), start, ROUNDS)
     return last, account(last.ledger, DELTA)
 
 

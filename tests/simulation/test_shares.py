@@ -12,8 +12,7 @@ from ldpfl.experiments.config import parse_config
 from ldpfl.mechanisms import BitReports, VectorReports
 from ldpfl.mechanisms.reports.vectors import VectorTotal
 from ldpfl.simulation.cohort_training import train_cohort
-from ldpfl.simulation.observing import ClientFacts
-from ldpfl.simulation.shares import RoundStart, Share, collect
+from ldpfl.simulation.shares import ClientFacts, RoundStart, Share, collect
 
 KEPT = {"duchi": BitReports, "privunit-g": VectorTotal}
 

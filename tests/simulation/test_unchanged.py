@@ -25,7 +25,7 @@ from ldpfl.server import Checkpoint
 from ldpfl.simulation import Federation, GradientTrainer, LoopTrainer, VectorizedTrainer, simulate, train_clients
 from ldpfl.simulation.compiled_training import CompiledTrainer
 from ldpfl.simulation.compiling import has_compiler
-from ldpfl.simulation.schedule import full_batch
+from ldpfl.simulation.local_steps import full_batch
 from ldpfl.tasks import Task
 
 Pass = Callable[["Net", Tensor], Tensor]

@@ -25,10 +25,11 @@ from ldpfl.experiments.build import build
 from ldpfl.experiments.config import parse_config
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import Federation, simulate
-from ldpfl.simulation.asked_workers import checked_count, workers
 from ldpfl.simulation.compiling import has_compiler
+from ldpfl.simulation.federation import Evaluation
 from ldpfl.simulation.placing import place, placed
-from ldpfl.simulation.workers import OneProcess, Processes
+from ldpfl.simulation.shares import OneProcess
+from ldpfl.simulation.workers import Processes, checked_count, workers
 
 CLIENTS = 40
 RECIPES = {
@@ -106,7 +107,7 @@ def test_any_number_of_processes_ends_in_the_same_bytes_where_steps_are_compiled
 @pytest.mark.xdist_group("workers")
 def test_processes_share_a_long_evaluation_and_find_the_figure_of_one(tiny_task: Dataset, two: Processes) -> None:
     federation, _ = federation_of(tiny_task, "duchi")
-    long = replace(federation, evaluation=tiny_task.train.take(torch.arange(2_345) % 200))
+    long = replace(federation, evaluation=Evaluation(tiny_task.train.take(torch.arange(2_345) % 200)))
     weights = torch.randn(4000, generator=torch.Generator().manual_seed(1))
     assert two.score(long, weights) == OneProcess().score(long, weights)
     assert 0 < long.score(weights) < 1

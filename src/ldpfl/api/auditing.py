@@ -12,14 +12,40 @@ from ldpfl.api.arguments import checked
 from ldpfl.attacks.canary import RunAudit
 from ldpfl.attacks.canary import audit_run as audit_folder
 from ldpfl.auditing import ERROR_RATE, MechanismAudit, audit_mechanism, default_trials
+from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import choose_device
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.mechanisms import Mechanism
 from ldpfl.report.privacy import audit_table, canary_table
 from ldpfl.shown import look
+from ldpfl.suggestions import did_you_mean
 
 look.register(MechanismAudit, audit_table)
 look.register(RunAudit, canary_table)
+
+
+@checked
+def is_mechanism(name: str | Path) -> bool:
+    """Return whether ``name`` is a mechanism's, and not the folder of a run.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if str(name) in mechanisms.names():
+        return True
+    if not Path(name).is_dir():
+        raise ConfigError(f"{str(name)!r} is neither a run's folder nor a mechanism: {did_you_mean(str(name), mechanisms.names())}")
+    return False
+
+
+@checked
+def require_run(folder: str | Path) -> None:
+    """Return if ``folder`` holds a run.
+
+    Raises:
+        ConfigError, DataError: it holds none, or a file is damaged.
+    """
+    RunFolder(Path(folder)).config()
 
 
 @checked

@@ -19,7 +19,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments.figures import of_extending
 from ldpfl.experiments.public_figures import public_caveats
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.files import MAX_ROUNDS_BYTES, read_text
+from ldpfl.files import MAX_ROUNDS_BYTES, check_suffix, read_text, write_text
 from ldpfl.keys import load_key, save_key
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.statement import DELTA
@@ -27,17 +27,21 @@ from ldpfl_verify.certificate_file import Certificate, Signature, Statement
 
 
 @checked
-def certify(what: str | Path, *, delta: float | None = None, key: str | Path | None = None) -> Certificate:
+def certify(what: str | Path, *, delta: float | None = None, key: str | Path | None = None, out: str | Path | None = None) -> Certificate:
     """Return what the run in the folder ``what``, or a ledger's file, guarantees, for others to check: see :func:`verify`.
 
     Args:
         delta: failure probability; by default that of the run, or 1e-5.
         key: file of the private key that signs it (Ed25519); made if there is none. Without one nobody signs.
+        out: file to write the certificate to; without one nothing is written.
 
     Raises:
         ConfigError: there is no such run, it stands between two rounds, or delta is out of range.
         DataError: a file is damaged.
+        WriteError: ``out`` cannot be written.
     """
+    if out is not None:
+        check_suffix(Path(out), "a certificate in JSON", ".json")
     path = Path(what)
     folder = RunFolder(path) if path.is_dir() else None
     file = path if folder is None else folder.ledger_path
@@ -55,7 +59,10 @@ def certify(what: str | Path, *, delta: float | None = None, key: str | Path | N
     name = str(result.get("name", path.name))
     caveats = [] if folder is None else _caveats_of(folder, result, len(kept.events))
     statement = certified(text, name, chosen if delta is None else delta, versions, caveats, str(file))
-    return signed(statement, None if key is None else _signing_key(Path(key)))
+    made = signed(statement, None if key is None else _signing_key(Path(key)))
+    if out is not None:
+        write_text(Path(out), made.to_json())
+    return made
 
 
 def signed(statement: Statement, key: Ed25519PrivateKey | None) -> Certificate:

@@ -12,9 +12,10 @@ from torch import nn
 
 from ldpfl import mechanisms
 from ldpfl.api.arguments import Settings, checked
+from ldpfl.data.cells import reads
 from ldpfl.data.tables import SUFFIXES
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.config import RunConfig, known_keys, parse_config, settings_as_text
+from ldpfl.experiments.config import RunConfig, known_keys, parse_config, settings_as_text, toml_value
 from ldpfl.experiments.dataset import Given
 from ldpfl.experiments.recipes import recipe_or_file
 from ldpfl.experiments.shipped import DEFAULT
@@ -71,6 +72,42 @@ def named_data(data: str | Path) -> dict[str, Any]:
         return {"data.path": str(path.expanduser().resolve())}
     except RuntimeError:  # of a user that there is not, or who has no home
         raise ConfigError(f"data is {str(data)!r}, and whose home ~ stands for is not known: give the whole path") from None
+
+
+def overrides_of(
+    data: str | None,
+    target: str | None,
+    client: str | None,
+    task: str | None,
+    model: str | None,
+    target_epsilon: float | None,
+    changes: list[str] | None,
+    recipe: str | None = None,
+    person: str | None = None,
+    evaluation_epsilon: float | None = None,
+    text: str | None = None,
+    adapter: str | None = None,
+) -> list[str]:
+    """Return what the flags for own data change in a config, as ``key=value``.
+
+    Raises:
+        ConfigError: a number is given for a column.
+    """
+    if target is not None and reads(float, target):
+        raise ConfigError(f"--target names a column of your data; the epsilon of the whole run is --target-epsilon {target}")
+    if not (target is None and client is None and person is None) and data is None and recipe is None:
+        raise ConfigError("--target, --client and --person name columns of your own data: give them with --data")
+    own = {
+        **{"data.target": target, "data.client": client, "data.person": person, "data.text": text, "task.name": task},
+        **{"model.name": None if model is None else named_model(model), "model.adapter": adapter},
+    }
+    return [
+        *([f"{key}={toml_value(value)}" for key, value in named_data(data).items()] if data is not None else []),
+        *(f"{key}={toml_value(value)}" for key, value in own.items() if value is not None),
+        *(changes or []),
+        *([f"privacy.target_epsilon={target_epsilon}"] if target_epsilon is not None else []),
+        *([f"evaluation.epsilon={evaluation_epsilon}"] if evaluation_epsilon is not None else []),
+    ]
 
 
 def configured(what: str | Path | RunConfig, overrides: list[str]) -> RunConfig:

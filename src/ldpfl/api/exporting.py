@@ -76,3 +76,13 @@ def _copy_adapter(folder: Path, out: Path) -> None:
         check_regular(folder / name)
         with replace_atomically(out / name) as temporary:
             temporary.write_bytes((folder / name).read_bytes())
+
+
+def given_seed(run: str | Path) -> int | None:
+    """Return the seed from which all noise of a run on a user's own data follows; None if the noise is secret, or the data are public.
+
+    Raises:
+        ConfigError: there is no run.
+    """
+    config = RunFolder(Path(run)).config()
+    return config.seed if config.data.brought and not config.secret_noise else None

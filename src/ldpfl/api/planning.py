@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import ldpfl.report.privacy  # noqa: F401  # by which a plan and a statement show themselves
 from ldpfl.api.arguments import checked
+from ldpfl.deploy.cost import RoundCost, round_cost
+from ldpfl.deploy.sum_cost import SumCost, sum_cost
 from ldpfl.errors import ConfigError
-from ldpfl.planning.planner import Plan, Setting, reach
+from ldpfl.mechanisms.lattice import LatticeMechanism
+from ldpfl.planning.planner import MOST_CLIENTS, Plan, Setting, check_central, cohorts, epsilon_among, reach
 from ldpfl.planning.planner import plan as plan_setting
 from ldpfl.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    from ldpfl.planning.regimes import RegimePlan  # it loads slow parts of SciPy
 
 
 @checked
@@ -38,3 +46,51 @@ def plan(*, target_central: float | None = None, **setting: Any) -> Plan:
         return plan_setting(Setting(**setting))
     found, solution = reach(target_central, **{"epsilon": None, "clients": None, **setting})
     return replace(plan_setting(found), solution=solution)
+
+
+def cost(planned: Plan | RegimePlan, linked: int = 1) -> RoundCost | SumCost:
+    """Return what a round of a plan takes over relays that mix, or as a sum: bytes, processor time and memory.
+
+    Args:
+        linked: how many coordinates stay together over a relay that mixes.
+
+    Raises:
+        ConfigError: the mechanism's reports are no numbers that a sum adds up.
+    """
+    if not isinstance(planned, Plan):
+        return sum_cost(planned.clients, planned.weights, 8 * planned.bytes_per_client // planned.weights)
+    setting = planned.setting
+    mechanism = setting.build()
+    if setting.channel != "secure-sum":
+        return round_cost(mechanism, setting.ranges(), setting.cohort, linked)
+    if not isinstance(mechanism, LatticeMechanism):
+        raise ConfigError(f"--cost: nodes send no sums of {mechanism.name!r}: give --mechanism dp-sgd or dp-fedavg, or another --channel")
+    return sum_cost(setting.cohort, setting.weights, mechanism.bits)
+
+
+def check_plot(file: Path, **setting: Any) -> None:
+    """Return if :func:`draw_plan` can draw a plan of these arguments, those of :func:`plan`, into ``file``.
+
+    Raises:
+        ConfigError: the suffix names no kind of picture, or the setting has no central epsilon.
+    """
+    from ldpfl.report.plots import require_plot  # plots take seconds to import
+
+    require_plot(file)
+    check_central(Setting(**{**setting, "epsilon": setting["epsilon"] or 1.0, "clients": setting["clients"] or MOST_CLIENTS}))
+
+
+def draw_plan(planned: Plan, file: Path, target_central: float | None = None, each: Callable[[list[int]], Iterable[int]] = iter) -> None:
+    """Draw epsilon against the number of clients into ``file``.
+
+    Args:
+        target_central: central epsilon that is marked in the picture.
+        each: goes through the numbers of clients one by one, each of which takes a while: shows how far the drawing is.
+
+    Raises:
+        WriteError: the file cannot be written.
+    """
+    from ldpfl.report.plots import draw_epsilon_by_clients  # as above
+
+    points = [(count, *epsilon_among(planned.setting, count)) for count in each(cohorts(planned.setting))]
+    draw_epsilon_by_clients(file, planned.setting, points, target_central)

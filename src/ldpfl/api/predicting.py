@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from ldpfl.api.arguments import checked
+from ldpfl.data.cells import reads
 from ldpfl.data.encoder import Encoder, check_threshold
 from ldpfl.data.new_rows import answered
 from ldpfl.data.new_samples import Rows, classified, read_samples
@@ -17,6 +18,7 @@ from ldpfl.errors import ConfigError, DataError
 from ldpfl.experiments.dataset import Description
 from ldpfl.experiments.model_file import ModelFile
 from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.files import check_suffix, write_text
 from ldpfl.importing import named_model
 
 if TYPE_CHECKING:
@@ -57,6 +59,36 @@ def predict(
     if not isinstance(rows, str | Path) and not hasattr(rows, "columns"):
         raise ConfigError(f"rows are a {type(rows).__name__}, and the model is of a table: give a data frame, a file or a folder")
     return answered(encoder, described.module(kept.model_path, model), rows, threshold)
+
+
+def predict_csv(
+    folder: str | Path, rows: Rows, *, model: str | None = None, threshold: float | None = None, file: Path | None = None
+) -> str:
+    """Return what :func:`predict` does as CSV, in which no word is a formula to a spreadsheet, and write it to ``file`` if one is given.
+
+    Raises:
+        ConfigError, DataError: as for :func:`predict`.
+        WriteError: ``file`` cannot be written.
+    """
+    if file is not None:
+        check_suffix(file, "a table in CSV", ".csv", ".txt")
+    text: str = without_formulas(predict(folder, rows, model=model, threshold=threshold)).to_csv(index=False)
+    if file is not None:
+        write_text(file, text)
+    return text
+
+
+def without_formulas(found: pandas.DataFrame) -> pandas.DataFrame:
+    """Return a table in which no name of a column, and no word, is a formula to a spreadsheet that opens it."""
+    words = found.map(lambda cell: _no_formula(cell) if isinstance(cell, str) else cell)
+    return words.rename(columns=_no_formula)
+
+
+def _no_formula(text: str) -> str:
+    return f"'{text}" if text.startswith(_BEGIN_FORMULAS) and not reads(float, text) else text
+
+
+_BEGIN_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def said_of_samples(

@@ -28,7 +28,7 @@ from ldpfl.report.plots import draw_score_curve
 from ldpfl.report.progress import ProgressDisplay
 from ldpfl.report.terminal import terminal
 from ldpfl.server import RoundMetrics
-from ldpfl.simulation.asked_workers import Count, checked_count
+from ldpfl.simulation.workers import Count, checked_count, cores
 
 OnRound = Callable[[RoundMetrics], None]
 
@@ -110,6 +110,16 @@ def run(
         if path is None:
             return RunResult.of(runner.in_memory(config, baseline=baseline is not False), None)
         return RunResult.of(runner.run(config, RunFolder(path), resume=resume, baseline=baseline, more_rounds=more_rounds > 0), path)
+
+
+def prepare(device: str) -> None:
+    """Let PyTorch use every core of this process.
+
+    Raises:
+        ConfigError: there is no such ``device``.
+    """
+    choose_device(device)
+    torch.set_num_threads(cores())
 
 
 @as_usual()

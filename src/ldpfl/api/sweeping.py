@@ -19,7 +19,7 @@ from ldpfl.api.running import displayed, runner_for
 from ldpfl.errors import ConfigError, WriteError, in_short
 from ldpfl.experiments.runner import Runner
 from ldpfl.experiments.shipped import OWN
-from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, load_sweep, sweep_of
+from ldpfl.experiments.sweep_config import Cell, SweepConfig, axis_of, cells, load_sweep, sweep_of
 from ldpfl.experiments.sweep_parallel import rounds_done, run_ahead
 from ldpfl.experiments.sweep_run import run_sweep, stored_sweep
 from ldpfl.report.noise_plot import draw_noise
@@ -104,6 +104,27 @@ def sweep(
             return _sweep(config, changes, Path(folder), runner, jobs, display)
         with TemporaryDirectory() as temporary:
             return replace(_sweep(config, changes, Path(temporary), runner, jobs, display), folder=None)
+
+
+def sweep_config(
+    name: str | None = None, *, changes: Sequence[str] = (), axes: Sequence[str] = (), seeds: int = 1, called: str | None = None
+) -> SweepConfig:
+    """Return the sweep called ``name``, or that over one's own data with ``changes`` by the recipe ``own``.
+
+    Args:
+        axes: settings that are compared, as ``key=value,value``.
+        seeds: runs of each combination.
+        called: what a sweep over one's own data is called.
+
+    Raises:
+        ConfigError: there is no such sweep, a change does not fit, or an axis is named twice.
+    """
+    if name is not None:
+        return load_sweep(name)
+    found = [axis_of(text) for text in axes]
+    if twice := [key for key, _ in found if [other for other, _ in found].count(key) > 1]:
+        raise ConfigError(f"--axis names {twice[0]} twice: give all of its values in one")
+    return sweep_of(OWN, changes, dict(found), seeds, called)
 
 
 def _begun(folder: str | Path | None, changes: Sequence[str]) -> tuple[SweepConfig, list[str]]:

@@ -131,7 +131,7 @@ def audit_run(
     if isinstance(trials, bool) or not isinstance(trials, int) or trials < FEWEST_TRIALS:
         raise ConfigError(f"the audit of a run needs a whole number of trials, at least {FEWEST_TRIALS}, got {trials!r}")
     federation, state = _last_state(folder, data_dir, device)
-    number = state.round + 1 if federation.once_over is None else min(state.round + 1, federation.once_over)
+    number = state.round + 1 if federation.participation.once_over is None else min(state.round + 1, federation.participation.once_over)
     cohort = federation.cohort(number)
     if not cohort.size:
         raise ConfigError(f"nobody takes part in round {number}, so there is nothing to audit: go on with the run for a round")

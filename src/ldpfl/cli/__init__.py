@@ -11,8 +11,7 @@ import typer
 
 from ldpfl.cli.commands import Commands
 from ldpfl.cli.interrupts import INTERRUPTED
-from ldpfl.errors import LdpflError, in_short
-from ldpfl.files import NO_ROOM
+from ldpfl.errors import NO_ROOM, LdpflError, in_short
 from ldpfl.report.terminal import print_anything
 
 # Typer's own tracebacks print local variables, and with them private data.

@@ -3,38 +3,26 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
-import torch
 import typer
 from rich.console import Console
 from rich.progress import Progress, TaskID
-from rich.table import Table
 from rich.text import Text
-from torch import Tensor
 
-from ldpfl.attacks import GanConfig
-from ldpfl.attacks.compare import AttackedRun, Comparison, check_runs, compared
-from ldpfl.attacks.on_run import Attacker, AttackImages, AttackPlan, RunAttack, attack_folder, make_folder
+from ldpfl.api import RoundMetrics
+from ldpfl.api.attacking import COMPARISON, SIDE_BY_SIDE, AttackPlan, Comparison, GanConfig, attack_runs
 from ldpfl.cli.commands import Group
 from ldpfl.cli.interrupts import Interrupts
 from ldpfl.cli.linkage import linkage
-from ldpfl.data.loading import DATA_DIR_VARIABLE
-from ldpfl.errors import ConfigError
-from ldpfl.experiments.build import choose_device
-from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.files import write_text
+from ldpfl.cli.options import DataDirOption
 from ldpfl.report.attacks import attack_table, comparison_table
-from ldpfl.report.images import draw_image_grid, draw_side_by_side
 from ldpfl.report.terminal import terminal
-from ldpfl.server import RoundMetrics
-
-_SIDE_BY_SIDE = "side-by-side.png"
-_COMPARISON = "comparison.json"
-_SHOWN = 64
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Attack what is published or sent, to see what protection is worth.")
 
@@ -59,7 +47,7 @@ def gan(
         Path | None,
         typer.Option(help="Folder for pictures and figures; for several runs, of the comparison.", show_default="RUN/attacks/gan-LABEL"),
     ] = None,
-    data_dir: Annotated[Path | None, typer.Option(envvar=DATA_DIR_VARIABLE, help="Folder of data sets; else the Hugging Face hub")] = None,
+    data_dir: DataDirOption = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
@@ -70,83 +58,31 @@ def gan(
     Start it again to go on where it was stopped: finished parts are kept.
     """
     plan = AttackPlan(label, images, tuple(range(seed, seed + seeds)), GanConfig(steps=steps))
-    folders = [RunFolder(run) for run in runs]
-    session = _Session(data_dir, choose_device(device), terminal(stderr=True), lines=not as_json)
-    if len(folders) == 1:
-        target = out or attack_folder(folders[0], label)
-        result, _ = session.attack(folders[0], plan, target)
-        _show(result.to_dict(), attack_table(result), f"pictures of the first seed: {target / _SIDE_BY_SIDE}", as_json=as_json)
-        return
-    if out is None:
-        raise ConfigError("several runs need --out, the folder of their comparison")
-    comparison = _compare(session, folders, plan, out)
-    text = f"comparison: {out / _COMPARISON}; first run of each line: {out / _SIDE_BY_SIDE}"
-    _show(comparison.to_dict(), comparison_table(comparison), text, as_json=as_json)
+    errors = terminal(stderr=True)
 
+    def begins(number: int, run: Path) -> None:
+        errors.print(Text(f"{number}/{len(runs)}: {run}"), soft_wrap=True)
 
-def _compare(session: _Session, folders: list[RunFolder], plan: AttackPlan, out: Path) -> Comparison:
-    check_runs(folders, plan)
-    make_folder(out)
-    attacked: list[AttackedRun] = []
-    pictures: dict[Path, AttackImages] = {}
-    for number, folder in enumerate(folders, start=1):
-        session.console.print(Text(f"{number}/{len(folders)}: {folder.path}"), soft_wrap=True)
-        result, drawn = session.attack(folder, plan, attack_folder(folder, plan.label))
-        pictures[folder.path] = _few(drawn)
-        attacked.append(AttackedRun(folder.path, folder.config(), result))
-    comparison = compared(attacked)
-    write_text(out / _COMPARISON, json.dumps(comparison.to_dict(), indent=2) + "\n")
-    draw_side_by_side(out / _SIDE_BY_SIDE, _panels(comparison, pictures))
-    return comparison
-
-
-def _few(pictures: AttackImages) -> AttackImages:
-    """Return as many as a panel shows, so that those of many runs need little memory."""
-    protected = None if pictures.protected is None else pictures.protected[:_SHOWN].clone()
-    return AttackImages(pictures.real[:_SHOWN].clone(), protected, pictures.unprotected[:_SHOWN].clone())
-
-
-def _panels(comparison: Comparison, pictures: dict[Path, AttackImages]) -> list[tuple[str, Tensor]]:
-    """Return real images, then for each line of attacks those of its first run; the unprotected models come before the others."""
-    attacks = sorted((line for line in comparison.lines if line.accuracies), key=lambda line: line.row.kind == "protected")
-    shown = [(line.name, pictures[line.runs[0]], line.row.kind) for line in attacks]
-    panels = [(name, found.unprotected if kind == "unprotected" else found.protected) for name, found, kind in shown]
-    return [(f"real, label {comparison.label}", shown[0][1].real), *((name, images) for name, images in panels if images is not None)]
-
-
-def _show(figures: dict[str, Any], table: Table, hint: str, *, as_json: bool) -> None:
+    watch = partial(_watched, errors, lines=not as_json)
+    result = attack_runs(runs, plan, watch=watch, begins=begins, out=out, data_dir=data_dir, device=device)
     if as_json:
-        print(json.dumps(figures, indent=2))
+        print(json.dumps(result.to_dict(), indent=2))
         return
-    console = terminal()
-    console.print(table)
+    console, pictures = terminal(), result.folder / SIDE_BY_SIDE
+    if isinstance(result.found, Comparison):
+        console.print(comparison_table(result.found))
+        hint = f"comparison: {result.folder / COMPARISON}; first run of each line: {pictures}"
+    else:
+        console.print(attack_table(result.found))
+        hint = f"pictures of the first seed: {pictures}"
     console.print(Text(hint), soft_wrap=True)
 
 
-@dataclass(frozen=True)
-class _Session:
-    """Attacks run after run, with bars for each."""
-
-    data_dir: Path | None
-    device: torch.device
-    console: Console
-    lines: bool
-
-    def attack(self, folder: RunFolder, plan: AttackPlan, target: Path) -> tuple[RunAttack, AttackImages]:
-        """Attack one run and draw its pictures."""
-        with Interrupts() as interrupts, _Bars(self.console, interrupts, lines=self.lines) as bars:
-            result, pictures = Attacker(self.data_dir, self.device, bars, bars.phase).run(folder, plan, target)
-        _draw(target, pictures, result)
-        return result, pictures
-
-
-def _draw(out: Path, pictures: AttackImages, result: RunAttack) -> None:
-    panels = [(f"real, label {result.label}", "real", pictures.real), ("unprotected", "unprotected", pictures.unprotected)]
-    if pictures.protected is not None:
-        panels.append((f"protected, {result.mechanism}", "protected", pictures.protected))
-    for _, name, images in panels:
-        draw_image_grid(out / f"{name}.png", images)
-    draw_side_by_side(out / _SIDE_BY_SIDE, [(heading, images) for heading, _, images in panels])
+@contextmanager
+def _watched(console: Console, *, lines: bool) -> Iterator[_Bars]:
+    """Draw bars for the attack on one run; an interrupt ends it."""
+    with Interrupts() as interrupts, _Bars(console, interrupts, lines=lines) as bars:
+        yield bars
 
 
 class _Bars:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,14 +9,11 @@ import typer
 from rich.progress import Progress
 from rich.text import Text
 
-from ldpfl import api, mechanisms
-from ldpfl.auditing import ERROR_RATE
-from ldpfl.data.loading import DATA_DIR_VARIABLE
+from ldpfl import api
+from ldpfl.api import DATA_DIR_VARIABLE, ERROR_RATE
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.report.privacy import audit_table, canary_table
-from ldpfl.report.terminal import terminal
-from ldpfl.suggestions import did_you_mean
+from ldpfl.report.terminal import print_json, terminal
 
 AUDIT_FAILED = 3
 """Exit code when an audit finds a fault."""
@@ -36,22 +32,19 @@ def audit(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Test a mechanism, or what a server learns from a run's pool, by experiment. Exit code 3 if a mechanism fails."""
-    known = what in mechanisms.names()
-    if known and Path(what).is_dir():
-        said = f"{what} is a mechanism, which is audited, and a folder here as well: for a run in it, give ./{what}"
-        terminal(stderr=True).print(Text(said, style="yellow"), soft_wrap=True)
-    elif Path(what).is_dir():
+    if not api.is_mechanism(what):
         unused = [flag for flag, value in (("--epsilon", epsilon), ("--error-rate", error_rate)) if value is not None]
         if unused:
             raise ConfigError(f"{' and '.join(unused)} is for a mechanism: a run is audited as its config says, so leave that out")
         _audit_run(Path(what), data_dir, device, trials or 400, seed or 0, as_json=as_json)
         return
-    if not known:
-        raise ConfigError(f"{what!r} is neither a run's folder nor a mechanism: {did_you_mean(what, mechanisms.names())}")
+    if Path(what).is_dir():
+        said = f"{what} is a mechanism, which is audited, and a folder here as well: for a run in it, give ./{what}"
+        terminal(stderr=True).print(Text(said, style="yellow"), soft_wrap=True)
     rate = ERROR_RATE if error_rate is None else error_rate
     result = api.audit(what, epsilon=1.0 if epsilon is None else epsilon, trials=trials, error_rate=rate, seed=seed)
     if as_json:
-        print(json.dumps(result.to_dict(), indent=2))
+        print_json(result.to_dict())
     else:
         terminal().print(audit_table(result))
     if not result.passed:
@@ -60,7 +53,7 @@ def audit(
 
 def _audit_run(folder: Path, data_dir: Path | None, device: str, trials: int, seed: int, *, as_json: bool) -> None:
     """Put a canary among the run's clients and print what its pool gives away."""
-    RunFolder(folder).config()  # which names what is missing, before a progress bar is drawn
+    api.require_run(folder)  # before a progress bar is drawn
     with Progress(console=terminal(stderr=True), disable=as_json, transient=True) as progress:
         task = progress.add_task("canary trials", total=trials)
 
@@ -69,6 +62,6 @@ def _audit_run(folder: Path, data_dir: Path | None, device: str, trials: int, se
 
         result = api.audit_run(folder, data_dir=data_dir, device=device, trials=trials, seed=seed, on_trial=on_trial)
     if as_json:
-        print(json.dumps(result.to_dict(), indent=2))
+        print_json(result.to_dict())
     else:
         terminal().print(canary_table(result))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -15,18 +14,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from ldpfl.api.policies import Books, Budget, Charged, Release, json_number, move_budget, read_budget, set_limit
 from ldpfl.cli.commands import Group
 from ldpfl.errors import printable
-from ldpfl.files import to_json
 from ldpfl.number_format import counted, number
-from ldpfl.privacy import Release
-from ldpfl.privacy.accountants.adaptive import filtered_epsilon
-from ldpfl.privacy.budget_file import Books, Charged, read_books, read_charges, set_limit
-from ldpfl.privacy.budget_move import move as move_budget
-from ldpfl.privacy.budget_move import refuse_moved
-from ldpfl.privacy.events import OURS, for_one_record
-from ldpfl.privacy.guarantee import json_number
-from ldpfl.report.terminal import terminal
+from ldpfl.report.terminal import print_json, terminal
 
 _HOLDS = (
     "for each report that this client was about to send: when, run, round, mechanism, its parameter, number and kind of units, cohort "
@@ -62,13 +54,14 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs that watch over this node.")] = False,
 ) -> None:
     """Print what was spent, what is left, and why something was refused last."""
-    books, charges, console = read_books(file), read_charges(file), terminal()
+    budget, console = read_budget(file), terminal()
+    books = budget.books
     if as_json:
-        print(to_json(_standing(books, charges), indent=2))
+        print_json(_standing(books, budget.charges))
         return
-    console.print(_summary(file, books, charges))
-    if charges:
-        console.print(_by_run(charges, books))
+    console.print(_summary(file, budget))
+    if budget.charges:
+        console.print(_by_run(budget))
     if books.refusals is not None:
         last = books.refusals
         times = f", {last.times:,} refusals in all" if last.times > 1 else ""
@@ -82,7 +75,6 @@ def set_(
     delta: Annotated[float | None, typer.Option(help="Failure probability; 0 counts pure sums.", show_default="as it was, or 1e-5")] = None,
 ) -> None:
     """Set the lifetime budget, and keep a record of it. Makes the file if there is none."""
-    refuse_moved(file)
     books = set_limit(file, epsilon, delta)
     spent = books.spent(books.limit.delta)
     before = f" (before: {_limit(books, -2)})" if len(books.granted) > 1 else ""
@@ -105,8 +97,8 @@ def export(
     form: Annotated[Format, typer.Option("--format", help="csv holds the charges; json also the budgets that were set.")] = Format.JSON,
 ) -> None:
     """Print every charge, a line or object each: no data, no report, nothing computed from either."""
-    books, charges = read_books(file), read_charges(file)
-    rows = [_row(charge) for charge in charges]
+    budget = read_budget(file)
+    books, rows = budget.books, [_row(charge) for charge in budget.charges]
     if form is Format.CSV:
         writer = csv.DictWriter(sys.stdout, _row_names(), lineterminator="\n")
         writer.writeheader()
@@ -139,8 +131,9 @@ def _standing(books: Books, charges: Sequence[Charged]) -> dict[str, Any]:
     }
 
 
-def _summary(file: Path, books: Books, charges: Sequence[Charged]) -> Table:
+def _summary(file: Path, budget: Budget) -> Table:
     """Return the table of what was spent and what is left."""
+    books, charges = budget.books, budget.charges
     limit = books.limit
     spent = books.spent(limit.delta)
     table = Table(title=Text(f"budget {file}"), show_header=False, title_justify="left")
@@ -153,9 +146,8 @@ def _summary(file: Path, books: Books, charges: Sequence[Charged]) -> Table:
     if charges:
         last = charges[-1].release
         table.add_row(Text(f"rounds left like the last ({_kind(last)})"), _rounds_left(books, last))
-    claims = dict.fromkeys(f"{release.mechanism} ({release.author})" for release in books.counts if release.author != OURS)
-    if claims:
-        said = f"what these say of themselves is counted, and their code is not ldpfl's: {', '.join(claims)}"
+    if budget.claims:
+        said = f"what these say of themselves is counted, and their code is not ldpfl's: {', '.join(budget.claims)}"
         table.add_row("author's claim", Text(printable(said), style="yellow"))
     protected = f"replacing {_REPLACED[books.protected]}" if charges else "and that is nothing so far: what it protects, the policy says"
     table.caption = f"for whoever keeps all that this client ever sent, {protected}; the policy may allow less"
@@ -170,24 +162,17 @@ def _rounds_left(books: Books, release: Release) -> Text:
     return Text(f"{left:,}") if left else Text("0: exhausted", style="red")
 
 
-def _by_run(charges: Sequence[Charged], books: Books) -> Table:
+def _by_run(budget: Budget) -> Table:
     """Return the table of runs, in the order of their first charge."""
-    delta = books.limit.delta
     table = Table(title="by run", title_justify="left")
     for heading in ("run", "mechanism"):
         table.add_column(heading)
-    for heading in ("rounds", "reports", f"epsilon at delta {delta:g}", "pure sum"):
+    for heading in ("rounds", "reports", f"epsilon at delta {budget.books.limit.delta:g}", "pure sum"):
         table.add_column(heading, justify="right")
-    runs: dict[str, list[Charged]] = {}
-    for charge in charges:
-        runs.setdefault(charge.run, []).append(charge)
-    for run, of_run in runs.items():
-        by_record = books.protected == "record"
-        counts = Counter(for_one_record(charge.release) if by_record else charge.release for charge in of_run)
-        names = ", ".join(dict.fromkeys(release.mechanism for release in counts))
-        rounds = len({charge.round for charge in of_run})
-        figures = [number(filtered_epsilon(counts.items(), books.order, level)) for level in (delta, 0.0)]
-        table.add_row(Text(printable(run)), Text(printable(names)), f"{rounds:,}", f"{len(of_run):,}", *figures)
+    for own in budget.by_run():
+        names = Text(printable(", ".join(own.mechanisms)))
+        figures = (f"{own.rounds:,}", f"{own.reports:,}", number(own.epsilon), number(own.pure_sum))
+        table.add_row(Text(printable(own.run)), names, *figures)
     return table
 
 

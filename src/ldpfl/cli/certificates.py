@@ -10,7 +10,6 @@ import typer
 from rich.text import Text
 
 from ldpfl import api
-from ldpfl.files import check_suffix, write_text
 from ldpfl.report.terminal import terminal
 
 
@@ -21,9 +20,7 @@ def certify(
     delta: Annotated[float | None, typer.Option(help="Failure probability.", show_default="the run's")] = None,
 ) -> None:
     """Write what a run guarantees, and from what that follows, in a small file for others to check. No figure of the data is in it."""
-    check_suffix(out, "a certificate in JSON", ".json")
-    made = api.certify(what, delta=delta, key=key)
-    write_text(out, made.to_json())
+    made = api.certify(what, delta=delta, key=key, out=out)
     signer = "not signed: give --key, for others to know that it is yours"
     if made.signature is not None:
         signer = f"signed; the public key, for others to know that it is yours: {made.signature.public_key}"

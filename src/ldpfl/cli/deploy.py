@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import signal
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 from rich.text import Text
 
+from ldpfl.api import operators as doing
 from ldpfl.cli import operators
 from ldpfl.cli.commands import Group
 from ldpfl.cli.interrupts import Interrupts
 from ldpfl.cli.new_folder import new_folder
-from ldpfl.cli.operators import check_packages
-from ldpfl.data.loading import DATA_DIR_VARIABLE
-from ldpfl.errors import ConfigError, DeploymentError
+from ldpfl.cli.options import DataDirOption
+from ldpfl.errors import DeploymentError
 from ldpfl.report.terminal import terminal
 
 if TYPE_CHECKING:
-    from ldpfl.deploy.site import Site
-    from ldpfl.deploy.trial import Trial
+    from ldpfl.cli.demo_display import Display
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Deploy on Flower, with the relay.")
 
@@ -41,7 +41,7 @@ def demo(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of training.")] = 3,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the quickstart.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for all files.", show_default="runs/deploy-demo-TIME")] = None,
-    data_dir: Annotated[Path | None, typer.Option(envvar=DATA_DIR_VARIABLE, help="Folder of data sets; else the Hugging Face hub")] = None,
+    data_dir: DataDirOption = None,
     reply_s: Annotated[
         float, typer.Option(min=1, help="Seconds after which each node replies, trained or not; more on a slow machine.")
     ] = 20,
@@ -51,19 +51,19 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Keep keys, tokens, certificates and what relay and Flower stored.")] = False,
 ) -> None:
     """Train on this machine as in a deployment: SuperLink, relay and SuperNodes with TLS, keys, policies and budgets."""
-    check_packages()
-    if sys.platform == "win32":
-        raise ConfigError("the demo runs on Linux and macOS")
-    from ldpfl.deploy.site import Site
-    from ldpfl.deploy.trial import trial_of
-
-    trial = trial_of(clients, rounds, set_ or (), data_dir, reply_s, "sum" if sum_ else "relay")
-    site = Site.make(out or new_folder("deploy-demo"), trial.clients)
+    errors = terminal(stderr=True)
+    folder, watch = out or new_folder("deploy-demo"), partial(_watched, errors)
     try:
-        _run(trial, site)
-    finally:
-        if not keep:
-            site.remove_secrets()
+        outcome = doing.demo(
+            clients, rounds, folder, watch=watch, settings=set_ or (), data_dir=data_dir, reply_s=reply_s, by_sum=sum_, keep=keep
+        )
+    except DeploymentError as error:
+        for line in error.log:
+            errors.print(Text(f"  {line}", style="yellow"), soft_wrap=True)
+        raise
+    from ldpfl.cli.demo_display import print_outcome  # it needs what the demo needs
+
+    print_outcome(terminal(), outcome)
 
 
 @app.command()
@@ -72,18 +72,7 @@ def key(
     show: Annotated[bool, typer.Option("--show", help="Make no key: print the public half of the one in the file.")] = False,
 ) -> None:
     """Make an aggregator's key, and print its public half, which nodes name in their policies."""
-    check_packages()
-    from ldpfl.keys import save_key
-    from ldpfl.shuffling.sealing import generate_key, load_key, public_text
-
-    if show:
-        print(public_text(load_key(file)))
-        return
-    if file.exists():
-        raise ConfigError(f"{file} exists already: --show prints the public half of its key; for a new key give another file")
-    made = generate_key()
-    save_key(made, file)
-    print(public_text(made))
+    print(doing.aggregator_key(file, make=not show))
 
 
 @app.command()
@@ -92,16 +81,7 @@ def node_key(
     show: Annotated[bool, typer.Option("--show", help="Make no key: print the public half of the one in the file.")] = False,
 ) -> None:
     """Make a node's signing key for sums, and print the node's line: for LDPFL_NODE_KEYS, and for the node's token at the relay."""
-    check_packages()
-    from ldpfl.summing.node_keys import line_of, load_key, make_key
-
-    if show:
-        print(line_of(load_key(file)))
-        return
-    if file.exists():
-        raise ConfigError(f"{file} exists already: --show prints the public half of its key; for a new key give another file")
-    make_key(file)
-    print(line_of(load_key(file)))
+    print(doing.node_key(file, make=not show))
 
 
 @app.command()
@@ -114,41 +94,31 @@ def certificates(
     renew: Annotated[bool, typer.Option("--renew", help="Replace certificates that are there, and their keys.")] = False,
 ) -> None:
     """Write an authority and certificates for SuperLink and relay. If your organisation has an authority, take certificates of that one."""
-    check_packages()
-    from ldpfl.deploy.certificates import AUTHORITY, AUTHORITY_KEY, CERTIFICATE, KEY, end_of, issue
-
-    issued = issue(folder, host, days, renew=renew)
+    issued = doing.issue_certificates(folder, host, days, renew=renew)
     console = terminal()
-    for server in issued:
-        files = f"{server.folder / CERTIFICATE}, {server.folder / KEY} (mode 600)"
+    for server in issued.servers:
+        files = f"{server.certificate}, {server.key} (mode 600)"
         console.print(Text(f"{', '.join(server.names)}: {files}, valid until {server.until:%Y-%m-%d}"), soft_wrap=True)
-    authority = folder / AUTHORITY
-    console.print(Text(f"for every node and the operator: {authority}, valid until {end_of(authority):%Y-%m-%d}"), soft_wrap=True)
+    console.print(Text(f"for every node and the operator: {issued.authority}, valid until {issued.until:%Y-%m-%d}"), soft_wrap=True)
     warned = (
-        f"{folder / AUTHORITY_KEY} can pose as any of these servers: keep it off their machines. "
+        f"{issued.authority_key} can pose as any of these servers: keep it off their machines. "
         "An organisation's own authority is better: it revokes, records what it issues, and guards its key."
     )
     console.print(Text(warned, style="yellow"), soft_wrap=True)
 
 
-def _run(trial: Trial, site: Site) -> None:
-    from ldpfl.cli.demo_display import Display, print_outcome
-    from ldpfl.deploy.demo import run_demo
+@contextmanager
+def _watched(console: Console, rounds: int) -> Iterator[tuple[Display, Callable[[float], None]]]:
+    """Show how a demo goes, and give what waits; an interrupt ends it."""
+    from ldpfl.cli.demo_display import Display  # it needs what the demo needs
 
-    errors = terminal(stderr=True)
-    try:
-        with _interruptible() as interrupts, Display(errors, trial.rounds) as display:
+    with _interruptible() as interrupts, Display(console, rounds) as display:
 
-            def pause(seconds: float) -> None:
-                time.sleep(seconds)
-                interrupts.check()
+        def pause(seconds: float) -> None:
+            time.sleep(seconds)
+            interrupts.check()
 
-            outcome = run_demo(trial, site, display, pause)
-    except DeploymentError as error:
-        for line in error.log:
-            errors.print(Text(f"  {line}", style="yellow"), soft_wrap=True)
-        raise
-    print_outcome(terminal(), outcome)
+        yield display, pause
 
 
 @contextmanager

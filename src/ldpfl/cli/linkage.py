@@ -11,17 +11,11 @@ import typer
 from rich.progress import Progress
 from rich.text import Text
 
-from ldpfl.attacks.linkage import LinkagePlan, LinkageResult, LinkageSetting
-from ldpfl.attacks.linkage import linkage as attack_linkage
-from ldpfl.attacks.on_run import make_folder
+from ldpfl.api.attacking import FIGURES, PLOT, LinkagePlan, LinkageResult, LinkageSetting, attack_linkage
 from ldpfl.cli.interrupts import Interrupts
 from ldpfl.errors import ConfigError
-from ldpfl.files import write_text
-from ldpfl.report.linkage import draw_linkage, linkage_table
+from ldpfl.report.linkage import linkage_table
 from ldpfl.report.terminal import terminal
-
-_FIGURES = "linkage.json"
-_PLOT = "linkage.svg"
 
 _Number = TypeVar("_Number", int, float)
 
@@ -46,7 +40,7 @@ def linkage(
     delta: Annotated[float, typer.Option(help="Failure probability.")] = LinkageSetting.delta,
     trials: Annotated[int, typer.Option(help="Rounds that are simulated for each line.")] = LinkagePlan.trials,
     seed: Annotated[int, typer.Option(help="Equal seeds give equal figures.")] = LinkagePlan.seed,
-    out: Annotated[Path | None, typer.Option(help=f"Folder for {_FIGURES} and {_PLOT}.", show_default="nothing is written")] = None,
+    out: Annotated[Path | None, typer.Option(help=f"Folder for {FIGURES} and {PLOT}.", show_default="nothing is written")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Link reports to clients by when they arrive: sent directly, after random delays, or through a relay.
@@ -56,22 +50,17 @@ def linkage(
     counts = tuple(_numbers("watched", watched, int))
     setting = LinkageSetting(clients, parameters, spread, jitter, clock, shortfall, uncertainty, counts, epsilon, delta)
     plan = LinkagePlan(tuple(_numbers("delays", delays, float)), trials, seed)
-    if out is not None:
-        make_folder(out)  # before the work, so that a mistake costs no time
-    result = _attacked(setting, plan)
-    if out is not None:
-        write_text(out / _FIGURES, json.dumps(result.to_dict(), indent=2) + "\n")
-        draw_linkage(out / _PLOT, result)
+    result = _attacked(setting, plan, out)
     if as_json:
         print(json.dumps(result.to_dict(), indent=2))
         return
     console = terminal()
     console.print(linkage_table(result))
     if out is not None:
-        console.print(Text(f"figures: {out / _FIGURES}; plot: {out / _PLOT}"), soft_wrap=True)
+        console.print(Text(f"figures: {out / FIGURES}; plot: {out / PLOT}"), soft_wrap=True)
 
 
-def _attacked(setting: LinkageSetting, plan: LinkagePlan) -> LinkageResult:
+def _attacked(setting: LinkageSetting, plan: LinkagePlan, out: Path | None) -> LinkageResult:
     console = terminal(stderr=True)
     with Interrupts() as interrupts, Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
         task = progress.add_task("rounds", total=None)
@@ -80,7 +69,7 @@ def _attacked(setting: LinkageSetting, plan: LinkagePlan) -> LinkageResult:
             interrupts.check()
             progress.update(task, completed=done, total=total)
 
-        return attack_linkage(setting, plan, step)
+        return attack_linkage(setting, plan, out=out, progress=step)
 
 
 def _numbers(option: str, text: str, kind: Callable[[str], _Number]) -> list[_Number]:

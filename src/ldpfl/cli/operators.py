@@ -5,31 +5,22 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
+from ldpfl.api import DATA_DIR_VARIABLE, operators
+from ldpfl.api.operators import NodeSetUp, Standing, Trial
 from ldpfl.cli.policy import shapes_of, sizes_of
-from ldpfl.data.loading import DATA_DIR_VARIABLE
 from ldpfl.errors import ConfigError
 from ldpfl.report.terminal import terminal
-
-_NEEDED = ("flwr", "httpx", "sqlalchemy", "starlette", "trustme", "uvicorn")
 
 NOT_READY = 3
 """Exit code when something has to be mended before a node takes part."""
 
 _COLOURS = {"ok": "green", "look": "yellow", "wrong": "red"}
-
-
-def check_packages() -> None:
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"a deployment needs {', '.join(missing)}: pip install 'ldpfl[flower]'")
 
 
 def _named(variable: str, what: str) -> typer.models.OptionInfo:
@@ -70,12 +61,9 @@ def check_node(
     Run it as the user, and with the environment, that the SuperNode has. With --try it also runs the app's code, as a round does: it reads
     the data, trains, clips and encodes. Nothing is charged, sent or written.
     """
-    check_packages()
+    operators.need_deployment()
     if try_ and app is None:
         raise ConfigError("--try runs an app's local work: name the app's folder with --app")
-    from ldpfl.deploy.node_check import check_node
-    from ldpfl.deploy.node_set_up import NodeSetUp, Standing, Trial
-
     node = NodeSetUp(
         policy,
         budget,
@@ -96,7 +84,7 @@ def check_node(
     )
     trial = Trial(_pairs(node_config, "--node-config"), _pairs(train_config, "--train-config")) if try_ else None
     console, wrong = terminal(), 0
-    for finding in check_node(node, trial=trial):
+    for finding in operators.check_node(node, trial):
         wrong += finding.standing is Standing.WRONG
         line = Text.assemble((f"{finding.standing.value:<6}", _COLOURS[finding.standing]), f"{finding.what:<10}", finding.said)
         console.print(line, soft_wrap=True)
@@ -124,9 +112,7 @@ def node_metrics(
     log: Annotated[Path | None, typer.Option(help="The SuperNode's log: counts reports sent, replaced, declined and failed.")] = None,
 ) -> None:
     """Print what a node's operator watches, in Prometheus' text format. For the operator alone: some of it depends on the node's data."""
-    from ldpfl.deploy.node_metrics import metrics_text
-
-    print(metrics_text(budget, log), end="")
+    print(operators.node_metrics(budget, log), end="")
 
 
 def left_open(
@@ -137,26 +123,6 @@ def left_open(
     cancel: Annotated[bool, typer.Option("--cancel", help="Have the relay delete what it holds of the run.")] = False,
 ) -> None:
     """Say what a run on Flower that was stopped has left open, at the aggregator and at the relay, and close it if told to."""
-    check_packages()
-    from ldpfl.deploy import leftover
-    from ldpfl.experiments.run_folder import RunFolder
-
-    left = leftover.left_open(RunFolder(run))
-    _print(leftover.described(left))
-    if not left.over_relay:
-        if cancel:
-            _print(["its reports go over no relay: there is nothing to cancel"])
-        return
-    if relay is None or token is None:
-        raise ConfigError(
-            "its reports go over a relay, which may hold some: set LDPFL_RELAY to the relay's URL, and LDPFL_AGGREGATOR_TOKEN to the file "
-            "of the aggregator's token"
-        )
-    with leftover.operator_aggregator(relay, token, relay_ca) as calling:
-        _print(leftover.closed(calling, left) if cancel else leftover.held(calling, left, run))
-
-
-def _print(lines: Iterable[str]) -> None:
     console = terminal()
-    for line in lines:
+    for line in operators.left_open(run, relay=relay, token=token, relay_ca=relay_ca, cancel=cancel):
         console.print(Text(line), soft_wrap=True)

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.progress import track
-from rich.table import Table
 from rich.text import Text
 
 from ldpfl import api
-from ldpfl.deploy.cost import RoundCost, round_cost
-from ldpfl.deploy.sum_cost import SumCost, sum_cost
 from ldpfl.errors import ConfigError
-from ldpfl.mechanisms.lattice import LatticeMechanism
-from ldpfl.planning.planner import MOST_CLIENTS, Setting, check_central, cohorts, epsilon_among
-from ldpfl.privacy.statement import DELTA
 from ldpfl.report.privacy import lines_table, plan_table, print_guarantees, regime_table
 from ldpfl.report.terminal import terminal
 
@@ -27,7 +22,7 @@ def plan(
     clients: Annotated[int | None, typer.Option(help="How many clients there are.")] = None,
     weights: Annotated[int, typer.Option(help="Parameters of the model.")] = 21_840,
     rounds: Annotated[int, typer.Option(help="Rounds of training.")] = 10,
-    delta: Annotated[float, typer.Option(help="Failure probability; it should be below 1 / clients.")] = DELTA,
+    delta: Annotated[float, typer.Option(help="Failure probability; it should be below 1 / clients.")] = api.DELTA,
     mechanism: Annotated[str, typer.Option(help="What clients do to their values.")] = "duchi",
     participation: Annotated[float, typer.Option(help="Part of the clients that takes part in a round.")] = 1.0,
     self_sampling: Annotated[
@@ -99,59 +94,36 @@ def plan(
     if target_central is not None and epsilon is None and clients is None:
         raise ConfigError("--target-central needs --epsilon (to find the clients) or --clients (to find the epsilon)")
     if plot is not None:  # before the work, not after it
-        from ldpfl.report.plots import draw_epsilon_by_clients, require_plot  # plots take seconds to import
-
-        require_plot(plot)
-        check_central(Setting(**{**setting, "epsilon": epsilon or 1.0, "clients": clients or MOST_CLIENTS}))
+        api.check_plot(plot, **setting)
     with terminal(stderr=True).status("accounting ..."):  # seconds, for large settings half a minute
         planned = api.plan(target_central=target_central, **setting)
     if plot is not None:
-        counts = track(cohorts(planned.setting), "epsilon against clients", console=terminal(stderr=True), disable=as_json)
-        points = [(count, *epsilon_among(planned.setting, count)) for count in counts]
-        draw_epsilon_by_clients(plot, planned.setting, points, target_central)
-    found = planned.setting
-    costs = _cost(found, linked) if cost else None
+        each = partial(track, description="epsilon against clients", console=terminal(stderr=True), disable=as_json)
+        api.draw_plan(planned, plot, target_central, each)
+    costs = api.cost(planned, linked) if cost else None
     if as_json:
         print(json.dumps(planned.to_dict() | ({"cost": costs.to_dict()} if costs else {}), indent=2))
         return
     console = terminal()
     console.print(plan_table(planned.to_dict()))
     if costs is not None:
-        console.print(_cost_table(costs, linked))
+        how = "as a sum over two servers" if channel == "secure-sum" else f"over relays, {linked:,} units a record"
+        console.print(lines_table(f"cost of a round of {costs.clients:,} clients {how}", costs.lines()))
     print_guarantees(console, planned.to_dict())
     if plot is not None:
         console.print(Text(f"plot: {plot}"), soft_wrap=True)
-
-
-def _cost(setting: Setting, linked: int) -> RoundCost | SumCost:
-    """Return what a round costs over relays that mix, or as a sum.
-
-    Raises:
-        ConfigError: the mechanism's reports are no numbers that a sum adds up.
-    """
-    mechanism = setting.build()
-    if setting.channel != "secure-sum":
-        return round_cost(mechanism, setting.ranges(), setting.cohort, linked)
-    if not isinstance(mechanism, LatticeMechanism):
-        raise ConfigError(f"--cost: nodes send no sums of {mechanism.name!r}: give --mechanism dp-sgd or dp-fedavg, or another --channel")
-    return sum_cost(setting.cohort, setting.weights, mechanism.bits)
-
-
-def _cost_table(costs: RoundCost | SumCost, linked: int) -> Table:
-    how = "as a sum over two servers" if isinstance(costs, SumCost) else f"over relays, {linked:,} units a record"
-    return lines_table(f"cost of a round of {costs.clients:,} clients {how}", costs.lines())
 
 
 def _plan_regime(regime: str, target: float, as_json: bool, cost: bool, **figures: Any) -> None:
     """Print what a regime takes to keep a target."""
     with terminal(stderr=True).status("accounting ..."):
         planned = api.plan_regime(regime, target, **figures)
-    costs = sum_cost(planned.clients, planned.weights, 8 * planned.bytes_per_client // planned.weights) if cost else None
+    costs = api.cost(planned) if cost else None
     if as_json:
         print(json.dumps(planned.to_dict() | ({"cost": costs.to_dict()} if costs else {}), indent=2))
         return
     console = terminal()
     console.print(regime_table(planned.to_dict()))
     if costs is not None:
-        console.print(_cost_table(costs, 1))
+        console.print(lines_table(f"cost of a round of {costs.clients:,} clients as a sum over two servers", costs.lines()))
     print_guarantees(console, planned.to_dict())

@@ -11,13 +11,10 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from ldpfl.api.policies import FittedPolicy, Policy, Rows, add_key, fit_policy, leaves_over_relay, read_policy, remove_key
 from ldpfl.cli.commands import Group
 from ldpfl.errors import ConfigError, printable
-from ldpfl.files import write_text
 from ldpfl.number_format import counted, number
-from ldpfl.privacy.budget_file import set_limit
-from ldpfl.privacy.policy import OVER_RELAY, Policy, read_policy
-from ldpfl.privacy.policy_keys import add_key, remove_key
 from ldpfl.report.terminal import terminal
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="What a client's operator allows to leave.")
@@ -58,7 +55,7 @@ def _print_keys(file: Path, policy: Policy) -> None:
     console.print(
         Text(f"{file}: reports may be sealed to {counted(len(policy.aggregator_keys), 'key')}, from the next round on"), soft_wrap=True
     )
-    if not policy.aggregator_keys and set(OVER_RELAY) & set(policy.transports):
+    if not policy.aggregator_keys and leaves_over_relay(policy):
         console.print(Text("without a key no report leaves over a relay", style="yellow"))
 
 
@@ -78,34 +75,20 @@ def init(
     """Write the policy, and the lifetime budget, that an app needs, and say what they allow. Runs nothing of the app."""
     if find_spec("flwr") is None:
         raise ConfigError("policies are for nodes on Flower: pip install 'ldpfl[flower]'")
-    from ldpfl.flower.imports import run_at_import
-    from ldpfl.flower.policy_init import fitting_policy, fitting_rows, offer_of, policy_text, ranges_for
-
-    offer = offer_of(of, config)
-    if offer.transport in OVER_RELAY and not key:
-        raise ConfigError("reports over a relay are sealed to the aggregator's key, which its operator gives you: give it with --key")
-    if out.exists():
-        raise ConfigError(f"{out} exists and is left as it is: give another --out")
-    policy = fitting_policy(offer, ranges_for(offer, sizes_of(layers)), key or ())
-    fitting = None if data is None else fitting_rows(offer.config, data)
-    code = list(run_at_import(Path(of))) if (Path(of) / "pyproject.toml").is_file() else []
-    write_text(out, policy_text(policy, f"What {of} asks of a client. Judge it before you use it."))
-    known = budget.exists()
-    if not known:
-        set_limit(budget, policy.lifetime_epsilon, policy.delta)
-    _print(policy, out, budget, known=known)
-    if data is not None and fitting is not None:
-        _print_rows(data, *fitting)
-        if policy.protects != "client" and policy.delta * fitting[0] >= 1:
-            said = f"delta {policy.delta:g} is not below 1/{fitting[0]:,}: to publish one of the rows at random would satisfy it"
+    made = fit_policy(of, out=out, budget=budget, keys=key or (), config=config, data=data, layers=sizes_of(layers))
+    _print(made, out, budget)
+    if data is not None and made.rows is not None:
+        _print_rows(data, made.rows)
+        policy = made.policy
+        if policy.protects != "client" and policy.delta * made.rows.count >= 1:
+            said = f"delta {policy.delta:g} is not below 1/{made.rows.count:,}: to publish one of the rows at random would satisfy it"
             terminal().print(Text(said, style="yellow"), soft_wrap=True)
-    _warn_of_imports(code)
+    _warn_of_imports(made.code)
 
 
-def _warn_of_imports(places: list[str]) -> None:
+def _warn_of_imports(places: tuple[str, ...]) -> None:
     if not places:
         return
-    places = list(map(printable, places))  # names of the app's files
     terminal().print(
         Text(
             f"Flower runs {', '.join(places[:5])}{' and more' if len(places) > 5 else ''} of this app where an error's text reaches the "
@@ -116,7 +99,8 @@ def _warn_of_imports(places: list[str]) -> None:
     )
 
 
-def _print_rows(data: Path, rows: int, without: int, misfit: str) -> None:
+def _print_rows(data: Path, found: Rows) -> None:
+    rows, without, misfit = found.count, found.useless, found.misfit
     said = f"{'The row' if rows == 1 else f'All {rows:,} rows'} of {printable(str(data))} can be trained on"
     if misfit:
         left = (
@@ -160,11 +144,9 @@ _OF = {
 }
 
 
-def _print(policy: Policy, out: Path, budget: Path, *, known: bool) -> None:
-    from ldpfl.mechanisms import is_built_in
-
-    console = terminal()
-    left = f"{budget} was there and is left as it is" if known else f"{budget} holds the budget"
+def _print(made: FittedPolicy, out: Path, budget: Path) -> None:
+    console, policy, claimed = terminal(), made.policy, made.claimed
+    left = f"{budget} was there and is left as it is" if made.budget_was_there else f"{budget} holds the budget"
     console.print(Text(f"{out} holds the policy; {left}."), soft_wrap=True)
     console.print(
         Text(
@@ -179,7 +161,6 @@ def _print(policy: Policy, out: Path, budget: Path, *, known: bool) -> None:
             f"{number(policy.sum_epsilon)}: that holds as long as relay and aggregator do not work together."
         )
         console.print(Text(said), soft_wrap=True)
-    claimed = [name for name in policy.mechanisms if not is_built_in(name)]
     if claimed:
         said = f"That is the claim of who wrote {', '.join(claimed)}, which is not part of ldpfl: test it with ldpfl audit {claimed[0]}."
         console.print(Text(printable(said), style="bold yellow"), soft_wrap=True)

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from importlib.resources.abc import Traversable
-
 from rich.table import Table
 
-from ldpfl.experiments.shipped import DEFAULT, description, recipe_files, recipe_names, sweep_files, sweep_names
+from ldpfl import api
+from ldpfl.api.listing import Shipped
 from ldpfl.report.terminal import terminal
 
 
 def recipes() -> None:
     """List the recipes that "ldpfl run" knows."""
     console = terminal()
-    console.print(_table("recipes", recipe_names(), recipe_files()))
-    console.print(_table("sweeps (ldpfl sweep NAME)", sweep_names(), sweep_files()))
+    console.print(_table("recipes", api.recipes()))
+    console.print(_table("sweeps (ldpfl sweep NAME)", api.sweeps()))
 
 
-def _table(title: str, names: tuple[str, ...], files: Mapping[str, Traversable]) -> Table:
+def _table(title: str, listed: tuple[Shipped, ...]) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column("name", style="bold", no_wrap=True)
     table.add_column("what it runs")
-    for name in names:
-        table.add_row(name + (" (default)" if name == DEFAULT else ""), description(files[name]))
+    for one in listed:
+        table.add_row(one.name + (" (default)" if one.name == api.DEFAULT else ""), one.about)
     return table

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from ldpfl.api import operators
 from ldpfl.cli.commands import Group
-from ldpfl.errors import ConfigError
-from ldpfl.files import to_json
 from ldpfl.number_format import counted
+from ldpfl.report.terminal import print_json
 
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
-    from ldpfl.relay.store import Store
-    from ldpfl.relay.tokens import Tokens
-
-_NEEDED = ("httpx", "sqlalchemy", "starlette", "uvicorn")
 STORE_VARIABLE = "LDPFL_RELAY_STORE"
 TOKEN_HELP = "Tokens of clients and aggregators."
 
@@ -58,14 +48,7 @@ def serve_command(
     ] = 100,
 ) -> None:
     """Serve the relay until it is stopped; several may share one PostgreSQL store."""
-    _check_packages()
-    from ldpfl.relay.limits import Connections
-    from ldpfl.relay.serve import Tls, serve
-
-    if (tls_cert is None) != (tls_key is None):
-        raise ConfigError("--tls-cert and --tls-key belong together: give both or none")
-    tls = Tls(tls_cert, tls_key) if tls_cert and tls_key else None
-    serve(store, host, port, tls, connections=Connections(an_address=connections_per_address))
+    operators.serve_relay(store, host, port, tls_cert=tls_cert, tls_key=tls_key, connections_per_address=connections_per_address)
 
 
 @token_app.command()
@@ -76,24 +59,15 @@ def add(
     signing_key: SigningKeyOption = None,
 ) -> None:
     """Make a token and print it: the only time that it can be read."""
-    _check_packages()
-    from ldpfl.relay.tokens import Role
-
-    if role not in {known.value for known in Role}:
-        raise ConfigError(f"--role is client or aggregator, not {role!r}")
-    with _tokens(store) as tokens:
-        print(tokens.add(name, Role(role), _public_key(signing_key)))
+    print(operators.add_token(store, name, role, signing_key))
 
 
 @token_app.command("list")
 def list_command(store: StoreOption) -> None:
     """List the tokens: role, name, and the 16 digits by which messages name a client's signing key for sums."""
-    with _tokens(store) as tokens:
-        from ldpfl.summing import signer_of
-
-        for owner in tokens.all():
-            signs = f"  signs as {signer_of(owner.signing_key).hex()}" if owner.signing_key else ""
-            print(f"{owner.role.value:<10}  {owner.name}{signs}{'  (older token)' if owner.older else ''}")
+    for one in operators.list_tokens(store):
+        signs = "" if one.signs_as is None else f"  signs as {one.signs_as}"
+        print(f"{one.role:<10}  {one.name}{signs}{'  (older token)' if one.older else ''}")
 
 
 @token_app.command()
@@ -106,8 +80,7 @@ def renew(
 
     The second token has the first one's signing key, unless another one is given.
     """
-    with _tokens(store) as tokens:
-        print(tokens.renew(name, _public_key(signing_key)))
+    print(operators.renew_token(store, name, signing_key))
 
 
 @token_app.command()
@@ -117,8 +90,7 @@ def revoke(
     older: Annotated[bool, typer.Option("--older", help="Only the older one of two, after renew.")] = False,
 ) -> None:
     """Take a token away; it works no more from the next request on."""
-    with _tokens(store) as tokens:
-        tokens.revoke(name, older=older)
+    operators.revoke_token(store, name, older=older)
 
 
 @app.command("rounds")
@@ -127,12 +99,9 @@ def rounds_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the rounds that the relay holds: state, uploads so far, age, deadline. Names no client."""
-    with _opened(store) as opened:
-        from ldpfl.relay.rounds_listed import list_rounds
-
-        found = list_rounds(opened)
+    found = operators.list_rounds(store)
     if as_json:
-        print(to_json([asdict(one) for one in found], indent=2))
+        print_json([asdict(one) for one in found])
         return
     for one in found:
         due = f"deadline in {one.seconds_left:,.0f} s" if one.seconds_left > 0 else f"deadline {-one.seconds_left:,.0f} s ago"
@@ -150,48 +119,5 @@ def cancel_command(
     store: StoreOption,
 ) -> None:
     """End a round and delete what the relay holds of it. What clients were charged for it stays charged, and its reports are lost."""
-    with _opened(store) as opened:
-        from ldpfl.relay.rounds_listed import cancel_round
-
-        ended = cancel_round(opened, run, round_)
+    ended = operators.cancel_round(store, run, round_)
     print(f"round {round_} of {run} {'is cancelled, and its uploads are deleted' if ended else 'was gone already'}")
-
-
-def _public_key(line: str | None) -> Ed25519PublicKey | None:
-    if line is None:
-        return None
-    from ldpfl.summing.node_keys import public_key
-
-    return public_key(line)
-
-
-@contextmanager
-def _opened(store: str) -> Iterator[Store]:
-    _check_packages()
-    from ldpfl.relay.database import open_engine
-    from ldpfl.relay.store import Store
-
-    opened = Store(open_engine(store))
-    try:
-        yield opened
-    finally:
-        opened.close()
-
-
-@contextmanager
-def _tokens(store: str) -> Iterator[Tokens]:
-    _check_packages()
-    from ldpfl.relay.database import open_engine
-    from ldpfl.relay.tokens import Tokens
-
-    engine = open_engine(store)
-    try:
-        yield Tokens(engine)
-    finally:
-        engine.dispose()
-
-
-def _check_packages() -> None:
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"the relay needs {', '.join(missing)}: pip install 'ldpfl[relay]'")

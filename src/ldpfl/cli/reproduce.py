@@ -11,12 +11,9 @@ from rich.text import Text
 
 from ldpfl import api
 from ldpfl.cli.interrupts import INTERRUPTED, Interrupts
-from ldpfl.data.loading import DATA_DIR_VARIABLE
-from ldpfl.experiments.reproduction import load_reproduction
-from ldpfl.experiments.shipped import reproduction_files
-from ldpfl.files import to_json
+from ldpfl.cli.options import DataDirOption
 from ldpfl.report.progress import ProgressDisplay
-from ldpfl.report.terminal import terminal
+from ldpfl.report.terminal import print_json, terminal
 
 
 def reproduce(
@@ -24,7 +21,7 @@ def reproduce(
     size: Annotated[str, typer.Option(help="desk: minutes to hours on two cores; paper: as the paper has it.")] = "desk",
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every run.")] = None,
     out: Annotated[Path | None, typer.Option(help="Its folder.", show_default="runs/reproduce-NAME-SIZE")] = None,
-    data_dir: Annotated[Path | None, typer.Option(envvar=DATA_DIR_VARIABLE, help="Folder of data sets; else the Hugging Face hub")] = None,
+    data_dir: DataDirOption = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once, each on one thread.", show_default="cores")] = None,
     train: Annotated[bool, typer.Option("--train/--no-train", help="Run what is missing, or show what is finished.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
@@ -51,7 +48,7 @@ def reproduce(
         errors.print(Text(f"interrupted; what is finished is in {folder}, start the same command again to go on"), soft_wrap=True)
         raise SystemExit(INTERRUPTED) from None
     if as_json:
-        print(to_json(result.to_dict(), indent=2))
+        print_json(result.to_dict())
         return
     console.print(result)
     console.print(Text(f"table, picture and what made them: {folder}"), soft_wrap=True)
@@ -61,8 +58,6 @@ def _listed() -> Table:
     table = Table(title="tables and figures (ldpfl reproduce NAME)", title_justify="left")
     for heading in ("name", "what it shows", "sizes"):
         table.add_column(heading, no_wrap=heading == "name")
-    for name in sorted(reproduction_files()):
-        found = load_reproduction(name)
-        sizes = [size for size, made in (("desk", found.desk), ("paper", found.paper)) if made]
-        table.add_row(name, Text(f"{found.source}: {found.title}"), ", ".join(sizes))
+    for one in api.reproductions():
+        table.add_row(one.name, Text(one.about), ", ".join(one.sizes))
     return table

@@ -6,43 +6,31 @@ import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from ldpfl import api
-from ldpfl.api.results import as_released
+from ldpfl.api import DATA_DIR_VARIABLE, DEFAULT, MOST_SEEDS, OWN, overrides_of
+from ldpfl.api.showing import StoredSweep, UnfinishedRun, resume_sweep_command
 from ldpfl.cli.interrupts import INTERRUPTED, Interrupts
 from ldpfl.cli.new_folder import new_folder
-from ldpfl.cli.own import AdapterOption, ClientOption, DataOption, PersonOption, TargetOption, TaskOption, TextOption, overrides_of
-from ldpfl.data.loading import DATA_DIR_VARIABLE, is_bundled
+from ldpfl.cli.options import DataDirOption
+from ldpfl.cli.own import AdapterOption, ClientOption, DataOption, PersonOption, TargetOption, TaskOption, TextOption
 from ldpfl.errors import ConfigError, WriteError, in_short, printable
 from ldpfl.experiments import RunConfig
-from ldpfl.experiments.build import choose_device
 from ldpfl.experiments.figures import metric_before_data
-from ldpfl.experiments.run_folder import SWEEP, Kind, RunFolder
-from ldpfl.experiments.shipped import DEFAULT, OWN
-from ldpfl.experiments.sweep_config import MOST_SEEDS, SweepConfig, axis_of, cells, load_sweep, sweep_of
-from ldpfl.experiments.sweep_run import stored_sweep
-from ldpfl.files import to_json, write_text
-from ldpfl.importing import GIVEN
-from ldpfl.number_format import counted, number
-from ldpfl.privacy.guarantee import IF_TRUSTED, Statement
-from ldpfl.privacy.statement import account
+from ldpfl.experiments.run_folder import SWEEP, RunFolder
+from ldpfl.number_format import counted
 from ldpfl.report.console import layer_table, quality_tables, result_table
-from ldpfl.report.methods import methods
 from ldpfl.report.privacy import print_guarantees
 from ldpfl.report.progress import ProgressDisplay
 from ldpfl.report.scores import shown
 from ldpfl.report.tensorboard import board
-from ldpfl.report.terminal import terminal
-from ldpfl.server import Checkpoint
-from ldpfl.simulation.workers import cores
+from ldpfl.report.terminal import print_json, terminal
 
 
 def run(
@@ -51,7 +39,7 @@ def run(
     ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be given again.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder.", show_default="runs/NAME-TIME")] = None,
-    data_dir: Annotated[Path | None, typer.Option(envvar=DATA_DIR_VARIABLE, help="Folder of data sets; else the Hugging Face hub")] = None,
+    data_dir: DataDirOption = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     workers: Annotated[str, typer.Option(help="Processes that train: auto, a number, or ray[://HOST:PORT]; same results.")] = "auto",
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of all randomness; without it, noise on your own data is secret.")] = None,
@@ -84,14 +72,13 @@ def run(
         *([f"seed={seed}"] if seed is not None else []),
     ]
     default = DEFAULT if data is None else OWN
-    choose_device(device)
+    api.prepare(device)
     if resume and out is None:
         raise ConfigError("--resume needs --out, the folder of the run to go on with")
     if more_rounds and not (resume and recipe is None):
         raise ConfigError("--more-rounds goes on with a finished run: give --resume and its folder by --out, and no recipe")
     config = None if resume and recipe is None else api.configure(recipe or default, overrides)
     folder = RunFolder(out or _default_folder(config or api.configure()))
-    torch.set_num_threads(cores())
     errors = terminal(stderr=True)
     again = _resume_command(folder.path, _flags(data_dir, device))
     try:
@@ -114,7 +101,7 @@ def run(
             trained = api.run(config, settings=() if config else overrides, progress=display, **options)
             if written:
                 with _said(errors, "no guarantee for TensorBoard"):
-                    written.guaranteed(_guaranteed(trained.privacy), len(trained.history))
+                    written.guaranteed(trained.privacy, len(trained.history))
             result = trained.to_dict()
     except KeyboardInterrupt:
         if not folder.config_path.exists():
@@ -125,16 +112,7 @@ def run(
         raise _stopped_by(error, again if folder.config_path.exists() else "the same command") from error
     if report:
         _write_report(folder.path, errors)
-    print(_json(result)) if as_json else _print_result(folder, result)
-
-
-def _guaranteed(privacy: Statement) -> str:
-    """Return what a run guarantees, a line for each kind of trust."""
-    lines = [privacy.verdict or "Nothing is protected: values leave as they are."]
-    for row in filter(None, (privacy.find("local", "run"), privacy.find("hidden", "run"))):
-        epsilon, trusted = number(row.epsilon), IF_TRUSTED[row.trust_model]
-        lines.append(f"epsilon {epsilon} at delta {privacy.delta:g} for the whole run of a {privacy.protected}, {trusted}")
-    return "\n\n".join(lines)
+    _print_as_json(result) if as_json else _print_result(folder.path, result)
 
 
 @contextmanager
@@ -148,10 +126,8 @@ def _watched(folder: Path, errors: Console) -> Iterator[None]:
 
 def _write_report(folder: Path, errors: Console) -> None:
     """Write the run's page beside its figures."""
-    from ldpfl.report.page import page
-
     with _said(errors, "no report.html"), errors.status("writing report.html ..."):
-        write_text(folder / "report.html", page([folder]))
+        api.page([folder], folder / "report.html")
 
 
 @contextmanager
@@ -163,11 +139,11 @@ def _said(errors: Console, lack: str) -> Iterator[None]:
         errors.print(Text(f"{lack}: {in_short(error)}"), soft_wrap=True)
 
 
-def _json(result: dict[str, Any]) -> str:
-    """Return ``result.json`` as it is printed: of a user's own data without a seed that noise follows from, and their fingerprint."""
+def _print_as_json(result: dict[str, Any]) -> None:
+    """Print ``result.json``: of a user's own data without a seed that noise follows from, and their fingerprint."""
     hidden = {"seed"} if result.get("seed_is_secret") else set()
     hidden |= {"data_fingerprint"} if result.get("own_data") or result.get("seed_is_secret") else set()
-    return to_json({**result, **dict.fromkeys(hidden)}, indent=2)
+    print_json({**result, **dict.fromkeys(hidden)})
 
 
 def _stopped_by(error: WriteError, again: str) -> WriteError:
@@ -209,7 +185,7 @@ def sweep(
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every run.")] = None,
     out: Annotated[Path | None, typer.Option(help="The sweep's folder.", show_default="runs/sweep-NAME")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the sweep in --out, with the settings it was begun with.")] = False,
-    data_dir: Annotated[Path | None, typer.Option(envvar=DATA_DIR_VARIABLE, help="Folder of data sets; else the Hugging Face hub")] = None,
+    data_dir: DataDirOption = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     jobs: Annotated[int, typer.Option(min=1, help="Runs at once, each in a process of its own on one thread; on a CPU.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
@@ -222,17 +198,14 @@ def sweep(
         raise ConfigError(f"a sweep that has a name, or goes on, names its axes and seeds itself: {flags} go with --data")
     config, changes = None, set_ or []
     if name is not None:
-        config = load_sweep(name)
+        config = api.sweep_config(name)
     elif data is not None:
-        axes = [axis_of(text) for text in axis or []]
-        if twice := [key for key, _ in axes if [other for other, _ in axes].count(key) > 1]:
-            raise ConfigError(f"--axis names {twice[0]} twice: give all of its values in one")
         own = overrides_of(data, target, client, task, model, None, set_, person=person)
-        config, changes = sweep_of(OWN, own, dict(axes), seeds, called), []
+        config, changes = api.sweep_config(changes=own, axes=axis or (), seeds=seeds, called=called), []
     if config is None and out is None:
         raise ConfigError("--resume needs --out, the folder of the sweep to go on with")
     folder = out or Path("runs") / f"sweep-{config.name.replace('/', '-') if config else ''}"
-    torch.set_num_threads(cores())
+    api.prepare(device)
     errors = terminal(stderr=True)
     kept = _flags(data_dir, device) + (f" --jobs {jobs}" if jobs > 1 else "")
     said = {"--data": data, "--target": target, "--client": client, "--person": person, "--task": task, "--model": model, "--name": called}
@@ -245,12 +218,12 @@ def sweep(
     except KeyboardInterrupt:
         if not begun.exists():
             raise
-        errors.print(Text(f"interrupted; finished rounds are kept, go on with: {sweep_command(folder)}{kept}"), soft_wrap=True)
+        errors.print(Text(f"interrupted; finished rounds are kept, go on with: {resume_sweep_command(folder)}{kept}"), soft_wrap=True)
         raise SystemExit(INTERRUPTED) from None
     except WriteError as error:
-        raise _stopped_by(error, f"{sweep_command(folder)}{kept}" if begun.exists() else anew) from error
+        raise _stopped_by(error, f"{resume_sweep_command(folder)}{kept}" if begun.exists() else anew) from error
     if as_json:
-        print(to_json(result.to_dict(), indent=2))
+        print_json(result.to_dict())
         return
     console = terminal()
     console.print(result)
@@ -267,99 +240,82 @@ def _sweep_anew(name: str | None, flags: dict[str, object], axes: list[str], set
     return printable(shlex.join(["ldpfl", "sweep", *([name] if name else []), *(word for pair in given for word in pair)]))
 
 
-def sweep_command(folder: Path) -> str:
-    """Return what goes on with the sweep in ``folder``, which may be a foreign one, whose name steers no terminal."""
-    return printable(f"ldpfl sweep --resume --out {shlex.quote(str(folder))}")
-
-
 def show(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a sweep's.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print result.json.")] = False,
 ) -> None:
     """Show a run: its result and a paragraph for a paper, or how far it got. Of a sweep, how many of its runs are finished."""
-    stored = stored_sweep(folder)
-    if stored is not None:
-        _show_sweep(folder, *stored, as_json=as_json)
-        return
-    run_folder = RunFolder(folder)
-    config, kind, result = run_folder.config(), run_folder.kind(), run_folder.result()
-    if result is not None:
-        ledger = run_folder.ledger()
-        statement = account(ledger, config.privacy.delta)
-        result = as_released(result, ledger, statement)
-        if as_json:
-            print(_json(result))
-            return
-        _print_result(run_folder, result)
-        if kind.on_flower:
-            print(f"kind: {kind}")
-        said = methods(config, result, ledger, statement, kind)
-        terminal().print(Text("\nFor a paper or an ethics board:\n" + said))
-        return
-    stopped, last = run_folder.stopped(), run_folder.checkpoint()
-    done, rounds = last.state.round if last else 0, config.training.rounds
+    found = api.show(folder)
+    if isinstance(found, StoredSweep):
+        _show_sweep(found, as_json=as_json)
+    elif isinstance(found, UnfinishedRun):
+        _show_unfinished(found, as_json=as_json)
+    elif as_json:
+        _print_as_json(found.result)
+    else:
+        _print_result(folder, found.result)
+        if found.flower:
+            print(f"kind: {found.flower}")
+        terminal().print(Text("\nFor a paper or an ethics board:\n" + found.methods))
+
+
+def _show_unfinished(run: UnfinishedRun, *, as_json: bool) -> None:
     if as_json:
-        finished = None if kind is Kind.OWN_APP else False  # its app alone knows
-        figures = {"name": config.name, "kind": str(kind), "finished": finished, "rounds_done": done, "rounds": rounds}
-        print(to_json(figures | ({"stopped": stopped} if stopped is not None else {}), indent=2))
+        finished = None if run.own_app else False  # its app alone knows
+        figures = {"name": run.name, "kind": run.kind, "finished": finished, "rounds_done": run.done, "rounds": run.rounds}
+        print_json(figures | ({"stopped": run.stopped} if run.stopped is not None else {}))
         return
-    print(f"{config.name}: {_how_far(kind, done, rounds)}{_reached(config, kind, last)}")
-    print(f"given up: {stopped}" if stopped is not None else _how_to_go_on(run_folder, config, kind, last))
+    score = "" if run.score is None else f", {run.score[0]} {shown(*run.score)}"
+    print(f"{run.name}: {_how_far(run)}{score}")
+    print(f"given up: {run.stopped}" if run.stopped is not None else _how_to_go_on(run))
 
 
-def _how_far(kind: Kind, done: int, rounds: int) -> str:
-    if kind is Kind.OWN_APP:  # it writes no result, and may ask for another number of rounds than its config
-        return f"{kind}, {counted(done, 'round')} done ({rounds} in its config); its data and model are known to the app alone"
-    return f"not finished{f' ({kind})' if kind.on_flower else ''}, {done} of {counted(rounds, 'round')} done"
-
-
-def _reached(config: RunConfig, kind: Kind, last: Checkpoint | None) -> str:
-    measured = last is not None and last.history and isfinite(last.history[-1].score)
-    if last is None or not measured:
-        return ""
-    metric = metric_before_data(config, kind)
-    return f", {metric} {shown(metric, last.history[-1].score)}"
+def _how_far(run: UnfinishedRun) -> str:
+    if run.own_app:  # it writes no result, and may ask for another number of rounds than its config
+        done = f"{counted(run.done, 'round')} done ({run.rounds} in its config)"
+        return f"{run.kind}, {done}; its data and model are known to the app alone"
+    return f"not finished{f' ({run.kind})' if run.on_flower else ''}, {run.done} of {counted(run.rounds, 'round')} done"
 
 
 _AGAIN = "go on by starting its ServerApp again with this folder"
 
 
-def _how_to_go_on(folder: RunFolder, config: RunConfig, kind: Kind, last: Checkpoint | None) -> str:
+def _how_to_go_on(run: UnfinishedRun) -> str:
     """Return what continues a run that is not finished; of an own app, which alone knows whether it is, what holds as well."""
-    if kind is Kind.READY_APP:
-        return "go on with: flwr run, with the same run config as before, ldpfl.out included"
-    if kind is Kind.OWN_APP:
-        released = f"what it released: ldpfl ledger {shlex.quote(str(folder.path))}" if folder.ledger_path.exists() else ""
-        finished = last is not None and last.state.round >= config.training.rounds
+    if run.own_app:
+        released = f"what it released: ldpfl ledger {shlex.quote(str(run.folder))}" if run.released else ""
+        finished = run.done > 0 and run.done >= run.rounds
         what = "finished, unless its app asks for more rounds than its config" if finished else _AGAIN
         return "; ".join(filter(None, (what, released)))
-    begun_on = last.origin.rpartition(" on ")[2] if last else ""
-    device = begun_on if begun_on in ("cpu", "cuda") and begun_on != choose_device("auto").type else "auto"
-    hint = f"go on with: {_resume_command(folder.path, _flags(None, device))}"
-    if config.data.name == GIVEN and not config.data.path:
+    if run.on_flower:
+        return "go on with: flwr run, with the same run config as before, ldpfl.out included"
+    if run.handed_over:
         return "go on from Python, with the data that were handed over: ldpfl.run(data=..., folder=..., resume=True)"
-    if config.data.brought or is_bundled(config.data.name) or os.environ.get(DATA_DIR_VARIABLE):
+    hint = f"go on with: {_resume_command(run.folder, _flags(None, run.device))}"
+    if run.looked_up is None or os.environ.get(DATA_DIR_VARIABLE):
         return hint
-    name = printable(config.data.name)  # of a folder that may be somebody else's
+    name = printable(run.looked_up)  # of a folder that may be somebody else's
     return f"{hint}\nand with the --data-dir that it was begun with, if one was given: {name} is looked for on the hub without"
 
 
-def _show_sweep(folder: Path, config: SweepConfig, overrides: list[str], *, as_json: bool) -> None:
-    # As the configs are written: the folder may be somebody else's, and nothing that it names is opened or run.
-    count = len({cell.folder_name for cell in cells(config, overrides, settle=False)})
-    runs = [RunFolder(path) for path in sorted((folder / "runs").glob("*")) if path.is_dir()]
-    done, stopped = (sum(has(run) is not None for run in runs) for has in (RunFolder.result, RunFolder.stopped))
+def _show_sweep(sweep: StoredSweep, *, as_json: bool) -> None:
     if as_json:
-        counts = {"finished": done + stopped == count, "runs_done": done, "stopped": stopped, "runs": count}
-        print(to_json({"name": config.name, "kind": "sweep", **counts}, indent=2))
+        counts = {
+            "finished": sweep.done + sweep.stopped == sweep.runs,
+            "runs_done": sweep.done,
+            "stopped": sweep.stopped,
+            "runs": sweep.runs,
+        }
+        print_json({"name": sweep.name, "kind": "sweep", **counts})
         return
-    print(f"{config.name}: a sweep, {done} of {counted(count, 'run')} finished" + (f", {stopped} given up" if stopped else ""))
-    print(f"go on, or print its table, with: {sweep_command(folder)}")
-    if runs:
-        print(f"one of its runs: ldpfl show {printable(shlex.quote(str(runs[0].path)))}")
+    given_up = f", {sweep.stopped} given up" if sweep.stopped else ""
+    print(f"{sweep.name}: a sweep, {sweep.done} of {counted(sweep.runs, 'run')} finished{given_up}")
+    print(f"go on, or print its table, with: {resume_sweep_command(sweep.folder)}")
+    if sweep.first is not None:
+        print(f"one of its runs: ldpfl show {printable(shlex.quote(str(sweep.first)))}")
 
 
-def _print_result(folder: RunFolder, result: dict[str, Any]) -> None:
+def _print_result(folder: Path, result: dict[str, Any]) -> None:
     console = terminal()
     for table in (result_table(result), *quality_tables(result)):
         console.print(table)
@@ -367,4 +323,4 @@ def _print_result(folder: RunFolder, result: dict[str, Any]) -> None:
     for caveat in result.get("caveats", ()):
         console.print(Text(f"note: {caveat}"), soft_wrap=True)
     console.print(layer_table(result))
-    console.print(Text(f"run folder: {folder.path}"), soft_wrap=True)
+    console.print(Text(f"run folder: {folder}"), soft_wrap=True)

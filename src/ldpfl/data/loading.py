@@ -18,8 +18,8 @@ import torch
 from ldpfl.cache import Warn, cache_dir, read_cached, write_cached
 from ldpfl.data.holding_out import held_out
 from ldpfl.data.samples import Dataset, Samples
-from ldpfl.errors import ConfigError, DataError, WriteError, first_line
-from ldpfl.files import NO_ROOM, write_error
+from ldpfl.errors import NO_ROOM, ConfigError, DataError, WriteError, first_line
+from ldpfl.files import write_error
 from ldpfl.suggestions import did_you_mean
 
 DATA_DIR_VARIABLE = "LDPFL_DATA_DIR"

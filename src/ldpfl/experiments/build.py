@@ -56,6 +56,7 @@ from ldpfl.simulation import (
     Trainer,
 )
 from ldpfl.simulation.evaluating import ClientEvaluation
+from ldpfl.simulation.federation import Evaluation, LocalWork, Participation, Stopping
 from ldpfl.simulation.measuring import Measuring, charged
 from ldpfl.simulation.record_sums import ranges_of
 from ldpfl.suggestions import did_you_mean
@@ -175,28 +176,23 @@ def build(
         task=local,
         trainer=tried(config, local, mechanism, weights, task, warn, persons),
         samples=parts,
-        evaluation=task.test.to(device),
+        evaluation=Evaluation(task.test.to(device), task.test_persons, task.test_clients, task.client_names, _threshold(config, task)),
         mechanism=mechanism,
         perturbed=config.mechanism.perturbed,
         rule=range_rule(config.ranges.rule, floor=config.ranges.floor),
         optimiser=config.training.at_server(measured_weights(config, layout), weights),
-        fraction=config.clients.fraction,
-        epochs=config.training.epochs,
-        batch_size=config.training.batch_size,
-        channel=config.shuffling.channel,
-        colluding=config.shuffling.colluding,
-        self_sampling=self_sampling_of(config),
-        once_over=config.training.rounds if config.clients.once else None,
+        participation=Participation(
+            config.clients.fraction,
+            self_sampling_of(config),
+            config.training.rounds if config.clients.once else None,
+            config.shuffling.channel,
+            config.shuffling.colluding,
+        ),
+        work=LocalWork(config.training.epochs, config.training.batch_size, _full_weight(config, mechanism)),
         measured=len(ledger.events),
         notes=task.notes,
         encoder=task.encoder,
-        threshold=_threshold(config, task),
-        evaluation_clients=task.test_clients,
-        evaluation_persons=task.test_persons,
-        client_names=task.client_names,
-        validation=None if validation is None else validation.to(device),
-        patience=config.training.patience,
-        full_weight=_full_weight(config, mechanism),
+        stopping=None if validation is None else Stopping(validation.to(device), config.training.patience),
         persons=persons,
         head=head,
         judged=None if judging is None or not is_evaluated(config) else _judged(config, task, judging, persons),
@@ -224,7 +220,7 @@ def _judged(config: RunConfig, task: Dataset, units: Division, persons: Persons 
 
 def _quickest(config: RunConfig, federation: Federation, weights: Tensor, warn: Warn) -> Trainer:
     """Return what trains the federation's clients quickest: its trainer, or that compiled."""
-    joined = 1 / config.training.rounds if federation.once_over is not None else federation.fraction
+    joined = 1 / config.training.rounds if federation.participation.once_over is not None else federation.participation.fraction
     sizes, width, epochs = federation.samples.sizes, federation.batch_width, config.training.epochs
     samples = int(config.training.rounds * joined * epochs * record_rate_of(federation.mechanism) * int(sizes.sum()))
     fewest, most = (max(1, -(-int(size) // width) * epochs) for size in (sizes.min(), sizes.max()))

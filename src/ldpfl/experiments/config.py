@@ -32,9 +32,9 @@ from ldpfl.mechanisms.duchi import DuchiSettings
 from ldpfl.models.adapters import Adapter, Kind
 from ldpfl.privacy.events import Channel
 from ldpfl.quantities import MAX_ROUNDS, Count, NotNegative, Positive, Repeats, Share
-from ldpfl.server.optimiser import Rule, Schedule, ServerOptimiser
-from ldpfl.simulation.local_optimiser import Kind as LocalKind
-from ldpfl.simulation.local_optimiser import LocalOptimiser
+from ldpfl.server.close import Rule, Schedule, ServerOptimiser
+from ldpfl.simulation.local_steps import Kind as LocalKind
+from ldpfl.simulation.local_steps import LocalOptimiser
 
 
 def _printable(text: str) -> str:

@@ -30,7 +30,7 @@ def pooled_scores(federation: Federation) -> dict[str, float] | None:
     event logistic regression of the hazard of each interval, with one slope for all of them. It takes the columns as the model of
     ``federation`` does.
     """
-    train, test, task = federation.task.data, federation.evaluation, federation.task.task
+    train, test, task = federation.task.data, federation.evaluation.samples, federation.task.task
     fitted = {"classification": _logistic, "regression": _linear, "survival": _hazards}.get(task.name)
     encoder = federation.encoder
     if fitted is None or encoder is None or encoder.data.text or not len(test) or train.tensor.numel() > _MOST_VALUES:

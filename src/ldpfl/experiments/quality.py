@@ -66,7 +66,7 @@ def quality(federation: Federation, weights: Tensor, seed: int, classes: Sequenc
     """
     judged = _judged(federation, weights)
     named = classes if federation.encoder is None else federation.encoder.classes
-    found: dict[str, Any] = {"scores": judged.scores, "test_rows": len(federation.evaluation), "unusable": judged.unusable}
+    found: dict[str, Any] = {"scores": judged.scores, "test_rows": len(federation.evaluation.samples), "unusable": judged.unusable}
     found["classes"] = [printable(name) for name in named]
     if judged.figures is None:
         return found
@@ -170,7 +170,7 @@ class _Judged:
 
 
 def _judged(federation: Federation, weights: Tensor) -> _Judged:
-    task, rows = federation.task.task, federation.evaluation
+    task, rows = federation.task.task, federation.evaluation.samples
     if not len(rows):
         return _Judged(measured(federation.task, weights, rows, every=True))
     if task.name not in _KINDS:
@@ -203,7 +203,7 @@ _Form = tuple[Callable[[Floats, Any], Counted], Floats, NDArray[Any]]
 def _classes(outputs: Tensor, targets: Tensor, federation: Federation) -> _Form:
     logits, classes = outputs.double().numpy(), targets.numpy()
     if logits.shape[1] == 2:
-        figures = partial(judging.of_two_classes, threshold=federation.threshold)
+        figures = partial(judging.of_two_classes, threshold=federation.evaluation.threshold)
         return figures, logits[:, 1] - logits[:, 0], classes == 1
     return judging.of_several_classes, logits, classes
 
@@ -235,10 +235,10 @@ _KINDS: Mapping[str, Callable[[Tensor, Tensor, Federation], _Form]] = {
 
 def _by_site(federation: Federation, judged: _Judged, seed: int) -> Iterator[dict[str, Any]]:
     """Yield the figures of each client's test rows, the worst client first and those without figures last."""
-    if federation.evaluation_clients is None:
+    if federation.evaluation.clients is None:
         return
     metric = federation.task.task.metric
-    found = [_site(federation, judged, place, seed) for place in np.unique(federation.evaluation_clients)]
+    found = [_site(federation, judged, place, seed) for place in np.unique(federation.evaluation.clients)]
     sign = -1 if metric in LOWER_IS_BETTER else 1
 
     def place(site: Mapping[str, Any]) -> tuple[bool, float]:
@@ -249,9 +249,9 @@ def _by_site(federation: Federation, judged: _Judged, seed: int) -> Iterator[dic
 
 
 def _site(federation: Federation, judged: _Judged, client: int, seed: int) -> dict[str, Any]:
-    own = np.flatnonzero(federation.evaluation_clients == client)
+    own = np.flatnonzero(federation.evaluation.clients == client)
     told, seen = judged.told[own], judged.seen[own]
-    name = printable(federation.client_names[client]) if federation.client_names else str(client)
+    name = printable(federation.evaluation.client_names[client]) if federation.evaluation.client_names else str(client)
     found: dict[str, Any] = {"name": name, "rows": own.size, "scores": {}, "intervals": {}, "note": ""}
     if judged.is_of_two_classes:
         found["events"] = int(seen.sum())
@@ -299,5 +299,5 @@ _AN = {"event": "the event", "class": "one of the classes", "label": "one of the
 
 def _whose(federation: Federation, rows: NDArray[np.int64]) -> NDArray[np.int64] | None:
     """Return a number from 0 for the person of each of the test ``rows`` (n,); None where nobody says."""
-    persons = federation.evaluation_persons
+    persons = federation.evaluation.persons
     return None if persons is None else numbered(persons[rows].tolist())

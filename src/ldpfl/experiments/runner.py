@@ -33,7 +33,7 @@ from ldpfl.number_format import counted
 from ldpfl.randomness import known
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation, simulate
-from ldpfl.simulation.asked_workers import Count, workers
+from ldpfl.simulation.workers import Count, workers
 
 Value = TypeVar("Value")
 _Scores = Callable[[RunConfig, Dataset, int | None], Reference]
@@ -170,8 +170,8 @@ class Runner:
                     self.observer.warn(clamped)
                     warned = True
         after = stopped_after(federation, last)
-        if after is not None:
-            waited = f"the loss on validation rows has not fallen for {counted(federation.patience, 'round')}"
+        if after is not None and federation.stopping is not None:
+            waited = f"the loss on validation rows has not fallen for {counted(federation.stopping.patience, 'round')}"
             self.observer.warn(f"stopped after round {after} of {rounds}: {waited}")
         return last
 

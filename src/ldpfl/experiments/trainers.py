@@ -32,7 +32,7 @@ from ldpfl.simulation import BatchSchedule, GradientTrainer, LocalTask, LoopTrai
 from ldpfl.simulation.compiled_records import CompiledSums
 from ldpfl.simulation.compiled_training import CompiledTrainer
 from ldpfl.simulation.compiling import Work, has_compiler, pays
-from ldpfl.simulation.local_optimiser import LocalOptimiser
+from ldpfl.simulation.local_steps import LocalOptimiser
 from ldpfl.simulation.local_training import evaluated
 from ldpfl.simulation.unchanged import PARTS, VIEWS
 from ldpfl.tasks import Task

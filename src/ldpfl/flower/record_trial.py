@@ -24,7 +24,7 @@ from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms.hooks import record_clip_of
 from ldpfl.simulation import RecordGradientTrainer
 from ldpfl.simulation.gradients import confined
-from ldpfl.simulation.schedule import full_batch
+from ldpfl.simulation.local_steps import full_batch
 
 _FOUND = "found"
 _MAX_NAMED = 5

@@ -34,8 +34,7 @@ from ldpfl.mechanisms.hooks import record_clip_of
 from ldpfl.ranges import LayerRanges
 from ldpfl.simulation import LocalTask, Trainer
 from ldpfl.simulation.gradients import confined
-from ldpfl.simulation.local_optimiser import LocalOptimiser
-from ldpfl.simulation.schedule import full_batch
+from ldpfl.simulation.local_steps import LocalOptimiser, full_batch
 from ldpfl.tasks import Task
 
 LOGGER = logging.getLogger("flwr.ldpfl")

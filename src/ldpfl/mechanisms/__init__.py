@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from ldpfl.mechanisms.settings import MechanismSettings as MechanismSettings
     from ldpfl.mechanisms.settings import Perturbed as Perturbed
     from ldpfl.mechanisms.settings import Training as Training
-    from ldpfl.privacy.built_in import is_built_in as is_built_in
+    from ldpfl.privacy.authors import is_built_in as is_built_in
     from ldpfl.randomness import as_source as as_source
     from ldpfl.randomness import draw_block as draw_block
 
@@ -102,7 +102,7 @@ __getattr__, __dir__ = lazy.exports(
         "create": "ldpfl.mechanisms.registry",
         "draw_block": "ldpfl.randomness",
         "guarantee_of": "ldpfl.mechanisms.base",
-        "is_built_in": "ldpfl.privacy.built_in",
+        "is_built_in": "ldpfl.privacy.authors",
         "names": "ldpfl.mechanisms.registry",
         "payload_bits": "ldpfl.mechanisms.base",
         "privatize": "ldpfl.mechanisms.base",

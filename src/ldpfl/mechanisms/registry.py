@@ -17,7 +17,7 @@ from ldpfl.mechanisms.base import Mechanism
 from ldpfl.mechanisms.hooks import record_rate_of
 from ldpfl.mechanisms.settings import Facts, MechanismSettings
 from ldpfl.privacy import GaussianRelease
-from ldpfl.privacy.built_in import BUILT_IN, is_built_in
+from ldpfl.privacy.authors import BUILT_IN, is_built_in
 from ldpfl.ranges import LayerRanges
 from ldpfl.suggestions import did_you_mean
 

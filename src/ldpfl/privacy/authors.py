@@ -1,4 +1,7 @@
-"""Whose code a mechanism is. Guarantees are proved of this project's code; of other code they are what its author claims.
+"""Which mechanisms are this project's own, and whose code a mechanism is.
+
+No mechanism is imported to say which are ours, so that policies know their names too. Guarantees are proved of this project's code; of
+other code they are what its author claims.
 
 The author is found from the code that will run, never from what this code says of itself: not from a name, a file name, ``__module__``
 or ``__wrapped__``. A class is this project's if it is as the file of its module defines it. To find that out, the file is run once
@@ -14,7 +17,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import cached_property, lru_cache
 from importlib.util import module_from_spec, spec_from_file_location
@@ -25,8 +28,78 @@ from typing import Any, Generic, Protocol
 
 import numpy as np
 
-from ldpfl.privacy.built_in import is_built_in
 from ldpfl.privacy.events import OURS, BinaryRelease, GaussianRelease, PureRelease, Release, UnprotectedRelease
+
+BUILT_IN: Mapping[str, str] = {
+    "duchi": "ldpfl.mechanisms.duchi:DuchiSettings",
+    "harmony": "ldpfl.mechanisms.harmony:HarmonySettings",
+    "laplace": "ldpfl.mechanisms.scalar:LaplaceSettings",
+    "piecewise": "ldpfl.mechanisms.scalar:PiecewiseSettings",
+    "hybrid": "ldpfl.mechanisms.scalar:HybridSettings",
+    "duchi-vector": "ldpfl.mechanisms.duchi_vector:DuchiVectorSettings",
+    "privunit-g": "ldpfl.mechanisms.privunit:PrivUnitGSettings",
+    "full-dp": "ldpfl.mechanisms.gaussian.fixed:FullDPSettings",
+    "nbafl": "ldpfl.mechanisms.gaussian.fixed:NbAFLSettings",
+    "time-varying": "ldpfl.mechanisms.gaussian.fixed:TimeVaryingSettings",
+    "sensitive-dp": "ldpfl.mechanisms.gaussian.history:SensitiveDPSettings",
+    "dpa": "ldpfl.mechanisms.gaussian.fixed:DpaSettings",
+    "adapldp": "ldpfl.mechanisms.gaussian.history:AdapLDPSettings",
+    "ladp": "ldpfl.mechanisms.gaussian.ladp:LadpSettings",
+    "ladp-sound": "ldpfl.mechanisms.gaussian.ladp:LadpSoundSettings",
+    "rotated-sign": "ldpfl.mechanisms.rotated_sign:RotatedSignSettings",
+    "dp-sgd": "ldpfl.mechanisms.dp_sgd:DpSgdSettings",
+    "dp-fedavg": "ldpfl.mechanisms.dp_fedavg:DpFedAvgSettings",
+    "none": "ldpfl.mechanisms.identity:IdentitySettings",
+}
+"""By name, where its settings are."""
+
+
+def is_built_in(name: str) -> bool:
+    """Whether the mechanism called ``name`` is one of ours; others come with packages, whose code runs when they are looked up."""
+    return name in BUILT_IN
+
+
+_RELEASES: Mapping[str, tuple[str, ...]] = {
+    "duchi": ("binary",),
+    "harmony": ("binary",),
+    "rotated-sign": ("binary",),
+    "laplace": ("pure",),
+    "piecewise": ("pure",),
+    "hybrid": ("pure",),
+    "duchi-vector": ("pure",),
+    "privunit-g": ("pure",),
+    "full-dp": ("gaussian", "unprotected"),
+    "nbafl": ("gaussian",),
+    "time-varying": ("gaussian", "unprotected"),
+    "sensitive-dp": ("gaussian", "unprotected"),
+    "dpa": ("gaussian", "unprotected"),
+    "adapldp": ("unprotected",),
+    "ladp": ("unprotected",),
+    "ladp-sound": ("gaussian",),
+    "dp-sgd": ("gaussian",),
+    "dp-fedavg": ("gaussian",),
+    "none": ("unprotected",),
+}
+"""By name, the kinds of releases that it makes, as a ledger names them."""
+
+
+_UNITS: Mapping[str, tuple[str, ...]] = {
+    "duchi": ("weight",),
+    "harmony": ("weight", "group", "layer"),
+    "rotated-sign": ("coordinate",),
+    "laplace": ("weight", "vector"),
+    "piecewise": ("weight", "vector"),
+    "hybrid": ("weight", "vector"),
+    "dp-sgd": ("record", "person"),
+    "none": ("weight",),
+}
+"""By name, what one unit of a release stands for; of all others it is the whole vector."""
+
+
+def may_release(name: str, kind: str, unit: str) -> bool:
+    """Whether the mechanism called ``name`` is one of ours, and makes releases of this kind, by this unit."""
+    return kind in _RELEASES.get(name, ()) and unit in _UNITS.get(name, ("vector",))
+
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _KINDS: tuple[type[Release], ...] = (BinaryRelease, PureRelease, GaussianRelease, UnprotectedRelease)

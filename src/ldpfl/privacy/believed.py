@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 from math import erfc, exp, expm1, log, pi, sqrt
 
-from ldpfl.privacy.built_in import may_release
+from ldpfl.privacy.authors import may_release
 from ldpfl.privacy.events import LARGEST_HIDDEN, OURS, BinaryRelease, GaussianRelease, PureRelease, Release
 
 DOUBTED = "not known, a file says ldpfl"

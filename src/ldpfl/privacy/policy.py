@@ -19,8 +19,7 @@ from ldpfl.file_owners import require_own
 from ldpfl.importing import is_pretrained, lies_in_file
 from ldpfl.privacy.accountants.adaptive import filter_order
 from ldpfl.privacy.accountants.registry import epsilon_of, unit_epsilon
-from ldpfl.privacy.authors import Releasing, released
-from ldpfl.privacy.built_in import is_built_in
+from ldpfl.privacy.authors import Releasing, is_built_in, released
 from ldpfl.privacy.events import OURS, BinaryRelease, GaussianRelease, Release, RoundEvent
 from ldpfl.privacy.guarantee import Protected
 from ldpfl.privacy.statement import DELTA, SMALLEST_DELTA

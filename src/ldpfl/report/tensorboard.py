@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ldpfl.errors import ConfigError
+from ldpfl.number_format import number
+from ldpfl.privacy.guarantee import IF_TRUSTED, Statement
 from ldpfl.server import RoundMetrics
 
 if TYPE_CHECKING:
@@ -40,9 +42,9 @@ class Board:
             writer.add_scalar(name, value, metrics.round)
         writer.flush()
 
-    def guaranteed(self, text: str, rounds: int) -> None:
-        """Write what the run guarantees after so many ``rounds``, as text."""
-        self._open().add_text("privacy", text, rounds)
+    def guaranteed(self, privacy: Statement, rounds: int) -> None:
+        """Write the privacy guarantee after ``rounds`` rounds, as text."""
+        self._open().add_text("privacy", _guaranteed(privacy), rounds)
 
     def close(self) -> None:
         if self._writer is not None:
@@ -71,3 +73,12 @@ def board(run_folder: Path, metric: str) -> Iterator[Board]:
         yield opened
     finally:
         opened.close()
+
+
+def _guaranteed(privacy: Statement) -> str:
+    """Return what a run guarantees, a line for each kind of trust."""
+    lines = [privacy.verdict or "Nothing is protected: values leave as they are."]
+    for row in filter(None, (privacy.find("local", "run"), privacy.find("hidden", "run"))):
+        epsilon, trusted = number(row.epsilon), IF_TRUSTED[row.trust_model]
+        lines.append(f"epsilon {epsilon} at delta {privacy.delta:g} for the whole run of a {privacy.protected}, {trusted}")
+    return "\n\n".join(lines)

@@ -8,6 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
+from ldpfl.files import to_json
+
 _SHOWN_AS = {"±": "+-", "…": "...", "δ": "delta", "ε": "epsilon", "é": "e", "•": "*"}
 """What we write ourselves, and the libraries that draw for us, beside ASCII."""
 
@@ -17,6 +19,11 @@ _SPINNERS = range(0x2800, 0x2900)
 def terminal(**settings: Any) -> Console:
     """Return a console that takes every text as it stands: what a folder or ledger of somebody else says steers nothing."""
     return Console(markup=False, emoji=False, **settings)
+
+
+def print_json(value: Any) -> None:
+    """Print ``value`` as JSON that every reader takes: a number that is not finite becomes null."""
+    print(to_json(value, indent=2))
 
 
 def print_anything() -> None:

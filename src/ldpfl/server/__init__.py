@@ -3,14 +3,19 @@
 from ldpfl.errors import NotFiniteError
 from ldpfl.mechanisms import Perturbed
 from ldpfl.server.checkpoint import Checkpoint, initial_checkpoint
-from ldpfl.server.close import Observed, ServerRules, advance, close_idle_round, close_round, close_with
-from ldpfl.server.cohort import once_cohort, reserves, round_cohort, sample_cohort, self_sampled_cohort
-from ldpfl.server.optimiser import ServerOptimiser
-from ldpfl.server.round_events import evaluation_event, histogram_event, round_event
+from ldpfl.server.close import Observed, ServerOptimiser, ServerRules, advance, close_idle_round, close_round, close_with
+from ldpfl.server.cohort import (
+    evaluation_event,
+    histogram_event,
+    once_cohort,
+    reserves,
+    round_cohort,
+    round_event,
+    sample_cohort,
+    self_sampled_cohort,
+)
 from ldpfl.server.round_log import check_log_size
-from ldpfl.server.round_metrics import RoundMetrics
-from ldpfl.server.state import ServerState, client_values
-from ldpfl.server.stopping import has_stopped
+from ldpfl.server.state import RoundMetrics, ServerState, client_values, has_stopped
 
 __all__ = [
     "Checkpoint",

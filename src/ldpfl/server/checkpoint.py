@@ -19,8 +19,7 @@ from ldpfl.quantities import MAX_ROUNDS
 from ldpfl.randomness import WORDS
 from ldpfl.ranges import LayerRanges
 from ldpfl.server.round_log import Extent, extend_log, is_begun_by, log_path, read_log
-from ldpfl.server.round_metrics import RoundMetrics
-from ldpfl.server.state import ServerState
+from ldpfl.server.state import RoundMetrics, ServerState
 
 _LOG = "log"
 _MEMORY = "memory."

@@ -25,7 +25,7 @@ from ldpfl.files import MAX_LINE_BYTES, MAX_METRICS_BYTES, MAX_ROUNDS_BYTES, app
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.events import Release, RoundEvent
 from ldpfl.quantities import MAX_COUNT, MAX_ROUNDS
-from ldpfl.server.round_metrics import RoundMetrics
+from ldpfl.server.state import RoundMetrics
 
 _MEASURED_AFTER = "measured_after"
 

@@ -3,9 +3,9 @@
 from ldpfl.simulation.cohort_training import train_clients, train_cohort
 from ldpfl.simulation.federation import Federation
 from ldpfl.simulation.gradients import GradientTrainer, RecordGradientTrainer
+from ldpfl.simulation.local_steps import BatchSchedule, batch_schedule
 from ldpfl.simulation.local_training import LocalTask, LoopTrainer, Trainer, VectorizedTrainer
 from ldpfl.simulation.rounds import simulate
-from ldpfl.simulation.schedule import BatchSchedule, batch_schedule
 
 __all__ = [
     "BatchSchedule",

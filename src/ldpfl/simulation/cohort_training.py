@@ -1,14 +1,17 @@
 """Local training of a round's cohort, in chunks of clients: what they would put into the mechanism, un-noised.
 
-How many are trained at once is found by ``chunking``; how, is in ``local_training``, and for gradients of records in ``gradients``.
+How many are trained at once is what memory allows and a short probe finds fastest. How they are trained is in ``local_training``, and for
+gradients of records in ``gradients``.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import numpy as np
+import psutil
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -18,15 +21,24 @@ from ldpfl.errors import PrivacyError
 from ldpfl.mechanisms.hooks import record_rate_of
 from ldpfl.randomness import Purpose, SeededStreams, known
 from ldpfl.server import ServerState, client_values
-from ldpfl.simulation.chunking import MOST_CLIENTS, choose_chunk_size, most_sums, split_evenly
 from ldpfl.simulation.compiled_training import CompiledTrainer
 from ldpfl.simulation.federation import Federation
 from ldpfl.simulation.gradients import RecordGradientTrainer
-from ldpfl.simulation.local_training import LoopTrainer
-from ldpfl.simulation.schedule import BatchSchedule, batch_schedule, full_batch, poisson_batch
+from ldpfl.simulation.local_steps import MOST_CLIENTS, BatchSchedule, batch_schedule, full_batch, poisson_batch, split_evenly
+from ldpfl.simulation.local_training import LoopTrainer, Trainer
 
 ClientsDone = Callable[[int, int], None]
 """Called with (clients trained so far, cohort size) while a round goes on."""
+
+MEMORY_SHARE = 0.5
+"""Part of the free memory that training may take."""
+
+_PROBED_SIZES = (16, 32, 64, 128, MOST_CLIENTS)
+_SLOWER = 1.1
+_TRIES = 20
+_PROBED_S = 0.25
+"""Each size is tried so often, or for so many seconds, three times at least: other work on the machine makes short steps look slow."""
+_COPIES = 8  # of a client's sum: as floats, as integers, with noise, and in between
 
 
 def train_cohort(
@@ -115,7 +127,7 @@ def schedule_of(federation: Federation, state: ServerState, clients: NDArray[np.
     samples, number = federation.samples.take(clients), state.round + 1
     if federation.perturbed == "gradient":
         return _gradient_batch(federation, number, clients, samples).to(federation.device)
-    orders = [SeededStreams.of(clients, federation.seed, Purpose.BATCH_ORDER, number, epoch) for epoch in range(federation.epochs)]
+    orders = [SeededStreams.of(clients, federation.seed, Purpose.BATCH_ORDER, number, epoch) for epoch in range(federation.work.epochs)]
     return batch_schedule(samples, orders, batch_size=federation.batch_width).to(federation.device)
 
 
@@ -135,3 +147,67 @@ def chunk_size_for(federation: Federation, state: ServerState, cohort: NDArray[n
     largest_first = cohort[np.argsort(-federation.samples.sizes[cohort], kind="stable")]
     schedule = schedule_of(federation, state, largest_first[:MOST_CLIENTS])
     return choose_chunk_size(federation.trainer, state.weights, schedule, federation.device)
+
+
+def choose_chunk_size(trainer: Trainer, weights: Tensor, schedule: BatchSchedule, device: torch.device) -> int:
+    """Return the number of clients, at most ``schedule.clients``, to train at once on ``device``.
+
+    A step of growing chunks is timed, several times, until two are clearly slower a client than the best so far, or until
+    the memory that a client was seen to need says stop. Fewer than 16 are never much faster, and results would depend on how many.
+    """
+    probe = schedule.head(1)
+    fitting = min(schedule.clients, _fitting(trainer, weights, probe, device))
+    if fitting <= _PROBED_SIZES[0]:
+        return fitting
+    best, best_seconds, slower = _PROBED_SIZES[0], float("inf"), 0
+    for size in (*(s for s in _PROBED_SIZES if s < fitting), fitting):
+        chunk = BatchSchedule(probe.index[:size], probe.mask[:size])
+        seconds = _fastest(trainer, weights, chunk, device) / size
+        if seconds < best_seconds:
+            best, best_seconds, slower = size, seconds, 0
+        else:
+            slower += seconds > _SLOWER * best_seconds
+        if slower == 2:  # once may be the machine, which has other things to do
+            break
+    return best
+
+
+def most_sums(weights: Tensor, device: torch.device) -> int:
+    """Return how many clients' sums of gradients (d,), with what is made of them, fit into ``MEMORY_SHARE`` of the free memory."""
+    return max(1, int(MEMORY_SHARE * _free(device) / (_COPIES * weights.numel() * torch.float64.itemsize)))
+
+
+def _fastest(trainer: Trainer, weights: Tensor, schedule: BatchSchedule, device: torch.device) -> float:
+    taken: list[float] = []
+    while len(taken) < 3 or (len(taken) < _TRIES and sum(taken) < _PROBED_S):
+        taken.append(_seconds(trainer, weights, schedule, device))
+    return min(taken)
+
+
+def _seconds(trainer: Trainer, weights: Tensor, schedule: BatchSchedule, device: torch.device) -> float:
+    started = time.perf_counter()
+    trainer.train(weights, schedule)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - started
+
+
+def _fitting(trainer: Trainer, weights: Tensor, probe: BatchSchedule, device: torch.device) -> int:
+    """Clients whose training fits into ``MEMORY_SHARE`` of the free memory, from what two of them keep for backward."""
+    kept = 0
+
+    def note(tensor: Tensor) -> Tensor:
+        nonlocal kept
+        kept += tensor.numel() * tensor.element_size()
+        return tensor
+
+    pair = BatchSchedule(probe.index[:2].expand(2, -1, -1), probe.mask[:2].expand(2, -1, -1))
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        trainer.train(weights, pair)
+    parameters = 4 * weights.numel() * weights.element_size()  # weights, gradient, momentum, flattened copy
+    a_client = kept / 2 + parameters
+    return max(1, int(MEMORY_SHARE * _free(device) / a_client))
+
+
+def _free(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available

@@ -19,9 +19,10 @@ from ldpfl.server import ServerState
 from ldpfl.simulation.cohort_training import schedule_of
 from ldpfl.simulation.compiled_training import BitSums, CompiledTrainer, Counter
 from ldpfl.simulation.federation import Federation
-from ldpfl.simulation.observing import ClippedCounter
-from ldpfl.simulation.schedule import BatchSchedule
+from ldpfl.simulation.local_steps import BatchSchedule
 from ldpfl.simulation.unchanged import nothing_kept, nothing_written
+
+Ends = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 TOGETHER = 2048
 """Clients, or nearly, whose schedule is made at once."""
@@ -33,34 +34,40 @@ class CountedSteps:
     Attributes:
         clients: how many clients were counted.
         ones: how many of them set each bit, (d,) int32.
+        outside: how many of them have a value outside its range, (d,) int32.
     """
 
-    def __init__(
-        self, federation: Federation, trainer: CompiledTrainer, state: ServerState, comparison: Comparison, clipped: ClippedCounter
-    ) -> None:
-        """``clipped`` is told how many values lie outside their range."""
-        self._federation, self._trainer, self._state, self._comparison, self._clipped = federation, trainer, state, comparison, clipped
+    def __init__(self, federation: Federation, trainer: CompiledTrainer, state: ServerState, comparison: Comparison, ends: Ends) -> None:
+        self._federation, self._trainer, self._state, self._comparison = federation, trainer, state, comparison
         self._numbers = torch.arange(trainer.block, dtype=torch.float32)[:, None]
         self._rate = torch.tensor(trainer.task.optimiser.rate(state.round + 1))
-        ends = torch.from_numpy(clipped.low), torch.from_numpy(clipped.high)
-        self._told = (*ends, *comparison.told)
-        self.clients, self.ones = 0, np.zeros(state.ranges.dimension, dtype=np.int32)
+        self._told = (*map(torch.from_numpy, ends), *comparison.told)
+        self.clients, dimension = 0, state.ranges.dimension
+        self.ones, self.outside = np.zeros(dimension, dtype=np.int32), np.zeros(dimension, dtype=np.int32)
 
     @classmethod
     def of(
-        cls, federation: Federation, state: ServerState, mechanism: Mechanism, clients: NDArray[np.int64], clipped: ClippedCounter
+        cls,
+        federation: Federation,
+        trainer: CompiledTrainer,
+        state: ServerState,
+        mechanism: Mechanism,
+        clients: NDArray[np.int64],
+        ends: Ends,
     ) -> CountedSteps | None:
-        """Return what counts the bits of ``clients``; None if steps are not compiled, are several, or end in anything but bits.
+        """Return what counts the bits of ``clients``; None if their steps are several, or end in anything but bits.
 
-        Of a user's own data as well: there the random words follow from the values.
+        None on a user's own data as well: there the random words follow from the values.
+
+        Args:
+            ends: lowest and highest value of each range, two arrays (d,).
         """
-        trainer = federation.trainer
-        if not isinstance(trainer, CompiledTrainer) or federation.own_data or federation.full_weight is not None:
+        if federation.own_data or federation.work.full_weight is not None:
             return None
-        if federation.epochs > 1 or int(federation.samples.sizes[clients].max()) > federation.batch_width:
+        if federation.work.epochs > 1 or int(federation.samples.sizes[clients].max()) > federation.batch_width:
             return None
         comparison = comparison_of(mechanism, state.ranges)
-        return None if comparison is None else cls(federation, trainer, state, comparison, clipped)
+        return None if comparison is None else cls(federation, trainer, state, comparison, ends)
 
     def add(self, clients: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Count the bits of ``clients``, and return which of them (k,) are left because their block could not be counted.
@@ -106,7 +113,7 @@ class CountedSteps:
         ones[place] += decided(drawn[row, place], exact, source, row + rows.start)
         self.ones += ones
         self.clients += len(rows)
-        self._clipped.add_counts(sums.outside.numpy().astype(np.int32))
+        self.outside += sums.outside.numpy().astype(np.int32)
         return True
 
     def _summed(self, step: Counter, schedule: BatchSchedule, drawn: torch.Tensor) -> BitSums:

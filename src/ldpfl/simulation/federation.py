@@ -30,6 +30,66 @@ from ldpfl.simulation.local_training import LocalTask, Trainer, evaluated, mean_
 
 
 @dataclass(frozen=True)
+class Participation:
+    """Who takes part in a round, and what stands between clients and server.
+
+    Attributes:
+        fraction: fraction of clients that the server samples in each round.
+        self_sampling: lowest probability with which a client joins, if each decides for itself (then ``fraction`` has no effect).
+        once_over: number of rounds that the clients are divided over, if each takes part once (then ``fraction`` has no effect).
+        channel: what stands between clients and server in the deployment that is simulated; only the ledger depends on it.
+        colluding: clients of each round whose noise is not relied on; only the ledger depends on it.
+    """
+
+    fraction: float
+    self_sampling: float | None = None
+    once_over: int | None = None
+    channel: Channel = "ideal-shuffler"
+    colluding: int = 0
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """How much a client trains in a round.
+
+    Attributes:
+        epochs, batch_size: of local training.
+        full_weight: number of records at which a client gets full weight; None if all clients weigh the same.
+    """
+
+    epochs: int
+    batch_size: int
+    full_weight: int | None = None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Samples that the global model is measured on after each round, and what is known of them.
+
+    Attributes:
+        samples: the samples.
+        persons: name of the person of each; None where the data do not say.
+        clients: client of each, a number among ``client_names``; None where the data do not say.
+        client_names: names of the clients, where the data say so.
+        threshold: risk from which on rows count as flagged, beside 0.5 and the base rate; None without.
+    """
+
+    samples: Samples
+    persons: NDArray[np.object_] | None = None
+    clients: NDArray[np.int64] | None = None
+    client_names: tuple[str, ...] = ()
+    threshold: float | None = None
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """When a run stops early: once the loss on ``samples`` has not fallen for ``patience`` rounds."""
+
+    samples: Samples
+    patience: int
+
+
+@dataclass(frozen=True)
 class Federation:
     """Everything that stays the same over the rounds of a run.
 
@@ -43,25 +103,16 @@ class Federation:
         samples: for each client the positions of its samples in the task's data; or the numbers of its persons, where the trainer
             protects persons.
         evaluation: samples that the global model is measured on after each round.
-        evaluation_persons: name of the person of each of those samples; None where the data do not say.
-        evaluation_clients: client of each of those samples, a number among ``client_names``; None where the data do not say.
-        client_names: what clients are called, where the data say so.
         mechanism: what clients do to their values before they leave.
         perturbed: whether those values are trained weights, their change, or gradients.
         rule: how the server chooses the next ranges.
         optimiser: what the server makes of a mean update or gradient.
-        fraction: part of the clients that takes part in a round, drawn by the server.
-        self_sampling: lowest probability with which a client joins, if each decides for itself (then ``fraction`` has no effect).
-        once_over: over how many rounds the clients are divided, if each takes part once (then ``fraction`` has no effect).
-        epochs, batch_size: of local training.
-        channel: what stands between clients and server in the deployment that is simulated; only the ledger depends on it.
-        colluding: clients of each round whose noise is not relied on; only the ledger depends on it.
-        threshold: risk from which on test rows count as flagged, beside 0.5 and the base rate; None without.
+        participation: who takes part in a round, and what stands between clients and server.
+        work: how much a client trains in a round.
         measured: histograms that all clients took part in before the first round; the ledger counts them as rounds.
         notes: what is to be said of the data beside the guarantee.
         encoder: makes inputs of other rows, where the data are a table.
-        validation: samples by whose loss the run stops, once it has not fallen for ``patience`` rounds; None where it does not.
-        full_weight: records from which on a client counts in full; None where all count the same.
+        stopping: when the run stops early; None where it does not.
         persons: whose the rows are, where the mechanism protects persons; None elsewhere.
         head: how the only round is solved by least squares; None where rounds train by steps.
         judged: what clients measure on records that they hold back; None where they measure nothing.
@@ -74,30 +125,19 @@ class Federation:
     task: LocalTask
     trainer: Trainer
     samples: Division
-    evaluation: Samples
+    evaluation: Evaluation
     mechanism: Mechanism
     perturbed: Perturbed
     rule: RangeRule
     optimiser: ServerOptimiser
-    fraction: float
-    epochs: int
-    batch_size: int
-    channel: Channel = "ideal-shuffler"
-    colluding: int = 0
-    self_sampling: float | None = None
-    once_over: int | None = None
+    participation: Participation
+    work: LocalWork
     chunk_size: int | None = None
     own_data: bool = False
     measured: int = 0
-    threshold: float | None = None
     notes: tuple[str, ...] = ()
     encoder: Encoder | None = None
-    evaluation_clients: NDArray[np.int64] | None = None
-    evaluation_persons: NDArray[np.object_] | None = None
-    client_names: tuple[str, ...] = ()
-    validation: Samples | None = None
-    patience: int = 0
-    full_weight: int | None = None
+    stopping: Stopping | None = None
     persons: Persons | None = None
     head: LeastSquares | None = None
     judged: ClientEvaluation | None = None
@@ -106,14 +146,15 @@ class Federation:
     def batch_width(self) -> int:
         """Batch size, or the size of the largest client where that is smaller or all its samples are taken; the same in every chunk."""
         largest = int(self.samples.sizes.max())
-        return largest if self.perturbed == "gradient" else min(self.batch_size, largest)
+        return largest if self.perturbed == "gradient" else min(self.work.batch_size, largest)
 
     def cohort(self, round_number: int) -> NDArray[np.int64]:
         """Return the clients of a round, in ascending order; none, if all of them decide so."""
-        if self.once_over is not None:
-            return once_cohort(known(self.coin_seed), round_number, len(self.samples), self.once_over)
-        seed = self.seed if self.self_sampling is None else known(self.coin_seed)
-        return round_cohort(seed, round_number, len(self.samples), self.fraction, self.self_sampling)
+        asked = self.participation
+        if asked.once_over is not None:
+            return once_cohort(known(self.coin_seed), round_number, len(self.samples), asked.once_over)
+        seed = self.seed if asked.self_sampling is None else known(self.coin_seed)
+        return round_cohort(seed, round_number, len(self.samples), asked.fraction, asked.self_sampling)
 
     def streams(self, state: ServerState, clients: NDArray[np.int64], values: Tensor, mechanism: Mechanism) -> SeededStreams:
         """Return the random bits by which ``clients`` randomise ``values`` (k, d) by ``mechanism`` in the round after ``state``."""
@@ -145,21 +186,21 @@ class Federation:
     def rules(self) -> ServerRules:
         """The server's part of all this."""
         names = self.task.layout.names
-        validate = None if self.validation is None else partial(mean_loss, self.task, samples=self.validation)
+        validate = None if self.stopping is None else partial(mean_loss, self.task, samples=self.stopping.samples)
         return ServerRules(names, self.perturbed, self.rule, self.optimiser, self.score, validate)
 
     def score(self, weights: Tensor) -> float:
         """Return the figure by which the model with ``weights`` (d,) is judged."""
-        return self.score_of(evaluated(self.task, weights, self.evaluation))
+        return self.score_of(evaluated(self.task, weights, self.evaluation.samples))
 
     def score_of(self, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
         """Return that figure from what the model makes of the evaluation samples, and their targets, as ``evaluated`` yields both."""
         task = self.task.task
-        return task.measured(iter(batches), every=False)[task.metric] if len(self.evaluation) else nan
+        return task.measured(iter(batches), every=False)[task.metric] if len(self.evaluation.samples) else nan
 
     def has_stopped(self, history: Sequence[RoundMetrics]) -> bool:
         """Whether what was trained so far has not become better for long enough."""
-        return self.validation is not None and has_stopped(history, self.patience)
+        return self.stopping is not None and has_stopped(history, self.stopping.patience)
 
     def charged_as(self, round_number: int) -> int:
         """Return the number under which the ledger charges a round: histograms and what clients measure are numbered with the rounds."""
@@ -167,10 +208,10 @@ class Federation:
 
     def weighed(self, broadcast: Tensor, trained: Tensor, clients: NDArray[np.int64]) -> Tensor:
         """Return what ``clients`` (k,) make of ``trained`` (k, d) where one with few records counts for less."""
-        if self.full_weight is None:
+        if self.work.full_weight is None:
             return trained
         sizes = torch.from_numpy(self.samples.sizes[clients]).float()
-        shares = (sizes / self.full_weight).clamp_max(1.0).unsqueeze(1)
+        shares = (sizes / self.work.full_weight).clamp_max(1.0).unsqueeze(1)
         return trained.mul_(shares) if self.perturbed == "gradient" else torch.lerp(broadcast.expand_as(trained), trained, shares)
 
     @property

@@ -24,8 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from ldpfl.errors import ConfigError, LdpflError, first_line, in_short
-from ldpfl.simulation.shares import Collected, collect
-from ldpfl.simulation.workers import one_thread
+from ldpfl.simulation.shares import Collected, collect, one_thread
 
 ANY_CLUSTER = "ray"
 """Names the cluster of RAY_ADDRESS; else the one that this user began on this machine by ``ray start``; else a new one on this machine."""

@@ -24,8 +24,7 @@ from ldpfl.simulation.cohort_training import ClientsDone
 from ldpfl.simulation.federation import Federation
 from ldpfl.simulation.placing import packed
 from ldpfl.simulation.ray_driver import ANY_CLUSTER, LOST, Answer, Held, RoundAsked, drive
-from ldpfl.simulation.shares import Collected, RoundStart, Share
-from ldpfl.simulation.workers import ONE_PROCESS, Workers, for_shares
+from ldpfl.simulation.shares import ONE_PROCESS, Collected, RoundStart, Share, Workers, for_shares
 
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",

@@ -25,10 +25,8 @@ from ldpfl.simulation.cohort_training import ClientsDone, chunk_size_for
 from ldpfl.simulation.evaluating import ClientEvaluation
 from ldpfl.simulation.federation import Federation
 from ldpfl.simulation.least_squares import LeastSquares
-from ldpfl.simulation.observing import ClientFacts, RoundNoise
 from ldpfl.simulation.record_sums import client_sums, released_sum
-from ldpfl.simulation.shares import Collected, RoundStart, cut
-from ldpfl.simulation.workers import ONE_PROCESS, Workers, one_thread
+from ldpfl.simulation.shares import ONE_PROCESS, ClientFacts, Collected, RoundNoise, RoundStart, Workers, cut, one_thread
 
 
 def simulate(
@@ -68,7 +66,7 @@ def _untrained_round(federation: Federation, before: Checkpoint, cohort: NDArray
     for a number of rounds that is fixed beforehand holds for this one only.
     """
     after = close_idle_round(federation.rules, before)
-    if cohort.size == 0 and federation.self_sampling is None:
+    if cohort.size == 0 and federation.participation.self_sampling is None:
         return after
     mechanism = in_round(federation.mechanism, before.state.public())
     release = released(mechanism, before.state.ranges, federation.mechanism)
@@ -79,15 +77,16 @@ def _event(
     federation: Federation, number: int, release: Release, clients: int, cohort: NDArray[np.int64], joined: NDArray[np.int64]
 ) -> RoundEvent:
     """Return the ledger's record of round ``number``, in which ``clients`` of the ``cohort`` reported."""
+    asked = federation.participation
     return round_event(
         federation.charged_as(number),
         release,
         clients,
         joined + np.bincount(cohort, minlength=joined.size),
-        federation.channel,
-        federation.self_sampling,
-        once=federation.once_over is not None,
-        colluding=federation.colluding,
+        asked.channel,
+        asked.self_sampling,
+        once=asked.once_over is not None,
+        colluding=asked.colluding,
     )
 
 
@@ -169,7 +168,7 @@ def _judged(federation: Federation, judged: ClientEvaluation, before: Checkpoint
     with one_thread(federation.device):
         found = judged.measured(federation.task, before.state.model, known(federation.secret_seed), number)
     place = federation.charged_as(number) + 1
-    event = evaluation_event(place, judged.release, joined, federation.channel, federation.colluding)
+    event = evaluation_event(place, judged.release, joined, federation.participation.channel, federation.participation.colluding)
     history = (*before.history[:-1], replace(before.history[-1], at_clients=found))
     return replace(before, history=history, ledger=before.ledger.charge(event))
 

@@ -6,6 +6,7 @@ stands in one process. Data are in a file that they map, in memory where there i
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import signal
@@ -16,10 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Protocol
 
 import psutil
 import torch
@@ -27,12 +26,13 @@ from loky import ProcessPoolExecutor
 from loky.backend import get_context, resource_tracker
 from torch import Tensor
 
-from ldpfl.errors import LdpflError
+from ldpfl.errors import ConfigError, LdpflError
 from ldpfl.simulation.cohort_training import ClientsDone
 from ldpfl.simulation.federation import Federation
 from ldpfl.simulation.local_training import AT_ONCE, evaluated
 from ldpfl.simulation.placing import place, placed
-from ldpfl.simulation.shares import Collected, RoundStart, Share, collect
+from ldpfl.simulation.ray_workers import is_ray, ray_workers
+from ldpfl.simulation.shares import ONE_PROCESS, Collected, RoundStart, Share, Workers, collect, for_shares
 
 PAYS_S = 20.0
 """Seconds that all that is left of a run must be expected to take in one process before ``auto`` begins others, which takes 3 to 6."""
@@ -56,59 +56,6 @@ def cores() -> int:
     if os.environ.get("OMP_NUM_THREADS", "").isdecimal():
         return max(1, int(os.environ["OMP_NUM_THREADS"]))
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-class Workers(Protocol):
-    """What does the shares of a round."""
-
-    def collect(self, federation: Federation, start: RoundStart, shares: Sequence[Share], clients_done: ClientsDone) -> list[Collected]:
-        """Return what comes of each of ``shares``, in their order.
-
-        Raises:
-            PrivacyError: a client's values must not leave.
-        """
-        ...
-
-    def score(self, federation: Federation, weights: Tensor) -> float:
-        """Return the figure by which the model with ``weights`` is judged, :meth:`Federation.score`."""
-        ...
-
-
-class OneProcess:
-    """This process, by one thread: more would round differently."""
-
-    def collect(self, federation: Federation, start: RoundStart, shares: Sequence[Share], clients_done: ClientsDone) -> list[Collected]:
-        total = sum(len(share.clients) for share in shares)
-        done = 0
-
-        def chunk_done(clients: int) -> None:
-            nonlocal done
-            done += clients
-            clients_done(done, total)
-
-        with one_thread(federation.device):
-            return [collect(federation, start, share, chunk_done) for share in shares]
-
-    def score(self, federation: Federation, weights: Tensor) -> float:
-        with one_thread(federation.device):
-            return federation.score(weights)
-
-
-ONE_PROCESS = OneProcess()
-
-
-@contextmanager
-def one_thread(device: torch.device) -> Iterator[None]:
-    """Let PyTorch work by one thread on a CPU: how a product is cut up decides how it rounds."""
-    before = torch.get_num_threads()
-    if device.type != "cpu" or before == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class Processes:
@@ -160,7 +107,7 @@ class Processes:
                 future.result()
 
     def score(self, federation: Federation, weights: Tensor) -> float:
-        samples = len(federation.evaluation)
+        samples = len(federation.evaluation.samples)
         if samples < _SCORED:
             return ONE_PROCESS.score(federation, weights)
         own, told = self._of(federation), self._written(weights)
@@ -210,13 +157,6 @@ class Processes:
         self._pool.shutdown(wait=True, kill_workers=kill)
         shutil.rmtree(self._folder, ignore_errors=True)
         resource_tracker.unregister(str(self._folder), "folder")
-
-
-def for_shares(federation: Federation) -> Federation:
-    """Return ``federation`` without what no share needs."""
-    return replace(
-        federation, encoder=None, evaluation_clients=None, evaluation_persons=None, client_names=(), validation=None, judged=None
-    )
 
 
 def _private_folder() -> Path:
@@ -289,4 +229,48 @@ def _collected(federation: Path, start: Path, share: Share) -> Collected:
 def _outputs(federation: Path, weights: Path, piece: slice) -> list[tuple[Tensor, Tensor]]:
     """Return what the model makes of a ``piece`` of the evaluation samples, and their targets."""
     own: Federation = _federation(federation)
-    return list(evaluated(own.task, placed(weights), own.evaluation.take(piece)))
+    return list(evaluated(own.task, placed(weights), own.evaluation.samples.take(piece)))
+
+
+Count = int | str
+"""How many processes; ``auto``: one a core, once a run turns out to be long enough; ``ray`` or ``ray://HOST:PORT``: tasks of Ray."""
+
+
+def checked_count(count: object) -> Count:
+    """Return ``count`` if it says how many processes there may be.
+
+    Raises:
+        ConfigError: it is no whole number from 1 on, not ``auto``, and names no Ray cluster.
+    """
+    if isinstance(count, str) and (count == "auto" or is_ray(count)):
+        return count
+    if isinstance(count, int) and not isinstance(count, bool) and count >= 1:
+        return count
+    raise ConfigError(f"workers must be auto, a whole number from 1 on, ray or ray://HOST:PORT, got {count!r}")
+
+
+@contextmanager
+def workers(count: Count, device: torch.device, warn: Callable[[str], None] = lambda message: None) -> Iterator[Workers]:
+    """Give ``count`` workers for as long as the block lasts; one process, on a device that is no CPU and without Ray.
+
+    Raises:
+        ConfigError: Ray is asked for, and is not installed.
+        LdpflError: there is no such cluster.
+    """
+    if isinstance(count, str) and count != "auto":
+        with ray_workers(count, device, warn) as tasks:
+            yield tasks
+        return
+    if device.type != "cpu" or count == 1 or (count == "auto" and (cores() == 1 or not _may_begin_processes())):
+        yield ONE_PROCESS
+        return
+    several = Processes(count, warn) if isinstance(count, int) else Automatic(cores(), warn)
+    try:
+        yield several
+    finally:
+        several.close()
+
+
+def _may_begin_processes() -> bool:
+    """Whether this process may have others: not one that is itself a worker of somebody's."""
+    return not multiprocessing.current_process().daemon and multiprocessing.parent_process() is None

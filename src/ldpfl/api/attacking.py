@@ -1,0 +1,166 @@
+"""Attack runs and arrival times, and keep figures and pictures of an attack in a folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from ldpfl.attacks import GanConfig
+from ldpfl.attacks.compare import AttackedRun, Comparison, check_runs, compared
+from ldpfl.attacks.linkage import LinkagePlan, LinkageResult, LinkageSetting, linkage
+from ldpfl.attacks.on_run import Attacker, AttackImages, AttackPlan, RunAttack, attack_folder, make_folder
+from ldpfl.errors import ConfigError
+from ldpfl.experiments.build import choose_device
+from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.experiments.runner import Observer
+from ldpfl.files import write_text
+from ldpfl.report.images import draw_image_grid, draw_side_by_side
+from ldpfl.report.linkage import draw_linkage
+
+__all__ = ["COMPARISON", "FIGURES", "PLOT", "SIDE_BY_SIDE", "AttackPlan", "AttackResult", "Comparison", "GanConfig"]
+__all__ += ["LinkagePlan", "LinkageResult", "LinkageSetting", "RunAttack", "attack_linkage", "attack_runs"]
+
+SIDE_BY_SIDE, COMPARISON = "side-by-side.png", "comparison.json"
+"""Files of an attack on runs."""
+
+FIGURES, PLOT = "linkage.json", "linkage.svg"
+"""Files of an attack on arrival times."""
+
+_SHOWN = 64
+"""Images in a panel, at most."""
+
+
+class Watching(Observer, Protocol):
+    """Is told how the attack on a run gets on, and how the training of the same run without protection does."""
+
+    def phase(self, name: str, done: float, total: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """Figures of an attack on one run, or of the attacks on several.
+
+    Attributes:
+        found: figures of the one run, or the comparison of several.
+        folder: folder of figures and pictures.
+    """
+
+    found: RunAttack | Comparison
+    folder: Path
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figures as the folder's file has them."""
+        return self.found.to_dict()
+
+
+def attack_runs(
+    runs: Sequence[Path],
+    plan: AttackPlan,
+    *,
+    watch: Callable[[], AbstractContextManager[Watching]],
+    begins: Callable[[int, Path], None] = lambda number, run: None,
+    out: Path | None = None,
+    data_dir: Path | None = None,
+    device: str = "auto",
+) -> AttackResult:
+    """Reconstruct a class from the models of finished simulations, each with and without protection, and draw pictures.
+
+    Finished parts of an earlier attack are kept. Several runs are attacked each in its own folder, and compared.
+
+    Args:
+        watch: gives what watches the attack on one run.
+        begins: called with a run's number, from 1, and its folder before it is attacked, where there are several.
+        out: folder of the attack, or of the comparison; without one, the attack on one run has a folder in the run's.
+
+    Raises:
+        ConfigError: a run is not finished, or was on other data; runs that cannot be compared; or several and no ``out``.
+        DataError: the data cannot be read, or hold too few images of the class.
+    """
+    attacker = _Attacks(plan, watch, data_dir, device)
+    folders = [RunFolder(run) for run in runs]
+    if len(folders) == 1:
+        target = out or attack_folder(folders[0], plan.label)
+        return AttackResult(attacker.attack(folders[0], target)[0], target)
+    if out is None:
+        raise ConfigError("several runs need --out, the folder of their comparison")
+    check_runs(folders, plan)
+    make_folder(out)
+    attacked: list[AttackedRun] = []
+    pictures: dict[Path, AttackImages] = {}
+    for number, folder in enumerate(folders, start=1):
+        begins(number, folder.path)
+        result, drawn = attacker.attack(folder, attack_folder(folder, plan.label))
+        pictures[folder.path] = _few(drawn)
+        attacked.append(AttackedRun(folder.path, folder.config(), result))
+    comparison = compared(attacked)
+    write_text(out / COMPARISON, json.dumps(comparison.to_dict(), indent=2) + "\n")
+    draw_side_by_side(out / SIDE_BY_SIDE, _panels(comparison, pictures))
+    return AttackResult(comparison, out)
+
+
+def attack_linkage(
+    setting: LinkageSetting, plan: LinkagePlan, *, out: Path | None = None, progress: Callable[[int, int], None] = lambda done, total: None
+) -> LinkageResult:
+    """Simulate how well reports are linked to clients by when they arrive; see :func:`ldpfl.attacks.linkage.linkage`.
+
+    Args:
+        out: folder for the figures and a plot; without one nothing is written.
+        progress: called with (rounds done, rounds); may raise to end the attack.
+
+    Raises:
+        ConfigError: a number is out of range, or ``out`` cannot be a folder.
+    """
+    if out is not None:
+        make_folder(out)  # before the work, so that a mistake costs no time
+    result = linkage(setting, plan, progress)
+    if out is not None:
+        write_text(out / FIGURES, json.dumps(result.to_dict(), indent=2) + "\n")
+        draw_linkage(out / PLOT, result)
+    return result
+
+
+@dataclass(frozen=True)
+class _Attacks:
+    """Attacks run after run."""
+
+    plan: AttackPlan
+    watch: Callable[[], AbstractContextManager[Watching]]
+    data_dir: Path | None
+    device: str
+
+    def attack(self, folder: RunFolder, target: Path) -> tuple[RunAttack, AttackImages]:
+        """Attack one run and draw its pictures into ``target``."""
+        with self.watch() as watching:
+            result, pictures = Attacker(self.data_dir, choose_device(self.device), watching, watching.phase).run(folder, self.plan, target)
+        _draw(target, pictures, result)
+        return result, pictures
+
+
+def _few(pictures: AttackImages) -> AttackImages:
+    """Return as many as a panel shows, so that those of many runs need little memory."""
+    protected = None if pictures.protected is None else pictures.protected[:_SHOWN].clone()
+    return AttackImages(pictures.real[:_SHOWN].clone(), protected, pictures.unprotected[:_SHOWN].clone())
+
+
+def _panels(comparison: Comparison, pictures: dict[Path, AttackImages]) -> list[tuple[str, Tensor]]:
+    """Return real images, then for each line of attacks those of its first run; the unprotected models come before the others."""
+    attacks = sorted((line for line in comparison.lines if line.accuracies), key=lambda line: line.row.kind == "protected")
+    shown = [(line.name, pictures[line.runs[0]], line.row.kind) for line in attacks]
+    panels = [(name, found.unprotected if kind == "unprotected" else found.protected) for name, found, kind in shown]
+    return [(f"real, label {comparison.label}", shown[0][1].real), *((name, images) for name, images in panels if images is not None)]
+
+
+def _draw(out: Path, pictures: AttackImages, result: RunAttack) -> None:
+    """Draw the images of an attack on one run, each set by itself and side by side."""
+    panels = [(f"real, label {result.label}", "real", pictures.real), ("unprotected", "unprotected", pictures.unprotected)]
+    if pictures.protected is not None:
+        panels.append((f"protected, {result.mechanism}", "protected", pictures.protected))
+    for _, name, images in panels:
+        draw_image_grid(out / f"{name}.png", images)
+    draw_side_by_side(out / SIDE_BY_SIDE, [(heading, images) for heading, _, images in panels])

@@ -1,0 +1,128 @@
+"""Begin something of one's own: a config, a mechanism's package, an app for Flower."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ldpfl.api.configuring import configure, configured
+from ldpfl.errors import ConfigError
+from ldpfl.experiments.settings_listed import commented
+from ldpfl.files import write_text
+from ldpfl.mechanisms.new_package import write_package
+
+_REPLY_S = 60.0
+"""Seconds after which clients reply, whatever they trained on; a person changes it to what nodes need."""
+
+
+@dataclass(frozen=True)
+class BegunApp:
+    """An app for Flower that was written, and what is left to do.
+
+    Attributes:
+        folder: folder of the app.
+        differs: what is otherwise on Flower than in a simulation, a sentence each.
+        needed: what each node has to be given, a line each.
+        from_table: whether columns, their kinds and classes were taken from a table, and are sent to every node.
+        note: which columns of that table were left out, if any.
+        open_bounds: columns whose bounds have to be filled in.
+        without_records: whether the mean number of a node's rows has to be given as well.
+        is_sized: whether the sizes of the model's arrays are known; not those of a model that is code.
+        by_sum: whether reports are added up over a relay, which takes the aggregator's key.
+    """
+
+    folder: Path
+    differs: tuple[str, ...]
+    needed: tuple[str, ...]
+    from_table: bool
+    note: str
+    open_bounds: tuple[str, ...]
+    without_records: bool
+    is_sized: bool
+    by_sum: bool
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether a policy and a budget can be written for the app at once."""
+        return self.is_sized and not self.by_sum
+
+
+def begin_mechanism(name: str) -> None:
+    """Write a package with a mechanism of one's own to a new folder called ``name``.
+
+    Raises:
+        ConfigError: the folder exists, or the name is no package's.
+    """
+    write_package(Path(name), name)
+
+
+def begin_config(file: Path, recipe: str, changes: Sequence[str]) -> None:
+    """Write a config with a comment for each key.
+
+    Raises:
+        ConfigError: ``file`` exists, or a change does not fit.
+    """
+    if file.exists():
+        raise ConfigError(f"{file} exists: give another name")
+    write_text(file, commented(configured(recipe, list(changes))))
+
+
+def begin_app(
+    folder: Path,
+    recipe: str,
+    changes: Sequence[str],
+    *,
+    data: str | None = None,
+    target: str | None = None,
+    client: str | None = None,
+    person: str | None = None,
+) -> BegunApp:
+    """Write an app for Flower to a new folder.
+
+    Args:
+        data: a table like those of the nodes: its columns, kinds and classes are written into the app.
+        target, client, person: columns of that table.
+
+    Raises:
+        ConfigError: Flower is missing, a setting does not fit, ``target`` is missing, or no policy fits the app.
+    """
+    if find_spec("flwr") is None:
+        raise ConfigError("apps are for Flower: pip install 'ldpfl[flower]'")
+    from ldpfl.flower.left_out import left_out, needed_by_nodes
+    from ldpfl.flower.named_by_server import code_of
+    from ldpfl.flower.new_app import NOT_KNOWN, public_settings, write_app, written
+    from ldpfl.flower.policy_init import fitting_policy, offer_of_settings, ranges_for
+    from ldpfl.flower.run_settings import RunSettings, joined
+
+    public: dict[str, Any] = {}
+    note = ""
+    config = configure(recipe, changes)
+    if data is not None:
+        if target is None:
+            raise ConfigError("--target has to name the column that is to be predicted")
+        classes = config.task.name == "classification"
+        public, note = public_settings(Path(data), target, client, person, config.data.bounds, classes=classes)
+        changes = [change for change in changes if not change.startswith("data.bounds")]
+    together = joined([*written(public), *changes])
+    way: dict[str, Any] = {"transport": "sum", "min_clients": config.clients.count} if config.shuffling.channel == "secure-sum" else {}
+    settings = RunSettings(recipe=recipe, changes=together, out="run", reply_s=_REPLY_S if public else 0.0, **way)
+    left = tuple(name for name, bounds in public.get("data.bounds", {}).items() if bounds == NOT_KNOWN)
+    is_sized = not left and not code_of((offer := offer_of_settings(settings)).config)
+    if is_sized:
+        fitting_policy(offer, ranges_for(offer, ()))  # so that nothing is written for which there is no policy
+    write_app(folder, settings)
+    at_nodes = bool(public) or config.data.at_nodes
+    return BegunApp(
+        folder,
+        tuple(left_out(config, at_nodes=at_nodes)),
+        tuple(needed_by_nodes(at_nodes=at_nodes)),
+        bool(public),
+        note,
+        left,
+        bool(config.mechanism.unsaid),
+        is_sized,
+        bool(way),
+    )

@@ -1,0 +1,360 @@
+"""What operators do: run a relay, make keys and certificates, check a node, try a deployment on one machine.
+
+Each function needs packages of an extra, ``ldpfl[relay]`` or ``ldpfl[flower]``, and says so where they are missing. Nothing of them is
+imported before it is called.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ldpfl.deploy.node_set_up import Finding, NodeSetUp, Standing, Trial
+from ldpfl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    from ldpfl.deploy.demo import DemoObserver, DemoOutcome
+    from ldpfl.relay.rounds_listed import ListedRound
+    from ldpfl.relay.store import Store
+    from ldpfl.relay.tokens import Tokens
+
+__all__ = ["Finding", "IssuedFiles", "ListedToken", "NodeSetUp", "ServerFiles", "Standing", "Trial", "add_token", "aggregator_key"]
+__all__ += ["cancel_round", "check_node", "demo", "issue_certificates", "left_open", "list_rounds", "list_tokens", "need_deployment"]
+__all__ += ["node_key", "node_metrics", "renew_token", "revoke_token", "serve_relay"]
+
+_OF_RELAY = ("httpx", "sqlalchemy", "starlette", "uvicorn")
+_OF_DEPLOYMENT = ("flwr", "httpx", "sqlalchemy", "starlette", "trustme", "uvicorn")
+
+
+@dataclass(frozen=True)
+class ListedToken:
+    """A token of the relay, without the token itself.
+
+    Attributes:
+        role: ``client`` or ``aggregator``.
+        name: name of its owner.
+        signs_as: the 16 digits by which messages name the client's signing key for sums; None without a key.
+        older: whether it is the older one of two.
+    """
+
+    role: str
+    name: str
+    signs_as: str | None
+    older: bool
+
+
+@dataclass(frozen=True)
+class ServerFiles:
+    """A server's certificate.
+
+    Attributes:
+        names: names and addresses under which the server is reached.
+        certificate, key: its files.
+        until: end of its validity.
+    """
+
+    names: tuple[str, ...]
+    certificate: Path
+    key: Path
+    until: datetime
+
+
+@dataclass(frozen=True)
+class IssuedFiles:
+    """Certificates of a deployment.
+
+    Attributes:
+        servers: one for each server.
+        authority, authority_key: files of the authority that issued them.
+        until: end of the authority's validity.
+    """
+
+    servers: tuple[ServerFiles, ...]
+    authority: Path
+    authority_key: Path
+    until: datetime
+
+
+def serve_relay(
+    store: str, host: str, port: int, *, tls_cert: Path | None = None, tls_key: Path | None = None, connections_per_address: int = 100
+) -> None:
+    """Serve the relay until it is stopped.
+
+    Args:
+        store: SQLite file, or the URL of a PostgreSQL database.
+        tls_cert, tls_key: certificate chain and its private key, PEM.
+        connections_per_address: connections at once from one address; 0 is no bound.
+
+    Raises:
+        ConfigError: the address needs TLS, or one of certificate and key is missing.
+    """
+    _need("the relay", _OF_RELAY, "relay")
+    from ldpfl.relay.limits import Connections
+    from ldpfl.relay.serve import Tls, serve
+
+    if (tls_cert is None) != (tls_key is None):
+        raise ConfigError("--tls-cert and --tls-key belong together: give both or none")
+    tls = Tls(tls_cert, tls_key) if tls_cert and tls_key else None
+    serve(store, host, port, tls, connections=Connections(an_address=connections_per_address))
+
+
+def add_token(store: str, name: str, role: str, signing_key: str | None = None) -> str:
+    """Make a token for ``name`` and return it: the only time that it can be read.
+
+    Args:
+        signing_key: a client's line for sums, as ``ldpfl deploy node-key`` prints it.
+
+    Raises:
+        ConfigError: the role is none, ``name`` has a token, or the line is no key.
+    """
+    with _tokens(store) as tokens:
+        from ldpfl.relay.tokens import Role
+
+        if role not in {known.value for known in Role}:
+            raise ConfigError(f"--role is client or aggregator, not {role!r}")
+        return tokens.add(name, Role(role), _public_key(signing_key))
+
+
+def list_tokens(store: str) -> tuple[ListedToken, ...]:
+    """Return who has a token."""
+    with _tokens(store) as tokens:
+        from ldpfl.summing import signer_of
+
+        return tuple(
+            ListedToken(owner.role.value, owner.name, signer_of(owner.signing_key).hex() if owner.signing_key else None, owner.older)
+            for owner in tokens.all()
+        )
+
+
+def renew_token(store: str, name: str, signing_key: str | None = None) -> str:
+    """Make a second token for ``name`` and return it; the first works until it is revoked.
+
+    Raises:
+        ConfigError: ``name`` has no token, or two, or the line is no key.
+    """
+    with _tokens(store) as tokens:
+        return tokens.renew(name, _public_key(signing_key))
+
+
+def revoke_token(store: str, name: str, *, older: bool = False) -> None:
+    """Revoke the token of ``name``, or only the ``older`` one of two. Its next request is rejected.
+
+    Raises:
+        ConfigError: ``name`` has no such token.
+    """
+    with _tokens(store) as tokens:
+        tokens.revoke(name, older=older)
+
+
+def list_rounds(store: str) -> list[ListedRound]:
+    """Return the rounds that the relay holds. Nothing in them names a client."""
+    with _opened(store) as opened:
+        from ldpfl.relay import rounds_listed
+
+        return rounds_listed.list_rounds(opened)
+
+
+def cancel_round(store: str, run: str, number: int) -> bool:
+    """End a round, delete what the relay holds of it, and return whether it was not gone before.
+
+    Raises:
+        Unknown: the relay never held such a round.
+    """
+    with _opened(store) as opened:
+        from ldpfl.relay import rounds_listed
+
+        return rounds_listed.cancel_round(opened, run, number)
+
+
+def aggregator_key(file: Path, *, make: bool = True) -> str:
+    """Return the public half of the aggregator's key in ``file``, which is made first unless ``make`` is false.
+
+    Raises:
+        ConfigError: the key is to be made, and ``file`` exists; or it holds no key.
+    """
+    need_deployment()
+    from ldpfl.keys import save_key
+    from ldpfl.shuffling.sealing import generate_key, load_key, public_text
+
+    if make:
+        _refuse_present(file)
+        save_key(generate_key(), file)
+    return public_text(load_key(file))
+
+
+def node_key(file: Path, *, make: bool = True) -> str:
+    """Return the line of the node's signing key in ``file``, which is made first unless ``make`` is false; errors as for an aggregator."""
+    need_deployment()
+    from ldpfl.summing.node_keys import line_of, load_key, make_key
+
+    if make:
+        _refuse_present(file)
+        make_key(file)
+    return line_of(load_key(file))
+
+
+def issue_certificates(folder: Path, hosts: Sequence[str], days: int, *, renew: bool = False) -> IssuedFiles:
+    """Write an authority, unless ``folder`` has one, and certificates of the servers at ``hosts``.
+
+    Raises:
+        ConfigError: a host is no name or address, or its certificate is there and ``renew`` is false.
+    """
+    need_deployment()
+    from ldpfl.deploy.certificates import AUTHORITY, AUTHORITY_KEY, CERTIFICATE, KEY, end_of, issue
+
+    servers = tuple(
+        ServerFiles(server.names, server.folder / CERTIFICATE, server.folder / KEY, server.until)
+        for server in issue(folder, hosts, days, renew=renew)
+    )
+    return IssuedFiles(servers, folder / AUTHORITY, folder / AUTHORITY_KEY, end_of(folder / AUTHORITY))
+
+
+def check_node(node: NodeSetUp, trial: Trial | None = None) -> Iterator[Finding]:
+    """Yield what is found of a node's set-up, as its SuperNode would find it. Nothing of the data is sent.
+
+    Args:
+        trial: settings of one round's local work, which is done by the app's code and thrown away; without one nothing is tried.
+
+    Raises:
+        ConfigError: packages of a deployment are missing.
+    """
+    need_deployment()
+    from ldpfl.deploy import node_check
+
+    yield from node_check.check_node(node, trial=trial)
+
+
+def demo(
+    clients: int,
+    rounds: int,
+    folder: Path,
+    *,
+    watch: Callable[[int], AbstractContextManager[tuple[DemoObserver, Callable[[float], None]]]],
+    settings: Sequence[str] = (),
+    data_dir: Path | None = None,
+    reply_s: float = 20.0,
+    by_sum: bool = False,
+    keep: bool = False,
+) -> DemoOutcome:
+    """Train on this machine as in a deployment: SuperLink, relay and SuperNodes with TLS, keys, policies and budgets.
+
+    Args:
+        folder: new or empty folder for all files.
+        watch: called with the number of rounds; gives what is told of each step, and what waits so many seconds, which may raise to end it.
+        settings: changes of the quickstart, as ``key=value``.
+        reply_s: seconds after which each node replies, trained or not.
+        by_sum: whether reports are added up, so that no server sees one of them.
+        keep: whether keys, tokens, certificates and what relay and Flower stored stay in ``folder``.
+
+    Raises:
+        ConfigError: packages are missing, a setting does not fit, or ``folder`` is not empty.
+        DeploymentError: a process ended or did not answer, a node refused, or the run failed.
+    """
+    need_deployment()
+    if sys.platform == "win32":
+        raise ConfigError("the demo runs on Linux and macOS")
+    from ldpfl.deploy.demo import run_demo
+    from ldpfl.deploy.site import Site
+    from ldpfl.deploy.trial import trial_of
+
+    trial = trial_of(clients, rounds, settings, data_dir, reply_s, "sum" if by_sum else "relay")
+    site = Site.make(folder, trial.clients)
+    try:
+        with watch(trial.rounds) as (observer, pause):
+            return run_demo(trial, site, observer, pause)
+    finally:
+        if not keep:
+            site.remove_secrets()
+
+
+def node_metrics(budget: Path, log: Path | None = None) -> str:
+    """Return what a node's operator watches, in Prometheus' text format: some of it depends on the node's data."""
+    from ldpfl.deploy.node_metrics import metrics_text
+
+    return metrics_text(budget, log)
+
+
+def left_open(
+    run: Path, *, relay: str | None = None, token: Path | None = None, relay_ca: Path | None = None, cancel: bool = False
+) -> Iterator[str]:
+    """Yield what a stopped run on Flower has left open, a line each, and have the relay delete what it holds if ``cancel`` says so.
+
+    Raises:
+        ConfigError: there is no such run, it is under way, or its reports go over a relay that is not named.
+        RelayRefused, RelayUnreachable: the relay does not answer, or does not know the token.
+    """
+    need_deployment()
+    from ldpfl.deploy import leftover
+    from ldpfl.experiments.run_folder import RunFolder
+
+    left = leftover.left_open(RunFolder(run))
+    yield from leftover.described(left)
+    if not left.over_relay:
+        if cancel:
+            yield "its reports go over no relay: there is nothing to cancel"
+        return
+    if relay is None or token is None:
+        raise ConfigError(
+            "its reports go over a relay, which may hold some: set LDPFL_RELAY to the relay's URL, and LDPFL_AGGREGATOR_TOKEN to the file "
+            "of the aggregator's token"
+        )
+    with leftover.operator_aggregator(relay, token, relay_ca) as calling:
+        yield from leftover.closed(calling, left) if cancel else leftover.held(calling, left, run)
+
+
+def _refuse_present(file: Path) -> None:
+    if file.exists():
+        raise ConfigError(f"{file} exists already: --show prints the public half of its key; for a new key give another file")
+
+
+def need_deployment() -> None:
+    """Raise a ConfigError that names the packages of a deployment that are missing."""
+    _need("a deployment", _OF_DEPLOYMENT, "flower")
+
+
+def _need(what: str, packages: Sequence[str], extra: str) -> None:
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"{what} needs {', '.join(missing)}: pip install 'ldpfl[{extra}]'")
+
+
+def _public_key(line: str | None) -> Ed25519PublicKey | None:
+    if line is None:
+        return None
+    from ldpfl.summing.node_keys import public_key
+
+    return public_key(line)
+
+
+@contextmanager
+def _opened(store: str) -> Iterator[Store]:
+    _need("the relay", _OF_RELAY, "relay")
+    from ldpfl.relay.database import open_engine
+    from ldpfl.relay.store import Store
+
+    opened = Store(open_engine(store))
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+@contextmanager
+def _tokens(store: str) -> Iterator[Tokens]:
+    _need("the relay", _OF_RELAY, "relay")
+    from ldpfl.relay.database import open_engine
+    from ldpfl.relay.tokens import Tokens
+
+    engine = open_engine(store)
+    try:
+        yield Tokens(engine)
+    finally:
+        engine.dispose()

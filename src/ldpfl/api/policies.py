@@ -1,0 +1,178 @@
+"""A client's policy and lifetime budget: write what fits an app, change keys and limits, read what was charged."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ldpfl.errors import ConfigError, printable
+from ldpfl.files import write_text
+from ldpfl.privacy import Release
+from ldpfl.privacy.accountants.adaptive import filtered_epsilon
+from ldpfl.privacy.budget_file import Books, Charged, read_books, read_charges
+from ldpfl.privacy.budget_file import set_limit as _set_limit
+from ldpfl.privacy.budget_move import move as move_budget
+from ldpfl.privacy.budget_move import refuse_moved
+from ldpfl.privacy.events import OURS, for_one_record
+from ldpfl.privacy.guarantee import json_number
+from ldpfl.privacy.policy import OVER_RELAY, Policy, read_policy
+from ldpfl.privacy.policy_keys import add_key, remove_key
+
+__all__ = ["Books", "Budget", "Charged", "FittedPolicy", "Policy", "Release", "Rows", "RunCharges"]
+__all__ += ["add_key", "fit_policy", "json_number", "move_budget", "read_budget", "read_policy", "remove_key", "set_limit"]
+
+
+@dataclass(frozen=True)
+class RunCharges:
+    """What one run charged.
+
+    Attributes:
+        run: its name, as a server gave it.
+        mechanisms: names, in the order of their first charge.
+        rounds, reports: how many were charged.
+        epsilon: of all its reports, at the budget's delta.
+        pure_sum: the same at delta 0.
+    """
+
+    run: str
+    mechanisms: tuple[str, ...]
+    rounds: int
+    reports: int
+    epsilon: float
+    pure_sum: float
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A client's lifetime budget.
+
+    Attributes:
+        books: limits, sums and refusals.
+        charges: every report that the client was about to send, in order.
+    """
+
+    books: Books
+    charges: tuple[Charged, ...]
+
+    @property
+    def claims(self) -> tuple[str, ...]:
+        """Mechanisms whose code is not ldpfl's, with their authors: what they say of themselves is counted."""
+        found = dict.fromkeys(f"{release.mechanism} ({release.author})" for release in self.books.counts if release.author != OURS)
+        return tuple(found)
+
+    def by_run(self) -> tuple[RunCharges, ...]:
+        """Return what each run charged, in the order of their first charge."""
+        runs: dict[str, list[Charged]] = {}
+        for charge in self.charges:
+            runs.setdefault(charge.run, []).append(charge)
+        return tuple(self._of_run(run, own) for run, own in runs.items())
+
+    def _of_run(self, run: str, charges: Sequence[Charged]) -> RunCharges:
+        books, by_record = self.books, self.books.protected == "record"
+        counts = Counter(for_one_record(charge.release) if by_record else charge.release for charge in charges)
+        names = tuple(dict.fromkeys(release.mechanism for release in counts))
+        epsilon, pure = (filtered_epsilon(counts.items(), books.order, level) for level in (books.limit.delta, 0.0))
+        return RunCharges(run, names, len({charge.round for charge in charges}), len(charges), epsilon, pure)
+
+
+def read_budget(file: Path) -> Budget:
+    """Return the budget in ``file``.
+
+    Raises:
+        ConfigError, DataError: there is none, or it is damaged.
+    """
+    return Budget(read_books(file), tuple(read_charges(file)))
+
+
+def set_limit(file: Path, epsilon: float, delta: float | None = None) -> Books:
+    """Set the lifetime budget in ``file``, which is made if there is none, and return the books.
+
+    Raises:
+        ConfigError: a number is out of range, or the budget was moved to another file.
+    """
+    refuse_moved(file)
+    return _set_limit(file, epsilon, delta)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Whether an app can train on a node's table.
+
+    Attributes:
+        count: rows of the table.
+        useless: rows that teach nothing.
+        misfit: the first value that does not fit; empty if all fit.
+    """
+
+    count: int
+    useless: int
+    misfit: str
+
+
+@dataclass(frozen=True)
+class FittedPolicy:
+    """The policy that was written for an app.
+
+    Attributes:
+        policy: what it allows.
+        budget_was_there: whether the budget's file was there, and was left as it is.
+        rows: of the node's table; None if no table was given.
+        code: files of the app that Flower runs where an error's text reaches the server.
+        claimed: mechanisms that are not part of ldpfl.
+    """
+
+    policy: Policy
+    budget_was_there: bool
+    rows: Rows | None
+    code: tuple[str, ...]
+    claimed: tuple[str, ...]
+
+
+def fit_policy(
+    of: str,
+    *,
+    out: Path,
+    budget: Path,
+    keys: Sequence[str] = (),
+    config: Path | None = None,
+    data: Path | None = None,
+    layers: tuple[int, ...] = (),
+) -> FittedPolicy:
+    """Write the policy, and the lifetime budget, that an app needs. Nothing of the app is run.
+
+    Args:
+        of: folder of a Flower app; or a recipe, or a config file.
+        keys: public keys of aggregators.
+        config: config of a ServerApp of its own.
+        data: this node's table, to see whether the app can train on it.
+        layers: values in each of the model's arrays, for a model of its own.
+
+    Raises:
+        ConfigError: Flower is missing, ``out`` exists, a key is needed, or no policy fits.
+        DataError: a file is damaged.
+    """
+    from ldpfl.flower.imports import run_at_import
+    from ldpfl.flower.policy_init import fitting_policy, fitting_rows, offer_of, policy_text, ranges_for
+    from ldpfl.mechanisms import is_built_in
+
+    offer = offer_of(of, config)
+    if offer.transport in OVER_RELAY and not keys:
+        raise ConfigError("reports over a relay are sealed to the aggregator's key, which its operator gives you: give it with --key")
+    if out.exists():
+        raise ConfigError(f"{out} exists and is left as it is: give another --out")
+    policy = fitting_policy(offer, ranges_for(offer, layers), keys)
+    rows = None if data is None else Rows(*fitting_rows(offer.config, data))
+    code = run_at_import(Path(of)) if (Path(of) / "pyproject.toml").is_file() else ()
+    shown = tuple(map(printable, code))  # names of the app's files
+    write_text(out, policy_text(policy, f"What {of} asks of a client. Judge it before you use it."))
+    known = budget.exists()
+    if not known:
+        _set_limit(budget, policy.lifetime_epsilon, policy.delta)
+    return FittedPolicy(policy, known, rows, shown, tuple(name for name in policy.mechanisms if not is_built_in(name)))
+
+
+def leaves_over_relay(policy: Policy) -> bool:
+    """Return whether the policy allows reports over a relay, which are sealed to a key."""
+    return bool(set(OVER_RELAY) & set(policy.transports))

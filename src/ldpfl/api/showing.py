@@ -1,0 +1,145 @@
+"""What a run's folder, or a sweep's, holds: its result, or how far it got."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from ldpfl.api.results import as_released
+from ldpfl.data.loading import is_bundled
+from ldpfl.errors import printable
+from ldpfl.experiments.build import choose_device
+from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.figures import metric_before_data
+from ldpfl.experiments.run_folder import Kind, RunFolder
+from ldpfl.experiments.sweep_config import cells
+from ldpfl.experiments.sweep_run import stored_sweep
+from ldpfl.importing import GIVEN
+from ldpfl.privacy.statement import account
+from ldpfl.report.methods import methods
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run that has a result.
+
+    Attributes:
+        folder: the run's folder.
+        result: what ``result.json`` holds, its figures of privacy computed from the ledger.
+        flower: kind of the run on Flower, in words; empty for a simulation.
+        methods: a paragraph for a paper or an ethics board.
+    """
+
+    folder: Path
+    result: dict[str, Any]
+    flower: str
+    methods: str
+
+
+@dataclass(frozen=True)
+class UnfinishedRun:
+    """A run that has no result.
+
+    Attributes:
+        folder: the run's folder.
+        name: its name.
+        kind: whether it is a simulation, or which kind of app on Flower.
+        on_flower: whether it runs on Flower.
+        own_app: whether its app is a user's own: then the app alone knows whether it is finished.
+        done, rounds: rounds that are done, and those of its config.
+        stopped: why the run was given up; None if it was not.
+        score: the figure after the last round, as metric and value; None before a round was measured.
+        released: whether there is a ledger.
+        device: device that it was begun on, where that is not the one that would be chosen now; else ``auto``.
+        handed_over: whether its data were handed over in Python, and have no name.
+        looked_up: name of the data, where these are looked for on the hub unless their folder is given; else None.
+    """
+
+    folder: Path
+    name: str
+    kind: str
+    on_flower: bool
+    own_app: bool
+    done: int
+    rounds: int
+    stopped: str | None
+    score: tuple[str, float] | None
+    released: bool
+    device: str
+    handed_over: bool
+    looked_up: str | None
+
+
+@dataclass(frozen=True)
+class StoredSweep:
+    """A sweep in its folder.
+
+    Attributes:
+        folder: the sweep's folder.
+        name: its name.
+        runs: runs that it has in all.
+        done, stopped: runs that are finished, and that were given up.
+        first: folder of one of its runs; None before there is one.
+    """
+
+    folder: Path
+    name: str
+    runs: int
+    done: int
+    stopped: int
+    first: Path | None
+
+
+def show(folder: str | Path) -> FinishedRun | UnfinishedRun | StoredSweep:
+    """Return what the folder of a run or a sweep holds. Nothing that it names is opened or run: it may be somebody else's.
+
+    Raises:
+        ConfigError: it holds neither.
+        DataError: a file is damaged.
+    """
+    path = Path(folder)
+    stored = stored_sweep(path)
+    if stored is not None:
+        config, overrides = stored
+        count = len({cell.folder_name for cell in cells(config, overrides, settle=False)})
+        runs = [RunFolder(own) for own in sorted((path / "runs").glob("*")) if own.is_dir()]
+        done, stopped = (sum(has(run) is not None for run in runs) for has in (RunFolder.result, RunFolder.stopped))
+        return StoredSweep(path, config.name, count, done, stopped, runs[0].path if runs else None)
+    kept = RunFolder(path)
+    run, kind, result = kept.config(), kept.kind(), kept.result()
+    if result is None:
+        return _unfinished(kept, run, kind)
+    ledger = kept.ledger()
+    statement = account(ledger, run.privacy.delta)
+    result = as_released(result, ledger, statement)
+    return FinishedRun(path, result, str(kind) if kind.on_flower else "", methods(run, result, ledger, statement, kind))
+
+
+def resume_sweep_command(folder: Path) -> str:
+    """Return the command that goes on with the sweep in ``folder``, which may be a foreign one, whose name steers no terminal."""
+    return printable(f"ldpfl sweep --resume --out {shlex.quote(str(folder))}")
+
+
+def _unfinished(kept: RunFolder, config: RunConfig, kind: Kind) -> UnfinishedRun:
+    stopped, last = kept.stopped(), kept.checkpoint()
+    measured = last is not None and last.history and isfinite(last.history[-1].score)
+    begun_on = last.origin.rpartition(" on ")[2] if last else ""
+    by_name = not (config.data.brought or is_bundled(config.data.name))
+    return UnfinishedRun(
+        kept.path,
+        config.name,
+        str(kind),
+        kind.on_flower,
+        kind is Kind.OWN_APP,
+        last.state.round if last else 0,
+        config.training.rounds,
+        stopped,
+        (metric_before_data(config, kind), last.history[-1].score) if last is not None and measured else None,
+        kept.ledger_path.exists(),
+        begun_on if begun_on in ("cpu", "cuda") and begun_on != choose_device("auto").type else "auto",
+        config.data.name == GIVEN and not config.data.path,
+        config.data.name if by_name else None,
+    )
