@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,10 @@ from ldpfl.ranges import LayerRanges
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ldpfl.mechanisms.base import Mechanism
-
 Numbers = NDArray[np.int64]
+
+ReaderT = TypeVar("ReaderT")
+"""What reads reports: a mechanism."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,12 +45,13 @@ class Apart:
         mixed: what units are about, where that is not the weights.
     """
 
-    reader: Callable[[LayerRanges], Mechanism] | None = field(default=None, kw_only=True, repr=False, compare=False)
+    reader: Callable[[LayerRanges], Any] | None = field(default=None, kw_only=True, repr=False, compare=False)
     mixed: MixedCoordinates | None = field(default=None, kw_only=True, repr=False, compare=False)
 
-    def read_by(self, mechanism: Mechanism, part: LayerRanges) -> Mechanism:
+    def read_by(self, mechanism: ReaderT, part: LayerRanges) -> ReaderT:
         """Return what reads the units about ``part`` of the coordinates, in a report of ``mechanism``."""
-        return mechanism if self.reader is None else self.reader(part)
+        own: ReaderT = mechanism if self.reader is None else self.reader(part)
+        return own
 
     def about(self, ranges: LayerRanges) -> LayerRanges:
         """Return the ranges of the coordinates that units are about: ``ranges`` themselves, unless the weights are mixed."""
