@@ -16,12 +16,12 @@ from math import sqrt
 from rich.console import Console
 from rich.table import Table
 
-from ldpfl.number_format import number
 from ldpfl.privacy.accountants.gaussian import gaussian_epsilon, gaussian_mu
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon
 from ldpfl.privacy.accountants.shuffled import shuffled_losses
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, shuffled_epsilon
 from ldpfl.privacy.accountants.shuffled_gaussian import Vectors, shuffled_gaussian_attained, shuffled_gaussian_epsilon
+from ldpfl.util.number_format import number
 
 DELTA = 1e-5
 

@@ -12,16 +12,16 @@ import argparse
 import numpy as np
 import torch
 
-from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.models.dense import Linear
+from ldpfl.models.layout import ParameterLayout
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
-from ldpfl.randomness import Purpose
 from ldpfl.simulation import LocalTask
 from ldpfl.simulation.evaluating import GAP, LOSS, RANKED, RIGHT, ClientFigures, RecordScores
 from ldpfl.simulation.local_steps import LocalOptimiser
 from ldpfl.simulation.record_sums import NoisySum, points_of, released_sum
+from ldpfl.util.randomness import Purpose
 
 CLIENTS, DRAWS = 100, 30
 

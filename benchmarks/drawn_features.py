@@ -13,7 +13,7 @@ from rich.progress import Progress
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ldpfl.features import leaves, strokes
+from ldpfl.data.features import leaves, strokes
 
 
 def main() -> None:

@@ -22,10 +22,10 @@ from rich.console import Console
 from rich.table import Table
 
 from ldpfl import ParameterLayout, data, models
-from ldpfl.randomness import Purpose, SeededStreams, stream
 from ldpfl.simulation import BatchSchedule, LocalTask, LoopTrainer, Trainer, VectorizedTrainer, batch_schedule
 from ldpfl.simulation.cohort_training import choose_chunk_size
 from ldpfl.simulation.local_steps import LocalOptimiser, split_evenly
+from ldpfl.util.randomness import Purpose, SeededStreams, stream
 
 BATCH_SIZE = 10
 

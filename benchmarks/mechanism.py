@@ -27,7 +27,7 @@ from ldpfl import LayerRanges, SecureSource, SeededStreams, mechanisms
 from ldpfl.mechanisms import BitReports, Mechanism
 from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
-from ldpfl.randomness import RandomSource
+from ldpfl.util.randomness import RandomSource
 
 
 def seconds(action: Callable[[], object]) -> float:

@@ -21,8 +21,8 @@ from rich.table import Table
 
 from ldpfl import LayerRanges, SeededStreams
 from ldpfl.mechanisms import Duchi
-from ldpfl.shuffling import RecordPlan
-from ldpfl.shuffling.sealing import Binding, generate_key, open_records, seal
+from ldpfl.transport.shuffling import RecordPlan
+from ldpfl.transport.shuffling.sealing import Binding, generate_key, open_records, seal
 
 Result = TypeVar("Result")
 

@@ -12,8 +12,8 @@ from rich.table import Table
 from ldpfl import ConfigError, api
 from ldpfl.api.certified_lines import certified
 from ldpfl.experiments.shipped import recipe_names
-from ldpfl.number_format import number
 from ldpfl.privacy.guarantee import TRUSTED
+from ldpfl.util.number_format import number
 from ldpfl_verify import Certificate, verify
 
 parser = argparse.ArgumentParser(description=__doc__)

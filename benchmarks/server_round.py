@@ -26,11 +26,11 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from ldpfl import LayerRanges
-from ldpfl.flower.collecting import OpenRound
-from ldpfl.flower.relayed import RelayCollector
+from ldpfl.flower.relay_collection import RelayCollector
+from ldpfl.flower.report_collection import OpenRound
 from ldpfl.mechanisms import Duchi, Laplace, payload_bits
-from ldpfl.shuffling.sealing import OVERHEAD, Binding, generate_key, seal
 from ldpfl.simulation.workers import cores
+from ldpfl.transport.shuffling.sealing import OVERHEAD, Binding, generate_key, seal
 
 MECHANISMS = {"duchi": Duchi(1.0), "laplace": Laplace(1.0)}
 

@@ -36,8 +36,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ldpfl.relay import RelayAggregator, RelayClient, SumTerms
-from ldpfl.summing import Bits, SumBinding, fold, new_seed, open_seeds, seal_seed, shard, signer_of, unshard
-from ldpfl.summing.masks import zeros
+from ldpfl.transport.sums import Bits, SumBinding, fold, new_seed, open_seeds, seal_seed, shard, signer_of, unshard
+from ldpfl.transport.sums.masks import zeros
 from relay import node_key, relay, resident, tokens_in
 
 RUN = "benchmark"

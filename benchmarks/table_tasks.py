@@ -27,7 +27,7 @@ from statsmodels.duration.hazard_regression import PHReg
 from statsmodels.miscmodels.ordinal_model import OrderedModel
 
 import ldpfl
-from ldpfl.survival_figures import concordance
+from ldpfl.tasks.survival import concordance
 
 Floats = NDArray[np.float64]
 

@@ -29,7 +29,7 @@ from pyarrow import parquet
 from ldpfl.api import running
 from ldpfl.cli import main
 from ldpfl.data import Dataset, Samples, load
-from ldpfl.files import write_text
+from ldpfl.util.files import write_text
 
 # Keeps the library "datasets" out of the user's home and off the network: it reads these when first imported, by whichever test file.
 os.environ.update(HF_HOME=mkdtemp(prefix="ldpfl-tests-hugging-face-"), HF_HUB_OFFLINE="1")

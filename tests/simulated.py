@@ -6,7 +6,7 @@ import numpy as np
 
 from ldpfl import LayerRanges, ParameterLayout, mechanisms, models
 from ldpfl.data import Dataset, partition
-from ldpfl.ranges import Denoised
+from ldpfl.mechanisms.ranges import Denoised
 from ldpfl.server import Checkpoint, ServerOptimiser, initial_checkpoint
 from ldpfl.simulation import Federation, LocalTask, VectorizedTrainer
 from ldpfl.simulation.federation import Evaluation, LocalWork, Participation

@@ -43,7 +43,12 @@ def test_a_relay_needs_neither_pytorch_nor_scipy() -> None:
 def test_a_node_decides_without_scipy_s_slow_parts_and_without_a_server_s() -> None:
     """Each message to a node starts a process, and who trains waits for what it imports."""
     slow = {"scipy.stats", "scipy.signal", "scipy.optimize", "dp_accounting", "torchmetrics"}
-    assert not loaded_by("ldpfl.flower.apps") & {*slow, "ldpfl.flower.strategy", "ldpfl.flower.relayed", "ldpfl.experiments.runner"}
+    assert not loaded_by("ldpfl.flower.apps") & {
+        *slow,
+        "ldpfl.flower.strategy",
+        "ldpfl.flower.relay_collection",
+        "ldpfl.experiments.runner",
+    }
 
 
 @pytest.mark.slow
@@ -59,14 +64,13 @@ def test_the_command_line_starts_without_plots_and_data_sets() -> None:
 
 
 FLOORS = (
-    ("attention", "entropy", "errors", "few", "number_format", "shown", "suggestions", "supervisor", "survival_figures", "lazy", "version"),
-    ("file_owners", "files", "importing", "keys", "layout", "outcomes", "quantities", "randomness", "ranges", "seeded_draws"),
-    ("cache", "models", "summing", "tasks"),
-    ("data", "judging", "privacy", "relay"),
-    ("features", "mechanisms"),
-    ("planning", "shuffling"),
-    ("auditing",),
-    ("server",),
+    ("errors", "version"),
+    ("util",),
+    ("models", "tasks"),
+    ("data", "privacy"),
+    ("mechanisms",),
+    ("transport",),
+    ("auditing", "relay", "server"),
     ("simulation",),
     ("experiments",),
     ("attacks", "flower"),
@@ -118,14 +122,13 @@ def test_the_verifier_imports_nothing_of_the_package_and_no_accountant_imports_t
     assert users == {"ldpfl.api.certified_lines", "ldpfl.api.certifying", "ldpfl.api.verifying", "ldpfl.cli.certificates"}
 
 
-COMMAND_LINE_MAY_USE = ("api", "cli", "errors", "number_format", "report.terminal")
-"""What the command line imports of the package beside tables and progress bars: the front door, errors, and the format of text."""
+COMMAND_LINE_MAY_USE = ("api", "cli", "errors", "report.terminal", "util")
+"""What the command line imports of the package beside tables and progress bars: the front door, errors, and helpers."""
 
 FORMATS = tuple(f"report.{name}" for name in ("attacks", "console", "linkage", "privacy", "progress", "scores"))
 """Modules that format figures for a terminal."""
 
 NOT_YET_BY_THE_FRONT_DOOR: Mapping[str, Set[str]] = {
-    "commands": {"lazy", "suggestions"},
     "demo_display": {"deploy.demo", "deploy.trial", "flower.round_kinds", "tasks"},
     "runs": {"experiments.figures", "experiments.run_folder", "report.tensorboard", "report.watching"},
 }
@@ -181,9 +184,9 @@ Homes = Mapping[str, str]
 
 
 def exported(tree: ast.Module) -> Homes:
-    """Return what a package exports when it is first used; nothing of one that does not call ``lazy.exports``."""
+    """Return what a package exports when it is first used; nothing of one that does not call ``lazy_imports.exports``."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and dotted(node.func) == ["lazy", "exports"]:
+        if isinstance(node, ast.Call) and dotted(node.func) == ["lazy_imports", "exports"]:
             homes: Homes = ast.literal_eval(node.args[1])
             return homes
     return {}
@@ -255,7 +258,7 @@ LAZY = {"ldpfl": {"plan": "ldpfl.api", "mechanisms": "ldpfl.mechanisms"}}
         ('from importlib import import_module\nimport_module("ldpfl.mechanisms.base")', "ldpfl.mechanisms.base"),
         ('import importlib\nimportlib.import_module("..mechanisms.base", __package__)', "ldpfl.mechanisms.base"),
         ('__import__("ldpfl.mechanisms")', "ldpfl.mechanisms"),
-        ("from ldpfl.mechanisms import base  # not for lazy.exports", "ldpfl.mechanisms.base"),
+        ("from ldpfl.mechanisms import base  # not for lazy_imports.exports", "ldpfl.mechanisms.base"),
         ("if TYPE_CHECKING:\n    from ldpfl.mechanisms import base", "ldpfl.mechanisms.base"),
     ],
 )
@@ -265,12 +268,13 @@ def test_every_way_to_import_is_seen(source: str, found: str) -> None:
 
 
 def test_of_a_lazy_package_only_what_is_for_type_checkers_is_not_imported() -> None:
-    call = '__getattr__, __dir__ = lazy.exports(__name__, {"plan": "ldpfl.api"})'
-    tree = ast.parse(f"from ldpfl import lazy\nif TYPE_CHECKING:\n    from ldpfl.api import plan\n{call}\nfrom .privacy import Ledger")
+    call = '__getattr__, __dir__ = lazy_imports.exports(__name__, {"plan": "ldpfl.api"})'
+    head = "from ldpfl.util import lazy_imports"
+    tree = ast.parse(f"{head}\nif TYPE_CHECKING:\n    from ldpfl.api import plan\n{call}\nfrom .privacy import Ledger")
     assert exported(tree) == {"plan": "ldpfl.api"}
     assert exported(ast.parse(f"# {call}")) == {}
     found = imported(tree, "ldpfl", {"ldpfl": exported(tree)}, package=True)
-    assert found == {"ldpfl", "ldpfl.lazy", "ldpfl.privacy", "ldpfl.privacy.Ledger"}
+    assert found == {"ldpfl.util", "ldpfl.util.lazy_imports", "ldpfl.privacy", "ldpfl.privacy.Ledger"}
 
 
 def test_the_public_names_of_the_design_are_there() -> None:
@@ -305,7 +309,7 @@ def test_planning_and_accounting_need_no_pytorch(tmp_path: Path) -> None:
     code = f"""
 import json, os, sys
 import ldpfl
-import ldpfl.planning.planner
+import ldpfl.experiments.planning.planner
 from ldpfl.cli import app
 
 loaded = {{}}
@@ -325,7 +329,7 @@ loaded["slow parts of SciPy"] = sorted({{"scipy.stats", "scipy.optimize", "dp_ac
 run(*{[*plan, "--epsilon", "1", "--target-central", "0.5"]})
 run(*{[*plan, "--clients", "100", "--target-central", "0.5", "--json"]})
 for name in ("harmony", "duchi-vector", "rotated-sign", "privunit-g", "laplace", "piecewise", "none"):
-    planned = ldpfl.planning.planner.Setting(1.0, 100, 10, 2, mechanism=name, layers=2)
+    planned = ldpfl.experiments.planning.planner.Setting(1.0, 100, 10, 2, mechanism=name, layers=2)
     planned.build().noise(planned.ranges()).largest_std(100), planned.release
 look("of other mechanisms")
 run("ledger", "ledger.json")

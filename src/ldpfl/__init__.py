@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ldpfl import lazy
+from ldpfl.util import lazy_imports
 
 if TYPE_CHECKING:
     from ldpfl import mechanisms as mechanisms
@@ -31,30 +31,30 @@ if TYPE_CHECKING:
     from ldpfl.errors import LdpflError as LdpflError
     from ldpfl.errors import PrivacyError as PrivacyError
     from ldpfl.errors import ProtocolError as ProtocolError
-    from ldpfl.layout import ParameterLayout as ParameterLayout
-    from ldpfl.layout import validate_module as validate_module
+    from ldpfl.mechanisms.ranges import LayerRanges as LayerRanges
+    from ldpfl.models.layout import ParameterLayout as ParameterLayout
+    from ldpfl.models.layout import validate_module as validate_module
     from ldpfl.privacy import Guarantee as Guarantee
-    from ldpfl.randomness import SecureSource as SecureSource
-    from ldpfl.randomness import SeededStreams as SeededStreams
-    from ldpfl.ranges import LayerRanges as LayerRanges
+    from ldpfl.util.randomness import SecureSource as SecureSource
+    from ldpfl.util.randomness import SeededStreams as SeededStreams
     from ldpfl.version import __version__ as __version__
 
-__getattr__, __dir__ = lazy.exports(
+__getattr__, __dir__ = lazy_imports.exports(
     __name__,
     {
         "BudgetExhausted": "ldpfl.errors",
         "ConfigError": "ldpfl.errors",
         "DataError": "ldpfl.errors",
         "Guarantee": "ldpfl.privacy",
-        "LayerRanges": "ldpfl.ranges",
+        "LayerRanges": "ldpfl.mechanisms.ranges",
         "LdpflError": "ldpfl.errors",
-        "ParameterLayout": "ldpfl.layout",
+        "ParameterLayout": "ldpfl.models.layout",
         "PrivacyError": "ldpfl.errors",
         "ProtocolError": "ldpfl.errors",
         "ReproductionResult": "ldpfl.api.results",
         "RunResult": "ldpfl.api.results",
-        "SecureSource": "ldpfl.randomness",
-        "SeededStreams": "ldpfl.randomness",
+        "SecureSource": "ldpfl.util.randomness",
+        "SeededStreams": "ldpfl.util.randomness",
         "SweepResult": "ldpfl.api.results",
         "__version__": "ldpfl.version",
         "account": "ldpfl.api",
@@ -73,7 +73,7 @@ __getattr__, __dir__ = lazy.exports(
         "reproduce": "ldpfl.api",
         "run": "ldpfl.api",
         "sweep": "ldpfl.api",
-        "validate_module": "ldpfl.layout",
+        "validate_module": "ldpfl.models.layout",
         "verify": "ldpfl.api",
     },
 )

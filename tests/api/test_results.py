@@ -25,14 +25,14 @@ from ldpfl.api.results import SweepResult, as_released
 from ldpfl.attacks.canary import CanaryRow, RunAudit
 from ldpfl.auditing import MechanismAudit
 from ldpfl.auditing.checks import Check
+from ldpfl.experiments.planning.planner import Setting, plan
 from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.experiments.sweep_rows import Curve, Row
-from ldpfl.planning.planner import Setting, plan
 from ldpfl.privacy import Ledger, RoundEvent, UnprotectedRelease
 from ldpfl.privacy.events import OURS
 from ldpfl.privacy.guarantee import REPLACE_ONE, Guarantee, Statement
 from ldpfl.privacy.statement import account
-from ldpfl.shown import Shown
+from ldpfl.util.displays import Shown
 
 SMALL = {"model.name": "logistic-regression", "data.name": "mnist", "shuffling.channel": "direct"}
 FORGED = 0.001

@@ -34,12 +34,12 @@ from ldpfl.mechanisms.gaussian import (
     Sensitivity,
     TimeVarying,
 )
+from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, Release, RoundEvent
 from ldpfl.privacy.authors import BUILT_IN, released
 from ldpfl.privacy.believed import DOUBTED, believed
 from ldpfl.privacy.events import OURS
-from ldpfl.ranges import LayerRanges
 from ldpfl_verify.stated_author import with_believed_author
 
 _STEPS = LocalSteps(learning_rate=0.1, epochs=2, batch_size=50, clip_norm=1.5)

@@ -26,10 +26,10 @@ from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.mechanisms import BitReports
 from ldpfl.mechanisms.duchi import Duchi
-from ldpfl.randomness import RandomSource
 from ldpfl.server import sample_cohort
-from ldpfl.shuffling import ReportPool, mix
 from ldpfl.simulation import simulate, train_cohort
+from ldpfl.transport.shuffling import ReportPool, mix
+from ldpfl.util.randomness import RandomSource
 
 CPU = torch.device("cpu")
 CLIENTS, WEIGHTS, EPSILON = 8, 4010, 2.0

@@ -26,7 +26,7 @@ from ldpfl.mechanisms.reports.bits import packed_size
 from ldpfl.mechanisms.reports.units import Units
 from ldpfl.mechanisms.scalar import Laplace
 from ldpfl.privacy import BinaryRelease, GaussianRelease, PureRelease, Release
-from ldpfl.randomness import RandomSource, as_source, draw
+from ldpfl.util.randomness import RandomSource, as_source, draw
 
 
 class OwnEncoder(Duchi):

@@ -40,7 +40,6 @@ from scipy import stats
 
 from ldpfl import ConfigError, mechanisms
 from ldpfl.auditing import MechanismAudit, audit_mechanism
-from ldpfl.auditing.bench import CENTERS, RADII, STREAM_KEY
 from ldpfl.auditing.bounds import (
     Bins,
     best_threshold,
@@ -52,11 +51,12 @@ from ldpfl.auditing.bounds import (
     worst_lag,
     worst_pair,
 )
+from ldpfl.auditing.mechanism_trials import CENTERS, RADII, STREAM_KEY
 from ldpfl.mechanisms import Identity, Mechanism
 from ldpfl.mechanisms.duchi import Duchi
 from ldpfl.mechanisms.duchi_vector import DuchiVector
 from ldpfl.mechanisms.harmony import Harmony
-from ldpfl.randomness import Purpose, stream
+from ldpfl.util.randomness import Purpose, stream
 
 TRIALS = 60_000
 

@@ -360,7 +360,7 @@ def test_a_mistake_about_a_plan_gets_one_line(arguments: list[str], named: str, 
 
 @pytest.mark.slow
 def test_a_target_out_of_reach_gets_one_line(ldpfl: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ldpfl.planning.planner.MOST_CLIENTS", 1000)
+    monkeypatch.setattr("ldpfl.experiments.planning.planner.MOST_CLIENTS", 1000)
     assert "lower epsilon" in ldpfl.refused("plan", "--epsilon", "1", "--target-central", "0.01", *ONE_BIT)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from conftest import CommandLine
 from ldpfl import api
-from ldpfl.number_format import number
+from ldpfl.util.number_format import number
 
 SWEEP = """
 name = "tiny"

@@ -14,12 +14,12 @@ import ldpfl as package
 from conftest import CommandLine
 from grids import each
 from ldpfl.api.predicting import without_formulas
-from ldpfl.cache import cache_dir
 from ldpfl.cli import main
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.report.terminal import print_anything
+from ldpfl.util.user_cache import cache_dir
 
 EMOJI, ASTRAL, BROKEN = "\N{GRINNING FACE}", "\U00020bb7", "\udcff"
 
@@ -107,7 +107,7 @@ def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.delenv("LDPFL_CACHE_DIR", raising=False)
     for found in (homeless, lambda *given, **named: Path("~/.cache/ldpfl")):
-        monkeypatch.setattr("ldpfl.cache.user_cache_path", found)
+        monkeypatch.setattr("ldpfl.util.user_cache.user_cache_path", found)
         assert cache_dir().parent == Path(os.devnull)  # no folder can be made there
     with pytest.raises(ConfigError, match="whose home ~ stands for is not known"):
         package.check(data="~nobody-at-all/t.csv")

@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 
 from ldpfl import ConfigError, DataError
-from ldpfl.data.own_data import load_brought
 from ldpfl.data.samples import Dataset
 from ldpfl.data.scaling import by_bounds
 from ldpfl.data.settings import DataConfig
+from ldpfl.data.user_data import load_brought
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (60, 4, 4, 3), dtype=np.uint8)
 

@@ -16,9 +16,9 @@ from ldpfl.deploy.cost import OPEN_S, round_cost
 from ldpfl.deploy.sum_cost import sum_cost
 from ldpfl.mechanisms import create
 from ldpfl.relay.protocol import MAX_ROUND_BYTES, MAX_UPLOADS
-from ldpfl.shuffling import RecordPlan
-from ldpfl.shuffling.sealing import Binding, generate_key, seal
-from ldpfl.summing import ENVELOPE_BYTES, Bits, SumBinding, new_seed, seal_seed, shard
+from ldpfl.transport.shuffling import RecordPlan
+from ldpfl.transport.shuffling.sealing import Binding, generate_key, seal
+from ldpfl.transport.sums import ENVELOPE_BYTES, Bits, SumBinding, new_seed, seal_seed, shard
 
 RANGES = LayerRanges(torch.tensor(0.0), torch.tensor(0.1), (1000,))
 

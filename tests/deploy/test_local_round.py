@@ -18,8 +18,8 @@ from ldpfl.deploy.node_check import check_node
 from ldpfl.deploy.node_set_up import Finding, NodeSetUp, Standing, Trial
 from ldpfl.flower.policy_init import fitting_policy, offer_of, policy_text, ranges_for
 from ldpfl.privacy.budget_file import set_limit
-from ldpfl.shuffling.sealing import generate_key, public_text
-from ldpfl.summing.node_keys import make_key
+from ldpfl.transport.shuffling.sealing import generate_key, public_text
+from ldpfl.transport.sums.node_keys import make_key
 
 SECRET = "80713"
 """A value in a table, which no message may repeat."""

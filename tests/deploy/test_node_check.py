@@ -27,9 +27,9 @@ from ldpfl.privacy.budget_file import set_limit
 from ldpfl.privacy.budget_move import move
 from ldpfl.privacy.policy import Request, read_policy
 from ldpfl.relay import Patience, RelayClient
-from ldpfl.shuffling.sealing import generate_key, public_text
-from ldpfl.summing import signer_of
-from ldpfl.summing.node_keys import load_key, make_key
+from ldpfl.transport.shuffling.sealing import generate_key, public_text
+from ldpfl.transport.sums import signer_of
+from ldpfl.transport.sums.node_keys import load_key, make_key
 
 POLICY = f"""
 mechanisms = ["duchi"]

@@ -16,7 +16,7 @@ from ldpfl.privacy.policy import read_policy
 from ldpfl.relay.database import open_engine
 from ldpfl.relay.errors import Unauthenticated
 from ldpfl.relay.tokens import Role, Tokens
-from ldpfl.shuffling.sealing import generate_key, load_key, public_text
+from ldpfl.transport.shuffling.sealing import generate_key, load_key, public_text
 
 PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
 

@@ -34,9 +34,9 @@ from ldpfl.privacy.budget_file import read_books
 from ldpfl.privacy.policy import Request, read_policy
 from ldpfl.relay.database import open_engine
 from ldpfl.relay.tokens import Role, Tokens
-from ldpfl.shuffling.sealing import load_key
-from ldpfl.summing import read_nodes, signer_of
-from ldpfl.summing.node_keys import load_key as load_signing_key
+from ldpfl.transport.shuffling.sealing import load_key
+from ldpfl.transport.sums import read_nodes, signer_of
+from ldpfl.transport.sums.node_keys import load_key as load_signing_key
 
 TINY = ("data.name=mnist", "model.name=logistic-regression", "mechanism.epsilon=2")
 PARTIES = ("relay", "superlink", "operator", "node-0", "node-1", "node-2")

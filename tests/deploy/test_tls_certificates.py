@@ -12,7 +12,7 @@ from test_site import shake_hands
 from conftest import CommandLine
 from ldpfl import ConfigError
 from ldpfl.deploy.certificates import end_of, issue
-from ldpfl.shuffling.sealing import load_key, public_text
+from ldpfl.transport.shuffling.sealing import load_key, public_text
 
 CA = Path("tls")
 

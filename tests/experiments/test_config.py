@@ -17,7 +17,7 @@ from ldpfl.api import configure
 from ldpfl.errors import ConfigError
 from ldpfl.experiments import RunConfig, load_recipe, read_config, recipe_names
 from ldpfl.experiments.config import known_keys, parse_config, toml_value
-from ldpfl.quantities import MAX_ROUNDS
+from ldpfl.util.quantities import MAX_ROUNDS
 
 
 def parse(text: str = "", *overrides: str) -> RunConfig:

@@ -14,8 +14,8 @@ from ldpfl.experiments.dataset import Description
 from ldpfl.experiments.noise_walk import longest_within
 from ldpfl.experiments.recipes import load_recipe
 from ldpfl.experiments.table_rules import start_on_table
-from ldpfl.layout import ParameterLayout
-from ldpfl.ranges import LayerRanges
+from ldpfl.mechanisms.ranges import LayerRanges
+from ldpfl.models.layout import ParameterLayout
 
 BETWEEN = torch.tensor([1.0, -1.0]) / sqrt(2)
 CLIP, CLIENTS = 30.0, 4

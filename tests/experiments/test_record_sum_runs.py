@@ -23,12 +23,10 @@ from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.experiments.dataset import Given
 from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.experiments.public_figures import without_private
-from ldpfl.judging import AUROC, MEASURED_AT_CLIENTS
 from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.statement import run_epsilon
-from ldpfl.randomness import Purpose
 from ldpfl.report.page import page
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import Federation, simulate
@@ -37,6 +35,8 @@ from ldpfl.simulation.local_training import evaluated
 from ldpfl.simulation.record_sums import points_of, released_sum
 from ldpfl.simulation.workers import workers
 from ldpfl.tasks import ACCURACY
+from ldpfl.tasks.weighted_metrics import AUROC, MEASURED_AT_CLIENTS
+from ldpfl.util.randomness import Purpose
 
 
 @cache

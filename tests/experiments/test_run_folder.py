@@ -16,8 +16,8 @@ from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.experiments.more_rounds import extended
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.privacy import Ledger
-from ldpfl.quantities import MAX_ROUNDS
 from ldpfl.simulation import simulate
+from ldpfl.util.quantities import MAX_ROUNDS
 from simulated import federation_of
 
 

@@ -30,12 +30,12 @@ from ldpfl.experiments import figures as figures_module
 from ldpfl.experiments import runner as runner_module
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.files import write_text
 from ldpfl.privacy import statement as statement_module
 from ldpfl.privacy.statement import account
 from ldpfl.report.plots import draw_score_curve
 from ldpfl.server import RoundMetrics
 from ldpfl.simulation import BatchSchedule, VectorizedTrainer
+from ldpfl.util.files import write_text
 
 REPRODUCED = ("model.safetensors", "metrics.jsonl", "ledger.json", "config.toml", "curve.svg")
 

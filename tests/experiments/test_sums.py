@@ -16,9 +16,9 @@ from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.mechanisms import payload_bits
 from ldpfl.mechanisms.lattice import LatticeMechanism
+from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.privacy.accountants.gaussian import gaussian_epsilon
 from ldpfl.privacy.statement import account
-from ldpfl.ranges import LayerRanges
 from ldpfl.simulation import simulate
 
 SUMS = ["model.name=linear", "clients.count=12", "training.rounds=4", "shuffling.channel=secure-sum"]

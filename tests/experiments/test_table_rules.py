@@ -22,9 +22,9 @@ from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import Description, targets_of
 from ldpfl.experiments.recipes import load_recipe
 from ldpfl.experiments.table_rules import clip_norm_for, start_on_table
-from ldpfl.layout import ParameterLayout
-from ldpfl.outcomes import class_chances
-from ldpfl.ranges import LayerRanges
+from ldpfl.mechanisms.ranges import LayerRanges
+from ldpfl.models.layout import ParameterLayout
+from ldpfl.tasks.outcomes import class_chances
 
 FRAME = pd.DataFrame(
     {"age": np.arange(20.0), "y": np.arange(20) % 4, "died": np.arange(20) % 2, "well": 1 - np.arange(20) % 2, "ward": ["a", "b"] * 10}

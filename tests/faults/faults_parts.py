@@ -28,19 +28,19 @@ from torch import Tensor
 from ldpfl import LayerRanges
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import Ask, InProcessGrid, LdpClientApp, LdpStrategy, OperatorNode, RelayCollector
-from ldpfl.keys import save_key
 from ldpfl.mechanisms import create
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import read_charges, set_limit
 from ldpfl.privacy.policy import Policy
-from ldpfl.randomness import SeededStreams
 from ldpfl.relay import Patience, RelayAggregator, RelayClient
 from ldpfl.relay.database import open_engine
-from ldpfl.relay.limits import Connections
 from ldpfl.relay.tokens import Role, Tokens
+from ldpfl.relay.usage_limits import Connections
 from ldpfl.server import Checkpoint
-from ldpfl.shuffling import RecordPlan
-from ldpfl.shuffling.sealing import Binding, generate_key, load_key, public_text, seal
+from ldpfl.transport.shuffling import RecordPlan
+from ldpfl.transport.shuffling.sealing import Binding, generate_key, load_key, public_text, seal
+from ldpfl.util.key_files import save_key
+from ldpfl.util.randomness import SeededStreams
 
 SEED, EPSILON, RADIUS = 4, 2.0, 0.5
 CONFIG = config_of(f"seed={SEED}", f"mechanism.epsilon={EPSILON}", f"ranges.radius={RADIUS}", "ranges.rule=fixed")

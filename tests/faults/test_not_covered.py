@@ -11,7 +11,7 @@ from faults_parts import Relay, World, estimates
 
 from ldpfl import LayerRanges, SeededStreams
 from ldpfl.mechanisms import create
-from ldpfl.shuffling import RecordPlan
+from ldpfl.transport.shuffling import RecordPlan
 
 CLIENTS = 5
 

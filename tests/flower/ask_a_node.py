@@ -19,7 +19,7 @@ from ldpfl import mechanisms
 from ldpfl.experiments.config import known_keys
 from ldpfl.flower import InProcessGrid
 from ldpfl.flower.apps import client_app
-from ldpfl.flower.question import QUESTION
+from ldpfl.flower.invitation import QUESTION
 from ldpfl.flower.terms import digest_of
 from ldpfl.privacy.budget_file import set_limit
 

@@ -23,7 +23,7 @@ from ldpfl.flower import Ask, InProcessGrid, LdpClientApp, RoundTerms
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
 from ldpfl.flower.internals import local_run
 from ldpfl.privacy import Ledger
-from ldpfl.randomness import SeededStreams
+from ldpfl.util.randomness import SeededStreams
 
 local_run()  # from here on, messages can be made
 

@@ -22,19 +22,19 @@ from ldpfl.errors import NoSigningKey
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import Ask, InProcessGrid, LdpClientApp, LdpStrategy, OperatorNode, RelayCollector
-from ldpfl.flower.relayed import SumCollector
+from ldpfl.flower.relay_collection import SumCollector
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import read_charges, set_limit
 from ldpfl.privacy.policy import Policy
-from ldpfl.randomness import SeededStreams
 from ldpfl.relay import Patience, RelayAggregator, RelayClient
 from ldpfl.relay.app import create_app
 from ldpfl.relay.database import open_engine
-from ldpfl.relay.limits import Limits
 from ldpfl.relay.store import Store
 from ldpfl.relay.tokens import Role, Tokens
+from ldpfl.relay.usage_limits import Limits
 from ldpfl.server import Checkpoint
-from ldpfl.summing import signer_of
+from ldpfl.transport.sums import signer_of
+from ldpfl.util.randomness import SeededStreams
 
 CLIENTS = 5
 

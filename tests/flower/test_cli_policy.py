@@ -14,7 +14,7 @@ from conftest import CommandLine
 from ldpfl.flower import AllDeclined, InProcessGrid, LdpClientApp, LdpStrategy, OperatorNode, operator_node
 from ldpfl.privacy.budget_file import read_books
 from ldpfl.privacy.policy import read_policy
-from ldpfl.shuffling.sealing import generate_key, public_text
+from ldpfl.transport.shuffling.sealing import generate_key, public_text
 
 # What an app imports takes seconds to find out: once, in one worker.
 pytestmark = pytest.mark.xdist_group("imports-of-apps")

@@ -48,11 +48,11 @@ from ldpfl import LayerRanges, SeededStreams, mechanisms
 from ldpfl.errors import ConfigError, DataError, Declined, Exhausted, GivesWeights, NotSetUp, OtherRunConfig, OtherVersion
 from ldpfl.flower import InProcessGrid, LdpClientApp, LdpStrategy
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
-from ldpfl.flower.ask import read_asked
 from ldpfl.flower.client_app import DECLINED, FAILED
 from ldpfl.flower.internals import unpacked
+from ldpfl.flower.round_request import read_asked
 from ldpfl.flower.terms import VERSION, agreement_of, digest_of
-from ldpfl.randomness import SecureSource
+from ldpfl.util.randomness import SecureSource
 
 
 def wire(message: Message) -> bytes:
@@ -480,9 +480,9 @@ def test_an_app_that_leaves_no_thread_or_process_changes_nothing(what: str, monk
 
     with monkeypatch.context() as patched:
         if what == "no thread":
-            patched.setattr("ldpfl.flower.apart.threading.Thread", NoThread)
+            patched.setattr("ldpfl.flower.confined_process.threading.Thread", NoThread)
         else:
-            patched.setattr("ldpfl.flower.apart.start", no_process)
+            patched.setattr("ldpfl.flower.confined_process.start", no_process)
         began, reply_s = time.monotonic(), 3.0 if what == "no thread" else 1.0
         reply = ask(app_of(), instruction(terms_of(reply_s=reply_s)))
         assert time.monotonic() - began >= reply_s

@@ -25,7 +25,7 @@ from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.flower import LdpStrategy, apps
 from ldpfl.flower.arrays import to_arrays
-from ldpfl.flower.preparing import prepare
+from ldpfl.flower.federation_setup import prepare
 from ldpfl.flower.terms import RoundTerms
 from ldpfl.simulation.evaluating import LOSS, RIGHT, RecordScores
 

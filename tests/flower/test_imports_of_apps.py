@@ -11,7 +11,7 @@ import pytest
 
 import ldpfl
 from ldpfl.errors import ConfigError
-from ldpfl.flower.imports import run_at_import
+from ldpfl.flower.app_imports import run_at_import
 
 MINE = "from ldpfl.flower import LdpClientApp\nfrom mine.training import app as own\napp = LdpClientApp(own)\n"
 QUIET = (
@@ -129,7 +129,7 @@ def test_nothing_of_the_folder_that_one_is_in_is_run(tmp_path: Path) -> None:
     told = tmp_path / "told.txt"
     for name in ("json", "gmpy2", "torch", "ldpfl"):
         (app / f"{name}.py").write_text(f"open({str(told)!r}, 'a').write({name!r})\n", encoding="utf-8")
-    code = "from pathlib import Path; from ldpfl.flower.imports import run_at_import; print(list(run_at_import(Path('.'))))"
+    code = "from pathlib import Path; from ldpfl.flower.app_imports import run_at_import; print(list(run_at_import(Path('.'))))"
     environment = {**os.environ, "PYTHONPATH": f"{Path(ldpfl.__file__).parents[1]}"}
     done = subprocess.run([sys.executable, "-P", "-c", code], cwd=app, env=environment, capture_output=True, text=True, check=True)
     assert all(f"{name}.py, which is imported in place of the module" in done.stdout for name in ("json", "gmpy2", "torch", "ldpfl"))

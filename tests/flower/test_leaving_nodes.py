@@ -21,10 +21,10 @@ from ldpfl.flower import InProcessGrid, LdpClientApp, apps
 from ldpfl.flower.nodes_asked import Participation
 from ldpfl.flower.policy_init import fitting_policy, offer_of_settings, ranges_for
 from ldpfl.flower.run_settings import RunSettings
-from ldpfl.number_format import number
 from ldpfl.privacy.policy import Policy
 from ldpfl.privacy.statement import run_epsilon
-from ldpfl.shuffling.sealing import public_text
+from ldpfl.transport.shuffling.sealing import public_text
+from ldpfl.util.number_format import number
 
 LEFT = CLIENTS + 1
 """Flower's id of the last node, which leaves."""

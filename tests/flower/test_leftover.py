@@ -11,7 +11,7 @@ from relayed_parts import CLIENTS, World, world_in
 
 from conftest import CommandLine
 from ldpfl import ConfigError
-from ldpfl.deploy import leftover
+from ldpfl.deploy import stopped_runs
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import InProcessGrid, LdpStrategy
 
@@ -44,30 +44,30 @@ def stopped_in_round_2(world: World, folder: RunFolder) -> None:
 def test_a_round_that_was_begun_is_named_cancelled_and_counted_as_lost(world: World) -> None:
     folder = RunFolder(world.folder / "run")
     stopped_in_round_2(world, folder)
-    left = leftover.left_open(folder)
+    left = stopped_runs.left_open(folder)
     assert (left.finished, left.begun, left.asked, left.over_relay) == (1, 2, CLIENTS, True)
     relay = world.collector().relay
-    said = "\n".join([*leftover.described(left), *leftover.held(relay, left, folder.path)])
+    said = "\n".join([*stopped_runs.described(left), *stopped_runs.held(relay, left, folder.path)])
     assert "round 2 was begun with 5 nodes and is not finished" in said
     assert (
         "the relay holds round 2: open, 3 uploads so far; it releases nothing of fewer than 3; nodes told to train may still upload" in said
     )
     assert "left-open" in said
-    assert leftover.closed(relay, left) == [
+    assert stopped_runs.closed(relay, left) == [
         "the relay has deleted what it held of round 2. The reports of round 2 are lost, and stay charged"
     ]
     assert relay.round_status(left.run, 2).state == "gone"
-    assert leftover.closed(relay, left) == ["the relay holds nothing of the run: there was nothing to cancel"]
-    assert leftover.held(relay, left, folder.path) == [
+    assert stopped_runs.closed(relay, left) == ["the relay holds nothing of the run: there was nothing to cancel"]
+    assert stopped_runs.held(relay, left, folder.path) == [
         "the relay holds nothing of the run",
         "so the reports of round 2 are lost. To go on with the next round: submit the same app again, with the same folder",
     ]
     last = world.run(3, folder=folder)
     assert [metrics.clients for metrics in last.history] == [CLIENTS, 0, CLIENTS]
     assert [event.round for event in last.ledger.events] == [1, 2, 3]
-    after = leftover.left_open(folder)
+    after = stopped_runs.left_open(folder)
     assert (after.finished, after.begun) == (3, None)
-    assert leftover.held(relay, after, folder.path) == ["the relay holds nothing of the run"]
+    assert stopped_runs.held(relay, after, folder.path) == ["the relay holds nothing of the run"]
 
 
 def test_records_of_a_finished_round_that_were_not_acknowledged_are_found(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,23 +77,23 @@ def test_records_of_a_finished_round_that_were_not_acknowledged_are_found(world:
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr("ldpfl.flower.relayed.RelayCollector.done", killed)
+        patched.setattr("ldpfl.flower.relay_collection.RelayCollector.done", killed)
         with pytest.raises(Killed):
             world.run(1, folder=folder)
-    left, relay = leftover.left_open(folder), world.collector().relay
+    left, relay = stopped_runs.left_open(folder), world.collector().relay
     assert left.begun is None
-    assert leftover.held(relay, left, folder.path) == [
+    assert stopped_runs.held(relay, left, folder.path) == [
         "the relay holds round 1: released, of 5 uploads",
         "the run folder has the round, so the relay's copy is not needed. To have it deleted: "
         f"ldpfl deploy left-open {folder.path} --cancel",
     ]
-    assert leftover.closed(relay, left) == ["the relay has deleted what it held of round 1"]
+    assert stopped_runs.closed(relay, left) == ["the relay has deleted what it held of round 1"]
 
 
 def test_a_run_without_a_relay_and_one_under_way(ldpfl: CommandLine) -> None:
     folder = RunFolder(Path("run"))
     with pytest.raises(ConfigError, match="holds no run"):
-        leftover.left_open(folder)
+        stopped_runs.left_open(folder)
     LdpStrategy(config_of(), folder=folder).start(InProcessGrid(app_of(), 3), start_arrays(), 2)
     outcome = ldpfl("deploy", "left-open", folder.path)
     assert outcome.code == 0

@@ -10,7 +10,7 @@ import pytest
 from conftest import CommandLine
 from ldpfl.experiments import load_recipe
 from ldpfl.experiments.config import read_config
-from ldpfl.flower.imports import run_at_import
+from ldpfl.flower.app_imports import run_at_import
 from ldpfl.flower.policy_init import offer_of
 from ldpfl.privacy.budget_file import read_books
 from ldpfl.privacy.policy import read_policy

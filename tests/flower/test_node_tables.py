@@ -29,8 +29,8 @@ from ldpfl.experiments.dataset import targets_of
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import InProcessGrid, LdpClientApp, apps
 from ldpfl.flower.policy_init import offer_of
-from ldpfl.randomness import SeededStreams
 from ldpfl.simulation import Federation
+from ldpfl.util.randomness import SeededStreams
 
 CLIENTS = 3
 PUBLIC: dict[str, Any] = {

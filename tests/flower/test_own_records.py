@@ -26,8 +26,8 @@ from ldpfl.experiments.build import build
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import InProcessGrid, LdpClientApp, LdpStrategy, RecordTask, apps
+from ldpfl.flower.app_imports import gives, run_at_import
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
-from ldpfl.flower.imports import gives, run_at_import
 from ldpfl.flower.policy_init import fitting_policy, offer_of, ranges_for
 from ldpfl.flower.records import RecordGradients
 from ldpfl.mechanisms.record_clipping import STEPS, RecordClip

@@ -14,9 +14,9 @@ import pytest
 import torch
 from flower_parts import OpenNode, ask, instruction, simulator_bits, terms_of
 from flwr.app import Context, RecordDict
+from test_invitation import question
 from test_node_tables import CLIENTS, deployed, listed, rows
 from test_own_records import folder_of
-from test_question import question
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -34,8 +34,8 @@ from ldpfl.flower.policy_init import fitting_policy, offer_of, ranges_for
 from ldpfl.flower.records import RecordGradients
 from ldpfl.mechanisms.record_clipping import STEPS
 from ldpfl.privacy.policy import Policy
-from ldpfl.randomness import SeededStreams
 from ldpfl.simulation import Federation
+from ldpfl.util.randomness import SeededStreams
 
 
 def of_persons(node: int) -> pd.DataFrame:

@@ -16,8 +16,8 @@ from ldpfl.errors import ConfigError, Declined
 from ldpfl.experiments.config import RunConfig, toml_value
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import InProcessGrid, LdpClientApp, apps
+from ldpfl.flower.federation_setup import prepare
 from ldpfl.flower.named_by_server import check_config
-from ldpfl.flower.preparing import prepare
 from ldpfl.privacy.policy import Policy
 
 pytest.importorskip("peft")

@@ -16,7 +16,7 @@ from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import LdpStrategy
 from ldpfl.relay.tokens import Tokens
 from ldpfl.server import Checkpoint
-from ldpfl.shuffling.sealing import public_text
+from ldpfl.transport.shuffling.sealing import public_text
 
 # An app's process is forked in each round: slow where memory is.
 pytestmark = pytest.mark.slow
@@ -48,7 +48,7 @@ def test_a_round_that_was_begun_with_the_key_before_is_read_with_it_and_the_next
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr("ldpfl.flower.closing.close_round", killed)
+        patched.setattr("ldpfl.flower.round_closing.close_round", killed)
         with pytest.raises(Killed):
             world.run(2, folder=folder)
     world.key = new

@@ -22,9 +22,9 @@ from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import Ask, InProcessGrid, LdpClientApp
 from ldpfl.flower.apps import server_app, train
 from ldpfl.privacy.statement import run_epsilon
-from ldpfl.randomness import SeededStreams
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import simulate
+from ldpfl.util.randomness import SeededStreams
 
 RECORDS = ["mechanism.name=dp-sgd", "mechanism.perturbed=gradient", "mechanism.records=4", "mechanism.noise_multiplier=2"]
 CASES = {
@@ -154,7 +154,7 @@ def test_a_model_of_another_size_than_what_came_with_it_takes_no_memory(tiny_dat
     """Half a million million weights: a server needs nothing but their number to ask for them."""
     config = parse_config(TINY_TOML, ["model.name=mlp", "model.options.hidden=65536", "model.options.depth=64"], origin="test")
     monkeypatch.setenv("LDPFL_DATA_DIR", str(tiny_data))
-    monkeypatch.setattr("ldpfl.flower.preparing.build", lambda *_: pytest.fail("a model was built that takes a terabyte"))
+    monkeypatch.setattr("ldpfl.flower.federation_setup.build", lambda *_: pytest.fail("a model was built that takes a terabyte"))
     message = flower_parts.instruction(flower_parts.terms_of(config=config))
     with pytest.raises(ConfigError, match=r"has 27\d,\d{3},\d{3},\d{3} weights, and .* came with them"):
         train(message, Context(1, 1, {"partition-id": 0}, RecordDict(), {}))

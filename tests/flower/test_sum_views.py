@@ -19,10 +19,10 @@ from test_summed import SIZES, config_of_sum
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import LdpStrategy
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
-from ldpfl.flower.collecting import OpenRound, Received
-from ldpfl.flower.relayed import SumCollector
+from ldpfl.flower.relay_collection import SumCollector
+from ldpfl.flower.report_collection import OpenRound, Received
 from ldpfl.relay.store import Store
-from ldpfl.summing import SumBinding, open_seeds, unshard
+from ldpfl.transport.sums import SumBinding, open_seeds, unshard
 
 pytestmark = pytest.mark.slow
 

@@ -18,18 +18,18 @@ from flower_parts import config_of, start_arrays, start_vector
 from numpy.typing import NDArray
 from relayed_parts import CLIENTS, WatchedGrid, World, policy_of, signing_key, world_in
 
-from ldpfl.deploy.leftover import at_relay, closed, left_open
+from ldpfl.deploy.stopped_runs import at_relay, closed, left_open
 from ldpfl.errors import AllDeclined, ConfigError, ProtocolError, TooFewTakePart
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import LdpStrategy
 from ldpfl.flower.terms import deployable_mechanism
-from ldpfl.randomness import SeededStreams
-from ldpfl.ranges import LayerRanges
+from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.relay import RelayAggregator, SumTerms
 from ldpfl.relay.tokens import Role, Tokens
 from ldpfl.server import Checkpoint
-from ldpfl.summing import ENVELOPE_BYTES, SumBinding, new_seed, seal_seed, shard, signer_of
+from ldpfl.transport.sums import ENVELOPE_BYTES, SumBinding, new_seed, seal_seed, shard, signer_of
+from ldpfl.util.randomness import SeededStreams
 
 SETTINGS = """
 seed = 4

@@ -18,7 +18,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import InProcessGrid, LdpClientApp, LdpStrategy, RelayCollector
 from ldpfl.relay import Patience, RelayAggregator, RelayRefused, RelayUnreachable, RoundStatus
-from ldpfl.shuffling.sealing import generate_key
+from ldpfl.transport.shuffling.sealing import generate_key
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ from ldpfl.mechanisms.duchi import Duchi
 from ldpfl.mechanisms.duchi_vector import DuchiVector
 from ldpfl.mechanisms.privunit import PrivUnitG
 from ldpfl.mechanisms.privunit_law import direction_law
+from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.scalar import Hybrid, Laplace, Piecewise
 from ldpfl.mechanisms.scalar_noise import HybridLaw, LaplaceLaw, PiecewiseLaw
 from ldpfl.privacy import PureRelease
-from ldpfl.ranges import LayerRanges
 
 INPUTS = (-1.0, -0.4, 0.0, 0.7, 1.0)
 EPSILONS = (1e-6, 0.3, 1.0, 4.0, 8.0)

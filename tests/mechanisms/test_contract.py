@@ -19,7 +19,7 @@ from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
 from ldpfl.mechanisms.reports.bits import BitReports, packed_size
 from ldpfl.mechanisms.reports.dense import DenseReports
 from ldpfl.mechanisms.rotated_sign import RotatedSign
-from ldpfl.randomness import SeededStreams
+from ldpfl.util.randomness import SeededStreams
 
 CASES: dict[str, Mechanism] = {
     **{name: mechanisms.with_defaults(name, 2.0) for name in mechanisms.names(alone=True)},

@@ -17,7 +17,7 @@ from ldpfl.mechanisms.dp_fedavg import DpFedAvg
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.mechanisms.reports.vectors import VectorReports
 from ldpfl.privacy.accountants.gaussian import gaussian_epsilon
-from ldpfl.randomness import SecureSource, SeededStreams
+from ldpfl.util.randomness import SecureSource, SeededStreams
 
 RANGES = LayerRanges(0.0, 1.0, (3,))
 

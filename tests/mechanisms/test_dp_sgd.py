@@ -15,7 +15,7 @@ from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
 from ldpfl.mechanisms.reports.summed import SummedReports
 from ldpfl.mechanisms.reports.vectors import VectorReports
-from ldpfl.randomness import SecureSource, SeededStreams
+from ldpfl.util.randomness import SecureSource, SeededStreams
 
 DIMENSION = 40
 RANGES = LayerRanges(torch.zeros(1), torch.ones(1), (DIMENSION,))

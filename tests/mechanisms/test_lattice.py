@@ -19,9 +19,9 @@ from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.lattice import Lattice, LatticeMechanism
 from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
 from ldpfl.mechanisms.reports.summed import SummedReports
-from ldpfl.randomness import SecureSource, SeededStreams
-from ldpfl.summing import Bits, fold, new_seed, shard, unshard
-from ldpfl.summing.masks import zeros
+from ldpfl.transport.sums import Bits, fold, new_seed, shard, unshard
+from ldpfl.transport.sums.masks import zeros
+from ldpfl.util.randomness import SecureSource, SeededStreams
 
 DIMENSION = 500
 RANGES = LayerRanges(0.0, 1.0, (DIMENSION,))

@@ -20,8 +20,8 @@ from torch import Tensor
 from grids import each
 from ldpfl import ConfigError, LayerRanges, PrivacyError, SecureSource, SeededStreams
 from ldpfl.auditing import audit_mechanism
-from ldpfl.auditing.bench import RADII
 from ldpfl.auditing.bounds import epsilon_lower_bound
+from ldpfl.auditing.mechanism_trials import RADII
 from ldpfl.errors import ProtocolError
 from ldpfl.mechanisms import guarantee_of, privunit_law
 from ldpfl.mechanisms.base import read_valid
@@ -30,7 +30,7 @@ from ldpfl.mechanisms.privunit import PrivUnitG
 from ldpfl.mechanisms.privunit_law import DirectionLaw, direction_law
 from ldpfl.mechanisms.reports.vectors import VectorReports
 from ldpfl.privacy import PureRelease
-from ldpfl.randomness import RandomSource, as_source
+from ldpfl.util.randomness import RandomSource, as_source
 
 Floats = NDArray[np.float64]
 

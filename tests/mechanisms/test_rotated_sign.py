@@ -16,8 +16,8 @@ from ldpfl.mechanisms.duchi import Duchi, thresholds
 from ldpfl.mechanisms.reports.bits import BitReports
 from ldpfl.mechanisms.rotated_sign import RotatedSign
 from ldpfl.mechanisms.rotation import rotate, rotate_back, rotated_size
-from ldpfl.randomness import SeededStreams
-from ldpfl.shuffling import RecordPlan
+from ldpfl.transport.shuffling import RecordPlan
+from ldpfl.util.randomness import SeededStreams
 
 DIMENSION = 21
 RANGES = LayerRanges(torch.zeros(1), torch.ones(1), (DIMENSION,))

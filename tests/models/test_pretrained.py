@@ -19,8 +19,8 @@ from ldpfl import ParameterLayout
 from ldpfl.data import Samples
 from ldpfl.data.tokens import following
 from ldpfl.errors import ConfigError, PrivacyError
-from ldpfl.layout import validate_module
 from ldpfl.models.adapters import base_digest
+from ldpfl.models.layout import validate_module
 from ldpfl.models.mending import mended
 from ldpfl.simulation import BatchSchedule, GradientTrainer, LocalTask
 from ldpfl.simulation.local_steps import LocalOptimiser

@@ -13,9 +13,9 @@ import torch
 
 import ldpfl
 from ldpfl.errors import ConfigError, LdpflError, PrivacyError
-from ldpfl.importing import named_model
-from ldpfl.layout import validate_module
+from ldpfl.models.layout import validate_module
 from ldpfl.models.pretrained import check_tokens
+from ldpfl.util.user_code import named_model
 
 pytest.importorskip("peft")
 from pretrained_models import PLACES, TOKENS, adapted, bert, save_base, texts, tokens

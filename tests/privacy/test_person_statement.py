@@ -12,9 +12,9 @@ import pytest
 from ldpfl import plan_regime, verify
 from ldpfl.api.certified_lines import certified
 from ldpfl.errors import ConfigError, Declined, Exhausted
+from ldpfl.experiments.planning.regimes import Regime
 from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.record_clipping import RecordClip
-from ldpfl.planning.regimes import Regime
 from ldpfl.privacy import GaussianRelease, Ledger, RoundEvent
 from ldpfl.privacy.accountants.adaptive import filtered_epsilon
 from ldpfl.privacy.accountants.gaussian import gaussian_epsilon

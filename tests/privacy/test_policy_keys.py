@@ -11,7 +11,7 @@ from ldpfl import ConfigError
 from ldpfl.errors import Declined
 from ldpfl.privacy.policy import Policy, read_policy
 from ldpfl.privacy.policy_keys import add_key, remove_key
-from ldpfl.shuffling.sealing import generate_key, public_text
+from ldpfl.transport.shuffling.sealing import generate_key, public_text
 
 OLD, NEW = (public_text(generate_key()) for _ in range(2))
 

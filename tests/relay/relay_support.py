@@ -39,16 +39,16 @@ from numpy.typing import NDArray
 from sqlalchemy import Engine, event, select
 from starlette.types import ASGIApp
 
-from ldpfl.entropy import Words, secure_words
 from ldpfl.relay import RoundStatus, SumTerms, Terms
 from ldpfl.relay.errors import Refusal
-from ldpfl.relay.limits import Connections
 from ldpfl.relay.schema import READ_ONLY, blocks, meta, parts, rounds, tokens, uploads
 from ldpfl.relay.serve import Tls, serve
 from ldpfl.relay.store import Store
 from ldpfl.relay.tokens import Owner, Role, Tokens
-from ldpfl.summing import ENVELOPE_BYTES, SumBinding, fold, signer_of
-from ldpfl.summing.masks import zeros
+from ldpfl.relay.usage_limits import Connections
+from ldpfl.transport.sums import ENVELOPE_BYTES, SumBinding, fold, signer_of
+from ldpfl.transport.sums.masks import zeros
+from ldpfl.util.entropy import Words, secure_words
 
 TABLES = (meta, tokens, rounds, uploads, blocks, parts)
 RUN = "run-1"

@@ -19,11 +19,11 @@ from sqlalchemy import event
 from starlette.types import ASGIApp, Message, Scope
 
 from ldpfl.relay.app import create_app
-from ldpfl.relay.limits import Limits, RateLimit
 from ldpfl.relay.protocol import BLOCK_BYTES
 from ldpfl.relay.schema import blocks, parts, rounds, uploads
 from ldpfl.relay.store import Store
 from ldpfl.relay.tokens import Role, Tokens
+from ldpfl.relay.usage_limits import Limits, RateLimit
 
 pytest_plugins = ["relay_fixtures"]
 

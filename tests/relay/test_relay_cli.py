@@ -17,8 +17,8 @@ from ldpfl.relay.database import open_engine
 from ldpfl.relay.errors import Unauthenticated, Unknown
 from ldpfl.relay.store import Store
 from ldpfl.relay.tokens import Tokens
-from ldpfl.summing import signer_of
-from ldpfl.summing.node_keys import line_of, public_text
+from ldpfl.transport.sums import signer_of
+from ldpfl.transport.sums.node_keys import line_of, public_text
 
 pytest_plugins = ["relay_fixtures"]
 

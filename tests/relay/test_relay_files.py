@@ -44,7 +44,7 @@ from ldpfl.relay.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from ldpfl.relay.leftovers import Leftovers
+from ldpfl.relay.round_deletion import Leftovers
 from ldpfl.relay.schema import parts, uploads
 from ldpfl.relay.store import Store
 from ldpfl.relay.uniform_order import scatter

@@ -19,9 +19,9 @@ from starlette.types import ASGIApp, Message, Scope
 
 from ldpfl.relay.app import create_app
 from ldpfl.relay.database import open_engine
-from ldpfl.relay.limits import Limits
 from ldpfl.relay.store import Store
 from ldpfl.relay.tokens import Role, Tokens
+from ldpfl.relay.usage_limits import Limits
 
 REQUESTS = 63
 """Of each example: seven methods to three paths from three callers."""

@@ -24,8 +24,8 @@ import psutil
 import pytest
 from relay_support import certificate, relay_process
 
-from ldpfl.relay.incoming import Gate
-from ldpfl.relay.limits import Connections
+from ldpfl.relay.connections import Gate
+from ldpfl.relay.usage_limits import Connections
 
 HASTY = Connections(an_address=20, in_all=30, head_s=0.5, handshake_s=0.5, idle_s=1, answer_s=0.5, closing_s=0.5)
 pytestmark = pytest.mark.slow

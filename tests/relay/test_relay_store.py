@@ -34,7 +34,6 @@ from relay_support import (
 from sqlalchemy import event, inspect, text, update
 
 from ldpfl import ConfigError
-from ldpfl.file_owners import require_own
 from ldpfl.relay import Terms
 from ldpfl.relay.database import open_engine
 from ldpfl.relay.errors import (
@@ -53,6 +52,7 @@ from ldpfl.relay.queries import Progress
 from ldpfl.relay.schema import SCHEMA, blocks, is_sqlite, meta, parts, rounds, tokens, uploads
 from ldpfl.relay.store import Store
 from ldpfl.relay.tokens import Role, Tokens
+from ldpfl.util.file_owners import require_own
 
 pytest_plugins = ["relay_fixtures"]
 

@@ -37,10 +37,10 @@ from starlette.types import Message, Scope
 from ldpfl import ProtocolError
 from ldpfl.relay import Patience, RelayAggregator, RelayClient, RelayRefused, RelayRoundOver, RelayUnreachable, SumTerms
 from ldpfl.relay.app import create_app
-from ldpfl.relay.limits import Limits
 from ldpfl.relay.store import Store
 from ldpfl.relay.tokens import Role, Tokens
-from ldpfl.summing import ENVELOPE_BYTES, signer_of
+from ldpfl.relay.usage_limits import Limits
+from ldpfl.transport.sums import ENVELOPE_BYTES, signer_of
 
 pytest_plugins = ["relay_fixtures"]
 

@@ -47,7 +47,7 @@ from ldpfl.relay.queries import held_at_once
 from ldpfl.relay.rounds_listed import cancel_round, list_rounds
 from ldpfl.relay.schema import SCHEMA, blocks, is_sqlite, parts, uploads
 from ldpfl.relay.store import Store
-from ldpfl.summing import ENVELOPE_BYTES, SumBinding, new_seed, open_seeds, seal_seed, shard, signer_of, unshard
+from ldpfl.transport.sums import ENVELOPE_BYTES, SumBinding, new_seed, open_seeds, seal_seed, shard, signer_of, unshard
 
 pytest_plugins = ["relay_fixtures"]
 

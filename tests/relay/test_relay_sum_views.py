@@ -44,7 +44,7 @@ from sqlalchemy import LargeBinary
 from ldpfl.relay.database import open_engine
 from ldpfl.relay.schema import parts, uploads
 from ldpfl.relay.store import Store
-from ldpfl.summing import ENVELOPE_BYTES, Bits, SumBinding, open_seeds, seal_seed, shard, signer_of, unshard
+from ldpfl.transport.sums import ENVELOPE_BYTES, Bits, SumBinding, open_seeds, seal_seed, shard, signer_of, unshard
 
 pytest_plugins = ["relay_fixtures"]
 

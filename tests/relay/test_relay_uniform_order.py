@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from relay_support import records, seeded
 from scipy import stats
 
-from ldpfl.entropy import Words, secure_words
 from ldpfl.relay import uniform_order as module
 from ldpfl.relay.uniform_order import MAX_PARTS, PART_BYTES, part_count, scatter, uniform_order
+from ldpfl.util.entropy import Words, secure_words
 
 FALSE_ALARM = 1e-6  # of each chi-square test below, were its seed not fixed
 

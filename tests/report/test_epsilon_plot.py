@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from ldpfl.errors import ConfigError
-from ldpfl.planning.planner import Setting
+from ldpfl.experiments.planning.planner import Setting
 from ldpfl.report.plots import draw_epsilon_by_clients, require_plot
 
 SETTING = Setting(1.0, 100, 21_840, 10)

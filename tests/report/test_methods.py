@@ -9,11 +9,11 @@ from pathlib import Path
 import ldpfl
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import Kind
-from ldpfl.number_format import number
 from ldpfl.privacy import Ledger, RoundEvent
 from ldpfl.privacy.events import OURS, GaussianRelease, Release, UnprotectedRelease
 from ldpfl.privacy.statement import account
 from ldpfl.report.methods import bibtex, citation, methods
+from ldpfl.util.number_format import number
 from ldpfl.version import YEAR
 
 ROOT = Path(__file__).parents[2]

@@ -19,12 +19,12 @@ import pytest
 from conftest import CommandLine
 from ldpfl import ConfigError, api
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.number_format import number
 from ldpfl.privacy.guarantee import REPLACE_ONE, Guarantee, Statement
 from ldpfl.privacy.statement import account
 from ldpfl.report.page import page
 from ldpfl.report.watching import watching
 from ldpfl.server import RoundMetrics
+from ldpfl.util.number_format import number
 
 
 class Reader(HTMLParser):

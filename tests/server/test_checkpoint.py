@@ -17,10 +17,10 @@ from safetensors.torch import save_file
 
 from ldpfl import LayerRanges
 from ldpfl.errors import ConfigError, DataError, WriteError
-from ldpfl.files import append_text
 from ldpfl.privacy import PureRelease
-from ldpfl.quantities import MAX_ROUNDS
 from ldpfl.server import Checkpoint, RoundMetrics, ServerState, check_log_size, round_log
+from ldpfl.util.files import append_text
+from ldpfl.util.quantities import MAX_ROUNDS
 
 
 def example(rounds: int = 2) -> Checkpoint:

@@ -12,10 +12,10 @@ from torch import Tensor
 import ldpfl
 from ldpfl import LayerRanges, PrivacyError, SeededStreams
 from ldpfl.mechanisms import BitReports, DenseReports, Perturbed, Reports
-from ldpfl.ranges import Denoised, Fixed, NoisyMinMax, RangeRule
+from ldpfl.mechanisms.ranges import Denoised, Fixed, NoisyMinMax, RangeRule
 from ldpfl.server import ServerOptimiser, ServerState, advance, client_values
-from ldpfl.shuffling import PartialPool, ReportPool, mix
-from ldpfl.shuffling.partial import Part
+from ldpfl.transport.shuffling import PartialPool, ReportPool, mix
+from ldpfl.transport.shuffling.partial import Part
 
 SIZES = (40, 9)
 DIMENSION = sum(SIZES)

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from ldpfl import ParameterLayout, models
 from ldpfl.data import Dataset
-from ldpfl.randomness import SeededStreams
 from ldpfl.simulation import BatchSchedule, LocalTask, VectorizedTrainer, batch_schedule
 from ldpfl.simulation.cohort_training import choose_chunk_size
 from ldpfl.simulation.local_steps import LocalOptimiser, split_evenly
+from ldpfl.util.randomness import SeededStreams
 
 
 @settings(derandomize=True)

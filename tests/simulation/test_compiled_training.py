@@ -21,7 +21,6 @@ from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.experiments import trainers
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import parse_config
-from ldpfl.importing import GIVEN
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.models.images import Halved
 from ldpfl.models.texts import GRU
@@ -32,8 +31,9 @@ from ldpfl.simulation.compiled_records import CompiledSums
 from ldpfl.simulation.compiled_training import CompiledTrainer
 from ldpfl.simulation.compiling import has_compiler, pays
 from ldpfl.simulation.local_steps import BatchSchedule, LocalOptimiser, full_batch
-from ldpfl.simulation.placing import place, placed
+from ldpfl.simulation.shared_objects import place, placed
 from ldpfl.simulation.workers import Processes
+from ldpfl.util.user_code import GIVEN
 
 RECORDS = ["mechanism.name=dp-sgd", "mechanism.perturbed=gradient", "mechanism.noise_multiplier=1.0"]
 compiles = pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")

@@ -16,7 +16,6 @@ from ldpfl.data import Dataset
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import parse_config
 from ldpfl.mechanisms import BitReports, Duchi, Reports
-from ldpfl.randomness import RandomSource
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import Federation, compiled_training
 from ldpfl.simulation.cohort_training import train_cohort
@@ -25,6 +24,7 @@ from ldpfl.simulation.compiling import has_compiler
 from ldpfl.simulation.counted_steps import CountedSteps
 from ldpfl.simulation.local_steps import LocalOptimiser
 from ldpfl.simulation.shares import ClientFacts, ClippedCounter, Collected, RoundStart, Share, collect
+from ldpfl.util.randomness import RandomSource
 
 compiles = pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
 pytestmark = [compiles, pytest.mark.slow]

@@ -19,11 +19,11 @@ from ldpfl.experiments.build import build
 from ldpfl.experiments.config import parse_config
 from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
 from ldpfl.privacy import GaussianRelease
-from ldpfl.randomness import SeededStreams
 from ldpfl.simulation import GradientTrainer, LocalTask, RecordGradientTrainer, gradients
 from ldpfl.simulation.cohort_training import train_clients
 from ldpfl.simulation.gradients import confined
 from ldpfl.simulation.local_steps import LocalOptimiser, full_batch, poisson_batch
+from ldpfl.util.randomness import SeededStreams
 
 SIZES = (1, 7, 3)
 SUMMED = "summed_grad"  # where Opacus keeps what it adds up

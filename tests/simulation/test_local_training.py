@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from ldpfl import ParameterLayout, models
 from ldpfl.data import Dataset, Samples
-from ldpfl.randomness import Purpose, SeededStreams
-from ldpfl.server.close import Schedule
+from ldpfl.server.round_aggregation import Schedule
 from ldpfl.simulation import BatchSchedule, LocalTask, LoopTrainer, VectorizedTrainer, batch_schedule
 from ldpfl.simulation.local_steps import LocalOptimiser
 from ldpfl.simulation.local_training import measured
+from ldpfl.util.randomness import Purpose, SeededStreams
 
 UNEQUAL = (10, 3, 7, 1, 20, 5, 9, 30, 2, 11)
 

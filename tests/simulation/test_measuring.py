@@ -15,12 +15,12 @@ from ldpfl.data import Dataset, Samples
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.lattice import Lattice
+from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
 from ldpfl.privacy.authors import released
 from ldpfl.privacy.statement import run_epsilon
-from ldpfl.randomness import RandomSource
-from ldpfl.ranges import LayerRanges
 from ldpfl.simulation.measuring import ColumnStages, Measuring
+from ldpfl.util.randomness import RandomSource
 
 Parts = tuple[NDArray[np.int64], ...]
 

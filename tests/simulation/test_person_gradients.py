@@ -17,13 +17,13 @@ from ldpfl.data import Dataset, Samples
 from ldpfl.data.persons import Persons
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.mechanisms.dp_sgd import DpSgd
+from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
-from ldpfl.randomness import RandomSource
-from ldpfl.ranges import LayerRanges
 from ldpfl.simulation import LocalTask, RecordGradientTrainer
 from ldpfl.simulation.gradients import confined
 from ldpfl.simulation.local_steps import LocalOptimiser, full_batch
 from ldpfl.simulation.measuring import Measuring, point_of, taken_off
+from ldpfl.util.randomness import RandomSource
 
 WIDTH, MOST, NORM = 6, 4, 0.3
 

@@ -12,16 +12,16 @@ from torch import Tensor
 from ldpfl.data.division import Division
 from ldpfl.data.persons import Persons
 from ldpfl.data.samples import Samples
-from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
 from ldpfl.models.dense import LogisticRegression
-from ldpfl.randomness import Purpose
+from ldpfl.models.layout import ParameterLayout
 from ldpfl.simulation import LocalTask
 from ldpfl.simulation.evaluating import RecordScores
 from ldpfl.simulation.least_squares import LeastSquares
 from ldpfl.simulation.local_steps import LocalOptimiser
 from ldpfl.simulation.record_sums import RecordVectors, client_sums, points_of, released_sum
+from ldpfl.util.randomness import Purpose
 
 STEPS_OF = (2**10, STEPS)
 

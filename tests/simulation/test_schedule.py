@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ldpfl.randomness import Purpose, SeededStreams
 from ldpfl.simulation import BatchSchedule, batch_schedule
+from ldpfl.util.randomness import Purpose, SeededStreams
 
 
 def orders_of(clients: Sequence[int], epochs: int, seed: int = 0) -> list[SeededStreams]:

@@ -34,17 +34,17 @@ from ldpfl.mechanisms.gaussian import (
     TimeVarying,
 )
 from ldpfl.mechanisms.hooks import in_round
+from ldpfl.mechanisms.ranges import Fixed
 from ldpfl.privacy import GaussianRelease, UnprotectedRelease
 from ldpfl.privacy.accountants.gaussian import composed_mu, gaussian_epsilon, gaussian_mu
 from ldpfl.privacy.events import OURS, Channel
 from ldpfl.privacy.guarantee import Statement
 from ldpfl.privacy.statement import account
-from ldpfl.randomness import SeededStreams
-from ldpfl.ranges import Fixed
 from ldpfl.server import Checkpoint, round_cohort, sample_cohort
 from ldpfl.simulation import Federation, simulate
 from ldpfl.simulation.federation import Participation
 from ldpfl.simulation.shares import ClientFacts, RoundNoise, SentNoise
+from ldpfl.util.randomness import SeededStreams
 from simulated import CLIENTS, federation_of
 
 ROUNDS = 4

@@ -27,7 +27,7 @@ from ldpfl.server import Checkpoint
 from ldpfl.simulation import Federation, simulate
 from ldpfl.simulation.compiling import has_compiler
 from ldpfl.simulation.federation import Evaluation
-from ldpfl.simulation.placing import place, placed
+from ldpfl.simulation.shared_objects import place, placed
 from ldpfl.simulation.shares import OneProcess
 from ldpfl.simulation.workers import Processes, checked_count, workers
 

@@ -6,7 +6,7 @@ accounting and verifying need no PyTorch.
 
 from typing import TYPE_CHECKING
 
-from ldpfl import lazy
+from ldpfl.util import lazy_imports
 
 if TYPE_CHECKING:
     from ldpfl.api.accounting import account as account
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from ldpfl.privacy.statement import DELTA as DELTA
     from ldpfl.server import RoundMetrics as RoundMetrics
 
-__getattr__, __dir__ = lazy.exports(
+__getattr__, __dir__ = lazy_imports.exports(
     __name__,
     {
         "DATA_DIR_VARIABLE": "ldpfl.data.loading",

@@ -16,8 +16,8 @@ from ldpfl.experiments.figures import of_extending
 from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.secret_seed import of_shared_seeds
-from ldpfl.importing import is_code
 from ldpfl.privacy import Ledger
+from ldpfl.util.user_code import is_code
 
 
 def released_by(what: RunResult | RunConfig | str | Path, settings: Settings) -> tuple[Ledger, float]:

@@ -19,9 +19,9 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import choose_device
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.runner import Observer
-from ldpfl.files import write_text
 from ldpfl.report.images import draw_image_grid, draw_side_by_side
 from ldpfl.report.linkage import draw_linkage
+from ldpfl.util.files import write_text
 
 __all__ = ["COMPARISON", "FIGURES", "PLOT", "SIDE_BY_SIDE", "AttackPlan", "AttackResult", "Comparison", "GanConfig"]
 __all__ += ["LinkagePlan", "LinkageResult", "LinkageSetting", "RunAttack", "attack_linkage", "attack_runs"]

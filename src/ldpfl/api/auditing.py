@@ -17,8 +17,8 @@ from ldpfl.experiments.build import choose_device
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.mechanisms import Mechanism
 from ldpfl.report.privacy import audit_table, canary_table
-from ldpfl.shown import look
-from ldpfl.suggestions import did_you_mean
+from ldpfl.util.displays import look
+from ldpfl.util.suggestions import did_you_mean
 
 look.register(MechanismAudit, audit_table)
 look.register(RunAudit, canary_table)

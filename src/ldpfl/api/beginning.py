@@ -11,8 +11,8 @@ from typing import Any
 from ldpfl.api.configuring import configure, configured
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.settings_listed import commented
-from ldpfl.files import write_text
 from ldpfl.mechanisms.new_package import write_package
+from ldpfl.util.files import write_text
 
 _REPLY_S = 60.0
 """Seconds after which clients reply, whatever they trained on; a person changes it to what nodes need."""
@@ -91,7 +91,7 @@ def begin_app(
     """
     if find_spec("flwr") is None:
         raise ConfigError("apps are for Flower: pip install 'ldpfl[flower]'")
-    from ldpfl.flower.left_out import left_out, needed_by_nodes
+    from ldpfl.flower.ignored_settings import left_out, needed_by_nodes
     from ldpfl.flower.named_by_server import code_of
     from ldpfl.flower.new_app import NOT_KNOWN, public_settings, write_app, written
     from ldpfl.flower.policy_init import fitting_policy, offer_of_settings, ranges_for

@@ -19,10 +19,10 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments.figures import of_extending
 from ldpfl.experiments.public_figures import public_caveats
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.files import MAX_ROUNDS_BYTES, check_suffix, read_text, write_text
-from ldpfl.keys import load_key, save_key
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.statement import DELTA
+from ldpfl.util.files import MAX_ROUNDS_BYTES, check_suffix, read_text, write_text
+from ldpfl.util.key_files import load_key, save_key
 from ldpfl_verify.certificate_file import Certificate, Signature, Statement
 
 

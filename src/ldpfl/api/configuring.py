@@ -19,8 +19,8 @@ from ldpfl.experiments.config import RunConfig, known_keys, parse_config, settin
 from ldpfl.experiments.dataset import Given
 from ldpfl.experiments.recipes import recipe_or_file
 from ldpfl.experiments.shipped import DEFAULT
-from ldpfl.importing import GIVEN, named_model
-from ldpfl.suggestions import did_you_mean
+from ldpfl.util.suggestions import did_you_mean
+from ldpfl.util.user_code import GIVEN, named_model
 
 _SEED_BITS = 63
 

@@ -10,11 +10,11 @@ from ldpfl.api.certifying import certify
 from ldpfl.api.results import RunResult
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.files import check_regular, make_folder, replace_atomically, to_json, write_text, writing
 from ldpfl.models.adapters import ADAPTER_FILES
 from ldpfl.privacy.statement import account
 from ldpfl.report.methods import methods
 from ldpfl.report.model_card import model_card
+from ldpfl.util.files import check_regular, make_folder, replace_atomically, to_json, write_text, writing
 
 
 @checked

@@ -97,8 +97,8 @@ def serve_relay(
         ConfigError: the address needs TLS, or one of certificate and key is missing.
     """
     _need("the relay", _OF_RELAY, "relay")
-    from ldpfl.relay.limits import Connections
     from ldpfl.relay.serve import Tls, serve
+    from ldpfl.relay.usage_limits import Connections
 
     if (tls_cert is None) != (tls_key is None):
         raise ConfigError("--tls-cert and --tls-key belong together: give both or none")
@@ -126,7 +126,7 @@ def add_token(store: str, name: str, role: str, signing_key: str | None = None) 
 def list_tokens(store: str) -> tuple[ListedToken, ...]:
     """Return who has a token."""
     with _tokens(store) as tokens:
-        from ldpfl.summing import signer_of
+        from ldpfl.transport.sums import signer_of
 
         return tuple(
             ListedToken(owner.role.value, owner.name, signer_of(owner.signing_key).hex() if owner.signing_key else None, owner.older)
@@ -181,8 +181,8 @@ def aggregator_key(file: Path, *, make: bool = True) -> str:
         ConfigError: the key is to be made, and ``file`` exists; or it holds no key.
     """
     need_deployment()
-    from ldpfl.keys import save_key
-    from ldpfl.shuffling.sealing import generate_key, load_key, public_text
+    from ldpfl.transport.shuffling.sealing import generate_key, load_key, public_text
+    from ldpfl.util.key_files import save_key
 
     if make:
         _refuse_present(file)
@@ -193,7 +193,7 @@ def aggregator_key(file: Path, *, make: bool = True) -> str:
 def node_key(file: Path, *, make: bool = True) -> str:
     """Return the line of the node's signing key in ``file``, which is made first unless ``make`` is false; errors as for an aggregator."""
     need_deployment()
-    from ldpfl.summing.node_keys import line_of, load_key, make_key
+    from ldpfl.transport.sums.node_keys import line_of, load_key, make_key
 
     if make:
         _refuse_present(file)
@@ -292,11 +292,11 @@ def left_open(
         RelayRefused, RelayUnreachable: the relay does not answer, or does not know the token.
     """
     need_deployment()
-    from ldpfl.deploy import leftover
+    from ldpfl.deploy import stopped_runs
     from ldpfl.experiments.run_folder import RunFolder
 
-    left = leftover.left_open(RunFolder(run))
-    yield from leftover.described(left)
+    left = stopped_runs.left_open(RunFolder(run))
+    yield from stopped_runs.described(left)
     if not left.over_relay:
         if cancel:
             yield "its reports go over no relay: there is nothing to cancel"
@@ -306,8 +306,8 @@ def left_open(
             "its reports go over a relay, which may hold some: set LDPFL_RELAY to the relay's URL, and LDPFL_AGGREGATOR_TOKEN to the file "
             "of the aggregator's token"
         )
-    with leftover.operator_aggregator(relay, token, relay_ca) as calling:
-        yield from leftover.closed(calling, left) if cancel else leftover.held(calling, left, run)
+    with stopped_runs.operator_aggregator(relay, token, relay_ca) as calling:
+        yield from stopped_runs.closed(calling, left) if cancel else stopped_runs.held(calling, left, run)
 
 
 def _refuse_present(file: Path) -> None:
@@ -329,7 +329,7 @@ def _need(what: str, packages: Sequence[str], extra: str) -> None:
 def _public_key(line: str | None) -> Ed25519PublicKey | None:
     if line is None:
         return None
-    from ldpfl.summing.node_keys import public_key
+    from ldpfl.transport.sums.node_keys import public_key
 
     return public_key(line)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from ldpfl.api.showing import resume_sweep_command
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.sweep_run import stored_sweep
-from ldpfl.files import check_suffix, write_text
 from ldpfl.report.page import page as page_of_runs
 from ldpfl.report.plan_page import plan_page
 from ldpfl.report.sweep_page import sweep_page
+from ldpfl.util.files import check_suffix, write_text
 
 _FOR_THE_OWNER = "a page for its owner alone, with what the guarantee does not cover"
 _TO_HAND_ON = "a public page, without what the guarantee does not cover"

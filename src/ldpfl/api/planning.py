@@ -12,13 +12,13 @@ from ldpfl.api.arguments import checked
 from ldpfl.deploy.cost import RoundCost, round_cost
 from ldpfl.deploy.sum_cost import SumCost, sum_cost
 from ldpfl.errors import ConfigError
+from ldpfl.experiments.planning.planner import MOST_CLIENTS, Plan, Setting, check_central, cohorts, epsilon_among, reach
+from ldpfl.experiments.planning.planner import plan as plan_setting
 from ldpfl.mechanisms.lattice import LatticeMechanism
-from ldpfl.planning.planner import MOST_CLIENTS, Plan, Setting, check_central, cohorts, epsilon_among, reach
-from ldpfl.planning.planner import plan as plan_setting
-from ldpfl.suggestions import did_you_mean
+from ldpfl.util.suggestions import did_you_mean
 
 if TYPE_CHECKING:
-    from ldpfl.planning.regimes import RegimePlan  # it loads slow parts of SciPy
+    from ldpfl.experiments.planning.regimes import RegimePlan  # it loads slow parts of SciPy
 
 
 @checked
@@ -29,7 +29,8 @@ def plan(*, target_central: float | None = None, **setting: Any) -> Plan:
 
     Args:
         target_central: solve for ``clients`` or ``epsilon``, whichever is left out, so that the run has this central epsilon.
-        setting: those of :class:`ldpfl.planning.planner.Setting`; ``epsilon``, ``clients``, ``weights`` and ``rounds`` are needed.
+        setting: those of :class:`ldpfl.experiments.planning.planner.Setting`; ``epsilon``, ``clients``, ``weights`` and ``rounds`` are
+        needed.
 
     Raises:
         ConfigError: one is missing, unknown or out of range; or nothing reaches the target.

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ldpfl.errors import ConfigError, printable
-from ldpfl.files import write_text
 from ldpfl.privacy import Release
 from ldpfl.privacy.accountants.adaptive import filtered_epsilon
 from ldpfl.privacy.budget_file import Books, Charged, read_books, read_charges
@@ -19,6 +18,7 @@ from ldpfl.privacy.events import OURS, for_one_record
 from ldpfl.privacy.guarantee import json_number
 from ldpfl.privacy.policy import OVER_RELAY, Policy, read_policy
 from ldpfl.privacy.policy_keys import add_key, remove_key
+from ldpfl.util.files import write_text
 
 __all__ = ["Books", "Budget", "Charged", "FittedPolicy", "Policy", "Release", "Rows", "RunCharges"]
 __all__ += ["add_key", "fit_policy", "json_number", "move_budget", "read_budget", "read_policy", "remove_key", "set_limit"]
@@ -153,7 +153,7 @@ def fit_policy(
         ConfigError: Flower is missing, ``out`` exists, a key is needed, or no policy fits.
         DataError: a file is damaged.
     """
-    from ldpfl.flower.imports import run_at_import
+    from ldpfl.flower.app_imports import run_at_import
     from ldpfl.flower.policy_init import fitting_policy, fitting_rows, offer_of, policy_text, ranges_for
     from ldpfl.mechanisms import is_built_in
 

@@ -18,8 +18,8 @@ from ldpfl.errors import ConfigError, DataError
 from ldpfl.experiments.dataset import Description
 from ldpfl.experiments.model_file import ModelFile
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.files import check_suffix, write_text
-from ldpfl.importing import named_model
+from ldpfl.util.files import check_suffix, write_text
+from ldpfl.util.user_code import named_model
 
 if TYPE_CHECKING:
     import pandas

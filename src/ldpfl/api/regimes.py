@@ -1,12 +1,12 @@
-"""Regimes of training, planned: :func:`ldpfl.planning.regimes.plan_regime`, whose plans show themselves."""
+"""Regimes of training, planned: :func:`ldpfl.experiments.planning.regimes.plan_regime`, whose plans show themselves."""
 
 from __future__ import annotations
 
 from rich.console import Group
 
-from ldpfl.planning.regimes import RegimePlan, plan_regime
+from ldpfl.experiments.planning.regimes import RegimePlan, plan_regime
 from ldpfl.report.privacy import regime_table
-from ldpfl.shown import look
+from ldpfl.util.displays import look
 
 __all__ = ["plan_regime"]
 

@@ -23,10 +23,10 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments.reproduction import Reached, SizeName, load_reproduction, reached
 from ldpfl.experiments.sweep_config import SweepConfig, cells, load_sweep
 from ldpfl.experiments.sweep_run import open_folder, stored_sweep
-from ldpfl.files import to_json, write_text
 from ldpfl.report.progress import ProgressDisplay
 from ldpfl.report.reproduction import draw_reproduction, tidy, to_csv
 from ldpfl.simulation.workers import cores
+from ldpfl.util.files import to_json, write_text
 
 TABLE, PLOT, ABOUT = "table.csv", "plot.svg", "about.json"
 """What is written in its folder, beside the runs."""

@@ -27,7 +27,6 @@ from ldpfl.experiments.reproduction import Reached, Reproduction, SizeName
 from ldpfl.experiments.runner import Finished
 from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.experiments.sweep_rows import Curve, JointGuarantee, Row, frontier
-from ldpfl.number_format import counted
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.guarantee import Statement
 from ldpfl.privacy.statement import account
@@ -37,8 +36,9 @@ from ldpfl.report.plots import Picture, draw_score_curve, draw_sweep
 from ldpfl.report.privacy import guarantees as guarantees  # registers how a guarantee is shown
 from ldpfl.report.reproduction import draw_reproduction, reproduction_table, tidy
 from ldpfl.server import RoundMetrics
-from ldpfl.shown import Shown
 from ldpfl.tasks import ACCURACY
+from ldpfl.util.displays import Shown
+from ldpfl.util.number_format import counted
 
 if TYPE_CHECKING:
     import pandas

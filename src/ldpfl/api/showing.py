@@ -17,9 +17,9 @@ from ldpfl.experiments.figures import metric_before_data
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.experiments.sweep_config import cells
 from ldpfl.experiments.sweep_run import stored_sweep
-from ldpfl.importing import GIVEN
 from ldpfl.privacy.statement import account
 from ldpfl.report.methods import methods
+from ldpfl.util.user_code import GIVEN
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,13 @@ from ldpfl.experiments.dataset import load_dataset
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.mechanisms import Mechanism, guarantee_of
 from ldpfl.mechanisms.hooks import in_round, record_clip_of, record_rate_of
+from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.privacy.guarantee import Guarantee
-from ldpfl.randomness import Purpose, SeededStreams, stream
-from ldpfl.ranges import LayerRanges
 from ldpfl.server import ServerState
-from ldpfl.shown import Shown
-from ldpfl.shuffling import mix
 from ldpfl.simulation import Federation, train_cohort
+from ldpfl.transport.shuffling import mix
+from ldpfl.util.displays import Shown
+from ldpfl.util.randomness import Purpose, SeededStreams, stream
 
 CONFIDENCE = 0.95
 """Probability with which all bounds of all rows hold together."""

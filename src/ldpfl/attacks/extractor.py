@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ldpfl
-from ldpfl.cache import cache_dir
 from ldpfl.data import Dataset
 from ldpfl.data.samples import normalise
-from ldpfl.files import replace_atomically
-from ldpfl.seeded_draws import SeededDraws
+from ldpfl.util.files import replace_atomically
+from ldpfl.util.seeded_torch import SeededDraws
+from ldpfl.util.user_cache import cache_dir
 
 _INCEPTION_FILE = "weights-inception-2015-12-05-6726825d.pth"
 _INCEPTION_DIGEST = "6726825d"

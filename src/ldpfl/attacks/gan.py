@@ -28,9 +28,9 @@ from torch.nn import functional as F
 
 from ldpfl.data import Samples
 from ldpfl.errors import ConfigError, DataError
-from ldpfl.layout import ParameterLayout, called_with
 from ldpfl.models import InputShape
-from ldpfl.seeded_draws import SeededDraws
+from ldpfl.models.layout import ParameterLayout, called_with
+from ldpfl.util.seeded_torch import SeededDraws
 
 Progress = Callable[[int, int], None]
 

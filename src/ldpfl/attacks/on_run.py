@@ -23,7 +23,6 @@ import ldpfl
 from ldpfl.attacks.extractor import Extractor, TrainedClassifier, inception, trained_classifier
 from ldpfl.attacks.frechet import FEWEST_IMAGES, Distance, frechet_distance
 from ldpfl.attacks.gan import GanConfig, Target, attack
-from ldpfl.cache import cache_dir
 from ldpfl.data import Dataset, Samples
 from ldpfl.data.partition import CURIOUS_CLIENT
 from ldpfl.errors import ConfigError, DataError
@@ -33,9 +32,10 @@ from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import load_dataset
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.runner import Observer, Runner
-from ldpfl.files import replace_atomically, write_text
-from ldpfl.number_format import counted
 from ldpfl.simulation import Federation
+from ldpfl.util.files import replace_atomically, write_text
+from ldpfl.util.number_format import counted
+from ldpfl.util.user_cache import cache_dir
 
 Kind = Literal["protected", "unprotected", "floor", "other classes"]
 PhaseProgress = Callable[[str, int, int], None]

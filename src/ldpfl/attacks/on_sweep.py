@@ -9,7 +9,7 @@ from ldpfl.attacks.on_run import Attacker, AttackPlan, attack_folder
 from ldpfl.errors import DataError
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.sweep_config import Cell
-from ldpfl.files import MAX_RESULT_BYTES, from_json, read_text
+from ldpfl.util.files import MAX_RESULT_BYTES, from_json, read_text
 
 OnAttack = Callable[[int, int, Cell], None]
 """Called with (number of an attack, from 1; how many there are; the run) when it begins."""

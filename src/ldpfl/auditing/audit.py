@@ -17,8 +17,8 @@ from ldpfl.auditing.bounds import json_safe
 from ldpfl.auditing.checks import Check, Examination
 from ldpfl.errors import ConfigError
 from ldpfl.mechanisms import Mechanism, guarantee_of
-from ldpfl.ranges import LayerRanges
-from ldpfl.shown import Shown
+from ldpfl.mechanisms.ranges import LayerRanges
+from ldpfl.util.displays import Shown
 
 ERROR_RATE = 1e-4
 """Probability that a sound mechanism fails, unless another is asked for."""

@@ -9,7 +9,6 @@ from math import ceil, inf, isinf
 
 import numpy as np
 
-from ldpfl.auditing.bench import CENTERS, RADII, STREAM_KEY, Bench, Sample, Tally, histograms
 from ldpfl.auditing.bounds import (
     Bins,
     Correlation,
@@ -23,11 +22,12 @@ from ldpfl.auditing.bounds import (
     worst_pair,
 )
 from ldpfl.auditing.claims import Found, blanket_of_units, claims_blanket, computed, experiments
-from ldpfl.auditing.raw import PAIRS as RAW_PAIRS
-from ldpfl.auditing.raw import RawBench, epsilon_of_bits
+from ldpfl.auditing.mechanism_trials import CENTERS, RADII, STREAM_KEY, Bench, Sample, Tally, histograms
+from ldpfl.auditing.report_bits import PAIRS as RAW_PAIRS
+from ldpfl.auditing.report_bits import RawBench, epsilon_of_bits
 from ldpfl.mechanisms import Mechanism, guarantee_of, payload_bits
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
-from ldpfl.randomness import Purpose, RandomSource, SecureSource, SeededStreams
+from ldpfl.util.randomness import Purpose, RandomSource, SecureSource, SeededStreams
 
 PAIRS = ((1.0, -1.0), (10.0, -10.0), (1e6, -1.0), (0.0, 1.0))
 """Pairs of inputs, as distances from the center in radii, that an observer is to tell apart."""

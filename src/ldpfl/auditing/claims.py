@@ -19,7 +19,7 @@ from ldpfl.auditing.reports import Outcomes, WholeReports, source_of
 from ldpfl.mechanisms import Mechanism, payload_bits
 from ldpfl.mechanisms.hooks import record_rate_of
 from ldpfl.privacy import BinaryRelease, GaussianRelease, PureRelease, Release
-from ldpfl.randomness import SecureSource
+from ldpfl.util.randomness import SecureSource
 
 _ROUNDING = 1e-9
 

@@ -11,9 +11,9 @@ import torch
 from ldpfl.auditing.bounds import Bins, Counts, Floats
 from ldpfl.errors import LdpflError
 from ldpfl.mechanisms import Mechanism
-from ldpfl.randomness import Purpose, RandomSource, SecureSource, SeededStreams, stream
-from ldpfl.ranges import LayerRanges
-from ldpfl.shuffling.pool import mix
+from ldpfl.mechanisms.ranges import LayerRanges
+from ldpfl.transport.shuffling.pool import mix
+from ldpfl.util.randomness import Purpose, RandomSource, SecureSource, SeededStreams, stream
 
 _CLIENTS = 2048
 """Clients whose reports are mixed."""

@@ -17,8 +17,8 @@ from rich.text import Text
 from ldpfl.api.policies import Books, Budget, Charged, Release, json_number, move_budget, read_budget, set_limit
 from ldpfl.cli.commands import Group
 from ldpfl.errors import printable
-from ldpfl.number_format import counted, number
 from ldpfl.report.terminal import print_json, terminal
+from ldpfl.util.number_format import counted, number
 
 _HOLDS = (
     "for each report that this client was about to send: when, run, round, mechanism, its parameter, number and kind of units, cohort "

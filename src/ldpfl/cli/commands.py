@@ -9,8 +9,8 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from ldpfl.lazy import importing
-from ldpfl.suggestions import did_you_mean
+from ldpfl.util.lazy_imports import importing
+from ldpfl.util.suggestions import did_you_mean
 
 COMMANDS = {
     "run": ("runs:run", "Train a model over simulated clients and write a run folder."),

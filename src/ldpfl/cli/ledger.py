@@ -9,9 +9,9 @@ import typer
 from rich.text import Text
 
 from ldpfl import api
-from ldpfl.number_format import counted
 from ldpfl.report.privacy import print_guarantees
 from ldpfl.report.terminal import terminal
+from ldpfl.util.number_format import counted
 
 
 def ledger(

@@ -17,8 +17,8 @@ from ldpfl.api import DEFAULT, OWN, overrides_of
 from ldpfl.api.beginning import BegunApp
 from ldpfl.cli.options import DataDirOption
 from ldpfl.errors import ConfigError, printable
-from ldpfl.number_format import counted
 from ldpfl.report.terminal import print_json, terminal
+from ldpfl.util.number_format import counted
 
 UNFIT = 3
 """Exit code for a model that cannot be trained as it is."""

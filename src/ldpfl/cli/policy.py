@@ -14,8 +14,8 @@ from rich.text import Text
 from ldpfl.api.policies import FittedPolicy, Policy, Rows, add_key, fit_policy, leaves_over_relay, read_policy, remove_key
 from ldpfl.cli.commands import Group
 from ldpfl.errors import ConfigError, printable
-from ldpfl.number_format import counted, number
 from ldpfl.report.terminal import terminal
+from ldpfl.util.number_format import counted, number
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="What a client's operator allows to leave.")
 

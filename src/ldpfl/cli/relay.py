@@ -10,8 +10,8 @@ import typer
 
 from ldpfl.api import operators
 from ldpfl.cli.commands import Group
-from ldpfl.number_format import counted
 from ldpfl.report.terminal import print_json
+from ldpfl.util.number_format import counted
 
 STORE_VARIABLE = "LDPFL_RELAY_STORE"
 TOKEN_HELP = "Tokens of clients and aggregators."

@@ -24,13 +24,13 @@ from ldpfl.errors import ConfigError, WriteError, in_short, printable
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.figures import metric_before_data
 from ldpfl.experiments.run_folder import SWEEP, RunFolder
-from ldpfl.number_format import counted
 from ldpfl.report.console import layer_table, quality_tables, result_table
 from ldpfl.report.privacy import print_guarantees
 from ldpfl.report.progress import ProgressDisplay
 from ldpfl.report.scores import shown
 from ldpfl.report.tensorboard import board
 from ldpfl.report.terminal import print_json, terminal
+from ldpfl.util.number_format import counted
 
 
 def run(

@@ -23,8 +23,8 @@ from ldpfl.data.tables import Table, as_text
 from ldpfl.data.tokens import check_vocabulary, tokens_of
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import ConfigError, DataError
-from ldpfl.suggestions import nearest
 from ldpfl.tasks import Targets
+from ldpfl.util.suggestions import nearest
 
 BYTES = 257
 """Tokens of a language model: the bytes, from 1 on, and 0 for the beginning of a text."""

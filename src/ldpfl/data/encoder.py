@@ -14,9 +14,9 @@ from torch import Tensor
 from ldpfl.data.columns import width_of
 from ldpfl.data.settings import DataConfig
 from ldpfl.errors import ConfigError, DataError, printable
-from ldpfl.importing import public_name
-from ldpfl.outcomes import class_chances, expected_count, middle_class, survival
 from ldpfl.tasks import Targets
+from ldpfl.tasks.outcomes import class_chances, expected_count, middle_class, survival
+from ldpfl.util.user_code import public_name
 
 if TYPE_CHECKING:
     import pandas

@@ -22,8 +22,8 @@ from ldpfl.data.targets import targets_of
 from ldpfl.data.tokens import following, vocabulary_digest, vocabulary_of
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import ConfigError, DataError, printable
-from ldpfl.importing import GIVEN
 from ldpfl.tasks import Targets
+from ldpfl.util.user_code import GIVEN
 
 
 def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, targets: Targets) -> Dataset:

@@ -20,7 +20,7 @@ from ldpfl.data.persons import Names, uniform_by_name
 from ldpfl.data.samples import Dataset, Samples
 from ldpfl.data.tables import as_text
 from ldpfl.errors import ConfigError
-from ldpfl.randomness import Purpose, stream
+from ldpfl.util.randomness import Purpose, stream
 
 TEST_SHARE = 5
 """One in so many rows of a user's own data is a test row, where none are given."""

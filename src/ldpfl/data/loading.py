@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ldpfl.cache import Warn, cache_dir, read_cached, write_cached
 from ldpfl.data.holding_out import held_out
 from ldpfl.data.samples import Dataset, Samples
 from ldpfl.errors import NO_ROOM, ConfigError, DataError, WriteError, first_line
-from ldpfl.files import write_error
-from ldpfl.suggestions import did_you_mean
+from ldpfl.util.files import write_error
+from ldpfl.util.suggestions import did_you_mean
+from ldpfl.util.user_cache import Warn, cache_dir, read_cached, write_cached
 
 DATA_DIR_VARIABLE = "LDPFL_DATA_DIR"
 

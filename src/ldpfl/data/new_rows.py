@@ -12,7 +12,7 @@ from ldpfl.data.columns import features_of, texts_of
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.inputs import TOKENS, Inputs
 from ldpfl.data.tables import read_table, table_of
-from ldpfl.layout import answers_of
+from ldpfl.models.layout import answers_of
 
 if TYPE_CHECKING:
     import pandas

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from ldpfl.data.encoder import likeliest, told_classes
 from ldpfl.data.folders import visible_files
-from ldpfl.data.own_data import tensor_of
-from ldpfl.data.own_hub import new_images
-from ldpfl.data.own_images import IMAGES
 from ldpfl.data.samples import normalise
+from ldpfl.data.user_data import tensor_of
+from ldpfl.data.user_hub import new_images
+from ldpfl.data.user_images import IMAGES
 from ldpfl.errors import DataError, printable
-from ldpfl.layout import answers_of
+from ldpfl.models.layout import answers_of
 
 if TYPE_CHECKING:
     import pandas

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ldpfl.data.division import Division
 from ldpfl.data.persons import Names, uniform_by_name
 from ldpfl.errors import ConfigError
-from ldpfl.importing import called
+from ldpfl.util.user_code import called
 
 Scheme = Literal["iid", "dirichlet", "labels", "quantity"]
 Indices = NDArray[np.int64]

@@ -25,8 +25,8 @@ from ldpfl.data.encoder import Encoder, Knots, scaled_by
 from ldpfl.data.samples import Dataset, Samples
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import DataError
-from ldpfl.outcomes import by_interval, with_times
 from ldpfl.tasks import Targets, without_answer
+from ldpfl.tasks.outcomes import by_interval, with_times
 
 Floats = NDArray[np.float64]
 

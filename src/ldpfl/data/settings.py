@@ -11,8 +11,8 @@ from ldpfl.data.cells import MISSING_WORDS, day_in
 from ldpfl.data.partition import BY_LABEL, Isolation, Scheme
 from ldpfl.data.persons import DEFAULT_ROWS
 from ldpfl.errors import ConfigError
-from ldpfl.importing import GIVEN, is_code, is_pretrained
-from ldpfl.quantities import Count, Positive
+from ldpfl.util.quantities import Count, Positive
+from ldpfl.util.user_code import GIVEN, is_code, is_pretrained
 
 NODE = "node"
 """Name of data that each client on Flower has itself."""

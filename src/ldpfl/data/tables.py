@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ldpfl.data.cells import MISSING_WORDS, READERS, Kind, kind_of, no_value, numbers_among, reads, unclear
 from ldpfl.data.folders import check_one_split, visible_files
 from ldpfl.errors import DataError, shown
-from ldpfl.suggestions import did_you_mean
+from ldpfl.util.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     import pandas

@@ -15,8 +15,8 @@ from ldpfl.data.columns import BYTES, bytes_of, words_of
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table
 from ldpfl.errors import ConfigError, DataError
-from ldpfl.number_format import counted
 from ldpfl.tasks import NO_TOKEN, Targets
+from ldpfl.util.number_format import counted
 
 MOST_CLASSES = 1000
 """What has more is no classification."""

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ldpfl.data.inputs import MASK, TOKENS, Inputs
 from ldpfl.errors import ConfigError, DataError, first_line
-from ldpfl.importing import PRETRAINED, library
 from ldpfl.tasks import NO_TOKEN
+from ldpfl.util.user_code import PRETRAINED, library
 
 _LONG_TOKEN = 100
 """Characters of a text that are read for each token that is kept. Without a limit, the time taken would tell of one long text."""

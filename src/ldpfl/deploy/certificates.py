@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from ldpfl.errors import ConfigError
-from ldpfl.file_owners import require_own
-from ldpfl.files import make_folder, replace_atomically
+from ldpfl.util.file_owners import require_own
+from ldpfl.util.files import make_folder, replace_atomically
 
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 _ORGANISATION = "ldpfl deployment"

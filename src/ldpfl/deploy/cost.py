@@ -8,10 +8,10 @@ from math import ceil
 from typing import Any
 
 from ldpfl.mechanisms import Mechanism, payload_bits
-from ldpfl.ranges import LayerRanges
+from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.relay.protocol import MAX_ROUND_BYTES, MAX_UPLOADS
-from ldpfl.shuffling.records import RecordPlan
-from ldpfl.shuffling.sealing import OVERHEAD
+from ldpfl.transport.shuffling.records import RecordPlan
+from ldpfl.transport.shuffling.sealing import OVERHEAD
 
 SEAL_S, OPEN_S = 45e-6, 36e-6
 """Seconds of one core a record: ``benchmarks/sealing.py`` and ``benchmarks/server_round.py``."""

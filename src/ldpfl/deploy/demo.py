@@ -33,11 +33,11 @@ from ldpfl.errors import DataError, DeploymentError
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.record_sums import is_evaluated
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.files import write_text
 from ldpfl.flower.new_app import write_app
 from ldpfl.flower.nodes_asked import Participation
 from ldpfl.flower.round_kinds import PlannedRound, planned_round
 from ldpfl.privacy.budget_file import Books, read_books
+from ldpfl.util.files import write_text
 
 COMPLETED = "finished:completed"
 

@@ -19,23 +19,23 @@ from ldpfl.data.loading import DATA_DIR_VARIABLE
 from ldpfl.deploy.node_set_up import Finding, NodeSetUp, Standing, Trial
 from ldpfl.errors import ConfigError, LdpflError, PrivacyError, printable
 from ldpfl.experiments.build import initial_ranges
-from ldpfl.flower import apart, apps
+from ldpfl.flower import apps, confined_process
+from ldpfl.flower.app_failures import explained, raise_nothing_learnt, with_explanation
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
 from ldpfl.flower.client_app import Attempt, LdpClientApp
 from ldpfl.flower.client_modules import client_app_in, importable, run_config_of
-from ldpfl.flower.explaining import explained, raise_nothing_learnt, with_explanation
+from ldpfl.flower.federation_setup import check_data_there, data_dir_of, prepare
 from ldpfl.flower.internals import local_run, packed, records_to_bytes, unpacked
 from ldpfl.flower.policy_init import Offer
-from ldpfl.flower.preparing import check_data_there, data_dir_of, prepare
 from ldpfl.flower.record_trial import RecordsFound, look_at_records
 from ldpfl.flower.records import RecordGradients
 from ldpfl.flower.round_kinds import planned_round, statistics_rounds
-from ldpfl.flower.sent import vectors_of
+from ldpfl.flower.sent_vectors import vectors_of
 from ldpfl.flower.terms import ARRAYS, CONFIG, RECORD, RoundTerms, digest_of
-from ldpfl.layout import ParameterLayout
-from ldpfl.number_format import counted
+from ldpfl.models.layout import ParameterLayout
 from ldpfl.privacy.policy import OVER_RELAY
-from ldpfl.quantities import cohort_size
+from ldpfl.util.number_format import counted
+from ldpfl.util.quantities import cohort_size
 
 _TTL_S = 3600.0
 
@@ -109,11 +109,11 @@ def _outcome(attempt: Attempt, offer: Offer, start: ArrayRecord) -> Finding:
 
 
 def _advice(trouble: str, offer: Offer) -> str:
-    if trouble == apart.TOO_LONG:
+    if trouble == confined_process.TOO_LONG:
         return f". A round leaves {offer.reply_s:g} s (ldpfl.reply-s): train for less, or ask the server's operator for a longer time"
     if "partition-id" in trouble:
         return ": give it to this check by --partition, and to the SuperNode by --node-config"
-    if trouble == apart.NO_ANSWER:
+    if trouble == confined_process.NO_ANSWER:
         return ". It was killed, as where memory runs out, or has left by os._exit"
     return ""
 
@@ -131,7 +131,7 @@ def _start_of_recipe(offer: Offer, context: Context) -> ArrayRecord:
     """Return the arrays that the ready ServerApp begins with; they follow from the config."""
     data_dir = data_dir_of(context)
     check_data_there(offer.config.data, data_dir)
-    with apart.one_thread():  # forks follow
+    with confined_process.one_thread():  # forks follow
         prepared = prepare(offer.config.to_toml(), data_dir, "cpu", write_cache=False)
     return to_arrays(prepared.start.state.weights, prepared.federation.task.layout)
 
@@ -142,7 +142,7 @@ def _look_at_records(wrapped: RecordGradients, context: Context, offer: Offer, e
     def work() -> bytes:
         return records_to_bytes(look_at_records(wrapped.records, context, offer.config).to_records())
 
-    with apart.one_thread(), apart.start_guarded(partial(with_explanation, work, explain)) as child:
+    with confined_process.one_thread(), confined_process.start_guarded(partial(with_explanation, work, explain)) as child:
         outcome = child.outcome()
     if outcome.value is None:
         raise PrivacyError(f"the app gives no records: {outcome.trouble}{_advice(outcome.trouble, offer)}")

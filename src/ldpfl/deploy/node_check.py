@@ -24,21 +24,21 @@ from ldpfl.deploy.local_round import try_round
 from ldpfl.deploy.node_data import of_data
 from ldpfl.deploy.node_set_up import Finding, NodeSetUp, Standing, Trial, wrong
 from ldpfl.errors import ConfigError, Declined, LdpflError, RelayRefused, printable
-from ldpfl.file_owners import require_own
-from ldpfl.flower.apart import one_thread
+from ldpfl.flower.confined_process import one_thread
 from ldpfl.flower.named_by_server import check_config, check_mechanism
 from ldpfl.flower.operator_node import other_signer, read_token
 from ldpfl.flower.policy_init import Offer, offer_of, ranges_for, releases_of
 from ldpfl.flower.terms import check_window
-from ldpfl.number_format import counted, number
 from ldpfl.privacy.accountants.adaptive import filtered_epsilon
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import Books, read_books
 from ldpfl.privacy.policy import OVER_RELAY, Policy, Request, Transport, read_policy
-from ldpfl.quantities import cohort_size
 from ldpfl.relay import Patience, RelayClient
-from ldpfl.summing import signer_of
-from ldpfl.summing.node_keys import load_key, public_text
+from ldpfl.transport.sums import signer_of
+from ldpfl.transport.sums.node_keys import load_key, public_text
+from ldpfl.util.file_owners import require_own
+from ldpfl.util.number_format import counted, number
+from ldpfl.util.quantities import cohort_size
 
 _SOON = timedelta(days=30)
 """A certificate that ends within this time is mentioned."""

@@ -10,15 +10,15 @@ from pathlib import Path
 
 from ldpfl.data.folders import visible_files
 from ldpfl.data.nodes import table_path, values_beyond_bounds
-from ldpfl.data.own_images import IMAGES
 from ldpfl.data.tables import SUFFIXES, read_table
+from ldpfl.data.user_images import IMAGES
 from ldpfl.deploy.node_set_up import Finding, NodeSetUp, Standing, wrong
 from ldpfl.errors import DataError, LdpflError, printable
 from ldpfl.experiments.config import RunConfig
 from ldpfl.flower.policy_init import Offer, fitting_rows
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings
-from ldpfl.number_format import counted
-from ldpfl.suggestions import nearest
+from ldpfl.util.number_format import counted
+from ldpfl.util.suggestions import nearest
 
 _READABLE = stat.S_IRWXG | stat.S_IRWXO
 _MAX_NAMED = 5

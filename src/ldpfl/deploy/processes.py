@@ -18,11 +18,11 @@ from typing import Self
 
 import tomli_w
 
-from ldpfl import supervisor
 from ldpfl.data.loading import DATA_DIR_VARIABLE
 from ldpfl.deploy.site import NodeSite, Site
 from ldpfl.errors import ConfigError, DeploymentError
-from ldpfl.files import write_text
+from ldpfl.util import supervisor
+from ldpfl.util.files import write_text
 
 GRACE_S = 3.0
 """Seconds that a process has to end by itself."""

@@ -14,14 +14,14 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from ldpfl.errors import ConfigError
-from ldpfl.files import write_text
-from ldpfl.keys import save_key
 from ldpfl.privacy.budget_file import set_limit
 from ldpfl.privacy.policy import Policy
 from ldpfl.relay.database import open_engine
 from ldpfl.relay.tokens import Role, Tokens
-from ldpfl.shuffling.sealing import generate_key, public_text
-from ldpfl.summing.node_keys import make_key, public_key
+from ldpfl.transport.shuffling.sealing import generate_key, public_text
+from ldpfl.transport.sums.node_keys import make_key, public_key
+from ldpfl.util.files import write_text
+from ldpfl.util.key_files import save_key
 
 VALID_FOR = timedelta(days=1)
 """How long a server's certificate is valid."""

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ldpfl import lazy
+from ldpfl.util import lazy_imports
 
 if TYPE_CHECKING:
     from ldpfl.experiments.config import RunConfig as RunConfig
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ldpfl.experiments.runner import Runner as Runner
     from ldpfl.experiments.shipped import recipe_names as recipe_names
 
-__getattr__, __dir__ = lazy.exports(
+__getattr__, __dir__ = lazy_imports.exports(
     __name__,
     {
         "RunConfig": "ldpfl.experiments.config",

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 import ldpfl
-from ldpfl.cache import cache_dir
 from ldpfl.data import Dataset
 from ldpfl.errors import LdpflError
 from ldpfl.experiments.config import PrivacyConfig, RangesConfig, RunConfig, ShufflingConfig, TrainingConfig
@@ -18,6 +17,7 @@ from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.mechanisms.identity import IdentitySettings
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import Federation
+from ldpfl.util.user_cache import cache_dir
 
 Build = Callable[[RunConfig, Dataset], tuple[Federation, Checkpoint]]
 

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ldpfl import models, tasks
-from ldpfl.cache import Warn
 from ldpfl.data import Dataset, Samples, partition
 from ldpfl.data.division import Division
 from ldpfl.data.encoder import Encoder
@@ -36,19 +35,17 @@ from ldpfl.experiments.record_sums import divided_for_evaluation, for_evaluation
 from ldpfl.experiments.start_warnings import start_warnings
 from ldpfl.experiments.table_rules import start_on_table
 from ldpfl.experiments.trainers import RunSize, is_compiled, quickest, told_of, tried
-from ldpfl.importing import is_code, is_pretrained
-from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Facts, Mechanism, Training, built, payload_bits
 from ldpfl.mechanisms.dp_sgd import of_records
 from ldpfl.mechanisms.hooks import record_clip_of, record_rate_of
+from ldpfl.mechanisms.ranges import LayerRanges, range_rule
 from ldpfl.mechanisms.settings import Part
 from ldpfl.models import adapters, pretrained
 from ldpfl.models.dense import Parallel
+from ldpfl.models.layout import ParameterLayout
 from ldpfl.models.mending import mended
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.authors import released
-from ldpfl.randomness import Purpose, known, stream
-from ldpfl.ranges import LayerRanges, range_rule
 from ldpfl.server import Checkpoint, check_log_size, initial_checkpoint
 from ldpfl.simulation import (
     Federation,
@@ -59,8 +56,11 @@ from ldpfl.simulation.evaluating import ClientEvaluation
 from ldpfl.simulation.federation import Evaluation, LocalWork, Participation, Stopping
 from ldpfl.simulation.measuring import Measuring, charged
 from ldpfl.simulation.record_sums import ranges_of
-from ldpfl.suggestions import did_you_mean
 from ldpfl.tasks import Targets, without_answer
+from ldpfl.util.randomness import Purpose, known, stream
+from ldpfl.util.suggestions import did_you_mean
+from ldpfl.util.user_cache import Warn
+from ldpfl.util.user_code import is_code, is_pretrained
 
 _LOG = logging.getLogger(__name__)
 

@@ -13,16 +13,16 @@ from ldpfl.experiments.build import as_usual, measuring_mechanism, mechanism_of,
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.experiments.dataset import NOTHING, Given, described
 from ldpfl.experiments.planned_ledger import planned_ledger, start_of
+from ldpfl.experiments.planning.search import smallest
 from ldpfl.experiments.table_rules import clip_norm_for
-from ldpfl.importing import GIVEN
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.mechanisms.hooks import in_round
-from ldpfl.number_format import number
-from ldpfl.planning.search import smallest
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
 from ldpfl.privacy.authors import released
 from ldpfl.privacy.statement import run_epsilon
+from ldpfl.util.number_format import number
+from ldpfl.util.user_code import GIVEN
 
 _WEAKEST, _STRONGEST = 1e-6, 1e4
 _DIGITS = 4

@@ -6,10 +6,10 @@ from typing import Any
 
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.record_sums import evaluations
-from ldpfl.judging import MEASURED_AT_CLIENTS
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation
 from ldpfl.simulation.evaluating import ClientFigures, RecordScores
+from ldpfl.tasks.weighted_metrics import MEASURED_AT_CLIENTS
 
 
 def at_clients(federation: Federation, history: tuple[RoundMetrics, ...]) -> list[dict[str, Any]]:

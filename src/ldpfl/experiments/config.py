@@ -26,15 +26,15 @@ from torch import Tensor
 from ldpfl.data.settings import DataConfig
 from ldpfl.errors import ConfigError, is_text, printable, shown
 from ldpfl.experiments.config_errors import explained
-from ldpfl.files import from_toml, read_text
 from ldpfl.mechanisms import MechanismSettings, read_settings, settings_of
 from ldpfl.mechanisms.duchi import DuchiSettings
 from ldpfl.models.adapters import Adapter, Kind
 from ldpfl.privacy.events import Channel
-from ldpfl.quantities import MAX_ROUNDS, Count, NotNegative, Positive, Repeats, Share
-from ldpfl.server.close import Rule, Schedule, ServerOptimiser
+from ldpfl.server.round_aggregation import Rule, Schedule, ServerOptimiser
 from ldpfl.simulation.local_steps import Kind as LocalKind
 from ldpfl.simulation.local_steps import LocalOptimiser
+from ldpfl.util.files import from_toml, read_text
+from ldpfl.util.quantities import MAX_ROUNDS, Count, NotNegative, Positive, Repeats, Share
 
 
 def _printable(text: str) -> str:

@@ -10,7 +10,7 @@ from math import isfinite
 from pydantic import ValidationError
 
 from ldpfl.errors import shown
-from ldpfl.suggestions import did_you_mean
+from ldpfl.util.suggestions import did_you_mean
 
 _LONGEST_SHOWN = 200
 """Characters of a refused key: a server may have sent it, and this ends in a node's log."""

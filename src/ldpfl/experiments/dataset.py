@@ -9,21 +9,21 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from ldpfl import tasks
-from ldpfl.cache import Warn
 from ldpfl.data import Dataset, load
 from ldpfl.data.encoder import Encoder
+from ldpfl.data.features import extracted, feature_map
+from ldpfl.data.features.extraction import Progress, quietly
+from ldpfl.data.features.registry import NONE
 from ldpfl.data.loading import image_shape
 from ldpfl.data.nodes import described_at_nodes, read_at_node
-from ldpfl.data.own_data import load_brought
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.unscaled import Unscaled
+from ldpfl.data.user_data import load_brought
 from ldpfl.errors import ConfigError, DataError
 from ldpfl.experiments.config import RunConfig
-from ldpfl.features import extracted, feature_map
-from ldpfl.features.extraction import Progress, quietly
-from ldpfl.features.registry import NONE
-from ldpfl.importing import is_pretrained
 from ldpfl.models.pretrained import licence_of
+from ldpfl.util.user_cache import Warn
+from ldpfl.util.user_code import is_pretrained
 
 _LOG = logging.getLogger(__name__)
 

@@ -19,7 +19,6 @@ from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.quality import Reference, quality
 from ldpfl.experiments.run_folder import Kind
 from ldpfl.experiments.trainers import is_compiled
-from ldpfl.files import finite
 from ldpfl.mechanisms import payload_bits
 from ldpfl.mechanisms.hooks import record_clip_of
 from ldpfl.privacy import Ledger
@@ -28,6 +27,7 @@ from ldpfl.privacy.guarantee import json_number
 from ldpfl.privacy.statement import account
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation
+from ldpfl.util.files import finite
 
 
 def summarise(

@@ -16,9 +16,9 @@ from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import NOTHING, Given, described, load_dataset
 from ldpfl.experiments.secret_seed import drawn
-from ldpfl.importing import GIVEN
 from ldpfl.models.mending import Change, mended
 from ldpfl.models.registry import offered
+from ldpfl.util.user_code import GIVEN
 
 
 @dataclass(frozen=True, eq=False)

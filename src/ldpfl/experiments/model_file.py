@@ -15,10 +15,10 @@ from ldpfl.errors import ConfigError, DataError, LdpflError, first_line
 from ldpfl.experiments.build import made_of
 from ldpfl.experiments.config import ModelConfig
 from ldpfl.experiments.dataset import Description
-from ldpfl.files import check_regular, read_text
-from ldpfl.importing import GIVEN, PRETRAINED, is_code, is_pretrained, lies_in_file, public_name
 from ldpfl.models.adapters import Kind, check_base, has_base
 from ldpfl.tasks import Targets
+from ldpfl.util.files import check_regular, read_text
+from ldpfl.util.user_code import GIVEN, PRETRAINED, is_code, is_pretrained, lies_in_file, public_name
 
 MAX_BYTES = 1 << 24
 """Size of the largest description that is read: nobody has columns and classes for more, and the file may be somebody else's."""

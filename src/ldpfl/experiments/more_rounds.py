@@ -6,8 +6,8 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import mechanism_of
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.quantities import MAX_ROUNDS
 from ldpfl.server import has_stopped
+from ldpfl.util.quantities import MAX_ROUNDS
 
 
 def extended(folder: RunFolder, more: int) -> RunConfig:

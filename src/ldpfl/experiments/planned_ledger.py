@@ -11,13 +11,13 @@ from ldpfl.experiments.build import initial_ranges, measures, measuring_mechanis
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import NOTHING, Given, check_persons_named, described
 from ldpfl.experiments.record_sums import evaluations, for_evaluation, head_of
-from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import payload_bits
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.mechanisms.hooks import in_round
+from ldpfl.mechanisms.ranges import LayerRanges
+from ldpfl.models.layout import ParameterLayout
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.authors import released
-from ldpfl.ranges import LayerRanges
 from ldpfl.server import evaluation_event, histogram_event, once_cohort, round_cohort, round_event
 
 _LONGEST = 2 * 10**8

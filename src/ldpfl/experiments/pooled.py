@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ldpfl.data.samples import Samples
 from ldpfl.experiments.quality import judged_by
-from ldpfl.judging import Floats
 from ldpfl.simulation import Federation
+from ldpfl.tasks.weighted_metrics import Floats
 
 _MOST_VALUES = 5 * 10**7
 """Values of a table beyond which it is not fitted: it would take minutes."""

@@ -13,7 +13,7 @@ from typing import Any
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.figures import CHANCE, EXTREME, NARROW, OFF, STOPPED, UNUSABLE
 from ldpfl.experiments.start_warnings import SCALE
-from ldpfl.judging import MEASURED_AT_CLIENTS
+from ldpfl.tasks.weighted_metrics import MEASURED_AT_CLIENTS
 
 
 def scores_are_public(config: RunConfig) -> bool:

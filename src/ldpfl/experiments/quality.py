@@ -14,14 +14,13 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from torch import Tensor
 
-from ldpfl import judging
 from ldpfl.data.persons import numbered
 from ldpfl.errors import printable
-from ldpfl.judging import Counted, Floats
-from ldpfl.outcomes import survival, times_in
 from ldpfl.simulation import Federation
 from ldpfl.simulation.local_training import evaluated, measured
-from ldpfl.tasks import ACCURACY, LOWER_IS_BETTER, unusable
+from ldpfl.tasks import ACCURACY, LOWER_IS_BETTER, unusable, weighted_metrics
+from ldpfl.tasks.outcomes import survival, times_in
+from ldpfl.tasks.weighted_metrics import Counted, Floats
 
 EXTREME_SLOPE, _SURELY_EXTREME = 0.5, 0.8
 """Calibration slope below which predicted probabilities are far too close to 0 and 1, and the most that its interval may reach then."""
@@ -36,7 +35,7 @@ _RISK_BINS = 20
 Scores = Mapping[str, float]
 Intervals = Mapping[str, tuple[float, float]]
 
-_CHANCE: Scores = {judging.AUROC: 0.5, judging.CONCORDANCE: 0.5, "R2": 0.0}
+_CHANCE: Scores = {weighted_metrics.AUROC: 0.5, weighted_metrics.CONCORDANCE: 0.5, "R2": 0.0}
 """What a model reaches in a figure that has learnt nothing."""
 
 
@@ -73,7 +72,7 @@ def quality(federation: Federation, weights: Tensor, seed: int, classes: Sequenc
     rows = len(judged.seen)
     whose = _whose(federation, np.arange(rows))
     unsure, _ = _few_events(judged, judged.seen, whose)
-    known = judging.intervals(judged.figures, rows, seed, whose=whose)
+    known = weighted_metrics.intervals(judged.figures, rows, seed, whose=whose)
     if whose is not None:
         found["resampled"] = "persons"
     if intervals := {name: known[name] for name in judged.scores if name in known and name not in unsure}:
@@ -84,29 +83,29 @@ def quality(federation: Federation, weights: Tensor, seed: int, classes: Sequenc
     if judged.is_of_two_classes:
         risks = expit(judged.told)
         found["event"] = printable(named[1]) if named else "1"
-        found["calibration"] = judging.calibration(risks, judged.seen.astype(np.float64), shares=True, whose=whose)
+        found["calibration"] = weighted_metrics.calibration(risks, judged.seen.astype(np.float64), shares=True, whose=whose)
         counts, edges = np.histogram(risks, bins=_RISK_BINS, range=(0.0, ceil(20 * risks.max()) / 20))
         found["risks"] = {"edges": edges.tolist(), "rows": counts.tolist()}
     elif judged.is_of_numbers:
-        found["calibration"] = judging.calibration(judged.told, judged.seen, shares=False)
+        found["calibration"] = weighted_metrics.calibration(judged.told, judged.seen, shares=False)
     return found
 
 
 def _extreme(scores: Scores, intervals: Intervals) -> str:
     """Return the calibration slope, where the predicted probabilities surely lie too far apart; nothing elsewhere."""
-    slope, (_, high) = scores.get(judging.SLOPE, nan), intervals.get(judging.SLOPE, (nan, nan))
+    slope, (_, high) = scores.get(weighted_metrics.SLOPE, nan), intervals.get(weighted_metrics.SLOPE, (nan, nan))
     return _slope_of(scores, intervals) if slope < EXTREME_SLOPE and high < _SURELY_EXTREME else ""
 
 
 def _narrow(scores: Scores, intervals: Intervals) -> str:
     """Return the calibration slope, where the predicted probabilities surely lie too close together; nothing elsewhere."""
-    slope, (low, _) = scores.get(judging.SLOPE, nan), intervals.get(judging.SLOPE, (nan, nan))
+    slope, (low, _) = scores.get(weighted_metrics.SLOPE, nan), intervals.get(weighted_metrics.SLOPE, (nan, nan))
     return _slope_of(scores, intervals) if slope > NARROW_SLOPE and low > _SURELY_NARROW else ""
 
 
 def _slope_of(scores: Scores, intervals: Intervals) -> str:
-    low, high = intervals[judging.SLOPE]
-    return f"{judging.SLOPE} {scores[judging.SLOPE]:.2g} (95 % interval {low:.2g} to {high:.2g}; 1 is best)"
+    low, high = intervals[weighted_metrics.SLOPE]
+    return f"{weighted_metrics.SLOPE} {scores[weighted_metrics.SLOPE]:.2g} (95 % interval {low:.2g} to {high:.2g}; 1 is best)"
 
 
 def _chance(metric: str, scores: Scores, intervals: Intervals) -> str:
@@ -116,20 +115,23 @@ def _chance(metric: str, scores: Scores, intervals: Intervals) -> str:
     something, whichever class it predicts.
     """
     if metric == ACCURACY:
-        chance, beside = scores.get(judging.COMMONEST, nan), f"the share of the commonest class is {scores.get(judging.COMMONEST, nan):.1%}"
+        chance, beside = (
+            scores.get(weighted_metrics.COMMONEST, nan),
+            f"the share of the commonest class is {scores.get(weighted_metrics.COMMONEST, nan):.1%}",
+        )
     else:
         chance, beside = _CHANCE.get(metric, nan), f"chance is {_CHANCE.get(metric, nan):g}"
     low, high = intervals.get(metric, (nan, nan))
-    auroc, _ = intervals.get(judging.AUROC, (nan, nan))
-    if not low <= chance or auroc > _CHANCE[judging.AUROC]:
+    auroc, _ = intervals.get(weighted_metrics.AUROC, (nan, nan))
+    if not low <= chance or auroc > _CHANCE[weighted_metrics.AUROC]:
         return ""
     return f"{metric} {scores[metric]:.4g} (95 % interval {low:.3g} to {high:.3g}), and {beside}"
 
 
 def _off(scores: Scores, intervals: Intervals) -> str:
     """Return the mean predicted risk beside the observed share, where one is more than twice the other; nothing elsewhere."""
-    risk, seen = scores.get(judging.PREDICTED, nan), scores.get(judging.OBSERVED, nan)
-    low, high = intervals.get(judging.OBSERVED, (0.0, inf))
+    risk, seen = scores.get(weighted_metrics.PREDICTED, nan), scores.get(weighted_metrics.OBSERVED, nan)
+    low, high = intervals.get(weighted_metrics.OBSERVED, (0.0, inf))
     return f"{risk:.1%}, and {seen:.1%} was observed" if risk > max(2 * seen, high) or risk < min(seen / 2, low) else ""
 
 
@@ -158,15 +160,15 @@ class _Judged:
 
     @property
     def is_of_two_classes(self) -> bool:
-        return isinstance(self.kind, partial) and self.kind.func is judging.of_two_classes
+        return isinstance(self.kind, partial) and self.kind.func is weighted_metrics.of_two_classes
 
     @property
     def is_of_times(self) -> bool:
-        return isinstance(self.kind, partial) and self.kind.func is judging.of_times
+        return isinstance(self.kind, partial) and self.kind.func is weighted_metrics.of_times
 
     @property
     def is_of_numbers(self) -> bool:
-        return self.kind is judging.of_numbers
+        return self.kind is weighted_metrics.of_numbers
 
 
 def _judged(federation: Federation, weights: Tensor) -> _Judged:
@@ -194,7 +196,7 @@ def judged_by(federation: Federation, outputs: Tensor, targets: Tensor, scores: 
         return _Judged(dict(scores), unusable=bool(unusable(outputs, federation.task.task.targets).any()))
     kind, told, seen = _KINDS[federation.task.task.name](outputs, targets, federation)
     figures = kind(told, seen)
-    return _Judged({**judging.point(figures, len(seen)), **scores}, told, seen, kind, figures)
+    return _Judged({**weighted_metrics.point(figures, len(seen)), **scores}, told, seen, kind, figures)
 
 
 _Form = tuple[Callable[[Floats, Any], Counted], Floats, NDArray[Any]]
@@ -203,26 +205,30 @@ _Form = tuple[Callable[[Floats, Any], Counted], Floats, NDArray[Any]]
 def _classes(outputs: Tensor, targets: Tensor, federation: Federation) -> _Form:
     logits, classes = outputs.double().numpy(), targets.numpy()
     if logits.shape[1] == 2:
-        figures = partial(judging.of_two_classes, threshold=federation.evaluation.threshold)
+        figures = partial(weighted_metrics.of_two_classes, threshold=federation.evaluation.threshold)
         return figures, logits[:, 1] - logits[:, 0], classes == 1
-    return judging.of_several_classes, logits, classes
+    return weighted_metrics.of_several_classes, logits, classes
 
 
 def _labels(outputs: Tensor, targets: Tensor, federation: Federation) -> _Form:
-    return judging.of_labels, outputs.double().numpy(), targets.numpy() > 0
+    return weighted_metrics.of_labels, outputs.double().numpy(), targets.numpy() > 0
 
 
 def _numbers(outputs: Tensor, targets: Tensor, federation: Federation) -> _Form:
     encoder = federation.encoder
     center, unit = (0.0, 1.0) if encoder is None else (encoder.target_center, encoder.target_spread)
     found, seen = (own.reshape(len(targets)).double().numpy() * unit + center for own in (outputs, targets))
-    return judging.of_numbers, found, seen
+    return weighted_metrics.of_numbers, found, seen
 
 
 def _times(outputs: Tensor, targets: Tensor, federation: Federation) -> _Form:
     cuts = np.array(() if federation.encoder is None else federation.encoder.cuts, dtype=np.float32)  # as times are
     times, events = times_in(targets, outputs.shape[1])
-    return partial(judging.of_times, cuts=cuts.astype(np.float64)), survival(outputs.double()).numpy(), np.stack([times, events], axis=1)
+    return (
+        partial(weighted_metrics.of_times, cuts=cuts.astype(np.float64)),
+        survival(outputs.double()).numpy(),
+        np.stack([times, events], axis=1),
+    )
 
 
 _KINDS: Mapping[str, Callable[[Tensor, Tensor, Federation], _Form]] = {
@@ -264,8 +270,8 @@ def _site(federation: Federation, judged: _Judged, client: int, seed: int) -> di
     if judged.kind is None:
         return {**found, "note": few}
     figures = judged.kind(told, seen)
-    sure = {name: value for name, value in judging.point(figures, own.size).items() if name not in unsure}
-    known = judging.intervals(figures, own.size, seed, whose=whose) if sure else {}
+    sure = {name: value for name, value in weighted_metrics.point(figures, own.size).items() if name not in unsure}
+    known = weighted_metrics.intervals(figures, own.size, seed, whose=whose) if sure else {}
     return {**found, "scores": sure, "intervals": {name: known[name] for name in sure if name in known}, "note": few}
 
 
@@ -278,10 +284,10 @@ def _few_events(judged: _Judged, seen: NDArray[Any], whose: NDArray[np.int64] | 
         columns, unsure = seen[:, None] > 0, frozenset(judged.scores)
     elif judged.is_of_times:
         columns, unsure = seen[:, 1:] > 0, frozenset(judged.scores)
-    elif judged.kind is judging.of_several_classes:
-        columns, unsure = seen[:, None] == np.unique(seen), frozenset((judging.AUROC, judging.MACRO_F1))
-    elif judged.kind is judging.of_labels:
-        columns, unsure = seen[:, seen.any(axis=0)], frozenset((judging.AUROC, judging.MACRO_F1))
+    elif judged.kind is weighted_metrics.of_several_classes:
+        columns, unsure = seen[:, None] == np.unique(seen), frozenset((weighted_metrics.AUROC, weighted_metrics.MACRO_F1))
+    elif judged.kind is weighted_metrics.of_labels:
+        columns, unsure = seen[:, seen.any(axis=0)], frozenset((weighted_metrics.AUROC, weighted_metrics.MACRO_F1))
     else:
         return frozenset(), ""
     units = np.arange(len(seen)) if whose is None else whose
@@ -290,7 +296,7 @@ def _few_events(judged: _Judged, seen: NDArray[Any], whose: NDArray[np.int64] | 
     if fewest >= MIN_EVENTS:
         return frozenset(), ""
     what = "rows" if whose is None else "persons"
-    kind = "event" if len(columns.T) == 1 else "class" if judged.kind is judging.of_several_classes else "label"
+    kind = "event" if len(columns.T) == 1 else "class" if judged.kind is weighted_metrics.of_several_classes else "label"
     return unsure, f"too few {what} with or without {_AN[kind]}: figures need {MIN_EVENTS} of each"
 
 

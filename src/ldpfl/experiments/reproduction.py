@@ -16,9 +16,9 @@ from ldpfl.experiments.shipped import reproduction_files
 from ldpfl.experiments.sweep_config import AxisValue, SweepConfig, cells
 from ldpfl.experiments.sweep_rows import Point, Row, gathered, rows
 from ldpfl.experiments.sweep_run import finished
-from ldpfl.files import from_toml
 from ldpfl.privacy.guarantee import best_figure
-from ldpfl.suggestions import did_you_mean
+from ldpfl.util.files import from_toml
+from ldpfl.util.suggestions import did_you_mean
 
 SizeName = Literal["desk", "paper"]
 """``desk``: minutes to an hour or two on two cores. ``paper``: as many data, clients and rounds as the paper has."""

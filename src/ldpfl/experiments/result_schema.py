@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
-from ldpfl.few import FEW, require_few
-from ldpfl.quantities import MAX_COUNT, MAX_ROUNDS
+from ldpfl.util.name_limits import FEW, require_few
+from ldpfl.util.quantities import MAX_COUNT, MAX_ROUNDS
 
 Whole = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 """A number of rows, rounds, weights and so on."""

@@ -21,7 +21,12 @@ from ldpfl.experiments import secret_seed
 from ldpfl.experiments.config import RunConfig, read_config
 from ldpfl.experiments.model_file import ModelFile, kept_of, read_description
 from ldpfl.experiments.result_schema import problem_of
-from ldpfl.files import (
+from ldpfl.models.adapters import ADAPTER_FILES, save_adapter
+from ldpfl.privacy.ledger import LEDGER_FILE, Ledger
+from ldpfl.server import Checkpoint, RoundMetrics
+from ldpfl.server.round_log import log_path
+from ldpfl.simulation import LocalTask
+from ldpfl.util.files import (
     MAX_METRICS_BYTES,
     MAX_RESULT_BYTES,
     append_text,
@@ -35,11 +40,6 @@ from ldpfl.files import (
     write_text,
     writing,
 )
-from ldpfl.models.adapters import ADAPTER_FILES, save_adapter
-from ldpfl.privacy.ledger import LEDGER_FILE, Ledger
-from ldpfl.server import Checkpoint, RoundMetrics
-from ldpfl.server.round_log import log_path
-from ldpfl.simulation import LocalTask
 
 
 class Kind(StrEnum):

@@ -10,9 +10,9 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from ldpfl.cache import CACHE_DIR_VARIABLE, without_cache
 from ldpfl.data import Dataset
 from ldpfl.data.encoder import Encoder
+from ldpfl.data.features.extraction import Progress, quietly
 from ldpfl.errors import ConfigError, WriteError, in_short
 from ldpfl.experiments.baseline import Baseline, baseline_of, clamped_only, noise_free
 from ldpfl.experiments.build import MUCH_CLAMPED, as_usual, build
@@ -24,16 +24,16 @@ from ldpfl.experiments.pooled import pooled_scores
 from ldpfl.experiments.quality import Reference, scores_of
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.experiments.secret_seed import drawn
-from ldpfl.features.extraction import Progress, quietly
-from ldpfl.files import writing
-from ldpfl.importing import is_pretrained
 from ldpfl.models.adapters import base_digest
 from ldpfl.models.pretrained import licence_of
-from ldpfl.number_format import counted
-from ldpfl.randomness import known
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation, simulate
 from ldpfl.simulation.workers import Count, workers
+from ldpfl.util.files import writing
+from ldpfl.util.number_format import counted
+from ldpfl.util.randomness import known
+from ldpfl.util.user_cache import CACHE_DIR_VARIABLE, without_cache
+from ldpfl.util.user_code import is_pretrained
 
 Value = TypeVar("Value")
 _Scores = Callable[[RunConfig, Dataset, int | None], Reference]

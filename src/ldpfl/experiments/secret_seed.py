@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ldpfl.errors import DataError
 from ldpfl.experiments.config import RunConfig
-from ldpfl.files import read_text, replace_atomically
+from ldpfl.util.files import read_text, replace_atomically
 
 FILE = "SECRET-seed"
 _BITS = 128
@@ -38,7 +38,7 @@ def _seed_in(config: RunConfig) -> int | None:
 
 
 def save(secret: int, path: Path) -> None:
-    """Write a secret to a file that its owner alone may read; errors as in :func:`ldpfl.files.replace_atomically`."""
+    """Write a secret to a file that its owner alone may read; errors as in :func:`ldpfl.util.files.replace_atomically`."""
     with replace_atomically(path, 0o600) as temporary:
         temporary.write_text(f"{_WARNING}{secret:0{_BITS // 4}x}\n", encoding="utf-8")
 

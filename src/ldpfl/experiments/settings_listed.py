@@ -16,7 +16,7 @@ from ldpfl import mechanisms
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig, toml_value
 from ldpfl.mechanisms import MechanismSettings, settings_of
-from ldpfl.suggestions import did_you_mean
+from ldpfl.util.suggestions import did_you_mean
 
 
 @dataclass(frozen=True)

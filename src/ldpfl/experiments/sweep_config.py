@@ -22,9 +22,9 @@ from ldpfl.experiments.planned_ledger import check_fit
 from ldpfl.experiments.recipes import load_recipe
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.shipped import sweep_files
-from ldpfl.files import from_toml, read_text
-from ldpfl.importing import GIVEN
-from ldpfl.suggestions import did_you_mean
+from ldpfl.util.files import from_toml, read_text
+from ldpfl.util.suggestions import did_you_mean
+from ldpfl.util.user_code import GIVEN
 
 _MOST_CELLS = 10_000
 MOST_SEEDS = 1000

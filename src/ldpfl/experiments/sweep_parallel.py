@@ -11,10 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ldpfl import supervisor
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.sweep_config import Cell
-from ldpfl.files import make_folder, write_text, writing
+from ldpfl.util import supervisor
+from ldpfl.util.files import make_folder, write_text, writing
 
 _LOOKS_S = 0.5
 """Seconds between two looks at what the runs have written."""

@@ -13,10 +13,10 @@ from typing import Any
 from ldpfl.errors import DataError
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.sweep_config import AxisValue, Cell
-from ldpfl.files import from_json_lines
-from ldpfl.number_format import number
 from ldpfl.privacy.guarantee import IF_TRUSTED, Statement, best_figure, is_figure
 from ldpfl.tasks import ACCURACY, LOWER_IS_BETTER
+from ldpfl.util.files import from_json_lines
+from ldpfl.util.number_format import number
 
 Point = tuple[tuple[str, AxisValue], ...]
 Result = dict[str, Any]

@@ -18,9 +18,9 @@ from ldpfl.experiments.runner import Runner
 from ldpfl.experiments.secret_seed import of_shared_seeds
 from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, check_cells, same_runs
 from ldpfl.experiments.sweep_rows import Curve, JointGuarantee, Row, curves, rows
-from ldpfl.files import from_json, make_folder, read_text, to_json, write_text
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.statement import account, account_together
+from ldpfl.util.files import from_json, make_folder, read_text, to_json, write_text
 
 _OVERRIDES = "overrides"
 

@@ -37,17 +37,17 @@ from torch import Tensor, nn
 
 from ldpfl import models
 from ldpfl.data.columns import drawn_inputs
+from ldpfl.data.features.registry import NONE
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import Description, targets_of
 from ldpfl.experiments.noise_walk import longest_within
-from ldpfl.features.registry import NONE
-from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings
 from ldpfl.mechanisms.hooks import record_clip_of
+from ldpfl.mechanisms.ranges import LayerRanges
+from ldpfl.models.layout import ParameterLayout
 from ldpfl.models.mending import copied
-from ldpfl.ranges import LayerRanges
 from ldpfl.tasks import PARALLEL, Targets
 
 _DRAWN = 64

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from ldpfl import models
-from ldpfl.cache import Warn
 from ldpfl.data import Dataset, Samples
 from ldpfl.data.inputs import MASK, Inputs
 from ldpfl.data.persons import Persons
@@ -24,7 +23,6 @@ from ldpfl.errors import ConfigError, LdpflError, PrivacyError, first_line
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.movable import immovable
 from ldpfl.experiments.sample_independence import MADE_UP, mixes_samples
-from ldpfl.importing import GIVEN
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.hooks import record_clip_of
 from ldpfl.models import CenteredLinear
@@ -32,10 +30,12 @@ from ldpfl.simulation import BatchSchedule, GradientTrainer, LocalTask, LoopTrai
 from ldpfl.simulation.compiled_records import CompiledSums
 from ldpfl.simulation.compiled_training import CompiledTrainer
 from ldpfl.simulation.compiling import Work, has_compiler, pays
+from ldpfl.simulation.forward_side_effects import PARTS, VIEWS
 from ldpfl.simulation.local_steps import LocalOptimiser
 from ldpfl.simulation.local_training import evaluated
-from ldpfl.simulation.unchanged import PARTS, VIEWS
 from ldpfl.tasks import Task
+from ldpfl.util.user_cache import Warn
+from ldpfl.util.user_code import GIVEN
 
 
 def trainer_of(
@@ -81,7 +81,7 @@ def tried(
     of what it saw, changes what is trained, draws random numbers, or mixes the samples of a batch, is refused: a record would change what
     comes of others. Where persons are protected, whose rows are taken together, it may mix these, and a note says so. What a
     forward does to other samples than these, and on purpose, no trial can tell. Training compares what the model holds all the same,
-    see :mod:`ldpfl.simulation.unchanged`; beyond that the guarantee rests on its being a function of one sample.
+    see :mod:`ldpfl.simulation.forward_side_effects`; beyond that the guarantee rests on its being a function of one sample.
 
     Raises:
         ConfigError: the model or the loss does not fit the data, or fails.

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from ldpfl.errors import AllDeclined, ConfigError, TooFewTakePart
-from ldpfl.lazy import exports, importing
+from ldpfl.util.lazy_imports import exports, importing
 
 try:
     import flwr as _flwr  # noqa: F401
@@ -15,18 +15,18 @@ with importing():
     from ldpfl.flower.operator_node import OperatorNode, operator_node
 
 if TYPE_CHECKING:
-    from ldpfl.flower.ask import Ask as Ask
-    from ldpfl.flower.ask import Node as Node
-    from ldpfl.flower.asking import Waiting as Waiting
     from ldpfl.flower.client_app import LdpClientApp as LdpClientApp
-    from ldpfl.flower.collecting import Collector as Collector
-    from ldpfl.flower.collecting import DirectCollector as DirectCollector
     from ldpfl.flower.grid import InProcessGrid as InProcessGrid
     from ldpfl.flower.records import RecordTask as RecordTask
-    from ldpfl.flower.relayed import RelayCollector as RelayCollector
-    from ldpfl.flower.relayed import SumCollector as SumCollector
-    from ldpfl.flower.relayed import operator_relay as operator_relay
-    from ldpfl.flower.relayed import operator_sum as operator_sum
+    from ldpfl.flower.relay_collection import RelayCollector as RelayCollector
+    from ldpfl.flower.relay_collection import SumCollector as SumCollector
+    from ldpfl.flower.relay_collection import operator_relay as operator_relay
+    from ldpfl.flower.relay_collection import operator_sum as operator_sum
+    from ldpfl.flower.report_collection import Collector as Collector
+    from ldpfl.flower.report_collection import DirectCollector as DirectCollector
+    from ldpfl.flower.round_request import Ask as Ask
+    from ldpfl.flower.round_request import Node as Node
+    from ldpfl.flower.server_invitations import Waiting as Waiting
     from ldpfl.flower.strategy import LdpStrategy as LdpStrategy
     from ldpfl.flower.terms import RoundTerms as RoundTerms
 
@@ -55,18 +55,18 @@ __all__ = [
 __getattr__, __dir__ = exports(
     __name__,
     {
-        "Ask": "ldpfl.flower.ask",
-        "Node": "ldpfl.flower.ask",
-        "Waiting": "ldpfl.flower.asking",
+        "Ask": "ldpfl.flower.round_request",
+        "Node": "ldpfl.flower.round_request",
+        "Waiting": "ldpfl.flower.server_invitations",
         "LdpClientApp": "ldpfl.flower.client_app",
-        "Collector": "ldpfl.flower.collecting",
-        "DirectCollector": "ldpfl.flower.collecting",
+        "Collector": "ldpfl.flower.report_collection",
+        "DirectCollector": "ldpfl.flower.report_collection",
         "InProcessGrid": "ldpfl.flower.grid",
         "RecordTask": "ldpfl.flower.records",
-        "RelayCollector": "ldpfl.flower.relayed",
-        "SumCollector": "ldpfl.flower.relayed",
-        "operator_relay": "ldpfl.flower.relayed",
-        "operator_sum": "ldpfl.flower.relayed",
+        "RelayCollector": "ldpfl.flower.relay_collection",
+        "SumCollector": "ldpfl.flower.relay_collection",
+        "operator_relay": "ldpfl.flower.relay_collection",
+        "operator_sum": "ldpfl.flower.relay_collection",
         "LdpStrategy": "ldpfl.flower.strategy",
         "RoundTerms": "ldpfl.flower.terms",
     },

@@ -23,13 +23,13 @@ from ldpfl.data import Dataset
 from ldpfl.data.nodes import table_path
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.dataset import load_dataset
+from ldpfl.flower.app_imports import apps_left_out
 from ldpfl.flower.arrays import to_arrays, to_vector
 from ldpfl.flower.client_app import LdpClientApp
-from ldpfl.flower.imports import apps_left_out
+from ldpfl.flower.federation_setup import check_data_there, data_dir_of, prepare
 from ldpfl.flower.operator_node import named
-from ldpfl.flower.preparing import check_data_there, data_dir_of, prepare
 from ldpfl.flower.round_kinds import Kind
-from ldpfl.flower.sent import sent_in, sums_layout
+from ldpfl.flower.sent_vectors import sent_in, sums_layout
 from ldpfl.flower.statistics import counted_at_node, edges_in
 from ldpfl.flower.terms import ARRAYS, RECORD, RoundTerms
 from ldpfl.mechanisms.dp_sgd import DpSgd, of_records

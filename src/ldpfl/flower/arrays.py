@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ldpfl.errors import PrivacyError
-from ldpfl.layout import ParameterLayout
-from ldpfl.number_format import counted
+from ldpfl.models.layout import ParameterLayout
+from ldpfl.util.number_format import counted
 
 _SHOWN = 80
 """Characters of a name in an error; a server's may be any length."""

@@ -16,21 +16,21 @@ from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor
 
 from ldpfl.errors import ConfigError, Declined, NoRecordSums, PrivacyError, ProtocolError
-from ldpfl.flower import apart
+from ldpfl.flower import confined_process
 from ldpfl.flower.arrays import only_arrays, to_vector
-from ldpfl.flower.ask import Ask, Asked, Node, read_asked
 from ldpfl.flower.internals import APP_RAISED, REFUSED, message_for_app, packed, records_to_bytes, unpacked
+from ldpfl.flower.invitation import QUESTION, Question, read_question
 from ldpfl.flower.named_by_server import check_mechanism
 from ldpfl.flower.operator_node import OperatorNode, operator_node
-from ldpfl.flower.question import QUESTION, Question, read_question
 from ldpfl.flower.records import RecordGradients, Records, check_kind
+from ldpfl.flower.round_request import Ask, Asked, Node, read_asked
 from ldpfl.flower.terms import RECORD, Answer, RoundTerms, adding_up, digest_of, mechanism_named
 from ldpfl.mechanisms import is_built_in, payload_bits
 from ldpfl.mechanisms.base import is_finite
 from ldpfl.mechanisms.hooks import record_clip_of
 from ldpfl.mechanisms.reports.bits import packed_size
-from ldpfl.randomness import RandomSource, SecureSource
 from ldpfl.server import client_values
+from ldpfl.util.randomness import RandomSource, SecureSource
 
 LOGGER = logging.getLogger("flwr.ldpfl")
 
@@ -78,7 +78,7 @@ class LdpClientApp(ClientApp):
 
     What the app trains, or its change since the broadcast, goes through the mechanism that the server names and the node's policy
     allows. All else that the app does or returns, metrics included, stays on the node. Only ``train`` messages are answered, and
-    the question whether this node would take part in a round (:mod:`ldpfl.flower.question`).
+    the question whether this node would take part in a round (:mod:`ldpfl.flower.invitation`).
 
     Whether it takes part is decided, and the lifetime budget charged, from public facts before the app is called. From then on
     exactly one report leaves. Training that fails, is not finite or takes too long is replaced by the broadcast itself, which is no
@@ -134,7 +134,7 @@ class LdpClientApp(ClientApp):
             LOGGER.warning("%s: %s", "would decline" if question else "declined", refusal)
             return Message(Error(REFUSED, refusal.public), reply_to=message)
         except (Exception, SystemExit) as error:
-            LOGGER.error("%s: %s", "not answered" if question else "failed", apart.place_of(error))
+            LOGGER.error("%s: %s", "not answered" if question else "failed", confined_process.place_of(error))
             return Message(Error(APP_RAISED, FAILED), reply_to=message)
         said = "would take part: the server asked about round %d; nothing was charged" if question else "sent: the report of round %d"
         LOGGER.info(said, answer.round)
@@ -168,7 +168,7 @@ class LdpClientApp(ClientApp):
         if isinstance(node, OperatorNode):
             node.would_allow(asked.ask, cohort)
         began = time.monotonic()
-        with apart.one_thread() as threads:
+        with confined_process.one_thread() as threads:
             self._report(asked, node, context, _unchanged(asked))
             allowed = threads if self._by_path else 1
             outcome = self._outcome(asked, node, message, context, allowed, began + (terms.reply_s or _LONGEST_AT_ONCE_S), guard)
@@ -207,7 +207,7 @@ class LdpClientApp(ClientApp):
         admitted = time.monotonic()
         if terms.reply_s:
             report = self._apart(asked, node, message, context, admitted + terms.reply_s)
-        elif self._by_path and apart.POSSIBLE:  # an object is for simulations
+        elif self._by_path and confined_process.POSSIBLE:  # an object is for simulations
             report = self._apart(asked, node, message, context, admitted + _LONGEST_AT_ONCE_S, wait=False)
         else:
             report = self._at_once(asked, node, message, context)
@@ -222,7 +222,7 @@ class LdpClientApp(ClientApp):
         if isinstance(node, OperatorNode):  # before anything of it is looked up
             check_mechanism(mechanism_named(message.content), node.policy)
         if self._last_question is None or self._last_question[0] is not message.content or self._last_question[1] != own:
-            with apart.one_thread():  # a fork may follow
+            with confined_process.one_thread():  # a fork may follow
                 self._last_question = message.content, own, read_question(message.content, own)
         question = self._last_question[2]
         self._check_given(question.ask.terms)
@@ -242,7 +242,7 @@ class LdpClientApp(ClientApp):
         """Read a message. Clients of one process get the same content: it is read for the first of them."""
         own = (message.metadata.message_type, digest_of(context.run_config))
         if self._last is None or self._last[0] is not message.content or self._last[1] != own:
-            with apart.one_thread():  # a fork may follow
+            with confined_process.one_thread():  # a fork may follow
                 self._last = message.content, own, read_asked(message.content, *own)
         return self._last[2]
 
@@ -254,7 +254,7 @@ class LdpClientApp(ClientApp):
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # also what a library in another language raises when it panics
-            _log_replaced(asked, apart.place_of(error))
+            _log_replaced(asked, confined_process.place_of(error))
             return self._report(asked, node, context, _unchanged(asked))
         finally:
             if before is not None:
@@ -265,7 +265,7 @@ class LdpClientApp(ClientApp):
 
         Without ``wait`` it is returned as soon as that process has made it, or has ended.
         """
-        with apart.one_thread() as threads:
+        with confined_process.one_thread() as threads:
             report = self._report(asked, node, context, _unchanged(asked))
             allowed = threads if self._by_path else 1
             try:
@@ -281,7 +281,7 @@ class LdpClientApp(ClientApp):
                     del made, state
                 del outcome  # giving back what is large takes time, and must not come after the end
             except (Exception, SystemExit) as error:  # such as no process or thread being left, for what the app does
-                _log_replaced(asked, apart.place_of(error))
+                _log_replaced(asked, confined_process.place_of(error))
         if wait:
             while (left := end - time.monotonic()) > 0:
                 time.sleep(min(left, 1.0))  # so that a node that is told to stop is not held up
@@ -289,15 +289,15 @@ class LdpClientApp(ClientApp):
 
     def _outcome(
         self, asked: Asked, node: Node, message: Message, context: Context, threads: int, end: float, guard: Guard = lambda work: work()
-    ) -> apart.Outcome:
+    ) -> confined_process.Outcome:
         """Return the report, and behind it the app's state, of processes that are over some time before ``end``."""
         reply_s = asked.ask.terms.reply_s
         ready = end - max(min(_SMALLEST_MARGIN_S, reply_s / 2), _MARGIN * reply_s)
         freed = end + _FREED_AFTER_S if reply_s else 0.0
         with (
-            apart.start_guarded(lambda: guard(lambda: self._train(asked, message, context, threads)), freed) as trainer,
+            confined_process.start_guarded(lambda: guard(lambda: self._train(asked, message, context, threads)), freed) as trainer,
             # Started by this process as well, and so with nothing of the app in it, nor any of its pipes in the app's.
-            apart.start(lambda: self._encode(asked, node, context, trainer.outcome()), trainer) as encoder,
+            confined_process.start(lambda: self._encode(asked, node, context, trainer.outcome()), trainer) as encoder,
         ):
             return encoder.outcome(ready)
 
@@ -307,7 +307,7 @@ class LdpClientApp(ClientApp):
         trained = self._trained(asked, message, context)
         return trained.to(_dtype(asked)).numpy().tobytes() + records_to_bytes(context.state)
 
-    def _encode(self, asked: Asked, node: Node, context: Context, trained: apart.Outcome) -> bytes:
+    def _encode(self, asked: Asked, node: Node, context: Context, trained: confined_process.Outcome) -> bytes:
         """Return the length of the report, it, and behind it the app's state."""
         if trained.value is None:
             raise PrivacyError(trained.trouble)

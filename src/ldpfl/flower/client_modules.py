@@ -12,8 +12,8 @@ from typing import Any
 from flwr.app import UserConfig
 
 from ldpfl.errors import ConfigError
-from ldpfl.files import from_toml, read_text
 from ldpfl.flower.client_app import LdpClientApp
+from ldpfl.util.files import from_toml, read_text
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 from ldpfl.errors import ConfigError, Declined
 from ldpfl.experiments import RunConfig
-from ldpfl.importing import is_code, lies_in_file
 from ldpfl.privacy.policy import Policy
+from ldpfl.util.user_code import is_code, lies_in_file
 
 
 def check_mechanism(name: str, policy: Policy) -> None:

@@ -12,8 +12,8 @@ from ldpfl.data.identifiers import note_on, whose
 from ldpfl.data.tables import read_table
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import toml_value
-from ldpfl.files import write_text
 from ldpfl.flower.run_settings import RunSettings
+from ldpfl.util.files import write_text
 
 _PYPROJECT = """[build-system]
 requires = ["hatchling"]

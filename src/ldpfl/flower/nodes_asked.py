@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ldpfl.errors import ConfigError, DataError
-from ldpfl.few import FEW
-from ldpfl.files import from_json, read_text, write_text
-from ldpfl.quantities import MAX_ROUNDS
+from ldpfl.util.files import from_json, read_text, write_text
+from ldpfl.util.name_limits import FEW
+from ldpfl.util.quantities import MAX_ROUNDS
 
 MAX_BYTES = 1 << 25
 """Size of the largest file: a million nodes take 30 MB."""

@@ -36,20 +36,20 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 from flwr.app import Context
 
 from ldpfl.errors import ConfigError, Declined, NoRelay, NoSigningKey, NotSetUp, OtherSigningKey, ProtocolError
-from ldpfl.file_owners import require_own
-from ldpfl.flower.ask import Ask
 from ldpfl.flower.named_by_server import check_config, check_mechanism
-from ldpfl.flower.sent import check_sums
+from ldpfl.flower.round_request import Ask
+from ldpfl.flower.sent_vectors import check_sums
 from ldpfl.flower.terms import adding_up
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import set_limit
 from ldpfl.privacy.policy import OVER_RELAY, UPLOAD_S, Policy, Request, read_policy
 from ldpfl.relay import RelayClient, RoundStatus, SumTerms
 from ldpfl.relay import Terms as RelayTerms
-from ldpfl.shuffling import RecordPlan
-from ldpfl.shuffling.sealing import OVERHEAD, Binding, seal
-from ldpfl.summing import SumBinding, new_seed, seal_seed, shard, signer_of
-from ldpfl.summing.node_keys import load_key
+from ldpfl.transport.shuffling import RecordPlan
+from ldpfl.transport.shuffling.sealing import OVERHEAD, Binding, seal
+from ldpfl.transport.sums import SumBinding, new_seed, seal_seed, shard, signer_of
+from ldpfl.transport.sums.node_keys import load_key
+from ldpfl.util.file_owners import require_own
 
 Connect = Callable[[], RelayClient]
 Signing = Callable[[], Ed25519PrivateKey]

@@ -21,14 +21,14 @@ from ldpfl.experiments.config import read_config
 from ldpfl.experiments.dataset import described, targets_of
 from ldpfl.experiments.planned_ledger import start_of
 from ldpfl.experiments.recipes import recipe_or_file
-from ldpfl.files import from_toml, read_text
-from ldpfl.flower.imports import gives
+from ldpfl.flower.app_imports import gives
 from ldpfl.flower.named_by_server import check_needs_nothing, code_of
 from ldpfl.flower.round_kinds import Kind, config_for, last_round, planned_round
 from ldpfl.flower.run_settings import RunSettings
 from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.mechanisms.hooks import in_round
+from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.privacy.accountants.adaptive import epsilon_needed, in_sum
 from ldpfl.privacy.accountants.gaussian import ROUNDED
 from ldpfl.privacy.accountants.registry import epsilon_of, unit_epsilon
@@ -36,10 +36,10 @@ from ldpfl.privacy.authors import released
 from ldpfl.privacy.events import Channel, GaussianRelease, Release
 from ldpfl.privacy.guarantee import least_protected
 from ldpfl.privacy.policy import OVER_RELAY, UPLOAD_S, Policy, Transport
-from ldpfl.quantities import cohort_size
-from ldpfl.ranges import LayerRanges
-from ldpfl.shuffling.sealing import read_public
 from ldpfl.tasks import without_answer
+from ldpfl.transport.shuffling.sealing import read_public
+from ldpfl.util.files import from_toml, read_text
+from ldpfl.util.quantities import cohort_size
 
 _ASKED_BY = ("transport", "linked", "min-clients", "window-s", "reply-s")
 """Settings of an app by which it is known what its clients are asked for, whatever its ServerApp is."""
@@ -242,7 +242,7 @@ def _check_size(config: RunConfig) -> None:
 
 
 def _check_gives(config: RunConfig, given: str) -> None:
-    """Return if the app's clients give what ``config`` asks for, as far as its client module tells (:func:`ldpfl.flower.imports.gives`).
+    """Return if the app's clients give what ``config`` asks for, as far as its client module tells: :func:`ldpfl.flower.app_imports.gives`.
 
     Raises:
         ConfigError: they would decline each round.

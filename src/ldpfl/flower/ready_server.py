@@ -16,12 +16,12 @@ from ldpfl.experiments.figures import summarise
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.experiments.runner import model_file_of
 from ldpfl.flower.arrays import to_arrays
-from ldpfl.flower.asking import Waiting
-from ldpfl.flower.collecting import Collector
+from ldpfl.flower.federation_setup import Prepared, data_dir_of, prepare
 from ldpfl.flower.policy_init import as_sent, for_nodes
-from ldpfl.flower.preparing import Prepared, data_dir_of, prepare
-from ldpfl.flower.relayed import operator_relay, operator_sum
+from ldpfl.flower.relay_collection import operator_relay, operator_sum
+from ldpfl.flower.report_collection import Collector
 from ldpfl.flower.run_settings import RunSettings
+from ldpfl.flower.server_invitations import Waiting
 from ldpfl.flower.statistics import Scaled
 from ldpfl.flower.strategy import LdpStrategy
 from ldpfl.server import ServerRules

@@ -19,12 +19,12 @@ from ldpfl.flower.arrays import to_arrays
 from ldpfl.flower.operator_node import named
 from ldpfl.flower.records import Records, RecordTask, trainer_of_records
 from ldpfl.flower.terms import ARRAYS
-from ldpfl.importing import GIVEN
-from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms.hooks import record_clip_of
+from ldpfl.models.layout import ParameterLayout
 from ldpfl.simulation import RecordGradientTrainer
 from ldpfl.simulation.gradients import confined
 from ldpfl.simulation.local_steps import full_batch
+from ldpfl.util.user_code import GIVEN
 
 _FOUND = "found"
 _MAX_NAMED = 5

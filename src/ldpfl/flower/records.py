@@ -15,7 +15,6 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from torch import Tensor, nn
 
-from ldpfl.cache import Warn
 from ldpfl.data import Dataset, Samples
 from ldpfl.data.inputs import Inputs, each, not_dense
 from ldpfl.data.persons import DEFAULT_ROWS, Persons, names_of
@@ -27,15 +26,16 @@ from ldpfl.experiments.trainers import tried
 from ldpfl.flower.arrays import layout_of, only_arrays, to_arrays, to_vector
 from ldpfl.flower.operator_node import named
 from ldpfl.flower.terms import RECORD, RoundTerms
-from ldpfl.importing import GIVEN
-from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.hooks import record_clip_of
-from ldpfl.ranges import LayerRanges
+from ldpfl.mechanisms.ranges import LayerRanges
+from ldpfl.models.layout import ParameterLayout
 from ldpfl.simulation import LocalTask, Trainer
 from ldpfl.simulation.gradients import confined
 from ldpfl.simulation.local_steps import LocalOptimiser, full_batch
 from ldpfl.tasks import Task
+from ldpfl.util.user_cache import Warn
+from ldpfl.util.user_code import GIVEN
 
 LOGGER = logging.getLogger("flwr.ldpfl")
 

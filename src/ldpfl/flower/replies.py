@@ -9,9 +9,9 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from ldpfl.errors import ProtocolError, printable
-from ldpfl.flower.collecting import OpenRound
 from ldpfl.flower.grid import InProcessGrid
 from ldpfl.flower.internals import ABSENT, REFUSED
+from ldpfl.flower.report_collection import OpenRound
 from ldpfl.flower.terms import RECORD, Answer
 
 _POLL_S = 1.0

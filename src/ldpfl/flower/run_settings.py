@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, Validat
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.shipped import DEFAULT
 from ldpfl.privacy.policy import Transport
-from ldpfl.quantities import NotNegative, Positive
-from ldpfl.suggestions import did_you_mean
+from ldpfl.util.quantities import NotNegative, Positive
+from ldpfl.util.suggestions import did_you_mean
 
 SECTION = "ldpfl"
 """The keys begin with it where Flower hands them over: ``ldpfl.recipe``."""
@@ -32,7 +32,7 @@ class RunSettings(BaseModel):
         wait_s, answer_s, timeout_s: seconds to wait for them, for further answers to the question whether they take part, and for replies.
         device: where the server measures: auto, cpu or cuda.
         transport: whether reports are in the replies, go over the relay sealed, or as masked parts of a sum; with the next three as in
-            :class:`ldpfl.flower.relayed.RelayCollector`; of a sum, nothing is linked.
+            :class:`ldpfl.flower.relay_collection.RelayCollector`; of a sum, nothing is linked.
         reply_s: seconds after its charge at which every client replies; 0, as soon as it can, is for simulations.
     """
 

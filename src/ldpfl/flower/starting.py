@@ -13,18 +13,18 @@ from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.record_sums import is_evaluated
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.flower.arrays import layout_of, to_vector
-from ldpfl.flower.course import Course
 from ldpfl.flower.nodes_asked import Participation
 from ldpfl.flower.round_kinds import statistics_rounds
+from ldpfl.flower.run_progress import Course
 from ldpfl.flower.statistics import begun_for
 from ldpfl.flower.terms import deployable_mechanism
-from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import guarantee_of, payload_bits
+from ldpfl.mechanisms.ranges import range_rule
+from ldpfl.models.layout import ParameterLayout
 from ldpfl.privacy.authors import released
 from ldpfl.privacy.events import Channel
-from ldpfl.quantities import is_number
-from ldpfl.ranges import range_rule
 from ldpfl.server import Checkpoint, ServerRules, check_log_size, initial_checkpoint
+from ldpfl.util.quantities import is_number
 
 Terms = Callable[[Mapping[str, str | int]], dict[str, str | int]]
 """Returns how reports come in; of a round that was begun on the given terms, as far as they can still be met."""

@@ -20,21 +20,19 @@ from ldpfl.errors import AllDeclined, ConfigError, LdpflError, ProtocolError, To
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.flower.arrays import to_arrays
-from ldpfl.flower.asking import Asking, Waiting
-from ldpfl.flower.closing import closed, figures_said
-from ldpfl.flower.collecting import Collector, DirectCollector, Received
-from ldpfl.flower.course import Course, Replies
 from ldpfl.flower.nodes_asked import Participation
 from ldpfl.flower.replies import Patience, replies_as_they_come
+from ldpfl.flower.report_collection import Collector, DirectCollector, Received
+from ldpfl.flower.round_closing import closed, figures_said
 from ldpfl.flower.round_kinds import last_round, planned_round, statistics_rounds
+from ldpfl.flower.run_progress import Course, Replies
+from ldpfl.flower.server_invitations import Asking, Waiting
 from ldpfl.flower.starting import check_asked, protected, started
 from ldpfl.flower.statistics import Scaled, edges_text, scaled_by_stages
 from ldpfl.flower.terms import ARRAYS, CONFIG, RECORD, SHORTEST_REPLY_S, RoundTerms, check_sum_fits, digest_of
 from ldpfl.flower.too_few import all_declined, named, too_few_came
-from ldpfl.number_format import counted
 from ldpfl.privacy import RoundEvent
 from ldpfl.privacy.authors import released
-from ldpfl.quantities import is_number
 from ldpfl.server import (
     Checkpoint,
     NotFiniteError,
@@ -43,6 +41,8 @@ from ldpfl.server import (
     close_idle_round,
     round_event,
 )
+from ldpfl.util.number_format import counted
+from ldpfl.util.quantities import is_number
 
 LOGGER = logging.getLogger("flwr.ldpfl")
 

@@ -22,13 +22,13 @@ from ldpfl.experiments.build import mechanism_of
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.flower.round_kinds import Kind, PlannedRound, config_for, planned_round
 from ldpfl.flower.wire import MAX_LAYERS, LayerFloats, LayerNames, WireFields
-from ldpfl.layout import ParameterLayout
 from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms.ranges import LayerRanges
+from ldpfl.models.layout import ParameterLayout
 from ldpfl.privacy.policy import UPLOAD_S, Transport
-from ldpfl.randomness import RandomSource
-from ldpfl.ranges import LayerRanges
 from ldpfl.relay.protocol import run_of
-from ldpfl.summing import Bits
+from ldpfl.transport.sums import Bits
+from ldpfl.util.randomness import RandomSource
 
 ARRAYS, CONFIG = "arrays", "config"
 """Names of the records that apps find in a message, as with Flower's FedAvg."""
@@ -226,7 +226,7 @@ class RoundTerms:
         """Return the mechanism that protects what the server asks for.
 
         Args:
-            ranges: those of the vector that is asked for, see :func:`ldpfl.flower.sent.sent_in`.
+            ranges: those of the vector that is asked for, see :func:`ldpfl.flower.sent_vectors.sent_in`.
 
         Raises:
             ProtocolError: what it sends does not go with the way that it is to leave by.

@@ -9,10 +9,10 @@ from math import inf
 from ldpfl.errors import AllDeclined, ConfigError, TooFewTakePart
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.planned_ledger import planned_ledger
-from ldpfl.flower.course import Course
-from ldpfl.flower.question import Answers
-from ldpfl.number_format import counted, number
+from ldpfl.flower.invitation import Answers
+from ldpfl.flower.run_progress import Course
 from ldpfl.privacy.statement import run_epsilon
+from ldpfl.util.number_format import counted, number
 
 MAX_NAMED = 20
 """Number of nodes that a message names at most."""

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ldpfl import lazy
+from ldpfl.util import lazy_imports
 
 if TYPE_CHECKING:
     from ldpfl.mechanisms.base import Mechanism as Mechanism
@@ -55,10 +55,10 @@ if TYPE_CHECKING:
     from ldpfl.mechanisms.settings import Perturbed as Perturbed
     from ldpfl.mechanisms.settings import Training as Training
     from ldpfl.privacy.authors import is_built_in as is_built_in
-    from ldpfl.randomness import as_source as as_source
-    from ldpfl.randomness import draw_block as draw_block
+    from ldpfl.util.randomness import as_source as as_source
+    from ldpfl.util.randomness import draw_block as draw_block
 
-__getattr__, __dir__ = lazy.exports(
+__getattr__, __dir__ = lazy_imports.exports(
     __name__,
     {
         "BitReports": "ldpfl.mechanisms.reports.bits",
@@ -96,11 +96,11 @@ __getattr__, __dir__ = lazy.exports(
         "Units": "ldpfl.mechanisms.reports.units",
         "VectorBitReports": "ldpfl.mechanisms.duchi_vector",
         "VectorReports": "ldpfl.mechanisms.reports.vectors",
-        "as_source": "ldpfl.randomness",
+        "as_source": "ldpfl.util.randomness",
         "built": "ldpfl.mechanisms.registry",
         "count_ones": "ldpfl.mechanisms.reports.bits",
         "create": "ldpfl.mechanisms.registry",
-        "draw_block": "ldpfl.randomness",
+        "draw_block": "ldpfl.util.randomness",
         "guarantee_of": "ldpfl.mechanisms.base",
         "is_built_in": "ldpfl.privacy.authors",
         "names": "ldpfl.mechanisms.registry",

@@ -9,9 +9,9 @@ from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ldpfl.errors import PrivacyError, ProtocolError
-from ldpfl.lazy import torch
 from ldpfl.mechanisms.noise import Noise
 from ldpfl.mechanisms.properties import Properties
+from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.reports.base import Reports
 from ldpfl.mechanisms.reports.units import SampledUnits, Units
 from ldpfl.privacy import REPLACE_ONE, REPLACE_PERSON, REPLACE_RECORD, Guarantee, Release
@@ -19,8 +19,8 @@ from ldpfl.privacy.accountants.registry import unit_epsilon
 from ldpfl.privacy.authors import released
 from ldpfl.privacy.events import OURS
 from ldpfl.privacy.guarantee import AUTHORS_CLAIM
-from ldpfl.randomness import RandomSource
-from ldpfl.ranges import LayerRanges
+from ldpfl.util.lazy_imports import torch
+from ldpfl.util.randomness import RandomSource
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from ldpfl.randomness import RandomSource, draw_block, draw_each
+from ldpfl.util.randomness import RandomSource, draw_block, draw_each
 
 FIRST = 16
 """Bits of a random number that are compared first."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ldpfl.mechanisms.base import Mechanism
 from ldpfl.mechanisms.coins import Places
-from ldpfl.ranges import LayerRanges
+from ldpfl.mechanisms.ranges import LayerRanges
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import require_finite
 from ldpfl.mechanisms.lattice import LEAST_NOISE, UP, Lattice, LatticeMechanism
 from ldpfl.mechanisms.properties import Properties
+from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.mechanisms.reports.base import client_blocks
 from ldpfl.mechanisms.settings import Facts, MechanismSettings
 from ldpfl.privacy import GaussianRelease
-from ldpfl.quantities import Positive
-from ldpfl.ranges import LayerRanges
+from ldpfl.util.lazy_imports import torch
+from ldpfl.util.quantities import Positive
 
 if TYPE_CHECKING:
     from torch import Tensor

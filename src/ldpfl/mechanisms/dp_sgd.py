@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, FiniteFloat
 
 from ldpfl.errors import ConfigError, PrivacyError
-from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, require_shape_of
 from ldpfl.mechanisms.hooks import PerRecord
 from ldpfl.mechanisms.lattice import LEAST_NOISE, MOST_NOISE, UP, Lattice, LatticeMechanism
 from ldpfl.mechanisms.properties import Properties
+from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.mechanisms.settings import Facts, MechanismSettings, Part
 from ldpfl.privacy import GaussianRelease
-from ldpfl.quantities import Positive
-from ldpfl.ranges import LayerRanges
+from ldpfl.util.lazy_imports import torch
+from ldpfl.util.quantities import Positive
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,18 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ldpfl.errors import PrivacyError
-from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, require_finite, total_clients
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
 from ldpfl.mechanisms.noise import TwoValueNoise
 from ldpfl.mechanisms.properties import Properties
+from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, client_blocks
 from ldpfl.mechanisms.reports.bits import BitCounts, BitReports, Encoder, count_ones
 from ldpfl.mechanisms.reports.units import Units
 from ldpfl.mechanisms.settings import EpsilonSettings
 from ldpfl.privacy import PureRelease, usable_blanket
-from ldpfl.randomness import RandomSource, as_source, draw_block, draw_each
-from ldpfl.ranges import LayerRanges
+from ldpfl.util.lazy_imports import torch
+from ldpfl.util.randomness import RandomSource, as_source, draw_block, draw_each
 
 if TYPE_CHECKING:
     from torch import Tensor

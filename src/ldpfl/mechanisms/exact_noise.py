@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ldpfl.errors import PrivacyError
-from ldpfl.lazy import torch
-from ldpfl.randomness import RandomSource, draw_block
+from ldpfl.util.lazy_imports import torch
+from ldpfl.util.randomness import RandomSource, draw_block
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]

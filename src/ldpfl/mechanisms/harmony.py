@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from ldpfl.errors import ConfigError
-from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, require_shape
 from ldpfl.mechanisms.duchi import Duchi
 from ldpfl.mechanisms.noise import TwoValueNoise
 from ldpfl.mechanisms.properties import Properties
+from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.reports.indexed import IndexedBitReports, unit_bits
 from ldpfl.mechanisms.reports.units import Units
 from ldpfl.mechanisms.sampled_groups import GroupCounts, Groups, sample_places
 from ldpfl.mechanisms.settings import EpsilonSettings, as_none
 from ldpfl.privacy import BinaryRelease
 from ldpfl.privacy.guarantee import Unit
-from ldpfl.quantities import Count
-from ldpfl.randomness import RandomSource, as_source
-from ldpfl.ranges import LayerRanges
+from ldpfl.util.lazy_imports import torch
+from ldpfl.util.quantities import Count
+from ldpfl.util.randomness import RandomSource, as_source
 
 if TYPE_CHECKING:
     from torch import Tensor

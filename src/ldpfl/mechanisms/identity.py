@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, require_finite, total_clients
 from ldpfl.mechanisms.noise import ConstantNoise
 from ldpfl.mechanisms.properties import Properties
+from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.reports.dense import DenseReports, mean_of_rows
 from ldpfl.mechanisms.reports.units import Units
 from ldpfl.mechanisms.settings import Facts, MechanismSettings
 from ldpfl.privacy import UnprotectedRelease
-from ldpfl.randomness import RandomSource
-from ldpfl.ranges import LayerRanges
+from ldpfl.util.lazy_imports import torch
+from ldpfl.util.randomness import RandomSource
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,18 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ldpfl.errors import ConfigError, PrivacyError
-from ldpfl.lazy import torch
 from ldpfl.mechanisms.exact_noise import MOST_STEPS, NORMAL, rounded
 from ldpfl.mechanisms.noise import ConstantNoise
 from ldpfl.mechanisms.properties import Properties
+from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, blocks
 from ldpfl.mechanisms.reports.summed import SummedReports
 from ldpfl.mechanisms.reports.units import Units
 from ldpfl.mechanisms.reports.vectors import VectorMechanism, VectorReports
 from ldpfl.mechanisms.settings import Facts
-from ldpfl.randomness import RandomSource, as_source
-from ldpfl.ranges import LayerRanges
+from ldpfl.util.lazy_imports import torch
+from ldpfl.util.randomness import RandomSource, as_source
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,8 +10,8 @@ from pathlib import Path
 from string import Template
 
 from ldpfl.errors import ConfigError
-from ldpfl.files import write_text
 from ldpfl.mechanisms.registry import names
+from ldpfl.util.files import write_text
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _LONGEST = 40

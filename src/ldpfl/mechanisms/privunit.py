@@ -12,21 +12,21 @@ from numpy.typing import NDArray
 from pydantic import Field, FiniteFloat
 
 from ldpfl.errors import ConfigError, PrivacyError
-from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import privatize, require_finite
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
 from ldpfl.mechanisms.exact_noise import Floats
 from ldpfl.mechanisms.noise import Noise
 from ldpfl.mechanisms.privunit_law import DirectionLaw, direction_law, randomised_directions
 from ldpfl.mechanisms.properties import Properties
+from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.reports.base import client_blocks
 from ldpfl.mechanisms.reports.vectors import VectorMechanism, VectorReports
 from ldpfl.mechanisms.scalar_noise import check_possible
 from ldpfl.mechanisms.settings import EpsilonSettings
 from ldpfl.privacy import PureRelease, usable_blanket
-from ldpfl.quantities import Positive
-from ldpfl.randomness import RandomSource, as_source, draw_block
-from ldpfl.ranges import LayerRanges
+from ldpfl.util.lazy_imports import torch
+from ldpfl.util.quantities import Positive
+from ldpfl.util.randomness import RandomSource, as_source, draw_block
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -30,7 +30,7 @@ from ldpfl.mechanisms.exact_noise import (
     tail_bits,
     words64,
 )
-from ldpfl.randomness import RandomSource
+from ldpfl.util.randomness import RandomSource
 
 STEPS = 1 << 10
 """Lattice points to a standard deviation of the noise across the direction."""

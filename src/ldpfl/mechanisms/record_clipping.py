@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ldpfl.errors import ConfigError
-from ldpfl.lazy import torch
+from ldpfl.util.lazy_imports import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

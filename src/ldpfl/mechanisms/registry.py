@@ -15,11 +15,11 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from ldpfl.errors import ConfigError, first_line, shown
 from ldpfl.mechanisms.base import Mechanism
 from ldpfl.mechanisms.hooks import record_rate_of
+from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.settings import Facts, MechanismSettings
 from ldpfl.privacy import GaussianRelease
 from ldpfl.privacy.authors import BUILT_IN, is_built_in
-from ldpfl.ranges import LayerRanges
-from ldpfl.suggestions import did_you_mean
+from ldpfl.util.suggestions import did_you_mean
 
 GROUP = "ldpfl.mechanisms"
 """Entry points by which an installed package brings mechanisms: ``name = "package.module:Settings"``."""

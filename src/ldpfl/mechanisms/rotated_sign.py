@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ldpfl.errors import ConfigError
-from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, PublicState, require_finite
 from ldpfl.mechanisms.coins import FIRST, words_below
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
@@ -27,6 +26,7 @@ from ldpfl.mechanisms.harmony import Harmony
 from ldpfl.mechanisms.hooks import PerRound
 from ldpfl.mechanisms.noise import Noise
 from ldpfl.mechanisms.properties import Properties
+from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.reports.base import client_blocks
 from ldpfl.mechanisms.reports.bits import BitReports, Encoder
 from ldpfl.mechanisms.reports.indexed import IndexedBitReports
@@ -35,9 +35,9 @@ from ldpfl.mechanisms.rotation import rotate, rotate_back, rotated_size
 from ldpfl.mechanisms.sampled_groups import GroupCounts, Groups, sample_places
 from ldpfl.mechanisms.settings import EpsilonSettings
 from ldpfl.privacy import BinaryRelease
-from ldpfl.quantities import Count, NotNegative
-from ldpfl.randomness import RandomSource, as_source
-from ldpfl.ranges import LayerRanges
+from ldpfl.util.lazy_imports import torch
+from ldpfl.util.quantities import Count, NotNegative
+from ldpfl.util.randomness import RandomSource, as_source
 
 if TYPE_CHECKING:
     from torch import Tensor

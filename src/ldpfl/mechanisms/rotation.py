@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ldpfl.lazy import torch
+from ldpfl.util.lazy_imports import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

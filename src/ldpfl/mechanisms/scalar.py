@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from ldpfl.errors import ConfigError, PrivacyError
-from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, require_finite, require_finite_sample, require_shape, total_clients
 from ldpfl.mechanisms.noise import QuadraticNoise, scaled
 from ldpfl.mechanisms.properties import Properties
+from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, blocks, client_blocks
 from ldpfl.mechanisms.reports.dense import DenseReports
 from ldpfl.mechanisms.reports.sampled import SampledReports, choose_coordinates
@@ -29,9 +29,9 @@ from ldpfl.mechanisms.scalar_noise import (
 )
 from ldpfl.mechanisms.settings import EpsilonSettings, as_none
 from ldpfl.privacy import PureRelease, usable_blanket
-from ldpfl.quantities import Count
-from ldpfl.randomness import RandomSource, as_source, uniform
-from ldpfl.ranges import LayerRanges
+from ldpfl.util.lazy_imports import torch
+from ldpfl.util.quantities import Count
+from ldpfl.util.randomness import RandomSource, as_source, uniform
 
 if TYPE_CHECKING:
     from torch import Tensor

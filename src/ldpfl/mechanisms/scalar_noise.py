@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from ldpfl.errors import ConfigError, ProtocolError
-from ldpfl.lazy import torch
 from ldpfl.mechanisms.coins import FIRST, happens, words_below
 from ldpfl.mechanisms.duchi import BITS, thresholds
 from ldpfl.mechanisms.exact_noise import LAPLACE, MOST_STEPS, below, largest_probability, rounded
-from ldpfl.randomness import RandomSource
+from ldpfl.util.lazy_imports import torch
+from ldpfl.util.randomness import RandomSource
 
 if TYPE_CHECKING:
     from torch import Tensor

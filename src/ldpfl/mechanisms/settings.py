@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict
 
 from ldpfl.errors import ConfigError
 from ldpfl.mechanisms.base import Mechanism
-from ldpfl.quantities import Positive
-from ldpfl.ranges import LayerRanges
+from ldpfl.mechanisms.ranges import LayerRanges
+from ldpfl.util.quantities import Positive
 
 Perturbed = Literal["weights", "update", "gradient"]
 """What a client puts into the mechanism: its trained weights, their change since the broadcast, or the descent direction there."""

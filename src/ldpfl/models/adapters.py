@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from ldpfl.errors import ConfigError, first_line
-from ldpfl.files import make_folder, replace_atomically
-from ldpfl.importing import PRETRAINED, library, public_name
-from ldpfl.seeded_draws import SeededDraws
-from ldpfl.suggestions import did_you_mean
+from ldpfl.util.files import make_folder, replace_atomically
+from ldpfl.util.seeded_torch import SeededDraws
+from ldpfl.util.suggestions import did_you_mean
+from ldpfl.util.user_code import PRETRAINED, library, public_name
 
 Kind = Literal["none", "lora", "ia3", "prompt", "head"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from ldpfl.errors import ConfigError, first_line
-from ldpfl.layout import dropout_rates, refuse_lost_in_copies
+from ldpfl.models.layout import dropout_rates, refuse_lost_in_copies
 
 _GROUPS = 32
 
@@ -57,7 +57,7 @@ def mended(module: nn.Module) -> tuple[nn.Module, tuple[Change, ...]]:
     Batch normalisation becomes normalisation by groups of channels, within each sample; instance normalisation keeps no statistics.
     Probabilities of dropout, which would draw from a generator that all clients share, become 0 where they stand: other parts may ask for
     them. ``max_norm`` and ``sparse`` of embeddings are switched off, and weights become float32. What else is wrong stays, for
-    :func:`ldpfl.layout.validate_module` to say. A new part begins with its usual weights.
+    :func:`ldpfl.models.layout.validate_module` to say. A new part begins with its usual weights.
     """
     if (replaced := _replacement(module)) is not None:
         return replaced, (Change("", _line(module), _line(replaced)),)

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from ldpfl.errors import ConfigError
-from ldpfl.importing import PRETRAINED, library
 from ldpfl.models.adapters import Adapter, explained, quietly, with_adapter
-from ldpfl.seeded_draws import SeededDraws
+from ldpfl.util.seeded_torch import SeededDraws
+from ldpfl.util.user_code import PRETRAINED, library
 
 
 def make(name: str, targets: str, outputs: int, *, images: bool, seed: int, adapter: Adapter) -> nn.Module:

@@ -12,13 +12,13 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ldpfl.errors import ConfigError, first_line, shown
-from ldpfl.importing import GIVEN, called, is_code
-from ldpfl.layout import refuse_lost_in_copies
 from ldpfl.models import dense, images, texts
 from ldpfl.models.images import InputShape
+from ldpfl.models.layout import refuse_lost_in_copies
 from ldpfl.models.mending import copied
-from ldpfl.seeded_draws import SeededDraws
-from ldpfl.suggestions import did_you_mean
+from ldpfl.util.seeded_torch import SeededDraws
+from ldpfl.util.suggestions import did_you_mean
+from ldpfl.util.user_code import GIVEN, called, is_code
 
 CENTERED = "centered-linear"
 """The model whose first round measures a center."""

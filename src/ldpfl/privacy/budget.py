@@ -10,12 +10,12 @@ from pathlib import Path
 from sqlite3 import Connection
 
 from ldpfl.errors import ChargedBefore, Declined, Exhausted
-from ldpfl.number_format import counted
 from ldpfl.privacy.accountants.adaptive import filter_order, hidden_epsilon, summed_epsilon
 from ldpfl.privacy.budget_file import Books, Sent, add_charge, as_stored, books_in, note_refusal, opened, relayed_before, sent_by
 from ldpfl.privacy.events import BinaryRelease, GaussianRelease, Release
 from ldpfl.privacy.guarantee import PROTECTED
 from ldpfl.privacy.policy import OVER_RELAY, Policy, Request
+from ldpfl.util.number_format import counted
 
 
 @dataclass(frozen=True)

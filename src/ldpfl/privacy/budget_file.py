@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from ldpfl.errors import ConfigError, Declined, NotSetUp
-from ldpfl.file_owners import require_own
 from ldpfl.privacy.accountants.adaptive import filter_order, filtered_epsilon
 from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release, UnprotectedRelease
 from ldpfl.privacy.guarantee import Protected, least_protected
 from ldpfl.privacy.policy import Limit, Request
 from ldpfl.privacy.statement import DELTA
+from ldpfl.util.file_owners import require_own
 
 VERSION = 2
 _APPLICATION = 0x4C445042  # "LDPB"

@@ -8,8 +8,8 @@ from contextlib import closing
 from pathlib import Path
 
 from ldpfl.errors import ConfigError, Declined
-from ldpfl.files import writing
 from ldpfl.privacy.budget_file import MOVED, Books, books_in, close_for_good, opened, read_books
+from ldpfl.util.files import writing
 
 
 def move(path: Path, to: Path) -> Books:

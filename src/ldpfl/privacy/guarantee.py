@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from math import ceil, exp, isfinite, isnan
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from ldpfl.shown import Shown
+from ldpfl.util.displays import Shown
 
 if TYPE_CHECKING:
     import pandas

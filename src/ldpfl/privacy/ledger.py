@@ -19,10 +19,10 @@ from pydantic import TypeAdapter, ValidationError
 from scipy.special import bdtr, bdtrc
 
 from ldpfl.errors import DataError, LdpflError
-from ldpfl.files import MAX_ROUNDS_BYTES, check_events, read_text, unique_fields, whole_number, write_text
 from ldpfl.privacy.believed import believed
 from ldpfl.privacy.events import UNKNOWN, BinaryRelease, GaussianRelease, PureRelease, Release, RoundEvent, UnprotectedRelease
-from ldpfl.suggestions import did_you_mean
+from ldpfl.util.files import MAX_ROUNDS_BYTES, check_events, read_text, unique_fields, whole_number, write_text
+from ldpfl.util.suggestions import did_you_mean
 
 LEDGER_FILE = "ledger.json"
 """Name of the ledger in a run's folder."""

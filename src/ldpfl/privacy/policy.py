@@ -15,16 +15,16 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
 from ldpfl.errors import ConfigError, Declined, NotSetUp
-from ldpfl.file_owners import require_own
-from ldpfl.importing import is_pretrained, lies_in_file
 from ldpfl.privacy.accountants.adaptive import filter_order
 from ldpfl.privacy.accountants.registry import epsilon_of, unit_epsilon
 from ldpfl.privacy.authors import Releasing, is_built_in, released
 from ldpfl.privacy.events import OURS, BinaryRelease, GaussianRelease, Release, RoundEvent
 from ldpfl.privacy.guarantee import Protected
 from ldpfl.privacy.statement import DELTA, SMALLEST_DELTA
-from ldpfl.quantities import NotNegative, Positive
-from ldpfl.suggestions import did_you_mean
+from ldpfl.util.file_owners import require_own
+from ldpfl.util.quantities import NotNegative, Positive
+from ldpfl.util.suggestions import did_you_mean
+from ldpfl.util.user_code import is_pretrained, lies_in_file
 
 Transport = Literal["relay", "sum", "direct"]
 """How a report leaves. ``relay``: sealed, through a relay that mixes it with others. ``sum``: masked, to a relay that adds it to others,

@@ -8,8 +8,8 @@ import tomllib
 from pathlib import Path
 
 from ldpfl.errors import ConfigError
-from ldpfl.files import replace_atomically
 from ldpfl.privacy.policy import Policy, read_policy
+from ldpfl.util.files import replace_atomically
 
 _SETTING = re.compile(r"^[ \t]*aggregator_keys[ \t]*=[ \t]*\[[^\]]*\]", re.MULTILINE)
 

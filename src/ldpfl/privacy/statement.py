@@ -10,7 +10,6 @@ from math import inf, sqrt
 from typing import Any
 
 from ldpfl.errors import ConfigError, in_short
-from ldpfl.number_format import number
 from ldpfl.privacy.accountants.base import Accountant
 from ldpfl.privacy.accountants.behind_shuffler import Bounds, CountedBits, ShuffledAccountant
 from ldpfl.privacy.accountants.binomial import sigmoid
@@ -33,6 +32,7 @@ from ldpfl.privacy.guarantee import (
     worth_of,
 )
 from ldpfl.privacy.ledger import Ledger
+from ldpfl.util.number_format import number
 
 DELTA = 1e-5
 SMALLEST_DELTA = 1e-25

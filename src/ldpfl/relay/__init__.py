@@ -6,9 +6,9 @@ Servers import ``app``, ``store`` and ``serve``; this package itself gives what 
 """
 
 from ldpfl.errors import RelayNotReleased, RelayRefused, RelayRoundOver, RelayUnreachable
-from ldpfl.relay.calling import Patience
 from ldpfl.relay.clients import RelayAggregator, RelayClient
 from ldpfl.relay.protocol import RoundStatus, SumTerms, Terms
+from ldpfl.relay.requests import Patience
 
 __all__ = [
     "Patience",

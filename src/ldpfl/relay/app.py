@@ -20,10 +20,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ldpfl.relay.connections import TASK
 from ldpfl.relay.database import BUSY_S, busy
 from ldpfl.relay.errors import Forbidden, LengthRequired, Refusal, TooLong, TooMany, TooSlow, Unauthenticated, Unknown, WrongLength
-from ldpfl.relay.incoming import TASK
-from ldpfl.relay.limits import Limits, RateLimit, UnderWay
 from ldpfl.relay.protocol import (
     ANY_TERMS,
     BLOCK_BYTES,
@@ -46,7 +45,8 @@ from ldpfl.relay.store import RecordsPart, Store, wrong_offset
 from ldpfl.relay.sum_store import append_to, body_of
 from ldpfl.relay.telemetry import CONTENT_TYPE, Metrics, log_fault
 from ldpfl.relay.tokens import Owner, Role, Tokens, hashed, is_token, unknown_token
-from ldpfl.summing.envelopes import signer_of
+from ldpfl.relay.usage_limits import Limits, RateLimit, UnderWay
+from ldpfl.transport.sums.envelopes import signer_of
 
 _THREADS = 12  # fewer than the store has connections: a request in a thread never waits for one
 _OF_ONE = 4

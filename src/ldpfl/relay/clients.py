@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from ldpfl.errors import ProtocolError, RelayNotReleased
-from ldpfl.number_format import counted
-from ldpfl.relay.calling import Caller, Within, accepted, is_worth_a_retry, number_in, path_of, status_of
 from ldpfl.relay.protocol import BLOCK_BYTES, LENGTH, OFFSET, PARTS, RoundStatus, SumTerms, Terms, TokenStatus, upload_of
+from ldpfl.relay.requests import Caller, Within, accepted, is_worth_a_retry, number_in, path_of, status_of
 from ldpfl.relay.uniform_order import PART_BYTES, part_count
-from ldpfl.summing.envelopes import ENVELOPE_BYTES
-from ldpfl.summing.masks import zeros
+from ldpfl.transport.sums.envelopes import ENVELOPE_BYTES
+from ldpfl.transport.sums.masks import zeros
+from ldpfl.util.number_format import counted
 
 
 class RelayClient(Caller):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ldpfl.errors import ConfigError
-from ldpfl.file_owners import require_own
+from ldpfl.util.file_owners import require_own
 
 RESERVE_BYTES = 16 * 2**20
 HEADROOM_BYTES = 4 * 2**20

@@ -13,8 +13,8 @@ from psycopg import pq
 from psycopg.conninfo import make_conninfo
 from sqlalchemy import Engine, Table, create_engine, text
 
-from ldpfl.relay.calling import is_loopback
 from ldpfl.relay.errors import StoreUnavailable, UnfitStore
+from ldpfl.relay.requests import is_loopback
 from ldpfl.relay.schema import SCHEMA
 from ldpfl.relay.session import ISOLATION, SETTINGS, set_up
 from ldpfl.relay.telemetry import log_event

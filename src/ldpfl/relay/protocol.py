@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapt
 
 from ldpfl.errors import ConfigError
 from ldpfl.relay.errors import Unknown
-from ldpfl.summing.envelopes import ENVELOPE_BYTES
-from ldpfl.summing.masks import Bits
+from ldpfl.transport.sums.envelopes import ENVELOPE_BYTES
+from ldpfl.transport.sums.masks import Bits
 
 OFFSET = "Upload-Offset"
 """How many bytes of an upload the relay has, or after how many these bytes come."""

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, Select, delete, func, select, text
 from ldpfl.relay.errors import Conflict, Forbidden, Unknown
 from ldpfl.relay.protocol import BLOCK_BYTES, SumTerms, Terms
 from ldpfl.relay.schema import blocks, is_sqlite, rounds, uploads
-from ldpfl.summing.envelopes import ENVELOPE_BYTES
+from ldpfl.transport.sums.envelopes import ENVELOPE_BYTES
 
 HELD = ("open", "released")
 """States of rounds that are not gone, as the store has them: all the others are worked out from these."""

@@ -26,14 +26,14 @@ except ImportError:  # not on Windows
 import uvicorn
 
 from ldpfl.errors import ConfigError
-from ldpfl.file_owners import require_own
 from ldpfl.relay.app import create_app
-from ldpfl.relay.calling import is_loopback
+from ldpfl.relay.connections import HEAD_BYTES, Gate, TlsInTime, protocol_within
 from ldpfl.relay.database import open_engine
-from ldpfl.relay.incoming import HEAD_BYTES, Gate, TlsInTime, protocol_within
-from ldpfl.relay.limits import Connections, Limits
+from ldpfl.relay.requests import is_loopback
 from ldpfl.relay.store import Store
 from ldpfl.relay.telemetry import LOGGER, log_fault, log_listening
+from ldpfl.relay.usage_limits import Connections, Limits
+from ldpfl.util.file_owners import require_own
 
 _SHUTDOWN_S = 10
 _TIDY_S = 2.0
@@ -114,7 +114,7 @@ def _with_descriptors(connections: Connections) -> Connections:
 def _tidying(relay: Store) -> Iterator[None]:
     """Try again, now and then, what could not be deleted: a reader was there, the disk was full, or it would have taken too long.
 
-    And collect what connections have left: see :class:`~ldpfl.relay.incoming.Gate`. The objects of the packages that are loaded are left
+    And collect what connections have left: see :class:`~ldpfl.relay.connections.Gate`. The objects of the packages that are loaded are left
     out of that, which makes it a matter of a millisecond or two.
     """
     over = threading.Event()

@@ -15,11 +15,9 @@ from typing import Any, BinaryIO, cast
 
 from sqlalchemy import Connection, Engine, Row, func, insert, select, update
 
-from ldpfl.entropy import Words, secure_words
 from ldpfl.relay.database import reading, store_errors, writing
 from ldpfl.relay.deadlines import Deadlines, over
 from ldpfl.relay.errors import Conflict, RoundOver, StoreUnavailable, TooLong, Unknown, WrongLength
-from ldpfl.relay.leftovers import Leftovers
 from ldpfl.relay.protocol import OFFSET, RoundStatus, SumTerms, Terms
 from ldpfl.relay.queries import (
     Progress,
@@ -39,10 +37,12 @@ from ldpfl.relay.queries import (
     terms_of,
     upload_row,
 )
+from ldpfl.relay.round_deletion import Leftovers
 from ldpfl.relay.schema import blocks, is_sqlite, parts, rounds, uploads
 from ldpfl.relay.sum_store import Sums, merge
 from ldpfl.relay.telemetry import log_fault, log_round
 from ldpfl.relay.uniform_order import part_count, scatter
+from ldpfl.util.entropy import Words, secure_words
 
 
 @dataclass(frozen=True, repr=False)

@@ -29,13 +29,13 @@ from ldpfl.errors import ProtocolError
 from ldpfl.relay.database import reading, store_errors, writing
 from ldpfl.relay.deadlines import Deadlines
 from ldpfl.relay.errors import Conflict, Forbidden, Refusal, RoundOver, WrongLength
-from ldpfl.relay.leftovers import Leftovers
 from ldpfl.relay.protocol import SumTerms
 from ldpfl.relay.queries import held_at_once, hold, round_row, terms_as
+from ldpfl.relay.round_deletion import Leftovers
 from ldpfl.relay.schema import blocks, is_sqlite, parts, rounds, uploads
 from ldpfl.relay.tokens import Owner
-from ldpfl.summing.envelopes import ENVELOPE_BYTES, SumBinding, check_signed
-from ldpfl.summing.masks import fold, zeros
+from ldpfl.transport.sums.envelopes import ENVELOPE_BYTES, SumBinding, check_signed
+from ldpfl.transport.sums.masks import fold, zeros
 
 _IN_MEMORY_BYTES = 4 * 2**20
 """Longer bodies wait in a file."""

@@ -19,7 +19,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ldpfl.entropy import Words
+from ldpfl.util.entropy import Words
 
 PART_BYTES = 4 * 2**20
 """Mean length of a part is between half of this and this."""

@@ -10,8 +10,6 @@ from rich.text import Text
 
 from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.experiments.sweep_rows import Row, frontier
-from ldpfl.judging import COMMONEST
-from ldpfl.number_format import counted, number
 from ldpfl.privacy.guarantee import AUTHORS_CLAIM
 from ldpfl.report import at_clients
 from ldpfl.report.fitted_table import Column, FittedTable
@@ -32,6 +30,8 @@ from ldpfl.report.scores import (
     with_interval,
 )
 from ldpfl.tasks import ACCURACY
+from ldpfl.tasks.weighted_metrics import COMMONEST
+from ldpfl.util.number_format import counted, number
 
 _SHUFFLED = "shuffled_upper_adaptive"
 """The figure behind a shuffler; a sweep in which no run has it shows no column for it."""

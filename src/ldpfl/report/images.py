@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from ldpfl.errors import ConfigError
-from ldpfl.files import replace_atomically
+from ldpfl.util.files import replace_atomically
 
 _GAP = 2
 _MARGIN = 16

@@ -11,8 +11,8 @@ from rich.text import Text
 
 from ldpfl.attacks.linkage import Figure, LinkageResult, LinkageRow, LinkageSetting, LinkChannel
 from ldpfl.attacks.linkage_posterior import CONFIDENCE
-from ldpfl.number_format import number
 from ldpfl.report.plots import figure_file, require_plot
+from ldpfl.util.number_format import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

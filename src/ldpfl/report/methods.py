@@ -10,11 +10,11 @@ import ldpfl
 from ldpfl.errors import printable
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import Kind
-from ldpfl.importing import public_name
-from ldpfl.number_format import counted, number
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.events import OURS, BinaryRelease, GaussianRelease, PureRelease, RoundEvent, UnprotectedRelease
 from ldpfl.privacy.guarantee import AUTHORS_CLAIM, Guarantee, Statement
+from ldpfl.util.number_format import counted, number
+from ldpfl.util.user_code import public_name
 from ldpfl.version import YEAR
 
 _UNITS = {

@@ -10,12 +10,12 @@ from ldpfl.errors import printable
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.model_file import ModelFile
 from ldpfl.experiments.public_figures import public_caveats, scores_are_public
-from ldpfl.importing import GIVEN, PRETRAINED, is_code, is_pretrained, public_name
-from ldpfl.number_format import counted
 from ldpfl.privacy.guarantee import Statement
 from ldpfl.report.methods import citation
 from ldpfl.report.privacy import guarantee_rows
 from ldpfl.report.scores import shown
+from ldpfl.util.number_format import counted
+from ldpfl.util.user_code import GIVEN, PRETRAINED, is_code, is_pretrained, public_name
 
 _OF_NUMBERS = ("number", "count", "survival")
 """Targets of which a model tells numbers, and no classes."""

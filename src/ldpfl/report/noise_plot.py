@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ldpfl.number_format import number
 from ldpfl.report.plots import figure_file, literal, require_plot
+from ldpfl.util.number_format import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

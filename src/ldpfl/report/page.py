@@ -15,10 +15,6 @@ from markupsafe import Markup
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.public_figures import scores_are_public, without_private
 from ldpfl.experiments.run_folder import Kind, RunFolder
-from ldpfl.files import from_json_lines, read_text
-from ldpfl.importing import public_name
-from ldpfl.judging import COMMONEST
-from ldpfl.number_format import counted, number
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.events import Channel
 from ldpfl.privacy.guarantee import Statement, worth_of
@@ -44,6 +40,10 @@ from ldpfl.report.scores import (
 )
 from ldpfl.report.unfinished import figures_so_far, progress_of
 from ldpfl.tasks import ACCURACY
+from ldpfl.tasks.weighted_metrics import COMMONEST
+from ldpfl.util.files import from_json_lines, read_text
+from ldpfl.util.number_format import counted, number
+from ldpfl.util.user_code import public_name
 
 _COMPARED = 8
 """Figures that runs beside each other show: those at thresholds stand in each run's own table."""

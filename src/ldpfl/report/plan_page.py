@@ -11,19 +11,19 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from ldpfl.errors import ConfigError, DataError
-from ldpfl.files import from_json, read_text
+from ldpfl.experiments.planning.planner import Setting, plan
+from ldpfl.experiments.planning.regimes import plan_regime
 from ldpfl.mechanisms.settings import Part
-from ldpfl.planning.planner import Setting, plan
-from ldpfl.planning.regimes import plan_regime
 from ldpfl.privacy.guarantee import Statement, worth_of
 from ldpfl.report.plots import plot_protection
 from ldpfl.report.privacy import plan_lines, plan_title, regime_lines, regime_title
 from ldpfl.report.rendering import held, inline, rendered
+from ldpfl.util.files import from_json, read_text
 
 
 @dataclass(frozen=True)
 class _AskedRegime:
-    """Arguments of :func:`ldpfl.planning.regimes.plan_regime`."""
+    """Arguments of :func:`ldpfl.experiments.planning.regimes.plan_regime`."""
 
     regime: str
     target: float

@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ldpfl.errors import ConfigError
-from ldpfl.files import check_suffix, replace_atomically, write_text
-from ldpfl.number_format import number as figure
 from ldpfl.privacy.guarantee import AUTHORS_CLAIM, FAIR, GOOD, IN_SHORT, Worth
 from ldpfl.report.scores import factor, heading
 from ldpfl.tasks import ACCURACY
+from ldpfl.util.files import check_suffix, replace_atomically, write_text
+from ldpfl.util.number_format import number as figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from ldpfl.experiments.planning.planner import Setting
     from ldpfl.experiments.sweep_config import SweepConfig
     from ldpfl.experiments.sweep_rows import Row
-    from ldpfl.planning.planner import Setting
     from ldpfl.privacy.guarantee import Guarantee, Statement
 
 _FORMATS = ("svg", "png", "pdf")

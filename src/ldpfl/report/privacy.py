@@ -12,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ldpfl.errors import printable
-from ldpfl.number_format import number
-from ldpfl.planning.planner import LARGEST_EPSILON, Plan
+from ldpfl.experiments.planning.planner import LARGEST_EPSILON, Plan
 from ldpfl.privacy.guarantee import AUTHORS_CLAIM, HOLDS, IF_TRUSTED, PROTECTED, TRUSTED, WHAT_IS_PROTECTED, Statement
-from ldpfl.shown import look
+from ldpfl.util.displays import look
+from ldpfl.util.number_format import number
 
 if TYPE_CHECKING:
     from ldpfl.attacks.canary import RunAudit

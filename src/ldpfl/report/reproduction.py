@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from ldpfl.experiments.reproduction import Reached, Reproduction, Shows
 from ldpfl.experiments.sweep_config import SweepConfig
-from ldpfl.number_format import number
 from ldpfl.report.fitted_table import Column, FittedTable
 from ldpfl.report.plots import figure_file, literal, mark_numbers, named_axis
 from ldpfl.report.scores import factor, heading
 from ldpfl.tasks import ACCURACY
+from ldpfl.util.number_format import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from ldpfl.judging import COMMONEST, MACRO_F1, MEASURED_AT_CLIENTS, OBSERVED, PPV, PREDICTED, SENSITIVITY, SPECIFICITY
 from ldpfl.tasks import ACCURACY
+from ldpfl.tasks.weighted_metrics import COMMONEST, MACRO_F1, MEASURED_AT_CLIENTS, OBSERVED, PPV, PREDICTED, SENSITIVITY, SPECIFICITY
 
 _SHARES = (ACCURACY, COMMONEST, PREDICTED, OBSERVED)
 _MOST_NAMED = 10

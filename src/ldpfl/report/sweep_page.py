@@ -12,12 +12,12 @@ import tomli_w
 from ldpfl.experiments.sweep_config import Cell, SweepConfig
 from ldpfl.experiments.sweep_rows import Row, rows
 from ldpfl.experiments.sweep_run import joint_guarantee, stored_results, stored_runs
-from ldpfl.number_format import number
 from ldpfl.privacy.guarantee import AUTHORS_CLAIM, WHAT_IS_PROTECTED, best_figure, least_protected, worth_of
 from ldpfl.report.console import score_of
 from ldpfl.report.plots import panels_of, plot_sweep, plot_worth
 from ldpfl.report.rendering import inline, inline_figure, rendered
 from ldpfl.tasks import ACCURACY
+from ldpfl.util.number_format import number
 
 
 def sweep_page(folder: Path, sweep: SweepConfig, overrides: Sequence[str], command: str) -> str:

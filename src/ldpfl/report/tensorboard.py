@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ldpfl.errors import ConfigError
-from ldpfl.number_format import number
 from ldpfl.privacy.guarantee import IF_TRUSTED, Statement
 from ldpfl.server import RoundMetrics
+from ldpfl.util.number_format import number
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ldpfl.files import to_json
+from ldpfl.util.files import to_json
 
 _SHOWN_AS = {"±": "+-", "…": "...", "δ": "delta", "ε": "epsilon", "é": "e", "•": "*"}
 """What we write ourselves, and the libraries that draw for us, beside ASCII."""

@@ -8,7 +8,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.figures import last_trained, metric_before_data, of_unit
 from ldpfl.experiments.run_folder import Kind, RunFolder
-from ldpfl.files import finite
+from ldpfl.util.files import finite
 
 
 def figures_so_far(folder: RunFolder, config: RunConfig) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from ldpfl.errors import NotFiniteError
 from ldpfl.mechanisms import Perturbed
 from ldpfl.server.checkpoint import Checkpoint, initial_checkpoint
-from ldpfl.server.close import Observed, ServerOptimiser, ServerRules, advance, close_idle_round, close_round, close_with
 from ldpfl.server.cohort import (
     evaluation_event,
     histogram_event,
@@ -14,6 +13,7 @@ from ldpfl.server.cohort import (
     sample_cohort,
     self_sampled_cohort,
 )
+from ldpfl.server.round_aggregation import Observed, ServerOptimiser, ServerRules, advance, close_idle_round, close_round, close_with
 from ldpfl.server.round_log import check_log_size
 from ldpfl.server.state import RoundMetrics, ServerState, client_values, has_stopped
 

@@ -13,13 +13,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ldpfl.errors import DataError, LdpflError
-from ldpfl.files import check_parts, check_regular, replace_atomically, writing
+from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.privacy import Ledger
-from ldpfl.quantities import MAX_ROUNDS
-from ldpfl.randomness import WORDS
-from ldpfl.ranges import LayerRanges
 from ldpfl.server.round_log import Extent, extend_log, is_begun_by, log_path, read_log
 from ldpfl.server.state import RoundMetrics, ServerState
+from ldpfl.util.files import check_parts, check_regular, replace_atomically, writing
+from ldpfl.util.quantities import MAX_ROUNDS
+from ldpfl.util.randomness import WORDS
 
 _LOG = "log"
 _MEMORY = "memory."

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from ldpfl.errors import ConfigError
 from ldpfl.privacy import Release, RoundEvent
 from ldpfl.privacy.events import Channel, Sampling
-from ldpfl.quantities import cohort_size
-from ldpfl.randomness import Purpose, SeededStreams, stream
+from ldpfl.util.quantities import cohort_size
+from ldpfl.util.randomness import Purpose, SeededStreams, stream
 
 
 def round_cohort(seed: int, round_number: int, clients: int, fraction: float, self_sampling: float | None) -> NDArray[np.int64]:

@@ -20,12 +20,12 @@ from typing import Annotated
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from ldpfl.errors import ConfigError
-from ldpfl.few import MAX_NAMES
-from ldpfl.files import MAX_LINE_BYTES, MAX_METRICS_BYTES, MAX_ROUNDS_BYTES, append_text, check_parts, from_json, read_text, write_text
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.events import Release, RoundEvent
-from ldpfl.quantities import MAX_COUNT, MAX_ROUNDS
 from ldpfl.server.state import RoundMetrics
+from ldpfl.util.files import MAX_LINE_BYTES, MAX_METRICS_BYTES, MAX_ROUNDS_BYTES, append_text, check_parts, from_json, read_text, write_text
+from ldpfl.util.name_limits import MAX_NAMES
+from ldpfl.util.quantities import MAX_COUNT, MAX_ROUNDS
 
 _MEASURED_AFTER = "measured_after"
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ldpfl.mechanisms import Perturbed
 from ldpfl.mechanisms.base import PublicState
-from ldpfl.ranges import LayerRanges
+from ldpfl.mechanisms.ranges import LayerRanges
 
 
 @dataclass(frozen=True, eq=False)

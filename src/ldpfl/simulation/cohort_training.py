@@ -19,13 +19,13 @@ from torch import Tensor
 from ldpfl.data.division import Division
 from ldpfl.errors import PrivacyError
 from ldpfl.mechanisms.hooks import record_rate_of
-from ldpfl.randomness import Purpose, SeededStreams, known
 from ldpfl.server import ServerState, client_values
 from ldpfl.simulation.compiled_training import CompiledTrainer
 from ldpfl.simulation.federation import Federation
 from ldpfl.simulation.gradients import RecordGradientTrainer
 from ldpfl.simulation.local_steps import MOST_CLIENTS, BatchSchedule, batch_schedule, full_batch, poisson_batch, split_evenly
 from ldpfl.simulation.local_training import LoopTrainer, Trainer
+from ldpfl.util.randomness import Purpose, SeededStreams, known
 
 ClientsDone = Callable[[int, int], None]
 """Called with (clients trained so far, cohort size) while a round goes on."""

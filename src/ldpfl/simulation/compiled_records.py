@@ -14,8 +14,8 @@ from torch.func import grad, vmap
 from ldpfl.data.inputs import Inputs
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.simulation.compiling import Compiled, Work, work_of
+from ldpfl.simulation.forward_side_effects import nothing_written
 from ldpfl.simulation.local_training import LocalTask
-from ldpfl.simulation.unchanged import nothing_written
 
 
 class BlockSum(NamedTuple):

@@ -14,9 +14,9 @@ from torch.func import grad, vmap
 
 from ldpfl.data.inputs import Inputs
 from ldpfl.simulation.compiling import Compiled, Work, compiled, work_of
+from ldpfl.simulation.forward_side_effects import nothing_kept, nothing_written
 from ldpfl.simulation.local_steps import BatchSchedule, Descent
 from ldpfl.simulation.local_training import LocalTask, clipped
-from ldpfl.simulation.unchanged import nothing_kept, nothing_written
 
 _LOG = logging.getLogger(__name__)
 

@@ -14,13 +14,13 @@ from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.coins import decided
 from ldpfl.mechanisms.comparing import Comparison, comparison_of
 from ldpfl.mechanisms.reports.bits import BitCounts
-from ldpfl.randomness import RandomSource, draw_block
 from ldpfl.server import ServerState
 from ldpfl.simulation.cohort_training import schedule_of
 from ldpfl.simulation.compiled_training import BitSums, CompiledTrainer, Counter
 from ldpfl.simulation.federation import Federation
+from ldpfl.simulation.forward_side_effects import nothing_kept, nothing_written
 from ldpfl.simulation.local_steps import BatchSchedule
-from ldpfl.simulation.unchanged import nothing_kept, nothing_written
+from ldpfl.util.randomness import RandomSource, draw_block
 
 Ends = tuple[NDArray[np.float32], NDArray[np.float32]]
 

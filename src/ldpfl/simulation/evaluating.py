@@ -20,14 +20,14 @@ from torch import Tensor
 
 from ldpfl.data.division import Division
 from ldpfl.data.persons import Persons
-from ldpfl.judging import AUROC
 from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.privacy import Release
 from ldpfl.privacy.authors import released
-from ldpfl.randomness import Purpose
 from ldpfl.simulation.local_training import LocalTask, evaluated
 from ldpfl.simulation.record_sums import APART, NoisySum, client_sums, ranges_of, released_sum
 from ldpfl.tasks import ACCURACY, Targets, unusable, without_answer
+from ldpfl.tasks.weighted_metrics import AUROC
+from ldpfl.util.randomness import Purpose
 
 
 class Weights(NamedTuple):

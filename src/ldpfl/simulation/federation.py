@@ -19,14 +19,14 @@ from ldpfl.data.samples import Samples
 from ldpfl.mechanisms import Mechanism, Perturbed, Reports
 from ldpfl.mechanisms.gaussian.mechanism import Gaussian
 from ldpfl.mechanisms.hooks import record_clip_of
+from ldpfl.mechanisms.ranges import RangeRule
 from ldpfl.mechanisms.reports.summed import SummedReports
 from ldpfl.privacy.events import Channel
-from ldpfl.randomness import Purpose, SeededStreams, bound_stream, known, stream
-from ldpfl.ranges import RangeRule
 from ldpfl.server import RoundMetrics, ServerOptimiser, ServerRules, ServerState, has_stopped, once_cohort, round_cohort
 from ldpfl.simulation.evaluating import ClientEvaluation
 from ldpfl.simulation.least_squares import LeastSquares
 from ldpfl.simulation.local_training import LocalTask, Trainer, evaluated, mean_loss
+from ldpfl.util.randomness import Purpose, SeededStreams, bound_stream, known, stream
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.models import CenteredLinear
 from ldpfl.models.adapters import is_of_transformers
 from ldpfl.simulation.compiled_records import CompiledSums
+from ldpfl.simulation.forward_side_effects import nothing_kept, nothing_written
 from ldpfl.simulation.local_steps import ALIGNED, BatchSchedule
 from ldpfl.simulation.local_training import LocalTask, PatchConvolutions, Trainer
-from ldpfl.simulation.unchanged import nothing_kept, nothing_written
 
 _LOG = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ldpfl.ranges import LayerRanges
+from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.simulation.local_training import LocalTask
 from ldpfl.simulation.record_sums import APART, NoisySum
 from ldpfl.tasks import without_answer

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ldpfl.data.division import Division, Places
-from ldpfl.randomness import BlockSource
-from ldpfl.server.close import Schedule, scheduled
+from ldpfl.server.round_aggregation import Schedule, scheduled
+from ldpfl.util.randomness import BlockSource
 
 ALIGNED = 16
 """Rows after which memory is aligned as before, however long they are: 64 bytes of float32 values."""

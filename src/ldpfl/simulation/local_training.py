@@ -18,9 +18,9 @@ from torch.overrides import TorchFunctionMode
 from ldpfl.data.inputs import Inputs, each
 from ldpfl.data.samples import Samples, normalise
 from ldpfl.errors import ConfigError
-from ldpfl.layout import ParameterLayout, called_with
+from ldpfl.models.layout import ParameterLayout, called_with
+from ldpfl.simulation.forward_side_effects import nothing_kept, nothing_written
 from ldpfl.simulation.local_steps import BETA, BETA_2, TINY, BatchSchedule, Descent, LocalOptimiser, beside
-from ldpfl.simulation.unchanged import nothing_kept, nothing_written
 from ldpfl.tasks import CLASSIFICATION, Task
 
 Precision = Literal["float32", "bf16"]
@@ -120,7 +120,7 @@ class Trainer(Protocol):
         """Return (K, d) trained weights, every client starting from ``weights`` (d,); rates may depend on the round.
 
         Raises:
-            PrivacyError: the model changes something while it runs, see :mod:`ldpfl.simulation.unchanged`.
+            PrivacyError: the model changes something while it runs, see :mod:`ldpfl.simulation.forward_side_effects`.
         """
         ...
 

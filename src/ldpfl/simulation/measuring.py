@@ -29,9 +29,9 @@ from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.authors import released
 from ldpfl.privacy.events import Channel
-from ldpfl.randomness import Purpose
 from ldpfl.server import histogram_event
 from ldpfl.simulation.record_sums import NoisySum, ranges_of, released_sum
+from ldpfl.util.randomness import Purpose
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,8 +22,8 @@ from torch import Tensor
 from ldpfl.errors import ConfigError, LdpflError
 from ldpfl.simulation.cohort_training import ClientsDone
 from ldpfl.simulation.federation import Federation
-from ldpfl.simulation.placing import packed
 from ldpfl.simulation.ray_driver import ANY_CLUSTER, LOST, Answer, Held, RoundAsked, drive
+from ldpfl.simulation.shared_objects import packed
 from ldpfl.simulation.shares import ONE_PROCESS, Collected, RoundStart, Share, Workers, for_shares
 
 _QUIET = {

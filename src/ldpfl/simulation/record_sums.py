@@ -26,11 +26,11 @@ from torch import Tensor
 from ldpfl.data.division import Division
 from ldpfl.data.persons import Persons
 from ldpfl.mechanisms.dp_sgd import DpSgd
+from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.reports.summed import SummedReports
-from ldpfl.randomness import Purpose, SeededStreams, bound_stream
-from ldpfl.ranges import LayerRanges
-from ldpfl.shuffling import PartialPool, ReportPool, mix
 from ldpfl.simulation.local_training import LocalTask
+from ldpfl.transport.shuffling import PartialPool, ReportPool, mix
+from ldpfl.util.randomness import Purpose, SeededStreams, bound_stream
 
 _LOG = logging.getLogger(__name__)
 

@@ -15,18 +15,18 @@ from torch import Tensor
 from ldpfl.mechanisms import Gaussian, payload_bits
 from ldpfl.mechanisms.dp_sgd import of_records
 from ldpfl.mechanisms.hooks import in_round
+from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.privacy import Release, RoundEvent
 from ldpfl.privacy.authors import released
-from ldpfl.randomness import Purpose, known
-from ldpfl.ranges import LayerRanges
 from ldpfl.server import Checkpoint, Observed, close_idle_round, close_round, close_with, evaluation_event, round_event
-from ldpfl.shuffling import mix
 from ldpfl.simulation.cohort_training import ClientsDone, chunk_size_for
 from ldpfl.simulation.evaluating import ClientEvaluation
 from ldpfl.simulation.federation import Federation
 from ldpfl.simulation.least_squares import LeastSquares
 from ldpfl.simulation.record_sums import client_sums, released_sum
 from ldpfl.simulation.shares import ONE_PROCESS, ClientFacts, Collected, RoundNoise, RoundStart, Workers, cut, one_thread
+from ldpfl.transport.shuffling import mix
+from ldpfl.util.randomness import Purpose, known
 
 
 def simulate(

@@ -15,10 +15,10 @@ from torch import Tensor
 from ldpfl.errors import PrivacyError
 from ldpfl.mechanisms import BitReports, Gaussian, Mechanism, Reports
 from ldpfl.mechanisms.gaussian import NoisyReports, SensitivitySchedule
+from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.reports.base import client_blocks
 from ldpfl.mechanisms.reports.bits import BitCounts
 from ldpfl.mechanisms.reports.vectors import VectorReports, VectorTotal
-from ldpfl.ranges import LayerRanges
 from ldpfl.server import ServerState, client_values
 from ldpfl.simulation.cohort_training import ClientsDone, in_chunks, train_clients
 from ldpfl.simulation.compiled_training import CompiledTrainer

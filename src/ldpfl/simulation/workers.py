@@ -30,8 +30,8 @@ from ldpfl.errors import ConfigError, LdpflError
 from ldpfl.simulation.cohort_training import ClientsDone
 from ldpfl.simulation.federation import Federation
 from ldpfl.simulation.local_training import AT_ONCE, evaluated
-from ldpfl.simulation.placing import place, placed
 from ldpfl.simulation.ray_workers import is_ray, ray_workers
+from ldpfl.simulation.shared_objects import place, placed
 from ldpfl.simulation.shares import ONE_PROCESS, Collected, RoundStart, Share, Workers, collect, for_shares
 
 PAYS_S = 20.0

@@ -35,7 +35,7 @@ from ldpfl.mechanisms.gaussian import (
 )
 from ldpfl.privacy import GaussianRelease, UnprotectedRelease
 from ldpfl.privacy.accountants.gaussian import gaussian_epsilon, gaussian_mu
-from ldpfl.shuffling import mix
+from ldpfl.transport.shuffling import mix
 
 DIMENSION = sum(SIZES)
 RANGES = LayerRanges(torch.zeros(len(SIZES)), torch.ones(len(SIZES)), SIZES)

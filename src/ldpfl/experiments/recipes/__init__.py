@@ -8,7 +8,7 @@ from pathlib import Path
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig, parse_config, read_config
 from ldpfl.experiments.shipped import recipe_files
-from ldpfl.suggestions import did_you_mean
+from ldpfl.util.suggestions import did_you_mean
 
 
 def load_recipe(name: str, *overrides: Iterable[str]) -> RunConfig:

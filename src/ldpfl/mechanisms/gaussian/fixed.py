@@ -20,7 +20,7 @@ from ldpfl.mechanisms.gaussian.sensitivity import Constant, Sensitivity, noise_c
 from ldpfl.mechanisms.gaussian.settings import GaussianSettings, GeometricSettings, SensitivitySettings, Variant
 from ldpfl.mechanisms.settings import Facts
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
-from ldpfl.quantities import Count, Positive, Share
+from ldpfl.util.quantities import Count, Positive, Share
 
 
 @dataclass(frozen=True)

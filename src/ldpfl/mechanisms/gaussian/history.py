@@ -19,7 +19,7 @@ from ldpfl.mechanisms.gaussian.sensitivity import LocalSteps, require_positive, 
 from ldpfl.mechanisms.gaussian.settings import GaussianSettings, SensitivitySettings, local_steps
 from ldpfl.mechanisms.settings import Facts
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
-from ldpfl.quantities import Positive
+from ldpfl.util.quantities import Positive
 
 _SMALLEST_SHARE = 1e-3
 """An estimate is at least this part of D, so that a model that stands still does not end all noise."""

@@ -20,7 +20,7 @@ from ldpfl.mechanisms.gaussian.sensitivity import require_positive, require_shar
 from ldpfl.mechanisms.gaussian.settings import GaussianSettings, SensitivitySettings
 from ldpfl.mechanisms.settings import Facts
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
-from ldpfl.quantities import Positive, Share
+from ldpfl.util.quantities import Positive, Share
 
 ShareRule = Literal["kl", "size"]
 """How the budget is shared: ``kl``: in proportion to (S_l P_l)^2, so that sigma_l ~ 1 / P_l as in LaDP-FL, P_l from the last two

@@ -20,11 +20,11 @@ from ldpfl.mechanisms.gaussian.schedule import ClientState, NoiseSchedule
 from ldpfl.mechanisms.hooks import PerRound
 from ldpfl.mechanisms.noise import Noise
 from ldpfl.mechanisms.properties import Properties
+from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, blocks
 from ldpfl.mechanisms.reports.vectors import VectorMechanism, VectorReports
 from ldpfl.privacy import GaussianRelease, UnprotectedRelease
-from ldpfl.randomness import RandomSource, as_source
-from ldpfl.ranges import LayerRanges
+from ldpfl.util.randomness import RandomSource, as_source
 
 _UP = 1 + 2.0**-48
 """More than what rounding sensitivity over sigma to floating point can take off."""

@@ -10,7 +10,7 @@ from ldpfl.mechanisms.gaussian.mechanism import Gaussian
 from ldpfl.mechanisms.gaussian.schedule import NoiseSchedule
 from ldpfl.mechanisms.gaussian.sensitivity import Constant, LocalSteps, Sensitivity, SensitivityMode
 from ldpfl.mechanisms.settings import Facts, MechanismSettings, as_none
-from ldpfl.quantities import Positive, Repeats, Share
+from ldpfl.util.quantities import Positive, Repeats, Share
 
 Variant = Literal["equal_budget", "paper"]
 """``equal_budget``: (epsilon, delta) for all rounds together, shared so that they compose exactly to it;

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ldpfl.errors import ProtocolError
-from ldpfl.lazy import torch
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
+from ldpfl.util.lazy_imports import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ldpfl.errors import PrivacyError
-from ldpfl.lazy import torch
-from ldpfl.ranges import LayerRanges
+from ldpfl.mechanisms.ranges import LayerRanges
+from ldpfl.util.lazy_imports import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

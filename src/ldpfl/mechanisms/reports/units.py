@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ldpfl.errors import ConfigError
+from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.reports.sampled import index_bits
-from ldpfl.ranges import LayerRanges
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ldpfl.errors import PrivacyError
-from ldpfl.lazy import torch
 from ldpfl.mechanisms.base import Mechanism, total_clients
 from ldpfl.mechanisms.properties import Properties
+from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.reports.dense import DenseReports, DenseSum, mean_of_rows
 from ldpfl.mechanisms.reports.units import Units
-from ldpfl.ranges import LayerRanges
+from ldpfl.util.lazy_imports import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

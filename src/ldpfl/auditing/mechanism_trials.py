@@ -1,0 +1,194 @@
+"""The bench on which an audit runs a mechanism: known inputs in, bytes over the wire, estimates out, and their tally."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ldpfl.auditing.bounds import Bins, Counts, Floats
+from ldpfl.errors import ProtocolError
+from ldpfl.mechanisms import Mechanism, guarantee_of
+from ldpfl.mechanisms.ranges import LayerRanges
+from ldpfl.util.randomness import Purpose, RandomSource, stream
+
+CENTERS = (0.0, 1.5, -0.3, 0.0)
+RADII = (0.02, 0.25, 1e-3, 1e-6)
+"""The audited layers: with and without a center, wide and tiny, so that a fault of some layers shows."""
+
+STREAM_KEY = 0x41554449
+"""First part of the key of an audit's streams; no round has this number."""
+
+_FLOAT32 = 2.0**-23
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Outcome of one call of ``encode``: n trials of each of G groups.
+
+    A trial is a weight of a client, or a client's row; a group is a layer, or the whole row.
+
+    Attributes:
+        statistic: (n, G) estimates in radii from the center; of a row, the mean over its weights times their signs.
+        squares: (n, G) squared error in squared radii; of a row, the sum over its weights.
+    """
+
+    statistic: Floats
+    squares: Floats
+
+
+class Bench:
+    """Puts a mechanism to work on ``rows`` clients and the audited layers, ``width`` weights each.
+
+    A *position* is the distance of an input from the center in radii, the same for all weights. Where a trial is a
+    whole row every weight gets a fixed random sign, so that a row is no constant vector.
+    """
+
+    def __init__(self, mechanism: Mechanism, rows: int, width: int, source: RandomSource) -> None:
+        self.mechanism, self.rows, self._source = mechanism, rows, source
+        layers = len(RADII)
+        self.ranges = LayerRanges(torch.tensor(CENTERS, dtype=torch.float64), torch.tensor(RADII, dtype=torch.float64), (width,) * layers)
+        unit = guarantee_of(mechanism, self.ranges).unit
+        self.by_weight = unit == "weight"
+        self.groups = layers if unit in ("weight", "layer") else 1
+        self._center, self._radius = self.ranges.expand()
+        self._signs = torch.ones_like(self._center)
+        if not self.by_weight:
+            drawn = stream(0, Purpose.MECHANISM, STREAM_KEY).integers(0, 2, self.ranges.dimension)
+            self._signs = torch.from_numpy(2.0 * drawn - 1.0)
+        self.lengths: set[int] = set()
+        self.unreadable = ""
+
+    @property
+    def trials(self) -> int:
+        """Trials of each group in one call."""
+        return self.rows * self.ranges.dimension // self.groups if self.by_weight else self.rows
+
+    def draw(self, position: float) -> Sample:
+        """Encode all clients at ``position``, send, receive and decode."""
+        estimates = self.mechanism.decode(self.report(position), self.ranges).double()
+        return Sample(self._statistic(estimates), self._group(((estimates - self._clamped(position)) / self._radius) ** 2))
+
+    def neighbour(self, *, turned: bool) -> Floats:
+        """Return the projections (n,) of rows at the ends of their ranges, or of rows whose first weight is ``turned``, on the signs.
+
+        The first weight counts half: so that one row's ties lie elsewhere than the other's.
+        """
+        signs, half = self._signs.clone(), self._signs.clone()
+        half[0] /= 2
+        if turned:
+            signs[0] *= -1
+        values = (self._center + self._radius * signs).float().repeat(self.rows, 1)
+        estimates = self.mechanism.decode(self.mechanism.encode(values, self.ranges, self._source), self.ranges).double()
+        return np.asarray(((estimates - self._center) / self._radius @ half).numpy())
+
+    def report(self, position: float) -> Any:
+        """Return the clients' reports as the server reads them off the wire."""
+        return self.receive(*self.send(position))
+
+    def send(self, position: float) -> tuple[Any, list[bytes]]:
+        """Encode all clients at ``position`` and return the reports and what they put on the wire."""
+        values = self._inputs(position).expand(self.rows, -1).contiguous()
+        sent = self.mechanism.encode(values, self.ranges, self._source)
+        return sent, list(sent.payloads())
+
+    def receive(self, sent: Any, payloads: Sequence[bytes]) -> Any:
+        """Read ``payloads``; where that fails the reports in memory stand in, so that the other checks can go on."""
+        self.lengths.update(len(payload) for payload in payloads)
+        try:
+            return self.mechanism.read(payloads, self.ranges)
+        except ProtocolError as error:
+            self.unreadable = str(error)
+            return sent
+
+    def expected(self, position: float) -> Floats:
+        """Return the expectation (G,) of the statistic: that of the clamped input."""
+        return np.asarray(self._statistic(self._clamped(position))[0])
+
+    def expected_squares(self, position: float) -> Floats:
+        """Return the expectation (G,) of the squared error, from the mechanism's closed form."""
+        return np.asarray(self._group(self.mechanism.noise(self.ranges).variance(self._inputs(position)).double() / self._radius**2)[0])
+
+    def rounding(self, largest: Floats) -> Floats:
+        """Return what float32 may do to estimates (G,) up to ``largest`` radii from the center, in radii."""
+        distance = (self._center.abs() / self._radius).reshape(self.groups, -1).amax(dim=1)
+        rounding: Floats = _FLOAT32 * (distance.double().numpy() + largest)
+        return rounding
+
+    def _inputs(self, position: float) -> Tensor:
+        return (self._center + position * self._radius * self._signs).float()[None]
+
+    def _clamped(self, position: float) -> Tensor:
+        return self.ranges.clamp(self._inputs(position))
+
+    def _statistic(self, estimates: Tensor) -> Floats:
+        """Project rows on the signs, the direction between any two inputs; in radii, so that every weight counts the same."""
+        weights = 1 if self.by_weight else self.ranges.dimension // self.groups
+        return self._group((estimates - self._center) / self._radius * self._signs / weights)
+
+    def _group(self, values: Tensor) -> Floats:
+        """Return (n, G) of (K, d): the values as they are where a weight is a trial, else their sum over each group."""
+        grouped = values.reshape(values.shape[0], self.groups, -1)
+        if self.by_weight:
+            return np.asarray(grouped.transpose(1, 2).reshape(-1, self.groups).numpy())
+        return np.asarray(grouped.sum(dim=2).numpy())
+
+
+class Tally:
+    """Sums over all samples at one position, (G,) each, so that no sample has to be kept.
+
+    Attributes:
+        expected: what the statistic's mean should be.
+        count: trials of each group so far.
+        largest: largest distance of the statistic from ``expected``.
+        largest_square: largest squared error.
+    """
+
+    def __init__(self, expected: Floats) -> None:
+        self.expected = expected
+        self.count = 0
+        self.largest = np.zeros_like(expected)
+        self.largest_square = np.zeros_like(expected)
+        self._sums = np.zeros((4, expected.size))
+
+    def add(self, sample: Sample) -> None:
+        deviation = sample.statistic - self.expected
+        self.count += deviation.shape[0]
+        self.largest = np.maximum(self.largest, np.abs(deviation).max(axis=0))
+        self.largest_square = np.maximum(self.largest_square, sample.squares.max(axis=0))
+        for row, values in enumerate((deviation, sample.squares)):
+            self._sums[2 * row] += values.sum(axis=0)
+            self._sums[2 * row + 1] += np.einsum("ij,ij->j", values, values)
+
+    @property
+    def deviation(self) -> Floats:
+        """Mean distance (G,) of the statistic from its expectation."""
+        return np.asarray(self._sums[0] / self.count)
+
+    @property
+    def spread(self) -> Floats:
+        """Sample variance (G,) of the statistic."""
+        return self._variance(0)
+
+    @property
+    def square(self) -> Floats:
+        """Mean squared error (G,)."""
+        return np.asarray(self._sums[2] / self.count)
+
+    @property
+    def square_spread(self) -> Floats:
+        """Sample variance (G,) of the squared error."""
+        return self._variance(2)
+
+    def _variance(self, row: int) -> Floats:
+        mean = self._sums[row] / self.count
+        return np.asarray(np.maximum(self._sums[row + 1] / self.count - mean**2, 0) * (self.count / (self.count - 1)))
+
+
+def histograms(bins: Bins, statistic: Floats) -> Counts:
+    """Return (G, B) counts of the statistic (n, G)."""
+    return np.stack([bins.histogram(column) for column in statistic.T])

@@ -1,0 +1,84 @@
+"""What the bytes of reports tell, bit by bit, and whether two weights share noise: for unequal inputs in many layers.
+
+The other checks look at estimates, in four layers of like weights. Here no decoder stands between: each bit of the wire is a function
+of what is protected as a unit, so between any two inputs its odds change by e^epsilon at most.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ldpfl.auditing.bounds import Floats, epsilon_lower_bound
+from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms.ranges import LayerRanges
+from ldpfl.util.randomness import Purpose, RandomSource, stream
+
+LAYERS, WIDTH = 12, 96
+"""Layers, and weights of each: a fault of one layer, of one weight or of the last thousandth shows."""
+
+PAIRS = ("all signs turned", "the largest moved elsewhere")
+
+_BLOCK = 1 << 20
+_CANDIDATES = 32
+"""Bits that are judged exactly, of those that look worst."""
+
+
+class RawBench:
+    """Clients that hold unequal values in ``LAYERS`` layers, some far beyond their range, and what they put on the wire."""
+
+    def __init__(self, mechanism: Mechanism, clients: int, source: RandomSource, key: int) -> None:
+        self.mechanism, self.clients, self._source = mechanism, clients, source
+        radius = torch.tensor(10.0 ** np.linspace(-3, 0.5, LAYERS), dtype=torch.float64)
+        center = torch.tensor([0.0, 0.3, -2.0] * (LAYERS // 3), dtype=torch.float64)
+        self.ranges = LayerRanges(center, radius, (WIDTH,) * LAYERS)
+        generator = stream(0, Purpose.MECHANISM, key, 1)
+        dimension = self.ranges.dimension
+        sizes = 10.0 ** generator.uniform(-1.5, 1.5, dimension)  # in radii: a third lies beyond the range
+        sizes[0] = sizes[-1] = 30.0
+        first = sizes * generator.choice((-1.0, 1.0), dimension)
+        self.inputs = {"first": first, PAIRS[0]: -first, PAIRS[1]: np.roll(first, dimension // 2)}
+
+    def values(self, which: str) -> Tensor:
+        """Return the rows (K, d) of clients that all hold the same."""
+        center, radius = self.ranges.expand()
+        return (center + radius * torch.from_numpy(self.inputs[which])).float().expand(self.clients, -1)
+
+    def ones(self, which: str) -> Floats:
+        """Return how many of the clients' reports have each bit of the wire set."""
+        rows, total = max(1, _BLOCK // self.ranges.dimension), np.zeros(0)
+        for start in range(0, self.clients, rows):
+            values = self.values(which)[start : start + rows].contiguous()
+            sent = self.mechanism.encode(values, self.ranges, self._source)
+            payloads = list(sent.payloads())
+            shortest = min(map(len, payloads))  # another check is for those of unequal length
+            bits = np.stack([np.unpackbits(np.frombuffer(payload[:shortest], np.uint8)) for payload in payloads])
+            seen = bits.sum(axis=0, dtype=np.float64)
+            both = min(seen.size, total.size) if total.size else seen.size
+            total = (total[:both] if total.size else 0) + seen[:both]
+        return total
+
+    def noise(self) -> Floats:
+        """Return the noise (K, d) in the clients' estimates of the centers, about its mean."""
+        center, step, rows = self.ranges.expand()[0].float(), max(1, _BLOCK // self.ranges.dimension), []
+        for start in range(0, self.clients, step):
+            values = center.repeat(min(step, self.clients - start), 1)
+            rows.append(self.mechanism.decode(self.mechanism.encode(values, self.ranges, self._source), self.ranges).double().numpy())
+        found: Floats = np.concatenate(rows)
+        found -= found.mean(axis=0)
+        return found
+
+
+def epsilon_of_bits(first: Floats, second: Floats, clients: int, delta: float, error: float) -> float:
+    """Return what the odds of any one bit show of epsilon, at least; wrong with probability ``error`` at most, over all bits."""
+    both = min(first.size, second.size)
+    first, second, share, best = first[:both], second[:both], error / (4 * both), -inf
+    for one, other in ((first, second), (second, first), (clients - first, clients - second), (clients - second, clients - first)):
+        apart = (one + 1) / (other + 1)
+        for place in np.argsort(apart)[-_CANDIDATES:]:
+            hits = int(one[place]), int(other[place])
+            best = max(best, epsilon_lower_bound(hits, (clients, clients), delta, share))
+    return max(0.0, best)

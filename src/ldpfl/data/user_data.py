@@ -1,0 +1,335 @@
+"""A user's own data: from a file or folder, from the hub, from code, or handed over from Python."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ldpfl.data.from_table import dataset_of
+from ldpfl.data.holding_out import TEST_SHARE, held_out, held_out_by_name
+from ldpfl.data.inputs import TOKENS, Inputs, by_name, each, not_dense
+from ldpfl.data.samples import Dataset, Owners, Samples, owners_of
+from ldpfl.data.settings import DataConfig
+from ldpfl.data.tables import read_table, table_of
+from ldpfl.data.targets import MOST_CLASSES
+from ldpfl.data.tokens import following
+from ldpfl.data.user_hub import fetched
+from ldpfl.data.user_images import Pictures, holds_images
+from ldpfl.errors import ConfigError, DataError, in_short, printable
+from ldpfl.tasks import PARALLEL, Targets
+from ldpfl.util.user_code import GIVEN, called, is_code
+
+_PIXEL_MEAN, _PIXEL_STD = 0.5, 0.25
+"""Of images that nobody has measured: fixed, and near enough to centre and scale pixels."""
+
+
+def load_brought(config: DataConfig, targets: Targets, given: object = None) -> Dataset:
+    """Return a user's own data, as ``config`` says; ``given`` is what a caller handed over.
+
+    That may be a data frame, a :class:`Dataset`, a pair of inputs and targets (tensors or arrays; of inputs also several, in a dict), or
+    a PyTorch data set of such pairs.
+
+    Raises:
+        ConfigError: settings that do not fit each other, or nothing was handed over.
+        DataError: the data cannot be read, or do not fit; the place is named.
+    """
+    if config.path:
+        paths = tuple(Path(path) for path in (config.path, config.test_path) if path)
+        return _from_files(config.model_dump_json(), targets, paths, tuple(map(_stamp, paths)))
+    if config.name != GIVEN:
+        given = called("data", config.name) if is_code(config.name) else fetched(config)
+    if given is None:
+        raise ConfigError("these are data that a caller handed over: hand them over again, with data=...")
+    return _as_dataset(given, config, targets)
+
+
+@lru_cache(maxsize=2)
+def _from_files(text: str, targets: Targets, paths: tuple[Path, ...], stamps: tuple[object, ...]) -> Dataset:
+    """Read tables and encode them; kept for the next time, for a run looks at its data before it begins and when it does."""
+    config = DataConfig.model_validate_json(text)
+    if holds_images(paths[0]):
+        return _as_dataset(fetched(config), config, targets)
+    tables = [read_table(path) for path in paths]
+    return dataset_of(paths[0].stem, tables[0], tables[1] if len(tables) > 1 else None, config, targets)
+
+
+def _stamp(path: Path) -> object:
+    """Return what changes when the files do."""
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    try:
+        return tuple((str(file), state.st_mtime_ns, state.st_size) for file in files if (state := file.stat()))
+    except OSError:
+        return ()
+
+
+def _as_dataset(given: object, config: DataConfig, targets: Targets) -> Dataset:
+    import pandas
+
+    if isinstance(given, pandas.DataFrame):
+        given = (given,)
+    if isinstance(given, Sequence) and len(given) in (1, 2) and all(isinstance(part, pandas.DataFrame) for part in given):
+        if len(given) > 1 and config.test_path:
+            raise ConfigError("the rows to measure on are there already: leave data.test_path out")
+        named = ("the train rows", "the test rows") if len(given) > 1 else ("the data frame",)
+        train, *test = (table_of(part, name) for part, name in zip(given, named, strict=True))
+        return dataset_of(config.name, train, test[0] if test else _given_test(config), config, targets)
+    if isinstance(given, Pictures):
+        if targets != "class":
+            raise ConfigError("images of a folder or the hub have one class each: leave task.name at 'classification'")
+        _check_unused(config, "images", _OF_TABLES)
+        return _of_images(given, config)
+    of_others = (*_OF_TABLES, *_OF_FILES)
+    if isinstance(given, Dataset):
+        _check_unused(config, "an ldpfl.data.Dataset", of_others)
+        return given
+    if isinstance(given, torch.utils.data.Dataset):
+        if _is_sorted_by_class(given):
+            raise ConfigError("an ImageFolder is sorted by class: where an image is would follow from others. Give its folder itself")
+        _check_unused(config, "a PyTorch data set", of_others)
+        return _of_pairs(given, targets)
+    if targets == "tokens" and _are_tokens(given):
+        given = (given, None)
+    if isinstance(given, Sequence) and not isinstance(given, str | bytes) and len(given) == 2:
+        inputs, told = given
+        _check_unused(config, "a pair of inputs and targets", of_others)
+        own = (
+            {name: _numbers(part, "inputs") for name, part in inputs.items()} if isinstance(inputs, Mapping) else _numbers(inputs, "inputs")
+        )
+        return _of_tensors(own, following(own) if told is None and targets == "tokens" else _numbers(told, "targets"), targets)
+    raise ConfigError(
+        f"data are {_kind_of(given)}, which cannot be used: give a file, a folder, a pandas data frame, a pair (inputs, targets), "
+        f"a PyTorch data set of such pairs, or an ldpfl.data.Dataset{_instead(given)}"
+    )
+
+
+def _are_tokens(given: object) -> bool:
+    """Whether ``given`` are tokens alone, one tensor or array of them, or with their mask by the names of ``transformers``."""
+    return TOKENS in given if isinstance(given, Mapping) else isinstance(given, Tensor | np.ndarray)
+
+
+def tensor_of(values: object, what: str) -> Tensor:
+    """Return samples (N, ...) as a model is given them: images as uint8 (N, C, H, W), tokens as int64, other numbers as float32.
+
+    Raises:
+        DataError: they are no numbers of one shape, or hold NaN or infinity.
+    """
+    found = _numbers(values, what)
+    if found.dim() < 2 or not len(found):
+        raise DataError(
+            f"{what} have the shape {tuple(found.shape)}: give samples along the first axis, one at least, each with its values"
+        )
+    return _typed(found)
+
+
+def _kind_of(given: object) -> str:
+    """Return what ``given`` is, in words, without anything that it holds."""
+    kind, of = type(given), f" of {len(given):,}" if isinstance(given, Sequence | Mapping) else ""
+    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__.partition('.')[0]} {kind.__name__}"
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}{of}"
+
+
+def _instead(given: object) -> str:
+    """Return how ``given`` becomes something that can be used, where that is known."""
+    if hasattr(given, "to_pandas"):
+        return "; data.to_pandas() is a data frame"
+    if isinstance(given, torch.utils.data.DataLoader):
+        return "; data.dataset is the data set of this loader"
+    if isinstance(given, Mapping) and given and all(hasattr(part, "to_pandas") for part in given.values()):
+        return "; give data['train'].to_pandas(), or a pair of train rows and test rows as two such data frames"
+    if isinstance(given, list) and given and all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in given):
+        return f"; {_AS_PAIR}"
+    return "; a table of columns is pandas.DataFrame(data)" if isinstance(given, Mapping | list) or hasattr(given, "__array__") else ""
+
+
+_AS_PAIR = "with pairs = list(data), give (torch.stack([x for x, _ in pairs]), torch.tensor([y for _, y in pairs]))"
+
+
+def _is_sorted_by_class(given: Any) -> bool:
+    """Tell whether these are files by class, as torchvision reads a folder, or a part of such, or several."""
+    inner = [given.dataset] if hasattr(given, "dataset") else list(getattr(given, "datasets", ()))
+    return (hasattr(given, "class_to_idx") and hasattr(given, "samples")) or any(map(_is_sorted_by_class, inner))
+
+
+def _numbers(values: object, what: str) -> Tensor:
+    """Return numbers as a tensor; they may come as an array, a list, or a data frame's columns."""
+    if isinstance(values, Tensor) and (problem := not_dense(values)):
+        raise DataError(f"{what} are {problem}")
+    try:
+        found = torch.as_tensor(values if isinstance(values, Tensor) else np.require(np.asarray(values), requirements="W"))
+    except (TypeError, ValueError, RuntimeError):
+        advice = "words and gaps are for a data frame with data.target, and samples of several tensors for a dict of them"
+        raise DataError(f"{what} are no numbers of one shape ({_kind_of(values)}): {advice}") from None
+    if found.dim() == 0 or found.is_complex():
+        raise DataError(f"{what} are {'complex' if found.is_complex() else 'one number'}: give a real number or more for each sample")
+    return found
+
+
+_OF_TABLES = ("person", "columns", "bounds", "numbers", "words", "categories", "missing", "text")
+_OF_FILES = ("target", "client", "classes", "test_path")
+
+
+def _check_unused(config: DataConfig, what: str, names: Sequence[str]) -> None:
+    """Raise a :class:`ConfigError` if settings are made that say nothing of such data: somebody would rely on them."""
+    plain = DataConfig()
+    unused = [f"data.{name}" for name in names if getattr(config, name) != getattr(plain, name)]
+    if unused:
+        raise ConfigError(f"{', '.join(unused)} says nothing of {what}: leave that out")
+
+
+def _of_images(given: Pictures, config: DataConfig) -> Dataset:
+    name = Path(config.path).name if config.path else config.name
+    notes = () if config.classes else (_named_by_folders(given.classes),)
+    parts, train = list(given.parts), given.parts[0]
+    is_test = np.zeros(len(train), dtype=bool)
+    if len(parts) == 1:
+        is_test = held_out(len(train), TEST_SHARE) if given.identities is None else held_out_by_name(given.identities)
+        parts = [train.take(torch.from_numpy(~is_test)), train.take(torch.from_numpy(is_test))]
+    found = replace(_split(name, parts, notes, outputs=len(given.classes) or None), classes=given.classes)
+    owners = Owners() if given.owners is None else _of_files(given.owners, is_test)
+    return replace(found, **owners._asdict(), identities=None if given.identities is None else given.identities[~is_test])
+
+
+def _of_files(names: Sequence[str], is_test: NDArray[np.bool_]) -> Owners:
+    """Return whose each image is; test images of a split of their own name nobody."""
+    kept, held = ([names[int(place)] for place in np.flatnonzero(own)] for own in (~is_test, is_test))
+    return owners_of(kept, held or None)
+
+
+def _given_test(config: DataConfig) -> Any:
+    return read_table(Path(config.test_path)) if config.test_path else None
+
+
+def _named_by_folders(classes: Sequence[str]) -> str:
+    """Return a note on ``classes`` that were taken from the data, because the settings name none."""
+    if not classes:
+        return _COUNTED
+    some = ", ".join(classes[:5]) + ", ..." * (len(classes) > 5)
+    return printable(
+        f"the names of the classes ({some}) were taken from the data, are shown in results, and are in what is handed on, as if they were "
+        "public: where it is a secret that one occurs, name all classes in data.classes"
+    )
+
+
+_COUNTED = "how many classes, or tokens, there are was taken from the data, as if it were public"
+
+
+def _of_pairs(given: Any, targets: Targets) -> Dataset:
+    """Read a PyTorch data set of (input, target) to its end."""
+    if not hasattr(given, "__len__") or not hasattr(given, "__getitem__"):  # as of an IterableDataset
+        raise DataError(f"a {type(given).__name__} does not say how many samples it has, or gives none by its place: {_AS_PAIR}")
+    try:
+        pairs = [given[place] for place in range(len(given))]
+        first = [pair[0] for pair in pairs]
+        if isinstance(first[0], Mapping):
+            inputs: Inputs = {name: _stacked([sample[name] for sample in first]) for name in first[0]}
+        else:
+            inputs = _stacked(first)
+        told = _stacked([pair[1] for pair in pairs])
+    except DataError:
+        raise
+    except Exception as error:  # it is the user's code: anything may come out of it
+        raise DataError(f"the data set gives no pairs of an input and a target of one shape: {in_short(error)}") from error
+    return _of_tensors(inputs, told, targets)
+
+
+def _stacked(values: Sequence[Any]) -> Tensor:
+    if problem := next((found for value in values if isinstance(value, Tensor) and (found := not_dense(value))), ""):
+        raise DataError(f"samples of the data set are {problem}")
+    return torch.stack([torch.as_tensor(np.asarray(value)) for value in values])
+
+
+def _of_tensors(inputs: Inputs, told: Tensor, targets: Targets) -> Dataset:
+    if not by_name(inputs) or not all(isinstance(name, str) for name in by_name(inputs)):
+        raise DataError("inputs in a dict go to the arguments of the model's forward: each needs the name of one")
+    for name, part in by_name(inputs).items():
+        if len(part) != len(told) or not len(told):
+            which = f"inputs {name!r} have" if name else "inputs have"
+            raise DataError(f"{which} {len(part):,} rows, and targets {len(told):,}: give one target for each row, and one row at least")
+    if targets in PARALLEL:
+        raise ConfigError("ordered classes and times to an event are read from tables: give a data frame or a file, and data.target")
+    inputs, told = each(_typed, inputs), told.detach()
+    tokens = any(part.dtype == torch.int64 for part in by_name(inputs).values())
+    notes = (_COUNTED,) if targets in ("class", "tokens") or tokens else ()
+    if not bool(told.isfinite().all()):
+        raise DataError("targets hold NaN or infinity: leave such samples out")
+    if targets == "class" and told.dim() != 1:
+        is_column = told.dim() == 2 and told.shape[1] == 1
+        advice = "squeeze(1)" if is_column else "argmax(1), or for several labels set task.name to 'multilabel'"
+        raise DataError(f"targets have the shape {tuple(told.shape)}, expected ({len(told)},), one class each: give targets.{advice}")
+    if targets in ("class", "tokens"):
+        if told.is_floating_point() and not torch.equal(told, told.round()):
+            raise DataError("classes are whole numbers from 0 on; to estimate a number, set task.name to 'regression'")
+        told = told.long()
+        if targets == "class" and not (told.numel() and int(told.min()) >= 0 and int(told.max()) < MOST_CLASSES):
+            raise DataError(f"classes are whole numbers from 0 to {MOST_CLASSES - 1}, and some are others")
+        if targets == "class" and bool((told == told[0]).all()):
+            raise DataError("targets hold one class alone, of which nothing can be learned: give samples of two classes at least")
+    else:
+        told = told.float()
+    if targets == "classes" and not bool(((told == 0) | (told == 1)).all()):
+        raise DataError("several labels of a sample are each 0 or 1")
+    if targets == "count" and bool((told < 0).any()):
+        raise DataError("counts are 0 or more, and some targets are below 0")
+    if any(part.dtype == torch.int64 and part.numel() and int(part.min()) < 0 for part in by_name(inputs).values()):
+        raise DataError("tokens are whole numbers from 0 on; numbers that are none are to be of a floating type")
+    return _split(GIVEN, [Samples(inputs, told)], notes, targets)
+
+
+def _typed(inputs: Tensor) -> Tensor:
+    """Return images as uint8, numbers as float32 and tokens as int64."""
+    if inputs.dtype == torch.uint8 and inputs.dim() in (3, 4):
+        return _channels_first(inputs)
+    if not (inputs.is_floating_point() or inputs.dtype in (torch.uint8, torch.bool)):  # bytes in rows are a table of small numbers
+        return inputs.detach().long()
+    inputs = inputs.detach().float()
+    if not bool(inputs.isfinite().all()):
+        raise DataError("inputs hold NaN or infinity: fill the gaps before")
+    return inputs
+
+
+def _channels_first(pixels: Tensor) -> Tensor:
+    """Return images as (N, C, H, W), however they were laid out."""
+    if pixels.dim() == 3:
+        return pixels[:, None]
+    return pixels.permute(0, 3, 1, 2).contiguous() if pixels.shape[1] > 4 >= pixels.shape[3] else pixels
+
+
+def _split(name: str, parts: list[Samples], notes: tuple[str, ...], targets: Targets = "class", outputs: int | None = None) -> Dataset:
+    """Return train and test samples as a data set; without test samples, a fifth of the others are."""
+    if len(parts) == 1:
+        is_test = torch.from_numpy(held_out(len(parts[0]), TEST_SHARE))
+        parts = [parts[0].take(~is_test), parts[0].take(is_test)]
+    train, test = parts
+    if not len(test) or not len(train):
+        raise DataError(f"{len(train) + len(test)} samples are too few to keep a fifth of them to measure on")
+    digest = hashlib.sha256()
+    for part in parts:
+        for content in part.content():
+            digest.update(content)
+    if outputs is None:
+        outputs = _outputs(train.targets, test.targets, targets)
+    held = by_name(test.inputs)
+    largest = {key: 1 + max(int(own.max()), int(held[key].max())) for key, own in by_name(train.inputs).items() if own.dtype == torch.int64}
+    vocabulary = largest if isinstance(train.inputs, Mapping) else largest.get("")
+    # One figure for all channels: there are as many as an image has, and images of several kinds in one sample.
+    mean, std = ((_PIXEL_MEAN,), (_PIXEL_STD,)) if any(map(_is_image, by_name(train.inputs).values())) else ((), ())
+    return Dataset(name, train, test, outputs, mean, std, digest.hexdigest()[:16], vocabulary=vocabulary, notes=notes)
+
+
+def _outputs(train: Tensor, test: Tensor, targets: Targets) -> int:
+    if targets in ("class", "tokens"):
+        return 1 + max(int(train.max()), int(test.max()))
+    return train.shape[1] if train.dim() > 1 else 1
+
+
+def _is_image(part: Tensor) -> bool:
+    return part.dtype == torch.uint8

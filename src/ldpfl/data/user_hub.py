@@ -1,0 +1,133 @@
+"""Data sets as the hub lays them out, from it or from a folder, read by its library: images, and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from glob import escape
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ldpfl.data.folders import check_one_split, split_of, visible_files
+from ldpfl.data.loading import quiet
+from ldpfl.data.settings import DataConfig
+from ldpfl.data.user_images import IMAGES, Pictures, image_column, pictures, pixels
+from ldpfl.errors import ConfigError, DataError, LdpflError, first_line
+from ldpfl.util.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def fetched(config: DataConfig) -> tuple[pandas.DataFrame, ...] | Pictures:
+    """Return the data set that ``config`` names: its train and, if there are any, test rows.
+
+    Raises:
+        ConfigError: settings that do not fit.
+        DataError: it cannot be had, or read.
+    """
+    origin = config.path or config.name
+    splits = _splits(origin, of_ones_own=bool(config.path))
+    if image_column(splits["train"]) is None:
+        return tuple(split.to_pandas() for split in splits.values())
+    if config.test_path:
+        if "test" in splits:
+            raise ConfigError(f"{origin!r} has a split test of its own: leave data.test_path out")
+        held = _splits(config.test_path, of_ones_own=True, one_class=True)
+        splits["test"] = held.get("test", held["train"])
+        if image_column(splits["test"]) is None:
+            raise DataError(f"data.test_path = {config.test_path!r} holds no images, and {origin!r} does")
+    return pictures(splits, config, origin)
+
+
+def new_images(path: Path, files: Sequence[Path] | None, mode: str) -> Tensor:
+    """Return images without classes as bytes (N, C, H, W): those of ``files``, or else those in the Parquet files at ``path``.
+
+    Args:
+        mode: "RGB", or "L" for grey values.
+
+    Raises:
+        DataError: there are no images, one cannot be decoded, or they differ in size.
+    """
+    import datasets  # slow to import
+
+    if files is None:
+        split = _splits(str(path), of_ones_own=True)["train"]
+    else:
+        names = {"image": [str(file) for file in files]}
+        split = datasets.Dataset.from_dict(names, features=datasets.Features({"image": datasets.Image()}))
+    image = image_column(split)
+    if image is None or not len(split):
+        raise DataError(f"{path} holds no images: give a folder of them, an image, a Parquet file with a column of images, or a .npy file")
+    return pixels(split, image, str(path), mode)
+
+
+def _splits(origin: str, *, of_ones_own: bool, one_class: bool = False) -> dict[str, Any]:
+    """Return the splits train and test; of a folder of one's own nothing is kept in the library's cache.
+
+    With ``one_class`` a folder of images by class is one also where all are of one class, which the library takes for none.
+    """
+    import datasets  # slow to import
+
+    datasets.disable_progress_bars()
+    try:
+        with quiet("datasets", "huggingface_hub"), TemporaryDirectory() as folder:
+            once = datasets.DownloadConfig(max_retries=0)
+            cache = folder if of_ones_own else None
+            source, more = _source(Path(origin), one_class=one_class) if of_ones_own else (origin, {})
+            loaded = datasets.load_dataset(source, download_config=once, cache_dir=cache, keep_in_memory=of_ones_own or None, **more)
+    except LdpflError:
+        raise
+    except Exception as error:  # the library raises many kinds
+        why = first_line(error)
+        if of_ones_own:
+            raise DataError(f"data set {origin!r} cannot be read: {why}") from error
+        said = f"data {origin!r} are no file or folder here{_nearest(Path(origin))}, and not to be had from the hub: {why}"
+        raise DataError(said) from error
+    if "train" not in loaded:
+        raise DataError(f"data set {origin!r} has no split train: it has {', '.join(loaded)}")
+    return {split: loaded[split] for split in ("train", "test") if split in loaded}
+
+
+def _nearest(path: Path) -> str:
+    """Return what beside a file that there is not has the nearest name, as a question."""
+    try:
+        beside = [str(entry) for entry in path.parent.iterdir() if not entry.name.startswith(".")]
+    except OSError:
+        return ""
+    found = did_you_mean(str(path), beside) if beside else ""
+    return f" ({found})" if found.startswith("did") else ""
+
+
+def _source(path: Path, *, one_class: bool) -> tuple[str, dict[str, Any]]:
+    """Return what the library is to load, and how: which images there are, and in which split, it would guess by words in their paths."""
+    if not path.exists():
+        raise DataError(f"data set {str(path)!r} cannot be read: there is no such file or folder")
+    if path.is_file():
+        return "parquet", {"data_files": {"train": escape(str(path))}}
+    files = [file for file in visible_files(path) if file.suffix.lower() in IMAGES or file.stem == "metadata"]
+    if not any(file.suffix.lower() in IMAGES for file in files):
+        return "parquet", {"data_files": _parquet_of(path)}
+    folders = {file.relative_to(path).parts[0] for file in files}
+    divided = "train" in folders and folders <= {"train", "test"} and all((path / name).is_dir() for name in folders)
+    if not divided:
+        check_one_split((Path(name) for name in folders if (path / name).is_dir()), path)
+    parts = {name: path / name for name in sorted(folders, reverse=True)} if divided else {"train": path}
+    by_class = one_class and not any(file.stem == "metadata" for file in files)
+    chosen = {name: [escape(str(file)) for file in files if file.is_relative_to(part)] for name, part in parts.items()}
+    return "imagefolder", {"data_files": chosen, **({"drop_labels": False} if by_class else {})}
+
+
+def _parquet_of(path: Path) -> dict[str, list[str]]:
+    """Return the Parquet files of the splits train and test, by their names; what else lies there, such as a page, names none."""
+    files = [file for file in visible_files(path) if file.suffix.lower() == ".parquet"]
+    if not files:
+        raise DataError(f"{path} holds no images, by class or in Parquet files")
+    splits: dict[str, list[str]] = {}
+    for file in files:
+        splits.setdefault(split_of(file.relative_to(path)) or "train", []).append(escape(str(file)))
+    if "train" not in splits:  # rows to measure on, of one split
+        return {"train": [escape(str(file)) for file in files]}
+    return {split: splits[split] for split in ("train", "test") if split in splits}

@@ -1,0 +1,415 @@
+"""Plan a run before anything is sent: what it would guarantee, how noisy it would be, and what would have to change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil, floor, inf, nan, tanh
+from numbers import Real
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import numpy as np
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from ldpfl import mechanisms
+from ldpfl.errors import ConfigError, shown
+from ldpfl.experiments.planning.search import fewest, smallest, smallest_by
+from ldpfl.mechanisms import Mechanism, payload_bits
+from ldpfl.mechanisms.ranges import LayerRanges
+from ldpfl.privacy.accountants.binomial import fewest_ones, sigmoid
+from ldpfl.privacy.accountants.gaussian import gaussian_mu
+from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, attained_epsilon, certified_epsilon
+from ldpfl.privacy.authors import released
+from ldpfl.privacy.charged_rounds import RoundGroup
+from ldpfl.privacy.events import BinaryRelease, Channel, Release
+from ldpfl.privacy.guarantee import Statement, json_number
+from ldpfl.privacy.statement import DELTA, account_groups, check_delta
+from ldpfl.util.displays import Shown
+from ldpfl.util.quantities import Positive, cohort_size
+from ldpfl.util.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    import pandas
+
+MOST_CLIENTS, MOST_REPORTS = 10**8, 10**10
+LARGEST_EPSILON = 50.0
+"""Largest budget of a report that is solved for; more protects nothing."""
+
+_PRECISE = 1e-3
+"""Relative slack of a solved figure: certified at it, and not much more than needed."""
+
+_MOST_LAYERS = 10_000
+
+_RARE = 1e-6
+"""Probability with which some round of a run may have fewer clients than is planned for."""
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of numpy's as one of Python's, which alone a strict check takes."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _whole(value: Any) -> Any:
+    """Return the same, and 1e6 as a whole number."""
+    plain = _plain(value)
+    return int(plain) if isinstance(plain, float) and plain.is_integer() else plain
+
+
+_Whole = Annotated[int, BeforeValidator(_whole)]
+_Number = Annotated[Positive, BeforeValidator(_plain)]
+
+
+@checked_dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
+class Setting:
+    """A federation to plan.
+
+    Attributes:
+        epsilon: budget of one report.
+        clients: how many there are.
+        weights: parameters of the model.
+        rounds: of training.
+        delta: failure probability of the figures that are not pure.
+        mechanism: by name.
+        participation: part of the clients that takes part in a round.
+        self_sampling: whether each client decides for itself, in secret, to take part.
+        radius: half-width of the range that weights are clamped to.
+        channel: what stands between clients and server.
+        colluding: clients that tell the adversary what they sent.
+        layers: parameter tensors of the model, of about the same size; needed where what a client sends depends on them.
+
+    Raises:
+        ConfigError: one is missing or unknown, of another kind, or out of range.
+    """
+
+    epsilon: _Number
+    clients: _Whole
+    weights: _Whole
+    rounds: _Whole
+    delta: Annotated[float, BeforeValidator(_plain)] = DELTA
+    mechanism: str = "duchi"
+    participation: Annotated[_Number, Field(le=1)] = 1.0
+    self_sampling: Annotated[bool, BeforeValidator(_plain)] = False
+    radius: _Number = 0.075
+    channel: Channel = "ideal-shuffler"
+    colluding: _Whole = 0
+    layers: _Whole | None = None
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _in_one_line(cls, given: Any, checked: Callable[[Any], Setting]) -> Setting:
+        try:
+            return checked(given)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place, value = (first["loc"] or ("setting",))[-1], first["input"]
+            name = dict(enumerate(cls.__dataclass_fields__)).get(place, place) if isinstance(place, int) else place
+            if name == "channel":
+                raise ConfigError(f"unknown channel {shown(value)}: {did_you_mean(str(value), get_args(Channel))}") from None
+            got = "" if first["type"] == "missing" else f", got {shown(value)}"
+            raise ConfigError(f"plan, {name}: {first['msg'].lower()}{got}") from None
+
+    def __post_init__(self) -> None:
+        if min(self.clients, self.weights, self.rounds) < 1:
+            raise ConfigError(f"clients, weights and rounds must be at least 1, got {self.clients}, {self.weights}, {self.rounds}")
+        if self.clients > MOST_CLIENTS or self.weights * self.rounds > MOST_REPORTS:
+            raise ConfigError(f"planned are at most {MOST_CLIENTS:.0e} clients and {MOST_REPORTS:.0e} weights x rounds")
+        check_delta(self.delta)
+        if not 0 <= self.colluding < self.cohort:
+            raise ConfigError(f"colluding must lie between 0 and {self.cohort - 1} of those that take part, got {self.colluding}")
+        if self.layers is not None and not 1 <= self.layers <= min(self.weights, _MOST_LAYERS):
+            raise ConfigError(f"a model of {self.weights:,} weights has 1 to {min(self.weights, _MOST_LAYERS):,} layers, got {self.layers}")
+        if self.layers is None and self.weights > 1 and self._release(1) != self._release(2):
+            said = f"what {self.mechanism} sends depends on the layers: say how many the model has, layers (--layers)"
+            raise ConfigError(f"{said}, which are its parameter tensors, 8 in two-layer-cnn")
+
+    @property
+    def participates_in_secret(self) -> bool:
+        """Whether nobody learns who takes part: of a sum its members are known, as they are of a round in which all are."""
+        return self.self_sampling and self.participation < 1 and self.channel == "ideal-shuffler"
+
+    @property
+    def cohort(self) -> int:
+        """Clients that take part in a round; under secret participation, as many as are expected."""
+        return cohort_size(self.participation, self.clients)
+
+    @cached_property
+    def release(self) -> Release:
+        """What one client's report of a round is, which is what is accounted: ``epsilon`` means what the mechanism makes of it."""
+        return released(self.build(), self.ranges())
+
+    def ranges(self) -> LayerRanges:
+        """As many layers as are said, else one."""
+        return self._in_layers(self.layers or 1)
+
+    def _release(self, layers: int) -> Release:
+        return released(self.build(), self._in_layers(layers))
+
+    def _in_layers(self, layers: int) -> LayerRanges:
+        each, more = divmod(self.weights, layers)
+        sizes = (each + 1,) * more + (each,) * (layers - more)
+        return LayerRanges(0.0, self.radius, sizes)
+
+    def build(self) -> Mechanism:
+        """Return the mechanism."""
+        return mechanisms.with_defaults(self.mechanism, self.epsilon)
+
+
+@dataclass(frozen=True)
+class Plan(Shown):
+    """What a setting would guarantee and cost.
+
+    Attributes:
+        statement: the guarantees.
+        noise_std: standard deviation of the noise in the mean of one weight, in the unit of the weights.
+        bytes_per_client: what one client sends in one round.
+        solution: what reaches a target, if one was given.
+    """
+
+    setting: Setting
+    statement: Statement
+    noise_std: float
+    bytes_per_client: int
+    solution: Solution | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything, for JSON."""
+        inputs = {name: getattr(self.setting, name) for name in _INPUTS}
+        if not self.setting.release.protected:
+            inputs["epsilon"] = None
+        return {
+            **inputs,
+            "cohort": self.setting.cohort,
+            **self.statement.to_dict(),
+            "noise_std": self.noise_std,
+            "bytes_per_client": self.bytes_per_client,
+            "bytes_per_client_run": self.bytes_per_client * self.setting.rounds,
+            **(self.solution.to_dict() if self.solution else {}),
+        }
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """Return one row, of the setting, its cost and each epsilon by name: several plans are compared by ``pandas.concat``."""
+        import pandas
+
+        figures = {name: value for name, value in self.to_dict().items() if not isinstance(value, list)}
+        return pandas.DataFrame([{name: inf if value == "infinity" else value for name, value in figures.items()}])
+
+
+_INPUTS = (
+    *("mechanism", "epsilon", "clients", "weights", "layers", "rounds", "participation", "self_sampling", "radius", "channel", "colluding"),
+)
+
+
+def plan(setting: Setting) -> Plan:
+    """Return what ``setting`` guarantees and costs. A second on one core, half a minute for the largest settings.
+
+    Raises:
+        ConfigError: a figure is out of range.
+    """
+    mechanism, ranges, release = setting.build(), setting.ranges(), setting.release
+    cohort = _cohort_of(setting, release)
+    group = RoundGroup(
+        release=release,
+        cohort=max(1, cohort - setting.colluding),
+        population=setting.clients - setting.colluding,
+        rounds=setting.rounds,
+        sampling="everyone" if setting.participation == 1 else "secret" if setting.participates_in_secret else "visible",
+        rate=setting.participation,
+        channel=setting.channel,
+        known=setting.participation == 1,
+    )
+    statement = account_groups([group], setting.delta)
+    if group.sampling == "visible":
+        said = "of a client that takes part in every round: how often one does at most is chance, and a run's ledger charges that"
+        statement = replace(statement, notes=(*statement.notes, said))
+    statement = replace(statement, warnings=(*mechanism.properties.caveats, *statement.warnings))
+    if cohort < setting.cohort:
+        said = (
+            f"how many take part is chance: this holds of rounds of at least {cohort:,} clients, as all are but with probability {_RARE:g}"
+        )
+        statement = replace(statement, notes=(*statement.notes, said))
+    noise = float(mechanism.noise(ranges).largest_std(setting.cohort).max())
+    return Plan(setting, statement, noise, (payload_bits(mechanism, ranges) + 7) // 8)
+
+
+def _cohort_of(setting: Setting, release: Release) -> int:
+    """Return how many clients hide each other in a round; where they decide by coins, and that is not averaged over, hardly ever fewer."""
+    averaged = setting.participates_in_secret and isinstance(release, BinaryRelease) and release.sampled == 1
+    if setting.participation == 1 or not setting.self_sampling or averaged:
+        return setting.cohort
+    return max(1, fewest_ones(_RARE / setting.rounds, setting.clients, setting.participation))
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What it takes to reach a central epsilon behind an ideal shuffler.
+
+    Attributes:
+        target: that epsilon.
+        clients: enough of them at the setting's epsilon, certified also for training; None beyond 1e8.
+        clients_necessary: with fewer, some data set exceeds the target; None beyond 1e8, and where not all take part in each round.
+        epsilon: a budget a report at which the setting's clients are enough; at ``LARGEST_EPSILON`` more would do as well; None where
+            it would be below 1e-6.
+    """
+
+    target: float
+    clients: int | None = None
+    clients_necessary: int | None = None
+    epsilon: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything, for JSON."""
+        return {
+            "target_central": json_number(self.target),
+            "clients_needed": self.clients,
+            "clients_necessary": self.clients_necessary,
+            "epsilon_allowed": self.epsilon,
+        }
+
+
+def solve(setting: Setting, target: float, *, clients: bool, epsilon: bool) -> Solution:
+    """Return how many clients, or which budget a report, bring the run's central epsilon down to ``target``.
+
+    Behind an ideal shuffler, for inputs that adapt to what was released before, as in training. A few seconds on one
+    core for each of the two questions.
+
+    Raises:
+        ConfigError: the target is not positive, the mechanism does not send bits, or no shuffled number exists.
+    """
+    if not isinstance(target, Real) or isinstance(target, bool) or not 0 < target < inf:
+        raise ConfigError(f"the target must be positive and finite, got {shown(target)}")
+    check_central(setting)
+    found = Solution(target)
+    if clients:
+        necessary = _necessary(setting, target)
+        found = replace(found, clients=_clients(setting, _enough(setting, target, necessary)))
+        if setting.participation == 1:
+            found = replace(found, clients_necessary=_clients(setting, necessary))
+    return replace(found, epsilon=_epsilon(setting, target)) if epsilon else found
+
+
+def reach(target: float, *, epsilon: float | None, clients: int | None, **others: Any) -> tuple[Setting, Solution]:
+    """Return what reaches a central epsilon of ``target``, and the setting with it put in where ``epsilon`` or ``clients`` is None.
+
+    Raises:
+        ConfigError: both are None, nothing reaches it, or as for :func:`solve`.
+    """
+    if epsilon is None and clients is None:
+        raise ConfigError("a target needs epsilon (to find the clients) or clients (to find the epsilon)")
+    setting = Setting(1.0 if epsilon is None else epsilon, MOST_CLIENTS if clients is None else clients, **others)
+    if clients is None:
+        setting = replace(setting, clients=ceil((setting.colluding + 1) / setting.participation))  # the fewest
+    found = solve(setting, target, clients=clients is None or epsilon is not None, epsilon=epsilon is None or clients is not None)
+    if clients is None:
+        if found.clients is None:
+            raise ConfigError(f"no number of clients up to {MOST_CLIENTS:.0e} reaches a central epsilon of {target:g}: lower epsilon")
+        setting = replace(setting, clients=found.clients)
+    if epsilon is None:
+        if found.epsilon is None:
+            raise ConfigError(f"no useful epsilon reaches a central epsilon of {target:g} with {setting.clients} clients")
+        setting = replace(setting, epsilon=found.epsilon)
+    return setting, found
+
+
+def check_central(setting: Setting) -> None:
+    """Raise a :class:`ConfigError` unless a central epsilon can be solved for and drawn: :func:`_rounds` says of what."""
+    if setting.channel != "ideal-shuffler" or (setting.self_sampling and setting.participation < 1):
+        raise ConfigError("a central epsilon is solved for or drawn with channel ideal-shuffler and a cohort that is not secret")
+    release = setting.release
+    why = ""
+    if type(release) is not BinaryRelease:  # what derives from it may be released in another way
+        why = f"for one-bit reports, and {setting.mechanism} does not send such"
+    elif release.sampled > 1:
+        why = f"for bits about known coordinates, and {setting.mechanism} draws them"
+    if why:
+        raise ConfigError(f"a central epsilon is solved for or drawn {why}: {_WITHOUT_TARGET}")
+
+
+_WITHOUT_TARGET = (
+    "leave the target and the plot out, and ldpfl plan says what holds for an epsilon and a number of clients; or let a run look for its "
+    "noise, by privacy.target_epsilon"
+)
+
+
+def cohorts(setting: Setting) -> list[int]:
+    """Return numbers of clients around those of ``setting``, from ten up: where a plot of epsilon is worth a point."""
+    most = min(MOST_CLIENTS, 10_000 * setting.clients)
+    points = np.unique(np.round(np.geomspace(max(10, setting.colluding + 2), max(most, 100_000), 17)).astype(np.int64))
+    return [int(point) for point in points]
+
+
+def epsilon_among(setting: Setting, clients: int) -> tuple[float, float]:
+    """Return the attained and the certified central epsilon of a run like ``setting`` with this number of clients.
+
+    What is attained is NaN where not all take part in each round, for then nobody may have sent all that is charged.
+    """
+    check_central(setting)
+    cohort = max(1, cohort_size(setting.participation, clients) - setting.colluding)
+    rounds = _rounds(setting, cohort)
+    return _attained(rounds, setting.delta) if setting.participation == 1 else nan, _certified(rounds, setting.delta)
+
+
+def _rounds(setting: Setting, cohort: int) -> ShuffledRounds:
+    """Return what is accounted of rounds in which ``cohort`` clients hide each other."""
+    return ShuffledRounds(setting.release.parameter, cohort, setting.release.units, setting.rounds)
+
+
+def _certified(rounds: ShuffledRounds, delta: float) -> float:
+    """Return the certified epsilon of ``rounds`` for adaptive inputs."""
+    return certified_epsilon([rounds], delta)[1]
+
+
+def _attained(rounds: ShuffledRounds, delta: float) -> float:
+    return attained_epsilon([rounds], delta)
+
+
+def _clients(setting: Setting, cohort: float | None) -> int | None:
+    """Return the fewest clients of which ``cohort`` take part, rounded up as a round does."""
+    return None if cohort is None else floor((ceil(cohort) + setting.colluding - 1) / setting.participation + 1e-9) + 1
+
+
+def _necessary(setting: Setting, target: float) -> int | None:
+    """Return the cohort below which some data set exceeds the target."""
+    return fewest(
+        lambda cohort: _attained(_rounds(setting, cohort), setting.delta), _normal_cohort(setting, target), target, MOST_CLIENTS, 1e-6
+    )
+
+
+def _enough(setting: Setting, target: float, necessary: int | None) -> float | None:
+    """Return a cohort of which it is certified that it is enough."""
+
+    def among(value: Callable[[ShuffledRounds, float], float]) -> Callable[[float], float]:
+        return lambda cohort: value(_rounds(setting, max(1, ceil(cohort))), setting.delta)
+
+    if necessary is None:
+        return None
+    return smallest_by(among(_certified), among(_attained), necessary, target, 1.0, float(MOST_CLIENTS), _PRECISE)
+
+
+def _epsilon(setting: Setting, target: float) -> float | None:
+    def at(value: Callable[[ShuffledRounds, float], float]) -> Callable[[float], float]:
+        def epsilon_at(inverse: float) -> float:
+            other = replace(setting, epsilon=1 / inverse)
+            check_central(other)
+            return value(_rounds(other, setting.cohort - setting.colluding), setting.delta)
+
+        return epsilon_at
+
+    if "epsilon" not in mechanisms.settings_of(setting.mechanism).model_fields:
+        raise ConfigError(f"{setting.mechanism} has no epsilon that could be solved for: without a target, ldpfl plan says what holds")
+    # For a small budget mu is close to budget * sqrt(reports / clients).
+    mu, reports = gaussian_mu(target, setting.delta), setting.release.units * setting.rounds
+    guess = max(1.0, (reports / (setting.cohort - setting.colluding)) ** 0.5) / mu
+    low, high = 1 / LARGEST_EPSILON, 1e6
+    start = smallest(at(_attained), guess, target, low, high, _PRECISE)
+    inverse = None if start is None else smallest_by(at(_certified), at(_attained), start, target, low, high, _PRECISE)
+    return None if inverse is None else 1 / inverse
+
+
+def _normal_cohort(setting: Setting, target: float) -> float:
+    """Return the cohort that the central limit theorem would ask for: where the search begins."""
+    mu = gaussian_mu(target, setting.delta)
+    epsilon, units = setting.release.parameter, setting.release.units
+    spread = sigmoid(epsilon) * sigmoid(-epsilon)
+    return float(units * setting.rounds * tanh(epsilon / 2) ** 2 / (mu**2 * spread))

@@ -1,0 +1,299 @@
+"""Plan a training whose guarantee covers everything that is sent: which noise a target takes, and what the noise does to a mean."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from math import ceil, inf, log10, sqrt
+from typing import Any, Literal, get_args
+
+from ldpfl.errors import ConfigError
+from ldpfl.experiments.planning.planner import MOST_CLIENTS, MOST_REPORTS
+from ldpfl.experiments.planning.search import smallest
+from ldpfl.mechanisms import Mechanism, payload_bits
+from ldpfl.mechanisms.dp_fedavg import DpFedAvg
+from ldpfl.mechanisms.dp_sgd import DpSgd
+from ldpfl.mechanisms.lattice import Lattice, LatticeMechanism
+from ldpfl.mechanisms.privunit import PrivUnitG
+from ldpfl.mechanisms.ranges import LayerRanges
+from ldpfl.mechanisms.record_clipping import RecordClip
+from ldpfl.mechanisms.rotated_sign import RotatedSign
+from ldpfl.mechanisms.settings import Part
+from ldpfl.privacy.accountants.gaussian import gaussian_mu
+from ldpfl.privacy.accountants.registry import least_epsilon
+from ldpfl.privacy.authors import released
+from ldpfl.privacy.charged_rounds import RoundGroup
+from ldpfl.privacy.events import Channel
+from ldpfl.privacy.guarantee import Statement
+from ldpfl.privacy.statement import DELTA, account_groups, check_delta
+from ldpfl.util.displays import Shown
+from ldpfl.util.number_format import number
+
+Regime = Literal["shuffled", "local", "records", "records-summed", "clients-summed"]
+"""``shuffled``: signs of each client's gradient, counted. ``local``: one report a client. ``records``: each client's own noise for each of
+its records; ``records-summed``: the same behind a sum over clients. ``clients-summed``: each client's share of the noise for everything of
+a client, behind a sum."""
+
+_PRECISE = 1e-3
+_WEAKEST, _STRONGEST = 1e-6, 1e4
+"""Strengths of a mechanism between which noise is looked for."""
+_SMALL = 0.1
+"""Noise of this length, where a gradient is a direction of length 1, hardly disturbs a step."""
+
+
+@dataclass(frozen=True)
+class RegimePlan(Shown):
+    """What a regime takes to keep a target.
+
+    Attributes:
+        parameter, value: of the mechanism, and what reaches the target.
+        noise: length of the noise in the mean of directions of length 1: its standard deviation times the root of the weights.
+        trusted_noise: that of a trusted server which adds noise for the same unit and target.
+        wanted: how many clients, or records a client, bring the noise down to a tenth of a direction.
+        group: of so many coordinates a client sends one; 1 where it sends all.
+        relay_records: into how many records a relay takes a client's report apart.
+        bytes_per_client: what one client sends in one of its rounds.
+        reports: rounds that a client takes part in.
+        linked: coordinates of which what is sent stays together behind the shuffler.
+        colluding: clients that tell the adversary what they sent.
+        part: what ``records`` counts in the regimes of records: records, or persons who may have several.
+        evaluation_epsilon: what clients spend of the target on measuring the model.
+    """
+
+    regime: Regime
+    target: float
+    clients: int
+    records: int
+    weights: int
+    rounds: int
+    mechanism: str
+    parameter: str
+    value: float
+    noise: float
+    trusted_noise: float
+    wanted: int
+    group: int
+    relay_records: int
+    bytes_per_client: int
+    reports: int
+    linked: int
+    colluding: int
+    part: Part
+    evaluation_epsilon: float
+    statement: Statement
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything, for JSON."""
+        fields = {name: value for name, value in asdict(self).items() if name != "statement"}
+        return {**fields, **self.statement.to_dict()}
+
+
+def plan_regime(
+    regime: str,
+    target: float,
+    *,
+    clients: int,
+    weights: int,
+    rounds: int,
+    records: int = 1,
+    group: int = 1,
+    linked: int = 1,
+    delta: float = DELTA,
+    colluding: int = 0,
+    part: Part = "record",
+    evaluation_epsilon: float = 0.0,
+) -> RegimePlan:
+    """Return which noise keeps ``target`` for all that is ever sent, and what it costs, before anything is run. Seconds on one core.
+
+        ldpfl.plan_regime("records", 2.0, clients=100, records=600, weights=2000, rounds=15).noise
+
+    Args:
+        regime: shuffled, local, records, records-summed or clients-summed, see :data:`Regime`.
+        group: of so many rotated coordinates a client draws one in secret and sends it, in the regime shuffled.
+        linked: how many of what it sends stay together behind the shuffler, in that regime.
+        part: ``person`` to protect persons in the regimes of records, of whom each client then has so many as ``records`` says.
+        evaluation_epsilon: of the target, what clients spend on measuring the model on records that they hold back; 0 for nothing.
+
+    Raises:
+        ConfigError: the regime is unknown, a figure is out of range, or nothing reaches the target.
+    """
+    asked = _Asked(
+        regime_named(regime), target, clients, weights, rounds, records, group, linked, delta, colluding, part, evaluation_epsilon
+    )
+    asked.check()
+    try:
+        found = smallest(lambda inverse: asked.epsilon(1 / inverse), asked.guess, target, 1 / _STRONGEST, 1 / _WEAKEST, _PRECISE)
+    except ConfigError as error:  # the mechanism takes no such noise
+        raise ConfigError(_out_of_reach(asked, f" ({error})")) from error
+    if found is None:
+        raise ConfigError(_out_of_reach(asked, ""))
+    return asked.answered(1 / found)
+
+
+def _out_of_reach(asked: _Asked, why: str) -> str:
+    """Return the message that no noise keeps the target, with what some does; ``why`` is what the mechanism says of more noise or less."""
+    powers = [10.0**power for power in range(round(log10(_WEAKEST)), round(log10(_STRONGEST)) + 1)]
+    ends = []
+    for order in (powers, powers[::-1]):
+        for strength in order:
+            with suppress(ConfigError):
+                ends.append(asked.epsilon(strength))
+                break
+    reachable = [found for found in ends if found < inf]
+    limits = f": it reaches about {number(min(reachable))} to {number(max(reachable))} here" if reachable else ""
+    return (
+        f"a target of epsilon {asked.target:g} is out of reach of the regime {asked.regime}{limits}{why}; set another target; "
+        "more clients or fewer rounds lower what is reached"
+    )
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a plan is made for; the arguments of :func:`plan_regime`. What a mechanism tells grows with its ``strength``."""
+
+    regime: Regime
+    target: float
+    clients: int
+    weights: int
+    rounds: int
+    records: int
+    group: int
+    linked: int
+    delta: float
+    colluding: int
+    part: Part
+    evaluation_epsilon: float
+
+    def check(self) -> None:
+        check_delta(self.delta)
+        if not 0 < self.target < inf:
+            raise ConfigError(f"the target must be positive and finite, got {self.target:g}")
+        counts = (self.honest, self.weights, self.rounds, self.records, self.group, self.linked)
+        if min(counts) < 1 or self.clients > MOST_CLIENTS or self.weights * self.rounds > MOST_REPORTS:
+            raise ConfigError(
+                "clients that do not collude, weights, rounds, records, group and linked must be at least 1, and no more than is planned"
+            )
+        if max(self.group, self.linked) > 1 and self.regime != "shuffled":
+            raise ConfigError(f"coordinates are drawn and linked in groups in the regime shuffled, not in {self.regime}")
+        if self.part not in get_args(Part) or (self.part != "record" and not self.of_records):
+            raise ConfigError(f"persons are protected in the regimes records and records-summed, not in {self.regime}; got {self.part!r}")
+        if self.evaluation_epsilon and not (self.of_records and 0 < self.evaluation_epsilon < self.target):
+            raise ConfigError(
+                f"evaluation_epsilon is {self.evaluation_epsilon:g}: expected a number above 0 and below the target of {self.target:g}, "
+                "in the regimes records and records-summed"
+            )
+        if self.once and self.clients < self.rounds:
+            raise ConfigError(f"{self.clients:,} clients cannot take part once each in {self.rounds:,} rounds")
+
+    @property
+    def honest(self) -> int:
+        return self.clients - self.colluding
+
+    @property
+    def once(self) -> bool:
+        """Whether each client takes part in one round of the run."""
+        return self.regime == "local"
+
+    @property
+    def of_records(self) -> bool:
+        return self.regime.startswith("records")
+
+    @property
+    def summed(self) -> bool:
+        return self.regime.endswith("summed")
+
+    @property
+    def ranges(self) -> LayerRanges:
+        return LayerRanges(0.0, 1.0, (self.weights,))
+
+    def mechanism(self, strength: float) -> Mechanism:
+        if self.regime == "shuffled":
+            return RotatedSign(strength, group=self.group)
+        if self.regime == "local":
+            return PrivUnitG(strength, 1.0)
+        noise, parts = 1 / strength, float(self.records) if self.of_records else 1.0
+        lattice = Lattice.for_sum(self.clients, parts, noise, self.weights) if self.summed else Lattice()
+        clip = RecordClip(1.0, lattice.steps)
+        if self.of_records:
+            return DpSgd(clip, noise, self.summed, lattice.bits, parts, part=self.part)
+        return DpFedAvg(clip, noise, self.summed, lattice.bits)
+
+    def rounds_at(self, strength: float) -> RoundGroup:
+        """Return what a client would be charged."""
+        release = released(self.mechanism(strength), self.ranges)
+        channel: Channel = "secure-sum" if self.summed else "direct" if self.of_records else "ideal-shuffler"
+        times, sampling = (1, "once") if self.once else (self.rounds, "everyone")
+        return RoundGroup(release, self.honest, self.honest, times, sampling, channel=channel, linked=self.linked)  # type: ignore[arg-type]
+
+    def groups_at(self, strength: float) -> list[RoundGroup]:
+        """Return all that a client would be charged: its rounds, and what it measures of the model."""
+        rounds = self.rounds_at(strength)
+        if not self.evaluation_epsilon:
+            return [rounds]
+        mu = gaussian_mu(self.evaluation_epsilon, self.delta) * sqrt(self.honest if self.summed else 1)
+        release = released(self.mechanism(mu / 2), self.ranges)
+        return [replace(rounds, known=False), replace(rounds, release=release, rounds=1, histograms=True, known=False)]
+
+    def epsilon(self, strength: float) -> float:
+        return least_epsilon(self.groups_at(strength), self.delta)
+
+    @property
+    def guess(self) -> float:
+        """One over about the right strength, where the search begins."""
+        mu = gaussian_mu(self.target, self.delta)
+        if self.regime == "shuffled":
+            return sqrt(ceil(self.weights / self.group) * self.rounds / self.honest) / mu
+        if self.regime == "local":
+            return 1 / 7
+        return 2 * sqrt(self.rounds / (self.honest if self.summed else 1)) / mu
+
+    def answered(self, strength: float) -> RegimePlan:
+        """Return the plan for a mechanism of this strength."""
+        mechanism = self.mechanism(strength)
+        reporting = self.clients // self.rounds if self.once else self.clients
+        noise = float(mechanism.noise(self.ranges).largest_std(reporting)[0]) * sqrt(self.weights)
+        units = self.clients * self.records if self.of_records else self.clients
+        by_noise = isinstance(mechanism, LatticeMechanism)
+        return RegimePlan(
+            regime=self.regime,
+            target=self.target,
+            clients=self.clients,
+            records=self.records,
+            weights=self.weights,
+            rounds=self.rounds,
+            mechanism=mechanism.name,
+            parameter="noise_multiplier" if by_noise else "epsilon",
+            value=1 / strength if by_noise else strength,
+            noise=noise,
+            trusted_noise=2 * sqrt(self.rounds) / (units * gaussian_mu(self.target, self.delta)) * sqrt(self.weights),
+            wanted=self.wanted(noise),
+            group=self.group,
+            relay_records=ceil(mechanism.release(self.ranges).units / self.linked),
+            bytes_per_client=(payload_bits(mechanism, self.ranges) + 7) // 8,
+            reports=1 if self.once else self.rounds,
+            linked=self.linked,
+            colluding=self.colluding,
+            part=self.part,
+            evaluation_epsilon=self.evaluation_epsilon,
+            statement=account_groups(self.groups_at(strength), self.delta),
+        )
+
+    def wanted(self, noise: float) -> int:
+        """Return how many clients, or for records how many of them a client, leave noise of a tenth of a direction's length."""
+        factor = noise / _SMALL
+        if self.of_records:
+            return ceil(self.records * factor)
+        return ceil(self.clients * (factor**2 if self.once else factor))
+
+
+def regime_named(name: str) -> Regime:
+    """Return the regime called ``name``.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    for known in get_args(Regime):
+        if name == known:
+            regime: Regime = known
+            return regime
+    raise ConfigError(f"unknown regime {name!r}: known: {', '.join(get_args(Regime))}")

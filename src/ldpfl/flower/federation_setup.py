@@ -1,0 +1,92 @@
+"""Data and a federation, made of a config: what both ready apps begin with."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from flwr.app import Context
+
+from ldpfl.data import Dataset
+from ldpfl.data.inputs import TOKENS, by_name
+from ldpfl.data.loading import DATA_DIR_VARIABLE, is_bundled
+from ldpfl.data.settings import DataConfig
+from ldpfl.data.tokens import vocabulary_digest
+from ldpfl.errors import ConfigError
+from ldpfl.experiments.build import build, choose_device, size_of
+from ldpfl.experiments.config import RunConfig, parse_config
+from ldpfl.experiments.dataset import Description, data_of, load_dataset
+from ldpfl.flower.statistics import encoder_in
+from ldpfl.models.adapters import base_digest
+from ldpfl.models.pretrained import licence_of
+from ldpfl.server import Checkpoint
+from ldpfl.simulation import Federation
+from ldpfl.util.user_code import is_code, is_pretrained
+
+DATA_DIR = "data-dir"
+
+
+def data_dir_of(context: Context) -> Path | None:
+    """Return the operator's folder with data sets; without one, as in a simulation, that in the node's config, which others can change."""
+    folder = os.environ.get(DATA_DIR_VARIABLE) or context.node_config.get(DATA_DIR)
+    return Path(str(folder)) if folder else None
+
+
+def check_data_there(data: DataConfig, data_dir: Path | None) -> None:
+    """Return if a client needs no data set from the hub, which it does not ask for what a server names.
+
+    Raises:
+        ConfigError: the terms name a data set, and this client has no folder with data sets.
+    """
+    if not data.at_nodes and data_dir is None and not is_bundled(data.name):
+        raise ConfigError(f"this client has no folder with data sets: name it in {DATA_DIR_VARIABLE}, in the environment of the SuperNode")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A config, its data set, and the federation and first checkpoint that are built from them."""
+
+    config: RunConfig
+    task: Dataset
+    federation: Federation
+    start: Checkpoint
+
+
+@lru_cache(maxsize=2)
+def prepare(
+    text: str,
+    data_dir: Path | None,
+    device: str,
+    sent: int | None = None,
+    table: Path | None = None,
+    measured: str = "",
+    *,
+    write_cache: bool = True,
+) -> Prepared:
+    """Load the data and build the federation; kept for the next message, because a simulation's clients share a process.
+
+    ``sent`` weights came with the terms: a built-in model of another size is refused before it takes memory. ``table`` is the node's own.
+    ``measured`` says how its columns are scaled, as the terms do. Without ``write_cache`` no data or features are cached.
+    """
+    config = parse_config(text, origin="the round's terms")
+    task = load_dataset(config, data_dir, table=table, write_cache=write_cache)
+    if sent is not None and not is_code(config.model.name):
+        size = size_of(config, Description.of(task))
+        if size != sent:
+            raise ConfigError(f"the model of the terms has {size:,} weights, and {sent:,} came with them")
+    federation, start = build(config, task, choose_device(device), measured=encoder_in(measured))
+    chosen = {"server_learning_rate": federation.optimiser.learning_rate, "server_weight_decay": federation.optimiser.decay}
+    config = config.model_copy(update={"training": config.training.model_copy(update=chosen)})  # where it says "auto"
+    return Prepared(_bound(config, task, federation), task, federation, start)
+
+
+def _bound(config: RunConfig, task: Dataset, federation: Federation) -> RunConfig:
+    """Return ``config`` with the digests of a pretrained model and its tokenizer: no node trains with others than the server's."""
+    if not is_pretrained(config.model.name):
+        return config
+    said = {"base": base_digest(federation.task.module), "licence": licence_of(config.model.name, config.model.licence)}
+    digest = vocabulary_digest(data_of(config).tokenizer) if TOKENS in by_name(task.train.inputs) else ""
+    changed = {"model": config.model.model_copy(update=said), "data": config.data.model_copy(update={"tokenizer_digest": digest})}
+    return config.model_copy(update=changed)

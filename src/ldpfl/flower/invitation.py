@@ -1,0 +1,105 @@
+"""The question before a round: would a node take part in it? A node answers from public facts alone, and the answer costs nothing.
+
+The question holds the round's terms and the layers' sizes, and no model. An answer is no promise: when a node is told to train, it checks
+everything again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from flwr.app import ConfigRecord, RecordDict
+from pydantic import PositiveInt
+
+from ldpfl.errors import ProtocolError
+from ldpfl.flower.round_request import Ask, read_terms
+from ldpfl.flower.sent_vectors import sent_in
+from ldpfl.flower.terms import RECORD, RoundTerms
+from ldpfl.flower.wire import LayerSizes, WireFields
+from ldpfl.mechanisms.base import PublicState
+from ldpfl.models.layout import ParameterLayout
+from ldpfl.privacy.policy import OVER_RELAY
+
+QUESTION = "query.takes_part"
+"""Type of the message."""
+
+_RECORD = "question"
+_MAX_WEIGHTS = 2**28
+"""Numbers of the largest vector, or weights of the largest model, that a node thinks about. A few bytes must not make it take all of its
+memory."""
+
+
+class _Wire(WireFields):
+    """The fields of the question's own record."""
+
+    sizes: LayerSizes
+    min_clients: PositiveInt
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """What a node is asked: whether it would release what ``ask`` says, mixed among ``cohort`` clients."""
+
+    ask: Ask
+    cohort: int
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What nodes said to the question.
+
+    Attributes:
+        agreed: the nodes that would take part.
+        said: what each of the others said.
+        declined: how many of these said that their operators do not allow it.
+        silent: the nodes that did not answer in time.
+    """
+
+    agreed: tuple[int, ...] = ()
+    said: Mapping[int, str] = field(default_factory=dict)
+    declined: int = 0
+    silent: tuple[int, ...] = ()
+
+    @property
+    def asked(self) -> int:
+        """How many nodes were asked."""
+        return len(self.agreed) + len(self.said) + len(self.silent)
+
+    def joined(self, later: Answers, *, again: bool = False) -> Answers:
+        """Return these answers and ``later`` ones, of other nodes or, ``again``, of those that have agreed before."""
+        agreed = later.agreed if again else (*self.agreed, *later.agreed)
+        return Answers(agreed, {**self.said, **later.said}, self.declined + later.declined, (*self.silent, *later.silent))
+
+
+def question_of(terms: RoundTerms, sizes: Sequence[int], min_clients: int) -> RecordDict:
+    """Return the content of the question, the same for all nodes.
+
+    Args:
+        sizes: number of weights of each layer.
+        min_clients: fewest clients among which the relay will mix the reports.
+    """
+    return RecordDict({RECORD: terms.to_record(), _RECORD: ConfigRecord({"sizes": list(sizes), "min-clients": min_clients})})
+
+
+def read_question(content: RecordDict, run_config: str) -> Question:
+    """Read a question; ``run_config`` is the digest of the node's own.
+
+    Raises:
+        LdpflError: the content is no question, or does not fit together.
+    """
+    if set(content) != {RECORD, _RECORD} or _RECORD not in content.config_records:
+        raise ProtocolError(f"a question holds the records {RECORD!r} and {_RECORD!r} and nothing else")
+    terms = read_terms(content, run_config)
+    wire = _Wire.of(content.config_records[_RECORD], "the server's question")
+    if len(set(terms.layers)) != len(terms.layers) or len(wire.sizes) != len(terms.layers):
+        raise ProtocolError(f"a question names {len(terms.layers)} layers, each once, and gives a size for each: it has {len(wire.sizes)}")
+    dimension = sum(wire.sizes)
+    if max(dimension, terms.size) > _MAX_WEIGHTS:
+        raise ProtocolError(f"a question is for a vector of at most {_MAX_WEIGHTS:,} numbers, got {max(dimension, terms.size):,}")
+    # What a mechanism releases depends on the round's number and the layers' sizes, and not on the model: zeros stand for it.
+    public = PublicState(terms.planned.trained + 1, torch.zeros(()).expand(dimension), None, tuple(wire.sizes))
+    sent = sent_in(terms, ParameterLayout(terms.layers, tuple((size,) for size in wire.sizes)), public)
+    cohort = wire.min_clients if terms.transport in OVER_RELAY else terms.asked
+    return Question(Ask(terms, sent.mechanism, sent.ranges, agreement=""), cohort)

@@ -1,0 +1,91 @@
+"""The server's end of a round: a step, a head that is solved, figures from clients, or histograms of their columns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ldpfl.experiments.client_evaluation import told
+from ldpfl.flower.report_collection import Received
+from ldpfl.flower.round_kinds import held_back_mean
+from ldpfl.flower.run_progress import Course
+from ldpfl.flower.sent_vectors import vectors_of
+from ldpfl.flower.statistics import kept_with
+from ldpfl.mechanisms.dp_sgd import of_records
+from ldpfl.privacy import RoundEvent
+from ldpfl.server import Checkpoint, NotFiniteError, Observed, close_round, close_with
+from ldpfl.simulation.evaluating import RecordScores, as_measured
+from ldpfl.simulation.least_squares import LeastSquares
+from ldpfl.simulation.measuring import point_of, taken_off
+from ldpfl.simulation.record_sums import NoisySum, noisy_sum
+from ldpfl.transport.shuffling import PartialPool, ReportPool
+
+
+def closed(course: Course, received: Received, pool: ReportPool | PartialPool, event: RoundEvent) -> Checkpoint:
+    """Return what follows the course's last checkpoint when the reports in ``pool`` have arrived in the round that is under way.
+
+    Raises:
+        NotFiniteError: what they add up to is no model and no figure.
+        PrivacyError: reports of another model.
+    """
+    if course.planned.kind == "training":
+        return close_round(
+            course.rules,
+            course.last,
+            course.round.mechanism,
+            pool,
+            event=event,
+            uplink_bytes=received.uplink_bytes,
+            observed=Observed(memory=course.last.memory),
+            began=course.began,
+        )
+    mechanism = of_records(course.round.mechanism)
+    found = noisy_sum(pool, mechanism, course.round.ranges.dimension)
+    if not np.isfinite(found.points).all():
+        raise NotFiniteError(f"the sums of {course.planned} are not finite; the round is dropped")
+    if course.planned.kind == "statistics":
+        point = point_of(mechanism.steps, len(course.stages.columns))
+        found = NoisySum(found.points + taken_off(point, mechanism) * pool.clients, found.noise)
+        memory = kept_with(course.last.memory, course.planned.number, found, point)
+        return replace(course.last, memory=memory, ledger=course.last.ledger.charge(event))
+    vectors, total = vectors_of(course.config, course.planned.kind), found.in_units(mechanism.steps)
+    if isinstance(vectors, LeastSquares):
+        return _solved(course, received, pool.clients, event, total, vectors, mechanism.records)
+    return _measured(course, pool.clients, event, total)
+
+
+def _solved(
+    course: Course, received: Received, clients: int, event: RoundEvent, total: NoisySum, head: LeastSquares, records_each: float
+) -> Checkpoint:
+    before, records = course.last, records_each * clients
+    weights = head.solved(total, records)
+    state = replace(before.state, round=before.state.round + 1, weights=weights, previous=before.state.weights)
+    return close_with(
+        course.rules,
+        before,
+        state,
+        clients,
+        event=event,
+        uplink_bytes=received.uplink_bytes,
+        observed=Observed(noise_std=[total.noise / records] * len(course.layout.names), memory=before.memory),
+        began=course.began,
+    )
+
+
+def _measured(course: Course, clients: int, event: RoundEvent, total: NoisySum) -> Checkpoint:
+    before = course.last
+    measured = as_measured(total, held_back_mean(course.config) * clients, stated=True)
+    history = (*before.history[:-1], replace(before.history[-1], at_clients=measured))
+    return replace(before, history=history, ledger=before.ledger.charge(event))
+
+
+def figures_said(course: Course) -> str:
+    """Return the figures that clients measured last, each with the half-width of its 95 % interval; empty where there are none."""
+    if course.planned.kind != "evaluation" or (metrics := course.last.history[-1]).at_clients is None:
+        return ""
+    vectors = vectors_of(course.config, "evaluation")
+    if not isinstance(vectors, RecordScores):
+        return ""
+    figures = told(vectors, metrics.round, metrics.at_clients)["figures"]
+    return "".join(f", {name} {own['value']:.4f} ({own['low']:.4f} to {own['high']:.4f})" for name, own in figures.items())

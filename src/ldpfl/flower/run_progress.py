@@ -1,0 +1,163 @@
+"""How far a run on Flower has come, and which replies answer the round that is under way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import sqrt
+
+from flwr.app import Message
+
+from ldpfl.errors import ConfigError, LdpflError, ProtocolError
+from ldpfl.experiments.config import RunConfig
+from ldpfl.flower.nodes_asked import Participation
+from ldpfl.flower.replies import Patience, answer_in, is_absent, is_refusal, said_in
+from ldpfl.flower.report_collection import OpenRound
+from ldpfl.flower.round_kinds import PlannedRound, config_for, planned_round
+from ldpfl.flower.sent_vectors import vectors_of
+from ldpfl.flower.statistics import stages_in
+from ldpfl.flower.terms import Answer, deployable_mechanism
+from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms.hooks import in_round
+from ldpfl.models.layout import ParameterLayout
+from ldpfl.server import Checkpoint, ServerRules
+from ldpfl.simulation.measuring import ColumnStages
+from ldpfl.simulation.record_sums import APART, ranges_of
+
+
+@dataclass
+class Course:
+    """How far a run has come.
+
+    Attributes:
+        config: settings of the run, as nodes get them.
+        run: names it, on this server and after a resume.
+        last: the checkpoint after the last round.
+        before: who had been asked before the round that is under way.
+        asked: nodes of that round.
+        began: when it began.
+        patience: until when its replies are waited for.
+        measured: how nodes scale their columns, as the terms say it; empty where nothing is measured, or not all of it yet.
+    """
+
+    config: RunConfig
+    run: str
+    layout: ParameterLayout
+    mechanism: Mechanism
+    rules: ServerRules
+    timeout: float
+    last: Checkpoint
+    participation: Participation
+    before: Participation = field(default_factory=Participation)
+    asked: frozenset[int] = frozenset()
+    began: float = 0.0
+    patience: Patience = field(default_factory=lambda: Patience(0.0))
+    measured: str = ""
+    _round: OpenRound | None = field(default=None, repr=False)
+    _planned: PlannedRound | None = field(default=None, repr=False)
+
+    @property
+    def done(self) -> int:
+        """Number of rounds, of all kinds, that are over: the ledger has an event for each."""
+        return len(self.last.ledger.events)
+
+    def open_round(self, number: int, asked: int, linked: int) -> None:
+        """Make ready for round ``number``, in which ``linked`` units of a report stay together.
+
+        Raises:
+            ConfigError: it is not the one after the last, or its config does not fit it.
+        """
+        if number != self.done + 1:
+            raise ConfigError(f"round {number} does not follow round {self.done}")
+        vector = 1.0
+        planned, public, ranges = planned_round(self.config, number), self.last.state.public(), self.last.state.ranges
+        if planned.kind == "training":
+            mechanism = in_round(self.mechanism, public)
+        else:
+            statistics = planned.kind == "statistics"
+            ranges = ranges_of(sum(self.stages.bins) if statistics else vectors_of(self.config, planned.kind).size)
+            mechanism = in_round(deployable_mechanism(config_for(self.config, planned.kind), ranges), public)
+            vector = max(APART, sqrt(ranges.dimension / 2)) if statistics else APART  # counts of a single column have points taken off
+        self._round, self._planned = OpenRound(self.run, number, mechanism, ranges, asked, self.timeout, linked, vector), planned
+
+    @property
+    def round(self) -> OpenRound:
+        """The round that is under way."""
+        if self._round is None:
+            raise ConfigError("no round is under way")
+        return self._round
+
+    @property
+    def stages(self) -> ColumnStages:
+        """What was measured of nodes' columns so far."""
+        return stages_in(self.config, self.last.memory)
+
+    @property
+    def planned(self) -> PlannedRound:
+        """What the round that is under way asks for."""
+        if self._planned is None:
+            raise ConfigError("no round is under way")
+        return self._planned
+
+
+class Replies:
+    """What nodes replied that were told to train, as far as it has come."""
+
+    def __init__(self, course: Course) -> None:
+        self._course, self._answers = course, dict[int, Answer]()
+        self._heard, self._failed, self._declined = set[int](), set[int](), set[int]()
+        self._absent = False
+        self.refused = list[str]()
+        """Why replies were left out, a line each."""
+        self.said = dict[int, str]()
+        """What each node said that sends no report."""
+
+    def add(self, reply: Message) -> None:
+        """Sort one reply."""
+        if is_absent(reply):  # from the SuperLink, as whose own it is numbered: no node has replied
+            self._absent = True
+            return
+        node = reply.metadata.src_node_id
+        try:
+            if node not in self._course.asked:
+                raise ProtocolError("a reply of a node that was not asked")
+            self._heard.add(node)
+            if node in self._answers or node in self._failed:
+                raise ProtocolError("a second reply of one node")
+            if reply.has_error():
+                self._failed.add(node)
+                self.said[node] = said_in(reply)
+            if is_refusal(reply):
+                self._declined.add(node)
+            self._answers[node] = answer_in(reply, self._course.round)
+        except LdpflError as error:
+            self.refused.append(str(error))
+
+    @property
+    def left_out(self) -> list[str]:
+        """Why nodes are left out once nothing more is waited for, a line each: :attr:`refused`, and one for each node without a reply."""
+        return [*self.refused, *["a node did not reply in time"] * len(self.silent)]
+
+    @property
+    def silent(self) -> frozenset[int]:
+        """Nodes that have not replied."""
+        return self._course.asked - self._heard
+
+    @property
+    def answers(self) -> list[Answer]:
+        """The answers to the round, one a node, in the order of the nodes' numbers."""
+        return [self._answers[node] for node in sorted(self._answers)]
+
+    @property
+    def possible(self) -> int:
+        """Number of nodes whose reports have come or can still come."""
+        return len(self._course.asked) - len(self._failed)
+
+    @property
+    def only_declined(self) -> bool:
+        """Whether each reply so far says that the node's operator does not allow a report."""
+        return len(self._declined) == len(self.refused) and not self._answers and not self._absent
+
+    @property
+    def all_declined(self) -> bool:
+        """Whether every node that was asked has said so: then none has charged or sent anything."""
+        return self.only_declined and self._declined == self._course.asked

@@ -1,0 +1,102 @@
+"""What leaves a node in a round: which vector, of what length, and which mechanism protects it.
+
+Server and nodes find this out in the same way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ldpfl.errors import AskedForOther, ConfigError
+from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.dataset import described
+from ldpfl.experiments.record_sums import head_of, scores_of_records
+from ldpfl.flower.round_kinds import Kind
+from ldpfl.flower.statistics import edges_in
+from ldpfl.flower.terms import RoundTerms
+from ldpfl.mechanisms import Mechanism, payload_bits
+from ldpfl.mechanisms.base import PublicState
+from ldpfl.mechanisms.hooks import in_round
+from ldpfl.mechanisms.ranges import LayerRanges
+from ldpfl.models.layout import ParameterLayout
+from ldpfl.simulation.record_sums import RecordVectors, ranges_of
+
+SUMS = "sums"
+"""Name of the array that holds a client's sums over its records."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sent:
+    """What leaves in a round.
+
+    Attributes:
+        layout: layers of the vector: those of the model, or one of sums over records.
+        ranges: those that go with it.
+        mechanism: mechanism of this round.
+    """
+
+    layout: ParameterLayout
+    ranges: LayerRanges
+    mechanism: Mechanism
+
+
+def sums_layout(size: int) -> ParameterLayout:
+    """Return the layout of a client's sums over its records."""
+    return ParameterLayout((SUMS,), ((size,),))
+
+
+def sent_in(terms: RoundTerms, layout: ParameterLayout, public: PublicState) -> Sent:
+    """Return what leaves in the round of ``terms``, for a model of ``layout``. Neither data nor code that the terms name is touched.
+
+    Raises:
+        AskedForOther: the terms ask for something else than their config plans.
+        LdpflError: they do not fit together.
+    """
+    ranges, kind = terms.ranges(layout), terms.planned.kind
+    if kind == "training":
+        check_length(terms, layout.dimension)
+    else:
+        layout, ranges = sums_layout(terms.size), ranges_of(terms.size)
+    mechanism = in_round(terms.mechanism(ranges), public)
+    payload_bits(mechanism, ranges)  # raises if the mechanism does not fit the layers
+    return Sent(layout, ranges, mechanism)
+
+
+def check_sums(terms: RoundTerms) -> None:
+    """Return if a round for sums over records asks for as many numbers as these have. Code that the terms name may run.
+
+    Raises:
+        AskedForOther: it asks for another number.
+    """
+    if terms.kind == "statistics":
+        edges, columns = edges_in(terms.measured), len(described(terms.config).unscaled)
+        if len(edges) != columns:
+            raise AskedForOther(f"round {terms.round} asks for histograms of {len(edges)} columns, and the config names {columns}")
+        check_length(terms, sum(own.size - 1 for own in edges))
+    elif terms.kind != "training":
+        check_length(terms, vectors_of(terms.config, terms.kind).size)
+
+
+def check_length(terms: RoundTerms, size: int) -> None:
+    """Return if ``terms`` ask for a vector of this ``size``.
+
+    Raises:
+        AskedForOther: they ask for another one.
+    """
+    if terms.size != size:
+        raise AskedForOther(f"round {terms.round} asks for {terms.size:,} numbers, and {terms.kind} has {size:,}; nothing was sent")
+
+
+def vectors_of(config: RunConfig, kind: Kind) -> RecordVectors:
+    """Return what a record adds to the sums of a round of this ``kind``.
+
+    Raises:
+        ConfigError: such a round adds no sums over records, or its config does not fit them.
+    """
+    data = described(config)
+    if kind == "evaluation":
+        return scores_of_records(config, data.outputs)
+    head = head_of(config, data)
+    if head is None:
+        raise ConfigError("training.method is 'gradient', and has no sums over records")
+    return head

@@ -1,0 +1,248 @@
+"""The server asks nodes whether they would take part in a round, before any of them is told to train and charges for it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from ldpfl.errors import ConfigError, LdpflError, shown
+from ldpfl.experiments.config import RunConfig
+from ldpfl.flower.invitation import QUESTION, Answers, question_of
+from ldpfl.flower.replies import Patience, answer_in, is_absent, is_refusal, replies_as_they_come, said_in
+from ldpfl.flower.report_collection import Collector, OpenRound
+from ldpfl.flower.round_kinds import planned_round
+from ldpfl.flower.run_progress import Course
+from ldpfl.flower.terms import RoundTerms, agreement_of
+from ldpfl.flower.too_few import reasons, too_few_agree, too_few_connected
+from ldpfl.server import reserves, round_cohort
+from ldpfl.util.number_format import counted
+from ldpfl.util.quantities import is_number
+
+LOGGER = logging.getLogger("flwr.ldpfl")
+
+_POLL_S = 0.5
+_FIRST_PAUSE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """How many nodes the server needs for a round, and how patient it is.
+
+    Attributes:
+        nodes: a round begins when so many nodes are connected.
+        seconds: longest wait for them, and for nodes that do not answer the question whether they take part.
+        agreeing: fewest nodes that have to agree to take part; over a relay at least as many as it mixes.
+        answer_s: a node that has not answered the question is left out when no further answer came for so many seconds.
+    """
+
+    nodes: int = 1
+    seconds: float = 300.0
+    agreeing: int = 1
+    answer_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        whole = ("nodes", "agreeing")
+        for name, value in vars(self).items():
+            if not is_number(value, whole=name in whole):
+                raise ConfigError(f"{name} must be a {'whole number' if name in whole else 'number of seconds'}, got {shown(value)}")
+        if self.nodes < 1 or not self.seconds >= 0:
+            raise ConfigError(f"a round needs at least one node and a wait of 0 s or more, got {self.nodes} and {self.seconds}")
+        if self.agreeing < 1 or not self.answer_s > 0:
+            got = f"agreeing = {self.agreeing} and answer_s = {self.answer_s}"
+            raise ConfigError(f"at least one node has to agree to a round, in more than 0 s, got {got}")
+
+
+@dataclass(eq=False)
+class WaitingLog:
+    """Log line about a wait: written when the wait begins, and again after pauses that double."""
+
+    _due: float = 0.0
+    _pause_s: float = _FIRST_PAUSE_S
+
+    def say(self, what: str, *values: object) -> None:
+        """Log ``what`` with its ``values``, if it is time to."""
+        now = time.monotonic()
+        if now >= self._due:
+            LOGGER.info(what, *values)
+            self._due, self._pause_s = now + self._pause_s, 2 * self._pause_s
+
+
+def wait_for_nodes(grid: Grid, waiting: Waiting, end: float, seen: Callable[[list[int]], None], log: WaitingLog) -> list[int]:
+    """Return the connected nodes in ascending order, when they are enough or at ``end`` by the monotonic clock; says so in ``log``.
+
+    ``seen`` is called with the nodes that are connected whenever they are looked up.
+    """
+    while True:
+        seen(nodes := sorted(grid.get_node_ids()))
+        if len(nodes) >= waiting.nodes or time.monotonic() >= end:
+            return nodes
+        left_s = end - time.monotonic()
+        log.say("%d of the %d nodes that a round needs are connected: waiting for more, up to %.0f s", len(nodes), waiting.nodes, left_s)
+        time.sleep(min(_POLL_S, waiting.seconds))
+
+
+@dataclass(eq=False)
+class _Question:
+    """What is known of one question, asked of more and more nodes.
+
+    Attributes:
+        agreed: nodes that have agreed, which holds as long as the question is the same: they decide from public facts alone.
+        awaited: by the name of each message that was not answered, the node that it went to.
+    """
+
+    agreed: set[int] = field(default_factory=set)
+    awaited: dict[str, int] = field(default_factory=dict)
+
+
+class Questions:
+    """The questions of one round. A node that takes long is not asked the same again: its answer counts whenever it comes."""
+
+    def __init__(self, grid: Grid, answer_s: float) -> None:
+        self._grid, self._answer_s, self._known = grid, answer_s, dict[str, _Question]()
+
+    def keep(self, connected: Collection[int]) -> None:
+        """Forget the nodes that are not ``connected``: one that comes back may know nothing of what it was asked."""
+        for known in self._known.values():
+            known.agreed.intersection_update(connected)
+            known.awaited = {name: node for name, node in known.awaited.items() if node in connected}
+
+    def ask(self, nodes: Sequence[int], content: RecordDict, round_: OpenRound) -> Answers:
+        """Return what ``nodes`` say of whether they would take part in the round; all are asked the same."""
+        known, asked = self._known.setdefault(agreement_of(content, QUESTION), _Question()), set(nodes)
+        awaited = set(known.awaited.values())
+        fresh = [node for node in nodes if node not in known.agreed | awaited]
+        messages = [Message(content, node, QUESTION, ttl=round_.timeout, group_id=str(round_.number)) for node in fresh]
+        waiting, said, declined = (asked | awaited) - known.agreed, dict[int, str](), 0
+        patience = Patience(round_.timeout)
+        patience.renew(self._answer_s)
+        with closing(replies_as_they_come(self._grid, messages, patience, known.awaited)) as replies:
+            for reply in replies if waiting & asked else ():
+                node = reply.metadata.src_node_id
+                if node not in waiting or is_absent(reply):
+                    continue  # a second answer, or one of a node that was not asked, or of the SuperLink in a node's place
+                waiting.discard(node)
+                patience.renew(self._answer_s)
+                try:
+                    answer_in(reply, round_)
+                    known.agreed.add(node)
+                except LdpflError:
+                    if node in asked:
+                        said[node] = said_in(reply)
+                        declined += is_refusal(reply)
+                if not waiting & asked:
+                    patience.renew(0)  # others are waited for no longer, and those that came with this one are still heard
+        return Answers(tuple(node for node in nodes if node in known.agreed), said, declined, tuple(sorted(waiting & asked)))
+
+
+def agreement(
+    ask: Callable[[Sequence[int], int], Answers], cohort: Sequence[int], reserves: Sequence[int], needed: int, *, exact: bool
+) -> Answers:
+    """Return what the nodes said of which a round may consist: those of the ``cohort`` that agree, and for the others some ``reserves``.
+
+    The cohort is chosen first and asked then. So a run in which everybody agrees asks the same nodes as if nobody had been asked, and asks
+    no more of them. Where nodes do not agree, as many of the reserves are asked, in their order, until the cohort is full.
+
+    Args:
+        ask: asks some nodes about a round of so many nodes.
+        needed: fewest nodes for a round.
+        exact: whether nodes may judge by the number of nodes. Then those that agreed to a larger round are asked about the smaller one.
+    """
+    wanted, total = len(cohort), Answers()
+    candidates, spare = list(cohort), list(reserves)
+    while candidates:
+        total = total.joined(ask(candidates, wanted))
+        missing = wanted - len(total.agreed)
+        candidates, spare = spare[:missing], spare[missing:]
+    while exact and needed <= len(total.agreed) < wanted:
+        larger, wanted = wanted, len(total.agreed)
+        later = ask(total.agreed, wanted)
+        if len(later.agreed) + len(later.silent) < needed:  # those who decline are the ones who declined the larger round
+            only = dict.fromkeys(later.said, f"would take part in a round of {larger}, not of {wanted}")
+            return Answers(later.agreed, {**total.said, **only}, total.declined, (*total.silent, *later.silent))
+        total = total.joined(later, again=True)
+    return total
+
+
+@dataclass(frozen=True, eq=False)
+class Asking:
+    """Chooses a round's nodes and asks them.
+
+    Attributes:
+        reply_s: seconds after the charge at which nodes reply.
+        terms: returns the terms of the round that is under way.
+    """
+
+    course: Course
+    grid: Grid
+    collector: Collector
+    waiting: Waiting
+    config: RunConfig
+    reply_s: float
+    terms: Callable[[Course], RoundTerms]
+
+    def agreed(self, number: int) -> tuple[list[int], list[int]]:
+        """Return the nodes that agree to round ``number``, which is ready to be opened for them, and all that are connected.
+
+        Nodes that do not answer may be slow, or come back: where they are missing, the round waits for them as for nodes.
+
+        Raises:
+            ConfigError: the round does not fit the relay.
+            TooFewTakePart: too few nodes are connected, or agree.
+        """
+        end, needed = time.monotonic() + self.waiting.seconds, max(self.waiting.agreeing, self.collector.min_clients)
+        questions, for_nodes, for_answers = Questions(self.grid, self.waiting.answer_s), WaitingLog(), WaitingLog()
+        while True:
+            connected = wait_for_nodes(self.grid, self.waiting, end, questions.keep, for_nodes)
+            if len(connected) < self.waiting.nodes:
+                raise too_few_connected(self.course, connected, self.waiting.nodes, self.waiting.seconds)
+            answers = self._answers(questions, number, connected, needed)
+            if len(answers.agreed) >= needed:
+                break
+            if len(answers.agreed) + len(answers.silent) < needed or time.monotonic() >= end:
+                raise too_few_agree(self.course, answers, connected, needed, _patience(answers, self.waiting))
+            for_answers.say(
+                "round %d: %d of the %d nodes that it needs have agreed, and %d did not answer yet: waiting for these",
+                *(number, len(answers.agreed), needed, len(answers.silent)),
+            )
+            time.sleep(_POLL_S)
+        if answers.said or answers.silent:
+            left_out, why = counted(len(answers.said) + len(answers.silent), "node"), reasons(answers.said, answers.silent)
+            LOGGER.warning("round %d: left out %s%s%s", number, left_out, why, _patience(answers, self.waiting))
+            self._make_ready(number, len(answers.agreed))
+        return sorted(answers.agreed), connected
+
+    def _answers(self, questions: Questions, number: int, connected: Sequence[int], needed: int) -> Answers:
+        """Return what the cohort of a round answers, and those that are asked in the place of others."""
+        # Figures and histograms are of all clients, as in the simulator.
+        fraction = self.config.clients.fraction if planned_round(self.config, number).is_training else 1.0
+        places = round_cohort(self.config.seed, number, len(connected), fraction, None)
+        spare = reserves(self.config.seed, number, len(connected), places)
+        self._make_ready(number, len(places))
+        terms = self.terms(self.course)
+
+        def ask(nodes: Sequence[int], asked: int) -> Answers:
+            content = question_of(replace(terms, asked=asked), self.course.layout.sizes, self.collector.min_clients)
+            return questions.ask(nodes, content, self.course.round)
+
+        cohort, others = ([connected[place] for place in chosen] for chosen in (places, spare))
+        return agreement(ask, cohort, others, needed, exact=terms.transport == "direct")
+
+    def _make_ready(self, number: int, asked: int) -> None:
+        self.course.open_round(number, asked, self.collector.linked)
+        self.collector.check_ready(self.course.round, self.reply_s)
+
+
+def _patience(answers: Answers, waiting: Waiting) -> str:
+    """Return how long nodes were waited for, and what to set where they need longer; empty if all answered."""
+    if not answers.silent:
+        return ""
+    return (
+        f". Nodes that did not answer took longer than {waiting.answer_s:g} s after the last answer: see that they run, or raise answer_s "
+        f"(ldpfl.answer-s), and if they need more than {waiting.seconds:g} s in all, Waiting's seconds (ldpfl.wait-s)"
+    )

@@ -1,0 +1,314 @@
+"""Flatten a model into one vector and back, and refuse what would leave a client un-noised."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.utils.weight_norm import WeightNorm
+
+from ldpfl.errors import PrivacyError
+from ldpfl.models.attention import blind_to_values
+
+
+@dataclass(frozen=True)
+class ParameterLayout:
+    """Names, shapes and slices of a model's trainable parameters inside one flat vector.
+
+    A layer is one trainable parameter tensor, in the order of ``named_parameters()``. Frozen
+    parameters (``requires_grad=False``) are public constants: they are never sent and have no place here.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def from_module(cls, module: nn.Module) -> ParameterLayout:
+        """Describe ``module``, after :func:`validate_module` has accepted it.
+
+        Raises:
+            PrivacyError: the module holds something that no mechanism would randomise.
+        """
+        validate_module(module)
+        trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        return cls(
+            names=tuple(name for name, _ in trainable),
+            shapes=tuple(tuple(p.shape) for _, p in trainable),
+        )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of scalar weights of each layer."""
+        return tuple(prod(shape) for shape in self.shapes)
+
+    @property
+    def dimension(self) -> int:
+        """Number d of scalar weights of the whole model."""
+        return sum(self.sizes)
+
+    @property
+    def slices(self) -> dict[str, slice]:
+        """Where each layer lies in the flat vector."""
+        stops = list(accumulate(self.sizes))
+        starts = [0, *stops[:-1]]
+        return {name: slice(a, b) for name, a, b in zip(self.names, starts, stops, strict=True)}
+
+    def flatten(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """Concatenate named tensors of shape (*batch, *shape) to one tensor of shape (*batch, d).
+
+        Raises:
+            PrivacyError: a layer is missing, unknown, or has another shape.
+        """
+        if set(parameters) != set(self.names):
+            odd = sorted(set(parameters) ^ set(self.names))
+            raise PrivacyError(f"layers do not match the model's layout: {', '.join(odd)}")
+        flat = []
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            tensor = parameters[name]
+            batch = tensor.shape[: tensor.dim() - len(shape)]
+            if tuple(tensor.shape[len(batch) :]) != shape:
+                raise PrivacyError(f"layer {name} has shape {tuple(tensor.shape)}, expected (*batch, {shape})")
+            flat.append(tensor.reshape(*batch, prod(shape)))
+        if len({piece.shape[:-1] for piece in flat}) != 1:
+            raise PrivacyError(f"layers have different batch shapes: {sorted({tuple(piece.shape[:-1]) for piece in flat})}")
+        return torch.cat(flat, dim=-1)
+
+    def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
+        """Cut a tensor of shape (*batch, d) into named views of shape (*batch, *shape)."""
+        if vector.shape[-1:] != (self.dimension,):
+            raise PrivacyError(f"vector has shape {tuple(vector.shape)}, the model's layout has {self.dimension} weights")
+        pieces = vector.split_with_sizes(list(self.sizes), dim=-1)
+        batch = vector.shape[:-1]
+        return {name: piece.reshape(*batch, *shape) for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)}
+
+
+def called_with(
+    module: nn.Module, parameters: dict[str, Tensor], arguments: tuple[Any, ...], named: Mapping[str, Any] | None = None
+) -> Any:
+    """Return what ``module`` makes of ``arguments`` with ``parameters``, by the names of a layout, in the place of its own.
+
+    A model of ``transformers`` returns several tensors. Its scores are taken, see :func:`scores_in`.
+
+    A parameter may be registered in several modules, and a module under several names. PyTorch is given each module's entry once:
+    given one entry twice, ``functional_call`` would put back what it had put there itself, and not the module's own parameter.
+
+    A tensor that the module puts in a parameter's place while it runs is in ``parameters`` afterwards, so that it can be noticed.
+    """
+    first = {id(parameter): name for name, parameter in module.named_parameters()}
+    entries = {
+        f"{prefix}.{key}".lstrip("."): first[id(parameter)]
+        for prefix, part in module.named_modules()
+        for key, parameter in part._parameters.items()
+        if parameter is not None
+    }
+    values = {entry: parameters[name] for entry, name in entries.items() if name in parameters}
+    # The compiler cannot trace the context, and a part of ``transformers`` decides by shapes alone there anyway.
+    with nullcontext() if torch.compiler.is_compiling() else blind_to_values(module, parameters.values()):
+        found = functional_call(module, values, arguments, dict(named or {}), tie_weights=False)
+    parameters.update({name: values[name] for name in parameters.keys() & values.keys()})
+    return scores_in(found, *arguments[:1], **dict(named or {}))
+
+
+def answers_of(module: nn.Module, inputs: Tensor | Mapping[str, Tensor]) -> Any:
+    """Return what ``module`` makes of ``inputs`` with the parameters that it has."""
+    arguments, named = ((inputs,), {}) if isinstance(inputs, Tensor) else ((), dict(inputs))
+    return scores_in(module(*arguments, **named), *arguments, **named)
+
+
+def scores_in(found: Any, tokens: Tensor | None = None, **named: Tensor) -> Any:
+    """Return the ``logits`` of what a model of ``transformers`` ``found``. The output of another model is returned as it is.
+
+    A trained prompt stands before the ``tokens``. Nothing is predicted at the places of the prompt, so their scores are left out.
+    """
+    logits = getattr(found, "logits", None)
+    if not isinstance(logits, Tensor):
+        return found
+    tokens = named.get("input_ids", tokens)
+    by_place = logits.dim() == 3 and tokens is not None and tokens.dim() == 2
+    return logits[:, -tokens.shape[1] :] if by_place and tokens is not None else logits
+
+
+def validate_module(module: nn.Module) -> None:
+    """Refuse a model that holds state which would leave a client un-noised, and say how to mend it.
+
+    Raises:
+        PrivacyError: naming each offending entry and its remedy.
+    """
+    _refuse(module, [*_buffer_problems(module), *_parameter_problems(module), *_part_problems(module), *_dropout_problems(module)])
+
+
+def refuse_lost_in_copies(module: nn.Module) -> None:
+    """Refuse a model whose copy differs from it: hooks on parameters, and memory that several parameters share, are not copied.
+
+    Raises:
+        PrivacyError: naming each such parameter.
+    """
+    _refuse(module, [*_hook_problems(module), *_shared_problems(module)])
+
+
+def _refuse(module: nn.Module, problems: list[str]) -> None:
+    if problems:
+        raise PrivacyError(f"{type(module).__name__} cannot be trained privately: {'; '.join(problems)}")
+
+
+_WEIGHT_NORM = "take torch.nn.utils.parametrizations.weight_norm"
+_OF_SPECTRAL_NORM = frozenset({"_u", "_v", "weight_u", "weight_v"})
+
+
+def _buffer_problems(module: nn.Module) -> list[str]:
+    persistent = set(module.state_dict(keep_vars=True)) - {name for name, _ in module.named_parameters()}
+    problems = []
+    for prefix, child in module.named_modules():
+        own = [name for name, _ in child.named_buffers(prefix, recurse=False) if name in persistent]
+        where = f"buffers {', '.join(own)}" if own else prefix or type(child).__name__
+        if isinstance(child, nn.modules.batchnorm._BatchNorm):
+            # Without running statistics there is no buffer, but a sample's result still depends on its batch.
+            problems.append(
+                f"{where}: batch normalisation mixes private samples and stores their statistics, use torch.nn.GroupNorm instead"
+            )
+        elif own and isinstance(child, nn.modules.batchnorm._NormBase):
+            problems.append(f"{where}: statistics of private samples, set track_running_stats=False")
+        elif own and {name.rpartition(".")[2] for name in own} <= _OF_SPECTRAL_NORM:
+            problems.append(f"{where}: spectral normalisation changes them while the model runs, leave it out or {_WEIGHT_NORM}")
+        elif own:
+            problems.append(f"{where}: register it with persistent=False if it is a public constant, else make it a parameter")
+    return problems
+
+
+def _parameter_problems(module: nn.Module) -> list[str]:
+    problems = []
+    trainable = [(name, p) for name, p in module.named_parameters(remove_duplicate=True) if p.requires_grad]
+    for name, parameter in trainable:
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            problems.append(f"parameter {name} is uninitialised: run one forward pass before, or give its layer a size")
+        elif parameter.dtype != torch.float32:
+            problems.append(f"parameter {name} is {parameter.dtype}: convert the model with .float()")
+        elif parameter.dim() == 0:
+            problems.append(f"parameter {name} is 0-d: give it the shape (1,)")
+        elif parameter.numel() == 0:
+            problems.append(f"parameter {name} is empty: remove it")
+        elif any(size > 1 and stride == 0 for size, stride in zip(parameter.shape, parameter.stride(), strict=True)):
+            problems.append(f"parameter {name} is one value repeated in memory: make it of expanded.clone()")
+    if not trainable:
+        problems.append("no trainable parameter: set requires_grad=True on what is to be learned")
+    return [*problems, *_device_problems(module), *_adapter_problems(module), *_hook_problems(module), *_shared_problems(module)]
+
+
+def _device_problems(module: nn.Module) -> list[str]:
+    """Return which parameters, frozen ones included, are not on the device of the others: they would never be trained or used."""
+    places = {name: parameter.device for name, parameter in module.named_parameters()}
+    empty = [name for name, device in places.items() if device.type == "meta"]
+    if empty:
+        others = f", and nor have {len(empty) - 1} others" if len(empty) > 1 else ""
+        return [f"parameter {empty[0]} has no values (device meta){others}: make the model on the CPU"]
+    common = Counter(places.values()).most_common()
+    if len(common) > 1:
+        name = next(name for name, device in places.items() if device == common[-1][0])
+        return [f"parameter {name} is on {places[name]}, and most others are on {common[0][0]}: move the whole model with .to(device)"]
+    return []
+
+
+def _adapter_problems(module: nn.Module) -> list[str]:
+    """Return which active adapters of ``peft`` have frozen parameters: training would change nothing, or a part of the adapter alone."""
+    problems = []
+    for part in module.modules():
+        active = getattr(part, "active_adapter", None) if isinstance(getattr(part, "peft_config", None), Mapping) else None
+        if isinstance(active, str):
+            frozen = [name for name, own in part.named_parameters() if active in name.split(".") and not own.requires_grad]
+            if frozen:
+                problems.append(
+                    f"adapter {active!r} is frozen in {len(frozen)} parameters, of which the first is {frozen[0]}: load it with "
+                    "is_trainable=True, or make it with inference_mode=False"
+                )
+                break  # the modules inside it share its settings
+    return problems
+
+
+def _hook_problems(module: nn.Module) -> list[str]:
+    # What a hook makes of a gradient would silently not be made of it.
+    return [
+        f"parameter {name} has a hook, which does not run in private training: remove it, and do in forward what it is for"
+        for name, parameter in module.named_parameters()
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)
+    ]
+
+
+def _shared_problems(module: nn.Module) -> list[str]:
+    """Return what is wrong with parameters in the same memory: trained apart, they could not be put back into the model."""
+    places = []
+    for name, parameter in module.named_parameters():
+        if not isinstance(parameter, nn.parameter.UninitializedParameter) and not parameter.is_meta and parameter.numel():
+            reach = sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True)) + 1
+            start = parameter.data_ptr()
+            places.append((str(parameter.device), start, start + reach * parameter.element_size(), name))
+    places.sort()
+    return [
+        f"parameters {first[3]} and {second[3]} share memory: make them one nn.Parameter, or give one of them a .clone()"
+        for first, second in pairwise(places)
+        if first[0] == second[0] and second[1] < first[2]
+    ]
+
+
+def _part_problems(module: nn.Module) -> list[str]:
+    problems = []
+    for name, child in module.named_modules():
+        if original := _wrapped(child):
+            problems.append(f"{name or 'the model'} is a {type(child).__name__}, which cannot be run with other weights: give {original}")
+        if isinstance(child, nn.Embedding | nn.EmbeddingBag):
+            weight = f"{name}.weight".lstrip(".")
+            if child.max_norm is not None:
+                problems.append(f"parameter {weight} is changed while the model runs, by max_norm: leave that out")
+            if child.sparse:
+                problems.append(f"parameter {weight} has sparse gradients, of which private training knows nothing: set sparse=False")
+        if any(isinstance(hook, WeightNorm) for hook in child._forward_pre_hooks.values()):
+            problems.append(f"{name or type(child).__name__}: torch.nn.utils.weight_norm keeps what it computes, {_WEIGHT_NORM}")
+    return problems
+
+
+def _wrapped(part: nn.Module) -> str:
+    """Return what to give in the place of a compiled, scripted or distributed module; nothing of any other."""
+    if isinstance(part, torch.jit.ScriptModule):
+        return "the module that was scripted or traced"
+    if isinstance(part, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        return "its .module"
+    return "the module that was compiled, its ._orig_mod" if isinstance(getattr(part, "_orig_mod", None), nn.Module) else ""
+
+
+def _dropout_problems(module: nn.Module) -> list[str]:
+    problems, places = [], []
+    for name, child in module.named_modules():
+        if dropout_rates(child):
+            places.append(name or type(child).__name__)
+        elif isinstance(child, nn.RReLU):
+            problems.append(f"{name or 'RReLU'} draws from a generator that all clients share: use LeakyReLU")
+    if places:
+        others = f" and {len(places) - _NAMED} others" if len(places) > _NAMED else ""
+        which = f"dropout in {', '.join(places[:_NAMED])}{others}"
+        problems.append(f"{which} draws from a generator that all clients share: set it to 0, or set model.mend to true")
+    return problems
+
+
+_NAMED = 3
+"""Number of layers that a message names. The others are counted."""
+
+_RATES = ("dropout", "drop_prob", "drop_path", "layerdrop", "pdrop")
+"""Parts of the names by which modules keep a probability of dropout in an attribute of their own."""
+
+
+def dropout_rates(part: nn.Module) -> tuple[str, ...]:
+    """Return the attributes of ``part`` itself that hold a probability of dropout above 0."""
+    if isinstance(part, nn.modules.dropout._DropoutNd):
+        return ("p",) if part.p > 0 else ()
+    return tuple(
+        name
+        for name, value in vars(part).items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1 and any(word in name for word in _RATES)
+    )

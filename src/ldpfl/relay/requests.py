@@ -1,0 +1,376 @@
+"""How callers of the relay ask: what they bear, how long they try, and how much of an answer they read."""
+
+from __future__ import annotations
+
+import ipaddress
+import random
+import re
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from types import TracebackType
+from typing import Any, Protocol, Self, cast
+from urllib.parse import quote
+
+import httpx
+from pydantic import ValidationError
+
+from ldpfl.errors import ConfigError, ProtocolError, RelayRefused, RelayRoundOver, RelayUnreachable
+from ldpfl.relay.protocol import RoundStatus, round_of, run_of
+from ldpfl.util.number_format import counted
+
+ANSWER_BYTES = 64 * 2**10
+"""Longest answer that is read, except for the records."""
+
+_WORTH_A_RETRY = frozenset({408, 429, 500, 502, 503, 504, 507})
+_LONGEST_TEXT = 200
+_MOST_ADDRESSES = 8
+_LOOPBACK = "127.0.0.1"
+_PORTS = {"http": 80, "https": 443}
+_NUMBER = re.compile("[0-9]{1,18}")
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How often and how long to try: ``tries`` in a row that bring nothing forward, waiting ``first_s``, twice that, and so on.
+
+    Each wait is drawn from the upper half of its length, so that clients that a break has hit at once do not come back
+    at once. ``timeout_s`` is for connecting, and for each piece that is sent or read; ``total_s`` for a request with its answer.
+    An upload has a time to be done in instead of a number of tries, and waits ``longest_upload_s`` at most.
+    """
+
+    tries: int = 8
+    first_s: float = 0.25
+    longest_s: float = 15.0
+    timeout_s: float = 60.0
+    total_s: float = 600.0
+    longest_upload_s: float = 5.0
+
+    def wait(self, failures: int, asked_s: float) -> float:
+        """Return the seconds to wait after so many failures in a row, of which the relay asked for ``asked_s``."""
+        own = min(self.longest_s, self.first_s * 2.0 ** (failures - 1))
+        return min(self.longest_s, max(asked_s, own * random.SystemRandom().uniform(0.5, 1.0)))
+
+    def wait_within(self, failures: int, asked_s: float, left_s: float) -> float:
+        """Return the same for an upload that has ``left_s`` seconds: anything up to twice the wait before, so that a crowd spreads out.
+
+        What the relay asks for is kept to up to half of what is left: so one that asks for too much costs no upload.
+        """
+        own = min(self.longest_upload_s, self.first_s * 2.0 ** min(failures, 32))
+        return min(left_s, max(min(asked_s, left_s / 2), random.SystemRandom().uniform(0.0, own)))
+
+
+class Effort(Protocol):
+    """How long one call is tried."""
+
+    def left_s(self) -> float:
+        """Return for how many seconds one request may take."""
+
+    def failed(self, response: httpx.Response | None) -> None:
+        """Wait after one more failure, or give up.
+
+        Raises:
+            RelayRefused: the last answer, if it was one.
+            RelayUnreachable: there was none, or no progress.
+        """
+
+    def progressed(self) -> None:
+        """Count failures from here."""
+
+
+@dataclass
+class Tries:
+    """Bears so many failures in a row."""
+
+    patience: Patience
+    sleep: Callable[[float], None]
+    failures: int = 0
+
+    def left_s(self) -> float:
+        return self.patience.total_s
+
+    def failed(self, response: httpx.Response | None) -> None:
+        self.failures += 1
+        if self.failures >= self.patience.tries:
+            if response is not None and is_worth_a_retry(response):
+                accepted(response)
+            raise RelayUnreachable(f"the relay could not be reached, or took nothing more, {counted(self.failures, 'time')} in a row")
+        self.sleep(self.patience.wait(self.failures, _asked_s(response)))
+
+    def progressed(self) -> None:
+        self.failures = 0
+
+
+@dataclass
+class Within:
+    """Bears any number of failures for ``seconds``."""
+
+    patience: Patience
+    sleep: Callable[[float], None]
+    clock: Callable[[], float]
+    seconds: float
+    failures: int = 0
+    _began: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._began = self.clock()
+
+    def left_s(self) -> float:
+        return max(0.0, self._began + self.seconds - self.clock())
+
+    def failed(self, response: httpx.Response | None) -> None:
+        self.failures += 1
+        self.sleep(self.patience.wait_within(self.failures, _asked_s(response), self.left_s()))
+        if self.left_s() <= 0:
+            said = "" if response is None else f"; the last answer was {response.status_code}: {_reason(response)}"
+            raise RelayUnreachable(f"the relay could not be reached, or took nothing more, for {self.seconds:.0f} seconds{said}")
+
+    def progressed(self) -> None:
+        self.failures = 0
+
+
+class Caller:
+    """Requests to one relay with one token. Usable as a context manager."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        *,
+        transport: httpx.BaseTransport | None = None,
+        verify: ssl.SSLContext | bool = True,
+        patience: Patience = Patience(),
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Prepare to call the relay at ``url``; ``verify`` may be a context that trusts an own authority.
+
+        Raises:
+            ConfigError: the URL is none, or would carry the token over a network without TLS.
+        """
+        self._patience, self._sleep, self._clock = patience, sleep, clock
+        self._wire, self._answered = _Wire(), ""
+        self._in_process = transport is not None
+        self._http = httpx.Client(
+            base_url=_checked(url),
+            # An answer that is small when it is packed can be any size.
+            headers={"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"},
+            transport=transport,
+            verify=verify,
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # they would pile up, and name this client
+            trust_env=False,  # a .netrc would replace the token, a proxy variable would see when who uploads
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+    def _round_status(self, run: str, number: int, effort: Effort | None = None) -> RoundStatus:
+        return status_of(self._call("GET", path_of(run, number), effort=effort), run, number)
+
+    def _call(self, method: str, path: str, *, effort: Effort | None = None, most: int = ANSWER_BYTES, **parts: Any) -> httpx.Response:
+        """Send a request that may be repeated, until it is answered; return the answer, or raise what it refuses."""
+        effort = effort or Tries(self._patience, self._sleep)
+        while True:
+            response = self._once(method, path, effort, most, **parts)
+            if response is not None and not is_worth_a_retry(response):
+                return accepted(response)
+            effort.failed(response)
+
+    def _once(self, method: str, path: str, effort: Effort, most: int = ANSWER_BYTES, **parts: Any) -> httpx.Response | None:
+        """Send a request once; None if the connection broke or timed out, or the answer is packed.
+
+        Each of the relay's addresses gets its part of the time that is left to connect in: one that is silent must not use up all of it.
+        """
+        request = self._http.build_request(method, path, **parts)
+        name, addresses = request.url.host, self._addresses(request.url)
+        began, allowed = self._clock(), effort.left_s()
+        for place, address in enumerate(addresses):
+            waited = self._clock() - began if place else 0.0
+            left = max(0.0, allowed - waited)
+            connect = max(0.0, min(self._patience.timeout_s, allowed) - waited) / (len(addresses) - place)
+            request.url = request.url.copy_with(host=address)
+            request.extensions = {
+                "timeout": httpx.Timeout(min(self._patience.timeout_s, left), connect=connect).as_dict(),
+                "trace": self._wire.watch,
+                "sni_hostname": name,
+            }
+            try:
+                with self._wire.cut_after(left):
+                    response = self._http.send(request, stream=True)
+                    self._answered = address
+                    with closing(response):
+                        return _read(response, most)
+            except (httpx.ConnectError, httpx.ConnectTimeout):
+                continue
+            except (httpx.RequestError, httpx.InvalidURL, UnicodeError):  # the latter two for a Location that nobody follows
+                return None
+        return None
+
+    def _addresses(self, url: httpx.URL) -> list[str]:
+        """Return the addresses of the relay, first the one that answered last; its name alone where that is not looked up here."""
+        if self._in_process or _is_address(url.host):
+            return [url.host]
+        if url.scheme == "http":  # to this machine: on the other family's loopback, another user may listen
+            return [_LOOPBACK]
+        try:
+            found = socket.getaddrinfo(url.host, url.port or _PORTS[url.scheme], type=socket.SOCK_STREAM)
+        except OSError:
+            return []
+        known = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        return sorted(known[:_MOST_ADDRESSES], key=lambda address: address != self._answered)
+
+
+class _Wire:
+    """The connection in use, so that a request with its answer can be ended from outside: time-outs are for single pieces."""
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+        self._over = False
+
+    def watch(self, event: str, about: dict[str, Any]) -> None:
+        """Hear of httpcore's connections; its ``trace`` extension calls this."""
+        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+            self._socket = about["return_value"].get_extra_info("socket")
+            if self._over:  # the time was over while this one began, and so was not there to be cut
+                self._cut()
+
+    @contextmanager
+    def cut_after(self, seconds: float) -> Iterator[None]:
+        """Break the connection if the block takes longer."""
+        self._over = False
+        timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), self._cut)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _cut(self) -> None:
+        self._over = True
+        if self._socket is not None:
+            with suppress(OSError):  # it is closed already
+                # Not the method of a TLS socket, which for a moment would send what comes next in plain.
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+
+def _read(response: httpx.Response, most: int) -> httpx.Response | None:
+    """Return the answer with its body, of a refusal the beginning; None if that is packed.
+
+    Raises:
+        ProtocolError: what it grants is longer than ``most`` bytes.
+    """
+    if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+        return None
+    body = bytearray()
+    for data in cast(httpx.SyncByteStream, response.stream):
+        body += data
+        if len(body) > most and response.is_error:  # such as a proxy's page about a relay that is away
+            break
+        if len(body) > most:
+            raise ProtocolError(f"the relay's answer is longer than {most:,} bytes; is this URL a relay of this version?")
+    return httpx.Response(response.status_code, headers=response.headers, content=bytes(body))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address can only be this machine."""
+    return ipaddress.ip_address(host).is_loopback if _is_address(host) else host == "localhost"
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+        return True
+    except ValueError:
+        return False
+
+
+def is_worth_a_retry(response: httpx.Response) -> bool:
+    """Whether the same request may get another answer later."""
+    return response.status_code in _WORTH_A_RETRY
+
+
+def accepted(response: httpx.Response) -> httpx.Response:
+    """Return an answer that grants what was asked.
+
+    Raises:
+        RelayRefused: it does not.
+    """
+    if response.is_success:
+        return response
+    kind = RelayRoundOver if response.status_code == 410 else RelayRefused
+    raise kind(response.status_code, _reason(response))
+
+
+def path_of(run: str, number: int) -> str:
+    """Return the path of a round.
+
+    Raises:
+        ProtocolError: a relay can have no such run or round.
+    """
+    return f"/v1/rounds/{quote(run_of(run), safe='')}/{round_of(str(number))}"
+
+
+def status_of(response: httpx.Response, run: str, number: int) -> RoundStatus:
+    """Return what an answer says of a round.
+
+    Raises:
+        ProtocolError: nothing that can be read, or can be true, or of another round.
+    """
+    try:
+        status = RoundStatus.model_validate_json(response.content)
+    except ValidationError:
+        raise ProtocolError("the relay's answer about a round cannot be read; is this URL a relay of this version?") from None
+    if (status.run, status.round) != (run, number):
+        raise ProtocolError("the relay's answer is about another round than it was asked for")
+    return status
+
+
+def number_in(response: httpx.Response, name: str, largest: int) -> int:
+    """Return the number in a header.
+
+    Raises:
+        ProtocolError: there is none up to ``largest``.
+    """
+    text = response.headers.get(name, "")
+    if not _NUMBER.fullmatch(text) or int(text) > largest:
+        raise ProtocolError(f"the relay's answer has no number up to {largest} in {name}; is this URL a relay of this version?")
+    return int(text)
+
+
+def _checked(text: str) -> httpx.URL:
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL:
+        raise ConfigError("the relay's URL cannot be read; expected https://host:port") from None
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ConfigError(f"the relay's URL must be https://host:port, not {text!r}")
+    if url.scheme == "http" and not is_loopback(url.host):
+        raise ConfigError(f"the relay at {url.host} would get its token without TLS: use https outside this machine")
+    return url
+
+
+def _reason(response: httpx.Response) -> str:
+    """Return why the relay refused, in its words: bounded, and nothing that does something to a log or a screen."""
+    try:
+        text = str(response.json()["error"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        text = response.reason_phrase or "no reason given"  # an answer to HEAD has no body
+    return "".join(char for char in text[:_LONGEST_TEXT] if char.isprintable())
+
+
+def _asked_s(response: httpx.Response | None) -> float:
+    text = "" if response is None else response.headers.get("Retry-After", "")
+    return float(text) if _NUMBER.fullmatch(text) else 0.0

@@ -1,0 +1,33 @@
+"""Tasks: the loss of a sample, and the metrics by which a model is judged."""
+
+from ldpfl.tasks.task import (
+    ABSENT,
+    ACCURACY,
+    CLASSIFICATION,
+    LOWER_IS_BETTER,
+    NO_TOKEN,
+    PARALLEL,
+    Metric,
+    Targets,
+    Task,
+    create,
+    names,
+    unusable,
+    without_answer,
+)
+
+__all__ = [
+    "ABSENT",
+    "ACCURACY",
+    "CLASSIFICATION",
+    "LOWER_IS_BETTER",
+    "NO_TOKEN",
+    "PARALLEL",
+    "Metric",
+    "Targets",
+    "Task",
+    "create",
+    "names",
+    "unusable",
+    "without_answer",
+]

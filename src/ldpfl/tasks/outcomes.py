@@ -1,0 +1,146 @@
+"""Losses, predictions and figures for outcomes that are counts, ordered classes, or times to an event.
+
+Each loss has gradients with respect to the outputs that stay bounded, so that a clipping norm cuts few of them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from ldpfl.errors import ConfigError
+from ldpfl.tasks.survival import concordance
+
+_STEEPEST = 4.0
+"""Logarithm of a count, in units of its spread, beyond which the expected count grows as a straight line, not as the exponential."""
+
+_LEAST = 1e-12
+
+
+def expected_count(outputs: Tensor) -> Tensor:
+    """Return the expected count of each output: its exponential, continued by its tangent where that would be steeper than e^4."""
+    below = outputs.clamp(max=_STEEPEST)
+    return below.exp() * (1 + outputs - below)
+
+
+def count_losses(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the Poisson negative log-likelihood of counts (B,), up to a constant; its gradient is the exponential less the count."""
+    below = outputs.clamp(max=_STEEPEST)
+    return below.exp() * (1 + outputs - below) - targets * outputs
+
+
+def ordered_losses(logits: Tensor, classes: Tensor) -> Tensor:
+    """Return the mean cross-entropy (B,) over thresholds: ``logits`` (B, k - 1) are those of a class above each of the thresholds.
+
+    The likelihood of a class is the difference of two such probabilities, and its gradient has no bound where they come close. A sum
+    over thresholds has the same slopes at its optimum (proportional odds), residuals within [-1, 1], and needs no order of thresholds.
+    """
+    above = classes[:, None] > torch.arange(logits.shape[1], device=logits.device)
+    return F.binary_cross_entropy_with_logits(logits, above.to(logits.dtype), reduction="none").mean(dim=-1)
+
+
+def class_chances(logits: Tensor) -> Tensor:
+    """Return the probability (N, k) of each of the ordered classes; thresholds out of order are taken as the lowest one before."""
+    above = logits.sigmoid().cummin(dim=1).values
+    ends = above.new_ones(len(above), 1)
+    return torch.cat([ends, above], dim=1) - torch.cat([above, 1 - ends], dim=1)
+
+
+def middle_class(logits: Tensor) -> Tensor:
+    """Return the median class (N,), which has the least expected distance from the true one."""
+    return (logits.cummin(dim=1).values > 0).sum(dim=1)
+
+
+def hazard_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the negative log-likelihood (B,) of discrete hazards: ``targets`` (B, K) are 1 in the interval of the event, 0 in the
+    intervals before, and NaN in all that were not seen. Columns after these, see :func:`with_times`, are left alone."""
+    targets = targets[..., : logits.shape[-1]]
+    by_interval = F.binary_cross_entropy_with_logits(logits, targets.nan_to_num(), reduction="none")
+    return torch.where(targets.isnan(), torch.zeros_like(by_interval), by_interval).sum(dim=-1)
+
+
+def survival(logits: Tensor) -> Tensor:
+    """Return the probability (N, K) that there was no event by the end of each interval."""
+    return (-F.softplus(logits).cumsum(dim=1)).exp()
+
+
+def by_interval(times: Tensor, events: Tensor, cuts: Tensor) -> Tensor:
+    """Return the targets (N, K) of :func:`hazard_losses`, for intervals that end at ``cuts`` (K,).
+
+    A time that ended without the event counts for an interval of which it saw at least a half.
+    """
+    starts = torch.cat([cuts.new_zeros(1), cuts[:-1]])
+    times, events = times[:, None], events[:, None] > 0
+    inside = (times > starts) & (times <= cuts)
+    inside[:, 0] |= times[:, 0] <= cuts[0]
+    found = torch.full(inside.shape, torch.nan, dtype=torch.float32)
+    found[torch.where(events, times > cuts, times >= (starts + cuts) / 2)] = 0.0
+    found[events & inside] = 1.0
+    return found
+
+
+def with_times(targets: Tensor, times: Tensor, events: Tensor) -> Tensor:
+    """Return ``targets`` (N, K) of :func:`hazard_losses` with time and event behind them (N, K + 2), as rows to measure on have them."""
+    return torch.cat([targets, times[:, None], events[:, None]], dim=1)
+
+
+def times_in(targets: Tensor, intervals: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return the times (N,) and the events (N,) that :func:`with_times` put behind the targets of so many ``intervals``.
+
+    Raises:
+        ConfigError: they are not there.
+    """
+    if targets.shape[1] != intervals + 2:
+        raise ConfigError(
+            f"targets to measure survival on have {targets.shape[1]} columns: give {intervals + 2}, one for each of the {intervals} "
+            "intervals, then time and event (ldpfl.tasks.outcomes.with_times)"
+        )
+    return targets[:, -2].double().numpy(), targets[:, -1].numpy() > 0
+
+
+class Kept:
+    """Keeps outputs and targets, for a figure of all of them together."""
+
+    def __init__(self) -> None:
+        self._outputs: list[Tensor] = []
+        self._targets: list[Tensor] = []
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        self._outputs.append(outputs.detach().cpu().double())
+        self._targets.append(targets.detach().cpu())
+
+    def kept(self) -> tuple[Tensor, Tensor]:
+        return torch.cat(self._outputs), torch.cat(self._targets)
+
+
+class DevianceExplained(Kept):
+    """Share of the Poisson deviance around the mean that a model explains (D2, as R2 is of squares)."""
+
+    def compute(self) -> float:
+        outputs, targets = self.kept()
+        counts = targets.double()
+        found, mean = expected_count(outputs.reshape(counts.shape)).clamp_min(_LEAST), counts.mean().clamp_min(_LEAST)
+        # Of both deviances, the terms that hold counts alone.
+        own = torch.special.xlogy(counts, counts.clamp_min(_LEAST)) - counts
+        explained, whole = (own - torch.special.xlogy(counts, of) + of for of in (found, mean))
+        return 1 - float(explained.sum() / whole.sum()) if bool((counts != counts[0]).any()) else float("nan")
+
+
+class MeanClassError(Kept):
+    """Mean distance of the median class from the true one, in classes."""
+
+    def compute(self) -> float:
+        logits, classes = self.kept()
+        return float((middle_class(logits) - classes).abs().double().mean())
+
+
+class Concordance(Kept):
+    """Harrell's C, on the times themselves: the share of comparable pairs in which the earlier event had the lower predicted survival."""
+
+    def compute(self) -> float:
+        logits, targets = self.kept()
+        times, events = times_in(targets, logits.shape[1])
+        return concordance(times, events, survival(logits).sum(dim=1).numpy())

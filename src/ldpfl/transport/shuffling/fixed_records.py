@@ -1,0 +1,195 @@
+"""Records of units that every client sends: record j is about the same weights for all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ldpfl.errors import ProtocolError
+from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms.ranges import LayerRanges
+from ldpfl.mechanisms.reports.bits import packed_size
+from ldpfl.mechanisms.reports.units import Units
+from ldpfl.transport.shuffling.partial import Part, PartialPool
+from ldpfl.transport.shuffling.pool import ReportPool
+from ldpfl.util.lazy_imports import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Bytes = NDArray[np.uint8]
+Numbers = NDArray[np.int64]
+
+UNKNOWN_ID = "a record id that this round's plan does not have"
+PADDING = "padding that is not zero"
+IMPOSSIBLE = "content that no client can send"
+TOO_MANY = "a record id that came more often than there are uploads: at least one is false, so its weights keep their values"
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Records that are laid out alike, so that they are read together, whatever weights they are about.
+
+    Attributes:
+        ids: of these records.
+        size: bytes of the content of each.
+        weights: how many weights each is about.
+        mechanism: reads them.
+        part: ranges to read them by.
+    """
+
+    ids: Numbers
+    size: int
+    weights: int
+    mechanism: Mechanism
+    part: LayerRanges
+
+    def payloads(self, bodies: Bytes) -> list[bytes]:
+        """Return what ``mechanism`` reads: the contents of records, without the zeros that fill them up."""
+        return [body.tobytes() for body in bodies[:, : self.size]]
+
+
+class FixedRecords:
+    """Where the records of ``per_record`` units begin and end in a payload and in the model."""
+
+    def __init__(self, units: Units, per_record: int) -> None:
+        self._units, self._per_record = units, per_record
+        self._unit_bits, self._unit_weights = units.one_by_one()
+        first = np.arange(0, units.count, per_record)
+        self._bits = np.add.reduceat(self._unit_bits, first)
+        self.weights = np.add.reduceat(self._unit_weights, first)
+        self._size = packed_size(int(self._bits.sum()))
+        # Records that begin at bytes are cut by bytes: that spares an eightfold copy of long payloads.
+        self._by_bytes = not ((np.cumsum(self._bits) - self._bits) % 8).any()
+        lengths = -(-self._bits // 8) if self._by_bytes else self._bits
+        self._filled = np.arange(lengths.max()) < lengths[:, None]
+
+    @property
+    def records(self) -> int:
+        return int(self._bits.size)
+
+    @property
+    def body_bytes(self) -> int:
+        return packed_size(int(self._bits.max()))
+
+    def split(self, payload: bytes) -> tuple[Numbers, Bytes]:
+        """Return the ids (m,) and contents (m, body_bytes) of the records of one payload."""
+        if len(payload) != self._size:
+            raise ProtocolError(f"a payload has {len(payload)} bytes, expected {self._size}")
+        pieces = np.frombuffer(payload, dtype=np.uint8)
+        if not self._by_bytes:
+            pieces = np.unpackbits(pieces, count=int(self._bits.sum()), bitorder="little")
+        table = np.zeros(self._filled.shape, dtype=np.uint8)
+        table[self._filled] = pieces
+        return np.arange(self.records), table if self._by_bytes else np.packbits(table, axis=1, bitorder="little")
+
+    def layouts(self, mechanism: Mechanism, ranges: LayerRanges) -> list[Layout]:
+        """Return the ways in which records are laid out; all but the last record of a payload nearly always share one."""
+        alike: dict[tuple[bytes, bytes], list[int]] = {}
+        for column, first in enumerate(range(0, self._units.count, self._per_record)):
+            own = slice(first, first + self._per_record)
+            alike.setdefault((self._unit_bits[own].tobytes(), self._unit_weights[own].tobytes()), []).append(column)
+        found = []
+        for columns in alike.values():
+            part = self._units.about(ranges).part(self.about(np.array(columns[:1])))
+            size = packed_size(int(self._bits[columns[0]]))
+            found.append(Layout(np.array(columns), size, int(self.weights[columns[0]]), self._units.read_by(mechanism, part), part))
+        return found
+
+    def join(
+        self, mechanism: Mechanism, ranges: LayerRanges, ids: Numbers, bodies: Bytes, uploads: int
+    ) -> tuple[ReportPool | PartialPool | None, Counter[str]]:
+        """Return the pool of all records that can be read, ``ids`` (R,) ascending and ``bodies`` (R, ...), and what was refused."""
+        kept = Kept(ids, bodies)
+        kept.refuse(ids >= self.records, UNKNOWN_ID)
+        kept.refuse(self.stray(kept.ids, kept.bodies), PADDING)
+        kept.refuse((np.bincount(kept.ids, minlength=self.records) > uploads)[kept.ids], TOO_MANY)
+        try:
+            return self._pool(mechanism, ranges, kept), kept.refused
+        except ProtocolError:
+            kept.refuse(self._impossible(mechanism, ranges, kept), IMPOSSIBLE)
+            return self._pool(mechanism, ranges, kept), kept.refused
+
+    def about(self, columns: Numbers) -> Tensor:
+        """Return which coordinates the records ``columns`` are about, (D,) bool; for most mechanisms, these are the weights."""
+        chosen = np.zeros(self.records, dtype=np.bool_)
+        chosen[columns] = True
+        return torch.from_numpy(np.repeat(chosen, self.weights))
+
+    def _payload(self, columns: Numbers, bodies: Bytes) -> bytes:
+        """Return the payload of the records ``columns`` alone, from their ``bodies``, a row each."""
+        filled = self._filled[columns]
+        if self._by_bytes:
+            return bodies[:, : filled.shape[1]][filled].tobytes()
+        bits = np.unpackbits(bodies, axis=1, count=filled.shape[1], bitorder="little")[filled]
+        return np.packbits(bits, bitorder="little").tobytes()
+
+    def _pool(self, mechanism: Mechanism, ranges: LayerRanges, kept: Kept) -> ReportPool | PartialPool | None:
+        parts = []
+        for columns, places in self._groups(kept.ids):
+            payloads = [self._payload(columns, kept.bodies[row]) for row in places]
+            if columns.size == self.records:
+                return ReportPool(mechanism.read(payloads, ranges))
+            about = self.about(columns)
+            own = self._units.about(ranges).part(about)
+            parts.append(Part(self._units.read_by(mechanism, own).read(payloads, own), about, len(places)))
+        return PartialPool(tuple(parts), torch.stack([part.weights for part in parts]).any(dim=0)) if parts else None
+
+    def _impossible(self, mechanism: Mechanism, ranges: LayerRanges, kept: Kept) -> NDArray[np.bool_]:
+        """Return which records the mechanism refuses. All that are laid out alike are read together, whatever their ids."""
+        refused = np.zeros(kept.ids.size, dtype=np.bool_)
+        for layout in self.layouts(mechanism, ranges):
+            places = np.flatnonzero(np.isin(kept.ids, layout.ids))
+            refused[places[impossible(layout.mechanism, layout.part, layout.payloads(kept.bodies[places]))]] = True
+        return refused
+
+    def _groups(self, ids: Numbers) -> list[tuple[Numbers, Numbers]]:
+        """Return (record ids (u,), places of their records (n, u)) for each n that an id came; row i has the i-th of each."""
+        counts = np.bincount(ids, minlength=self.records)
+        first = np.cumsum(counts) - counts
+        groups = []
+        for count in np.unique(counts[counts > 0]).tolist():
+            columns = np.flatnonzero(counts == count)
+            groups.append((columns, first[columns] + np.arange(count)[:, None]))
+        return groups
+
+    def stray(self, ids: Numbers, bodies: Bytes) -> NDArray[np.bool_]:
+        """Return which records set a bit after the end of their record."""
+        stray, bits = np.zeros(ids.size, dtype=np.bool_), self._bits[ids]
+        for length in np.unique(self._bits).tolist():
+            own = np.flatnonzero(bits == length)
+            stray[own] = bodies[own, packed_size(length) :].any(axis=1)
+            if length % 8:
+                stray[own] |= bodies[own, length // 8] >> (length % 8) != 0
+        return stray
+
+
+class Kept:
+    """Records that have not been refused so far, and how many were refused by reason."""
+
+    def __init__(self, ids: Numbers, bodies: Bytes) -> None:
+        self.ids, self.bodies = ids, bodies
+        self.refused: Counter[str] = Counter()
+
+    def refuse(self, which: NDArray[np.bool_], reason: str) -> None:
+        if which.any():
+            self.refused[reason] += int(which.sum())
+            self.ids, self.bodies = self.ids[~which], self.bodies[~which]
+
+
+def impossible(mechanism: Mechanism, part: LayerRanges, payloads: Sequence[bytes], first: int = 0) -> list[int]:
+    """Return the places, from ``first`` on, of the payloads that ``mechanism`` refuses, by halving: few of them cost little."""
+    try:
+        if payloads:
+            mechanism.read(payloads, part)
+    except ProtocolError:
+        if len(payloads) == 1:
+            return [first]
+        half = len(payloads) // 2
+        return impossible(mechanism, part, payloads[:half], first) + impossible(mechanism, part, payloads[half:], first + half)
+    return []

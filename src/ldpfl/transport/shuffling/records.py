@@ -1,0 +1,232 @@
+"""Cut a client's report into records of equal length, and put the mixed records of many clients together again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ldpfl.errors import ConfigError, PrivacyError, ProtocolError
+from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms.hooks import terms_of
+from ldpfl.mechanisms.ranges import LayerRanges
+from ldpfl.mechanisms.reports.units import Units
+from ldpfl.transport.shuffling.fixed_records import FixedRecords
+from ldpfl.transport.shuffling.partial import PartialPool, RefusedRecords
+from ldpfl.transport.shuffling.pool import ReportPool
+from ldpfl.transport.shuffling.sampled_records import SampledRecords
+from ldpfl.transport.shuffling.summed_records import SummedRecords
+from ldpfl.util.randomness import RandomSource, SecureSource
+
+Bytes = NDArray[np.uint8]
+
+_SECURE = SecureSource()
+_ID_BYTES = 4
+_SHORTEST = 16
+"""Bytes of a record at least. Sealed, a record of one weight takes 64 bytes, whatever the mechanism."""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What the records of a round amount to.
+
+    Attributes:
+        pool: all reports that were accepted; None if there are none.
+        refused: what was not used, and why.
+    """
+
+    pool: ReportPool | PartialPool | None
+    refused: tuple[RefusedRecords, ...]
+
+
+class Joining:
+    """Puts the records of a round together as they come. Memory does not grow with their number where a mechanism's reports add up."""
+
+    def __init__(self, plan: RecordPlan, sums: SummedRecords | None) -> None:
+        self._plan, self._sums = plan, sums
+        self._kept = [np.empty((0, plan.plaintext_bytes), dtype=np.uint8)]
+
+    def add(self, plaintexts: Bytes) -> None:
+        """Add records, (R, plaintext_bytes) uint8.
+
+        Raises:
+            ProtocolError: records of another length.
+        """
+        if self._sums is None:
+            self._kept.append(plaintexts)
+        else:
+            self._sums.add(*self._plan.ids_and_bodies(plaintexts))
+
+    def joined(self, uploads: int) -> Joined:
+        """Return what the records of ``uploads`` clients amount to: as of :meth:`RecordPlan.join`, but that only sums are left.
+
+        Raises:
+            ProtocolError: ``uploads`` is not positive.
+        """
+        if self._sums is None:
+            return self._plan.join(np.concatenate(self._kept), uploads)
+        return _joined(*self._sums.pool(_positive(uploads)))
+
+
+@dataclass(frozen=True, eq=False)
+class RecordPlan:
+    """How a payload of ``mechanism`` is cut: the same at the clients and at the aggregator.
+
+    A record holds ``linked`` units that follow one another (see :meth:`Mechanism.units`): one is LDP-FL's
+    parameter shuffling, and more of them stay linked. On the wire: the record's id, 4 bytes, big end first; then its units
+    as they stand in the payload, from the lowest bit of a byte on; then zeros up to the one length that all records have.
+    A record of sampled weights holds units dealt to it at random and their indices, and its id only says how many they are. Above
+    the square root of the model's size ``linked`` sampled weights give away which records are one client's: no two of
+    them share a weight. What a client is guaranteed does not count on their being apart.
+
+    Attributes:
+        mechanism: as in this round.
+        ranges: of this round.
+        linked: units in a record; the last record may hold fewer.
+        unprotected: whether a mechanism is accepted that guarantees nothing. A relay hides who sent a value, not the value.
+
+    Raises:
+        ConfigError: ``linked`` is not a positive whole number, or there are more than 2^32 records.
+        PrivacyError: the mechanism guarantees nothing, and ``unprotected`` is not set.
+    """
+
+    mechanism: Mechanism
+    ranges: LayerRanges
+    linked: int = 1
+    unprotected: bool = False
+
+    def __post_init__(self) -> None:
+        linked = self.linked
+        if isinstance(linked, bool) or not isinstance(linked, int) or linked < 1:
+            raise ConfigError(f"linked must be a positive whole number, got {linked!r}")
+        release = self.mechanism.release(self.ranges)
+        if not (release.protected or self.unprotected):
+            raise PrivacyError(
+                f"mechanism {self.mechanism.name!r} guarantees nothing ({release.why_unprotected}), and a relay hides senders, not values: "
+                "choose another mechanism, or ask for unprotected reports explicitly"
+            )
+        if self.records >> (8 * _ID_BYTES):
+            raise ConfigError(f"{self.records} records are more than {_ID_BYTES} bytes can tell apart: raise linked")
+
+    @cached_property
+    def _cut(self) -> FixedRecords | SampledRecords:
+        units = self.mechanism.units(self.ranges)
+        if isinstance(units, Units):
+            return FixedRecords(units, self.linked)
+        return SampledRecords(units, self.linked)
+
+    @property
+    def records(self) -> int:
+        """How many records m a client sends."""
+        return self._cut.records
+
+    @property
+    def plaintext_bytes(self) -> int:
+        """Length of each record before it is sealed."""
+        return max(_SHORTEST, _ID_BYTES + self._cut.body_bytes)
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        """32 bytes that differ if anything does that sender and receiver must agree on to understand a record.
+
+        SHA-256 over the mechanism's name and parameters, the layers' sizes, centers and radii, bit for bit, and
+        ``linked``.
+        """
+        terms = {
+            "format": 1,
+            "mechanism": self.mechanism.name,
+            "terms": _plain(terms_of(self.mechanism)),
+            "sizes": self.ranges.sizes,
+            "center": [value.hex() for value in self.ranges.center.tolist()],
+            "radius": [value.hex() for value in self.ranges.radius.tolist()],
+            "parameters_per_report": self.linked,  # as version 1 of the format has it
+        }
+        return hashlib.sha256(json.dumps(terms, sort_keys=True).encode()).digest()
+
+    def split(self, payload: bytes, source: RandomSource = _SECURE) -> Bytes:
+        """Cut one client's payload into its records, (m, plaintext_bytes) uint8, ordered by id.
+
+        That order must not reach the relay: :func:`ldpfl.transport.shuffling.sealing.seal` draws another. By ``source``, row 0, sampled
+        weights are dealt to records; what :meth:`join` returns does not depend on it. Only simulated clients have another than
+        the secure one.
+
+        Raises:
+            ProtocolError: the payload does not follow the mechanism's wire format.
+        """
+        cut = self._cut
+        ids, bodies = cut.split(payload) if isinstance(cut, FixedRecords) else cut.split(payload, source)
+        records = np.zeros((self.records, self.plaintext_bytes), dtype=np.uint8)
+        records[:, :_ID_BYTES] = ids.astype(">u4").view(np.uint8).reshape(-1, _ID_BYTES)
+        records[:, _ID_BYTES : _ID_BYTES + bodies.shape[1]] = bodies
+        return records
+
+    def join(self, plaintexts: Bytes, uploads: int) -> Joined:
+        """Put records of ``uploads`` clients together, (R, plaintext_bytes) uint8 in any order, and leave out what cannot be read.
+
+        The result depends on the records that arrived, not on their order. Where every weight was reported equally often it
+        is a pool as the simulator's, otherwise one by parts. Refused are unknown ids, padding that is not zero, values that
+        no client can send, and all records of an id that came more often than there are uploads. One of these must be
+        false; which one cannot be told, so the weights keep their values in this round. That a client may thus hold up
+        weights is the price for that none can vote twice on one where all others' votes arrived.
+
+        Raises:
+            ProtocolError: records of another length, or ``uploads`` is not positive.
+        """
+        _positive(uploads)
+        ids, bodies = self.ids_and_bodies(plaintexts)
+        # Sorted, so that nothing depends on the order of arrival.
+        order = np.argsort(np.ascontiguousarray(plaintexts).view(f"V{self.plaintext_bytes}").ravel(), kind="stable")
+        return _joined(*self._cut.join(self.mechanism, self.ranges, ids[order], bodies[order], uploads))
+
+    def joining(self) -> Joining:
+        """Return what joins records that come batch by batch."""
+        if isinstance(self._cut, FixedRecords) and self.mechanism.properties.adds_up:
+            return Joining(self, SummedRecords(self._cut, self.mechanism, self.ranges))
+        return Joining(self, None)
+
+    def ids_and_bodies(self, plaintexts: Bytes) -> tuple[NDArray[np.int64], Bytes]:
+        """Return the ids (R,) and contents (R, ...) of records, (R, plaintext_bytes) uint8.
+
+        Raises:
+            ProtocolError: records of another length.
+        """
+        if plaintexts.dtype != np.uint8 or plaintexts.ndim != 2 or plaintexts.shape[1] != self.plaintext_bytes:
+            raise ProtocolError(
+                f"records are {plaintexts.dtype} of shape {plaintexts.shape}, expected uint8 (records, {self.plaintext_bytes}): "
+                "they were cut by another plan"
+            )
+        ids = plaintexts[:, :_ID_BYTES].copy().view(">u4").ravel().astype(np.int64)
+        return ids, plaintexts[:, _ID_BYTES:]
+
+
+def _positive(uploads: int) -> int:
+    if uploads < 1:
+        raise ProtocolError(f"records of {uploads} uploads cannot be joined, expected at least 1")
+    return uploads
+
+
+def _joined(pool: ReportPool | PartialPool | None, refused: Counter[str]) -> Joined:
+    return Joined(pool, tuple(RefusedRecords(count, reason) for reason, count in refused.items() if count))
+
+
+def _plain(value: object) -> object:
+    """Return what ``json`` writes in one way only: numbers as floats, dataclasses as their fields.
+
+    Raises:
+        ConfigError: a value of another kind.
+    """
+    if isinstance(value, str | bool | None):
+        return value
+    if isinstance(value, int | float):
+        return float(value).hex()
+    if isinstance(value, Sequence):
+        return [_plain(entry) for entry in value]
+    if is_dataclass(value):
+        return [type(value).__name__, *([field.name, _plain(getattr(value, field.name))] for field in fields(value))]
+    raise ConfigError(f"a mechanism's terms hold a {type(value).__name__}, which has no one way of being written down")

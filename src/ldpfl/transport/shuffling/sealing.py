@@ -1,0 +1,131 @@
+"""Seal records to the aggregator's key, so that a relay can mix them but not read them (HPKE, RFC 9180, base mode)."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from numpy.typing import NDArray
+
+from ldpfl.errors import ConfigError, ProtocolError
+from ldpfl.transport.shuffling.partial import RefusedRecords
+from ldpfl.util import key_files
+
+OVERHEAD = key_files.SEAL_BYTES
+"""Number of bytes that sealing adds to a record."""
+
+UNREADABLE = "not sealed to this key for this round and plan, or altered on the way"
+CUT_OFF = "cut off: shorter than a record"
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What a record was made for; it cannot be opened as anything else.
+
+    Attributes:
+        run: name of the run.
+        round: its number, from 1.
+        fingerprint: of the :class:`ldpfl.transport.shuffling.RecordPlan`.
+
+    Raises:
+        ConfigError: the round is not a number from 1 to 2^64 - 1, or the fingerprint has not 32 bytes.
+    """
+
+    run: str
+    round: int
+    fingerprint: bytes
+
+    def __post_init__(self) -> None:
+        if isinstance(self.round, bool) or not isinstance(self.round, int) or not 1 <= self.round < 1 << 64:
+            raise ConfigError(f"a round must be a whole number from 1 on, got {self.round!r}")
+        if len(self.fingerprint) != 32:
+            raise ConfigError(f"a plan's fingerprint has {len(self.fingerprint)} bytes, expected 32")
+
+    @property
+    def info(self) -> bytes:
+        """HPKE's ``info``: the run comes last, so that no two bindings read the same."""
+        return b"ldpfl chunk 1\0" + self.round.to_bytes(8, "big") + self.fingerprint + self.run.encode()
+
+
+def generate_key() -> X25519PrivateKey:
+    """Return a new private key for the aggregator, from the operating system's secure source."""
+    return X25519PrivateKey.generate()
+
+
+def load_key(path: Path) -> X25519PrivateKey:
+    """Read a private key that :func:`ldpfl.util.key_files.save_key` wrote.
+
+    Raises:
+        ConfigError: there is no such key, or others than its owner may read it.
+    """
+    return key_files.load_key(path, X25519PrivateKey)  # type: ignore[type-abstract]  # it is one that is made elsewhere
+
+
+def public_text(key: X25519PrivateKey | X25519PublicKey) -> str:
+    """Return the public key as one line of text: base64 of its 32 bytes. It is what clients must be given."""
+    public = key.public_key() if isinstance(key, X25519PrivateKey) else key
+    return base64.b64encode(public.public_bytes_raw()).decode()
+
+
+def read_public(text: str) -> X25519PublicKey:
+    """Read what :func:`public_text` wrote.
+
+    Raises:
+        ConfigError: it is no X25519 public key.
+    """
+    try:
+        raw = base64.b64decode(text.strip(), validate=True)
+        return X25519PublicKey.from_public_bytes(raw)
+    except (binascii.Error, ValueError):
+        raise ConfigError(f"a public key must be 32 bytes in base64 (44 characters), got {len(text.strip())} characters") from None
+
+
+def seal(plaintexts: NDArray[np.uint8], public_key: X25519PublicKey, binding: Binding) -> bytes:
+    """Seal each of ``plaintexts``, (m, p) uint8, and return the records of p + 48 bytes in an order drawn anew.
+
+    The order comes from the operating system's secure source: by a record's place the relay could otherwise tell what it
+    is about, and group records of one parameter or follow one client's.
+
+    Raises:
+        ConfigError: the key is one that no secret can be shared with.
+    """
+    rows = [row.tobytes() for row in plaintexts]
+    secrets.SystemRandom().shuffle(rows)
+    info = binding.info
+    return b"".join(key_files.sealed(row, public_key, info) for row in rows)
+
+
+def open_records(
+    blob: bytes, plaintext_bytes: int, private_key: X25519PrivateKey, binding: Binding
+) -> tuple[NDArray[np.uint8], tuple[RefusedRecords, ...]]:
+    """Open records of ``plaintext_bytes`` + 48 bytes; return the plaintexts (R, plaintext_bytes) and what was refused.
+
+    A record sealed to another key, for another run, round or plan, or altered is refused and counted, and so is a piece at
+    the end that is too short; all others are kept, in their order.
+
+    Raises:
+        ProtocolError: ``plaintext_bytes`` is not positive.
+    """
+    if plaintext_bytes < 1:
+        raise ProtocolError(f"records hold at least 1 byte, got {plaintext_bytes}")
+    count, left = divmod(len(blob), plaintext_bytes + OVERHEAD)
+    opened = list(_opened(blob, plaintext_bytes + OVERHEAD, private_key, binding.info))
+    refused = (RefusedRecords(count - len(opened), UNREADABLE), RefusedRecords(int(left > 0), CUT_OFF))
+    plaintexts = np.frombuffer(b"".join(opened), dtype=np.uint8).reshape(-1, plaintext_bytes)
+    return plaintexts, tuple(entry for entry in refused if entry.count)
+
+
+def _opened(blob: bytes, size: int, private_key: X25519PrivateKey, info: bytes) -> Iterator[bytes]:
+    records = memoryview(blob)
+    for start in range(0, len(blob) - size + 1, size):
+        try:
+            yield key_files.SUITE.decrypt(records[start : start + size], private_key, info)
+        except InvalidTag:
+            continue

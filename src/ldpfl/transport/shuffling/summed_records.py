@@ -1,0 +1,113 @@
+"""Records that are added up as they come: memory does not grow with the number of clients."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ldpfl.errors import ProtocolError
+from ldpfl.mechanisms import DenseReports, Mechanism
+from ldpfl.mechanisms.ranges import LayerRanges
+from ldpfl.mechanisms.reports.bits import BitReports
+from ldpfl.transport.shuffling.fixed_records import (
+    IMPOSSIBLE,
+    PADDING,
+    TOO_MANY,
+    UNKNOWN_ID,
+    Bytes,
+    FixedRecords,
+    Kept,
+    Layout,
+    Numbers,
+    impossible,
+)
+from ldpfl.transport.shuffling.partial import Part, PartialPool
+from ldpfl.transport.shuffling.pool import ReportPool
+from ldpfl.util.lazy_imports import torch
+
+_WIDE = 4096
+"""Weights of a record from which on records are added one by one, which needs no copies."""
+
+
+class SummedRecords:
+    """The sum of all records of each id, for a mechanism that :attr:`~Properties.adds_up`.
+
+    Floats are added in float64, in the order in which records come; how they are cut into batches changes nothing. Bits are counted.
+    What is refused, and the means, are those of :meth:`FixedRecords.join`.
+    """
+
+    def __init__(self, cut: FixedRecords, mechanism: Mechanism, ranges: LayerRanges) -> None:
+        self._cut, self._mechanism, self._ranges = cut, mechanism, ranges
+        self._layouts = cut.layouts(mechanism, ranges)
+        self._came, self._counts = np.zeros(cut.records, dtype=np.int64), np.zeros(cut.records, dtype=np.int64)
+        self._refused: Counter[str] = Counter()
+        self._kind: type[BitReports] | type[DenseReports] | None = None
+        self._sums = np.zeros((0, 0))
+
+    def add(self, ids: Numbers, bodies: Bytes) -> None:
+        """Add records, ``ids`` (R,) and ``bodies`` (R, ...)."""
+        kept = Kept(ids, bodies)
+        kept.refuse(ids >= self._cut.records, UNKNOWN_ID)
+        kept.refuse(self._cut.stray(kept.ids, kept.bodies), PADDING)
+        self._refused += kept.refused
+        self._came += np.bincount(kept.ids, minlength=self._came.size)
+        for layout in self._layouts:
+            places = np.flatnonzero(np.isin(kept.ids, layout.ids)) if len(self._layouts) > 1 else np.arange(kept.ids.size)
+            if places.size:
+                self._add_alike(layout, kept.ids[places], layout.payloads(kept.bodies[places]))
+
+    def pool(self, uploads: int) -> tuple[ReportPool | PartialPool | None, Counter[str]]:
+        """Return the pool of all records of ``uploads`` clients that could be read, and what was refused."""
+        often = self._came > uploads
+        refused = self._refused.copy()
+        refused[TOO_MANY] = int(self._came[often].sum())
+        refused[IMPOSSIBLE] = int((self._came - self._counts)[~often].sum())
+        counts = np.where(often, 0, self._counts)
+        if self._kind is None or not counts.any():
+            return None, refused
+        if counts.min() == counts.max():
+            return ReportPool(self._kind.of_sum(self._flat(np.arange(counts.size)), int(counts[0]))), refused
+        parts = []
+        for count in np.unique(counts[counts > 0]).tolist():
+            columns = np.flatnonzero(counts == count)
+            parts.append(Part(self._kind.of_sum(self._flat(columns), count), self._cut.about(columns), count))
+        return PartialPool(tuple(parts), torch.stack([part.weights for part in parts]).any(dim=0)), refused
+
+    def _add_alike(self, layout: Layout, ids: Numbers, payloads: list[bytes]) -> None:
+        try:
+            reports = layout.mechanism.read(payloads, layout.part)
+        except ProtocolError:
+            bad = set(impossible(layout.mechanism, layout.part, payloads))
+            ids, payloads = np.delete(ids, sorted(bad)), [payload for place, payload in enumerate(payloads) if place not in bad]
+            if not payloads:
+                return
+            reports = layout.mechanism.read(payloads, layout.part)
+        if self._kind is None:
+            self._kind = type(reports)
+            width = int(self._cut.weights.max())
+            self._sums = np.zeros((self._cut.records, width), dtype=np.int32 if isinstance(reports, BitReports) else np.float64)
+        self._counts += np.bincount(ids, minlength=self._counts.size)
+        addends, sums = reports.addends(), self._sums[:, : layout.weights]
+        if layout.weights >= _WIDE:
+            for number, row in zip(ids.tolist(), addends, strict=True):
+                sums[number] += row
+        else:
+            for places in _each_once(ids):
+                sums[ids[places]] += addends[places]
+
+    def _flat(self, columns: Numbers) -> NDArray[np.float64]:
+        """Return the sums of the weights that the records ``columns`` are about, one after another."""
+        filled = np.arange(self._sums.shape[1]) < self._cut.weights[columns][:, None]
+        return self._sums[columns][filled]
+
+
+def _each_once(ids: Numbers) -> Iterator[Numbers]:
+    """Cut the places of ``ids`` into runs in which no id comes twice: the first of each id, then the second, and so on."""
+    order = np.argsort(ids, kind="stable")
+    ordered = ids[order]
+    first = np.flatnonzero(np.diff(ordered, prepend=-1))
+    rank = np.arange(ids.size) - np.repeat(first, np.diff(first, append=ids.size))
+    return (order[rank == turn] for turn in range(int(rank.max()) + 1))

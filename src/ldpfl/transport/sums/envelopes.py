@@ -1,0 +1,176 @@
+"""The second share on its way: a seed sealed to the aggregator and signed by the node, which the relay passes on and cannot open.
+
+An envelope is who signed it (8 bytes), the signature (Ed25519, 64) and the sealed seed (HPKE, 80). Both the seal and the signature are
+bound to one round of one run, to what all clients were asked there, and to the shape of the sum: an envelope counts nowhere else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
+from ldpfl.errors import ConfigError, ProtocolError
+from ldpfl.transport.sums.masks import SEED_BYTES, Bits
+from ldpfl.util import key_files
+from ldpfl.util.number_format import counted
+
+_SIGNER_BYTES, _SIGNATURE_BYTES = 8, 64
+_MAX_NAMES = 8
+ENVELOPE_BYTES = _SIGNER_BYTES + _SIGNATURE_BYTES + SEED_BYTES + key_files.SEAL_BYTES
+
+
+@dataclass(frozen=True)
+class SumBinding:
+    """What an envelope was made for; it cannot be opened, and its signature does not hold, for anything else.
+
+    Attributes:
+        run: name of the run.
+        round: its number, from 1 to 2^64 - 1.
+        agreement: SHA-256 over all that clients were asked, which the relay tells everybody alike.
+        dimension: numbers of a share.
+        bits: of each of them.
+    """
+
+    run: str
+    round: int
+    agreement: bytes
+    dimension: int
+    bits: Bits
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.round < 1 << 64 and 1 <= self.dimension < 1 << 64 and len(self.agreement) == 32):
+            raise ConfigError("a sum is bound to a round from 1 on, at least one number, and an agreement of 32 bytes")
+
+    def info(self, purpose: bytes) -> bytes:
+        """Return it as bytes for one ``purpose``; the run comes last, so that no two bindings read the same."""
+        numbers = b"".join(number.to_bytes(8, "big") for number in (self.round, self.dimension, self.bits))
+        return b"ldpfl sum 1 " + purpose + b"\0" + numbers + self.agreement + self.run.encode()
+
+
+def new_seed() -> bytes:
+    """Return a fresh second share from the operating system's secure source."""
+    return os.urandom(SEED_BYTES)
+
+
+def signer_of(key: Ed25519PublicKey) -> bytes:
+    """Return the name of a node's key in envelopes: the first 8 bytes of its SHA-256."""
+    return hashlib.sha256(key.public_bytes_raw()).digest()[:_SIGNER_BYTES]
+
+
+def seal_seed(seed: bytes, aggregator: X25519PublicKey, node: Ed25519PrivateKey, binding: SumBinding) -> bytes:
+    """Return the envelope of ``seed``: only ``aggregator`` can open it, and ``node`` vouches for it.
+
+    Raises:
+        ConfigError: the aggregator's key is one that no secret can be shared with.
+    """
+    sealed = key_files.sealed(seed, aggregator, binding.info(b"seal"))
+    return signer_of(node.public_key()) + node.sign(binding.info(b"sign") + sealed) + sealed
+
+
+def check_signed(envelope: bytes, node: Ed25519PublicKey, binding: SumBinding) -> None:
+    """Return if ``envelope`` names ``node`` and is signed by it for ``binding``. Whether its seed opens, only the aggregator can tell.
+
+    Raises:
+        ProtocolError: it names another node, or is not signed by this one.
+    """
+    who, signature, sealed = _parts(envelope)
+    if who != signer_of(node):
+        raise ProtocolError(f"the envelope names node {who.hex()}, and this client signs as {signer_of(node).hex()}")
+    if not _is_signed(node, signature, sealed, binding):
+        raise ProtocolError(f"the envelope is not signed for this round by node {who.hex()}, which it names")
+
+
+def open_seeds(
+    envelopes: Iterable[bytes],
+    aggregator: X25519PrivateKey,
+    nodes: Mapping[bytes, Ed25519PublicKey],
+    binding: SumBinding,
+    least: int,
+) -> list[bytes]:
+    """Return the seeds of all ``envelopes``, which must be those of at least ``least`` different nodes that are known.
+
+    A sum is taken apart whole or not at all: a mask that stays in it makes noise of it, and a sum over few whom somebody chose, or
+    invented, would show what one of them sent.
+
+    Args:
+        nodes: public keys of the nodes that may take part, by :func:`signer_of`.
+
+    Raises:
+        ProtocolError: an envelope is not of a known node, comes twice from one, is made for another round or shape, or there are too few.
+            The message names all nodes whose envelopes cannot be opened.
+    """
+    seeds, faults = dict[bytes, bytes](), _Faults()
+    for envelope in envelopes:
+        who, signature, sealed = _parts(envelope)
+        if who not in nodes:
+            faults.unknown.append(who)
+        elif not _is_signed(nodes[who], signature, sealed, binding):
+            faults.unsigned.append(who)
+        elif who in seeds:
+            faults.repeated.append(who)
+        else:
+            try:
+                seeds[who] = key_files.SUITE.decrypt(sealed, aggregator, binding.info(b"seal"))
+            except InvalidTag:
+                seeds[who] = b""
+                faults.unopened.append(who)
+    if why := faults.described(len(seeds)):
+        raise ProtocolError(f"the sum is not opened: {why}")
+    if len(seeds) < least:
+        raise ProtocolError(f"the sum is not opened: it is over {counted(len(seeds), 'node')}, and at least {least} are needed")
+    return list(seeds.values())
+
+
+@dataclass(frozen=True)
+class _Faults:
+    """Names of the nodes whose envelopes are not opened, by the reason."""
+
+    unknown: list[bytes] = field(default_factory=list)
+    unsigned: list[bytes] = field(default_factory=list)
+    repeated: list[bytes] = field(default_factory=list)
+    unopened: list[bytes] = field(default_factory=list)
+
+    def described(self, signed: int) -> str:
+        """Return what is wrong and what to do, empty if nothing is; ``signed`` nodes have signed what stands for them."""
+        reasons = []
+        if self.unknown:
+            listed = "add their lines to LDPFL_NODE_KEYS, as ldpfl deploy node-key FILE --show prints them on the nodes"
+            reasons.append(f"not known: {_named(self.unknown)} ({listed})")
+        if self.unsigned:
+            checked = "an honest relay refuses this: it has altered the envelope, or checks by another key than LDPFL_NODE_KEYS lists"
+            reasons.append(f"not signed for this round by the node that is named: {_named(self.unsigned)} ({checked})")
+        if self.repeated:
+            reasons.append(f"in the sum more than once: {_named(self.repeated)} (an honest relay counts each node once)")
+        if self.unopened:
+            revoke = "these nodes signed it: revoke their tokens, whose names ldpfl relay token list shows"
+            key = "no node's can be: is LDPFL_AGGREGATOR_KEY the key that the round was begun with?"
+            reasons.append(
+                f"not sealed to this key for this round: {_named(self.unopened)} ({key if len(self.unopened) == signed > 1 else revoke})"
+            )
+        return "; ".join(reasons)
+
+
+def _named(nodes: Collection[bytes]) -> str:
+    first = ", ".join(node.hex() for node in list(nodes)[:_MAX_NAMES])
+    return first if len(nodes) <= _MAX_NAMES else f"{first} and {len(nodes) - _MAX_NAMES} more"
+
+
+def _is_signed(node: Ed25519PublicKey, signature: bytes, sealed: bytes, binding: SumBinding) -> bool:
+    try:
+        node.verify(signature, binding.info(b"sign") + sealed)
+    except InvalidSignature:
+        return False
+    return True
+
+
+def _parts(envelope: bytes) -> tuple[bytes, bytes, bytes]:
+    if len(envelope) != ENVELOPE_BYTES:
+        raise ProtocolError(f"the sum is not opened: an envelope has {ENVELOPE_BYTES} bytes, not {len(envelope)}")
+    signature_at, sealed_at = _SIGNER_BYTES, _SIGNER_BYTES + _SIGNATURE_BYTES
+    return envelope[:signature_at], envelope[signature_at:sealed_at], envelope[sealed_at:]

@@ -1,0 +1,1 @@
+"""Helpers without any knowledge of federated learning: files, keys, random words, imports, text."""

@@ -1,0 +1,338 @@
+"""Explicit randomness: seeded words by client, round and purpose, or the operating system's secure source.
+
+What simulated clients draw depends on (run seed, purpose, round, client) alone, so a result does not depend on how many clients are
+handled together. A deployed client draws from :class:`SecureSource`, never from a seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from itertools import repeat
+from operator import index
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
+from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+from cryptography.hazmat.primitives.ciphers.modes import ECB
+from numpy.typing import NDArray
+
+from ldpfl.errors import ConfigError, PrivacyError
+from ldpfl.util.entropy import secure_words
+from ldpfl.util.lazy_imports import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Purpose(IntEnum):
+    """What a stream is drawn for; keeps the streams of one client and round independent."""
+
+    PARTITION = 1
+    COHORT = 2
+    BATCH_ORDER = 3
+    MECHANISM = 4
+    MIXING = 5
+    HOLDOUT = 6
+    MODEL = 7
+    PARTICIPATION = 8
+    RECORDS = 9
+    MEASURING = 10
+    LEAST_SQUARES = 11
+    EVALUATION = 12
+
+
+WORDS = "aes-256 counters, 2"
+"""How seeded words are made: a run that was begun with others would end as a mixture."""
+
+
+def known(secret: int | None) -> int:
+    """Return ``secret``.
+
+    Raises:
+        ConfigError: the secret is None, because the run's folder no longer has it.
+    """
+    if secret is None:
+        raise ConfigError(
+            "the noise of this run cannot be drawn again, because the file SECRET-seed is not in its folder: put the file back, or begin "
+            "another run"
+        )
+    return secret
+
+
+def stream(seed: int, purpose: Purpose, *key: int) -> np.random.Generator:
+    """Return the generator for ``(seed, purpose, *key)``; equal arguments give equal streams."""
+    sequence = np.random.SeedSequence(entropy=index(seed), spawn_key=(int(purpose), *map(index, key)))
+    return np.random.Generator(np.random.PCG64DXSM(sequence))
+
+
+class RandomSource(Protocol):
+    """Where a mechanism gets its random bits from."""
+
+    def int32(self, row: int, count: int) -> Tensor:
+        """Return ``count`` int32 values, uniform over all 2**32, for the client in ``row``."""
+        ...
+
+
+class BlockSource(RandomSource, Protocol):
+    """A source that serves many clients in one call. Each of them gets what it would get by itself."""
+
+    def block(self, rows: range, count: int) -> NDArray[np.int32]:
+        """Return ``count`` words for each of the clients in ``rows``, (k, count)."""
+        ...
+
+    def each(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Return one word for each entry of ``rows`` (m,), which are in ascending order and may repeat: (m,)."""
+        ...
+
+
+def stream_key(seed: int, purpose: Purpose, *key: int) -> bytes:
+    """Return the 32 bytes of AES-256 from which the words of all clients for ``(purpose, *key)`` follow."""
+    return hashlib.sha256(f"ldpfl words {index(seed)} {int(purpose)} {_plain(key)}".encode()).digest()
+
+
+def bound_key(seed: int, purpose: Purpose, key: tuple[int, ...], hidden: Tensor, context: bytes) -> bytes:
+    """Return 32 bytes for the noise that hides ``hidden``, on a CPU, of what is named by ``key``; see :meth:`SeededStreams.bound`."""
+    named = f"{index(seed)} {int(purpose)} {_plain(key)} {hidden.dtype} {tuple(hidden.shape)} "
+    digest = hashlib.sha256(named.encode() + context)
+    digest.update(hidden.contiguous().numpy().data)
+    return digest.digest()
+
+
+def _plain(key: tuple[int, ...]) -> tuple[int, ...]:
+    """Return ``key`` as integers of Python: the text of NumPy's names their type, and so would make another key of the same numbers."""
+    return tuple(map(index, key))
+
+
+def bound_stream(seed: int, purpose: Purpose, key: tuple[int, ...], hidden: Tensor, context: bytes) -> np.random.Generator:
+    """Return the stream that hides the values ``hidden`` of what is named by ``key``; see :func:`bound_key`."""
+    return stream(int.from_bytes(bound_key(seed, purpose, key, hidden, context)), purpose, *key)
+
+
+class SeededStreams:
+    """Reproducible words for simulated clients: those of each follow from a key and its number alone. Not for deployment.
+
+    They are the key stream of AES-256 over counters: the client's number in the high half, how many blocks of 16 bytes it had before in
+    the low half. So a client's words do not depend on who is asked for beside it, and thousands of clients are served in one call.
+    Each draw begins at a new block.
+
+    Args:
+        keys: one for all clients (from :func:`stream_key`), or one for each of them.
+        clients: their numbers (K,); row i belongs to ``clients[i]``.
+    """
+
+    def __init__(self, keys: bytes | Sequence[bytes], clients: Sequence[int] | NDArray[np.int64]) -> None:
+        self._clients = np.asarray(clients, dtype=np.uint64)
+        self._used = np.zeros(len(self._clients), dtype=np.uint64)
+        self._shared = _encryptor(keys) if isinstance(keys, bytes) else None
+        self._keys: Sequence[bytes] = () if isinstance(keys, bytes) else keys
+
+    @classmethod
+    def of(cls, clients: Sequence[int] | NDArray[np.int64], seed: int, purpose: Purpose, *key: int) -> SeededStreams:
+        """Return the words of ``clients`` for ``(seed, purpose, *key)``."""
+        return cls(stream_key(seed, purpose, *key), clients)
+
+    @classmethod
+    def for_clients(cls, seed: int, round_number: int, clients: Sequence[int] | NDArray[np.int64]) -> SeededStreams:
+        """Return the words by which each of ``clients`` randomises in ``round_number``, whatever the order they come in."""
+        return cls.of(clients, seed, Purpose.MECHANISM, round_number)
+
+    @classmethod
+    def bound(
+        cls,
+        seed: int,
+        purpose: Purpose,
+        keys: Sequence[tuple[int, ...]],
+        values: Tensor,
+        context: bytes = b"",
+        variance: Tensor | None = None,
+    ) -> SeededStreams:
+        """One key for each row of ``values`` (k, ...), which follows from ``seed``, its name in ``keys``, and what is randomised itself.
+
+        Two releases then have the same bits only if they are of the same values in the same ``context``, and so are one release:
+        whatever else differs between two runs of one seed, nothing cancels. (So nonces are made that must not be used twice: RFC 6979.)
+        ``variance`` (k, ...) of the noise, where that follows from more than ``seed`` and ``context`` do.
+        """
+        inside = hashlib.sha256(context).digest()
+        sizes = repeat(b"") if variance is None else (hashlib.sha256(row.contiguous().numpy().tobytes()).digest() for row in variance)
+        rows = zip(keys, values, sizes, strict=False)
+        return cls([bound_key(seed, purpose, key, row, inside + size) for key, row, size in rows], [0] * len(keys))
+
+    def int32(self, row: int, count: int) -> Tensor:
+        """Return ``count`` words for the client in ``row``."""
+        return torch.from_numpy(self.block(range(row, row + 1), count)[0])
+
+    def block(self, rows: range, count: int) -> NDArray[np.int32]:
+        """Return ``count`` words for each of the clients in ``rows``, (k, count)."""
+        own, blocks = self._own(rows.start, rows.stop), -(-count // _WORDS)
+        used, clients = self._used[own, None], self._clients[own, None]
+        words = np.empty(len(rows) * blocks * _BLOCK + _SPARE, dtype=np.uint8)
+        # Some rows at a time: counters that stay in a core's cache are made in half the time.
+        together = max(1, _AT_ONCE // max(1, blocks))
+        counters, numbers = np.empty((min(together, len(rows)), blocks, 2), dtype="<u8"), np.arange(blocks, dtype=np.uint64)
+        for start in range(0, len(rows), together):
+            some = slice(start, min(start + together, len(rows)))
+            part = counters[: some.stop - start]
+            np.add(used[some], numbers, out=part[:, :, 0])
+            part[:, :, 1] = clients[some]
+            part_rows = range(own.start + some.start, own.start + some.stop)
+            self._encipher(part, part_rows, [blocks] * len(part_rows), words[start * blocks * _BLOCK :])
+        used += np.uint64(blocks)
+        return words[:-_SPARE].view("<i4").reshape(len(rows), blocks * _WORDS)[:, :count]
+
+    def each(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Return one word for each entry of ``rows`` (m,), which are in ascending order and may repeat: (m,)."""
+        own = self._own(int(rows[0]), int(rows[-1]) + 1)
+        counts = np.bincount(rows - own.start)
+        counters = np.empty((len(rows), 2), dtype="<u8")  # a block a word: to pack four of them takes longer
+        before = np.searchsorted(rows, rows)
+        np.add(self._used[rows], np.arange(len(rows)) - before, out=counters[:, 0], casting="unsafe")
+        counters[:, 1] = self._clients[rows]
+        self._used[own] += counts.astype(np.uint64)
+        words = np.empty(counters.nbytes + _SPARE, dtype=np.uint8)
+        self._encipher(counters, range(own.start, own.stop), counts.tolist(), words)
+        return words[:-_SPARE].view("<i4")[::_WORDS].copy()
+
+    def _own(self, start: int, stop: int) -> slice:
+        if not 0 <= start <= stop <= len(self._clients):
+            raise IndexError(stop)
+        return slice(start, stop)
+
+    def _encipher(self, counters: NDArray[np.uint64], rows: range, blocks: Sequence[int], words: NDArray[np.uint8]) -> None:
+        """Write what ``counters`` (..., 2), so many ``blocks`` of each of ``rows``, are enciphered to, to the beginning of ``words``."""
+        if self._shared is not None:
+            _encipher(self._shared, counters, words)
+            return
+        start = 0
+        for row, own in zip(rows, np.split(counters.reshape(-1, 2), np.cumsum(blocks)[:-1]), strict=True):
+            if len(own):
+                _encipher(_encryptor(self._keys[row]), own, words[start:])
+                start += own.nbytes
+
+
+_WORDS = 4
+"""Words in a block of AES."""
+
+
+def _encryptor(key: bytes) -> CipherContext:
+    return Cipher(AES256(key), ECB()).encryptor()
+
+
+def _encipher(encryptor: CipherContext, counters: NDArray[np.uint64], words: NDArray[np.uint8]) -> None:
+    """Write what ``counters`` (..., 2) are enciphered to to the beginning of ``words``, which has ``_SPARE`` bytes more at least."""
+    encryptor.update_into(counters.reshape(-1).view(np.uint8).data, words.data)
+
+
+_SPARE = 15
+"""Bytes that the library wants beyond what it writes."""
+
+_BLOCK = 16
+"""Bytes in a block of AES."""
+
+_AT_ONCE = 1 << 14
+"""Blocks that are enciphered at once: their counters take 256 KiB."""
+
+
+class SecureSource:
+    """Bits of :func:`ldpfl.util.entropy.secure_words`; what a deployed client uses."""
+
+    def int32(self, row: int, count: int) -> Tensor:
+        return torch.from_numpy(secure_words(count))
+
+    def block(self, rows: range, count: int) -> NDArray[np.int32]:
+        return secure_words(len(rows) * count).reshape(len(rows), count)
+
+    def each(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
+        return secure_words(len(rows))
+
+
+class _TorchSource:
+    """A single torch.Generator shared by all rows, for notebooks and tests. Not for deployment."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+
+    def int32(self, row: int, count: int) -> Tensor:
+        words = torch.empty(count, dtype=torch.int32)
+        return words.random_(-(2**31), 2**31, generator=self._generator)
+
+
+def as_source(generator: RandomSource | torch.Generator) -> RandomSource:
+    """Accept a CPU ``torch.Generator`` wherever a :class:`RandomSource` is wanted."""
+    return _TorchSource(generator) if isinstance(generator, torch.Generator) else generator
+
+
+def draw(source: RandomSource, row: int, count: int) -> Tensor:
+    """Return ``count`` int32 values for ``row``, and stop if the source gives anything else.
+
+    A source that returns too few would otherwise be broadcast: many weights would share their noise.
+
+    Raises:
+        PrivacyError: the source ran out, or returned another shape or dtype.
+    """
+    try:
+        words = source.int32(row, count)
+    except IndexError:
+        raise PrivacyError(f"the random source has no stream for client row {row}; nothing was sent") from None
+    if words.dtype != torch.int32 or words.shape != (count,):
+        raise PrivacyError(f"the random source returned {words.dtype} {tuple(words.shape)}, expected int32 ({count},); nothing was sent")
+    return words
+
+
+def draw_block(source: RandomSource, rows: range, count: int) -> NDArray[np.int32]:
+    """Return ``count`` words for each of the clients in ``rows``, (k, count): in one call, where the source can.
+
+    Raises:
+        PrivacyError: as for :func:`draw`.
+    """
+    block: Callable[[range, int], NDArray[np.int32]] | None = getattr(source, "block", None)
+    if block is None:
+        return np.stack([draw(source, row, count).numpy() for row in rows])
+    return _asked(lambda: block(rows, count), (len(rows), count), rows.stop - 1)
+
+
+def draw_each(source: RandomSource, rows: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Return one word for each entry of ``rows`` (m,), which are in ascending order and may repeat: (m,).
+
+    Raises:
+        PrivacyError: as for :func:`draw`.
+    """
+    if not len(rows):
+        return np.empty(0, dtype=np.int32)
+    each: Callable[[NDArray[np.int64]], NDArray[np.int32]] | None = getattr(source, "each", None)
+    if each is None:
+        found, counts = np.unique(rows, return_counts=True)
+        words = [draw(source, row, count).numpy() for row, count in zip(found.tolist(), counts.tolist(), strict=True)]
+        return np.concatenate(words)
+    return _asked(lambda: each(rows), rows.shape, int(rows[-1]))
+
+
+def _asked(ask: Callable[[], NDArray[np.int32]], shape: tuple[int, ...], last: int) -> NDArray[np.int32]:
+    """Return what ``ask`` gives for client rows up to ``last``, if it is int32 of ``shape``.
+
+    Raises:
+        PrivacyError: the source ran out, or returned another shape or dtype.
+    """
+    try:
+        words = ask()
+    except IndexError:
+        raise PrivacyError(f"the random source has no stream for client row {last}; nothing was sent") from None
+    if words.dtype != np.int32 or words.shape != shape:
+        raise PrivacyError(f"the random source returned {words.dtype} {words.shape}, expected int32 {shape}; nothing was sent")
+    return words
+
+
+UNIFORM_BITS = 52
+"""Random bits of a uniform number. With 53 the last midpoint would round to 1."""
+
+
+def uniform(source: RandomSource, rows: range, count: int) -> NDArray[np.float64]:
+    """Return ``count`` numbers for each of the clients in ``rows``, (k, count), uniform on the 2**52 midpoints (j + 1/2) / 2**52 of (0, 1).
+
+    None of them is 0 or 1.
+    """
+    words = draw_block(source, rows, 2 * count).view(np.uint32) >> 6  # 26 bits each
+    high, low = words[:, 0::2].astype(np.float64), words[:, 1::2]
+    return np.asarray((high * 2.0**26 + low + 0.5) * 2.0**-UNIFORM_BITS)

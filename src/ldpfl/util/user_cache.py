@@ -1,0 +1,69 @@
+"""What is computed once and kept for this user: the folder, and tensors in it that nobody else could have changed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from platformdirs import user_cache_path
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ldpfl.errors import DataError, WriteError
+from ldpfl.util.file_owners import require_own
+from ldpfl.util.files import make_folder, replace_atomically
+
+CACHE_DIR_VARIABLE = "LDPFL_CACHE_DIR"
+
+_NOWHERE = Path(os.devnull, "ldpfl")
+
+Warn = Callable[[str], None]
+
+
+def cache_dir() -> Path:
+    """Return the user's cache folder for ldpfl; the environment variable ``LDPFL_CACHE_DIR`` overrides it.
+
+    Of a user without a home it is one that cannot be made, and so nothing is kept: what lies in a folder for all may be of others.
+    """
+    override = os.environ.get(CACHE_DIR_VARIABLE)
+    if override:
+        return Path(override)
+    try:
+        found = user_cache_path("ldpfl", appauthor=False)
+    except RuntimeError:  # there is no home; other versions of the library say "~"
+        return _NOWHERE
+    return found if found.is_absolute() else _NOWHERE
+
+
+def without_cache(error: WriteError) -> str:
+    """Return the warning that nothing is kept in the cache, the same for all that would be kept there."""
+    return (
+        f"going on without the cache folder {cache_dir()} ({error.reason}): what it would save is computed anew each time; "
+        f"set {CACHE_DIR_VARIABLE} to a folder that can be written"
+    )
+
+
+def read_cached(path: Path, what: str) -> dict[str, Tensor] | None:
+    """Return the tensors that :func:`write_cached` kept of ``what``; None if they have to be made anew, and put in their place.
+
+    There are none, or they are damaged, or others could have changed or read them.
+    """
+    try:
+        return load_file(require_own(path, f"the cached {what}", DataError, secret=True))
+    except (SafetensorError, OSError, DataError):
+        return None
+
+
+def write_cached(path: Path, tensors: dict[str, Tensor], what: str, warn: Warn) -> None:
+    """Keep ``tensors`` of ``what`` for this user alone. A cache that cannot be written must not stop a run whose data are fine."""
+    try:
+        make_folder(path.parent, mode=0o700)
+        require_own(path.parent, f"the folder of cached {what}", DataError, secret=True)
+        with replace_atomically(path, mode=0o600) as temporary:
+            save_file(tensors, temporary)
+    except WriteError as error:
+        warn(without_cache(error))
+    except DataError as error:
+        warn(f"nothing is cached: {error}")

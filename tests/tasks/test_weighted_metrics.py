@@ -1,0 +1,239 @@
+"""Figures of models against scikit-learn's own, their intervals against resamples that are drawn one by one."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ldpfl.tasks import weighted_metrics
+from ldpfl.tasks.survival import concordance
+from ldpfl.tasks.weighted_metrics import Floats
+
+ROWS = 400
+
+
+def drawn(rows: int = ROWS, seed: int = 0) -> tuple[Floats, NDArray[np.bool_]]:
+    """Return log odds, some of them equal, and events that are rarer than these say."""
+    random = np.random.default_rng(seed)
+    logits = random.normal(size=rows).round(1) * 1.5 - 1
+    return logits, random.random(rows) < 1 / (1 + np.exp(0.5 - 0.7 * logits))
+
+
+def test_two_classes_have_scikit_learn_s_figures() -> None:
+    from sklearn import metrics
+    from sklearn.linear_model import LogisticRegression
+
+    logits, events = drawn()
+    found, risks = weighted_metrics.point(weighted_metrics.of_two_classes(logits, events), ROWS), 1 / (1 + np.exp(-logits))
+    expected = {
+        "AUROC": metrics.roc_auc_score(events, risks),
+        "average precision": metrics.average_precision_score(events, risks),
+        "Brier score": metrics.brier_score_loss(events, risks),
+        "mean predicted risk": risks.mean(),
+        "observed share": events.mean(),
+        "accuracy": metrics.accuracy_score(events, risks > 0.5),
+        "accuracy of the commonest class": max(events.mean(), 1 - events.mean()),
+        "macro F1": metrics.f1_score(events, risks > 0.5, average="macro"),
+    }
+    for threshold, name in ((0.5, "0.5"), (events.mean(), "the base rate")):
+        flagged = risks >= threshold
+        expected[f"sensitivity at {name}"] = metrics.recall_score(events, flagged)
+        expected[f"specificity at {name}"] = metrics.recall_score(~events, ~flagged)
+        expected[f"positive predictive value at {name}"] = metrics.precision_score(events, flagged)
+    fitted = LogisticRegression(C=1e12, tol=1e-10).fit(logits[:, None], events)
+    assert found.pop("calibration slope") == pytest.approx(float(fitted.coef_[0, 0]), rel=1e-4)
+    assert found == pytest.approx(expected)
+
+
+def test_several_classes_and_labels_and_numbers_have_scikit_learn_s_figures() -> None:
+    from sklearn import metrics
+
+    random = np.random.default_rng(1)
+    logits, classes = random.normal(size=(ROWS, 4)), random.integers(4, size=ROWS)
+    chances = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    told = logits.argmax(axis=1)
+    found = weighted_metrics.point(weighted_metrics.of_several_classes(logits, classes), ROWS)
+    assert abs(found.pop("calibration slope")) < 0.2  # classes that have nothing to do with the logits
+    assert found == pytest.approx(
+        {
+            "accuracy": metrics.accuracy_score(classes, told),
+            "accuracy of the commonest class": np.bincount(classes).max() / ROWS,
+            "macro F1": metrics.f1_score(classes, told, average="macro"),
+            "AUROC": metrics.roc_auc_score(classes, chances, multi_class="ovr"),
+            "Brier score": ((chances - np.eye(4)[classes]) ** 2).sum() / ROWS,
+        }
+    )
+    labels = random.random((ROWS, 4)) < 0.3
+    assert weighted_metrics.point(weighted_metrics.of_labels(logits, labels), ROWS) == pytest.approx(
+        {
+            "AUROC": metrics.roc_auc_score(labels, logits),
+            "macro F1": metrics.f1_score(labels, logits > 0, average="macro"),
+            "exact match": metrics.accuracy_score(labels, logits > 0),
+        }
+    )
+    numbers, targets = logits[:, 0] + 20, logits[:, 0] + logits[:, 1] / 2 + 20
+    assert weighted_metrics.point(weighted_metrics.of_numbers(numbers, targets), ROWS) == pytest.approx(
+        {
+            "R2": metrics.r2_score(targets, numbers),
+            "MAE": metrics.mean_absolute_error(targets, numbers),
+            "RMSE": metrics.mean_squared_error(targets, numbers) ** 0.5,
+        }
+    )
+
+
+def test_intervals_are_those_of_resamples_that_are_drawn_one_by_one() -> None:
+    """Ends of 500 resamples, beside those of 300 others: a tenth of the interval's width, or a little more, apart."""
+    logits, events = drawn()
+    found = weighted_metrics.intervals(weighted_metrics.of_two_classes(logits, events), ROWS, seed=0)
+    random, each = np.random.default_rng(7), dict[str, list[float]]()
+    for _ in range(300):
+        own = random.integers(ROWS, size=ROWS)
+        figures = weighted_metrics.point(weighted_metrics.of_two_classes(logits[own], events[own]), ROWS)
+        for name in ("AUROC", "average precision", "Brier score", "calibration slope", "accuracy", "sensitivity at 0.5"):
+            each.setdefault(name, []).append(figures[name])
+    for name, values in each.items():
+        low, high = np.quantile(values, (0.025, 0.975))
+        assert found[name] == pytest.approx((low, high), abs=0.2 * (high - low)), name
+
+
+def test_rows_of_one_person_are_drawn_together() -> None:
+    """Ten equal rows of each of 200 persons say what one row of each says; drawn as rows, they would seem to say ten times as much."""
+    random = np.random.default_rng(4)
+    told, seen = random.normal(size=200), random.random(200) < 0.3
+    whose = np.repeat(np.arange(200), 10)
+    once, alike = weighted_metrics.of_two_classes(told, seen), weighted_metrics.of_two_classes(told[whose], seen[whose])
+    for name, (low, high) in weighted_metrics.intervals(once, 200, seed=1).items():
+        assert weighted_metrics.intervals(alike, 2000, seed=1, whose=whose)[name] == pytest.approx((low, high), abs=1e-9), name
+    narrow, wide = (np.ptp(weighted_metrics.intervals(alike, 2000, seed=1, whose=of)["AUROC"]) for of in (None, whose))
+    assert wide > 2 * narrow
+
+
+def test_the_commonest_class_is_that_of_all_rows_in_each_resample() -> None:
+    """Of ten equal classes the largest share of a resample is larger than a tenth, always."""
+    random = np.random.default_rng(5)
+    figures = weighted_metrics.of_several_classes(random.normal(size=(ROWS, 10)), np.arange(ROWS) % 10)
+    low, high = weighted_metrics.intervals(figures, ROWS, seed=0)["accuracy of the commonest class"]
+    assert low < 0.1 < high
+
+
+def test_macro_f1_is_of_the_same_classes_in_each_resample() -> None:
+    """A class of two rows that is never told: where neither is drawn, the mean of the two other classes would be half as much again."""
+    classes = np.concatenate([np.arange(ROWS - 2) % 2, [2, 2]])
+    logits = np.eye(3)[np.where(np.arange(ROWS) % 5 == 0, 1 - classes % 2, classes % 2)]
+    figures = weighted_metrics.of_several_classes(logits, classes)
+    point, (low, high) = weighted_metrics.point(figures, ROWS)["macro F1"], weighted_metrics.intervals(figures, ROWS, seed=0)["macro F1"]
+    assert low < point < high < 1.2 * point
+
+
+def test_a_count_is_a_row_that_is_there_so_often() -> None:
+    logits, events = drawn(30)
+    often = np.random.default_rng(2).integers(3, size=30)
+    own = np.repeat(np.arange(30), often)
+    whole, parts = weighted_metrics.of_two_classes(logits, events), weighted_metrics.of_two_classes(logits[own], events[own])
+    expected = weighted_metrics.point(parts, own.size)
+    for name, value in whole(often[None].astype(np.float64)).items():
+        if name not in ("calibration slope", "accuracy of the commonest class") and "base rate" not in name:  # of all rows
+            assert value[0] == pytest.approx(expected[name]), name
+
+
+def test_what_has_no_value_is_nan_and_has_no_interval() -> None:
+    """A model that flags nobody, and that tells nobody apart."""
+    events = np.arange(40) % 8 == 0
+    figures = weighted_metrics.of_two_classes(np.full(40, -2.0), events)
+    found, ends = weighted_metrics.point(figures, 40), weighted_metrics.intervals(figures, 40, seed=0)
+    assert (found["AUROC"], found["sensitivity at 0.5"], found["accuracy"]) == (0.5, 0.0, 0.875)
+    for name in ("calibration slope", "positive predictive value at 0.5"):
+        assert np.isnan(found[name])
+        assert name not in ends
+
+
+def test_tenths_are_of_those_alike_and_have_wilson_s_interval() -> None:
+    logits, events = drawn()
+    risks = 1 / (1 + np.exp(-logits))
+    tenths = weighted_metrics.calibration(risks, events.astype(np.float64), shares=True)
+    assert [own["rows"] for own in tenths] == [40] * 10
+    assert [own["predicted"] for own in tenths] == sorted(own["predicted"] for own in tenths)
+    assert np.mean([own["observed"] for own in tenths]) == pytest.approx(events.mean())
+    share, z, n = tenths[4]["observed"], 1.959964, 40
+    middle, half = share + z**2 / (2 * n), z * (share * (1 - share) / n + z**2 / (4 * n**2)) ** 0.5
+    assert [tenths[4]["low"], tenths[4]["high"]] == pytest.approx([(middle - half) / (1 + z**2 / n), (middle + half) / (1 + z**2 / n)])
+    numbers = weighted_metrics.calibration(np.arange(100.0), np.arange(100.0) ** 2, shares=False)
+    assert (numbers[0]["low"], numbers[0]["high"]) == pytest.approx((0.9, 65.7))
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_ten_thousand_rows_take_less_than_two_seconds() -> None:
+    logits, events = drawn(10_000)
+    began = time.process_time()
+    weighted_metrics.intervals(weighted_metrics.of_two_classes(logits, events), 10_000, seed=0)
+    assert time.process_time() - began < 2
+
+
+def timed(rows: int = ROWS) -> tuple[Floats, Floats, Floats]:
+    """Return survival beyond three cuts, times of which many are equal with events of two in three, and the cuts."""
+    random = np.random.default_rng(2)
+    ill = random.normal(size=rows)
+    whole, left = 20 * random.exponential(np.exp(-ill)), random.uniform(0, 60, rows)
+    seen = np.stack([np.minimum(whole, left).round(), whole <= left], axis=1)
+    cuts = np.array([5.0, 15.0, 40.0])
+    return np.exp(-np.outer(np.exp(0.6 * ill.round(1)), cuts / 20)), seen, cuts
+
+
+def test_the_integrated_brier_score_is_graf_s_on_the_times_themselves() -> None:
+    from statsmodels.duration.survfunc import SurvfuncRight
+
+    lasting, seen, cuts = timed()
+    times, events = seen[:, 0], seen[:, 1] > 0
+    staying = SurvfuncRight(times + 0.5 * ~events, ~events)  # who had an event at a time is gone before others leave then
+
+    def stays(until: float) -> float:
+        return float(np.concatenate([[1.0], staying.surv_prob])[np.searchsorted(staying.surv_times, until, side="right")])
+
+    by_cut = [0.0]
+    for cut, chance in zip(cuts, lasting.T, strict=True):
+        errors = []
+        for when, event, own in zip(times, events, chance, strict=True):
+            errors.append((1 - own) ** 2 / stays(cut + 0.5) if when > cut else own**2 / stays(when) if event else 0.0)
+        by_cut.append(float(np.mean(errors)))
+    found = weighted_metrics.point(weighted_metrics.of_times(lasting, seen, cuts), ROWS)
+    assert found["integrated Brier"] == pytest.approx(np.trapezoid(by_cut, [0.0, *cuts]) / cuts[-1], rel=1e-9)
+
+
+def test_intervals_of_concordance_are_those_of_resamples_drawn_one_by_one() -> None:
+    lasting, seen, cuts = timed()
+    figures, random = weighted_metrics.of_times(lasting, seen, cuts), np.random.default_rng(3)
+    low, high = weighted_metrics.intervals(figures, ROWS, seed=1)["concordance"]
+    found = []
+    for _ in range(300):
+        own = random.integers(ROWS, size=ROWS)
+        found.append(concordance(seen[own, 0], seen[own, 1] > 0, lasting[own].sum(axis=1)))
+    assert (low, high) == pytest.approx(tuple(np.quantile(found, (0.025, 0.975))), abs=0.008)
+    assert low < weighted_metrics.point(figures, ROWS)["concordance"] < high
+
+
+def test_times_that_nobody_stayed_to_see_have_no_brier_score() -> None:
+    seen = np.array([[1.0, 0.0], [2.0, 0.0]])
+    found = weighted_metrics.point(weighted_metrics.of_times(np.full((2, 1), 0.5), seen, np.array([3.0])), 2)
+    assert np.isnan(found["integrated Brier"])
+    assert np.isnan(found["concordance"])
+
+
+def test_the_calibration_slope_of_several_classes_is_the_factor_by_which_they_are_likeliest() -> None:
+    """Classes drawn by a fifth of the logits: the slope is a fifth, and the same for two classes as without an intercept."""
+    from scipy.optimize import minimize_scalar
+    from scipy.special import log_softmax
+
+    random = np.random.default_rng(3)
+    logits = 5 * random.normal(size=(2000, 4))
+    classes = np.array([random.choice(4, p=own) for own in np.exp(log_softmax(logits / 5, axis=1))])
+    found = weighted_metrics.point(weighted_metrics.of_several_classes(logits, classes), 2000)["calibration slope"]
+    best = minimize_scalar(lambda factor: -log_softmax(factor * logits, axis=1)[np.arange(2000), classes].sum(), bounds=(0, 2)).x
+    assert found == pytest.approx(best, abs=1e-4)
+    low, high = weighted_metrics.intervals(weighted_metrics.of_several_classes(logits, classes), 2000, seed=0)["calibration slope"]
+    assert low < 0.2 < high < 0.25
+    told_apart = weighted_metrics.point(weighted_metrics.of_several_classes(10 * np.eye(4)[classes], classes), 2000)
+    assert np.isnan(told_apart["calibration slope"])  # no factor is the best
