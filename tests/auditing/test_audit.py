@@ -222,7 +222,7 @@ def test_no_noise_at_all_is_found() -> None:
     ("mechanism", "found"),
     [
         (Chatty(1.0), {"equal lengths", "stated length"}),
-        (Understated(1.0), {"stated length"}),
+        (Understated(1.0), {"stated length", "units apart"}),
         (Scaled(1.0), {"aggregate is the mean"}),
         (Forgetful(1.0), {"aggregate is the mean"}),
         (Boasting(1.0), {"variance"}),
