@@ -63,6 +63,31 @@ def test_the_command_line_starts_without_plots_and_data_sets() -> None:
     assert not loaded_by("ldpfl.cli") & set(SLOW)
 
 
+WITHOUT_EXTRAS = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"flwr", "httpx", "peft", "psycopg", "ray", "sqlalchemy", "starlette", "tensorboard", "transformers", "uvicorn"}:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Missing())
+import ldpfl
+for name in ldpfl.__all__:
+    getattr(ldpfl, name)
+ldpfl.plan(epsilon=1.0, clients=100, weights=50, rounds=2)
+from ldpfl.cli import main
+sys.argv = ["ldpfl", "plan", "--epsilon", "1", "--clients", "100", "--weights", "50", "--rounds", "2", "--cost"]
+main()
+"""
+
+
+@pytest.mark.slow
+def test_the_front_door_and_a_plan_need_no_extra() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 FLOORS = (
     ("errors", "version"),
     ("util",),

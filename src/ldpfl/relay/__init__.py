@@ -5,20 +5,34 @@ Or it takes masked vectors and hands on their sum, so that nobody sees what one 
 Servers import ``app``, ``store`` and ``serve``; this package itself gives what its callers need, and loads no server.
 """
 
-from ldpfl.errors import RelayNotReleased, RelayRefused, RelayRoundOver, RelayUnreachable
-from ldpfl.relay.clients import RelayAggregator, RelayClient
-from ldpfl.relay.protocol import RoundStatus, SumTerms, Terms
-from ldpfl.relay.requests import Patience
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Patience",
-    "RelayAggregator",
-    "RelayClient",
-    "RelayNotReleased",
-    "RelayRefused",
-    "RelayRoundOver",
-    "RelayUnreachable",
-    "RoundStatus",
-    "SumTerms",
-    "Terms",
-]
+from ldpfl.util import lazy_imports
+
+if TYPE_CHECKING:
+    from ldpfl.errors import RelayNotReleased as RelayNotReleased
+    from ldpfl.errors import RelayRefused as RelayRefused
+    from ldpfl.errors import RelayRoundOver as RelayRoundOver
+    from ldpfl.errors import RelayUnreachable as RelayUnreachable
+    from ldpfl.relay.clients import RelayAggregator as RelayAggregator
+    from ldpfl.relay.clients import RelayClient as RelayClient
+    from ldpfl.relay.protocol import RoundStatus as RoundStatus
+    from ldpfl.relay.protocol import SumTerms as SumTerms
+    from ldpfl.relay.protocol import Terms as Terms
+    from ldpfl.relay.requests import Patience as Patience
+
+__getattr__, __dir__ = lazy_imports.exports(
+    __name__,
+    {
+        "Patience": "ldpfl.relay.requests",
+        "RelayAggregator": "ldpfl.relay.clients",
+        "RelayClient": "ldpfl.relay.clients",
+        "RelayNotReleased": "ldpfl.errors",
+        "RelayRefused": "ldpfl.errors",
+        "RelayRoundOver": "ldpfl.errors",
+        "RelayUnreachable": "ldpfl.errors",
+        "RoundStatus": "ldpfl.relay.protocol",
+        "SumTerms": "ldpfl.relay.protocol",
+        "Terms": "ldpfl.relay.protocol",
+    },
+)
