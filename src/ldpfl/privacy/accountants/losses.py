@@ -154,7 +154,7 @@ class PrivacyCurve:
 
 
 def composed_curves(curves: Sequence[PrivacyCurve], delta: float, points: int = 1024) -> float:
-    """Return an upper bound of epsilon at ``delta`` for all releases together. It holds adaptively; infinite if the computation is too long.
+    """Return an upper bound of epsilon at ``delta`` for all releases together, also adaptive ones; infinite if it takes too long.
 
     Each curve is evaluated at ``points`` losses, up to one that is exceeded with negligible probability. The PLDs of the dominating pairs
     are then convolved.
