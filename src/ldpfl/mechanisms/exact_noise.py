@@ -252,7 +252,7 @@ def words64(source: RandomSource, rows: range, count: int) -> Integers:
 
 
 def tails(words: Integers) -> tuple[Floats, NDArray[np.bool_]]:
-    """Return for each of ``words`` the middle of the interval of tails in (0, 1/2) that its bits allow, and whether the noise is negative."""
+    """Return for each of ``words`` the middle of the tails in (0, 1/2) that begin with its bits, and whether the noise is negative."""
     return ((words & np.int64(2**63 - 1)).astype(np.float64) + 0.5) * 2.0**-WORD, words < 0
 
 
