@@ -6,8 +6,8 @@ m = 0..n-1. Which m is worst depends on epsilon, so the curve is the maximum ove
 two inputs turns m into n - 1 - m.
 
 Up to ``EXACT_CLIENTS`` clients, each m is a row of its own. For more clients, a row stands for a cell of w neighbouring values of m. The
-clients that differ within the cell may have either probability. Each is a fair coin with probability 2 p0 in both cases (the privacy blanket
-of Balle et al. 2019); otherwise its bit is revealed to the adversary. Revealing is safe: it can only raise delta.
+clients that differ within the cell may have either probability. Each is a fair coin with probability 2 p0 in both cases (the blanket of
+Balle et al. 2019); otherwise its bit is revealed to the adversary. Revealing is safe: it can only raise delta.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def single_delta(epsilon0: float, clients: int, epsilon: float) -> float:
 
 
 def single_epsilon(epsilon0: float, clients: int, delta: float) -> float:
-    """Return the smallest epsilon at ``delta`` of one shuffled bit among ``clients``: exact up to ``EXACT_CLIENTS``, else an upper bound."""
+    """Return the smallest epsilon at ``delta`` of one shuffled bit: exact up to ``EXACT_CLIENTS``, an upper bound for more."""
     local = composed_epsilon(epsilon0, 1, delta)
     if clients == 1 or local == 0:
         return local

@@ -46,7 +46,7 @@ _BUDGETS = 16
 """Number of distinct epsilons of a bit, after rounding: each takes seconds, and tens of megabytes."""
 
 _UP = 1 + 2.0**-50
-"""Factor for rounding epsilon up. Close to the pure sum delta falls so steeply that the last digits of epsilon change it by a thousandth."""
+"""Factor for rounding epsilon up. Close to the pure sum, the last digits of epsilon change delta by a thousandth."""
 _ATTAINED_GRIDS = (1 << 14, 1 << 11, 1 << 10)
 
 
