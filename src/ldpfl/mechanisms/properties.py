@@ -10,8 +10,8 @@ class Properties:
     """Facts about a mechanism. Each has a default that suits most mechanisms.
 
     Attributes:
-        adds_up: whether ``aggregate`` needs only the number of reports and the sum of their ``addends``. A server then adds each report when
-            it arrives, and discards it. Such reports are :class:`BitReports` or :class:`DenseReports`.
+        adds_up: whether ``aggregate`` needs only the number of reports and the sum of their ``addends``. A server then adds each report
+            when it arrives, and discards it. Such reports are :class:`BitReports` or :class:`DenseReports`.
         caveats: warnings for users of these parameters, one line each.
         source: publication with the proof of the guarantee, if it is not stated with the release.
         assumptions: conditions outside the mechanism that the guarantee needs.

@@ -108,8 +108,8 @@ def _cut(ranges: LayerRanges, group: int | None) -> tuple[NDArray[np.int64], NDA
 def sample_places(source: RandomSource, clients: int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Draw one index below each of ``sizes`` for every client: the upper half of a 64-bit word times the size.
 
-    The probability of an index differs from 1 / size by at most 2**-64, which no feasible number of draws reveals. It does not depend on the
-    values, so it costs no epsilon. If all groups have one weight, nothing is drawn.
+    The probability of an index differs from 1 / size by at most 2**-64, which no feasible number of draws reveals. It does not depend on
+    the values, so it costs no epsilon. If all groups have one weight, nothing is drawn.
     """
     index = np.zeros((clients, sizes.size), dtype=np.int64)
     if sizes.max() == 1:

@@ -61,7 +61,7 @@ def accountant(releases: Iterable[tuple[Release, int]]) -> LocalAccountant:
 
 
 def behind_shuffler(groups: Sequence[RoundGroup]) -> ShuffledAccountant | None:
-    """Return the accountant of ``groups`` behind a shuffler or sum. None if there is none, or if a release gains nothing from a shuffler."""
+    """Return the accountant of ``groups`` behind a shuffler or sum. None if there is none, or if a shuffler adds nothing to a release."""
     if any(group.channel == "ideal-shuffler" and group.release.not_shuffled for group in groups):
         return None
     kind = next((kind for kind in HIDDEN if kind.supports(groups)), None)

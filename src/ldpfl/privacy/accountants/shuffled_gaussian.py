@@ -3,9 +3,9 @@
 All clients of a round clip their vectors to one ball and add noise of one law. In units of the noise's standard deviation, the ball has
 radius a = mu / 2, and U = N(0, 1) is the law of a report whose input is the center. Another client's input is at distance a at most. So its
 report is at least g times as likely as under U, except for reports with a total probability of b(g) under U. Here b(g) is
-delta_a(log(1 / g)), the hockey-stick divergence of mu = a. Replace the law of each report by one that is nowhere below g U, at a cost of g b(g) in total
-variation. Then a report is a draw of U with probability g. Reveal to the adversary which clients drew something else, and what they drew.
-The target client hides among M draws of U, in any dimension. With n clients,
+delta_a(log(1 / g)), the hockey-stick divergence of mu = a. Replace the law of each report by one that is nowhere below g U, at a cost of
+g b(g) in total variation. Then a report is a draw of U with probability g. Reveal to the adversary which clients drew something else, and
+what they drew. The target client hides among M draws of U, in any dimension. With n clients,
 
     delta(epsilon) <= E[max(0, G_1 + ... + G_(M + 1)) / (M + 1)] + (1 + e^epsilon) (n - 1) g b(g),   M ~ Bin(n - 1, g).
 
