@@ -3,8 +3,8 @@
 A cohort that the server chose, or that anyone can see, does not amplify: then account only the rounds that a client really joined. Here
 every client joins independently with probability q, and only the number K of reports is seen. Given K, the target of n clients is among
 them with probability g = K / n. For a random subset of fixed size under replacement,
-delta'(epsilon) = g delta_K(log(1 + (e^epsilon - 1) / g)) (Balle, Barthe, Gaboardi 2018). This is averaged over K. One coin decides for all weights of a round, so amplification is applied after
-composing the weights and before composing the rounds.
+delta'(epsilon) = g delta_K(log(1 + (e^epsilon - 1) / g)) (Balle, Barthe, Gaboardi 2018). This is averaged over K. One coin decides for all
+weights of a round, so amplification is applied after composing the weights and before composing the rounds.
 """
 
 from __future__ import annotations
