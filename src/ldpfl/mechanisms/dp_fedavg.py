@@ -26,11 +26,11 @@ class DpFedAvg(LatticeMechanism):
 
     Guarantee: mu-GDP with mu = 2 / s for **everything that a client holds**, replaced by any other data, in the report of one round. It
     protects against everybody, because the client itself adds the noise. If a server learns only the sum over n clients, mu is
-    2 / (s sqrt(n)). T rounds have mu sqrt(T). The guarantee holds for the exact bits that are sent: clipped vectors are points of a lattice,
-    whose norms are checked as integers, and the noise is real noise rounded to that lattice.
+    2 / (s sqrt(n)). T rounds have mu sqrt(T). The guarantee holds for the exact bits that are sent: clipped vectors are points of a
+    lattice, whose norms are checked as integers, and the noise is real noise rounded to that lattice.
 
-    ``values`` are float32, offset by the ranges' center, which is 0 for updates and gradients. A report estimates the clipped vector itself,
-    and not the vector in units of C as with ``dp-sgd``.
+    ``values`` are float32, offset by the ranges' center, which is 0 for updates and gradients. A report estimates the clipped vector
+    itself, and not the vector in units of C as with ``dp-sgd``.
 
     Source: McMahan et al. 2018, where a trusted server adds the noise; here each client adds its share.
 

@@ -127,7 +127,7 @@ class DuchiVector(Mechanism):
         return Units.whole(ranges.dimension, ranges.dimension)
 
     def release(self, ranges: LayerRanges) -> PureRelease:
-        # The blanket's law U is uniform: sign vectors that disagree in half of the places or more are sent with their uniform odds.
+        # The blanket's law U is uniform. Its share: the probability, relative to U, of a vector that agrees in at most half of the places.
         low = thresholds(self.epsilon)[0]
         ties = central_binomial(ranges.dimension // 2) if ranges.dimension % 2 == 0 else 0.0
         right = (1 - ties) / 2
