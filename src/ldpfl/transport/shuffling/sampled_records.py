@@ -27,7 +27,7 @@ class SampledRecords:
 
     A record's id is its number of pairs, and nothing else. A position among the sampled weights would link the records of one client. So
     would runs of ascending indices, because one run ends where the next begins. Therefore pairs are assigned to records at random. Two
-    records of one client, with a and b pairs, are then independent uniform draws among the d weights, except that they never share a weight.
+    records of one client, with a and b pairs, are then independent uniform draws among d weights, except that they never share a weight.
     Two records of different clients share no weight with probability C(d - a, b) / C(d, b), about exp(-a b / d). The indices reveal
     nothing more: every assignment of records to clients in which no client has a weight twice is equally likely. This is negligible if
     ``per_record`` squared is far below d. If it is far above d, all records of a client can be found.
