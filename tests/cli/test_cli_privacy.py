@@ -425,7 +425,7 @@ def test_a_mechanism_of_others_that_wraps_one_of_ours_is_its_author_s_claim_ever
     asked = Request.of(read_settings({"name": "wrapped"}).build(Facts(ranges)), ranges, run="r", round=1, cohort=20, transport="direct")
     with pytest.raises(Declined, match="'wrapped' is not among the policy's mechanisms"):
         policy.check(asked)
-    with pytest.raises(Declined, match="is not ldpfl's own of that name"):
+    with pytest.raises(Declined, match="has the name of a built-in mechanism"):
         policy.check(replace(asked, release=replace(asked.release, mechanism="duchi")))
 
 

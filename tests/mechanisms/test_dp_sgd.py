@@ -74,7 +74,7 @@ def test_a_sum_over_clients_has_the_noise_of_all_and_shows_no_client() -> None:
     assert len(sums) == 4
     with pytest.raises(PrivacyError, match="everybody's noise"):
         mechanism.aggregate(batches[:1], RANGES)
-    with pytest.raises(PrivacyError, match="one of them"):
+    with pytest.raises(PrivacyError, match="cannot be decoded into single reports"):
         list(sums[0].payloads())
     draws = []
     for seed in range(300):
@@ -82,13 +82,13 @@ def test_a_sum_over_clients_has_the_noise_of_all_and_shows_no_client() -> None:
         draws.append(mechanism.aggregate([mixed], RANGES).double() - 3)
     found = torch.stack(draws)
     assert float(found.std()) == pytest.approx(2 / sqrt(200), rel=5 / sqrt(2 * found.numel()))
-    with pytest.raises(PrivacyError, match="one of them"):
+    with pytest.raises(PrivacyError, match="cannot be decoded into single reports"):
         mechanism.decode(mixed, RANGES)
 
 
 @pytest.mark.parametrize("value", [-(2**63), 2**63 - 1, 2**53, -(2**53)])
 def test_sums_that_no_clipped_gradients_add_up_to_are_refused(value: int) -> None:
-    with pytest.raises(PrivacyError, match="longer than its lattice"):
+    with pytest.raises(PrivacyError, match=r"exceeds 2\^52 lattice points"):
         DpSgd(RecordClip(1.0), 1.0).encode(torch.full((1, DIMENSION), value, dtype=torch.int64), RANGES, SecureSource())
 
 

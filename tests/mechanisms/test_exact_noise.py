@@ -139,7 +139,7 @@ def test_how_many_values_are_drawn_at_once_does_not_matter_if_they_fill_whole_bl
 
 @pytest.mark.parametrize("steps", [0.0, -1.0, 2.0**34 + 2**10, float("inf"), float("nan")])
 def test_steps_that_floating_point_cannot_tell_apart_are_refused(steps: float) -> None:
-    with pytest.raises(ValueError, match="not drawn"):
+    with pytest.raises(ValueError, match=r"^steps is .*: expected"):
         rounded(NORMAL, steps, Scripted(), ONE, 1)[0]
 
 

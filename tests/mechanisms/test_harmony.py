@@ -480,7 +480,7 @@ def test_aggregate_and_decode_refuse_missing_or_foreign_reports() -> None:
     other = Harmony(1.0, 8).encode(torch.zeros(1, 8), ranges, streams(1))
     narrow = mechanism.encode(torch.zeros(1, 7), box([0.0], [1.0], [7]), streams(1))
     bits: Any = BitReports(np.zeros((1, 1), dtype=np.uint8), 8)
-    for foreign, message in ((other, "other groups"), (narrow, "7 weights, the ranges cover 8"), (bits, "expected IndexedBitReports")):
+    for foreign, message in ((other, "other group sizes"), (narrow, "7 weights, the ranges cover 8"), (bits, "expected IndexedBitReports")):
         with pytest.raises(PrivacyError, match=message):
             mechanism.aggregate([foreign], ranges)
         with pytest.raises(PrivacyError, match=message):

@@ -148,6 +148,6 @@ def test_impossible_lattices_and_sums_are_refused() -> None:
     with pytest.raises(ConfigError, match="32 or 64 bits"):
         DpFedAvg(RecordClip(1.0), 1.0, bits=16)
     total = np.zeros(DIMENSION, dtype=np.int64)
-    for summed, clients in ((False, 5), (True, 0)):
-        with pytest.raises(PrivacyError, match="1 client or more"):
+    for summed, clients, message in ((False, 5, "without sums over clients"), (True, 0, "at least 1 client, got 0")):
+        with pytest.raises(PrivacyError, match=message):
             DpFedAvg(RecordClip(1.0), 1.0, summed).sum_of(total, clients)

@@ -314,7 +314,7 @@ def asked(mechanism: Mechanism) -> Request:
 
 def test_a_policy_takes_code_of_others_by_a_name_of_its_own_only(tmp_path: Path) -> None:
     POLICY.check(asked(Duchi(1.0)))
-    with pytest.raises(Declined, match=r"'duchi' is not ldpfl's own of that name, but code of .*:Mine"):
+    with pytest.raises(Declined, match=r"'duchi' has the name of a built-in mechanism but is code of .*:Mine"):
         POLICY.check(asked(Mine(1.0)))
     with pytest.raises(Declined, match="'flattering' is not among the policy's mechanisms"):
         POLICY.check(asked(Flattering(1.0)))

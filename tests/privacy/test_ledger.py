@@ -511,13 +511,16 @@ def event(number: int, cohort: int = 100, joined: int | None = None, **changes: 
 IMPOSSIBLE: dict[str, tuple[tuple[RoundEvent, ...], str]] = {
     "each took part in all of nine rounds and joined one": (
         tuple(event(number, joined=1) for number in range(1, 10)),
-        "event 2: 200 reports of 100 clients: some client joined more than 1",
+        "event 2: 100 clients sent 200 reports so far, so some client joined more than joined = 1",
     ),
-    "everyone, and not all": ((event(1, 99),), "event 1: everyone took part, and only 99 of 100"),
-    "all of them by rare coins": ((event(1, sampling="secret", rate=1e-9),), "do not join by coins of probability 1e-09"),
-    "two of them by fair coins": ((event(1, 2, sampling="secret", rate=0.5),), "2 of 100 clients do not join by coins of probability 0.5"),
-    "fewer than before": ((event(1), event(2, 10, population=10)), "100 clients were known before, and 10 are now"),
-    "half of them by rare coins": ((event(1, 50, sampling="secret", rate=0.05),), "do not join by coins of probability 0.05"),
+    "everyone, and not all": ((event(1, 99),), "event 1: sampling is 'everyone', but the cohort has only 99 of 100"),
+    "all of them by rare coins": ((event(1, sampling="secret", rate=1e-9),), "is impossible at the rate 1e-09"),
+    "two of them by fair coins": (
+        (event(1, 2, sampling="secret", rate=0.5),),
+        "a cohort of 2 out of 100 clients is impossible at the rate 0.5",
+    ),
+    "fewer than before": ((event(1), event(2, 10, population=10)), "population fell from 100 to 10 clients"),
+    "half of them by rare coins": ((event(1, 50, sampling="secret", rate=0.05),), "is impossible at the rate 0.05"),
     "a round in the middle is missing": ((event(1), event(3)), "event 2: round 3 comes after round 1"),
     "the first round is missing": ((event(2),), "event 1: round 2 comes after round 0"),
     "fewer rounds joined than before": ((event(1), event(2), event(3, 1, 1, sampling="visible")), "event 3: a client cannot have joined 2"),
@@ -615,5 +618,5 @@ def test_events_are_chained(change: str) -> None:
                 later["joined"] += 1
         case "in another order":
             events[1]["release"], events[2]["release"] = {**events[2]["release"], "units": 5}, events[1]["release"]
-    assert "event 2: it was changed" in refusal(json.dumps(tree)) or change == "one twice"
-    assert "it was changed, or one before it was changed, left out or put in" in refusal(json.dumps(tree))
+    assert "event 2: its chain hash does not match" in refusal(json.dumps(tree)) or change == "one twice"
+    assert "event was changed, or one before it was changed, left out or put in" in refusal(json.dumps(tree))

@@ -145,7 +145,7 @@ def test_a_sum_over_clients_counts_persons_twice_for_a_record() -> None:
 
 
 def test_a_policy_for_records_says_how_to_take_rounds_for_persons() -> None:
-    with pytest.raises(Declined, match=r"changes what two persons add.*set protects to 'person' and person to the column"):
+    with pytest.raises(Declined, match=r"changes the contributions of two persons.*set protects to 'person' and person to the column"):
         policy(protects="record").check(request(PERSON))
 
 

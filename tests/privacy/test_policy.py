@@ -97,7 +97,7 @@ def test_what_is_not_stated_is_not_allowed(setting: str) -> None:
 def test_what_protects_nothing_needs_its_name_and_a_second_word() -> None:
     asked = request(mechanisms.create("none"))
     assert "mechanism 'none'" in refusal(asked, with_policy(allow_unprotected=True))
-    assert "allow_unprotected is not set" in refusal(asked, with_policy(mechanisms=("duchi", "none")))
+    assert "allow_unprotected = true" in refusal(asked, with_policy(mechanisms=("duchi", "none")))
     with_policy(mechanisms=("duchi", "none"), allow_unprotected=True).check(asked)
 
 

@@ -1,8 +1,7 @@
-"""Audit of a mechanism: run it as it is, through its wire format, and look for what contradicts its claims.
+"""Audit a mechanism as a black box: run it through its wire format, and look for contradictions to its claims.
 
-Nothing here knows how any mechanism works. Values go in, bytes come out, and all that is judged is what the decoder
-makes of the bytes: what a report gives away and ``decode`` drops is not seen. An audit can refute a guarantee; it
-cannot prove one.
+The audit does not know how a mechanism works. Values go in, bytes come out, and only the decoded estimates are tested. A leak in a report
+that ``decode`` drops is not found. An audit can refute a guarantee; it cannot prove one.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.util.displays import Shown
 
 ERROR_RATE = 1e-4
-"""Probability that a sound mechanism fails, unless another is asked for."""
+"""Default probability that a sound mechanism fails the audit."""
 
 
 @dataclass(frozen=True)
 class MechanismAudit(Shown):
-    """What an audit found.
+    """The result of an audit.
 
     Attributes:
-        mechanism: its name.
-        epsilon_claimed: for one unit (a weight, a vector); infinity if nothing is claimed.
-        epsilon_lower: what one unit was shown to cost at least; 0 if nothing was shown.
-        trials: randomised units for each input and layer taken together.
+        mechanism: name of the mechanism.
+        epsilon_claimed: claimed epsilon of one unit (a weight, a vector); infinity if nothing is claimed.
+        epsilon_lower: proved lower bound of epsilon of one unit; 0 if nothing was shown.
+        trials: number of randomised units for each input, over all layers.
         error_rate: largest probability that a sound mechanism fails any of the checks.
-        checks: all that was tried.
+        checks: results of all checks.
     """
 
     mechanism: str
@@ -50,12 +49,12 @@ class MechanismAudit(Shown):
 
     @property
     def passed(self) -> bool:
-        """Whether no check failed. That is no word about privacy where none is claimed: see ``verdict``."""
+        """Whether no check failed. A mechanism that claims no privacy can pass: see ``verdict``."""
         return not self.failures
 
     @property
     def verdict(self) -> str:
-        """The outcome in a sentence that says no more than was shown."""
+        """The result as a sentence that claims no more than was shown."""
         if self.failures:
             names = ", ".join(check.name for check in self.failures)
             return f"{self.mechanism}: {len(self.failures)} of {len(self.checks)} checks failed: {names}"
@@ -66,7 +65,7 @@ class MechanismAudit(Shown):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as JSON knows it: infinity as the string "infinity", as in guarantees, and what is no number as None."""
+        """Return everything for JSON: infinity as the string "infinity", as in guarantees, and NaN as None."""
         extra = {"passed": self.passed, "verdict": self.verdict}
         return {key: json_safe(value) for key, value in {**asdict(self), **extra}.items()}
 
@@ -102,7 +101,7 @@ def audit_mechanism(
 
 
 def default_trials(mechanism: Mechanism) -> int:
-    """Return as many trials as take some seconds: each is one weight, or where a unit is more, a client's whole row."""
+    """Return a number of trials that takes some seconds. A trial is one weight, or a client's whole row if the unit is larger."""
     unit = guarantee_of(mechanism, LayerRanges(torch.tensor([0.0]), torch.tensor([1.0]), (2,))).unit
     return 1_000_000 if unit == "weight" else 20_000
 

@@ -1,7 +1,7 @@
-"""Bounds that hold with a stated probability, for audits: of probabilities, of a privacy loss, of means, of correlations.
+"""Statistical bounds for audits: of probabilities, of a privacy loss, of means and of correlations.
 
-Everything here works on counts and sums alone and assumes independent trials. ``error`` is always the probability with
-which the whole statement may be wrong, both sides included where there are two.
+All functions work on counts and sums, and assume independent trials. ``error`` is always the probability that the whole statement is wrong,
+over both sides of a two-sided bound.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Counts = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 _NEIGHBOURS = (1, 16, 256)
-"""Bins whose likelihood ratio is taken together: few find what is narrow, many are not fooled by chance."""
+"""Numbers of neighbouring bins that share one likelihood ratio: few to find narrow leaks, many to reduce chance effects."""
 
 
 def clopper_pearson(hits: int, trials: int, error: float) -> tuple[float, float]:
@@ -39,11 +39,10 @@ def clopper_pearson(hits: int, trials: int, error: float) -> tuple[float, float]
 
 
 def epsilon_lower_bound(hits: tuple[int, int], trials: tuple[int, int], delta: float, error: float) -> float:
-    """Return an epsilon that an (epsilon, delta) guarantee must at least have, from one event under two inputs.
+    """Return a lower bound of epsilon in an (epsilon, ``delta``) guarantee, from one event under two inputs.
 
-    ``log((p - delta) / q)`` with p the lower bound of the event's probability under the first input and q the upper
-    bound under the second one. The event must have been chosen without looking at these trials. Minus infinity where
-    nothing can be said.
+    It is ``log((p - delta) / q)``, with p the lower bound of the event's probability under the first input, and q the upper bound under the
+    second. The event must have been chosen without looking at these trials. Minus infinity if nothing can be concluded.
 
     Source: the definition of differential privacy, read as a statistical test (Jagielski et al. 2020; Nasr et al. 2021).
     """
@@ -53,12 +52,12 @@ def epsilon_lower_bound(hits: tuple[int, int], trials: tuple[int, int], delta: f
 
 
 def telling_bins(ordered_by: tuple[Counts, Counts], chosen_by: tuple[Counts, Counts], error: float) -> Mask:
-    """Choose the bins (B,) whose union tells the first input from the second one best.
+    """Choose the bins (B,) whose union best distinguishes the first input from the second.
 
-    Both arguments are counts (B,) under the first and under the second input. The bins are put in several orders: from
-    the left, from the right, and by their likelihood ratio, each bin on its own or with its neighbours; so half-lines,
-    intervals and single values are all found, and with them a leak of any shape. Of all beginnings of all orders the
-    one with the largest bound on epsilon is taken. Orders come from other trials than the choice, or chance would win.
+    Both arguments are counts (B,) under the first and under the second input. The bins are sorted in several orders: from the left, from
+    the right, and by likelihood ratio, of single bins or with their neighbours. So half-lines, intervals and single values are all found.
+    Among the first n bins of each order, for every n, the set with the largest lower bound of epsilon is chosen. Orders and choice use
+    different trials; otherwise bins that differ by chance would be chosen.
     """
     best, chosen = -inf, np.zeros(ordered_by[0].size, dtype=np.bool_)
     for order in _orders(*ordered_by):
@@ -82,7 +81,7 @@ def _orders(first: Counts, second: Counts) -> Iterator[NDArray[np.intp]]:
 
 
 def wilson(hits: Any, trials: int, error: float) -> tuple[Floats, Floats]:
-    """Return approximate confidence limits of probabilities; good enough to choose by, and fast."""
+    """Return approximate confidence limits of probabilities (Wilson's). They are fast, and used only for choosing events."""
     z2 = float(special.ndtri(error / 2)) ** 2
     center = (hits + z2 / 2) / (trials + z2)
     spread = np.sqrt(z2 * (hits * (trials - hits) / trials + z2 / 4)) / (trials + z2)
@@ -91,9 +90,9 @@ def wilson(hits: Any, trials: int, error: float) -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True, eq=False)
 class Bins:
-    """Cuts the real line at ``edges``: 2 E + 1 bins, the edges themselves and what lies between them.
+    """Cuts the real line at E ``edges`` into 2 E + 1 bins: the edges themselves, and the intervals between and outside them.
 
-    A value that keeps coming back is an edge, and so has a bin to itself.
+    So a frequent value that is an edge has its own bin.
     """
 
     edges: Floats
@@ -124,10 +123,10 @@ class Bins:
 
 
 def mean_bound(count: int, variance: float, largest: float, error: float) -> float:
-    """Return how far the mean of ``count`` independent values lies from its expectation at most.
+    """Return a bound of the distance between the mean of ``count`` independent values and its expectation.
 
-    ``largest`` bounds the distance of a value from its expectation. Close to the normal bound where many values differ
-    from the expectation, and still right for rare large ones, where a z-test is not.
+    ``largest`` bounds the distance of a value from its expectation. The bound is close to that of a normal distribution if many values
+    differ from the expectation. It also holds for rare large values, for which a z-test fails.
 
     Source: Bernstein 1924, both sides.
     """
@@ -137,7 +136,7 @@ def mean_bound(count: int, variance: float, largest: float, error: float) -> flo
 
 
 def mean_bound_empirical(count: int, sample_variance: float, largest: float, error: float) -> float:
-    """The same with the sample's own variance in place of a known one; ``largest`` bounds the values' spread.
+    """Return the bound of :func:`mean_bound` from the sample's variance instead of a known one; ``largest`` bounds the values' range.
 
     Source: Maurer & Pontil 2009, theorem 4, both sides.
     """
@@ -147,7 +146,7 @@ def mean_bound_empirical(count: int, sample_variance: float, largest: float, err
 
 @dataclass(frozen=True)
 class Correlation:
-    """The most suspicious of many sums of products: ``figure`` and its ``bound``, in standard errors, and where it was found."""
+    """The most suspicious of many correlations: its ``figure`` and ``bound``, in standard errors, and its index ``place``."""
 
     figure: float
     bound: float

@@ -1,4 +1,4 @@
-"""The checks that an audit is made of, and the share of the error rate that each of them gets."""
+"""The checks of an audit, and the share of the error rate that each check gets."""
 
 from __future__ import annotations
 
@@ -30,49 +30,49 @@ from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
 from ldpfl.util.randomness import Purpose, RandomSource, SecureSource, SeededStreams
 
 PAIRS = ((1.0, -1.0), (10.0, -10.0), (1e6, -1.0), (0.0, 1.0))
-"""Pairs of inputs, as distances from the center in radii, that an observer is to tell apart."""
+"""Pairs of inputs that an observer tries to distinguish, as distances from the center in radii."""
 
 INSIDE = (-1.0, -0.5, 0.0, 0.7, 1.0)
 OUTSIDE = (-10.0, 10.0, 1e6)
 
 _BLOCK = 1 << 19
-"""Most values that one call of ``encode`` is given."""
+"""Largest number of values in one call of ``encode``."""
 
 _WIDE_ROWS = 8
 _WIDE = 3 * COORDINATE_BLOCK // 2
-"""Weights of a client, where the trials allow: more than a mechanism handles at once, so that bits it used twice show."""
+"""Number of weights of a client, if there are enough trials. It exceeds a mechanism's block, so that reused random bits are found."""
 
 _TALL_ROWS = 256
 _VECTOR_ROWS = 1 << 13
 _RAW_ROWS = 1 << 10
 _NEIGHBOUR_DRAWS = 6
-"""Calls of ``encode`` for each of two rows: one to order events by, one to choose by, the others to judge by."""
+"""Number of calls of ``encode`` for each of two rows: one orders events, one chooses an event, the others test it."""
 _VECTOR_WIDTH = 4
 
 _LEVELS = 512
-"""Quantiles of each input's estimates at which the line is cut: values with more than 1 / 512 of the mass are found."""
+"""Number of quantiles of each input's estimates that are edges of bins. Values with more than 1 / 512 of the mass get their own bin."""
 
 _PILOT = 1 << 15
-"""Trials of each input that the quantiles are taken from."""
+"""Number of trials of each input from which the quantiles are computed."""
 
 _CLOSED_FORM = 1e-6
-"""Relative rounding of a variance in float32."""
+"""Relative rounding error of a variance in float32."""
 
 _AGREEMENT = 2.0**-18
-"""How far, relative to the largest estimate, float32 may move a mean."""
+"""Largest rounding error of a mean in float32, relative to the largest estimate."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was tried.
+    """The result of one check.
 
     Attributes:
-        name: what, in a few words.
-        figure: what was found.
-        bound: what ``figure`` must not exceed.
-        error_rate: probability that a sound mechanism fails here; 0 where chance plays no part.
-        passed: ``None`` where there is nothing to pass: the mechanism claims no privacy.
-        sentence: the same for a reader.
+        name: short name of the check.
+        figure: the measured value.
+        bound: largest allowed value of ``figure``.
+        error_rate: probability that a sound mechanism fails this check; 0 if the check is deterministic.
+        passed: whether the check passed; ``None`` if the mechanism claims no privacy, so that it cannot fail.
+        sentence: the result as a sentence.
     """
 
     name: str
@@ -175,7 +175,7 @@ class Examination:
             yield Check(f"epsilon, {pair}", lower, self.of_a_trial, self.share, passed, sentence)
 
     def _claim_checks(self) -> Iterator[Check]:
-        """Test all numbers of the release that accountants use, on whole reports, and what can be computed again."""
+        """Test all numbers of the release that accountants use: by experiments on whole reports, or by computing them again."""
         if claims_blanket(self.release):
             counts = [one.sum(axis=1) for one in self.counts.values()]
             yield self._claim(blanket_of_units(counts, self.release, self.share), self.share)
@@ -189,13 +189,13 @@ class Examination:
 
     @cached_property
     def counts(self) -> dict[float, Counts]:
-        """What all samples gave."""
+        """Histograms of all samples, as :meth:`_counts` returns them."""
         return self._counts()
 
     def _counts(self) -> dict[float, Counts]:
-        """Draw all samples; return for each position the (3, G, B) counts of those to order, to choose and to judge events by.
+        """Draw all samples, and return (3, G, B) counts for each position: for ordering, choosing and testing events.
 
-        The first two share one half of the trials, the third has the other half.
+        G is the number of groups, B the number of bins. Ordering and choosing share the first half of the trials; testing has the second.
         """
         samples = self._draw()
         # Bins are fixed by samples of the first half, before any of the second one is drawn.
@@ -251,7 +251,7 @@ class Examination:
         return self._correlation("noise of each weight", found, "the noise of two weights")
 
     def _neighbour_check(self) -> Check:
-        """Tell a row from one that differs in the sign of one weight, by a projection that gives ties of either a place of their own."""
+        """Try to distinguish a row from one that differs in the sign of one weight, by a projection that separates ties of either row."""
         rows = [[self.bench.neighbour(turned=turned) for _ in range(_NEIGHBOUR_DRAWS)] for turned in (False, True)]
         bins = Bins.covering([drawn[0] for drawn in rows], _LEVELS)
         counts = {
@@ -294,7 +294,7 @@ class Examination:
             yield self._worst(f"variance at {_name(position)}", figures, bounds + slack, "the closed form is off by", "squared radii")
 
     def _largest(self, position: float, figure: str) -> Floats:
-        """Return the largest deviation (G,) at ``position`` or inside the range: a rare one may not have come up here."""
+        """Return the largest deviation (G,) at ``position`` or inside the range, since a rare one may not have occurred at ``position``."""
         return np.asarray(np.max([getattr(self.tallies[each], figure) for each in (*INSIDE, position)], axis=0))
 
     def _worst(self, name: str, figures: Floats, bounds: Floats, what: str, unit: str) -> Check:
@@ -326,9 +326,9 @@ class Examination:
             yield self._correlation("independent weights", lag, f"the noise of weights {lag.place} apart")
 
     def _noise(self, bench: Bench) -> Floats | None:
-        """Return standardised noise: (K, d), one client a row, or (G, K) where a trial is a row; None if there is none.
+        """Return standardised noise: (K, d) with one row per client, or (G, K) if a trial is a row. None if there is no noise.
 
-        Mean and variance are those of all samples: within one call, noise that all share would pass for none.
+        Mean and variance are those of all samples. If they were those of one call, noise that all clients share would go unnoticed.
         """
         tally = self.tallies[0.0]
         mean, deviation = tally.expected + tally.deviation, np.sqrt(tally.spread)
@@ -377,7 +377,7 @@ class Examination:
 
 
 def _with_total(counts: Counts) -> list[Counts]:
-    """Return the groups (3, B) of (3, G, B) and, where there are several, their sum."""
+    """Return the G arrays (3, B) of ``counts`` (3, G, B), and their sum if there are several."""
     groups = [counts[:, group] for group in range(counts.shape[1])]
     return [*groups, counts.sum(axis=1)] if len(groups) > 1 else groups
 

@@ -1,7 +1,7 @@
-"""Whether the numbers that a mechanism states of its release are those of what it sends.
+"""Test the numbers that a mechanism states in its release against the reports that it sends.
 
-Accountants take these numbers from the mechanism. Each is tested here, by experiment on whole reports or by computing it again, and a
-number that is contradicted is a finding. A number that is not contradicted is not proved.
+Accountants rely on these numbers. Each is tested here, by experiments on whole reports or by computing it again. A test can contradict a
+number, but cannot prove it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Found:
-    """What a test of one number found: it may not exceed ``bound``."""
+    """The result of testing one number: ``figure`` must not exceed ``bound``."""
 
     name: str
     figure: float
@@ -39,15 +39,15 @@ class Found:
 
 
 Test = Callable[[float], Found]
-"""A test by experiment, which gets the probability with which it may fail on a sound mechanism."""
+"""A test by experiment. Its argument is the largest allowed probability that a sound mechanism fails it."""
 
 
 def experiments(mechanism: Mechanism, trials: int, seed: int | None) -> list[Test]:
-    """Draw whole reports of ``mechanism``, and return the tests that are to be made of them.
+    """Draw whole reports of ``mechanism``, and return the tests of these reports.
 
     Args:
-        trials: reports for each input.
-        seed: of the bits; the operating system's without one.
+        trials: number of reports for each input.
+        seed: seed of the random bits; None for the operating system's source.
     """
     tests: list[Test] = []
     source = source_of(seed)
@@ -56,7 +56,10 @@ def experiments(mechanism: Mechanism, trials: int, seed: int | None) -> list[Tes
         if drawn is None:
             continue
         release = mechanism.release(drawn.ranges)
-        if not release.protected or release.unit in ("record", "person"):  # what protects records is not about what is sent for one client
+        if not release.protected or release.unit in (
+            "record",
+            "person",
+        ):  # a guarantee for records says nothing of replacing a client's values
             continue
         tests += _of_release(drawn, release, drawn.outcomes(trials), f"{drawn.ranges.dimension} weights")
         if release.units > 1 and not isinstance(release, GaussianRelease):
@@ -83,7 +86,7 @@ def _of_release(drawn: WholeReports, release: Release, seen: Outcomes, of: str) 
 
 
 def _common_part(release: Release) -> float | None:
-    """Return the share of a whole report that is claimed to follow one law whatever the input; None where no share is used."""
+    """Return the blanket that is claimed for a whole report: the share that does not depend on the input. None if none is used."""
     if isinstance(release, PureRelease):
         return None if release.blanket is None else float(release.blanket) ** release.units
     if isinstance(release, BinaryRelease):

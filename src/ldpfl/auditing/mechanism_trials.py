@@ -1,4 +1,4 @@
-"""The bench on which an audit runs a mechanism: known inputs in, bytes over the wire, estimates out, and their tally."""
+"""Run a mechanism for an audit: encode known inputs, send bytes, decode estimates, and collect their statistics."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ldpfl.util.randomness import Purpose, RandomSource, stream
 
 CENTERS = (0.0, 1.5, -0.3, 0.0)
 RADII = (0.02, 0.25, 1e-3, 1e-6)
-"""The audited layers: with and without a center, wide and tiny, so that a fault of some layers shows."""
+"""Centers and radii of the audited layers: with and without a center, wide and tiny, so that a fault of some layers is found."""
 
 STREAM_KEY = 0x41554449
-"""First part of the key of an audit's streams; no round has this number."""
+"""First part of the key of an audit's random streams. No round has this number, so no round shares a stream."""
 
 _FLOAT32 = 2.0**-23
 
@@ -42,10 +42,10 @@ class Sample:
 
 
 class Bench:
-    """Puts a mechanism to work on ``rows`` clients and the audited layers, ``width`` weights each.
+    """Runs a mechanism on ``rows`` clients and the audited layers, with ``width`` weights each.
 
-    A *position* is the distance of an input from the center in radii, the same for all weights. Where a trial is a
-    whole row every weight gets a fixed random sign, so that a row is no constant vector.
+    A *position* is the distance of an input from the center in radii, the same for all weights. If a trial is a whole row, every weight
+    gets a fixed random sign, so that a row is not a constant vector.
     """
 
     def __init__(self, mechanism: Mechanism, rows: int, width: int, source: RandomSource) -> None:
@@ -65,7 +65,7 @@ class Bench:
 
     @property
     def trials(self) -> int:
-        """Trials of each group in one call."""
+        """Number of trials of each group in one call."""
         return self.rows * self.ranges.dimension // self.groups if self.by_weight else self.rows
 
     def draw(self, position: float) -> Sample:
@@ -74,9 +74,9 @@ class Bench:
         return Sample(self._statistic(estimates), self._group(((estimates - self._clamped(position)) / self._radius) ** 2))
 
     def neighbour(self, *, turned: bool) -> Floats:
-        """Return the projections (n,) of rows at the ends of their ranges, or of rows whose first weight is ``turned``, on the signs.
+        """Return the projections (n,) on the signs of rows at the ends of their ranges, with the first weight's sign ``turned`` or not.
 
-        The first weight counts half: so that one row's ties lie elsewhere than the other's.
+        The first weight counts half, so that ties of the two kinds of rows have different projections.
         """
         signs, half = self._signs.clone(), self._signs.clone()
         half[0] /= 2
@@ -87,17 +87,17 @@ class Bench:
         return np.asarray(((estimates - self._center) / self._radius @ half).numpy())
 
     def report(self, position: float) -> Any:
-        """Return the clients' reports as the server reads them off the wire."""
+        """Return the clients' reports as the server reads them from the wire."""
         return self.receive(*self.send(position))
 
     def send(self, position: float) -> tuple[Any, list[bytes]]:
-        """Encode all clients at ``position`` and return the reports and what they put on the wire."""
+        """Encode all clients at ``position``, and return the reports and their payloads."""
         values = self._inputs(position).expand(self.rows, -1).contiguous()
         sent = self.mechanism.encode(values, self.ranges, self._source)
         return sent, list(sent.payloads())
 
     def receive(self, sent: Any, payloads: Sequence[bytes]) -> Any:
-        """Read ``payloads``; where that fails the reports in memory stand in, so that the other checks can go on."""
+        """Read ``payloads``. If that fails, return the reports in memory, so that the other checks can go on."""
         self.lengths.update(len(payload) for payload in payloads)
         try:
             return self.mechanism.read(payloads, self.ranges)
@@ -106,7 +106,7 @@ class Bench:
             return sent
 
     def expected(self, position: float) -> Floats:
-        """Return the expectation (G,) of the statistic: that of the clamped input."""
+        """Return the expectation (G,) of the statistic: its value at the clipped input."""
         return np.asarray(self._statistic(self._clamped(position))[0])
 
     def expected_squares(self, position: float) -> Floats:

@@ -1,7 +1,7 @@
-"""What the bytes of reports tell, bit by bit, and whether two weights share noise: for unequal inputs in many layers.
+"""Test the bytes of reports bit by bit, and whether two weights share noise, for unequal inputs in many layers.
 
-The other checks look at estimates, in four layers of like weights. Here no decoder stands between: each bit of the wire is a function
-of what is protected as a unit, so between any two inputs its odds change by e^epsilon at most.
+The other checks use decoded estimates, in four layers of equal weights. Here no decoder is involved. Each bit on the wire is a function of
+one protected unit, so its odds for any two inputs differ by a factor of at most e^epsilon.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.util.randomness import Purpose, RandomSource, stream
 
 LAYERS, WIDTH = 12, 96
-"""Layers, and weights of each: a fault of one layer, of one weight or of the last thousandth shows."""
+"""Number of layers, and of weights of each layer: enough to find a fault of one layer, one weight, or the last thousandth."""
 
 PAIRS = ("all signs turned", "the largest moved elsewhere")
 
 _BLOCK = 1 << 20
 _CANDIDATES = 32
-"""Bits that are judged exactly, of those that look worst."""
+"""Number of the most suspicious bits that are tested exactly."""
 
 
 class RawBench:
-    """Clients that hold unequal values in ``LAYERS`` layers, some far beyond their range, and what they put on the wire."""
+    """Runs clients with unequal values in ``LAYERS`` layers, some far outside their range, and counts the bits on the wire."""
 
     def __init__(self, mechanism: Mechanism, clients: int, source: RandomSource, key: int) -> None:
         self.mechanism, self.clients, self._source = mechanism, clients, source
@@ -43,18 +43,18 @@ class RawBench:
         self.inputs = {"first": first, PAIRS[0]: -first, PAIRS[1]: np.roll(first, dimension // 2)}
 
     def values(self, which: str) -> Tensor:
-        """Return the rows (K, d) of clients that all hold the same."""
+        """Return the rows (K, d) of clients that all hold the input ``which``."""
         center, radius = self.ranges.expand()
         return (center + radius * torch.from_numpy(self.inputs[which])).float().expand(self.clients, -1)
 
     def ones(self, which: str) -> Floats:
-        """Return how many of the clients' reports have each bit of the wire set."""
+        """Return for each bit on the wire the number of clients' reports in which it is set."""
         rows, total = max(1, _BLOCK // self.ranges.dimension), np.zeros(0)
         for start in range(0, self.clients, rows):
             values = self.values(which)[start : start + rows].contiguous()
             sent = self.mechanism.encode(values, self.ranges, self._source)
             payloads = list(sent.payloads())
-            shortest = min(map(len, payloads))  # another check is for those of unequal length
+            shortest = min(map(len, payloads))  # unequal lengths are found by another check
             bits = np.stack([np.unpackbits(np.frombuffer(payload[:shortest], np.uint8)) for payload in payloads])
             seen = bits.sum(axis=0, dtype=np.float64)
             both = min(seen.size, total.size) if total.size else seen.size
@@ -62,7 +62,7 @@ class RawBench:
         return total
 
     def noise(self) -> Floats:
-        """Return the noise (K, d) in the clients' estimates of the centers, about its mean."""
+        """Return the noise (K, d) in the clients' estimates if they hold the centers, less its mean."""
         center, step, rows = self.ranges.expand()[0].float(), max(1, _BLOCK // self.ranges.dimension), []
         for start in range(0, self.clients, step):
             values = center.repeat(min(step, self.clients - start), 1)
@@ -73,12 +73,12 @@ class RawBench:
 
 
 def epsilon_of_bits(first: Floats, second: Floats, clients: int, delta: float, error: float) -> float:
-    """Return what the odds of any one bit show of epsilon, at least; wrong with probability ``error`` at most, over all bits."""
+    """Return a lower bound of epsilon from the odds of single bits. It is wrong with probability ``error`` at most, over all bits."""
     both = min(first.size, second.size)
     first, second, share, best = first[:both], second[:both], error / (4 * both), -inf
     for one, other in ((first, second), (second, first), (clients - first, clients - second), (clients - second, clients - first)):
-        apart = (one + 1) / (other + 1)
-        for place in np.argsort(apart)[-_CANDIDATES:]:
+        ratios = (one + 1) / (other + 1)
+        for place in np.argsort(ratios)[-_CANDIDATES:]:
             hits = int(one[place]), int(other[place])
             best = max(best, epsilon_lower_bound(hits, (clients, clients), delta, share))
     return max(0.0, best)

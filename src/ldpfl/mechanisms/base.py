@@ -1,4 +1,4 @@
-"""What every mechanism offers, and the checks that all of them share."""
+"""The interface of all mechanisms, and the input checks that they share."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class PublicState:
-    """What everybody knows when a round begins.
+    """Public information at the beginning of a round.
 
     Attributes:
-        round: its number, from 1.
-        weights: (d,) what was broadcast.
-        previous: (d,) the broadcast of the round before; None in round 1.
-        sizes: weights of each layer.
+        round: number of the round, from 1.
+        weights: (d,) broadcast weights.
+        previous: (d,) broadcast weights of the round before; None in round 1.
+        sizes: number of weights of each layer.
 
     Raises:
         PrivacyError: shapes that contradict each other, or weights that are NaN or infinite.
@@ -69,31 +69,31 @@ _ADJACENCY: Mapping[str, str] = {
 
 
 class Mechanism(ABC):
-    """A local randomiser and the estimator that belongs to it.
+    """A local randomiser and its estimator.
 
-    ``values`` is always (K, d) float32, one client a row; ``ranges`` is public.
+    ``values`` is always (K, d) float32 with one row for each client; ``ranges`` is public.
     """
 
     name: ClassVar[str]
 
     @abstractmethod
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> Any:
-        """Clamp ``values`` to ``ranges``, randomise them, and return the clients' reports.
+        """Clip ``values`` to ``ranges``, randomise them, and return the clients' reports.
 
         Raises:
-            PrivacyError: values that must not leave (NaN, infinity, another dtype or shape).
+            PrivacyError: invalid values, which must not leave (NaN, infinity, another dtype or shape).
         """
 
     @abstractmethod
     def decode(self, reports: Any, ranges: LayerRanges) -> Tensor:
-        """Return the (K, d) unbiased estimates that the reports stand for, one row a client."""
+        """Return unbiased estimates (K, d) of the clients' values, one row for each client."""
 
     @abstractmethod
     def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> Any:
-        """Return the reports that were received as ``payloads``, one a client.
+        """Parse ``payloads``, one for each client, into reports.
 
         Raises:
-            ProtocolError: a payload does not follow the wire format; :func:`read_valid` keeps the others.
+            ProtocolError: a payload does not follow the wire format. :func:`read_valid` skips such payloads instead.
         """
 
     @abstractmethod
@@ -102,29 +102,29 @@ class Mechanism(ABC):
 
     @abstractmethod
     def noise(self, ranges: LayerRanges) -> Noise:
-        """Return how far estimates are from what clients hold, in closed form."""
+        """Return the error of the estimates, in closed form."""
 
     @abstractmethod
     def units(self, ranges: LayerRanges) -> Units | SampledUnits:
-        """Say how a report is laid out in units that may be released apart; ``Units.whole`` where nothing may be taken apart.
+        """Return the layout of a report: its units that a shuffler may separate. ``Units.whole`` if the report must stay together.
 
-        Units may be taken apart only where each of them was randomised on its own, so that what it tells about its weights
-        does not depend on the company it arrives in. Their bits add up to the length of a report, the same whatever the values. What
-        :meth:`read` refuses in a unit may depend on its bits and its number of weights, not on which weights these are.
+        Units may be separated only if each was randomised independently, so that what a unit reveals does not depend on the other units.
+        The bits of all units add up to the length of a report, which must not depend on the values. Whether :meth:`read` refuses a unit
+        may depend on its bits and its number of weights, but not on which weights these are.
         """
 
     @abstractmethod
     def release(self, ranges: LayerRanges) -> Release:
-        """Say what one client's report of a round is, for the ledger."""
+        """Return the description of one client's report of a round, for the ledger."""
 
     @property
     def properties(self) -> Properties:
-        """What holds of it in every round: the defaults of :class:`Properties`, unless stated."""
+        """Facts that hold in every round; by default those of :class:`Properties`."""
         return Properties()
 
 
 def guarantee_of(mechanism: Mechanism, ranges: LayerRanges) -> Guarantee:
-    """State what one report of ``mechanism`` protects. It follows from what the mechanism releases, and from whose code it is."""
+    """Return the local guarantee of one report of ``mechanism``. It is derived from the stated release and the author of the code."""
     release, properties = released(mechanism, ranges), mechanism.properties
     epsilon = unit_epsilon(release, properties.delta)
     return Guarantee(
@@ -141,7 +141,7 @@ def guarantee_of(mechanism: Mechanism, ranges: LayerRanges) -> Guarantee:
 
 
 def payload_bits(mechanism: Mechanism, ranges: LayerRanges) -> int:
-    """Return how many bits one client sends in one round, before they are rounded up to bytes.
+    """Return the number of bits that one client sends in one round, before rounding up to bytes.
 
     Raises:
         ConfigError: the mechanism does not fit the layers.
@@ -150,20 +150,20 @@ def payload_bits(mechanism: Mechanism, ranges: LayerRanges) -> int:
 
 
 def privatize(mechanism: Mechanism, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> Tensor:
-    """Return what a server that sees each report learns of ``values`` (K, d): ``decode(encode(values))``, (K, d)."""
+    """Return the server's estimates (K, d) of ``values`` (K, d) if it sees each report: ``decode(encode(values))``."""
     return mechanism.decode(mechanism.encode(values, ranges, generator), ranges)
 
 
 @dataclass(frozen=True)
 class Refused:
-    """A payload that was not accepted: its place among those received, and why, in one line."""
+    """A payload that was not accepted: its index among the received payloads, and the reason in one line."""
 
     place: int
     reason: str
 
 
 def read_valid(mechanism: Mechanism, payloads: Sequence[bytes], ranges: LayerRanges) -> tuple[Any | None, tuple[Refused, ...]]:
-    """Return the reports of all payloads that follow the wire format (None if there are none), and those refused."""
+    """Parse all payloads that follow the wire format into reports (None if none does), and list the refused payloads."""
     try:
         return (mechanism.read(payloads, ranges) if payloads else None), ()
     except ProtocolError:
@@ -178,7 +178,7 @@ def read_valid(mechanism: Mechanism, payloads: Sequence[bytes], ranges: LayerRan
 
 
 def require_finite(values: Tensor, ranges: LayerRanges) -> Tensor:
-    """Return ``values`` on the CPU if a mechanism may randomise them; otherwise stop, without repeating any value.
+    """Return ``values`` on the CPU after checking that a mechanism may randomise them. Error messages contain no value.
 
     Raises:
         PrivacyError: wrong dtype or shape, or a value that is NaN or infinite.
@@ -187,10 +187,10 @@ def require_finite(values: Tensor, ranges: LayerRanges) -> Tensor:
 
 
 def require_finite_block(values: Tensor) -> Tensor:
-    """Return ``values`` if all are finite; otherwise stop, without repeating any.
+    """Return ``values`` after checking that all are finite. Error messages contain no value.
 
     Raises:
-        PrivacyError: one is NaN or infinite.
+        PrivacyError: a value is NaN or infinite.
     """
     if values.numel():
         require_finite_sample(torch.stack(values.aminmax()))  # NaN propagates through both
@@ -198,14 +198,14 @@ def require_finite_block(values: Tensor) -> Tensor:
 
 
 def is_finite(vector: Tensor) -> bool:
-    """Tell whether no value is NaN or infinite; several times as fast as ``torch.isfinite`` on a long vector."""
-    if vector.stride() == (0,):  # one number, seen many times: PyTorch would write all of them out
+    """Whether no value is NaN or infinite. Several times as fast as ``torch.isfinite`` on a long vector."""
+    if vector.stride() == (0,):  # an expanded scalar: PyTorch would materialise all its elements
         vector = vector[:1]
     return bool(torch.isfinite(torch.stack(vector.aminmax())).all())  # NaN propagates through both
 
 
 def require_shape(values: Tensor, ranges: LayerRanges) -> Tensor:
-    """Return ``values`` detached if their dtype and shape fit; for mechanisms that look only at a sample of them.
+    """Return ``values`` detached after checking dtype and shape. For mechanisms that read only a sample of the values.
 
     Raises:
         PrivacyError: wrong dtype or shape.
@@ -216,10 +216,10 @@ def require_shape(values: Tensor, ranges: LayerRanges) -> Tensor:
 
 
 def require_shape_of(values: Tensor, ranges: LayerRanges) -> Tensor:
-    """Return ``values`` of any dtype detached if their shape fits.
+    """Return ``values`` of any dtype detached after checking their shape.
 
     Raises:
-        PrivacyError: it does not.
+        PrivacyError: wrong shape.
     """
     if values.dim() != 2 or values.shape[1] != ranges.dimension:
         raise PrivacyError(f"values have shape {tuple(values.shape)}, expected (clients, {ranges.dimension}); nothing was sent")
@@ -227,10 +227,10 @@ def require_shape_of(values: Tensor, ranges: LayerRanges) -> Tensor:
 
 
 def require_finite_sample(sampled: Tensor) -> Tensor:
-    """Return the values that are about to be randomised if all of them are finite; otherwise stop, without repeating any.
+    """Return the values that are about to be randomised after checking that all are finite. Error messages contain no value.
 
     Raises:
-        PrivacyError: one is NaN or infinite.
+        PrivacyError: a value is NaN or infinite.
     """
     if not bool(torch.isfinite(sampled).all()):
         raise PrivacyError("a client's values contain NaN or infinity; nothing was sent (lower the learning rate, or check the data)")
@@ -238,10 +238,10 @@ def require_finite_sample(sampled: Tensor) -> Tensor:
 
 
 def total_clients(reports: Sequence[Reports], ranges: LayerRanges, kind: type) -> int:
-    """Count the clients behind ``reports`` and check that all are of this ``kind`` and fit ``ranges``.
+    """Count the clients of ``reports``, after checking that all are of class ``kind`` and fit ``ranges``.
 
     Raises:
-        PrivacyError: no report at all, or one of another kind or dimension.
+        PrivacyError: there is no report, or a report has another class or dimension.
     """
     for batch in reports:
         if not isinstance(batch, kind):

@@ -1,7 +1,8 @@
-"""Biased coins of many clients, tossed with few random bits and exact probabilities.
+"""Biased coins with exact probabilities, drawn for many clients with few random bits.
 
-A coin shows heads when a random number lies below a threshold. Their first 16 bits decide for all but one number in 65,536, whatever the
-threshold; more bits are drawn for the others alone. So neither the number of random bits nor the time tells which side came up.
+A coin is true if a uniform random number lies below a threshold. The first 16 bits decide this, unless they equal those of the threshold:
+once in 65,536 draws, whatever the threshold. Only then are more bits drawn. So neither the number of random bits nor the time reveals the
+result.
 """
 
 from __future__ import annotations
@@ -23,24 +24,25 @@ Decision = Callable[[Places, Places], NDArray[np.bool_]]
 def words_below(
     first: NDArray[np.int16], exact: Callable[[Places, Places], Places], source: RandomSource, rows: range
 ) -> NDArray[np.bool_]:
-    """Return which random words of 32 bits, signed, lie below thresholds (k, b), of the clients in ``rows``.
+    """Draw signed 32-bit words for the clients in ``rows``, and return which lie below their thresholds, (k, b) bool.
 
     Args:
-        first: the first 16 bits of each threshold, or nearly: then the probability is that of a threshold between both.
-        exact: returns the thresholds at some rows (m,) and places (m,).
+        first: the first 16 bits of each threshold, (k, b). If rounding makes them slightly wrong, the probability is that of a threshold
+            between the rounded and the exact one.
+        exact: returns the exact thresholds (m,) at some rows (m,) and columns (m,).
     """
 
     def decide(row: Places, place: Places) -> NDArray[np.bool_]:
         return decided(first[row, place], exact(row, place), source, row + rows.start)
 
-    return _tossed(first, decide, source, rows)
+    return _toss(first, decide, source, rows)
 
 
 def decided(first: NDArray[np.int16], exact: Places, source: RandomSource, rows: Places) -> NDArray[np.bool_]:
-    """Return which random words lie below ``exact`` thresholds (m,), given that their first 16 bits are ``first`` (m,).
+    """Draw the remaining bits of words whose first 16 bits are ``first`` (m,), and return which words lie below ``exact`` (m,).
 
     Args:
-        rows: clients (m,) in ascending order; each draws the other bits of its words in the order that they have here.
+        rows: client of each word, (m,), in ascending order. A client draws the remaining bits of its words in this order.
     """
     rest = 32 - FIRST
     low = draw_each(source, rows) & ((1 << rest) - 1)
@@ -48,7 +50,7 @@ def decided(first: NDArray[np.int16], exact: Places, source: RandomSource, rows:
 
 
 def happens(probability: int, source: RandomSource, rows: range, count: int) -> NDArray[np.bool_]:
-    """Return ``count`` booleans for each of the clients in ``rows``, (k, count), true with ``probability`` / 2^64, below 1. Exact."""
+    """Draw ``count`` booleans for each client in ``rows``, (k, count). Each is true with probability exactly ``probability`` / 2^64 < 1."""
     rest = 64 - FIRST
     first = np.full((len(rows), count), (probability >> rest) - (1 << (FIRST - 1)), dtype=np.int16)
 
@@ -56,11 +58,11 @@ def happens(probability: int, source: RandomSource, rows: range, count: int) -> 
         words = draw_each(source, np.repeat(row, 2) + rows.start).view(np.uint64)
         return np.asarray((words >> np.uint64(FIRST)) < np.uint64(probability & ((1 << rest) - 1)))
 
-    return _tossed(first, decide, source, rows)
+    return _toss(first, decide, source, rows)
 
 
-def _tossed(first: NDArray[np.int16], decide: Decision, source: RandomSource, rows: range) -> NDArray[np.bool_]:
-    """Return which random bytes lie below ``first`` (k, b); where both are equal, what ``decide`` says of the row and the place."""
+def _toss(first: NDArray[np.int16], decide: Decision, source: RandomSource, rows: range) -> NDArray[np.bool_]:
+    """Draw 16-bit words and return which lie below ``first`` (k, b). Where both are equal, ``decide`` draws the rest and decides."""
     width = first.shape[1]
     drawn = draw_block(source, rows, -(-width // 2)).view(np.int16)[:, :width]
     heads: NDArray[np.bool_] = drawn < first

@@ -1,4 +1,4 @@
-"""Bits by comparison, in a form that a simulation compiles together with the training before it."""
+"""Encoding by comparison: each bit tells whether a random integer lies below a threshold. A simulation can compile it with the training."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """How each value becomes a bit: whether a random integer of 32 bits, signed, lies below a threshold that follows from the value.
+    """How each value becomes a bit: the bit is set if a signed random 32-bit integer lies below a threshold computed from the value.
 
-    A client draws the first 16 bits of all its integers in one call, and the other 16 bits where the first ones are those of the threshold:
-    so does :func:`~ldpfl.mechanisms.coins.words_below`, and so the bits are those of ``encode``.
+    A client draws the first 16 bits of all its integers in one call. It draws the other 16 bits only where the first bits equal those of
+    the threshold. :func:`~ldpfl.mechanisms.coins.words_below` draws in the same order, so the bits equal those of ``encode``.
 
     Attributes:
-        first: returns the first 16 bits of the thresholds of values (k, b), as whole numbers in float32, from the values and from some
-            coordinates of each of ``told``. It consists of PyTorch's functions alone and reads no other variable.
-        told: what ``first`` is told of each coordinate, tensors (d,).
+        first: a function of values (k, b) and of the same coordinates of each tensor in ``told``. It returns the first 16 bits of the
+            thresholds, as whole numbers in float32. It uses only PyTorch functions and no other variable.
+        told: further arguments of ``first``, one tensor (d,) each.
         exact: returns the thresholds (m,) of values (m,) at some coordinates (m,).
     """
 
@@ -42,10 +42,10 @@ class ByComparison(ABC):
 
     @abstractmethod
     def comparison(self, ranges: LayerRanges) -> Comparison | None:
-        """Return how, so that a simulation can compile it; None where another encoding is used for these ranges."""
+        """Return the comparison, so that a simulation can compile it; None if these ranges are encoded in another way."""
 
 
 def comparison_of(mechanism: Mechanism, ranges: LayerRanges) -> Comparison | None:
-    """Return the comparison by which ``mechanism`` encodes, or None: also for a subclass that encodes in a way of its own."""
+    """Return the comparison that ``mechanism`` encodes by, or None. None also for a subclass that overrides only ``encode``."""
     nearest = next(kind for kind in type(mechanism).__mro__ if "encode" in vars(kind) or "comparison" in vars(kind))
     return mechanism.comparison(ranges) if "comparison" in vars(nearest) and isinstance(mechanism, ByComparison) else None

@@ -1,4 +1,4 @@
-"""DP-FedAvg with noise at the client: a vector of each client, clipped to a norm, which protects everything that the client holds."""
+"""DP-FedAvg with noise at the client: each client's vector is clipped and noised, which protects all data that the client holds."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 class DpFedAvg(LatticeMechanism):
     """Clip each client's update or gradient to the norm C, and add Gaussian noise of standard deviation s C.
 
-    Guarantee: mu-GDP with mu = 2 / s for **everything that a client holds**, replaced by any other data, in the report of one round;
-    against everybody, for the noise is the client's own. Where a server learns nothing but the sum over n clients, mu is 2 / (s sqrt(n)).
-    T rounds are mu sqrt(T). It holds for the bits that leave: clipped vectors are points of a lattice, whose norms are checked as
-    integers, and the noise is real noise rounded to that lattice.
+    Guarantee: mu-GDP with mu = 2 / s for **everything that a client holds**, replaced by any other data, in the report of one round. It
+    protects against everybody, because the client itself adds the noise. If a server learns only the sum over n clients, mu is
+    2 / (s sqrt(n)). T rounds have mu sqrt(T). The guarantee holds for the exact bits that are sent: clipped vectors are points of a
+    lattice, whose norms are checked as integers, and the noise is real noise rounded to that lattice.
 
-    ``values`` are float32, offset by the ranges' center, which is 0 for updates and gradients. A report stands for the clipped vector
-    itself, and not for one in units of C as with ``dp-sgd``: an update keeps its size.
+    ``values`` are float32, offset by the ranges' center, which is 0 for updates and gradients. A report estimates the clipped vector
+    itself, and not the vector in units of C as with ``dp-sgd``.
 
     Source: McMahan et al. 2018, where a trusted server adds the noise; here each client adds its share.
 
     Attributes:
-        clip: how clients' vectors are bounded.
-        noise_multiplier: s, of one client's noise.
+        clip: clipping of clients' vectors.
+        noise_multiplier: s, for one client's noise.
         summed, bits: as in :class:`LatticeMechanism`.
     """
 

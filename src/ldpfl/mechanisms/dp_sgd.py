@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _LONGEST_SUM = 2**52
-"""Lattice points up to which sums and noise are exact, in float64 as in 64 bits: those of 2^32 records."""
+"""Largest sum, in lattice points, for which sums and noise are exact in float64 and in 64 bits: that of 2^32 records."""
 
 
 def of_records(mechanism: Mechanism) -> DpSgd:
-    """Return ``mechanism``, which has to protect sums over records.
+    """Return ``mechanism`` after checking that it is a :class:`DpSgd`.
 
     Raises:
-        TypeError: it protects none.
+        TypeError: ``mechanism`` does not protect sums over records.
     """
     if not isinstance(mechanism, DpSgd):
         raise TypeError(f"{mechanism.name} protects no sums over records")
@@ -41,33 +41,33 @@ def of_records(mechanism: Mechanism) -> DpSgd:
 class DpSgd(LatticeMechanism, PerRecord):
     """Add Gaussian noise of standard deviation s C to the sum of a client's gradients, each clipped to the norm C.
 
-    Reports are in units of C (De et al. 2022), so that a step does not shrink with it: the estimate is of the mean clipped gradient / C.
+    Reports are in units of C (De et al. 2022), so that a step does not shrink with C: the estimate is the mean clipped gradient / C.
 
-    Guarantee: mu-GDP with mu = 2 / s for **one record** of a client, replaced by any other, in the report of one round, which is the
-    gradient at broadcast weights over all its records; against everybody, for the noise is the client's own. T rounds are mu sqrt(T).
-    Nothing is said of a client as a whole: m records are m mu, or m epsilon at more delta where they take part by chance. It holds
-    for the bits that leave: clipped gradients are points of a lattice, whose norms are checked as integers; their sum is exact; the
-    noise is real noise rounded to that lattice. That the number of a client's records is public is part of the adjacency: replacing
-    keeps it.
+    Guarantee: mu-GDP with mu = 2 / s for **one record** of a client, replaced by any other, in the report of one round. The report is the
+    gradient at the broadcast weights over all its records. It protects against everybody, because the client itself adds the noise. T
+    rounds have mu sqrt(T). The client as a whole is not protected: m of its records have m mu; with Poisson batches, m epsilon at a larger
+    delta. The guarantee holds for the exact bits that are sent: clipped gradients are points of a lattice, whose norms are checked as
+    integers; their sum is exact; the noise is real noise rounded to that lattice. The number of a client's records is public: replacing a
+    record does not change it.
 
-    ``values`` are sums of lattice points, (K, d) int64, as :class:`~ldpfl.simulation.gradients.RecordGradientTrainer` gives them. Other
-    updates are refused: clipping what many local steps led to bounds a client, not a record.
+    ``values`` are sums of lattice points, (K, d) int64, as :class:`~ldpfl.simulation.gradients.RecordGradientTrainer` computes them. Other
+    updates are refused: clipping the result of many local steps bounds the influence of a client, not of a record.
 
-    With the ``part`` ``person`` all this is said of a person in the place of a record: what is clipped is one vector of each person, the
-    mean gradient over those of its records that count in the round, and all records of a person may be replaced, by more or fewer.
+    With ``part`` ``person``, all this holds for a person instead of a record. One vector of each person is clipped: the mean gradient over
+    those of its records that count in the round. All records of a person may be replaced, by more or fewer records.
 
-    With a ``sample_rate`` below 1 each record takes part in a round by a coin of its own (Poisson batches), which is accounted for as
-    long as nobody learns how the coins fell; a client's own budget charges the whole batch all the same.
+    With a ``sample_rate`` below 1, each record takes part in a round independently with that probability (Poisson batches). This is
+    accounted for, provided that nobody learns which records took part. A client's own budget charges the whole batch nevertheless.
 
     Source: Abadi et al. 2016; for full batches the composition is exact (Dong, Roth and Su 2022).
 
     Attributes:
-        clip: how records' gradients are bounded.
-        noise_multiplier: s, of one client's noise.
+        clip: clipping of records' gradients.
+        noise_multiplier: s, for one client's noise.
         summed, bits: as in :class:`LatticeMechanism`.
-        records: mean number of records, or persons, a client: the report stands for the sum over it.
-        sample_rate: probability with which a record, or person, takes part in a round.
-        part: what is protected, and what is clipped.
+        records: mean number of records, or persons, per client. A report is the sum divided by this number.
+        sample_rate: probability that a record, or person, takes part in a round.
+        part: the unit that is protected and clipped.
     """
 
     records: float = 1.0
@@ -92,7 +92,7 @@ class DpSgd(LatticeMechanism, PerRecord):
 
     @property
     def _share(self) -> float:
-        """Records in a client's batch, on average: a report is the mean over them, in units of C."""
+        """Average number of records in a client's batch. A report is the mean over them, in units of C."""
         return self.records * self.sample_rate
 
     @property
@@ -103,9 +103,9 @@ class DpSgd(LatticeMechanism, PerRecord):
         if values.dtype != torch.int64:
             raise PrivacyError("dp-sgd protects records whose gradients it clipped one by one, and these values are none; nothing was sent")
         sums = require_shape_of(values, ranges)
-        least, most = sums.aminmax()  # the size of the smallest integer is itself, and negative
+        least, most = sums.aminmax()  # not abs(): the absolute value of the smallest int64 overflows
         if least < -_LONGEST_SUM or most > _LONGEST_SUM:
-            raise PrivacyError("a sum of gradients is longer than its lattice; nothing was sent")
+            raise PrivacyError("a sum of gradients exceeds 2^52 lattice points, so it could not be added exactly; nothing was sent")
         return sums
 
     def release(self, ranges: LayerRanges) -> GaussianRelease:

@@ -71,13 +71,14 @@ _CLAIM = (
 
 @dataclass(frozen=True)
 class Duchi(Mechanism, ByComparison):
-    """Send one bit a weight: + with probability 1/2 + (w - c) / (2 r A), A = (e^eps + 1) / (e^eps - 1).
+    """Send one bit for each weight w: + with probability 1/2 + (w - c) / (2 r A), A = (e^eps + 1) / (e^eps - 1).
 
-    Guarantee: epsilon-LDP (pure) for each weight of each round's report, replacing that weight by any other value;
-    a whole report of d weights costs d * epsilon. Assumes public ranges and an unguessable source of random bits.
+    c and r are the center and the radius of the weight's range. Guarantee: epsilon-LDP (pure) for each weight of each round's report,
+    replacing that weight by any other value. A whole report of d weights costs d * epsilon. Assumes public ranges and an unguessable
+    source of random bits.
 
-    Source: LDP-FL, equation (2) and Algorithm 2, after Duchi et al. 2018; the clamp is missing in the paper's
-    pseudo-code, and without it the stated epsilon does not hold.
+    Source: LDP-FL, equation (2) and Algorithm 2, after Duchi et al. 2018. Clipping is missing in the paper's pseudo-code, and without it
+    the stated epsilon does not hold.
     """
 
     epsilon: float
@@ -93,13 +94,13 @@ class Duchi(Mechanism, ByComparison):
 
     @property
     def epsilon_realised(self) -> float:
-        """The budget that the integer thresholds really spend; never above ``epsilon``."""
+        """The epsilon that the integer thresholds really have; never above ``epsilon``."""
         lo, hi = thresholds(self.epsilon)
         return min(self.epsilon, log(hi / lo))  # the logarithm itself may round up
 
     @property
     def gain(self) -> float:
-        """A: the estimate is center +- radius * A. From the integer thresholds, so that it is unbiased."""
+        """A: the estimate is center +- radius * A. Computed from the integer thresholds, so that the estimate is unbiased."""
         return (1 << (BITS - 1)) / self._half
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports:
@@ -112,12 +113,12 @@ class Duchi(Mechanism, ByComparison):
         return BitReports.of(encoder, *values.shape)
 
     def comparison(self, ranges: LayerRanges) -> Comparison | None:
-        if ranges.dimension > COORDINATE_BLOCK:  # a client draws what a block of coordinates leaves open before it draws for the next
+        if ranges.dimension > COORDINATE_BLOCK:  # clients draw all bits of a block of coordinates before the next block
             return None
         thresholds = Thresholds.of(self._half, ranges, slice(0, ranges.dimension))
         limits = torch.full((ranges.dimension,), thresholds.limit)
-        told = (thresholds.center.contiguous(), thresholds.first_slope.contiguous(), limits)
-        return Comparison(_first, told, thresholds.exact)
+        arguments = (thresholds.center.contiguous(), thresholds.first_slope.contiguous(), limits)
+        return Comparison(_first, arguments, thresholds.exact)
 
     def decode(self, reports: BitReports, ranges: LayerRanges) -> Tensor:
         total_clients([reports], ranges, BitReports)
@@ -138,7 +139,7 @@ class Duchi(Mechanism, ByComparison):
         return mean
 
     def noise(self, ranges: LayerRanges) -> TwoValueNoise:
-        """LDP-FL, proof of Lemma 2 (the lemma itself drops the last term), and Lemma 3, upper bound."""
+        """Return the error of LDP-FL, proof of Lemma 2 (the lemma itself drops the last term), and Lemma 3, upper bound."""
         return TwoValueNoise(ranges, self.gain)
 
     @property
@@ -153,7 +154,7 @@ class Duchi(Mechanism, ByComparison):
         return (f"epsilon {self.epsilon:g} is more than {BITS} random bits express: {realised} is realised, {self.epsilon:g} is counted",)
 
     def units(self, ranges: LayerRanges) -> Units:
-        """A bit a weight."""
+        """Return one unit of one bit for each weight."""
         return Units.equal(ranges.dimension, 1)
 
     def release(self, ranges: LayerRanges) -> BinaryRelease:
@@ -171,20 +172,24 @@ class DuchiSettings(EpsilonSettings):
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Turns values of a block of coordinates into bits: + is sent when a uniform int32 lies below t = half * (w - c) / r.
+    """Turns values of a block of coordinates into bits: + is sent when a uniform signed 32-bit integer lies below t = half * (w - c) / r.
 
-    The first 16 bits of the integer decide unless they are those of t, for one value in 65536, whatever the value; the others are drawn for
-    those alone. Let T be t's first 16 bits as float32 arithmetic finds them, which lie between those of -half and half. Then + has
-    probability (T 2^16 + min(2^16, max(0, t - T 2^16))) / 2^32, with t an integer between -half and half: so this lies between
-    1/2 -+ half / 2^32, which is what epsilon needs, exactly. Next to a multiple of 2^16 float32 may round t across it: then the
-    probability is that of the multiple, and off by less than 2^-22 of its distance from 1/2. There are three roundings, by 2^-24 each, of
-    w - c, of half / r and of their product; where the center is 0 there are two, and 2^-23 is not reached.
+    The first 16 bits of the integer decide, unless they equal those of t. That happens once in 65536 draws, whatever the value; only then
+    are the other 16 bits drawn.
+
+    Privacy: let T be t's first 16 bits as float32 arithmetic computes them, which lie between those of -half and half. Then + has the
+    probability 1/2 + (T 2^16 + min(2^16, max(0, t - T 2^16))) / 2^32, with t an integer between -half and half. So it lies between
+    1/2 - half / 2^32 and 1/2 + half / 2^32, as epsilon requires, exactly.
+
+    Accuracy: close to a multiple of 2^16, float32 may round t across it. The probability is then that of the multiple, and wrong by less
+    than 2^-22 of its distance from 1/2. There are three roundings, by 2^-24 each: of w - c, of half / r and of their product. If the center
+    is 0 there are two, and the error is below 2^-23.
 
     Attributes:
         center, slope: c and half / r of each coordinate, (b,).
-        first_slope: ``slope`` over 2^16, as float32.
-        limit: a float32, the largest t over 2^16, or less.
-        centered: whether all centers are 0, as of updates: then a pass over the weights is saved.
+        first_slope: ``slope`` / 2^16, as float32.
+        limit: a float32, the largest t / 2^16, or slightly less.
+        centered: whether all centers are 0, as for updates. This saves a pass over the weights.
     """
 
     half: int
@@ -210,7 +215,7 @@ class Thresholds:
         Raises:
             PrivacyError: a value is NaN or infinite.
         """
-        # Here, and not before: a second pass over all values takes longer than a look at those that a cache holds.
+        # Checked here, while the block is in the cache: a separate pass over all values would take longer.
         require_finite_block(values)
         offset = values if self.centered else values - self.center
         first = (offset.float() * self.first_slope).clamp_(-self.limit, self.limit).floor_().to(torch.int16)

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _TRIES = 2000
-"""Draws after which a random source is taken for broken: one is rejected with probability 1/2 at most."""
+"""Number of draws after which the random source counts as broken: a draw is rejected with a probability of at most 1/2."""
 
 Packed = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, eq=False)
 class VectorBitReports(BitReports):
-    """One bit a weight, of which a client's row is protected as a whole: it stays together, in the shuffler too."""
+    """One bit for each weight. A client's row is protected as a whole, so it stays together, also in the shuffler."""
 
     @classmethod
     def mix(cls, batches: Sequence[BitReports], generator: np.random.Generator) -> VectorBitReports:
@@ -62,7 +62,7 @@ class _VectorBitCounts(BitCounts, VectorBitReports):
 
 @dataclass(frozen=True)
 class DuchiVector(Mechanism):
-    """Send a vector of signs, each a one-bit estimate, that agrees with the client's rounded vector in most places.
+    """Send a random vector of signs that is biased to agree with the client's rounded vector in most coordinates.
 
     Guarantee: epsilon-LDP (pure) for the whole vector of each round's report, replacing it by any other vector. Exact in
     finite precision. Assumes public ranges and an unguessable source of random bits.
@@ -127,7 +127,7 @@ class DuchiVector(Mechanism):
         return Units.whole(ranges.dimension, ranges.dimension)
 
     def release(self, ranges: LayerRanges) -> PureRelease:
-        # Uniform signs are the common law: those on the wrong side, and in the middle, are sent as often as they are there.
+        # The blanket's law U is uniform. Its share: the probability, relative to U, of a vector that agrees in at most half of the places.
         low = thresholds(self.epsilon)[0]
         ties = central_binomial(ranges.dimension // 2) if ranges.dimension % 2 == 0 else 0.0
         right = (1 - ties) / 2
@@ -163,10 +163,10 @@ def central_binomial(n: int) -> float:
 
 
 def _rounded(values: Tensor, ranges: LayerRanges, source: RandomSource) -> Packed:
-    """Round t = (w - c) / r to + with probability (1 + t) / 2, clamped to [0, 1] and up by 2^-32 at most.
+    """Round t = (w - c) / r to the sign + with probability (1 + t) / 2, clipped to [0, 1]; the probability is too large by 2^-32 at most.
 
-    A uniform integer in [-2^31, 2^31) is compared with 2^31 t, so the ends are exact and whatever lies beyond them counts
-    as the end: the comparison clamps. What is rounded here touches the estimate only, the budget is kept by ``_answer``.
+    A uniform integer in [-2^31, 2^31) is compared with 2^31 t. So the ends are exact, and values outside count as the ends. Rounding here
+    affects only the estimate; ``_answer`` alone ensures epsilon.
     """
 
     def encoder(own: slice) -> Encoder:
@@ -184,12 +184,12 @@ def _rounded(values: Tensor, ranges: LayerRanges, source: RandomSource) -> Packe
 
 
 def _answer(signs: Packed, dimension: int, lo: int, source: RandomSource, rows: range) -> Packed:
-    """Draw a sign vector for each row of ``signs``, those with most signs alike (2^32 - lo) / lo times as often as each of the others.
+    """Draw a sign vector for each row of ``signs``. Vectors that agree in most places are (2^32 - lo) / lo times as likely as others.
 
-    A uniform vector or its opposite has most signs right; which of the two is sent is one coin. Vectors that agree in
-    exactly half of the places have no such partner: kept with probability 2 lo / 2^32, they weigh as much as those on
-    the wrong side. No number of agreements is drawn, no binomial is evaluated, so nothing is rounded. How many draws it
-    takes depends neither on ``signs`` nor on what is sent, so the time it takes tells nothing.
+    Draw a uniform vector. Either it or its opposite agrees with the row in most places; one coin decides which of the two is sent. A
+    vector that agrees in exactly half of the places is kept with probability 2 lo / 2^32, and so is as likely as one that disagrees. No
+    binomial probability is evaluated, so nothing is rounded. The number of draws depends neither on ``signs`` nor on the result, so
+    the time reveals nothing.
     """
     size = (dimension + BITS - 1) // BITS + 1
     answers, undecided = np.empty_like(signs), np.arange(len(signs))

@@ -1,14 +1,14 @@
-"""Noise that is exact in the bits that leave: a real number is drawn, and no more of it is looked at than where on a lattice it rounds to.
+"""Exact Laplace and Gaussian noise on a lattice: a real noise value is drawn, and only the lattice point that it rounds to is computed.
 
-A number that is computed in floating point has gaps, and gaps that depend on the data tell them apart (Mironov 2012). Here a real
-number with exactly the stated law is fixed by infinitely many random bits. The first 64 of them and floating point, with a bound on its
-error, nearly always say to which point of a public lattice it rounds; where they do not, more bits and more digits are taken until
-they do. So the lattice point has the law of "real noise, then rounded", and rounding is post-processing: each guarantee that is
-proved for the real noise, pure or Gaussian, over any number of adaptive rounds, holds for these integers with the same parameter.
+Noise that is computed in floating point cannot take all values, and which values are missing may depend on the data and reveal them
+(Mironov 2012). Here infinitely many random bits define a real number with exactly the stated law. The first 64 bits and floating point,
+with a bound on its error, nearly always determine the point of a public lattice to which that number rounds. Otherwise more bits and more
+digits are taken until they do. So the lattice point has exactly the law of real noise that is then rounded. Rounding is post-processing:
+each guarantee that is proved for the real noise, pure or Gaussian, over any number of adaptive rounds, holds for these integers too.
 
-What this rests on: logarithms of NumPy to 16 units in the last place, normal quantiles of PyTorch (Cephes, which states 2^-50) to
-2^-46 of themselves, and its inverse error function to 2^-43 where the tail is 2^-12 or more, mpmath to 32 bits fewer than it works with,
-and secret uniform bits. ``tests/mechanisms/test_exact_noise.py`` measures the first three.
+Assumptions: NumPy's logarithms are right to 16 units in the last place; PyTorch's normal quantiles (Cephes, which states 2^-50) to a
+relative 2^-46; its inverse error function to 2^-43 for tails of 2^-12 or more; mpmath to 32 bits less than its precision; and random bits
+are uniform and secret. ``tests/mechanisms/test_exact_noise.py`` measures the first three.
 """
 
 from __future__ import annotations
@@ -29,44 +29,49 @@ Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 WORD = 64
-"""Random bits that are looked at first."""
+"""Number of random bits that are drawn first."""
 
 _GUARD = 64
+"""Bits of precision beyond the random bits in mpmath."""
+
 _MOST_BITS = 1 << 9
-"""Bits after which a number that is still undecided is a broken source's."""
+"""Number of bits after which an undecided number means that the random source is broken."""
 
 _RARE = 2.0**-40
-"""Tails below it are decided exactly, so that the first bits of one need not be few."""
+"""Tail probabilities below this are always decided with more bits, since few of their first bits are significant."""
 
 MOST_STEPS = 2.0**34
-"""Lattice points to a unit, up to which floating point nearly always decides."""
+"""Largest number of lattice points per unit. Up to it floating point nearly always decides."""
 
 _DOUBT = 2.0**-20
-"""By how much less than this floating point is wrong about a part of 2^31."""
+"""Upper bound of the floating-point error of limit * U in :func:`below`, for limits up to 2^31."""
 
 _PIECE = 1 << 13
-"""Values that are rounded at once: their 64 KiB, several times, stay in a core's cache."""
+"""Number of values that are rounded at once: a few arrays of 64 KiB stay in a core's cache."""
 
 
 class Law:
-    """A law of real numbers, symmetric around 0, by the size that is exceeded on one side with a given probability, the tail."""
+    """A symmetric law of real numbers, given by its quantile function.
+
+    The tail of a noise value x is P(X > |x|), in (0, 1/2]. The size of a tail is the |x| that it belongs to.
+    """
 
     relative: ClassVar[float]
-    """Part of size + 1 by which :meth:`size` may be wrong."""
+    """Error of :meth:`size`, relative to size + 1."""
 
     far: ClassVar[float]
-    """At most the size of the tail 2^-12."""
+    """A lower bound of the size of the tail 2^-12."""
     unit: ClassVar[float]
-    """What :meth:`quick` returns sizes over."""
+    """Factor by which the results of :meth:`quick` are multiplied to get sizes."""
     slack: ClassVar[float]
-    """How far the size by :meth:`quick` may be from that of any real tail, from 2^-12 on, that begins with the same bits."""
+    """Error of sizes by :meth:`quick`: their distance from the size of any tail >= 2^-12 that begins with the same bits."""
 
     def quick(self, bits: Floats) -> Floats:
-        """Return the sizes of tails over ``unit``. ``bits`` are the tails times 2^64, rounded to float64, and are overwritten."""
+        """Return the sizes of tails, divided by ``unit``. ``bits`` are the tails times 2^64 in float64, and are overwritten."""
         raise NotImplementedError
 
     def size(self, tail: Floats) -> Floats:
-        """Return the size exceeded with probability ``tail`` in (0, 1/2]."""
+        """Return the size that is exceeded with probability ``tail`` in (0, 1/2]."""
         raise NotImplementedError
 
     def tail(self, size: Any, context: Any) -> Any:
@@ -74,9 +79,9 @@ class Law:
         raise NotImplementedError
 
     def error(self, size: Floats, tail: Floats) -> Floats:
-        """Bound how far ``size`` is from that of any real tail that begins with the same bits as ``tail``.
+        """Bound the distance of ``size`` from the size of any real tail that begins with the same bits as ``tail``.
 
-        Both laws here have a density of at least 0.79 times the tail, so the size moves by less than 1.3 times the tail's logarithm.
+        Both laws have a density of at least 0.79 times the tail. So the size changes by less than 1.3 times the change of log(tail).
         """
         return self.relative * (size + 1) + 2.0 ** (1 - WORD) / tail
 
@@ -128,15 +133,13 @@ LAPLACE: Law = _Laplace()
 
 
 def rounded(law: Law, steps: float, source: RandomSource, rows: range, count: int) -> Floats:
-    """Return ``count`` whole numbers for each of the clients in ``rows``, (k, count): ``steps`` times a real number of ``law``, rounded.
-
-    Exact.
+    """Draw ``count`` whole numbers for each client in ``rows``, (k, count): ``steps`` times a real number of ``law``, rounded. Exact.
 
     Args:
-        steps: lattice points to a unit of the law, in (0, 2^34]; the very value of the float counts.
+        steps: number of lattice points per unit of the law, in (0, 2^34]. The exact value of the float is used.
     """
     if not 0 < steps <= MOST_STEPS:
-        raise ValueError(f"{steps} steps a unit are not drawn")
+        raise ValueError(f"steps is {steps}: expected a number above 0 and up to {MOST_STEPS:g}")
     words = words64(source, rows, count)
     points = np.empty(words.shape)
     given, found = words.reshape(-1), points.reshape(-1)
@@ -145,17 +148,17 @@ def rounded(law: Law, steps: float, source: RandomSource, rows: range, count: in
         piece = slice(start, start + _PIECE)
         undecided.append(_round(law, steps, given[piece], found[piece]) + start)
     place = np.concatenate(undecided)
-    found[place] = _decided(law, steps, given[place], source, rows, place // max(1, count))
+    found[place] = _decide_with_more_bits(law, steps, given[place], source, rows, place // max(1, count))
     return points
 
 
 def _round(law: Law, steps: float, words: Integers, points: Floats) -> NDArray[np.intp]:
-    """Write the lattice points of ``words`` (n,) to ``points`` (n,), and return the places at which they may be others.
+    """Write the lattice points of ``words`` (n,) to ``points`` (n,), and return the indices at which they may be wrong.
 
-    There is one bound of the error, for all tails from 2^-12 on; smaller ones are among the places that are returned.
+    One error bound is used for all tails >= 2^-12. The indices of smaller tails are always returned.
     """
     with np.errstate(divide="ignore", invalid="ignore"):  # a tail of 0 is not sure
-        exact = law.quick(_tail_of(words))
+        exact = law.quick(_scaled_tails(words))
         exact *= law.unit * steps
         sure = exact < law.far * steps
         np.rint(exact, out=points)
@@ -168,12 +171,12 @@ def _round(law: Law, steps: float, words: Integers, points: Floats) -> NDArray[n
 
 
 def sizes(law: Law, words: Integers) -> tuple[Floats, Floats]:
-    """Return the sizes of the tails that begin with ``words`` (k, n), and bounds of their errors, as :meth:`Law.error` states them."""
+    """Return the sizes of the tails that begin with ``words`` (k, n), and bounds of their errors as of :meth:`Law.error`."""
     found, error = np.empty(words.shape), np.full(words.shape, law.slack)
     given, size, bound = words.reshape(-1), found.reshape(-1), error.reshape(-1)
     for start in range(0, given.size, _PIECE):
         piece = slice(start, start + _PIECE)
-        np.multiply(law.quick(_tail_of(given[piece])), law.unit, out=size[piece])
+        np.multiply(law.quick(_scaled_tails(given[piece])), law.unit, out=size[piece])
     small = np.flatnonzero(~(size < law.far))
     tail, _ = tails(given[small])
     size[small] = law.size(tail)
@@ -181,13 +184,13 @@ def sizes(law: Law, words: Integers) -> tuple[Floats, Floats]:
     return found, error
 
 
-def _tail_of(words: Integers) -> Floats:
+def _scaled_tails(words: Integers) -> Floats:
     """Return the tails that begin with ``words``, times 2^64."""
     return (words & np.int64(2**63 - 1)).astype(np.float64)
 
 
-def _decided(law: Law, steps: float, words: Integers, source: RandomSource, rows: range, row: NDArray[np.intp]) -> Floats:
-    """Return the lattice points of ``words`` (n,), each of the client in a ``row`` of ``rows``: with as many more bits as that takes."""
+def _decide_with_more_bits(law: Law, steps: float, words: Integers, source: RandomSource, rows: range, row: NDArray[np.intp]) -> Floats:
+    """Return the lattice points of ``words`` (n,), drawing as many more bits as needed. ``row`` (n,) is the client's index in ``rows``."""
     tail, negative = tails(words)
     size = law.size(tail)
     error = law.error(size, tail)
@@ -197,8 +200,8 @@ def _decided(law: Law, steps: float, words: Integers, source: RandomSource, rows
     return np.where(negative, -least, least).astype(np.float64)
 
 
-def _places(chosen: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Return the row and the place of each of the ``chosen`` (k, n), in order."""
+def _indices(chosen: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Return (row, column) of each true entry of ``chosen`` (k, n), in order."""
     rows, places = np.divmod(np.flatnonzero(chosen), max(1, chosen.shape[1]))
     return list(zip(rows.tolist(), places.tolist(), strict=True))
 
@@ -208,7 +211,7 @@ def _nearest(values: Floats) -> Integers:
 
 
 def _point(law: Law, steps: float, first: int, more: Callable[[], int]) -> int:
-    """Return the lattice point of the tail whose first bits are ``first``, the number of those being ``WORD``: the only one possible."""
+    """Return the lattice point of the tail whose first ``WORD`` bits are ``first``, drawing more bits until only one is possible."""
     bits = WORD
     while True:
         context = mpmath.MPContext()  # mpmath's own is shared by all threads
@@ -218,7 +221,7 @@ def _point(law: Law, steps: float, first: int, more: Callable[[], int]) -> int:
         slack = context.mpf(2) ** -(bits + _GUARD // 2)
 
         def at_least(point: int, context: Any = context) -> Any:
-            """The probability of ``point`` or a larger one."""
+            """Return the probability of ``point`` or a larger lattice point."""
             return context.mpf(0.5) if point <= 0 else law.tail((context.mpf(2 * point) - 1) / (2 * context.mpf(steps)), context)
 
         for candidate in (point - 1, point, point + 1):
@@ -232,10 +235,10 @@ def _point(law: Law, steps: float, first: int, more: Callable[[], int]) -> int:
 
 
 def longer(bits: int) -> int:
-    """Return how many bits there are with 64 more.
+    """Return ``bits`` + 64.
 
     Raises:
-        PrivacyError: there are hundreds already.
+        PrivacyError: ``bits`` has reached 512, which happens only if the random source is broken.
     """
     if bits >= _MOST_BITS:
         raise PrivacyError("the random source repeats itself; nothing was sent")
@@ -243,30 +246,30 @@ def longer(bits: int) -> int:
 
 
 def words64(source: RandomSource, rows: range, count: int) -> Integers:
-    """Return ``count`` int64 values, uniform over all 2^64, for each of the clients in ``rows``, (k, count)."""
+    """Draw ``count`` int64 values, uniform over all 2^64 values, for each client in ``rows``, (k, count)."""
     words: Integers = draw_block(source, rows, 2 * count).view(np.int64)
     return words
 
 
 def tails(words: Integers) -> tuple[Floats, NDArray[np.bool_]]:
-    """Return for each of ``words`` the middle of the tails in (0, 1/2) that begin with its bits, and whether it is a negative number's."""
+    """Return for each of ``words`` the middle of the tails in (0, 1/2) that begin with its bits, and whether the noise is negative."""
     return ((words & np.int64(2**63 - 1)).astype(np.float64) + 0.5) * 2.0**-WORD, words < 0
 
 
 def tail_bits(word: Any) -> int:
-    """Return the first 64 bits of the tail that ``word`` begins, the first of which is 0."""
+    """Return the first 64 bits of the tail in ``word``. The first bit is 0, since a tail is below 1/2; ``word`` has the sign there."""
     return int(word) & (2**63 - 1)
 
 
 def more_bits(source: RandomSource, row: int) -> Callable[[], int]:
-    """Return what draws 64 more bits of the client in ``row``."""
+    """Return a function that draws 64 more bits of the client ``row``."""
     return lambda: int(words64(source, range(row, row + 1), 1)[0, 0]) & (2**64 - 1)
 
 
 def below(limits: Floats, source: RandomSource, rows: range) -> Floats:
-    """Return for each of ``limits`` (k, n) of the clients in ``rows``, from 1 to 2^31, an integer uniform over 0 ... limit - 1. Exact.
+    """Draw a uniform integer in 0 ... limit - 1 for each of ``limits`` (k, n), from 1 to 2^31, of the clients in ``rows``. Exact.
 
-    floor(limit * U) for a real U: floating point and 64 bits of U say that, but for one draw in 2^19.
+    The result is floor(limit * U) for a uniform real U. Floating point and 64 bits of U determine it, except in one draw in 2^19.
     """
     words = words64(source, rows, limits.shape[1])
     real = (words.view(np.uint64) >> np.uint64(1)).view(np.int64).astype(np.float64)
@@ -275,7 +278,7 @@ def below(limits: Floats, source: RandomSource, rows: range) -> Floats:
     drawn = np.floor(real)
     real -= drawn
     real -= 0.5
-    for row, place in _places(np.abs(real, out=real) >= 0.5 - _DOUBT):
+    for row, place in _indices(np.abs(real, out=real) >= 0.5 - _DOUBT):
         drawn[row, place] = _part_of(int(limits[row, place]), int(words[row, place]) & (2**64 - 1), more_bits(source, rows[row]))
     return drawn
 
@@ -288,10 +291,10 @@ def _part_of(limit: int, first: int, more: Callable[[], int]) -> int:
 
 
 def largest_probability(odds: Callable[[Any], Any]) -> int:
-    """Return the largest P below 2^64 for which P / (2^64 - P) is at most ``odds``, or one less.
+    """Return the largest integer P < 2^64 with P / (2^64 - P) <= odds, or P - 1. So P / 2^64 is a probability with at most these odds.
 
     Args:
-        odds: returns them to the digits of the mpmath context that it is given.
+        odds: returns the odds in the precision of the mpmath context that it is given.
     """
     context = mpmath.MPContext()
     context.prec = 256

@@ -40,12 +40,12 @@ class Harmony(Mechanism):
     A layer is cut into consecutive groups of ``group`` weights; the last may be smaller, and so may a whole layer, which
     is then one group. Without ``group`` a layer is one group, as in the paper; ``group=1`` is ``duchi``, bit for bit.
 
-    The estimate is c + s r A * sign at the sampled weight of a group of s, and c at the others. It is unbiased with
-    this fill value alone: equations (11) and (12) write 0, which adds -c (1 - 1/s) to every mean. The place is drawn
-    without looking at the values, so it costs no budget; a value that is not sampled is not even checked for NaN.
+    The estimate is c + s r A * sign at the sampled weight of a group of s weights (c: center, r: radius, A: :attr:`gain`), and c at the
+    others. Only this fill value is unbiased: equations (11) and (12) have 0 instead, which adds -c (1 - 1/s) to every mean. The sampled
+    index does not depend on the values, so it costs no epsilon. Values that are not sampled are not even checked for NaN.
 
-    Source: Optimal LDP-FL, Algorithm 2 and equation (10), after Nguyen et al. 2016; the clamp is missing there. The
-    paper spends epsilon a layer and calls it the model's.
+    Source: Optimal LDP-FL, Algorithm 2 and equation (10), after Nguyen et al. 2016; clipping is missing there. The paper spends epsilon on
+    each layer, and states it for the whole model.
     """
 
     epsilon: float
@@ -53,13 +53,13 @@ class Harmony(Mechanism):
     name: ClassVar[str] = "harmony"
 
     def __post_init__(self) -> None:
-        Duchi(self.epsilon)  # refuses what it cannot express
+        Duchi(self.epsilon)  # raises if ``epsilon`` is invalid
         if self.group is not None and (isinstance(self.group, bool) or not isinstance(self.group, int) or self.group < 1):
             raise ConfigError(f"group must be a positive whole number of weights, got {self.group!r}")
 
     @property
     def epsilon_realised(self) -> float:
-        """The budget that the integer thresholds really spend; never above ``epsilon``."""
+        """The epsilon that the integer thresholds really have; never above ``epsilon``."""
         return Duchi(self.epsilon).epsilon_realised
 
     @property
@@ -68,7 +68,7 @@ class Harmony(Mechanism):
 
     @property
     def gain(self) -> float:
-        """A, as in ``duchi``: a group of s weights moves its sampled one by s r A."""
+        """A, as in ``duchi``: the estimate of a sampled weight is s r A away from the center, for a group of s weights."""
         return Duchi(self.epsilon).gain
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> IndexedBitReports:
@@ -76,7 +76,7 @@ class Harmony(Mechanism):
         source, groups = as_source(generator), Groups.of(ranges, self.group)
         index = sample_places(source, values.shape[0], groups.sizes)
         columns = torch.from_numpy(index + groups.starts).to(values.device)
-        # From here on it is duchi, on one weight a group; it checks what was sampled.
+        # From here on it is ``duchi`` on one weight of each group. It checks the sampled values for NaN.
         bits = Duchi(self.epsilon).encode(values.gather(1, columns), groups.ranges, source)
         signs = np.unpackbits(bits.packed, axis=1, count=groups.sizes.size, bitorder="little").view(np.bool_)
         return IndexedBitReports(index, signs, groups.sizes)
@@ -97,7 +97,7 @@ class Harmony(Mechanism):
         groups = Groups.of(ranges, self.group)
         clients = groups.count_clients(reports, ranges)
         center, step = groups.scale(self.gain / clients)
-        # Not zeroed as a whole: only what a report hits is ever set or read, and the rest costs nothing, however large the model.
+        # Not initialised as a whole: only entries that a report is about are set and read, so a large model costs nothing more.
         total = torch.empty(ranges.dimension, dtype=torch.int64).numpy()
         for _, columns, _ in groups.entries(reports):
             total[columns] = 0
@@ -109,21 +109,21 @@ class Harmony(Mechanism):
         return mean
 
     def noise(self, ranges: LayerRanges) -> TwoValueNoise:
-        """Optimal LDP-FL, equation (18), s being the size of the weight's group."""
+        """Return the error of Optimal LDP-FL, equation (18), with s the size of the weight's group."""
         groups = Groups.of(ranges, self.group)
         return TwoValueNoise(ranges, self.gain, groups.sizes, groups.largest)
 
     def units(self, ranges: LayerRanges) -> Units:
-        """A group's place and sign."""
+        """Return one unit for each group: the sampled index and the sign."""
         groups = GroupCounts.of(ranges, self.group)
-        return Units(unit_bits(groups.sizes), groups.sizes, groups.counts, reader=self._of_part)
+        return Units(unit_bits(groups.sizes), groups.sizes, groups.counts, reader=self._for_part)
 
-    def _of_part(self, part: LayerRanges) -> Harmony:
-        """Where every layer that is left is smaller than a group, each of them is one group, and the largest sets the size."""
+    def _for_part(self, part: LayerRanges) -> Harmony:
+        """Return the mechanism for ``part`` of the layers. If all are smaller than a group, the largest layer sets the group size."""
         return self if self.group is None else replace(self, group=min(self.group, max(part.sizes)))
 
     def release(self, ranges: LayerRanges) -> BinaryRelease:
-        """A bit a group, about a weight that was drawn without looking."""
+        """Return the release: one bit for each group, about a secretly sampled weight."""
         if self.group == 1:
             return replace(Duchi(self.epsilon).release(ranges), mechanism=self.name, claim=_CLAIM)
         groups = GroupCounts.of(ranges, self.group)

@@ -1,4 +1,4 @@
-"""Integer vectors with Gaussian noise: a client's by itself, or points of which a server learns nothing but the sum over clients."""
+"""Integer vectors with Gaussian noise. The server sees each client's vector, or only the sum over clients (``summed``)."""
 
 from __future__ import annotations
 
@@ -29,28 +29,29 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LEAST_NOISE = 2.0**-10
-"""Smallest noise multiplier: with :data:`STEPS` lattice points to C, a thousand to a standard deviation."""
+"""Smallest noise multiplier. With :data:`STEPS` lattice points per C, a standard deviation then has 1024 points."""
 MOST_NOISE = MOST_STEPS / STEPS
+"""Largest noise multiplier."""
 
 UP = 1 + 2.0**-48
-"""More than what rounding 2 / noise_multiplier can take off."""
+"""Factor that makes mu an upper bound in spite of rounding in 2 / noise_multiplier."""
 
 _DEVIATIONS = 12
-"""A Gaussian exceeds so many standard deviations once in 10^32."""
+"""Number of standard deviations that a Gaussian exceeds with probability 1e-32."""
 _LEAST_SHARE = 2.0**10
-"""Fewest lattice points to a standard deviation of one client's noise, for which decision 0023 bounds what rounding changes."""
+"""Smallest number of lattice points per standard deviation of one client's noise. Decision 0023 bounds the effect of rounding for it."""
 _PART_LOST = 2.0**-6
-"""Largest part of C that rounding towards 0 may take off a vector: it takes less than a point off each of d coordinates, and so less
-than sqrt(d) / steps of C off the vector."""
+"""Largest part of C by which rounding towards 0 may shorten a vector. It changes each of d coordinates by less than a lattice point, and so
+the vector by less than C sqrt(d) / steps."""
 
 
 @dataclass(frozen=True)
 class Lattice:
-    """The integers that clients send: so many points to the norm C, so many bits to a number.
+    """Format of the integers that clients send.
 
     Attributes:
-        steps: lattice points to C, a power of two.
-        bits: of a number, 32 or 64. Sums are right modulo 2^bits, and so exact where each coordinate lies in [-2^(bits - 1), 2^(bits - 1)).
+        steps: number of lattice points per norm C, a power of two.
+        bits: width of a number, 32 or 64. Sums are right modulo 2^bits, so exact if each coordinate lies in [-2^(bits - 1), 2^(bits - 1)).
     """
 
     steps: int = STEPS
@@ -58,39 +59,41 @@ class Lattice:
 
     @classmethod
     def of(cls, facts: Facts, parts: float, noise_multiplier: float) -> Lattice:
-        """Return the lattice for a federation of which ``facts`` are public: that :meth:`for_sum` where reports are summed."""
+        """Return the lattice for a federation with the public ``facts``: that of :meth:`for_sum` if reports are summed."""
         return cls.for_sum(facts.clients, parts, noise_multiplier, facts.ranges.dimension) if facts.summed else cls()
 
     @classmethod
     def for_sum(cls, clients: int, parts: float, noise_multiplier: float, dimension: int) -> Lattice:
-        """Return the lattice for a sum over ``clients``: 32 bits where that keeps sums exact and rounding harmless, else 64.
+        """Return the lattice for a sum over ``clients`` clients: 32 bits if that keeps sums exact and rounding harmless, else 64.
 
-        Proof that sums are exact: each of N = clients x parts vectors is no longer than ``steps`` points, and so is no coordinate of it.
-        The noise of n clients, before it is rounded, is one Gaussian of s sqrt(n) ``steps`` points, s being the noise multiplier; it
-        exceeds 12 standard deviations in one of 10^32 coordinates. Rounding moves the sum of n clients' noise by n / 2 points at most.
-        So |sum| <= (N + 12 s sqrt(n)) ``steps`` + n / 2, and ``steps`` is the largest power of two that keeps this below 2^31. Where
-        clients have more records than was said, a sum may wrap around: the mean is wrong then, and no privacy is lost, because it is
-        computed from the noised points alone.
+        Proof that sums are exact. Let n = ``clients``, N = n x ``parts`` and s the noise multiplier. Each of N vectors has at most the
+        length ``steps``, and so has each coordinate. The noise of n clients, before rounding, is one Gaussian with a standard deviation of
+        s sqrt(n) ``steps`` points. It exceeds 12 standard deviations in one of 10^32 coordinates. Rounding moves the sum of the noise by at
+        most n / 2 points. So |sum| <= (N + 12 s sqrt(n)) ``steps`` + n / 2, and ``steps`` is the largest power of two that keeps this below
+        2^31. If clients have more records than stated, a sum may wrap around. The mean is then wrong, but no privacy is lost, because
+        wrapping happens after the noise was added.
 
-        32 bits are taken only if a client's noise has 2^10 points to a standard deviation (decision 0023), and rounding towards 0 takes
-        less than 1/64 of C off a vector.
+        32 bits are used only if a client's noise has 2^10 points per standard deviation (decision 0023), and rounding towards 0 shortens a
+        vector by less than C / 64.
 
         Args:
-            clients: most that are added up, which is public.
-            parts: vectors of length C that a client adds up, on average over the clients: its records, its persons, or 1.
+            clients: largest number of clients that are added up, which is public.
+            parts: number of vectors of length C that a client adds up, on average over clients: its records, its persons, or 1.
             noise_multiplier: standard deviation of one client's noise, as a multiple of C.
-            dimension: of the vectors.
+            dimension: dimension of the vectors.
 
         Raises:
-            ConfigError: nobody said how many clients there are, or 64 bits are not enough.
+            ConfigError: the number of clients is unknown (0), or 64 bits are not enough.
         """
         if clients < 1:
-            raise ConfigError("how many clients are added up is public and has to be said, as by --set shuffling.max_clients=100")
+            raise ConfigError(
+                "the largest number of clients in a sum is not set: set shuffling.max_clients, as by --set shuffling.max_clients=100"
+            )
         length = clients * parts + _DEVIATIONS * sqrt(clients) * noise_multiplier
         if length * STEPS + clients / 2 >= 2.0**63:
             raise ConfigError(f"a sum over {clients:,} clients of {parts:,g} vectors each does not fit 64 bits: take fewer, or less noise")
-        room = (2.0**31 - clients / 2) / length
-        steps = min(STEPS, 2 ** int(log2(room))) if room > 1 else 0
+        max_steps = (2.0**31 - clients / 2) / length
+        steps = min(STEPS, 2 ** int(log2(max_steps))) if max_steps > 1 else 0
         if steps * length + clients / 2 < 2.0**31 and steps * noise_multiplier >= _LEAST_SHARE and steps * _PART_LOST >= sqrt(dimension):
             return cls(steps, 32)
         return cls()
@@ -98,13 +101,13 @@ class Lattice:
 
 @dataclass(frozen=True)
 class LatticeMechanism(VectorMechanism):
-    """Add real Gaussian noise, rounded to a lattice, to vectors of lattice points whose length is bounded.
+    """Add exact Gaussian noise, rounded to a lattice, to vectors of lattice points whose length is bounded.
 
     Attributes:
-        clip: the norm C, and how many lattice points there are to it.
+        clip: the norm C, and the number of lattice points per C.
         noise_multiplier: standard deviation of one client's noise, as a multiple of C.
-        summed: whether the server learns nothing but the sum over all clients.
-        bits: of a number that a client sends where reports are summed.
+        summed: whether the server learns only the sum over all clients.
+        bits: width of the numbers that a client sends if reports are summed.
     """
 
     clip: RecordClip
@@ -120,16 +123,16 @@ class LatticeMechanism(VectorMechanism):
 
     @abstractmethod
     def _bounded(self, values: Tensor, ranges: LayerRanges) -> Tensor:
-        """Return the lattice points (K, d) int64 that ``values`` stand for, without noise.
+        """Return the clipped ``values`` as lattice points, (K, d) int64, without noise.
 
         Raises:
-            PrivacyError: values that must not leave.
+            PrivacyError: the values are invalid and must not leave.
         """
 
     @property
     @abstractmethod
     def _share(self) -> float:
-        """How many times C make a report of length 1."""
+        """Length, in units of C, that a report of length 1 stands for."""
 
     @property
     def steps(self) -> int:
@@ -137,13 +140,13 @@ class LatticeMechanism(VectorMechanism):
         return self.clip.steps
 
     def points(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> NDArray[np.int64]:
-        """Return what each client adds to a sum: its lattice points with its own noise in them, (K, d). Exact.
+        """Return the lattice points that each client adds to a sum, its own noise included, (K, d). Exact.
 
-        A coordinate takes more than ``bits`` bits with a probability below 10^-32, see :meth:`Lattice.for_sum`; modulo 2^bits the sum
-        is right all the same.
+        A coordinate exceeds ``bits`` bits with a probability below 10^-32, see :meth:`Lattice.for_sum`. Even then the sum is right modulo
+        2^bits.
 
         Raises:
-            PrivacyError: values that must not leave.
+            PrivacyError: the values are invalid and must not leave.
         """
         bounded, source = self._bounded(values, ranges).numpy(), as_source(generator)
         sent = np.empty(bounded.shape, dtype=np.int64)
@@ -154,29 +157,31 @@ class LatticeMechanism(VectorMechanism):
 
     @property
     def _vectors(self) -> float:
-        """Vectors of length C that a client adds up, on average."""
+        """Average number of vectors of length C that a client adds up."""
         return 1.0
 
     def longest_sum(self, clients: int, asked: int, dimension: int, vector: float = 1.0) -> float:
-        """Return the length, in lattice points, that a sum over ``clients`` of the ``asked`` exceeds once in 10^31 if all are honest.
+        """Return a length, in lattice points, that an honest sum over ``clients`` of the ``asked`` clients exceeds once in 10^31.
 
-        Proof: the sum x of honest vectors, each of length ``vector`` C or less, is no longer than N times that. N counts the vectors of all
-        that were asked. The noise z is a Gaussian of s sqrt(n) C a coordinate. Its length exceeds its root-mean-square one by 12 such
-        deviations, and its part along x exceeds 12 of them, with a probability below 10^-31 each. So |x + z|^2 = |x|^2 + 2 x z + |z|^2 is
-        bounded; rounding adds less than n / 2 a coordinate.
+        Proof: let x be the sum of honest vectors, each of length ``vector`` C at most, and N the number of vectors of all clients that were
+        asked. Then |x| <= N ``vector`` C. The noise z is Gaussian with standard deviation s sqrt(n) C in each coordinate, n = ``clients``.
+        Each of two events has a probability below 10^-31: |z| exceeds its root mean square by 12 standard deviations, or the component of z
+        along x exceeds 12 of them. So |x + z|^2 = |x|^2 + 2 x z + |z|^2 is bounded. Rounding adds less than n / 2 per coordinate.
         """
         noise, length = self._noise * sqrt(clients), asked * self._vectors * vector * self.steps
         squared = length**2 + 2 * _DEVIATIONS * noise * length + noise**2 * (sqrt(dimension) + _DEVIATIONS) ** 2
         return sqrt(squared) + clients / 2 * sqrt(dimension)
 
     def sum_of(self, total: NDArray[np.int64], clients: int) -> SummedReports:
-        """Return the reports that a ``total`` (d,) of the :meth:`points` of so many ``clients`` stands for, for :meth:`aggregate`.
+        """Return ``total`` (d,), the sum of the :meth:`points` of ``clients`` clients, as reports for :meth:`aggregate`.
 
         Raises:
-            PrivacyError: reports are not summed here, or there are no clients.
+            PrivacyError: this mechanism does not sum reports, or there are no clients.
         """
-        if not self.summed or clients < 1:
-            raise PrivacyError(f"a sum is taken over 1 client or more, of reports that are to be summed; got {clients} clients")
+        if not self.summed:
+            raise PrivacyError(f"{self.name} was built without sums over clients, so it cannot read a sum: build it with summed=True")
+        if clients < 1:
+            raise PrivacyError(f"a sum has at least 1 client, got {clients} clients")
         return SummedReports(torch.from_numpy(total), clients, self._noise, self._scale, self.bits, mixed=True)
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> VectorReports | SummedReports:
@@ -193,7 +198,7 @@ class LatticeMechanism(VectorMechanism):
 
     @property
     def _scale(self) -> float:
-        """What a lattice point of a report stands for."""
+        """Value of one lattice step in an estimate."""
         return 1 / (self.steps * self._share)
 
     def aggregate(self, reports: Sequence[Any], ranges: LayerRanges) -> Tensor:
@@ -203,15 +208,15 @@ class LatticeMechanism(VectorMechanism):
 
     def decode(self, reports: Any, ranges: LayerRanges) -> Tensor:
         if isinstance(reports, SummedReports):
-            raise PrivacyError("of a sum over clients nobody can say what one of them sent")
+            raise PrivacyError("a sum over clients cannot be decoded into single reports: use aggregate")
         return super().decode(reports, ranges)
 
     def noise(self, ranges: LayerRanges) -> ConstantNoise:
-        """The noise of a client's report, whatever the values."""
+        """Return the noise of a client's report. It does not depend on the values."""
         return ConstantNoise(ranges, self.noise_multiplier / self._share)
 
     def units(self, ranges: LayerRanges) -> Units:
-        """A float32 a weight, or a lattice point of 32 or 64 bits where reports are to be summed; the whole vector is one unit."""
+        """Return one unit, the whole vector: a float32 for each weight, or if summed a lattice point of 32 or 64 bits."""
         return Units.whole(ranges.dimension, (self.bits if self.summed else 32) * ranges.dimension)
 
     @property

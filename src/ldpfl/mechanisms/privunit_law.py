@@ -1,7 +1,7 @@
-"""How PrivUnitG randomises a direction: exactly, on a lattice, as in :mod:`ldpfl.mechanisms.exact_noise`.
+"""The randomisation of a direction by PrivUnitG: exact, on a lattice, as in :mod:`ldpfl.mechanisms.exact_noise`.
 
-Each entry of alpha u + g is a real number that floating point computes to a known error; where an entry's lattice point is in doubt, once
-in thousands of reports, all is computed again from more random bits.
+Floating point computes each entry of the noisy direction with a known error bound. If that leaves an entry's lattice point undecided, about
+once in thousands of reports, the report is computed again with more random bits.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from ldpfl.mechanisms.exact_noise import (
 from ldpfl.util.randomness import RandomSource
 
 STEPS = 1 << 10
-"""Lattice points to a standard deviation of the noise across the direction."""
+"""Number of lattice points per standard deviation of the noise orthogonal to the direction."""
 
 _SMALLEST_TAIL = 2.0**-53
 _LARGEST_NORMAL = float(-ndtri(_SMALLEST_TAIL))
-"""What is exceeded with that probability, about 8.21."""
+"""The normal quantile of that tail, about 8.21."""
 
 _SUMMED = 2.0**-46
-"""Part of the sum of sizes by which NumPy's pairwise sums, of products of two floats, may be wrong."""
+"""Relative error of NumPy's pairwise sums of products of two floats."""
 
 _ALPHA, _RARE = 2.0**-36, 2.0**-18
-"""Part of 1 + |alpha| by which :meth:`DirectionLaw.alpha` may be wrong, for shares that far from 0 and 1: next to 1 a float64 has
-few digits of what is left, 2^-36 of it at that distance."""
+"""``_ALPHA``: error of :meth:`DirectionLaw.alpha`, relative to 1 + |alpha|, for tails between ``_RARE`` and 1 - ``_RARE``. Closer to 1,
+float64 has too few digits of 1 - tail."""
 
 
 @dataclass(frozen=True)
 class DirectionLaw:
-    """How a unit vector u is randomised: Z = (alpha u + g) / scale, with g standard normal orthogonally to u.
+    """The law of a randomised unit vector u: Z = (alpha u + g) / scale, with g standard normal in the space orthogonal to u.
 
-    alpha is a standard normal value on condition of lying above ``gamma`` with probability ``p``, else below it. Without
-    condition it would lie above with probability q: the densities of Z for any two u differ by the factor
-    (p / q) / ((1 - p) / (1 - q)) at most, and ``threshold`` is the largest for which p = threshold / 2^64 keeps that within
-    e^epsilon, q being what the float ``gamma`` is exceeded with. ``scale`` is E[alpha], written m in the paper.
+    alpha is a standard normal value conditioned to lie above ``gamma`` with probability ``p``, and below it otherwise. Unconditioned, it
+    would lie above with probability q. So the densities of Z for any two u differ by at most the factor (p / q) / ((1 - p) / (1 - q)).
+    ``threshold`` is the largest integer for which p = threshold / 2^64 keeps that factor within e^epsilon, with q computed for the exact
+    value of the float ``gamma``. ``scale`` is E[alpha], m in the paper, which makes Z unbiased.
     """
 
     threshold: int
@@ -69,7 +69,7 @@ class DirectionLaw:
 
     @property
     def blanket(self) -> float:
-        """Share of Z that is normal in all directions, whatever u is: what there is of a point below ``gamma``."""
+        """Share of the law of Z that does not depend on u: the density relative to a normal vector where alpha is below ``gamma``."""
         return float((2**WORD - self.threshold) / 2**WORD / -expm1(self.log_q))
 
     @property
@@ -83,9 +83,9 @@ class DirectionLaw:
         return 1 + self.gamma * self.scale
 
     def alpha(self, above: NDArray[np.bool_], tail: Floats) -> Floats:
-        """Return what alpha exceeds with probabilities ``tail`` (k,) in (0, 1], given its sides of gamma (k,).
+        """Return the quantiles of alpha that are exceeded with probability ``tail`` (k,) in (0, 1], given its side of gamma, (k,).
 
-        By the nearer tail, and the far one by its logarithm, so that nothing cancels.
+        Computed from the nearer tail, or from the logarithm of the far one, so that no digits cancel.
         """
         mass = -expm1(self.log_q)  # 1 - q
         left = (1 - tail) * mass
@@ -93,7 +93,7 @@ class DirectionLaw:
         return np.asarray(np.where(above, -ndtri_exp(np.log(tail) + self.log_q), low))
 
     def bound(self, dimension: int) -> float:
-        """Return what no entry of Z exceeds in size, whatever the direction: what exceeds it, of one report in 2^50, is cut off.
+        """Return a bound of the entries of Z for any direction. One report in 2^50 exceeds it and is cut off.
 
         m Z_j = alpha u_j + h_j, with h = g - <g, u> u the part of g across u. |alpha| is largest at an end of either side.
         With |g_i| <= G and a = |u_j|, Cauchy-Schwarz over the other entries of u gives
@@ -106,10 +106,10 @@ class DirectionLaw:
 
 @lru_cache(maxsize=256)
 def direction_law(epsilon: float) -> DirectionLaw:
-    """Return the law with the smallest error, that is with the largest m, among all that spend ``epsilon``.
+    """Return the law with the smallest error, that is with the largest m = E[alpha], among all that spend ``epsilon``.
 
-    ln(p / (1 - p)) of it go to the choice of the side and ln((1 - q) / q) to the place of gamma. The derivative of m by
-    the former has the sign of gamma - m, so the maximum is where the two cross.
+    epsilon = ln(p / (1 - p)) + ln((1 - q) / q): the first term is spent on the choice of the side, the second on the position of gamma.
+    The derivative of m by the first term has the sign of gamma - m, so the maximum is where m = gamma.
     """
     logit = brentq(lambda value: _scale(epsilon, value) - _gamma(epsilon, value), 0.0, epsilon, xtol=1e-15 * epsilon)
     gamma = _gamma(epsilon, logit)
@@ -126,13 +126,13 @@ def _gamma(epsilon: float, logit: float) -> float:
 
 
 def _scale(epsilon: float, logit: float) -> float:
-    """phi(gamma) (p / q) (1 - e^-epsilon): the same m, without a difference."""
+    """Return m = phi(gamma) (p / q) (1 - e^-epsilon), a form without cancellation; phi is the standard normal density."""
     log_density = -(_gamma(epsilon, logit) ** 2) / 2 - log(2 * pi) / 2
     return exp(log_density + float(log_expit(logit) - log_expit(logit - epsilon))) * -expm1(-epsilon)
 
 
 def randomised_directions(law: DirectionLaw, directions: Floats, source: RandomSource, rows: range) -> Floats:
-    """Return Z (k, d) for the ``directions`` (k, d) of unit vectors, of the clients in ``rows``; E[Z] is that vector."""
+    """Draw Z (k, d) for the unit vectors ``directions`` (k, d) of the clients in ``rows``. E[Z] is the unit vector."""
     points = _Draws.of(law, directions, source, rows).points()
     most = law.bound(directions.shape[1]) * law.scale
     return np.asarray((points / STEPS).clip(-most, most) / law.scale)
@@ -140,14 +140,14 @@ def randomised_directions(law: DirectionLaw, directions: Floats, source: RandomS
 
 @dataclass(frozen=True)
 class _Draws:
-    """The random bits of the reports of k clients, so far as they are drawn: the first 64 of each number.
+    """Random bits of the reports of k clients: the first 64 bits of each real number.
 
     Attributes:
-        directions: (k, d).
-        above: (k,) the side of alpha.
-        alphas: (k,) uint64, of alpha.
-        words: (k, d) int64, of g.
-        source, rows: where more of them come from.
+        directions: unit vectors, (k, d).
+        above: whether alpha lies above gamma, (k,).
+        alphas: bits of alpha's tail, (k,) uint64.
+        words: bits of g, (k, d) int64.
+        source, rows: source of further bits, and the clients' rows in it.
     """
 
     law: DirectionLaw
@@ -165,7 +165,7 @@ class _Draws:
         return cls(law, directions, above, words[:, 0].astype(np.uint64), words[:, 1:], source, rows)
 
     def points(self) -> Integers:
-        """Return the lattice points of alpha u + g, g taken across the unit vector u."""
+        """Return the lattice points of alpha u + g, with g projected to the space orthogonal to the unit vector u."""
         values, errors = self._estimate()
         least, most = (np.floor((values + sign * errors) * STEPS + 0.5) for sign in (-1, 1))
         doubtful = least != most
@@ -175,7 +175,7 @@ class _Draws:
         return least.astype(np.int64)
 
     def _estimate(self) -> tuple[Floats, Floats]:
-        """Return the entries and what each may be wrong by; infinitely much where the first bits are too few for an estimate."""
+        """Return the entries of alpha u + g and their error bounds. A bound is infinite if 64 bits are too few for an estimate."""
         u, sizes = self.directions, np.abs(self.directions)
         g, error = exact_noise.sizes(NORMAL, self.words)
         covered = (sizes * (g + error)).sum(axis=1)
@@ -191,7 +191,7 @@ class _Draws:
         return g + along[:, None] * u, np.where(usable[:, None], errors, np.inf)
 
     def _exactly(self, row: int, places: Integers) -> Integers:
-        """Return the lattice points of one client at ``places``, from as many bits as they take."""
+        """Return the lattice points of one client at the coordinates ``places``, drawing as many bits as needed."""
         words, more = self.words[row], more_bits(self.source, self.rows[row])
         alpha, firsts = int(self.alphas[row]), [tail_bits(word) for word in words]
         signs, bits = [-1 if word < 0 else 1 for word in words], WORD
@@ -202,10 +202,10 @@ class _Draws:
             u = [context.mpf(float(entry)) for entry in self.directions[row]]
             norm = context.sqrt(context.fsum(entry**2 for entry in u))
             middle = context.mpf(2) ** -bits
-            g = [sign * _exceeded((first + context.mpf(0.5)) * middle, context) for sign, first in zip(signs, firsts, strict=True)]
+            g = [sign * _normal_quantile((first + context.mpf(0.5)) * middle, context) for sign, first in zip(signs, firsts, strict=True)]
             share = (alpha + context.mpf(0.5)) * middle
             along = self._alpha(row, share, context) - context.fdot(u, g) / norm
-            # What the bits to come may move: each size by 1.3 times its tail's logarithm at most; |u_i| <= 1.
+            # Further bits change each size by at most 1.3 times the change of its tail's logarithm; |u_i| <= 1.
             error = middle + 2 * (context.fsum(1 / (first + context.mpf(0.5)) for first in firsts) + middle / min(share, 1 - share))
             entries = [g[place] + along * u[place] / norm for place in places]
             bounds = [[int(context.floor((entry + sign * error) * STEPS + context.mpf(0.5))) for sign in (-1, 1)] for entry in entries]
@@ -215,16 +215,16 @@ class _Draws:
     def _alpha(self, row: int, share: Any, context: Any) -> Any:
         q = NORMAL.tail(context.mpf(self.law.gamma), context)
         tail = share * q if self.above[row] else q + share * (1 - q)
-        return _exceeded(tail, context) if tail < 0.5 else -_exceeded(1 - tail, context)
+        return _normal_quantile(tail, context) if tail < 0.5 else -_normal_quantile(1 - tail, context)
 
 
-def _exceeded(tail: Any, context: Any) -> Any:
-    """Return what a normal value exceeds with probability ``tail``, below 1/2, by Newton's method on the tail's logarithm."""
+def _normal_quantile(tail: Any, context: Any) -> Any:
+    """Return the normal quantile that is exceeded with probability ``tail`` < 1/2, by Newton's method on the tail's logarithm."""
     size = context.mpf(-float(ndtri_exp(float(context.log(tail)))))
     for _ in range(64):
         found = NORMAL.tail(size, context)
         step = context.log(found / tail) * found * context.sqrt(2 * context.pi) * context.exp(size**2 / 2)
         size += step
-        if abs(step) < context.mpf(2) ** (-context.prec // 2 - 8):  # it doubles the digits that are right
+        if abs(step) < context.mpf(2) ** (-context.prec // 2 - 8):  # each step doubles the number of right digits
             return size
-    raise ArithmeticError("a quantile was not found")
+    raise ArithmeticError("the search for a normal quantile did not converge in 64 steps")

@@ -1,4 +1,4 @@
-"""What holds of a mechanism in every round: facts for those who plan, run and report."""
+"""Facts about a mechanism that hold in every round, for planning, running and reporting."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ class Properties:
     """Facts about a mechanism. Each has a default that suits most mechanisms.
 
     Attributes:
-        adds_up: whether ``aggregate`` needs nothing but the number of reports and the sum of their ``addends``. A server then adds up each
-            report when it comes, and forgets it. Such reports are :class:`BitReports` or :class:`DenseReports`.
-        caveats: what a user of these parameters should be told, a line each.
-        source: where the guarantee is proved, if not with the release.
-        assumptions: what has to be true for the guarantee, outside the mechanism.
-        delta: failure probability at which the guarantee is stated, where there is no pure one.
-        deployable: whether a client on Flower can run it: it needs nothing but its own values and what is public in a round.
-        foreseeable: whether what it releases follows from public settings, so that it is known before a run.
+        adds_up: whether ``aggregate`` needs only the number of reports and the sum of their ``addends``. A server then adds each report
+            when it arrives, and discards it. Such reports are :class:`BitReports` or :class:`DenseReports`.
+        caveats: warnings for users of these parameters, one line each.
+        source: publication with the proof of the guarantee, if it is not stated with the release.
+        assumptions: conditions outside the mechanism that the guarantee needs.
+        delta: failure probability at which the guarantee is stated if there is no pure one.
+        deployable: whether a client on Flower can run the mechanism: it needs only its own values and public information of a round.
+        foreseeable: whether the release follows from public settings, so that it is known before a run.
     """
 
     adds_up: bool = False

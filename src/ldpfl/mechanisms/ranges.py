@@ -1,4 +1,4 @@
-"""Public ranges (center, radius) of each layer, and the rules that update them from released aggregates only."""
+"""Public clipping ranges (center, radius) of each layer, and the rules that update them from released aggregates only."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _SHOWN = 3
 
 @dataclass(frozen=True, eq=False, init=False)
 class LayerRanges:
-    """The box [center - radius, center + radius] that each layer's values are clamped to.
+    """The range [center - radius, center + radius] that each layer's values are clipped to.
 
-    Ranges are public: the server issues them, and they may depend on released aggregates only. What a mechanism costs is computed from
-    the numbers; the tensors, which values are clamped by, are made when they are first used. So a plan needs no PyTorch.
+    Ranges are public: the server issues them, and they may depend on released aggregates only. The privacy cost is computed from the NumPy
+    arrays. The tensors for clipping are created when they are first used, so that a plan needs no PyTorch.
 
     Attributes:
-        centers: (L,) one value a layer.
+        centers: (L,) one value for each layer.
         radii: (L,) positive.
         sizes: number of scalar values of each layer; they add up to the dimension d.
 
@@ -79,7 +79,7 @@ class LayerRanges:
         return sum(self.sizes)
 
     def clamp(self, values: Tensor) -> Tensor:
-        """Return ``values`` (K, d) as mechanisms take them, float64: what lies outside its layer's range at the end of it."""
+        """Return ``values`` (K, d) clipped to their layers' ranges, float64."""
         center, radius = self.expand()
         return values.double().clamp(center - radius, center + radius)
 
@@ -92,25 +92,25 @@ class LayerRanges:
         return self.spread(self.center, start, stop), self.spread(self.radius, start, stop)
 
     def spread(self, told: Tensor, start: int, stop: int) -> Tensor:
-        """Return what is ``told`` of each layer, (L,), for each of the coordinates ``start`` to ``stop``; not to be written to.
+        """Repeat each layer's entry of ``told`` (L,) for the coordinates ``start`` to ``stop`` of that layer. Do not write to the result.
 
-        Where they lie in one layer it is one number seen (stop - start) times: as fast as a scalar, and no memory.
+        If all these coordinates lie in one layer, the result is an expanded scalar: fast, and without memory of its own.
         """
         ends = list(accumulate(self.sizes))
         first, last = bisect_right(ends, start), bisect_left(ends, stop)
         if first == last:
             value = told[first].expand(stop - start)
-            return value.clone() if stop - start == 1 else value  # a single number could be written to
+            return value.clone() if stop - start == 1 else value  # writing to a view of one element would change ``told``
         within = range(first, last + 1)
         counts = [min(stop, ends[layer]) - max(start, ends[layer] - self.sizes[layer]) for layer in within]
         # Twice as fast as ``repeat_interleave`` on one thread, and ten times on two.
         return torch.cat([told[:0], *(told[layer].expand(count) for layer, count in zip(within, counts, strict=True))])
 
     def part(self, chosen: Tensor) -> LayerRanges:
-        """Return the ranges of the ``chosen`` weights, (d,) bool, in their order; a layer of which none is chosen is left out.
+        """Return the ranges of the ``chosen`` weights, (d,) bool, in their order. Layers without a chosen weight are left out.
 
         Raises:
-            ConfigError: no weight is chosen, or ``chosen`` has another shape.
+            ConfigError: no weight is chosen, or ``chosen`` has the wrong shape.
         """
         counts = self._count(chosen)
         kept = counts > 0
@@ -119,10 +119,10 @@ class LayerRanges:
         return LayerRanges(self.center[kept], self.radius[kept], tuple(counts[kept].tolist()))
 
     def with_part(self, part: LayerRanges, chosen: Tensor) -> LayerRanges:
-        """Return these ranges, but with those of ``part`` for every layer of which a weight is ``chosen``, (d,) bool.
+        """Return these ranges, with those of ``part`` for every layer that has a ``chosen`` weight, (d,) bool.
 
         Raises:
-            ConfigError: ``part`` has other layers than :meth:`part` makes of ``chosen``.
+            ConfigError: the layers of ``part`` are not those that :meth:`part` returns for ``chosen``.
         """
         counts = self._count(chosen)
         kept = counts > 0
@@ -133,7 +133,7 @@ class LayerRanges:
         return LayerRanges(center, radius, self.sizes)
 
     def _count(self, chosen: Tensor) -> Tensor:
-        """Return how many weights of each layer are ``chosen``, (L,)."""
+        """Return the number of ``chosen`` weights of each layer, (L,)."""
         if chosen.shape != (self.dimension,) or chosen.dtype != torch.bool:
             raise ConfigError(f"chosen weights are {chosen.dtype} {tuple(chosen.shape)}, expected torch.bool ({self.dimension},)")
         before = torch.cat([torch.zeros(1, dtype=torch.int64), chosen.cumsum(0)])
@@ -141,7 +141,7 @@ class LayerRanges:
 
     @classmethod
     def covering(cls, vector: Tensor, sizes: Sequence[int], *, margin: float, floor: float) -> LayerRanges:
-        """Ranges that cover a *public* vector (d,), such as the initial model, with ``margin`` to spare.
+        """Return ranges that cover a *public* vector (d,), such as the initial model, with radii enlarged by the factor ``margin``.
 
         Source: LDP-FL, section 3.1: (C_0, R_0) are agreed on "based on prior knowledge" at the start.
         """
@@ -154,7 +154,7 @@ class LayerRanges:
 
 
 def _numbers(given: ArrayLike) -> NDArray[np.float64]:
-    """Return a copy of ``given``, which may be a tensor on any device, as numbers of NumPy."""
+    """Return a copy of ``given``, which may be a tensor on any device, as a NumPy array."""
     value: Any = given
     return np.array(value.detach().cpu().double().numpy() if hasattr(value, "detach") else value, dtype=np.float64)
 
@@ -202,20 +202,20 @@ class NoisyMinMax:
 
 @dataclass(frozen=True)
 class Denoised:
-    """Subtract the known noise variance from a layer's spread, and clip as hard as the noise asks for.
+    """Estimate a layer's spread without the noise, and set the radius to a stable multiple of it: the more noise, the smaller.
 
-    What is left of a layer's variance after subtraction is that of its clipped values; inverting the variance of a
-    clipped normal gives sigma, the spread before clipping. The next radius is kappa * sigma.
+    Subtracting the known noise variance from a layer's variance leaves the variance of its clipped values. Inverting the variance of a
+    clipped normal gives sigma, the standard deviation before clipping. The next radius is kappa * sigma.
 
-    kappa decides whether the loop is stable. The noise of a round stays in the global model that the next one starts
-    from, so sigma^2 becomes sigma^2 (c(kappa) + kappa^2 a), where c(kappa) = E[min(z^2, kappa^2)] is what clipping
-    leaves and a = (noise variance of the mean) / radius^2. kappa is the largest value, at most ``widest``, for which
-    that factor is at most ``contraction``: 1.54 at epsilon 10 and n = 500, 0.89 at epsilon 0.3 and n = 100. To
-    subtract noise and keep kappa at 3 or 4 lets the noise of earlier rounds pass for signal, and the range diverges.
+    kappa decides whether ranges stay stable over rounds. The noise of a round stays in the global model from which the next round starts.
+    So sigma^2 becomes sigma^2 (c(kappa) + kappa^2 a). Here c(kappa) = E[min(z^2, kappa^2)], z standard normal, is the part of the variance
+    that clipping keeps, and a = (noise variance of the mean) / radius^2. kappa is the largest value, at most ``widest``, for which that
+    factor is at most ``contraction``: 1.54 at epsilon 10 and n = 500 clients, 0.89 at epsilon 0.3 and n = 100. With a fixed kappa of 3 or
+    4, the noise of earlier rounds would count as signal, and the range would diverge.
 
-    The step is damped (square root of the wanted factor, between 1/2 and 2). A layer of few weights tells its own
-    spread poorly, so its step is averaged with that of the whole model as if the model lent it ``borrowed`` weights.
-    The center moves to the layer's mean as far as that stands out of its noise by two standard deviations.
+    The step is damped: the radius changes by the square root of the wanted factor, and by 1/2 to 2 at most. The estimate of a small layer
+    is poor, so its step is averaged with that of the whole model, which counts like ``borrowed`` weights. The center moves towards the
+    layer's mean, by the part of the distance that exceeds two standard deviations of the noise.
 
     Attributes:
         floor: smallest radius.
@@ -247,7 +247,7 @@ class Denoised:
         return center + math.copysign(visible, shift)
 
     def _log_step(self, radius: float, values: Tensor, variance: Tensor) -> float:
-        """Return the logarithm of the factor that the layer on its own would put on its radius."""
+        """Return the logarithm of the factor by which the radius should change according to this layer alone."""
         if values.numel() < 2:
             return 0.0
         noise = float(variance.mean()) / radius**2
@@ -258,7 +258,7 @@ class Denoised:
 
 
 _RATIOS = (0.05, 20.0)
-"""Radius over sigma: outside, clipping takes all or nothing."""
+"""Range of radius / sigma. Outside, clipping changes nearly every value or nearly none."""
 
 
 def _clipped_variance(ratio: float) -> float:
@@ -287,6 +287,6 @@ def range_rule(name: str, *, floor: float) -> RangeRule:
 
 
 def _shown(values: NDArray[np.float64]) -> str:
-    """Return the first few: there may be very many, and a server that others run may have written them."""
+    """Format the first few ``values`` for a message. There may be very many, and an untrusted server may have chosen them."""
     few = ", ".join(f"{value:g}" for value in values[:_SHOWN].tolist())
     return few if len(values) <= _SHOWN else f"{few} and {len(values) - _SHOWN:,} more"

@@ -1,4 +1,4 @@
-"""Which mechanisms there are: one line each, and those that other packages bring."""
+"""Look up and build mechanisms by name: the built-in ones and those of other installed packages."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from ldpfl.privacy.authors import BUILT_IN, is_built_in
 from ldpfl.util.suggestions import did_you_mean
 
 GROUP = "ldpfl.mechanisms"
-"""Entry points by which an installed package brings mechanisms: ``name = "package.module:Settings"``."""
+"""Group of the entry points by which an installed package adds mechanisms: ``name = "package.module:Settings"``."""
 
 _OF_RUNS = {"budget", "perturbed"}
 
 
 def names(*, alone: bool = False) -> tuple[str, ...]:
-    """Return the names of all mechanisms; ``alone``: of those that :func:`create` can build without a training."""
+    """Return the names of all mechanisms; with ``alone`` only those that :func:`create` can build without a training."""
     return tuple(name for name in _places() if not alone or _stands_alone(name))
 
 
 def _stands_alone(name: str) -> bool:
     try:
         return not settings_of(name).needs_training
-    except ConfigError:  # what cannot be loaded is refused where it is asked for, and stops no other
+    except ConfigError:  # a mechanism that cannot be loaded raises when it is asked for, and must not hide the others
         return False
 
 
 @lru_cache(maxsize=256)
 def settings_of(name: str) -> type[MechanismSettings]:
-    """Return the settings that the mechanism called ``name`` has.
+    """Return the settings class of the mechanism ``name``.
 
     Raises:
-        ConfigError: there is none of that name, or the package that brings it cannot be used.
+        ConfigError: there is no such mechanism, or the package that adds it cannot be used.
     """
     places = _places()
     if name not in places:
@@ -69,10 +69,10 @@ def built(settings: MechanismSettings, facts: Facts) -> Mechanism:
     """Return the mechanism that ``settings`` describe.
 
     Raises:
-        ConfigError: a setting is out of range or does not fit the facts; or the mechanism calls itself, or what it releases, by another
-            name, by which policies and ledgers go; or it states that records take part less often than they do.
+        ConfigError: a setting is out of range or does not fit the facts. Or the mechanism, or its release, has another name than its
+            settings; policies and ledgers rely on the name. Or it states a lower sampling rate of records than it uses.
     """
-    mechanism = _named(settings, facts)
+    mechanism = _build_checked(settings, facts)
     release = mechanism.release(facts.ranges)
     _check_name(settings.name, release.mechanism)
     if isinstance(release, GaussianRelease) and release.of_part and release.rate < record_rate_of(mechanism):
@@ -81,12 +81,12 @@ def built(settings: MechanismSettings, facts: Facts) -> Mechanism:
     return mechanism
 
 
-def _named(settings: MechanismSettings, facts: Facts) -> Mechanism:
-    """Return the mechanism that ``settings`` describe, if its name and its class are its own."""
+def _build_checked(settings: MechanismSettings, facts: Facts) -> Mechanism:
+    """Build the mechanism that ``settings`` describe, and check its name and that a built-in one has its own settings class."""
     mechanism = settings.build(facts)
     _check_name(settings.name, mechanism.name)
     if is_built_in(mechanism.name) and type(settings) is not settings_of(mechanism.name):
-        # They chose facts that the guarantee rests on, such as what a record is, and who learns no more than a sum.
+        # Foreign settings could choose facts that the guarantee relies on, such as the protected unit, or that only a sum is seen.
         raise ConfigError(
             f"mechanism {mechanism.name!r} is ldpfl's own, and was built by settings of {type(settings).__module__}: give the mechanism a "
             "class and a name of its own"
@@ -95,15 +95,15 @@ def _named(settings: MechanismSettings, facts: Facts) -> Mechanism:
 
 
 def _check_name(name: str, said: str) -> None:
-    if type(said) is not str or type(name) is not str or said != name:  # a class of its own could say that it is equal
+    if type(said) is not str or type(name) is not str or said != name:  # a subclass of str could override ==
         raise ConfigError(f"mechanism {name!r} calls itself {said!r}: settings and releases have to have one name")
 
 
 def read_settings(value: Any) -> MechanismSettings:
-    """Return the settings that a config's section ``[mechanism]`` holds, as those of the mechanism that it names; for pydantic.
+    """Parse a config's section ``[mechanism]`` as the settings of the mechanism that it names. For pydantic.
 
     Raises:
-        ValidationError: it is no section, the name is unknown, or a setting is none of this mechanism's, or out of range.
+        ValidationError: ``value`` is no section, the name is unknown, or a setting is unknown or out of range.
     """
     if isinstance(value, MechanismSettings):
         return value
@@ -140,13 +140,15 @@ def create(name: str, **parameters: Any) -> Mechanism:
         if first["type"] == "extra_forbidden":
             raise ConfigError(f"mechanism {name!r} has no setting {setting!r}: {did_you_mean(setting, kind.model_fields)}") from None
         raise ConfigError(f"mechanism {name!r}, {setting}: {first['msg'].lower()}, got {shown(first['input'])}") from None
-    mechanism = _named(settings, Facts(LayerRanges(0.0, 1.0, (1,))))  # which have no part in it; what it releases follows from others
+    mechanism = _build_checked(
+        settings, Facts(LayerRanges(0.0, 1.0, (1,)))
+    )  # which have no part in it; what it releases follows from others
     _check_name(name, mechanism.name)
     return mechanism
 
 
 def with_defaults(name: str, epsilon: float) -> Mechanism:
-    """Build the mechanism called ``name`` at ``epsilon``, all else as a config has it by default: to plan and to audit.
+    """Build the mechanism ``name`` at ``epsilon`` with its other settings at their defaults. For planning and auditing.
 
     Raises:
         ConfigError: as :func:`create`.
@@ -163,10 +165,10 @@ def version_of(name: str) -> str:
 
 
 def _places() -> dict[str, str]:
-    """Return where the settings of all mechanisms are; a package cannot take the place of a mechanism of ours."""
-    return {**_brought(tuple(sys.path)), **BUILT_IN}
+    """Return the import paths of all mechanisms' settings. A package cannot replace a built-in mechanism."""
+    return {**_from_packages(tuple(sys.path)), **BUILT_IN}
 
 
 @lru_cache(maxsize=4)
-def _brought(searched: tuple[str, ...]) -> dict[str, str]:
+def _from_packages(searched: tuple[str, ...]) -> dict[str, str]:
     return {point.name: point.value for point in entry_points(group=GROUP)}

@@ -1,10 +1,11 @@
-"""The signs of a rotated direction, each by randomised response: counts of them say nearly as much as a trusted server's noisy mean.
+"""Signs of a randomly rotated direction, each by randomised response. Their counts are nearly as accurate as a trusted server's noisy mean.
 
-n clients, D coordinates, T rounds, one bit each with a small epsilon e, of which only counts are revealed: the run is mu-GDP for a client
-with mu = e sqrt(D T / n), nearly. A coordinate of the mean sign then has noise 2 / (e sqrt(n)). Rotated at random, a direction has
-coordinates of about N(0, 1 / D), of which a sign keeps sqrt(2 / pi); so the noise is sqrt(pi / 2) = 1.25 times that of a trusted server
-which adds Gaussian noise to the mean direction, whatever D is. Nor does it matter how many of the D bits a client sends, if it draws in
-secret which: of s bits each may have sqrt(D / s) times the epsilon, while that stays below 1 or so (Chen et al. 2023).
+Let n clients send one bit with a small epsilon e for each of D coordinates in each of T rounds, and let only counts be revealed. The run
+is then approximately mu-GDP for a client, with mu = e sqrt(D T / n). The mean sign of a coordinate has noise of standard deviation
+2 / (e sqrt(n)). The coordinates of a randomly rotated direction are about N(0, 1 / D), of which the sign keeps a part sqrt(2 / pi). So the
+noise is sqrt(pi / 2) = 1.25 times that of a trusted server which adds Gaussian noise to the mean direction, whatever D is. It does not
+matter how many of the D bits a client sends, if it draws them in secret: with s bits, each may have sqrt(D / s) times the epsilon, as long
+as that stays below about 1 (Chen et al. 2023).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 
 def sign_scale(size: int) -> float:
-    """Return what a sign stands for in a coordinate of a rotated direction."""
+    """Return the value that a sign stands for in a rotated direction with ``size`` coordinates: sqrt(pi / (2 size))."""
     return sqrt(pi / (2 * size))
 
 
@@ -52,23 +53,24 @@ def sign_scale(size: int) -> float:
 class RotatedSign(Mechanism, PerRound):
     """Send the sign of each coordinate of the update's direction after a public random rotation, by randomised response.
 
-    Guarantee: epsilon-LDP (pure) for each of the D / group bits of a report, whatever the update was; D is the number of weights, rounded
-    up to a power of two. On its own that is next to nothing: it is meant for a shuffler, or a sum, which shows how often each bit was sent.
-    Assumes unguessable random bits; that the rotation is public costs nothing, since it is fixed before the update is looked at.
+    Guarantee: epsilon-LDP (pure) for each of the D / group bits of a report, for any update. D is the number of weights, rounded up to a
+    power of two. For a whole report that protects hardly at all; the mechanism is meant for a shuffler, or a sum, which shows only how
+    often each bit was sent. Assumes unguessable random bits. The public rotation costs nothing, since it does not depend on the update.
 
-    Reports are in units of ``norm``: an update of this length or more counts as one of length 1, a shorter one as what it is, its signs
-    told with less confidence. With ``norm`` 0 all count as directions. The estimate is of the clients' mean, right on average over
-    rotations where none of an update's weights stands out, and up to sqrt(pi / 2) times too long where one does. An update of 0 sends
-    bits of pure chance. Of ``ranges`` only the centers are used.
+    Reports are in units of ``norm``. An update of at least this length counts as one of length 1. A shorter one keeps its relative length:
+    its signs are sent with less certainty. With ``norm`` 0 all updates count as directions. The estimate of the clients' mean is unbiased
+    over random rotations if no weight dominates an update, and up to sqrt(pi / 2) times too long if one does. A zero update sends uniformly
+    random bits. Of ``ranges`` only the centers are used.
 
     Source: Erlingsson et al. 2020 for gradients in bits behind a shuffler; Suresh et al. 2017 for the rotation; Bernstein et al. 2018
     for signs. Confidence high: every factor is measured in ``tests/mechanisms/test_rotated_sign.py``.
 
     Attributes:
-        epsilon: of one bit.
-        norm: longest length that counts, and the unit of reports; 0 for directions alone.
-        group: of so many rotated coordinates in a row a client draws one in secret, and sends its sign alone; 1 for all of them.
-        round: which rotation is used; :meth:`in_round` sets it.
+        epsilon: epsilon of one bit.
+        norm: clipping norm, and the unit of reports; 0 to use directions only.
+        group: size of groups of consecutive rotated coordinates. A client secretly draws one coordinate of each and sends its sign; 1
+            sends all signs.
+        round: number of the round, which determines the rotation; :meth:`in_round` sets it.
     """
 
     epsilon: float
@@ -81,19 +83,19 @@ class RotatedSign(Mechanism, PerRound):
         thresholds(self.epsilon)
         if not (self.norm == 0 or 1e-20 <= self.norm <= 1e20):
             raise ConfigError(f"norm must be 0 or lie between 1e-20 and 1e20, got {self.norm!r}")
-        Harmony(self.epsilon, self.group)  # refuses what is no group
+        Harmony(self.epsilon, self.group)  # raises if ``group`` is invalid
 
     def in_round(self, public: PublicState) -> RotatedSign:
         return replace(self, round=public.round)
 
     @property
     def terms(self) -> RotatedSign:
-        """Without the round's number, which everybody knows."""
+        """This mechanism without the round's number, which everybody knows."""
         return replace(self, round=1)
 
     @property
-    def _sent(self) -> Duchi | Harmony:
-        """What reads the signs: bits by randomised response, like those of any value."""
+    def _bit_mechanism(self) -> Duchi | Harmony:
+        """The mechanism whose format and estimator the signs use: randomised response on each coordinate or group."""
         return Duchi(self.epsilon) if self.group == 1 else Harmony(self.epsilon, self.group)
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> Any:
@@ -108,7 +110,7 @@ class RotatedSign(Mechanism, PerRound):
         return IndexedBitReports(index, plus, groups.sizes)
 
     def _randomise(self, signs: Tensor, lengths: Tensor, source: RandomSource) -> BitReports:
-        """Return ``signs`` (K, s) by randomised response, of rows that are worth ``lengths`` (K,) of a whole one."""
+        """Randomise ``signs`` (K, s). A row with a relative length in ``lengths`` (K,) below 1 gets a smaller bias towards its signs."""
         half = (1 << (BITS - 1)) - thresholds(self.epsilon)[0]
         limits = (lengths * half).round_().to(torch.int64).clamp_(0, half).numpy()[:, None]
 
@@ -119,24 +121,24 @@ class RotatedSign(Mechanism, PerRound):
                 high, rest = np.divmod(limit, 1 << (BITS - FIRST))
                 first = np.multiply(part, high.astype(np.int16), dtype=np.int16)
                 first -= (part < 0) & (rest > 0)  # the first bits of -limit are those of the integer below
-                return words_below(first, partial(_signed, part, limit), source, rows)
+                return words_below(first, partial(_signed_limits, part, limit), source, rows)
 
             return bits
 
         return BitReports.of(encoder, *signs.shape)
 
     def signs(self, values: Tensor, ranges: LayerRanges) -> tuple[Tensor, Tensor]:
-        """Return the signs (K, D) int8 of the rotated rows, -1, 0 or 1, and what part (K,) of a whole one each row's signs are worth."""
+        """Return the signs -1, 0 or 1 of the rotated rows, (K, D) int8, and the rows' lengths relative to ``norm``, at most 1, (K,)."""
         values, center = require_finite(values, ranges), ranges.expand()[0]
         signs = torch.empty(len(values), rotated_size(ranges.dimension), dtype=torch.int8)
         lengths = torch.empty(len(values), dtype=torch.float64)
-        for rows in client_blocks(*signs.shape):  # what lies between is small
+        for rows in client_blocks(*signs.shape):  # in blocks, so that intermediate arrays stay small
             some = slice(rows.start, rows.stop)
             offset = (values[some] - center).float() if bool(center.any()) else values[some]
-            # By the largest entry, so that no square is lost, and no sum overflows, whatever a server chose for the center.
+            # Scaled by the largest entry, so that no square underflows or overflows, whatever center a server chose.
             largest = offset.abs().amax(dim=1, keepdim=True)
             scaled = torch.where(largest > 0, offset / largest, 0.0)
-            # Summed by NumPy: PyTorch's threads add up a long row in another order when it stands alone.
+            # NumPy always adds up a row in the same order; PyTorch's order depends on the number of rows.
             squares = np.square(scaled.numpy(), dtype=np.float64).sum(axis=1)
             lengths[some] = torch.from_numpy(np.sqrt(squares)) * largest[:, 0]
             signs[some] = rotate(scaled, self.round).sign_()
@@ -144,35 +146,35 @@ class RotatedSign(Mechanism, PerRound):
 
     @property
     def gain(self) -> float:
-        """A: a bit stands for +A or -A; from the integer thresholds, so that it is unbiased."""
+        """A: a bit stands for +A or -A. Computed from the integer thresholds, so that the estimate is unbiased."""
         return Duchi(self.epsilon).gain
 
     def decode(self, reports: Any, ranges: LayerRanges) -> Tensor:
-        return self._weights(self._sent.decode(reports, self.coordinates(ranges)), ranges)
+        return self._rotate_back(self._bit_mechanism.decode(reports, self.coordinates(ranges)), ranges)
 
     def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> Any:
-        return self._sent.read(payloads, self.coordinates(ranges))
+        return self._bit_mechanism.read(payloads, self.coordinates(ranges))
 
     def aggregate(self, reports: Sequence[Any], ranges: LayerRanges) -> Tensor:
-        return self._weights(self._sent.aggregate(reports, self.coordinates(ranges)), ranges)
+        return self._rotate_back(self._bit_mechanism.aggregate(reports, self.coordinates(ranges)), ranges)
 
     def noise(self, ranges: LayerRanges) -> Noise:
         return _SignNoise(self, ranges)
 
     def units(self, ranges: LayerRanges) -> Units:
-        """A bit a rotated coordinate, or a group's place and bit."""
+        """Return one bit for each rotated coordinate, or an index and a bit for each group."""
         coordinates = self.coordinates(ranges)
-        units = self._sent.units(coordinates)
-        mixed = MixedCoordinates(coordinates, lambda mean: self._weights(mean, ranges))
-        return replace(units, reader=units.reader or (lambda part: self._sent), mixed=mixed)
+        units = self._bit_mechanism.units(coordinates)
+        mixed = MixedCoordinates(coordinates, lambda mean: self._rotate_back(mean, ranges))
+        return replace(units, reader=units.reader or (lambda part: self._bit_mechanism), mixed=mixed)
 
     def coordinates(self, ranges: LayerRanges) -> LayerRanges:
-        """Return the ranges of a rotated direction, in which a sign is worth a radius."""
+        """Return the ranges of a rotated direction: a sign stands for plus or minus the radius."""
         size = rotated_size(ranges.dimension)
         return LayerRanges(0.0, sign_scale(size), (size,))
 
-    def _weights(self, mean: Tensor, ranges: LayerRanges) -> Tensor:
-        """Return the weights that ``mean`` stands for, of rotated coordinates."""
+    def _rotate_back(self, mean: Tensor, ranges: LayerRanges) -> Tensor:
+        """Rotate ``mean`` (D,) back to weights, (d,)."""
         return (ranges.expand()[0] + rotate_back(mean.double(), ranges.dimension, self.round)).float()
 
     def release(self, ranges: LayerRanges) -> BinaryRelease:
@@ -183,40 +185,42 @@ class RotatedSign(Mechanism, PerRound):
     @property
     def properties(self) -> Properties:
         return Properties(
-            adds_up=self._sent.properties.adds_up,
+            adds_up=self._bit_mechanism.properties.adds_up,
             source="Erlingsson et al. 2020; Suresh et al. 2017",
             assumptions=("the rotation is public", "random bits are uniform and secret"),
         )
 
 
-def _signed(signs: NDArray[np.int8], limits: NDArray[np.int64], row: NDArray[np.int64], place: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the thresholds at some rows and places: each client's limit by the sign of a coordinate."""
+def _signed_limits(
+    signs: NDArray[np.int8], limits: NDArray[np.int64], row: NDArray[np.int64], place: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the thresholds at some rows and columns: the client's limit times the sign of the coordinate."""
     return np.asarray(signs[row, place] * limits[row, 0])
 
 
 @dataclass(frozen=True, eq=False)
 class _SignNoise(Noise):
-    """The error of what signs stand for, once they are rotated back: the same in each weight."""
+    """The error of the estimates after rotating back: the same in each weight."""
 
     mechanism: RotatedSign
     ranges: LayerRanges
 
     def variance(self, values: Tensor) -> Tensor:
-        """(g A^2 - 1) pi / (2 D) in each weight of a vector of full length without a sign 0, and never above g A^2 pi / (2 D)."""
-        of = self.mechanism
-        signs, worth = of.signs(values, self.ranges)
-        mean_square = signs.square().double().mean(dim=1, keepdim=True) * worth[:, None] ** 2
-        sizes = Groups.of(of.coordinates(self.ranges), of.group).sizes
-        largest = float(sizes @ sizes) / signs.shape[1]  # g, or a little less where the last group is smaller
-        own = (largest * of.gain**2 - mean_square) * sign_scale(signs.shape[1]) ** 2
-        return own.expand(-1, self.ranges.dimension).to(values.dtype)
+        """Return (g A^2 - 1) pi / (2 D), g the group size, for a vector of full length without zero signs; else up to g A^2 pi / (2 D)."""
+        mechanism = self.mechanism
+        signs, lengths = mechanism.signs(values, self.ranges)
+        mean_square = signs.square().double().mean(dim=1, keepdim=True) * lengths[:, None] ** 2
+        sizes = Groups.of(mechanism.coordinates(self.ranges), mechanism.group).sizes
+        mean_size = float(sizes @ sizes) / signs.shape[1]  # g, or slightly less if the last group is smaller
+        variance = (mean_size * mechanism.gain**2 - mean_square) * sign_scale(signs.shape[1]) ** 2
+        return variance.expand(-1, self.ranges.dimension).to(values.dtype)
 
     def mean_variance(self, mean: Tensor, clients: int) -> Tensor:
-        """g A^2 pi / (2 D n), the most that it can be: for small epsilon A is large, and nothing else counts."""
+        """Return g A^2 pi / (2 D n), the upper bound. It is tight for small epsilon, where A is large."""
         return torch.full_like(mean, float(self.largest_std(clients)[0]) ** 2, dtype=torch.float32)
 
     def largest_std(self, clients: int) -> NDArray[np.float64]:
-        """A sqrt(g pi / (2 D n))."""
+        """Return A sqrt(g pi / (2 D n)) for each layer."""
         scale = self.mechanism.gain * sign_scale(rotated_size(self.ranges.dimension))
         return np.full_like(self.ranges.radii, scale * sqrt(self.mechanism.group / clients))
 

@@ -1,4 +1,4 @@
-"""A public random rotation: signs by chance, then Hadamard. It spreads every vector evenly over its coordinates."""
+"""A public random rotation: random signs, then a Hadamard transform. It spreads a vector evenly over its coordinates."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _AT_ONCE = 1 << 18
-"""Values that are rotated at once: 1 MiB, which a cache holds."""
+"""Number of values that are rotated at once: 1 MiB, which fits a cache."""
 
 _SHORT = 16
-"""Places that are closer than this are brought apart before they are added."""
+"""Entries closer than this are moved apart in memory before they are added."""
 
 
 def rotated_size(dimension: int) -> int:
@@ -52,7 +52,7 @@ def _transform(rows: Tensor) -> None:
 def _transform_block(rows: Tensor) -> None:
     count, size = rows.shape
     short = min(size, _SHORT)
-    # The first steps are about neighbours: beside each other in memory they take four times as long.
+    # The first steps add close neighbours, which takes four times as long if these are adjacent in memory.
     turned = rows.view(count, -1, short).transpose(1, 2).contiguous()
     _add_and_subtract(turned.view(count, size), size // short)
     rows.view(count, -1, short).copy_(turned.transpose(1, 2))
@@ -61,7 +61,7 @@ def _transform_block(rows: Tensor) -> None:
 
 
 def _add_and_subtract(rows: Tensor, half: int) -> None:
-    """Put sums and differences in the place of entries of ``rows`` (K, D) that are ``half`` apart, then twice as far, and so on."""
+    """Replace entries of ``rows`` (K, D) that are ``half`` apart by their sum and difference; then those twice as far apart, and so on."""
     count, size = rows.shape
     while half < size:
         pairs = rows.view(count, size // (2 * half), 2, half)
@@ -73,6 +73,6 @@ def _add_and_subtract(rows: Tensor, half: int) -> None:
 
 @lru_cache(maxsize=4)
 def _signs(size: int, key: int) -> Tensor:
-    """Return ``size`` public signs; whoever knows the key, a round's number, draws the same, on any machine."""
+    """Return ``size`` public random signs. They depend only on the key, a round's number, and are the same on any machine."""
     drawn = np.frombuffer(hashlib.shake_256(f"ldpfl rotation {key}".encode()).digest((size + 7) // 8), dtype=np.uint8)
     return torch.from_numpy(1 - 2 * np.unpackbits(drawn, count=size).astype(np.float32))

@@ -1,4 +1,4 @@
-"""Consecutive groups of weights, of each of which a client samples one."""
+"""Groups of consecutive weights. A client samples one weight of each group."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ldpfl.util.randomness import RandomSource, draw_block
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """How the weights of all layers are cut.
+    """The groups into which the weights of all layers are cut.
 
     Attributes:
-        sizes: (G,) weights of each group, layer by layer.
-        starts: (G,) where each begins.
+        sizes: (G,) number of weights of each group, layer by layer.
+        starts: (G,) index of each group's first weight.
         largest: (L,) the size of each layer's first group, which is its largest.
         ranges: center and radius as before, but a layer's size is its number of groups.
     """
@@ -40,14 +40,14 @@ class Groups:
         return cls(sizes, np.cumsum(sizes) - sizes, largest, LayerRanges(ranges.centers, ranges.radii, counts.tolist()))
 
     def scale(self, gain: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return each group's center, and the step s r ``gain`` that one sign makes, (G,) both."""
+        """Return each group's center, and the contribution s r ``gain`` of one sign (group size s, radius r), (G,) both."""
         center, radius = self.ranges.expand()
         return center.numpy(), self.sizes * radius.numpy() * gain
 
     def count_clients(self, reports: Sequence[IndexedBitReports], ranges: LayerRanges) -> int:
         clients = total_clients(reports, ranges, IndexedBitReports)
         if not all(np.array_equal(batch.group_sizes, self.sizes) for batch in reports):
-            raise PrivacyError("a report cuts the weights into other groups than this mechanism does")
+            raise PrivacyError("a report has other group sizes than this mechanism: client and server need the same group setting")
         return clients
 
     def entries(self, reports: Sequence[IndexedBitReports]) -> Iterator[tuple[slice, NDArray[np.int64], NDArray[np.int64]]]:
@@ -61,13 +61,13 @@ class Groups:
 
 @dataclass(frozen=True, eq=False)
 class GroupCounts:
-    """How many groups there are of which size: what :class:`Groups` tells of each, without a table of all of them.
+    """Group sizes and their numbers, as in :class:`Groups` but without a table of all groups.
 
-    A client judges a round by this, before it has agreed to anything: a few bytes of a server can claim a very large model.
+    A client uses this to check a round before it agrees. A table would be unsafe: a few bytes from a server can claim a very large model.
 
     Attributes:
-        sizes: (2 L,) weights of a group, in the order of the groups; the same size may be there several times.
-        counts: (2 L,) how many groups in a row have it, maybe none.
+        sizes: (2 L,) number of weights of a group, in the order of the groups; a size may occur several times.
+        counts: (2 L,) number of consecutive groups with this size; may be 0.
     """
 
     sizes: NDArray[np.int64]
@@ -90,7 +90,7 @@ class GroupCounts:
 
 
 def _cut(ranges: LayerRanges, group: int | None) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return of each layer: the size of its groups, how many there are, and the size of its last one, (L,) all.
+    """Return for each layer: the size of its groups, the number of groups, and the size of the last group, (L,) each.
 
     Raises:
         ConfigError: the layers cannot be cut into groups of this size.
@@ -108,8 +108,8 @@ def _cut(ranges: LayerRanges, group: int | None) -> tuple[NDArray[np.int64], NDA
 def sample_places(source: RandomSource, clients: int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Draw one index below each of ``sizes`` for every client: the upper half of a 64-bit word times the size.
 
-    The probability of an index is within 2**-64 of 1 / size: at most size / 2**64 of it, far below what any number of
-    draws shows. It is the same whatever the values, so that it touches no epsilon. Groups of one weight alone draw nothing.
+    The probability of an index differs from 1 / size by at most 2**-64, which no feasible number of draws reveals. It does not depend on
+    the values, so it costs no epsilon. If all groups have one weight, nothing is drawn.
     """
     index = np.zeros((clients, sizes.size), dtype=np.int64)
     if sizes.max() == 1:

@@ -1,8 +1,7 @@
-"""Three laws that randomise one number t in [-1, 1] at epsilon without bias: Laplace, piecewise and hybrid; all on public lattices.
+"""Three laws that randomise one number t in [-1, 1] at epsilon without bias: Laplace, piecewise and hybrid. All use public lattices.
 
-None ever rejects, so neither the randomness used nor the operations done depend on t. The variance of every law here is
-``offset + slope * t**2``, but for what the lattices add, which is less than a millionth of it. All is written in e**-epsilon, which
-cannot overflow.
+None uses rejection sampling, so neither the randomness used nor the operations done depend on t. The variance of each law is
+``offset + slope * t**2``; the lattices add less than a millionth of it. Formulas use e**-epsilon, which cannot overflow.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SMALLEST_EPSILON = 1e-9
-"""Below it the reports outgrow what float32 leaves room for beside the widest ranges."""
+"""Smallest epsilon. Below it estimates in the widest ranges would overflow float32."""
 
 _FINEST = 20
-"""log2 of the lattice points to a unit of t, for Laplace noise."""
+"""log2 of the largest number of lattice points per unit of t, for Laplace noise."""
 
 _POINTS = 1 << 31
-"""Lattice points that a piecewise report may take."""
+"""Number of lattice points that a piecewise report may take."""
 
 _FARTHEST = 36.1
-"""Scales at which Laplace noise is cut off: post-processing, of one value in e^36."""
+"""Number of scales at which Laplace noise is cut off. This is post-processing, and affects one value in e^36."""
 
 _SLACK = 1e-6
-"""By what part a report may exceed its bound: far more than the rounding to float32 adds."""
+"""Relative amount by which a received report may exceed its bound: far more than rounding to float32 adds."""
 
 _ROOT = 405 * sqrt(241)
 HYBRID_THRESHOLD = log((-5 + 2 * cbrt(6353 - _ROOT) + 2 * cbrt(6353 + _ROOT)) / 27)
@@ -46,10 +45,10 @@ HYBRID_THRESHOLD = log((-5 + 2 * cbrt(6353 - _ROOT) + 2 * cbrt(6353 + _ROOT)) / 
 
 
 def checked_epsilon(epsilon: float) -> float:
-    """Return ``epsilon`` if one number can be randomised at it.
+    """Return ``epsilon`` as a float after checking that a number can be randomised at it.
 
     Raises:
-        ConfigError: it is not a positive finite number, or below 1e-9.
+        ConfigError: ``epsilon`` is not a positive finite number, or is below 1e-9.
     """
     try:
         usable = not isinstance(epsilon, bool) and isfinite(epsilon) and epsilon > 0
@@ -63,10 +62,10 @@ def checked_epsilon(epsilon: float) -> float:
 
 
 def check_possible(values: Tensor, bound: float) -> None:
-    """Refuse received ``values`` of which one is larger than ``bound`` in size, so that no honest client can have sent it.
+    """Refuse received ``values`` if one is larger than ``bound`` in absolute value: no honest client can have sent it.
 
     Raises:
-        ProtocolError: one exceeds the bound by more than rounding does.
+        ProtocolError: a value exceeds the bound by more than rounding error.
     """
     if values.numel() and float(torch.stack(values.aminmax()).abs().amax()) > bound * (1 + _SLACK):
         raise ProtocolError(
@@ -76,11 +75,11 @@ def check_possible(values: Tensor, bound: float) -> None:
 
 @dataclass(frozen=True)
 class ScalarLaw(ABC):
-    """How t* is drawn. Guarantee: ``epsilon``-LDP for t in [-1, 1], any two values, of the bits that are returned."""
+    """The law of a randomised value t* of t in [-1, 1]. Guarantee: t* is ``epsilon``-LDP, for the exact bits that are returned."""
 
     epsilon: float
     limit: ClassVar[float] = inf
-    """Largest epsilon that the random bits of a draw express; above, rare reports are rarer than they should be, and less is spent."""
+    """Largest epsilon that the random bits of a draw can express. Above it, the realised epsilon is smaller than the stated one."""
 
     def __post_init__(self) -> None:
         checked_epsilon(self.epsilon)
@@ -92,12 +91,12 @@ class ScalarLaw(ABC):
     @property
     @abstractmethod
     def bound(self) -> float:
-        """Largest size of t* that any t and any random bits lead to."""
+        """Largest possible absolute value of t*."""
 
     @property
     @abstractmethod
     def blanket(self) -> float:
-        """Share of t* that follows one law whatever t is, see :class:`~ldpfl.privacy.PureRelease`."""
+        """Probability with which t* is drawn from a law that does not depend on t, see :class:`~ldpfl.privacy.PureRelease`."""
 
     @property
     @abstractmethod
@@ -107,28 +106,28 @@ class ScalarLaw(ABC):
     @property
     @abstractmethod
     def slope(self) -> float:
-        """What t**2 = 1 adds to the variance of t*."""
+        """Coefficient of t**2 in the variance of t*."""
 
     @abstractmethod
     def density(self, x: Tensor, t: float) -> Tensor:
-        """Return the density of t* at ``x``, without regard to the lattice; of its continuous part, where it has atoms."""
+        """Return the density of t* at ``x`` (of the continuous part only, if it has atoms). The lattice is ignored."""
 
 
 @dataclass(frozen=True)
 class LaplaceLaw(ScalarLaw):
-    """t* = t + Lap(2 / epsilon): two values are at most 2 apart (Dwork et al. 2006).
+    """t* = t + Lap(2 / epsilon), since two values differ by at most 2 (Dwork et al. 2006).
 
-    t is rounded to one of ``unit`` lattice points a unit, the real noise to one of them as well, and both are added as integers.
+    t and the real noise are each rounded to a lattice with ``unit`` points per unit, and added as integers.
     """
 
     @property
     def unit(self) -> int:
-        """Lattice points to a unit of t: 2^20, or fewer where the noise is many times that wide."""
+        """Number of lattice points per unit of t: 2^20, or fewer for very wide noise."""
         return int(2 ** min(_FINEST, floor(log2(MOST_STEPS / 2) + log2(self.epsilon) - 1e-9)))
 
     def sample(self, t: Tensor, source: RandomSource, rows: range) -> Tensor:
         unit, farthest = self.unit, floor(self.bound * self.unit)
-        scale = nextafter(2 * unit / self.epsilon, inf)  # up: what is spent is 2 unit / scale
+        scale = nextafter(2 * unit / self.epsilon, inf)  # rounded up, so that the realised epsilon 2 unit / scale is not too large
         sent = rounded(LAPLACE, scale, source, rows, t.shape[1])
         # All are whole numbers below 2^53, and the unit is a power of two: floating point rounds nothing here.
         points = np.multiply(t.numpy(), unit)
@@ -143,7 +142,7 @@ class LaplaceLaw(ScalarLaw):
 
     @property
     def blanket(self) -> float:
-        """e^(-epsilon / 2): what all of the noise that begins anywhere in [-1, 1] has in common is the noise that begins at 0."""
+        """e^(-epsilon / 2). The law U is the noise around 0: noise around any t in [-1, 1] is at least that times as likely."""
         return exp(-self.epsilon / 2)
 
     @property
@@ -177,7 +176,7 @@ class PiecewiseLaw(ScalarLaw):
 
     @property
     def _gain(self) -> float:
-        """By how much the mean point moves when the window moves by one."""
+        """Change of the mean lattice point if the window moves by one point."""
         close = _closeness(self.epsilon, self.width) / 2**64
         return close - (1 - close) * self.width / (_POINTS - self.width)
 
@@ -188,7 +187,7 @@ class PiecewiseLaw(ScalarLaw):
 
     @property
     def blanket(self) -> float:
-        """What a point has outside the window, times all points: about e^(-epsilon / 2). The common law is uniform."""
+        """Probability of a point outside the window relative to a uniform one: about e^(-epsilon / 2). The law U is uniform."""
         outside: int = 2**64 - _closeness(self.epsilon, self.width)
         return float(outside / 2**64 * (_POINTS / (_POINTS - self.width)))
 
@@ -209,7 +208,7 @@ class PiecewiseLaw(ScalarLaw):
         limits = np.multiply(close, float(self.width - places))
         limits += places
         point = below(limits, source, rows)
-        # Both are computed for every value, so that time does not tell which one left; by products, which take no branches.
+        # Both cases are computed for every value, by products and without branches, so that time does not reveal which one was sent.
         outside = np.multiply(point >= start, float(self.width), out=limits)
         start -= outside
         start *= close
@@ -263,7 +262,7 @@ class HybridLaw(ScalarLaw):
 
     @property
     def blanket(self) -> float:
-        """That of each part: of the one bit, both values at the probability of the rarer one."""
+        """Mean of the blankets of both parts. The blanket of the one bit is twice the probability of the rarer value."""
         share, bit = self.piecewise_share, thresholds(self.epsilon)[0] / (1 << (BITS - 1))
         return share * PiecewiseLaw(self.epsilon).blanket + (1 - share) * bit if share else bit
 

@@ -1,4 +1,4 @@
-"""What a person writes of a mechanism: a pydantic model for each, which knows how to build it."""
+"""Settings of mechanisms in a config: a pydantic model for each mechanism, which can build it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Part = Literal["record", "person"]
 
 @dataclass(frozen=True)
 class Training:
-    """What a client's local training consists of: learning rate eta, epochs E, batch size B, gradient norm C if gradients are clipped."""
+    """A client's local training: learning rate eta, epochs E, batch size B, and clipping norm C if gradients are clipped."""
 
     learning_rate: float
     epochs: int
@@ -35,17 +35,17 @@ class Training:
 
 @dataclass(frozen=True)
 class Facts:
-    """What everybody knows of a federation, as far as mechanisms are built from it.
+    """Public facts about a federation that mechanisms are built from.
 
     Attributes:
-        ranges: of the first round.
-        rounds: of training.
-        smallest: size of the smallest client's data set, which is taken to be public.
-        training: of each client; None where nothing is trained, as in planning.
-        records: mean size of the clients' data sets, which is taken to be public; in persons, where these are protected.
-        summed: whether the server learns nothing but sums over clients.
-        clients: most clients whose reports are added up in a round; 0 where nobody said.
-        part: what mechanisms that protect a part of a client's data are to protect: single records, or all records of a person.
+        ranges: clipping ranges of the first round.
+        rounds: number of training rounds.
+        smallest: size of the smallest client's data set, which is assumed to be public.
+        training: local training of each client; None if nothing is trained, as in planning.
+        records: mean size of the clients' data sets, which is assumed to be public. In persons, if persons are protected.
+        summed: whether the server learns only sums over clients.
+        clients: largest number of clients whose reports are added up in a round; 0 if unknown.
+        part: the unit that mechanisms for a part of a client's data protect: single records, or all records of a person.
     """
 
     ranges: LayerRanges
@@ -59,7 +59,7 @@ class Facts:
 
 
 class MechanismSettings(BaseModel):
-    """What all mechanisms' settings share. ``name`` says which mechanism they are of, and is a Literal in each."""
+    """Base class of all mechanisms' settings. ``name`` is the mechanism's name, a Literal in each subclass."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -69,13 +69,13 @@ class MechanismSettings(BaseModel):
     of steepest descent at the broadcast weights, over all samples of the client (FedSGD): nothing is trained locally."""
 
     protects: ClassVar[bool] = True
-    """Whether it means to protect anything; if not, it is its own noise-free baseline."""
+    """Whether the mechanism is meant to protect anything. If not, it is its own noise-free baseline."""
 
     uses_ranges: ClassVar[bool] = True
-    """Whether values are clamped to ranges, rather than clipped by their norm."""
+    """Whether values are clipped to ranges, rather than by their norm."""
 
     needs_training: ClassVar[bool] = False
-    """Whether it can be built only for a training that is known: such mechanisms are not planned, audited or created by themselves."""
+    """Whether the mechanism can be built only for a known training. Such mechanisms are not planned, audited or created on their own."""
 
     @abstractmethod
     def build(self, facts: Facts) -> Mechanism:
@@ -86,30 +86,30 @@ class MechanismSettings(BaseModel):
         """
 
     def at_strength(self, strength: float) -> MechanismSettings:
-        """Return the same mechanism with another amount of noise: what it guarantees weakens as ``strength`` grows.
+        """Return the same mechanism with another amount of noise. The larger ``strength``, the weaker the guarantee.
 
         Raises:
-            ConfigError: it has no parameter for that, or none of this value.
+            ConfigError: the mechanism has no parameter for its noise, or the value is out of range.
         """
         raise ConfigError(f"mechanism {self.name!r} has no parameter by which a target could be kept")
 
     def for_measuring(self, factor: float) -> MechanismSettings:
-        """Return the mechanism that measures columns before training, with ``factor`` times the noise of a round if that can be set."""
+        """Return the mechanism that measures columns before training: this one, with ``factor`` times the noise if that can be set."""
         return self
 
     @property
     def unsaid(self) -> str:
-        """What a simulation can count and a deployment has to be told, in a sentence; empty if there is nothing."""
+        """A message on a setting that a simulation can compute, but a deployment needs explicitly; empty if there is none."""
         return ""
 
     @property
     def nearly_noise_free(self) -> MechanismSettings | None:
-        """The same with next to no noise, where it does more to values than adding noise; None if its baseline is ``none``."""
+        """The same mechanism with negligible noise, as a baseline, if it also transforms values; None if its baseline is ``none``."""
         return None
 
     @property
     def budgeted(self) -> tuple[float, str] | None:
-        """The epsilon that was asked for, and of what ("unit" or "client"); None where there is none."""
+        """The configured epsilon and the unit that it is for ("unit" or "client"); None if there is no epsilon."""
         return None
 
 
@@ -148,5 +148,5 @@ class EpsilonSettings(MechanismSettings):
 
 
 def as_none(value: Any, word: str) -> Any:
-    """Return None where a setting has the ``word`` that stands for it in a config, which knows no None."""
+    """Return None if ``value`` is the ``word`` that stands for None in a config (TOML has no None), else ``value``."""
     return None if value == word else value

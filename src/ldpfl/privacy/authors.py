@@ -1,15 +1,16 @@
-"""Which mechanisms are this project's own, and whose code a mechanism is.
+"""Which mechanisms are built in, and who wrote the code of a mechanism object.
 
-No mechanism is imported to say which are ours, so that policies know their names too. Guarantees are proved of this project's code; of
-other code they are what its author claims.
+The built-in mechanisms are listed by name, without importing them, so that policies can check names. Guarantees are proved for this
+project's code. For other code they are only what its author claims.
 
-The author is found from the code that will run, never from what this code says of itself: not from a name, a file name, ``__module__``
-or ``__wrapped__``. A class is this project's if it is as the file of its module defines it. To find that out, the file is run once
-more, beside the module that is in use, and the two classes are compared member by member. An instance is this project's if its class
-and all classes above it are, if it hides no method, property or class variable of theirs, and if all that it holds is this project's
-or plain data. It is judged before and after it is asked, and a mechanism whose name is none of ours is never ours.
+The author is derived from the code that will run. The code's own statements are not trusted: its name, file name, ``__module__`` and
+``__wrapped__``. A class is this project's if it equals the class that the file of its module defines. To check this, the file is run
+once more, beside the imported module, and the two classes are compared member by member. An instance is this project's if three things
+hold: its class and all base classes are this project's; no attribute of the instance hides a method, property or class variable; and
+every value it holds is this project's or plain data. The check runs before and after the mechanism states its release. A mechanism whose
+name is not a built-in one is never this project's.
 
-Out of reach: code in the same process can rewrite this module, or the functions and modules that mechanisms call. Code that can write
+Not covered: code in the same process can rewrite this module, or the functions and modules that mechanisms call. Code that can write
 to this project's files can change a class in both places. Whoever runs such code has to judge it.
 """
 
@@ -51,11 +52,11 @@ BUILT_IN: Mapping[str, str] = {
     "dp-fedavg": "ldpfl.mechanisms.dp_fedavg:DpFedAvgSettings",
     "none": "ldpfl.mechanisms.identity:IdentitySettings",
 }
-"""By name, where its settings are."""
+"""Import path of each built-in mechanism's settings, by the mechanism's name."""
 
 
 def is_built_in(name: str) -> bool:
-    """Whether the mechanism called ``name`` is one of ours; others come with packages, whose code runs when they are looked up."""
+    """Whether ``name`` is a built-in mechanism. Other mechanisms come with packages; looking one up runs the package's code."""
     return name in BUILT_IN
 
 
@@ -80,7 +81,7 @@ _RELEASES: Mapping[str, tuple[str, ...]] = {
     "dp-fedavg": ("gaussian",),
     "none": ("unprotected",),
 }
-"""By name, the kinds of releases that it makes, as a ledger names them."""
+"""Kinds of release that each built-in mechanism makes, by its name. The kinds are named as in a ledger."""
 
 
 _UNITS: Mapping[str, tuple[str, ...]] = {
@@ -93,11 +94,11 @@ _UNITS: Mapping[str, tuple[str, ...]] = {
     "dp-sgd": ("record", "person"),
     "none": ("weight",),
 }
-"""By name, what one unit of a release stands for; of all others it is the whole vector."""
+"""What one unit of a mechanism's release can be, by the mechanism's name. A mechanism that is not listed releases a whole vector."""
 
 
 def may_release(name: str, kind: str, unit: str) -> bool:
-    """Whether the mechanism called ``name`` is one of ours, and makes releases of this kind, by this unit."""
+    """Whether ``name`` is a built-in mechanism that makes releases of this ``kind`` with this ``unit``."""
     return kind in _RELEASES.get(name, ()) and unit in _UNITS.get(name, ("vector",))
 
 
@@ -106,10 +107,10 @@ _KINDS: tuple[type[Release], ...] = (BinaryRelease, PureRelease, GaussianRelease
 _VALUES = (type(None), bool, int, float, complex, str, bytes)
 _CONTAINERS = (tuple, list, set, frozenset, dict)
 _BASES: tuple[object, ...] = (object, tuple, ABC, Protocol, Generic)
-"""Classes of the standard library from which classes of ours are derived."""
+"""Classes of the standard library that this project's classes inherit from."""
 
 _DATA = ("decimal:Decimal", "fractions:Fraction", "numpy:ndarray", "numpy:float64", "numpy:int64", "torch:Tensor", "torch:dtype")
-"""Classes of libraries whose instances hold data; what else a library has, as ``numpy.vectorize`` or a module, may hold code."""
+"""Library classes whose instances hold data only. Other library objects, such as ``numpy.vectorize`` or a module, may hold code."""
 
 _PARTS: dict[type, tuple[str, ...]] = {
     FunctionType: ("__code__", "__defaults__", "__kwdefaults__", "__closure__"),
@@ -121,10 +122,10 @@ _PARTS: dict[type, tuple[str, ...]] = {
     GetSetDescriptorType: ("__name__", "__objclass__"),
     MemberDescriptorType: ("__name__", "__objclass__"),
 }
-"""The parts in which two members of a class may differ."""
+"""Attributes to compare when two members of a class are compared, by the member's type."""
 
 _NOT_COMPARED = frozenset({"_abc_impl", "__annotations__", "__slotnames__"})
-"""Members that Python keeps for itself: a cache of ``isinstance``, annotations, which it may evaluate late, and a cache of ``copy``."""
+"""Members that Python itself maintains: the ``isinstance`` cache, annotations (which may be evaluated late) and the ``copy`` cache."""
 
 _PLAIN: dict[str, tuple[type, ...]] = {
     "float": (float, int, np.float64),
@@ -134,36 +135,41 @@ _PLAIN: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
     "str": (str,),
 }
-"""Kinds of values that fields of ours may have, by what they are said to be."""
+"""Types that a field's value may have, by the field's annotation."""
 
-_LONGEST = 100
+MAX_NAME_LENGTH = 100
+"""Number of characters of an author's name that are kept."""
+
 _RUNNING = RLock()
-"""Held while a file is run once more: two copies of one module would not be the same one."""
+"""Held while a file is run once more. Two threads would otherwise create two copies of one module, whose classes differ."""
 
 
 class Releasing(Protocol):
-    """A mechanism, as far as it states what it releases."""
+    """A mechanism that states what it releases."""
 
     def release(self, ranges: Any) -> Release:
-        """Say what one client's report of a round is, in these ranges."""
+        """Return the privacy-relevant description of one client's report in a round with these ``ranges``."""
         ...
 
 
 def released(mechanism: Releasing, ranges: Any, chosen_by: object = None) -> Release:
-    """Return what ``mechanism`` releases, with its author as it is found here; the ledger, a plan and a policy use nothing else.
+    """Return the release that ``mechanism`` states, with the author that :func:`author_of` finds.
+
+    The ledger, plans and policies get releases only from here, so that none of them relies on a stated author.
 
     Args:
-        chosen_by: the mechanism that returned this one for a round, if any: then both have to be this project's.
+        chosen_by: the mechanism that returned ``mechanism`` for a round, if any. Then both have to be this project's.
     """
     before = author_of(mechanism, chosen_by)
     stated = mechanism.release(ranges)
     kind = next((kind for kind in _KINDS if issubclass(type(stated), kind)), None)
     if kind is None:
-        return stated  # a kind of its own, of which no accountant here knows, has no author either
-    # A class of somebody else's may answer accountants in its own way: only the values of the fields are taken.
+        return stated  # a foreign kind of release: no accountant composes it, so its author does not matter
+    # A foreign subclass may answer accountants in its own way, so only the values of the fields are copied.
     plain: Any = {field.name: getattr(stated, field.name) for field in fields(kind)}
-    # What runs while it is judged could be of one class before and of another after.
-    author = next((found for found in (before, author_of(mechanism, chosen_by)) if found != OURS), OURS)
+    # The mechanism's code ran in ``release`` and may have replaced classes, so the author is determined before and after.
+    after = author_of(mechanism, chosen_by)
+    author = before if before != OURS else after
     named = plain["mechanism"]
     if author == OURS and not (type(named) is str and is_built_in(named)):
         author = f"{_printable(str(named))}, no mechanism of {OURS}"
@@ -171,7 +177,7 @@ def released(mechanism: Releasing, ranges: Any, chosen_by: object = None) -> Rel
 
 
 def author_of(*things: object) -> str:
-    """Return :data:`OURS` if all code of ``things``, and of what they hold, is this project's; else the first class that is not."""
+    """Return :data:`OURS` if all code of ``things``, and of the objects they hold, is this project's; else name the first foreign code."""
     waiting, seen = list(things), dict[int, object]()
     while waiting:
         thing = waiting.pop()
@@ -187,18 +193,18 @@ def author_of(*things: object) -> str:
         elif not _is_data(thing):
             foreign = _foreign(thing)
             if foreign is not None:
-                return _named(foreign)
-            waiting += _held_by(thing)
+                return _describe_foreign(foreign)
+            waiting += _values_held_by(thing)
     return OURS
 
 
 def _is_any(kind: type, kinds: Sequence[object]) -> bool:
-    """Whether ``kind`` is one of ``kinds`` itself: what it says of ``==`` is a foreign class's own matter, and ``in`` would ask."""
+    """Whether ``kind`` is one of ``kinds``, by identity. ``in`` would call ``==``, which a foreign class can override."""
     return any(kind is one for one in kinds)
 
 
 def _is_data(thing: object) -> bool:
-    """Whether ``thing`` is a library's object that holds numbers alone: no objects, and no attributes that somebody gave it."""
+    """Whether ``thing`` is a library object that holds only numbers: no Python objects, and no attributes that were added to it."""
     for place in _DATA:
         module, _, name = place.partition(":")
         if type(thing) is getattr(sys.modules.get(module), name, None):
@@ -207,7 +213,7 @@ def _is_data(thing: object) -> bool:
 
 
 def _foreign(thing: Any) -> object | None:
-    """Return what of ``thing`` is somebody else's code: a function, a class it is derived from, or itself; None if nothing is."""
+    """Return the part of ``thing`` that is foreign code: a function, one of its base classes, or ``thing`` itself. None if it has none."""
     if type(thing) is FunctionType:
         return None if _is_own(thing) else thing
     is_class = issubclass(type(thing), type)  # isinstance would ask the object itself
@@ -215,18 +221,20 @@ def _foreign(thing: Any) -> object | None:
     foreign = next((kind for kind in lineage if not (_is_any(kind, _BASES) or _is_own(kind))), None)
     if foreign is not None or is_class:
         return foreign
-    hides = any(_hides(thing, name, lineage) for name in getattr(thing, "__dict__", ()))
-    return thing if hides or _is_of_odd_kinds(thing) else None
+    hides = any(_hides_member(thing, name, lineage) for name in getattr(thing, "__dict__", ()))
+    return thing if hides or _has_unexpected_types(thing) else None
 
 
-def _is_of_odd_kinds(thing: Any) -> bool:
-    """Whether a field that is to be a number or a text is something else, such as an array whose small integers wrap around."""
-    told = ((_PLAIN.get(str(field.type)), type(getattr(thing, field.name, None))) for field in fields(thing)) if is_dataclass(thing) else ()
-    return any(kinds is not None and not _is_any(kind, kinds) for kinds, kind in told)
+def _has_unexpected_types(thing: Any) -> bool:
+    """Whether a field annotated as number or text holds another type, such as an array of small integers that wrap around."""
+    if not is_dataclass(thing):
+        return False
+    expected_and_type = ((_PLAIN.get(str(field.type)), type(getattr(thing, field.name, None))) for field in fields(thing))
+    return any(expected is not None and not _is_any(kind, expected) for expected, kind in expected_and_type)
 
 
-def _hides(thing: Any, name: str, lineage: list[type]) -> bool:
-    """Whether the attribute ``name`` of an instance stands in the place of a method, property or class variable."""
+def _hides_member(thing: Any, name: str, lineage: list[type]) -> bool:
+    """Whether the instance attribute ``name`` hides a method, property or class variable of a class in ``lineage``."""
     defined = next((vars(kind)[name] for kind in lineage if name in vars(kind)), None)
     if defined is None or type(defined) is cached_property:
         return False
@@ -234,8 +242,8 @@ def _hides(thing: Any, name: str, lineage: list[type]) -> bool:
     return callable(defined) or hasattr(defined, "__get__") or name not in names
 
 
-def _held_by(thing: object) -> Iterator[object]:
-    """Yield what an instance of this project's classes holds, and classes that these name."""
+def _values_held_by(thing: object) -> Iterator[object]:
+    """Yield the values that an instance of this project's classes holds, and the classes that are members of its classes."""
     if isinstance(thing, type | FunctionType):
         return
     lineage = type(thing).__mro__
@@ -246,28 +254,31 @@ def _held_by(thing: object) -> Iterator[object]:
 
 
 def _is_own(code: type | FunctionType) -> bool:
-    """Tell whether a class or function is where it says it is, in a module of ours, and is what this module's file defines there."""
+    """Whether a class or function is this project's.
+
+    It must be found under its stated name in a module of this project, and equal the definition in that module's file.
+    """
     module = str(code.__module__)
-    written = _as_written(module) if _found(code, sys.modules.get(module)) is code else None
+    written = _module_from_file(module) if _look_up(code, sys.modules.get(module)) is code else None
     if written is None:
         return False
-    other = _found(code, written)
+    other = _look_up(code, written)
     if not isinstance(code, type):
-        return _same(code, other)
-    if type(code) is not type(other) or not _same(code.__bases__, other.__bases__):
+        return _is_equal(code, other)
+    if type(code) is not type(other) or not _is_equal(code.__bases__, other.__bases__):
         return False
     members, others = ({name: kept for name, kept in vars(each).items() if name not in _NOT_COMPARED} for each in (code, other))
-    return _same(members, others)
+    return _is_equal(members, others)
 
 
-def _as_written(name: str) -> ModuleType | None:
+def _module_from_file(name: str) -> ModuleType | None:
     with _RUNNING:
         return _run_again(name)
 
 
 @lru_cache(maxsize=256)
 def _run_again(name: str) -> ModuleType | None:
-    """Run the file of a module of ours once more, which takes some 10 ms; None if the name is not that of a module of ours."""
+    """Run the file of this project's module ``name`` once more (some 10 ms). None if this project has no such module."""
     file = _file_of(name)
     spec = None if file is None else spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
@@ -278,7 +289,7 @@ def _run_again(name: str) -> ModuleType | None:
 
 
 def _file_of(name: str) -> Path | None:
-    """Return the file of the module ``name`` of ours, which is compiled already where sources were left out; None if there is none."""
+    """Return the file of this project's module ``name``: the source, or bytecode if sources were not installed. None without file."""
     first, *parts = name.split(".")
     if first != OURS or not all(part.isidentifier() for part in parts):
         return None
@@ -287,39 +298,39 @@ def _file_of(name: str) -> Path | None:
     return next((file for ending in (".py", ".pyc") if (file := path.with_name(path.name + ending)).is_file()), None)
 
 
-def _found(code: Any, module: object) -> Any:
-    """Return what is found in ``module`` where ``code`` says that it is defined."""
+def _look_up(code: Any, module: object) -> Any:
+    """Look up the qualified name of ``code`` in ``module``. None if ``module`` has no such member."""
     for name in code.__qualname__.split("."):
         module = getattr(module, name, None)
     return module
 
 
-def _same(live: Any, written: Any) -> bool:
-    """Tell whether a member of a class in use is what the file defines: the same bytecode, or the same value."""
+def _is_equal(live: Any, written: Any) -> bool:
+    """Whether a member of an imported class equals the member that the file defines: the same bytecode, or the same value."""
     if live is written:
         return True
     if type(live) is not type(written):
         return False
-    if isinstance(live, type):  # of a class that is named here, the code is looked at on its own
+    if isinstance(live, type):  # a class that is only referred to here is checked on its own, by author_of
         place = (live.__module__, live.__qualname__)
-        return place == (written.__module__, written.__qualname__) and _found(live, sys.modules.get(live.__module__)) is live
+        return place == (written.__module__, written.__qualname__) and _look_up(live, sys.modules.get(live.__module__)) is live
     if isinstance(live, dict | MappingProxyType):
-        return live.keys() == written.keys() and all(_same(live[key], written[key]) for key in live)
+        return live.keys() == written.keys() and all(_is_equal(live[key], written[key]) for key in live)
     if isinstance(live, tuple | list):
-        return len(live) == len(written) and all(map(_same, live, written))
-    if type(live) is FunctionType and not _same_globals(live.__globals__, written.__globals__):
+        return len(live) == len(written) and all(map(_is_equal, live, written))
+    if type(live) is FunctionType and not _have_same_globals(live.__globals__, written.__globals__):
         return False
     parts = _PARTS.get(type(live), type(live).__slots__ if type(live).__module__ == "dataclasses" else ())
-    return all(_same(getattr(live, part), getattr(written, part)) for part in parts) if parts else bool(live == written)
+    return all(_is_equal(getattr(live, part), getattr(written, part)) for part in parts) if parts else bool(live == written)
 
 
-def _same_globals(live: dict[str, Any], written: dict[str, Any]) -> bool:
-    """Tell whether two functions look up names in the same module, or in one in use and in the same one as written."""
+def _have_same_globals(live: dict[str, Any], written: dict[str, Any]) -> bool:
+    """Whether two functions look up global names in the same module, or in the imported and the re-run copy of one module."""
     name = str(written.get("__name__"))
-    return live is written or (written is vars(_as_written(name) or sys) and live is vars(sys.modules.get(name, sys)))
+    return live is written or (written is vars(_module_from_file(name) or sys) and live is vars(sys.modules.get(name, sys)))
 
 
-def _named(code: Any) -> str:
+def _describe_foreign(code: Any) -> str:
     kind = code if isinstance(code, type | FunctionType | MethodType) else type(code)
     name = f"{kind.__module__}:{kind.__qualname__}"
     name = _printable(name)
@@ -329,4 +340,4 @@ def _named(code: Any) -> str:
 
 
 def _printable(text: str) -> str:
-    return "".join(sign if sign.isprintable() else "?" for sign in text)[:_LONGEST]
+    return "".join(sign if sign.isprintable() else "?" for sign in text)[:MAX_NAME_LENGTH]

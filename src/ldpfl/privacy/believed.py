@@ -1,8 +1,8 @@
-"""Whether a release in a file can be this project's, as the file says. Whoever wrote the file may have made it up.
+"""Check whether a release that was read from a file can be this project's, as the file states. The file may be forged.
 
-The author is not known, and nothing is proved, where a release has a name that no mechanism of ours has, or states what the mechanism of
-that name never does: its kind, the unit that it protects, what its noise has in common with that of others, or a larger blanket than its
-law has. What is possible is believed: a file cannot show more.
+The stated author is rejected, and nothing is proved, in two cases: the release names no built-in mechanism, or it states something that
+this mechanism never does. The check covers the kind of release, the protected unit, the properties of the noise, and the size of the
+blanket. A release that passes keeps the stated author, since a file cannot prove more.
 """
 
 from __future__ import annotations
@@ -16,17 +16,20 @@ from ldpfl.privacy.authors import may_release
 from ldpfl.privacy.events import LARGEST_HIDDEN, OURS, BinaryRelease, GaussianRelease, PureRelease, Release
 
 DOUBTED = "not known, a file says ldpfl"
-"""Author of a release in a file that says it is ours, and cannot be."""
+"""Author of a release that a file attributes to this project although no built-in mechanism makes it."""
 
 _SLACK = 1.001
-"""Factor by which lattices may move a blanket from its formula: a window of points, by 1e-4 at the largest epsilon."""
+"""Factor by which a blanket may exceed its formula. Rounding to lattice points changes it by up to 1e-4, at the largest epsilon."""
+
+MAX_EXPONENT = 700.0
+"""Above it e^epsilon overflows."""
 
 _COIN = 2.0**-32
-"""Step of the probabilities of one bit."""
+"""Resolution of a bit's probabilities: they are multiples of this."""
 
 
 def believed(release: Release) -> Release:
-    """Return ``release`` as it was read, or with the author :data:`DOUBTED` if it says that it is ours, and cannot be."""
+    """Return ``release``, with the author replaced by :data:`DOUBTED` if it states this project as author and cannot be this project's."""
     return replace(release, author=DOUBTED) if release.author == OURS and not _is_possible(release) else release
 
 
@@ -45,10 +48,13 @@ def _is_possible(release: Release) -> bool:
 
 
 def _are_possible_bits(release: BinaryRelease) -> bool:
-    """Tell whether bits are about a coordinate that was drawn only where the mechanism draws one, and spend what their noise lets them."""
+    """Whether this project's mechanism can release these bits.
+
+    Coordinates must be sampled only where the mechanism samples one. ``realised`` must not be below what rounded probabilities allow.
+    """
     if release.sampled > 1 and (release.mechanism == "duchi" or release.unit == "weight"):
         return False
-    rarer = _rarer(min(release.epsilon, 700.0))
+    rarer = _rarer_probability(min(release.epsilon, MAX_EXPONENT))
     return release.realised is None or release.realised >= log((1 - rarer) / rarer) - _COIN
 
 
@@ -60,7 +66,7 @@ def _has_possible_blanket(release: PureRelease) -> bool:
 
 
 def _is_possible_noise(release: GaussianRelease) -> bool:
-    """Tell whether only sums over clients are said to add up, and only records and persons to have coins of their own."""
+    """Whether Gaussian noise is as a built-in mechanism adds it: one unit, integers only from ``dp-fedavg``, sampling only of parts."""
     return release.units == 1 and (not release.integers or release.mechanism == "dp-fedavg") and (release.rate == 1 or release.of_part)
 
 
@@ -75,54 +81,59 @@ def _kind(release: Release) -> str:
     return "unprotected"
 
 
-def _rarer(epsilon: float) -> float:
-    """Return the probability of the rarer value of one bit."""
+def _rarer_probability(epsilon: float) -> float:
+    """Return the largest probability that the rarer value of one bit can have, rounding included."""
     return 1 / (1 + exp(epsilon)) + _COIN
 
 
-def _half(epsilon: float, _each: bool) -> float:
-    """Return the blanket of Laplace noise and of the piecewise law: of k values at epsilon / k each, the same together."""
+def _half_blanket(epsilon: float, _each_weight: bool) -> float:
+    """Return the blanket of ``laplace`` and ``piecewise``. A vector of k values at epsilon / k each has the same one."""
     return exp(-epsilon / 2)
 
 
-def _hybrid(epsilon: float, each: bool) -> float:
-    """Return that of both parts; of k values at epsilon / k each, what it tends to as k grows."""
-    share = -expm1(-epsilon / 2) if epsilon > _BIT_ALONE else 0.0
-    return share * exp(-epsilon / 2) + (1 - share) * 2 * _rarer(epsilon) if each else exp(-epsilon / 2)
+def _hybrid_blanket(epsilon: float, each_weight: bool) -> float:
+    """Return the blanket of ``hybrid``, a mixture of ``piecewise`` and one bit. For k values at epsilon / k each: the limit for large k."""
+    piecewise_share = -expm1(-epsilon / 2) if epsilon > _BIT_ALONE else 0.0
+    bit_blanket = 2 * _rarer_probability(epsilon)
+    return piecewise_share * exp(-epsilon / 2) + (1 - piecewise_share) * bit_blanket if each_weight else exp(-epsilon / 2)
 
 
 _BIT_ALONE = 0.6093
-"""Epsilon up to which ``hybrid`` sends one bit, a little rounded down."""
+"""Epsilon up to which ``hybrid`` sends one bit only (Wang et al. 2019: 0.61), rounded down."""
 
 
-def _signs(epsilon: float, _each: bool) -> float:
-    """Return that of ``duchi-vector`` in two dimensions, where half of all signs are neither right nor wrong: no others have more."""
-    rarer = _rarer(epsilon)
+def _signs_blanket(epsilon: float, _each_weight: bool) -> float:
+    """Return the blanket of ``duchi-vector`` in two dimensions, which is the largest of all dimensions.
+
+    There half of the sign vectors are orthogonal to the input, and so equally likely under every input.
+    """
+    rarer = _rarer_probability(epsilon)
     return 4 * rarer / (1 + 2 * rarer)
 
 
-def _direction(epsilon: float, _each: bool) -> float:
-    """Return that of ``privunit-g`` without lengths, which take from it: 1 / (1 + q (e^epsilon - 1)), q = P(normal > gamma).
+def _direction_blanket(epsilon: float, _each_weight: bool) -> float:
+    """Return the blanket of ``privunit-g`` without the length, which would lower it.
 
-    Gamma is where gamma = phi(gamma) (e^epsilon - 1) / (1 + q (e^epsilon - 1)), the law's scale; it lies below 10.
+    It is 1 / (1 + q (e^epsilon - 1)), where q = P(N(0, 1) > gamma). The threshold gamma, below 10, solves
+    gamma = phi(gamma) (e^epsilon - 1) / (1 + q (e^epsilon - 1)), with phi the standard normal density.
     """
     low, high = 0.0, 10.0
     for _ in range(60):
         gamma = (low + high) / 2
-        scale = exp(-gamma * gamma / 2) / sqrt(2 * pi) * expm1(epsilon) * _below(gamma, epsilon)
+        scale = exp(-gamma * gamma / 2) / sqrt(2 * pi) * expm1(epsilon) * _blanket_at(gamma, epsilon)
         low, high = (gamma, high) if scale > gamma else (low, gamma)
-    return _below(low, epsilon)
+    return _blanket_at(low, epsilon)
 
 
-def _below(gamma: float, epsilon: float) -> float:
+def _blanket_at(gamma: float, epsilon: float) -> float:
     return 1 / (1 + erfc(gamma / sqrt(2)) / 2 * expm1(epsilon))
 
 
 _BLANKETS: Mapping[str, Callable[[float, bool], float]] = {
-    "laplace": _half,
-    "piecewise": _half,
-    "hybrid": _hybrid,
-    "duchi-vector": _signs,
-    "privunit-g": _direction,
+    "laplace": _half_blanket,
+    "piecewise": _half_blanket,
+    "hybrid": _hybrid_blanket,
+    "duchi-vector": _signs_blanket,
+    "privunit-g": _direction_blanket,
 }
-"""By mechanism, the largest blanket that it has at an epsilon, of each weight or of a whole vector."""
+"""Largest blanket of each mechanism, as a function of epsilon and of whether each weight is a unit (else the whole vector is)."""

@@ -20,76 +20,77 @@ from ldpfl.util.number_format import counted
 
 @dataclass(frozen=True)
 class Budget:
-    """The lifetime budget in the file ``path``, under ``policy``: both limit what leaves, and the smaller one holds.
+    """A client's lifetime budget, kept in the file ``path``. The file's limit and the limit of ``policy`` both apply.
 
-    Safe with any number of processes and threads. Killed at any moment, it has counted every report that was sent, and those
-    that were being made. No clock is relied on. Where the file is missing, damaged, newer, readable by others, or cannot be
-    written, nothing may leave.
+    Safe with any number of processes and threads. If the process is killed at any moment, every report that was sent is counted, and so is
+    every report that was being made. No clock is relied on. If the file is missing, damaged, of a newer version, readable by other users,
+    or cannot be written, no report is allowed.
 
-    Guarantee: all that ever leaves is epsilon-LDP at delta as the file says, and as the policy says, for all that left under
-    it, whatever a server chooses by what it saw: see :mod:`ldpfl.privacy.accountants.adaptive`.
+    Guarantee: all reports that were ever charged to the file are together (epsilon, delta)-LDP at the file's limit. All reports that were
+    sent under the policy are so at the policy's limit. This holds for a server that chooses each round by what it saw before: see
+    :mod:`ldpfl.privacy.accountants.adaptive`.
     """
 
     path: Path
     policy: Policy
 
     def check_policy(self, request: Request) -> None:
-        """Return if the policy allows ``request``, whatever was spent before.
+        """Raise unless the policy allows ``request``. What was spent before is not looked at.
 
-        So a server that never lets a round come to the charge learns nothing of what others have had.
+        So a server that aborts each round before the charge cannot learn what the client sent to others.
 
         Raises:
-            Declined: the policy does not.
+            Declined: the policy does not allow the request.
         """
         with self._noting_refusals():
             self.policy.check(request)
 
     def check(self, request: Request) -> None:
-        """Return if :meth:`charge` would allow ``request`` now. Nothing is charged or written, a refusal neither.
+        """Raise unless :meth:`charge` would allow ``request`` now. Nothing is charged, and not even a refusal is written.
 
-        So whoever asks costs nothing, however often. What is allowed now may not be when it is charged.
+        The check may be repeated at no cost. A request that passes it may still be refused when it is charged.
 
         Raises:
-            Exhausted, Declined: as :meth:`charge`, but for a file that cannot be written.
+            Exhausted, Declined: as :meth:`charge`, except that the file need not be writable.
         """
         self.policy.check(request)
         with opened(self.path) as connection:
-            _check_new(request, connection)
-            self._check_room(request, books_in(connection), as_stored(request.release))
+            _refuse_repeated_round(request, connection)
+            self._check_lifetime(request, books_in(connection), as_stored(request.release))
             self._check_hidden(request, connection)
 
     def charge(self, request: Request) -> int:
-        """Record a release durably, and return its number; only after it returns may data be touched for it.
+        """Record a release durably, and return its number. Only then may the client's data be used for it.
 
-        Every call is a new release, in a reply also for the same run and round: a second report, randomised anew, tells more. The
-        relay takes one report of a round from each client, so over it a round is charged once, and a message that is replayed is declined.
+        Every call is a new release. That holds for a second report of the same run and round too: fresh randomness reveals more. The relay
+        accepts one report per client and round. A round over the relay is therefore charged once, and a replayed message is declined.
 
         Raises:
-            Exhausted: the lifetime budget or the number of rounds does not allow it.
-            Declined: the policy does not, the file is not to be relied on, or the round was charged before over the relay.
+            Exhausted: the lifetime budget or the policy's number of rounds does not allow the release.
+            Declined: the policy does not allow it, the file is unreliable, or the round was charged before over the relay.
         """
         release = as_stored(request.release)
         with self._noting_refusals():
             self.policy.check(request)
             with opened(self.path, write=True) as connection:
-                _check_new(request, connection)
-                self._check_room(request, books_in(connection), release)
+                _refuse_repeated_round(request, connection)
+                self._check_lifetime(request, books_in(connection), release)
                 self._check_hidden(request, connection)
-                return add_charge(connection, self._relied_on(request), release)
+                return add_charge(connection, self._with_honest_cohort(request), release)
 
     def refused(self, refusal: Declined) -> Declined:
-        """Note a refusal for other reasons than policy and budget, where the file allows it, and return it to be raised."""
+        """Note a refusal that has a reason other than policy and budget, if the file can be written. Return it to be raised."""
         with suppress(Declined), opened(self.path, write=True, patience=1.0) as connection:
             note_refusal(connection, str(refusal))
         return refusal
 
-    def _check_room(self, request: Request, books: Books, new: Release) -> None:
+    def _check_lifetime(self, request: Request, books: Books, new: Release) -> None:
         charges = books.charges + 1
         if charges > self.policy.rounds:
             why = f"{counted(charges, 'report')} would exceed the policy's rounds = {self.policy.rounds}"
             raise request.declined(why, Exhausted, setting="rounds")
         if not request.protected:
-            return  # the policy allows it by name; from then on no epsilon is finite, and nothing protected fits
+            return  # the policy allows it by name; once it is charged, the spent epsilon is infinite and no protected release fits
         policy, file = self.policy.lifetime, books.limit
         bounds = ((policy, policy.order, "the policy's lifetime_epsilon"), (file, books.order, f"the budget set in {self.path}"))
         if PROTECTED.index(books.protected) < PROTECTED.index(self.policy.protects):
@@ -102,25 +103,31 @@ class Budget:
                 why = f"all releases would cost epsilon {spent:.6g} at delta {limit.delta:g}, above {source} = {limit.epsilon:g}"
                 raise request.declined(why, Exhausted)
 
-    def _relied_on(self, request: Request) -> Request:
-        """Return ``request`` among no more clients than the policy counts on: a server may fill a round with its own."""
+    def _with_honest_cohort(self, request: Request) -> Request:
+        """Return ``request`` with its cohort limited to the policy's count of honest clients: a server may add clients of its own."""
         return replace(request, cohort=min(request.cohort, self.policy.crowd)) if request.transport in OVER_RELAY else request
 
     def _check_hidden(self, request: Request, connection: Connection) -> None:
-        """Check what the policy says of all that ever leaves, this report included, against who sees what the relay lets through."""
+        """Check the policy's ``relay_epsilon`` and ``sum_epsilon`` for all reports ever sent, this one included.
+
+        Both bounds hold against an adversary that sees only what the relay forwards.
+        """
         policy = self.policy
         bounds = (("relay_epsilon", "behind the relay", policy.relay_epsilon), ("sum_epsilon", "in sums", policy.sum_epsilon))
         for setting, where, allowed in bounds:
             if allowed == "off":
                 continue
             new = Sent(as_stored(request.release), request.cohort, request.transport, request.linked, 1)
-            spent = self._hidden([*sent_by(connection), new], allowed, summed=setting == "sum_epsilon")
+            spent = self._epsilon_behind_relay([*sent_by(connection), new], allowed, summed=setting == "sum_epsilon")
             if not spent <= allowed:
                 why = f"all releases would cost epsilon {spent:.6g} {where}, above the policy's {setting} = {allowed:g}"
                 raise request.declined(why, Exhausted, setting=setting)
 
-    def _hidden(self, sent: list[Sent], allowed: float, *, summed: bool) -> float:
-        """Return what all that was ``sent`` costs, as bits that were mixed or as noise that was ``summed``; infinite if any was not."""
+    def _epsilon_behind_relay(self, sent: list[Sent], allowed: float, *, summed: bool) -> float:
+        """Return the epsilon of all ``sent`` reports behind the relay: of mixed bits, or with ``summed`` of summed Gaussian noise.
+
+        Infinite if any report was not of that kind, or left by another way.
+        """
         policy = self.policy
         if policy.delta == 0 or any(one.transport != ("sum" if summed else "relay") for one in sent):
             return inf
@@ -134,7 +141,7 @@ class Budget:
 
     @contextmanager
     def _noting_refusals(self) -> Iterator[None]:
-        """Write why something was refused into the file, if that is possible, for ``ldpfl budget show``."""
+        """Write the reason of a refusal into the file, if possible, for ``ldpfl budget show``."""
         try:
             yield
         except Declined as refusal:
@@ -142,7 +149,7 @@ class Budget:
             raise
 
 
-def _check_new(request: Request, connection: Connection) -> None:
+def _refuse_repeated_round(request: Request, connection: Connection) -> None:
     if request.transport in OVER_RELAY and relayed_before(connection, request.run, request.round):
         why = "this round was charged before, and the relay takes one report of it from each client; the message may have been replayed"
         raise request.declined(why, ChargedBefore)

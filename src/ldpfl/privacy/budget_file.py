@@ -1,7 +1,7 @@
-"""The file that a client's lifetime budget is kept in, and what makes it worth relying on.
+"""The file that a client's lifetime budget is kept in, and the checks that make it reliable.
 
-It is an SQLite database with a rollback journal. A write-ahead log would let readers and a writer work at once, which nobody
-needs here, and would keep the last charges in a second file: a copy of the main file alone would then under-count.
+The file is an SQLite database with a rollback journal. A write-ahead log would let readers and a writer work at once, which is not
+needed here. It would also keep the last charges in a second file, so that a copy of the main file alone would under-count.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from ldpfl.util.file_owners import require_own
 
 VERSION = 2
 _APPLICATION = 0x4C445042  # "LDPB"
-_MOST_ROUNDS = 10**9
-"""Rounds left are counted up to this."""
+MAX_ROUNDS_LEFT = 10**9
+"""Largest number of remaining rounds that is reported."""
 
 MOVED = "this budget was moved to"
-"""Beginning of the reason by which a budget that is now in another file refuses."""
+"""Beginning of the refusal reason of a budget that was moved to another file."""
 
-_PATIENCE = 30.0
+LOCK_TIMEOUT_S = 30.0
 """Seconds to wait for another process that is charging."""
 
-# ``sealed`` is a charge's digest. It had another use, none in the end: in charges of older versions it is NULL, and they are still good.
+# ``sealed`` is a charge's digest. In charges of older versions it is NULL; they are still valid.
 _TABLES = (
     "CREATE TABLE limits (id INTEGER PRIMARY KEY, at TEXT NOT NULL, epsilon REAL NOT NULL, delta REAL NOT NULL, digest BLOB NOT NULL)",
     "CREATE TABLE releases (id INTEGER PRIMARY KEY, kind TEXT NOT NULL, mechanism TEXT NOT NULL, parameter REAL NOT NULL, "
@@ -52,7 +52,7 @@ _TABLES = (
 
 _CHARGED = "at, run, round, release, cohort, transport, linked"
 _FIRST_DIGEST = "(SELECT min(id) FROM charges WHERE sealed IS NOT NULL)"
-"""From here on every charge has one."""
+"""Id of the first charge that has a digest. Every later charge must have one."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Charged:
 
 @dataclass(frozen=True)
 class Sent:
-    """What left in the same way, and how often: among ``cohort`` clients, ``linked`` units together."""
+    """``count`` equal reports that left over the same ``transport``, among ``cohort`` clients, with ``linked`` units in one message."""
 
     release: Release
     cohort: int
@@ -90,7 +90,7 @@ class Granted:
 
 @dataclass(frozen=True)
 class Refusals:
-    """The last refusal, and how many there were."""
+    """The last refusal, and the number of refusals (``times``)."""
 
     at: str
     reason: str
@@ -99,12 +99,12 @@ class Refusals:
 
 @dataclass(frozen=True)
 class Books:
-    """What the file says.
+    """The contents of a budget file.
 
     Attributes:
-        granted: the budgets that were set; the last one holds.
+        granted: the budgets that were set; the last one is in force.
         counts: how often each distinct release was charged, in the order of their first charge.
-        refusals: the last refusal, if there was one.
+        refusals: the last refusal; None if nothing was refused.
     """
 
     granted: tuple[Granted, ...]
@@ -113,34 +113,34 @@ class Books:
 
     @property
     def limit(self) -> Limit:
-        """The budget that holds."""
+        """The budget in force."""
         return self.granted[-1].limit
 
     @property
     def charges(self) -> int:
-        """How many releases were charged."""
+        """Number of releases that were charged."""
         return sum(self.counts.values())
 
     @property
     def protected(self) -> Protected:
-        """What all that was charged protects: one record or person, as soon as some release protected no more; else the client."""
+        """The unit that all charged releases protect: a record or person if any release protects only that, else the client."""
         return least_protected(release.unit for release in self.counts)
 
     @property
     def order(self) -> float:
-        """Of the rule that the budget is kept by: fixed by the first one that was set with a delta, whatever is granted later."""
+        """Rényi order of the privacy filter. The first budget with a delta fixes it; later budgets do not change it."""
         orders = (filter_order(grant.limit.epsilon, grant.limit.delta) for grant in self.granted)
         return next((order for order in orders if order < inf), inf)
 
     def spent(self, delta: float, new: Release | None = None, *, order: float | None = None) -> float:
-        """Return epsilon at ``delta`` of all that was charged, and of one ``new`` release, however each of them was chosen.
+        """Return epsilon at ``delta`` of all charged releases and of one ``new`` release. It holds for adaptively chosen releases.
 
-        By the rule of :mod:`ldpfl.privacy.accountants.adaptive`, at the budget's own ``order`` unless another is given.
+        Computed by the privacy filter of :mod:`ldpfl.privacy.accountants.adaptive`, at the budget's own ``order`` unless one is given.
         """
         return filtered_epsilon(self._with(new, 1).items(), self.order if order is None else order, delta)
 
     def rounds_left(self, release: Release) -> int:
-        """Return how often ``release`` still fits, at most 1e9. A second at most."""
+        """Return how many more times ``release`` fits into the budget, at most 1e9. Takes a second at most."""
 
         def fits(times: int) -> bool:
             return filtered_epsilon(self._with(release, times).items(), self.order, self.limit.delta) <= self.limit.epsilon
@@ -148,10 +148,10 @@ class Books:
         if not fits(1):
             return 0
         low, high = 1, 2
-        while high < _MOST_ROUNDS and fits(high):
+        while high < MAX_ROUNDS_LEFT and fits(high):
             low, high = high, 2 * high
-        if high >= _MOST_ROUNDS:
-            return _MOST_ROUNDS
+        if high >= MAX_ROUNDS_LEFT:
+            return MAX_ROUNDS_LEFT
         return bisect_left(range(high), True, lo=low, key=lambda times: not fits(times)) - 1
 
     def _with(self, new: Release | None, times: int) -> dict[Release, int]:
@@ -162,17 +162,17 @@ class Books:
 
 
 def read_books(path: Path) -> Books:
-    """Return what the budget file says.
+    """Read the budget file at ``path``.
 
     Raises:
-        Declined: it is missing or not to be relied on.
+        Declined: the file is missing or unreliable.
     """
     with opened(path) as connection:
         return books_in(connection)
 
 
 def read_charges(path: Path) -> tuple[Charged, ...]:
-    """Return every charge, in order; errors as :func:`read_books`."""
+    """Return every charge, in order. Raises the errors of :func:`read_books`."""
     with opened(path) as connection:
         releases = _releases(connection)
         rows = connection.execute("SELECT id, at, run, round, release, cohort, transport, linked FROM charges ORDER BY id").fetchall()
@@ -180,11 +180,11 @@ def read_charges(path: Path) -> tuple[Charged, ...]:
 
 
 def set_limit(path: Path, epsilon: float, delta: float | None = None) -> Books:
-    """Set the budget of a file, which is made if there is none, and keep a record of it; ``delta`` stays unless it is given.
+    """Set the budget in the file ``path``, creating the file if needed. Earlier budgets stay listed; ``delta`` is kept unless given.
 
     Raises:
-        ConfigError: epsilon or delta is out of range, or the file cannot be made.
-        Declined: the file is not to be relied on.
+        ConfigError: epsilon or delta is out of range, or the file cannot be created.
+        Declined: the file is unreliable.
     """
     limit = Limit(epsilon, DELTA if delta is None else delta)
     if not os.path.lexists(path):
@@ -195,12 +195,12 @@ def set_limit(path: Path, epsilon: float, delta: float | None = None) -> Books:
 
 
 def _create(path: Path, limit: Limit) -> Books:
-    """Make a new file for its owner only. One that is empty, because this was interrupted, is never taken for a budget."""
+    """Create a budget file that only its owner can read. If this is interrupted, the empty file is never accepted as a budget."""
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     except OSError as error:
         raise ConfigError(f"budget file {path} cannot be made: {error.strerror}") from None
-    with _connected(path, write=True, patience=_PATIENCE) as connection:
+    with _connected(path, write=True, patience=LOCK_TIMEOUT_S) as connection:
         for statement in (*_TABLES, f"PRAGMA application_id = {_APPLICATION}", f"PRAGMA user_version = {VERSION}"):
             connection.execute(statement)
         _grant(connection, limit)
@@ -208,9 +208,9 @@ def _create(path: Path, limit: Limit) -> Books:
 
 
 @contextmanager
-def opened(path: Path, *, write: bool = False, patience: float = _PATIENCE) -> Iterator[sqlite3.Connection]:
-    """Yield a transaction on a file that was found sound; it is durable when this ends without an error."""
-    with _connected(_private(path), write=write, patience=patience) as connection:
+def opened(path: Path, *, write: bool = False, patience: float = LOCK_TIMEOUT_S) -> Iterator[sqlite3.Connection]:
+    """Check the file at ``path`` and yield a transaction on it. It is committed durably if the block ends without an error."""
+    with _connected(_private_path(path), write=write, patience=patience) as connection:
         _check_sound(connection, path)
         yield connection
 
@@ -218,11 +218,11 @@ def opened(path: Path, *, write: bool = False, patience: float = _PATIENCE) -> I
 @contextmanager
 def _connected(path: Path, *, write: bool, patience: float) -> Iterator[sqlite3.Connection]:
     try:
-        # mode=rw: a file that is not there is not made, for then what was spent would be forgotten.
+        # mode=rw does not create a missing file: a new file would forget what was spent.
         with closing(
             sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=patience, isolation_level=None)
         ) as connection:
-            # EXTRA also syncs the folder after the journal is deleted: else a power cut could bring it back, and undo the charge.
+            # EXTRA also syncs the folder after the journal is deleted. Otherwise a power cut could restore the journal and undo the charge.
             connection.execute("PRAGMA synchronous = EXTRA")
             connection.execute("PRAGMA cell_size_check = ON")
             connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
@@ -236,8 +236,8 @@ def _connected(path: Path, *, write: bool, patience: float) -> Iterator[sqlite3.
         raise Declined(f"budget file {path} cannot be used, so nothing leaves this client: {' '.join(str(error).split())}") from None
 
 
-def _private(path: Path) -> Path:
-    """Return where the file lies, if it is nobody else's."""
+def _private_path(path: Path) -> Path:
+    """Return the resolved path of the budget file, after checking that no other user can read or change it."""
     try:
         regular = stat.S_ISREG(path.stat().st_mode)
     except FileNotFoundError:
@@ -250,23 +250,23 @@ def _private(path: Path) -> Path:
 
 
 def _check_sound(connection: sqlite3.Connection, path: Path) -> None:
-    """Refuse a file that is not ours, newer, or damaged."""
-    if _one(connection, "PRAGMA application_id") != _APPLICATION:
+    """Raise :class:`Declined` for a file that is no budget file, has another version, or is damaged."""
+    if _first_value(connection, "PRAGMA application_id") != _APPLICATION:
         raise Declined(f"{path} is not a budget file, or making it was interrupted: nothing leaves this client")
-    version = _one(connection, "PRAGMA user_version")
+    version = _first_value(connection, "PRAGMA user_version")
     if version != VERSION:
         raise Declined(f"budget file {path} has version {version}, and this ldpfl reads version {VERSION}: nothing leaves this client")
-    if _one(connection, "PRAGMA journal_mode") != "delete":
+    if _first_value(connection, "PRAGMA journal_mode") != "delete":
         raise Declined(f"budget file {path} was switched to another kind of journal: nothing leaves this client")
     tables = tuple(sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid"))
-    if tables != _TABLES or _one(connection, "PRAGMA quick_check(1)") != "ok" or not _adds_up(connection):
+    if tables != _TABLES or _first_value(connection, "PRAGMA quick_check(1)") != "ok" or not _is_consistent(connection):
         raise Declined(
             f"budget file {path} is damaged: nothing leaves this client; restore it, or set a new one that counts what was spent"
         )
 
 
-def _adds_up(connection: sqlite3.Connection) -> bool:
-    """Tell whether counts are those of the charges, and figures those that were written; SQLite keeps no checksums."""
+def _is_consistent(connection: sqlite3.Connection) -> bool:
+    """Whether the counts match the charges, and each row matches its digest. SQLite itself keeps no checksums."""
     releases = connection.execute("SELECT id, count, digest, kind, mechanism, parameter, units, unit, author FROM releases").fetchall()
     limits = connection.execute("SELECT digest, epsilon, delta FROM limits").fetchall()
     charges = dict(connection.execute("SELECT release, count(*) FROM charges GROUP BY release").fetchall())
@@ -284,7 +284,7 @@ def _digest(*figures: Any) -> bytes:
     return hashlib.sha256(repr(figures).encode()).digest()
 
 
-def _one(connection: sqlite3.Connection, query: str) -> Any:
+def _first_value(connection: sqlite3.Connection, query: str) -> Any:
     row = connection.execute(query).fetchone()
     return None if row is None else row[0]
 
@@ -309,17 +309,17 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 def _releases(connection: sqlite3.Connection) -> dict[int, tuple[Release, int]]:
     rows = connection.execute("SELECT id, count, kind, mechanism, parameter, units, unit, author FROM releases ORDER BY id")
-    return {key: (_loaded(kind, *figures), count) for key, count, kind, *figures in rows}
+    return {key: (_release_from_row(kind, *figures), count) for key, count, kind, *figures in rows}
 
 
-def _loaded(kind: str, mechanism: str, parameter: float, units: int, unit: Any, author: str) -> Release:
+def _release_from_row(kind: str, mechanism: str, parameter: float, units: int, unit: Any, author: str) -> Release:
     if kind == "unprotected":
         return UnprotectedRelease(mechanism, "left without protection", units, unit, author=author)
     return _KINDS[kind](mechanism, parameter, units, unit, author=author)
 
 
-def _figures(release: Release) -> tuple[str, str, float, int, str, str]:
-    """Return kind, mechanism, parameter, units and unit, by which a budget counts, and whose code the mechanism is."""
+def _row_from_release(release: Release) -> tuple[str, str, float, int, str, str]:
+    """Return kind, mechanism, parameter, units, unit and author of ``release``: the columns in which it is stored."""
     match release:
         case BinaryRelease(epsilon=parameter) | PureRelease(epsilon=parameter) | GaussianRelease(mu=parameter):
             return _NAMES[type(release)], release.mechanism, float(parameter), int(release.units), release.unit, release.author
@@ -327,39 +327,39 @@ def _figures(release: Release) -> tuple[str, str, float, int, str, str]:
 
 
 def as_stored(release: Release) -> Release:
-    """Return the release as it will be read again."""
-    return _loaded(*_figures(release))
+    """Return ``release`` as it will be read back: only the stored fields are kept."""
+    return _release_from_row(*_row_from_release(release))
 
 
 def sent_by(connection: sqlite3.Connection) -> list[Sent]:
-    """Return what was charged, and by which way it left."""
+    """Return the charged releases, grouped by how they left."""
     releases = _releases(connection)
     rows = connection.execute("SELECT release, cohort, transport, linked, count(*) FROM charges GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4")
     return [Sent(releases[key][0], cohort, transport, linked, count) for key, cohort, transport, linked, count in rows]
 
 
 def relayed_before(connection: sqlite3.Connection, run: str, round_: int) -> bool:
-    """Whether a report of this round was charged that left over the relay, or was to."""
+    """Whether a report of this round was charged before with the relay as its transport, whether or not it was sent."""
     query = "SELECT EXISTS (SELECT 1 FROM charges WHERE transport <> 'direct' AND run = ? AND round = ?)"
     return bool(connection.execute(query, (run, round_)).fetchone()[0])
 
 
 def add_charge(connection: sqlite3.Connection, request: Request, release: Release) -> int:
-    figures = _figures(release)
+    figures = _row_from_release(release)
     connection.execute(
         "INSERT INTO releases (kind, mechanism, parameter, units, unit, author, count, digest) VALUES (?, ?, ?, ?, ?, ?, 1, ?) "
         "ON CONFLICT (digest) DO UPDATE SET count = count + 1",
         (*figures, _digest(*figures)),
     )
     (key,) = connection.execute("SELECT id FROM releases WHERE digest = ?", (_digest(*figures),)).fetchone()
-    number = int(_one(connection, "SELECT coalesce(max(id), 0) + 1 FROM charges"))
+    number = int(_first_value(connection, "SELECT coalesce(max(id), 0) + 1 FROM charges"))
     charge = (number, _now(), request.run, request.round, key, request.cohort, request.transport, request.linked)
     connection.execute(f"INSERT INTO charges (id, {_CHARGED}, sealed) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (*charge, _digest(*charge)))
     return number
 
 
 def note_refusal(connection: sqlite3.Connection, reason: str) -> None:
-    """Keep ``reason`` as that of the last refusal, and count it; that the budget was moved stays the reason of all later ones."""
+    """Store ``reason`` as the last refusal, and count it. If the budget was moved, that reason is kept instead."""
     connection.execute(
         "INSERT INTO refusals VALUES (1, ?, ?, 1) ON CONFLICT (id) DO UPDATE SET at = excluded.at, times = times + 1, "
         "reason = iif(instr(reason, ?) = 1, reason, excluded.reason)",
@@ -368,7 +368,7 @@ def note_refusal(connection: sqlite3.Connection, reason: str) -> None:
 
 
 def close_for_good(connection: sqlite3.Connection, why: str) -> None:
-    """Set the budget to 0, and note ``why``: nothing leaves by this file any more."""
+    """Set the budget to 0 and note ``why``. This file then allows no report any more."""
     _grant(connection, Limit(0.0, books_in(connection).limit.delta))
     note_refusal(connection, why)
 

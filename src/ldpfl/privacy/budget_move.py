@@ -1,4 +1,4 @@
-"""Moving a lifetime budget to another file: two files of one client would each allow all that is left."""
+"""Move a lifetime budget to another file. The old file is closed: two open files would each allow the whole remaining budget."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from ldpfl.util.files import writing
 
 
 def move(path: Path, to: Path) -> Books:
-    """Write the budget in ``path``, with all that was charged, to the new file ``to``; return what that says.
+    """Move the budget in ``path``, with all its charges, to the new file ``to``. Return the contents of ``to``.
 
-    Before ``to`` has its name, the old file is set to epsilon 0: it allows nothing any more, whoever still uses it. A process that is
-    killed in between leaves the copy with ``.part`` behind its name. It counts only if the old file is 0; else it has to be removed.
+    The copy is first written under the name of ``to`` with ``.part`` appended. Then the old file is set to epsilon 0, so that it allows
+    nothing to anyone who still uses it. Last, the copy is renamed to ``to``. If the process is killed, the ``.part`` file may be left. It
+    is valid only if the old file is at 0; otherwise remove it.
 
     Raises:
-        ConfigError: there is something at ``to``, or it cannot be made, or the old file has epsilon 0 and so nothing to move.
-        Declined: the old file, or the place of the new one, is not to be relied on.
+        ConfigError: ``to`` exists or cannot be created, or the old file has epsilon 0 and so nothing to move.
+        Declined: the old file, or the folder of the new one, is unreliable.
     """
     part = to.with_name(f"{to.name}.part")
     if os.path.lexists(to):
@@ -35,7 +36,7 @@ def move(path: Path, to: Path) -> Books:
             raise ConfigError(f"the budget in {path} is 0: it was moved before, or set so; there is nothing to move")
         _copy(path, part)
         try:
-            read_books(part)  # where nobody relies on it, nothing would leave any more, and what was moved would be lost
+            read_books(part)  # check the copy before the old file is closed: with an unreliable copy the budget would be lost
         except Declined:
             part.unlink()
             raise
@@ -46,11 +47,11 @@ def move(path: Path, to: Path) -> Books:
 
 
 def refuse_moved(path: Path) -> None:
-    """Return if the budget in ``path``, if there is one, was not moved: a new one there would be a second lifetime of the same client.
+    """Raise if the budget in ``path`` was moved away. A new budget there would give the same client a second lifetime budget.
 
     Raises:
-        ConfigError: it was moved.
-        Declined: the file is not to be relied on.
+        ConfigError: the budget was moved to another file.
+        Declined: the file is unreliable.
     """
     books = read_books(path) if path.exists() else None
     if books and books.limit.epsilon == 0 and books.refusals and books.refusals.reason.startswith(MOVED):
@@ -58,7 +59,7 @@ def refuse_moved(path: Path) -> None:
 
 
 def _copy(path: Path, part: Path) -> None:
-    """Copy the file's last committed state, to disk; a reader beside the transaction that keeps others from writing."""
+    """Copy the last committed state of ``path`` durably to ``part``. The caller's transaction keeps others from writing meanwhile."""
     try:
         os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What was released, round by round. An event says what happened and means the same for ever; accountants interpret it."""
+"""Privacy events: what was released, round by round. An event states only facts, so its meaning never changes; accountants interpret it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from ldpfl.errors import ConfigError
 from ldpfl.privacy.guarantee import REPLACE_ONE, Guarantee, Scope, TrustModel, Unit
 
 Channel = Literal["ideal-shuffler", "secure-sum", "random-delay", "direct"]
-"""What stands between client and server. ``ideal-shuffler``: only how often each value was sent is seen. ``secure-sum``: only
-the sum over all clients is seen, of reports that are integers. ``random-delay``: each report
-comes by itself after a random wait; who watches the network, or sees stragglers, can still link. ``direct``: the server sees senders."""
+"""What stands between client and server. ``ideal-shuffler``: the server sees only how often each value was sent. ``secure-sum``: the
+server sees only the sum of integer reports over all clients. ``random-delay``: each report arrives separately after a random wait; anyone
+who watches the network, or sees stragglers, can still link it to its client. ``direct``: the server sees senders."""
 
 Sampling = Literal["everyone", "visible", "secret", "once"]
-"""Who takes part. ``visible``: a part of the clients, known to others. ``secret``: each decides for itself, and only the number is seen.
-``once``: each client in one round of the whole run, in a secret random order."""
+"""Who takes part. ``visible``: some of the clients, and others know which. ``secret``: each client decides for itself, and only the number
+of participants is seen. ``once``: each client joins one round of the whole run, in a secret random order."""
 
 
 OURS, UNKNOWN = "ldpfl", "unknown"
-"""Author of a release: this project, or nobody that is known. Other authors are a class, ``module:Class``."""
+"""Author of a release: this project, or an unknown author. Any other author is named by a class, ``module:Class``."""
 
 
 class Claim(NamedTuple):
-    """What a paper says of a release: for a whole run, or for one round where it claims no more than that."""
+    """The privacy guarantee that a paper claims for a release, over a whole run or one round (``scope``)."""
 
     epsilon: float
     delta: float
@@ -33,33 +33,33 @@ class Claim(NamedTuple):
     source: str
 
     def guarantee(self) -> Guarantee:
-        """Return the line that stands beside the proved ones."""
+        """Return the claim as a :class:`Guarantee` with status ``claimed``."""
         return Guarantee(**self._asdict(), unit="client", units_per_round=1, adjacency=REPLACE_ONE, status="claimed")
 
 
 class _Stated:
-    """What accounting and policies ask of any release, beside its parameter."""
+    """Properties of any release that accounting and policies use, apart from its parameter. Subclasses override the defaults."""
 
     protected: ClassVar[bool] = True
     """Whether anything is guaranteed."""
 
     by_round: ClassVar[bool] = False
-    """Whether it is accounted as a whole round, with no figure for a unit of it; then the larger parameter always costs more."""
+    """Whether the release is accounted as a whole round, without an epsilon for one unit. Then a larger parameter always costs more."""
 
     not_shuffled: ClassVar[str] = ""
-    """Why there is no figure for it behind a shuffler; empty where there is one."""
+    """Reason why no epsilon behind a shuffler is given; empty if one is given."""
 
     author: str = UNKNOWN
-    """Whose code made it: only :func:`ldpfl.privacy.authors.released` says so. Of other code than :data:`OURS` nothing is proved."""
+    """Author of the code that made the release, as :func:`ldpfl.privacy.authors.released` finds it. Only :data:`OURS` has proofs."""
 
     @property
     def why_unprotected(self) -> str:
-        """What left without protection; empty where nothing did."""
+        """What left without protection; empty if everything was protected."""
         return ""
 
     @property
     def claimed(self) -> Claim | None:
-        """What the mechanism's paper says that it costs, if it says so."""
+        """The cost that the mechanism's paper claims; None if it claims none."""
         return None
 
 
@@ -71,12 +71,12 @@ class _ByUnit(_Stated):
 
     @property
     def parameter(self) -> float:
-        """What the release is accounted by: epsilon of one unit."""
+        """Parameter of the accounting: the epsilon of one unit."""
         return self.epsilon
 
     @property
     def pure_epsilon(self) -> float:
-        """What one unit costs with no failure probability, against one who knows its sender."""
+        """Epsilon of one unit at delta 0, against an adversary who knows the sender."""
         return self.epsilon
 
     @property
@@ -90,13 +90,13 @@ class BinaryRelease(_ByUnit):
 
     Attributes:
         mechanism: its name.
-        epsilon: budget of one bit; its probabilities lie in [1 / (1 + e^epsilon), e^epsilon / (1 + e^epsilon)].
-        units: bits that depend on the client's data.
+        epsilon: epsilon of one bit; its probabilities lie in [1 / (1 + e^epsilon), e^epsilon / (1 + e^epsilon)].
+        units: number of bits that depend on the client's data.
         unit: what one bit stands for.
-        realised: the budget that the bits really spend, where finite precision keeps it below ``epsilon``.
-        sampled: of how many coordinates, at most, its client drew in secret the one that a bit is about; 1 where that is fixed.
-        claim: what the mechanism's paper says that ``epsilon`` is for the whole run, in a sentence; empty where it says nothing.
-        author: whose code made it; :func:`ldpfl.privacy.authors.released` says so, and nothing else.
+        realised: the epsilon that a bit really has, if finite precision keeps it below ``epsilon``; else None.
+        sampled: number of coordinates, at most, from which the client secretly drew the one that a bit is about; 1 if it is fixed.
+        claim: source of the paper's claim that ``epsilon`` holds for the whole run, as a sentence; empty if the paper claims nothing.
+        author: author of the code, as :func:`ldpfl.privacy.authors.released` finds it.
     """
 
     mechanism: str
@@ -114,10 +114,11 @@ class PureRelease(_ByUnit):
     """One client's round: ``units`` reports by any mechanism, each ``epsilon``-LDP. Other fields as in :class:`BinaryRelease`.
 
     Attributes:
-        blanket: a share g for which there is a law U, the same for all clients of a round, such that a report is between g and
-            g e^epsilon times as likely as under U, whatever its input: so much of it says nothing. None where none is known.
-        signed: whether a report about either end of the range says which, and is wrong with half of the blanket's probability. Then data
-            are known that cost nearly what the blanket allows for; else no lower figure is stated.
+        blanket: a share g in (0, 1) such that, for every input, a report is between g and g e^epsilon times as likely as under a law U
+            that is the same for all clients of a round. So with probability g a report is a draw of U, which reveals nothing. None if no
+            such share is known.
+        signed: whether a report on an input at an end of the range shows which end it is, and is wrong with probability ``blanket`` / 2.
+            Then a data set is known that nearly attains the epsilon of the blanket; otherwise no lower bound is stated.
         author: as in :class:`BinaryRelease`.
     """
 
@@ -132,28 +133,28 @@ class PureRelease(_ByUnit):
 
 
 def usable_blanket(epsilon: float, share: float) -> float | None:
-    """Return ``share`` as the ``blanket`` of a :class:`PureRelease`, and None where it says next to nothing, or is lost to rounding."""
+    """Return ``share`` as the ``blanket`` of a :class:`PureRelease`, or None if it is useless: epsilon too large, or lost to rounding."""
     return share if epsilon <= LARGEST_HIDDEN and exp(-epsilon) < share < 1 else None
 
 
 LARGEST_HIDDEN = 30.0
-"""Budget of a report beyond which no crowd hides it."""
+"""Epsilon of a report above which no number of other clients hides it."""
 
 
 @dataclass(frozen=True)
 class GaussianRelease(_Stated):
     """One client's round: one vector with independent Gaussian noise, fixed before the data were looked at.
 
-    With the unit ``record``, mu is that of one of the client's records, and with ``person`` that of all records of one person there;
-    nothing is said of the client as a whole. What is sent are then integers, so that a sum over clients has the noise of all of them.
+    With the unit ``record``, mu is the cost to one of the client's records. With ``person``, it is the cost to all records of one person at
+    the client. Neither protects the client as a whole. The reports are then integers, so that a sum over clients has the noise of all.
 
     Attributes:
         mechanism: its name.
         mu: sensitivity under replacement (twice the clipping norm) over the noise's standard deviation.
-        rate: probability with which each record, or person, took part, by a coin of its own that nobody learns; 1 where all did.
-        alike: whether all clients of the round bounded their vectors to the same ball, of radius mu / 2 standard deviations, and added
-            noise of the same law: then they hide each other behind a shuffler.
-        integers: whether what is sent are integers, so that a sum over clients has the noise of all of them; of parts they always are.
+        rate: probability that a record, or person, took part, decided by an independent secret coin for each; 1 if all took part.
+        alike: whether all clients of the round clipped their vectors to the same ball, of radius mu / 2 standard deviations, and added
+            noise of the same law. Then they hide each other behind a shuffler.
+        integers: whether reports are integers, so that a sum over clients has the noise of all. Always so for the units record and person.
         author: as in :class:`BinaryRelease`.
     """
 
@@ -170,40 +171,40 @@ class GaussianRelease(_Stated):
 
     @property
     def adds_up(self) -> bool:
-        """Whether a sum of such reports tells no more than one Gaussian with the variance of all their noise does."""
+        """Whether a sum of such reports reveals no more than the exact sum with Gaussian noise of the total variance would."""
         return self.of_part or self.integers
 
     @property
     def of_part(self) -> bool:
-        """Whether it is about a part of what a client holds, a record or a person, and so a sum of integers over such parts."""
+        """Whether the protected unit is a part of a client's data: a record or a person. The report is then a sum of integers."""
         return self.unit in _PARTS
 
     @property
-    def not_shuffled(self) -> str:  # type: ignore[override]  # others have one reason each
+    def not_shuffled(self) -> str:  # type: ignore[override]  # in the other classes it is a constant
         if self.of_part:
             return "how far apart the sums lie that clients send of their records is not bounded; the local figures hold"
         return "" if self.alike else "it is not stated that all clients add the same noise; the local figures hold"
 
     @property
     def parameter(self) -> float:
-        """What the release is accounted by: mu."""
+        """Parameter of the accounting: mu."""
         return self.mu
 
     @property
     def pure_epsilon(self) -> float:
-        """Infinite: Gaussian noise has none."""
+        """Infinite: Gaussian noise has no epsilon at delta 0."""
         return inf
 
 
 @dataclass(frozen=True)
 class UnprotectedRelease(_Stated):
-    """One client's round of which something left without protection, or with one that depended on the data in an unproved way.
+    """One client's round in which something left without protection, or with noise that depended on the data in an unproved way.
 
     Attributes:
         mechanism: its name.
-        reason: what left, in a few words.
-        claimed_epsilon, claimed_delta: what the mechanism's paper says one client's round costs, if it says so.
-        claim: how it says so, in a sentence.
+        reason: what left unprotected, in a few words.
+        claimed_epsilon, claimed_delta: cost of one client's round that the mechanism's paper claims; None if it claims none.
+        claim: source of that claim, as a sentence.
         author: as in :class:`BinaryRelease`.
     """
 
@@ -221,7 +222,7 @@ class UnprotectedRelease(_Stated):
 
     @property
     def parameter(self) -> float:
-        """Infinite: no figure bounds what left."""
+        """Infinite: no epsilon bounds what was released."""
         return inf
 
     @property
@@ -240,18 +241,20 @@ class UnprotectedRelease(_Stated):
         return Claim(self.claimed_epsilon, self.claimed_delta, "local", "round", self.claim)
 
 
-_LARGEST = 10**12
+MAX_COUNT = 10**12
+"""Largest number of units, linked units, clients or rounds that is accounted."""
+
 _PARTS: tuple[Unit, ...] = ("record", "person")
 
 Release = BinaryRelease | PureRelease | GaussianRelease | UnprotectedRelease
 
 
 def for_one_record(release: Release) -> Release:
-    """Return what ``release`` costs one record, where the numbers of a client's records and persons stay what they are.
+    """Return ``release`` as it counts for one record. The client's numbers of records and persons are public and stay fixed.
 
-    Where persons are protected, a row in the place of another person's row changes the vectors of both persons, and each of them moves the
-    sum by up to mu standard deviations: together by twice mu. Each has a coin of its own where persons take part by chance. Whatever the
-    coins show, twice mu bounds the distance, so that it holds without a look at them.
+    If the release protects persons, replacing one record by a record of another person changes two persons' vectors. Each moves the sum
+    by up to mu standard deviations, so the record is accounted at 2 mu. If persons are sampled, the two are sampled independently. The
+    distance is at most 2 mu whichever of them are sampled, so the rate is set to 1.
     """
     if isinstance(release, GaussianRelease) and release.unit == "person":
         return replace(release, mu=2 * release.mu, unit="record", rate=1.0)
@@ -260,25 +263,25 @@ def for_one_record(release: Release) -> Release:
 
 @dataclass(frozen=True)
 class RoundEvent:
-    """A round: what each client of the cohort released, and who could see what of it.
+    """A round: what each client of the cohort released, and what others could see of it.
 
     Attributes:
         round: its number, from 1.
         release: what one client sent.
-        cohort: clients whose reports were pooled. Dropped clients are not among them. 0 where each decides for itself, and none did.
-        population: clients that could have taken part.
+        cohort: number of clients whose reports were pooled, without dropped clients. May be 0 only if clients need not take part.
+        population: number of clients that could have taken part.
         joined: the largest number of rounds that any one client has taken part in so far, this one included.
         sampling: how the cohort came about.
-        rate: probability with which a client takes part, for ``secret`` sampling.
+        rate: probability that a client takes part, for ``secret`` sampling.
         channel: how reports travelled.
-        linked: units that travel in one message and stay together in the shuffler; 1 in the papers.
-        histograms: whether it told counts, and not of a model: histograms of columns before the first round, or how good a model is on
-            records that clients hold back. No two data sets are then said to attain what it is charged.
-        colluding: clients of the cohort that are not relied on: nobody hides behind their reports or their noise. It is what a run is
-            planned for; who asks for an account may count with more.
+        linked: number of units that travel in one message and stay together in the shuffler; 1 in the papers.
+        histograms: whether the round released counts instead of a model update: histograms of columns before the first round, or a model's
+            accuracy on held-out records. No lower bound is stated for such rounds.
+        colluding: number of clients in the cohort whose reports and noise are assumed to hide nobody. It is the number that the run was
+            planned for; a statement may be computed for a larger one.
 
     Raises:
-        ConfigError: figures that contradict each other.
+        ConfigError: values that contradict each other.
     """
 
     round: int
@@ -290,7 +293,7 @@ class RoundEvent:
     rate: float = 1.0
     channel: Channel = "ideal-shuffler"
     linked: int = 1
-    histograms: bool = field(default=False, compare=False)  # not of runs from before it was said
+    histograms: bool = field(default=False, compare=False)  # ledgers of older versions lack it
     colluding: int = 0
 
     def __post_init__(self) -> None:
@@ -304,7 +307,7 @@ class RoundEvent:
             raise ConfigError(f"round {self.round}: a release of this kind does not protect a {self.release.unit} as one unit")
         if self.sampling == "once" and self.joined > 1:
             raise ConfigError(f"round {self.round}: a client that takes part once cannot have joined {self.joined} rounds")
-        if isinstance(self.release, BinaryRelease) and not 1 <= self.release.sampled <= _LARGEST:
+        if isinstance(self.release, BinaryRelease) and not 1 <= self.release.sampled <= MAX_COUNT:
             raise ConfigError(f"round {self.round}: a bit cannot be about one of {self.release.sampled} coordinates")
         if self.release.units < 1 or self.linked < 1:
             raise ConfigError(f"round {self.round}: a release has at least one unit, got {self.release.units} and {self.linked} linked")
@@ -323,21 +326,21 @@ class RoundEvent:
                 raise ConfigError(
                     f"round {self.round}: records or persons, and nothing else, take part with a probability in (0, 1], got {rate}"
                 )
-            case UnprotectedRelease(claimed_epsilon=epsilon, claimed_delta=delta) if not _is_claim(epsilon, delta):
+            case UnprotectedRelease(claimed_epsilon=epsilon, claimed_delta=delta) if not _is_valid_claim(epsilon, delta):
                 raise ConfigError(f"round {self.round}: a claim needs an epsilon above 0 and a delta in (0, 1), got {epsilon} and {delta}")
         if not 0 <= self.colluding < self.population:
             raise ConfigError(f"round {self.round}: {self.colluding} of {self.population} clients cannot collude: one has to be honest")
         if not 0 < self.rate <= 1:
             raise ConfigError(f"round {self.round}: rate must lie in (0, 1], got {self.rate}")
-        if max(self.release.units, self.linked, self.population, self.round) > _LARGEST:
-            raise ConfigError(f"round {self.round}: counts beyond {_LARGEST:.0e} are not accounted")
+        if max(self.release.units, self.linked, self.population, self.round) > MAX_COUNT:
+            raise ConfigError(f"round {self.round}: counts beyond {MAX_COUNT:.0e} are not accounted")
         parameter = self.release.parameter
         if not (parameter > 0 and (isfinite(parameter) or isinstance(self.release, UnprotectedRelease))):
             name = self.release.mechanism[:40]
             raise ConfigError(f"round {self.round}: the parameter of {name!r} must be positive and finite, got {parameter}")
 
 
-def _is_claim(epsilon: float | None, delta: float | None) -> bool:
+def _is_valid_claim(epsilon: float | None, delta: float | None) -> bool:
     if epsilon is None or delta is None:
         return epsilon is None and delta is None
     return isfinite(epsilon) and epsilon > 0 and 0 < delta < 1

@@ -1,4 +1,4 @@
-"""What goes with every privacy parameter: one line of it, and all lines of a run with what they are worth in a sentence."""
+"""Privacy guarantees. A :class:`Guarantee` is one epsilon with its meaning; a :class:`Statement` holds all guarantees of a run."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ if TYPE_CHECKING:
     import pandas
 
 REPLACE_ONE = "replace one client's data"
-"""Adjacency used throughout: anything that one client holds, in all rounds, may be replaced by anything else."""
+"""Adjacency for clients: all data that one client holds, in all rounds, may be replaced by any other data."""
 
 REPLACE_RECORD = "replace one record of one client"
-"""Adjacency of what is protected record by record: the number of a client's records is public."""
+"""Adjacency for records: one record may be replaced by any other. The number of a client's records is public."""
 
 REPLACE_PERSON = "replace all records of one person at one client"
-"""Adjacency of what is protected person by person: the records of another person there who is trained on too take their place.
+"""Adjacency for persons: all records of one person at a client may be replaced by the records of another person.
 
-There may be more or fewer of them. The number of a client's persons is public, and who is trained on follows from names by a public rule.
+The number of these records may change. The number of a client's persons is public. A public rule on names decides which persons are used
+for training.
 """
 
 Unit = Literal["weight", "coordinate", "group", "layer", "vector", "record", "person", "client"]
 Protected = Literal["record", "person", "client"]
 PROTECTED: tuple[Protected, ...] = ("record", "person", "client")
-"""Units that a line over all that a client sends may be about, the least first.
+"""Units that a guarantee over everything a client sends may protect, the weakest first.
 
-What protects a client protects a record and a person as well. What protects a person protects a record only at twice the mu: see
+Protecting a client protects its records and persons as well. Protecting a person protects a record only at twice the mu: see
 :func:`ldpfl.privacy.events.for_one_record`.
 """
 Scope = Literal["round", "run"]
@@ -38,39 +39,38 @@ Status = Literal["proved", "author's claim", "claimed", "estimate"]
 
 
 def least_protected(units: Iterable[Unit]) -> Protected:
-    """Return what is protected where releases of all these ``units`` were made: the least of them; what protects no less, the client."""
-    found = set(units)
-    return next(unit for unit in PROTECTED if unit in found or unit == "client")
+    """Return the weakest protected unit among releases with these ``units``: a record or a person if one occurs, else the client."""
+    released = set(units)
+    return next(unit for unit in PROTECTED if unit in released or unit == "client")
 
 
 WHAT_IS_PROTECTED: Mapping[str, str] = {"record": "one record", "person": "one person", "client": "a client"}
-"""How tables and pages call what a run's lines are about."""
+"""Name of the protected unit in tables and on pages."""
 
 AUTHORS_CLAIM: Final = "author's claim"
 HOLDS: tuple[Status, ...] = ("proved", AUTHORS_CLAIM)
-"""Status of lines that are computed from what was released: proved, or as sound as what somebody else's mechanism says of itself."""
+"""Status of guarantees that are computed from releases: proved, or dependent on the claims of a third-party mechanism's author."""
 
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What one (epsilon, delta) means: for which unit, against whom, and whether it is proved.
+    """One (epsilon, delta) with its meaning: for which unit, against whom, and whether it is proved.
 
     Attributes:
-        epsilon: privacy loss of one unit, certified from above where ``status`` is proved or the author's claim; infinity where nothing
-            is protected.
+        epsilon: privacy loss of one unit; an upper bound if ``status`` is proved or the author's claim; infinity if nothing is protected.
         delta: failure probability; 0 for a pure guarantee.
         unit: what the epsilon protects. ``"weight"``: one scalar of one report; ``"record"``: one record of a
             client in all that it sends; ``"person"``: all records of one person there; ``"client"``: all that a client sends.
-        units_per_round: how many such units one client releases in one round.
-        adjacency: which inputs are to be indistinguishable.
+        units_per_round: number of such units that one client releases in one round.
+        adjacency: which pairs of inputs the guarantee makes indistinguishable.
         trust_model: ``"local"`` trusts nobody; ``"shuffled"`` trusts a shuffler to show only counts; ``"summed"``
             trusts a sum over clients to hide its terms; ``"central"`` trusts the server.
-        status: ``"proved"``; ``"author's claim"``: proved if what a mechanism of somebody else's says of itself is true; ``"claimed"`` by
-            a paper, and not so; or an ``"estimate"`` that bounds nothing.
+        status: ``"proved"``; ``"author's claim"``: proved if the third-party mechanism's statements about itself are true; ``"claimed"``:
+            claimed by a paper and not proved here; or ``"estimate"``, which is no bound.
         assumptions: what has to be true outside the mechanism.
-        scope: whether the unit is counted in one round or over the whole run.
-        lower: an epsilon that some data set attains, where one is known: no proof can get below it.
-        adaptive: whether it holds when later inputs depend on earlier outputs, as they do in training.
+        scope: whether the epsilon is for one round or for the whole run.
+        lower: an epsilon that some data set attains; None if unknown. No proof can get below it.
+        adaptive: whether the guarantee holds when later inputs depend on earlier outputs, as they do in training.
         source: where the claim or the bound comes from.
     """
 
@@ -94,21 +94,21 @@ class Guarantee:
 
 
 def json_number(value: float | None) -> float | str | None:
-    """Return ``value`` as JSON can hold it."""
+    """Return ``value`` for JSON: an infinite number becomes the string ``"infinity"``."""
     if value is not None and isnan(value):
         raise ValueError("a privacy figure is not a number")
     return value if value is None or isfinite(value) else "infinity"
 
 
 Worth = Literal["good", "fair", "bad"]
-"""Whether an epsilon over a whole run protects, protects a little, or does not."""
+"""Rating of an epsilon over a whole run: it protects, protects a little, or does not protect."""
 
 GOOD, FAIR = 1.0, 10.0
-"""Up to which a guess is right three times of four at most, and up to which there is something left to guess."""
+"""Largest epsilon with the rating. At 1 a guess between two data sets is right with probability 0.73; at 10 with 0.99995."""
 
 
 def worth_of(epsilon: float) -> Worth:
-    """Return what an epsilon over a whole run is worth to whom it protects."""
+    """Rate the protection that an epsilon over a whole run gives."""
     return "good" if epsilon <= GOOD else "fair" if epsilon <= FAIR else "bad"
 
 
@@ -119,7 +119,7 @@ IF_TRUSTED: Mapping[str, str] = {
 }
 TRUSTED: Mapping[str, str] = {"local": "nobody", "shuffled": "shuffler", "summed": "sum", "central": "server"}
 IN_SHORT: Mapping[str, str] = {"local": "trusting nobody", "shuffled": "behind a shuffler", "summed": "of a sum"}
-"""Whom one trusts, by trust model: in a sentence, in a table, beside a mark."""
+"""The trusted party by trust model: for a sentence (``IF_TRUSTED``), for a table (``TRUSTED``), for a plot mark (``IN_SHORT``)."""
 
 _WORTHLESS_IS: Mapping[str, str] = {
     "client": "This is no protection for a client in practice: what it sends in the run may tell any two data sets apart, {trusted}.",
@@ -144,38 +144,38 @@ _WORTH: Mapping[str, str] = {
 
 
 _DIGITS = 1e-9
-"""Part by which rounding may have made a probability too small."""
+"""Relative rounding error by which a probability may be too small."""
 
 _OVER_THE_RUN = ("local", "shuffled_upper_adaptive")
-"""Of :meth:`Statement.figures`: what holds for all that is sent in a run, trusting nobody, and if a shuffler or a sum hides the reports."""
+"""Keys of :meth:`Statement.figures` for the whole run: trusting nobody, and behind a shuffler or a sum."""
 
 
 def best_figure(figures: Mapping[str, Any]) -> tuple[float, str] | None:
-    """Return the smallest epsilon of :meth:`Statement.figures` that holds over the whole run, and whom it trusts.
+    """Return the smallest epsilon of :meth:`Statement.figures` for the whole run, and the party that it trusts.
 
-    None where nobody took part, or where there are no such figures: they may come from a damaged file.
+    None if nobody took part, or if ``figures`` lacks both epsilons: it may come from a damaged file.
     """
-    found = {name: figures[name] for name in _OVER_THE_RUN if is_figure(figures.get(name))}
-    name = min(found, key=lambda name: float(found[name]), default=None)
-    return None if name is None else (float(found[name]), "nobody" if name == "local" else "shuffler or sum")
+    epsilons = {name: figures[name] for name in _OVER_THE_RUN if is_figure(figures.get(name))}
+    name = min(epsilons, key=lambda name: float(epsilons[name]), default=None)
+    return None if name is None else (float(epsilons[name]), "nobody" if name == "local" else "shuffler or sum")
 
 
 def is_figure(value: object) -> bool:
-    """Whether a file that holds ``value`` holds an epsilon there."""
+    """Whether ``value``, read from JSON, is an epsilon: a number or ``"infinity"``."""
     return value == "infinity" or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 @dataclass(frozen=True)
 class Statement(Shown):
-    """What holds of a run.
+    """All privacy guarantees of a run.
 
     Attributes:
-        delta: for all lines but the pure ones.
-        rows: the paper's claim first, then what is proved, then estimates.
-        notes: why a line is missing.
-        warnings: what makes the figures mean less than it seems.
-        distance: upper bound of the total variation distance between all that who is not trusted by :attr:`best` sees of one input and of
-            another; 1 where nothing smaller is known but what follows from epsilon.
+        delta: failure probability of all rows except the pure ones.
+        rows: the paper's claim first, then proved guarantees, then estimates.
+        notes: reasons why a row is missing, and remarks on what the rows mean.
+        warnings: reasons why the guarantees mean less than they seem to.
+        distance: upper bound of the total variation distance between everything that the adversary of :attr:`best` sees for one input and
+            for another; 1 if no bound is known beyond the one that epsilon implies.
     """
 
     delta: float
@@ -185,19 +185,20 @@ class Statement(Shown):
     distance: float = 1.0
 
     def __repr__(self) -> str:
-        """Return the table of the lines, so that a console shows it."""
+        """Return the table of the rows, so that a console shows it."""
         return str(self)
 
     @property
     def protected(self) -> Protected:
-        """What the lines over all that a client sends are about: the client, one person in its data, or one of its records."""
+        """The unit that the rows over everything a client sends protect: the client, one person, or one record."""
         return least_protected(row.unit for row in self.rows)
 
     def find(self, trust_model: str, scope: Scope, *, client: bool = True, pure: bool = False, adaptive: bool = True) -> Guarantee | None:
-        """Return the row of this kind that is computed from what was released, if there is one.
+        """Return the row of this kind that is computed from releases; None if there is no such row.
 
-        ``client`` asks for all that a client sends, or for one record or person in it, and not for one unit of a report. ``trust_model``
-        "hidden" is a shuffler or a sum, whichever the run has.
+        Args:
+            trust_model: as in :class:`Guarantee`, or "hidden" for a shuffler or a sum, whichever the run has.
+            client: ask for the row that protects :attr:`protected` in everything a client sends, and not for one unit of a report.
         """
         trusted = ("shuffled", "summed") if trust_model == "hidden" else (trust_model,)
         for row in self.rows:
@@ -208,18 +209,18 @@ class Statement(Shown):
 
     @property
     def status(self) -> Status:
-        """Whether what holds is proved, or rests on what authors of other code claim."""
+        """Whether the guarantees are proved, or depend on the claims of a third-party mechanism's author."""
         return AUTHORS_CLAIM if any(row.status == AUTHORS_CLAIM for row in self.rows) else "proved"
 
     @property
     def best(self) -> Guarantee | None:
-        """The smallest epsilon that holds over the whole run, with or without trust in what the run trusts; None if none is known."""
+        """The row with the smallest epsilon over the whole run: local, or behind the run's shuffler or sum. None if neither exists."""
         rows = [row for row in (self.find("local", "run"), self.find("hidden", "run")) if row is not None]
         return min(rows, key=lambda row: row.epsilon, default=None)
 
     @property
     def verdict(self) -> str:
-        """What the run is worth to a client, in a sentence for who has not read the papers."""
+        """How well the run protects a client, as a sentence for readers who do not know differential privacy."""
         best = self.best
         if best is None:
             return ""
@@ -235,7 +236,7 @@ class Statement(Shown):
         return _WORTH[self.protected].format(kept=kept, percent=percent, trusted=trusted, source=source) + rests
 
     def figures(self) -> dict[str, float | str | None]:
-        """Return the numbers by name, for machines; None where there is none, "infinity" where nothing is protected."""
+        """Return the epsilons by name, for JSON: None if an epsilon is unknown, "infinity" if nothing is protected."""
         claim = next((row.epsilon for row in self.rows if row.status == "claimed"), None)
         estimate = next((row.epsilon for row in self.rows if row.status == "estimate"), None)
         adaptive, fixed = self.find("hidden", "run"), self.find("hidden", "run", adaptive=False)
@@ -260,7 +261,7 @@ class Statement(Shown):
         }
 
     def to_dataframe(self) -> pandas.DataFrame:
-        """Return a row a line, with the fields of :class:`Guarantee`."""
+        """Return a table with one line for each guarantee; the columns are the fields of :class:`Guarantee`."""
         import pandas
 
         return pandas.DataFrame([asdict(row) for row in self.rows], columns=list(Guarantee.__dataclass_fields__))

@@ -1,6 +1,6 @@
-"""The ledger: the events of a run in a file, kept apart from what any accountant makes of them.
+"""The ledger: the privacy events of a run in a file. It holds facts only, and no epsilon.
 
-A saved ledger can be accounted again later, by a better accountant or for another delta.
+So a saved ledger can be accounted again later, with a better accountant or for another delta.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ LEDGER_FILE = "ledger.json"
 FORMAT = "ldpfl-ledger"
 VERSION = 3
 _CHAINED = 3
-"""From this version on each event carries a hash of itself and of all before it: that finds accidents, and no forger."""
+"""First version in which each event carries a hash of itself and of all events before it. The hash finds accidents, but no forgery."""
 
 _MOST_CLIENTS = 10**9
 _SMALLEST_PARAMETER, _LARGEST_PARAMETER = 1e-15, 1e9
 _IMPOSSIBLE = 1e-15
-"""Probability below which a number of clients is not one that came about by their own coins."""
+"""Probability below which a cohort size is rejected as impossible for clients that decide by random coins."""
 
 _CLAIMS_OF_VERSION_1: Mapping[str, str] = {
     "duchi": "LDP-FL, section 4: shuffling hides who sent a bit, but a client's bits are many, and they add up",
     "harmony": "Optimal LDP-FL, section 4: epsilon is spent once a layer and round, and these add up",
 }
-"""Events of version 1 did not say what their mechanism's paper claims of them."""
+"""Claims of the mechanisms' papers, by mechanism: events of version 1 lack them."""
 
 _NOT_STATED = [("blanket", None), ("alike", False), ("integers", False), ("signed", False), ("author", UNKNOWN)]
-"""What was not known of a release when a ledger was written is not in it, nor in its chain."""
+"""Field values of a release that are not written. Older ledgers lack these fields, and their hashes must stay valid."""
 
 _PARTS = {"format", "version", "events", "accounted"}
 
@@ -70,8 +70,8 @@ class Ledger:
         Raises:
             DataError: the event's round is not later than the last one: it would be charged twice, or out of order.
         """
-        grown = Ledger((*self.events, _after(self.events, event)))
-        if "_linked" in vars(self):  # a ledger that is written after each round is not made into text anew each time
+        grown = Ledger((*self.events, _require_later(self.events, event)))
+        if "_linked" in vars(self):  # reuse the lines: a ledger that is saved after each round is not serialised anew each time
             lines, link = self._linked
             line, link = _line(event, link)
             vars(grown)["_linked"] = ((*lines, line), link)
@@ -93,27 +93,27 @@ class Ledger:
 
     @property
     def measured(self) -> int:
-        """How many histograms of columns there are: they come before the first round of training."""
+        """Number of rounds that measured histograms of columns before the first round of training."""
         return next((place for place, event in enumerate(self.events) if not event.histograms), len(self.events))
 
     def to_json(self, accounted: Mapping[str, Any] | None = None) -> str:
-        """Return the ledger as JSON text, an event a line; ``accounted`` is kept beside it for people, and not read back."""
+        """Return the ledger as JSON text, one line for each event. ``accounted`` is added for human readers and ignored when read back."""
         extra = f',\n "accounted": {json.dumps(accounted)}' if accounted is not None else ""
         return _document(self.lines, extra)
 
     @classmethod
     def from_lines(cls, lines: Sequence[str], origin: str = "ledger") -> Ledger:
-        """Return the ledger of :attr:`lines`, which may be somebody else's; errors as in :meth:`from_json`."""
+        """Return the ledger with these :attr:`lines`, which are checked as untrusted input. Raises the errors of :meth:`from_json`."""
         return cls.from_json(_document(lines), origin)
 
     @classmethod
     def from_json(cls, text: str, origin: str = "ledger") -> Ledger:
-        """Read what :meth:`to_json` wrote; ``origin`` is named in errors.
+        """Read the JSON text of a ledger; ``origin`` is its name in errors.
 
-        A release that says it is this project's, and cannot be, comes back with another author: see :mod:`ldpfl.privacy.believed`.
+        If a release states this project as author but cannot be this project's, its author is replaced: see :mod:`ldpfl.privacy.believed`.
 
         Raises:
-            DataError: not a ledger, of another version, or with an event that is unknown or contradicts itself; one line.
+            DataError: the text is no ledger, has another version, or has an event that is unknown or contradicts another. One line.
         """
         try:
             check_events(text)
@@ -135,21 +135,21 @@ class Ledger:
         for index, entry in enumerate(tree["events"], start=1):
             try:
                 links.append(entry.pop("chain", None) if isinstance(entry, dict) and version >= _CHAINED else None)
-                events.append(_after(events, _from_tree(entry, version)))
+                events.append(_require_later(events, _from_tree(entry, version)))
             except LdpflError as error:
                 raise DataError(f"{origin}, event {index}: {error}") from None
         _check_possible(events, origin, gaps=version < _CHAINED)
         if version >= _CHAINED:
             _check_chained(events, links, origin)
-        return cls(tuple(map(_believed, events)))
+        return cls(tuple(map(_with_checked_author, events)))
 
     def save(self, path: Path, accounted: Mapping[str, Any] | None = None) -> None:
-        """Write to ``path`` so that a crash leaves this ledger or the one before."""
+        """Write the ledger to ``path`` atomically: after a crash the file holds this ledger or the previous one."""
         write_text(path, self.to_json(accounted))
 
     @classmethod
     def load(cls, path: Path) -> Ledger:
-        """Read a ledger file; errors as in :meth:`from_json`."""
+        """Read a ledger file. Raises the errors of :meth:`from_json`."""
         try:
             text = read_text(path, MAX_ROUNDS_BYTES)
         except (OSError, UnicodeDecodeError) as error:
@@ -163,17 +163,17 @@ def _document(lines: Sequence[str], extra: str = "") -> str:
 
 
 def _line(event: RoundEvent, before: str) -> tuple[str, str]:
-    """Return an event as JSON text, and its link of the chain after the link ``before``."""
+    """Return an event as JSON text, and its chain hash, which includes the hash ``before``."""
     link = _next_link(before, event)
     return json.dumps({**_to_tree(event), "chain": link}), link
 
 
-def _believed(event: RoundEvent) -> RoundEvent:
+def _with_checked_author(event: RoundEvent) -> RoundEvent:
     release = believed(event.release)
     return event if release is event.release else replace(event, release=release)
 
 
-def _after(events: Sequence[RoundEvent], event: RoundEvent) -> RoundEvent:
+def _require_later(events: Sequence[RoundEvent], event: RoundEvent) -> RoundEvent:
     """Return ``event`` if its round is later than those of ``events``, else raise a :class:`DataError`."""
     if events and event.round <= events[-1].round:
         raise DataError(f"round {event.round} cannot be charged after round {events[-1].round}")
@@ -186,37 +186,44 @@ def _next_link(link: str, event: RoundEvent) -> str:
 
 def _check_chained(events: Sequence[RoundEvent], links: Sequence[object], origin: str) -> None:
     link = ""
-    for index, (event, told) in enumerate(zip(events, links, strict=True), start=1):
+    for index, (event, stored) in enumerate(zip(events, links, strict=True), start=1):
         link = _next_link(link, event)
-        if told != link:
-            raise DataError(f"{origin}, event {index}: it was changed, or one before it was changed, left out or put in")
+        if stored != link:
+            raise DataError(
+                f"{origin}, event {index}: its chain hash does not match, so this event was changed, or one before it was changed, "
+                "left out or put in; restore the file from a copy"
+            )
 
 
 def _check_possible(events: Sequence[RoundEvent], origin: str, *, gaps: bool) -> None:
-    """Refuse what no run writes down: the client that is charged would not be the one that took part most often.
+    """Reject events that no run can have: in them, the charged client may not be the one that took part most often.
 
-    With ``gaps``, rounds may be missing that each client decided not to join: earlier versions left them out.
+    With ``gaps``, rounds that nobody joined may be missing: earlier versions left them out.
 
     Raises:
-        DataError: an event contradicts itself, or those before it.
+        DataError: an event contradicts itself, or the events before it.
     """
     before, others, reports = None, Counter[int](), 0
     for index, event in enumerate(events, start=1):
-        why, reports = _impossible(event, before, gaps=gaps), reports + event.cohort
+        why, reports = _why_impossible(event, before, gaps=gaps), reports + event.cohort
         if not why:
             others = _joined_by_others(others, event, before)
             if others.total() >= event.population or max(others, default=0) > event.joined:
-                why = f"{reports:,} reports of {event.population:,} clients: some client joined more than {event.joined} rounds"
+                why = (
+                    f"{event.population:,} clients sent {reports:,} reports so far, "
+                    f"so some client joined more than joined = {event.joined} rounds"
+                )
         if why:
             raise DataError(f"{origin}, event {index}: {why}")
         before = event
 
 
 def _joined_by_others(others: Counter[int], event: RoundEvent, before: RoundEvent | None) -> Counter[int]:
-    """Return how many clients joined how many rounds, but for one that joined whenever ``joined`` grew; more than there are if none could.
+    """Return the number of other clients by the number of rounds that they joined. More clients than exist if the reports do not fit.
 
-    They share the other reports as evenly as can be: no other division keeps the largest of their counts as small. And that some client
-    has ``joined`` at every time means that one of them had it all along.
+    One client is left out: the one that joined a round whenever ``joined`` grew. Such a client may be assumed, since some client has joined
+    ``joined`` rounds at any time. The others share the remaining reports as evenly as possible, which keeps the largest of their counts as
+    small as possible.
     """
     left = event.cohort - (event.joined > (before.joined if before else 0))
     after = others + Counter({0: event.population - 1 - others.total()})
@@ -228,27 +235,33 @@ def _joined_by_others(others: Counter[int], event: RoundEvent, before: RoundEven
     return +after + Counter({event.joined: max(0, left)})
 
 
-def _impossible(event: RoundEvent, before: RoundEvent | None, *, gaps: bool) -> str:
-    """Say why no run has such a round after the one ``before``; empty if one may."""
+def _why_impossible(event: RoundEvent, before: RoundEvent | None, *, gaps: bool) -> str:
+    """Return the reason why ``event`` cannot follow the event ``before``; empty if it can."""
     last, joined = (before.round, before.joined) if before else (0, 0)
     parameter = event.release.parameter
     if event.population > _MOST_CLIENTS or not (_SMALLEST_PARAMETER <= parameter <= _LARGEST_PARAMETER or parameter == inf):
         return "more than 1e9 clients, or a parameter below 1e-15 or above 1e9, are not accounted"
     if event.sampling == "everyone" and event.cohort < event.population:
-        return f"everyone took part, and only {event.cohort:,} of {event.population:,} clients did"
-    if event.sampling == "secret" and _least_tail(event) < _IMPOSSIBLE:
-        return f"{event.cohort:,} of {event.population:,} clients do not join by coins of probability {event.rate:g}"
+        return f"sampling is 'everyone', but the cohort has only {event.cohort:,} of {event.population:,} clients"
+    if event.sampling == "secret" and _tail_probability(event) < _IMPOSSIBLE:
+        return f"a cohort of {event.cohort:,} out of {event.population:,} clients is impossible at the rate {event.rate:g}"
     if before and event.population < before.population:
-        return f"{before.population:,} clients were known before, and {event.population:,} are now: those that left are counted, too"
+        return (
+            f"population fell from {before.population:,} to {event.population:,} clients: it must not fall, "
+            "since clients that left are still counted"
+        )
     if event.round != last + 1 and not (event.sampling == "secret" or (gaps and event.sampling == "visible")):
-        return f"round {event.round} comes after round {last}: what others released is missing"
+        return f"round {event.round} comes after round {last}: the rounds between them are missing"
     if not joined <= event.joined <= joined + event.round - last:
         return f"a client cannot have joined {joined} rounds before and {event.joined} now"
     return ""
 
 
-def _least_tail(event: RoundEvent) -> float:
-    """Return the probability that so few join by coins, or so many, whichever is smaller; who drops out then is charged as one of fewer."""
+def _tail_probability(event: RoundEvent) -> float:
+    """Return the probability of a cohort of at most this size, or of at least this size, whichever is smaller.
+
+    Dropped clients do not count into the cohort, which is therefore charged as a smaller one.
+    """
     fewer, more = bdtr(event.cohort, event.population, event.rate), bdtrc(event.cohort - 1, event.population, event.rate)
     return float(min(fewer, more if event.cohort else 1.0))
 
@@ -263,7 +276,7 @@ def _to_tree(event: RoundEvent) -> dict[str, Any]:
     release = {name: value for name, value in tree["release"].items() if (name, value) not in _NOT_STATED}
     for name in ("histograms", "colluding"):
         if not tree[name]:
-            del tree[name]  # nor what was not said of a round
+            del tree[name]  # older ledgers lack these fields of a round too
     return {**tree, "release": {"kind": _NAMES[type(event.release)], **release}}
 
 
@@ -276,11 +289,11 @@ def _from_tree(tree: Any, version: int) -> RoundEvent:
     fields = {name: value for name, value in tree["release"].items() if name != "kind"}
     if version == 1 and kind in ("binary", "pure") and str(fields.get("mechanism")) in _CLAIMS_OF_VERSION_1:
         fields["claim"] = _CLAIMS_OF_VERSION_1[fields["mechanism"]]
-    release = _build(_KINDS[kind], fields)
-    return _build(RoundEvent, {**tree, "release": release})
+    release = _construct(_KINDS[kind], fields)
+    return _construct(RoundEvent, {**tree, "release": release})
 
 
-def _build(kind: type[Kind], values: dict[str, Any]) -> Kind:
+def _construct(kind: type[Kind], values: dict[str, Any]) -> Kind:
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
     unknown = sorted(values.keys() - known.keys())
     if unknown:
@@ -289,7 +302,7 @@ def _build(kind: type[Kind], values: dict[str, Any]) -> Kind:
     if missing:
         raise DataError(f"{kind.__name__} lacks the field {missing[0]!r}")
     types = _types(kind)  # type: ignore[arg-type]
-    return kind(**{name: _checked(types[name], value, f"{kind.__name__}.{name}") for name, value in values.items()})
+    return kind(**{name: _validated(types[name], value, f"{kind.__name__}.{name}") for name, value in values.items()})
 
 
 @cache
@@ -299,12 +312,12 @@ def _types(kind: Any) -> dict[str, Any]:
 
 @cache
 def _adapter(wanted: Any) -> TypeAdapter[Any]:
-    """Made once: that takes longer than all else that is done with a field."""
+    """Build a type's validator, cached: building it takes longer than validating a field."""
     return TypeAdapter(wanted)
 
 
-def _checked(wanted: Any, value: Any, place: str) -> Any:
-    if isinstance(value, str) and not value.isprintable():  # it would be shown, and may steer a terminal
+def _validated(wanted: Any, value: Any, place: str) -> Any:
+    if isinstance(value, str) and not value.isprintable():  # the text is shown, and control characters may steer a terminal
         raise DataError(f"{place}: characters that are not printable, in {_short(value)}")
     try:
         return _adapter(wanted).validate_python(value, strict=True)

@@ -1,4 +1,4 @@
-"""A client's own policy: what its operator allows to leave, judged by what the mechanism on the client really releases."""
+"""A client's policy: what its operator allows to be sent. It is checked against the release that the client's mechanism object states."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ from ldpfl.util.suggestions import did_you_mean
 from ldpfl.util.user_code import is_pretrained, lies_in_file
 
 Transport = Literal["relay", "sum", "direct"]
-"""How a report leaves. ``relay``: sealed, through a relay that mixes it with others. ``sum``: masked, to a relay that adds it to others,
-and the mask to the aggregator, who learns the sum alone. ``direct``: in the reply, where the server sees who sent it."""
+"""How a report leaves. ``relay``: sealed, through a relay that mixes it with other reports. ``sum``: masked, to a relay that adds it to
+other reports; the mask goes to the aggregator, which learns only the sum. ``direct``: in the reply, so that the server sees the sender."""
 
 OVER_RELAY: tuple[Transport, ...] = ("relay", "sum")
-"""Those by which a report goes to the relay, which takes one of a round from each client."""
+"""Transports over the relay, which accepts one report per client and round."""
 
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}")
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a round would release of this client, as the client makes it out; build it with :meth:`of`.
+    """What a round would release about this client, as determined on the client. Build it with :meth:`of`.
 
     Attributes:
-        run: letters, digits and ``. _ : / -``, at most 100.
-        round: from 1.
-        release: what the mechanism on this client states of itself.
-        cohort: clients that the report will be mixed with, this one included, as far as the client knows.
+        run: name of the run: letters, digits and ``. _ : / -``, at most 100 characters.
+        round: number of the round, from 1.
+        release: the release that this client's mechanism states.
+        cohort: number of clients that the report will be mixed with, this one included, as far as the client knows.
         transport: how the report will leave.
-        key: raw public key of the aggregator; empty where the report is not sealed.
-        linked: units that stay together in the relay.
+        key: raw public key of the aggregator; empty if the report is not sealed.
+        linked: number of units that stay together in the relay.
 
     Raises:
-        Declined: figures that are not possible.
+        Declined: a value is not possible.
     """
 
     run: str
@@ -63,7 +63,9 @@ class Request:
 
     def __post_init__(self) -> None:
         if not _RUN.fullmatch(self.run):
-            raise Declined("the name of the run is not one of 1 to 100 letters, digits and . _ : / -; nothing was sent")
+            raise Declined(
+                f"the name of the run must have 1 to 100 letters, digits and . _ : / -, got {self.run[:100]!r}; nothing was sent"
+            )
         if self.transport not in get_args(Transport):
             raise Declined(f"{self._place}: the transport must be one of {', '.join(get_args(Transport))}; nothing was sent")
         try:
@@ -84,12 +86,12 @@ class Request:
         key: bytes = b"",
         linked: int = 1,
     ) -> Request:
-        """Return the request for one report of ``mechanism``, the very object that will encode it."""
+        """Return the request for one report of ``mechanism``. Pass the object that will encode the report, not a copy."""
         return cls(run, round, released(mechanism, ranges), cohort, transport, key, linked)
 
     @property
     def mechanism(self) -> str:
-        """The mechanism's name for itself."""
+        """Name that the mechanism states."""
         return self.release.mechanism
 
     @property
@@ -102,20 +104,20 @@ class Request:
         return f"run {self.run}, round {self.round}"
 
     def declined(self, why: str, kind: type[Declined] = Declined, *, setting: str = "") -> Declined:
-        """Return the refusal of this request; ``why`` is for the operator, and the server is told the policy's ``setting`` alone."""
+        """Return the error that refuses this request. The operator sees ``why``; the server sees only the policy's ``setting``."""
         return kind(f"{self._place}: {why}; nothing was sent", setting)
 
 
 UPLOAD_S = 30.0
-"""Seconds that a policy has to leave for an upload, once clients may send."""
+"""Seconds that a policy's ``longest_upload_s`` must leave for the upload after the time for replies."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A lifetime budget: all that a client ever releases stays within ``epsilon`` at ``delta``, trusting nobody.
+    """A lifetime budget: everything that a client ever releases stays within ``epsilon`` at ``delta``, trusting nobody.
 
     Raises:
-        ConfigError: epsilon is negative or not finite; delta is neither 0 nor one that figures can be given for.
+        ConfigError: epsilon is negative or not finite; delta is neither 0 nor in [``SMALLEST_DELTA``, 1).
     """
 
     epsilon: float
@@ -129,17 +131,17 @@ class Limit:
 
     @property
     def order(self) -> float:
-        """Of the rule by which the budget is kept: see :func:`ldpfl.privacy.accountants.adaptive.filter_order`."""
+        """Rényi order of the privacy filter: see :func:`ldpfl.privacy.accountants.adaptive.filter_order`."""
         return filter_order(self.epsilon, self.delta)
 
 
-def _reliable(delta: float) -> float:
+def _check_delta_range(delta: float) -> float:
     if 0 < delta < SMALLEST_DELTA:
         raise ValueError(f"a delta above 0 must be at least {SMALLEST_DELTA:g}")
     return delta
 
 
-def _is_key(text: str) -> str:
+def _check_key(text: str) -> str:
     try:
         raw = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
@@ -149,7 +151,7 @@ def _is_key(text: str) -> str:
     return text
 
 
-def _is_path(text: str) -> str:
+def _check_model_path(text: str) -> str:
     if is_pretrained(text):
         return text
     if lies_in_file(text) or text.count(":") != 1 or not all(part.isidentifier() for part in text.replace(":", ".").split(".")):
@@ -161,73 +163,76 @@ Names = Annotated[tuple[str, ...], Field(strict=False)]
 
 
 class Policy(BaseModel):
-    """What an operator allows this client to send. What is not stated is not allowed.
+    """What an operator allows this client to send. Everything that is not stated is forbidden.
 
-    A bound holds for what the client itself would release. ``cohort`` alone rests on what the relay or the server says.
+    The bounds are checked against the release of the client's own code. Only the cohort size is taken from the relay or the server.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
     mechanisms: Names = ()
-    """Names of the mechanisms that may be used. One of another package than ldpfl is named here on its author's word: every bound below
-    then rests on what that package claims of itself, and nothing of it is proved. ``ldpfl audit NAME`` tests it."""
+    """Names of the mechanisms that may be used. For a mechanism of another package than ldpfl, every bound below depends on what that
+    package claims, and nothing is proved. ``ldpfl audit NAME`` tests it."""
     protects: Protected = "client"
-    """What every epsilon here is of: all that this client holds; ``person``, all records of any one person in its table; or ``record``,
-    any one of its records, which is much less to ask. Rounds that protect persons are declined under ``record``: one row in the place of
-    another person's changes what two persons add."""
+    """Unit that every epsilon here protects: ``client``, all data of this client; ``person``, all records of one person in its table; or
+    ``record``, one of its records, which is much weaker. Rounds that protect persons are declined under ``record``: a record that is
+    replaced by another person's record changes the contributions of two persons."""
     person: str = ""
-    """The column of this client's table that names the person whose record a row is. Rounds that group rows by any other column, or by
-    any at all where none is named, are declined: the server must not choose what a person is."""
+    """Column of this client's table that names the person of a row. Rounds that group rows by any other column are declined. If this is
+    empty, all rounds that group rows by person are declined: the server must not choose what a person is."""
     allow_unprotected: bool = False
-    """Lets a mechanism in ``mechanisms`` send what nothing is guaranteed for, such as ``none``: no epsilon bounds that."""
+    """Allow a mechanism in ``mechanisms`` to send values without any guarantee, as ``none`` does. No epsilon bounds them."""
     epsilon_per_unit: NotNegative = 0.0
-    """Largest epsilon of what a mechanism releases separately (a weight, group, layer or vector) in one round."""
+    """Largest epsilon of one unit (a weight, group, layer or vector) that a mechanism releases separately in one round."""
     epsilon_per_round: NotNegative = 0.0
-    """Largest epsilon, at ``delta``, of all that the client sends in one round."""
+    """Largest epsilon, at ``delta``, of everything that the client sends in one round."""
     lifetime_epsilon: NotNegative = 0.0
-    """Largest epsilon, at ``delta``, of all that the client ever sends, in all runs, against whoever keeps all of it."""
+    """Largest epsilon, at ``delta``, of everything that the client ever sends, in all runs, against an adversary that keeps all of it."""
     relay_epsilon: Positive | Literal["off"] = "off"
-    """Largest epsilon, at ``delta``, of all that the client ever sends, against whoever sees no more than the relay lets through. A
-    report counts as one of ``min_clients`` less ``colluding``, however many more are mixed; all must be bits, and leave through it."""
+    """Largest epsilon, at ``delta``, of everything that the client ever sends, against an adversary that sees only what the relay forwards.
+    A report counts as hidden among ``min_clients`` - ``colluding`` clients, even if more are mixed. All reports must be bits and leave
+    through the relay."""
     sum_epsilon: Positive | Literal["off"] = "off"
-    """Largest epsilon, at ``delta``, of all that the client ever sends, against whoever sees no more than sums: relay and aggregator do not
-    work together. In a report's sum the noise of ``min_clients`` less ``colluding`` counts, however many more there are; all must leave
-    by sums, with Gaussian noise on a lattice."""
-    delta: Annotated[FiniteFloat, Field(ge=0, lt=1), AfterValidator(_reliable)] = DELTA
-    """Failure probability at which the bounds count; 0 for pure ones."""
+    """Largest epsilon, at ``delta``, of everything that the client ever sends, against an adversary that sees only sums: relay and
+    aggregator do not collude. The noise of ``min_clients`` - ``colluding`` clients counts in each sum, even if more take part. All reports
+    must leave by sums, with Gaussian noise on a lattice."""
+    delta: Annotated[FiniteFloat, Field(ge=0, lt=1), AfterValidator(_check_delta_range)] = DELTA
+    """Failure probability of the bounds; 0 for pure bounds."""
     rounds: Annotated[int, Field(ge=0)] = 0
-    """Most reports that the client ever sends."""
+    """Largest number of reports that the client ever sends."""
     min_clients: Annotated[int, Field(ge=1)] = 100
-    """Fewest clients among which the report is mixed."""
+    """Smallest number of clients among which a report is mixed."""
     colluding: Annotated[int, Field(ge=0)] = 0
-    """How many of ``min_clients`` may be the server's own, or tell what they sent: they hide nobody."""
+    """Number of clients among ``min_clients`` that may belong to the server, or reveal what they sent: they hide nobody."""
     transports: Annotated[tuple[Transport, ...], Field(strict=False)] = ("relay",)
     """How reports may leave."""
-    aggregator_keys: Annotated[tuple[Annotated[str, AfterValidator(_is_key)], ...], Field(strict=False)] = ()
+    aggregator_keys: Annotated[tuple[Annotated[str, AfterValidator(_check_key)], ...], Field(strict=False)] = ()
     """Public keys, base64, of the aggregators that reports may be sealed to."""
     linked: Annotated[int, Field(ge=1)] = 1
-    """Most units that may stay together in the relay."""
-    models: Annotated[tuple[Annotated[str, AfterValidator(_is_path)], ...], Field(strict=False)] = ()
-    """Import paths, ``package.module:Class``, of models and features that a server may name beside the built-in ones: this node runs
-    their code. And pretrained models, ``hf:NAME`` or ``hf:FOLDER``: their weights are loaded, and checked to be the server's."""
+    """Largest number of units that may stay together in the relay."""
+    models: Annotated[tuple[Annotated[str, AfterValidator(_check_model_path)], ...], Field(strict=False)] = ()
+    """Models and feature extractors that a server may name besides the built-in ones. ``package.module:Class``: an import path; this node
+    runs its code. ``hf:NAME`` or ``hf:FOLDER``: a pretrained model; its weights are loaded and checked to equal the server's."""
     immediate_replies: bool = False
-    """Lets a round do without a time at which every client replies: when a client replies then tells how long it trained."""
+    """Allow rounds that state no common time for replies. The time of a client's reply then reveals how long it trained."""
     longest_reply_s: Positive = 3600.0
-    """Longest time for replies that a round may state: the node does nothing else meanwhile."""
+    """Longest time for replies, in seconds, that a round may state. The node does nothing else meanwhile."""
     longest_upload_s: Positive = 24 * 3600.0
-    """Longest time for which the node tries to upload a report to the relay, from its charge on: the node does nothing else meanwhile."""
+    """Longest time, in seconds after the charge, for which the node tries to upload a report to the relay. The node does nothing else
+    meanwhile."""
     keep_state: bool = False
-    """Lets an app remember over rounds whose reports go over the relay: a server may have made one client remember what no other does."""
+    """Allow an app to keep state across rounds whose reports go over the relay. A server may have given one client a state that no other
+    client has, and recognise its reports."""
 
     @model_validator(mode="after")
-    def _some_are_honest(self) -> Policy:
+    def _check_colluding(self) -> Policy:
         if self.colluding >= self.min_clients:
             raise ValueError(f"colluding = {self.colluding} leaves none of min_clients = {self.min_clients}")
         return self
 
     @property
     def crowd(self) -> int:
-        """Clients among which a report is counted on to hide, itself included: the others of a round may be the server's."""
+        """Number of honest clients that a report is assumed to hide among, itself included. Other clients may be the server's."""
         return self.min_clients - self.colluding
 
     @property
@@ -236,30 +241,30 @@ class Policy(BaseModel):
         return Limit(self.lifetime_epsilon, self.delta)
 
     def check(self, request: Request) -> None:
-        """Return if ``request`` keeps every bound of a single round; the lifetime's are for :class:`ldpfl.privacy.budget.Budget`.
+        """Raise unless ``request`` keeps every bound of a single round. :class:`ldpfl.privacy.budget.Budget` checks the lifetime bounds.
 
         Raises:
-            Declined: one is not kept; the text names its setting.
+            Declined: a bound is not kept; the message names its setting.
         """
         for kept, setting, why in self._bounds(request):
             if not kept:
                 raise request.declined(why, setting=setting)
 
     def check_reply(self, reply_s: float, transport: Transport) -> None:
-        """Return if a client may send its report over ``transport``, ``reply_s`` seconds after it began; 0 is as soon as it can.
+        """Raise unless a client may send its report ``reply_s`` seconds after the start of the round; 0 means as soon as it is ready.
 
         Raises:
-            Declined: the time of the report would depend on the data, or is later than the operator waits.
+            Declined: the time of the report would depend on the data, or is later than the operator allows.
         """
         if reply_s == 0 and not self.immediate_replies:
             raise Declined(
-                "the round states no time for replies, so when a client replies would tell how long it trained, "
-                "and immediate_replies is not set; nothing was sent",
+                "the round states no time for replies, so the time of a reply would reveal how long the client trained; "
+                "set immediate_replies = true in the policy to allow this; nothing was sent",
                 "immediate_replies",
             )
         if reply_s > self.longest_reply_s:
-            said = f"replies after {reply_s:g} s are later than the policy's longest_reply_s = {self.longest_reply_s:g}"
-            raise Declined(said, "longest_reply_s")
+            too_late = f"replies after {reply_s:g} s are later than the policy's longest_reply_s = {self.longest_reply_s:g}"
+            raise Declined(too_late, "longest_reply_s")
         if transport in OVER_RELAY and reply_s + UPLOAD_S > self.longest_upload_s:
             raise Declined(
                 f"clients upload after {reply_s:g} s and need up to {UPLOAD_S:g} s for it, which is more than the policy's "
@@ -268,7 +273,7 @@ class Policy(BaseModel):
             )
 
     def _bounds(self, request: Request) -> Iterator[tuple[bool, str, str]]:
-        """Yield for each bound whether it is kept, its setting, and what to say if not; later ones may rely on those before."""
+        """Yield for each bound whether it is kept, its setting, and the refusal's reason. Later bounds may rely on earlier ones."""
         allowed = ", ".join(self.mechanisms) or "none at all"
         yield (
             request.mechanism in self.mechanisms,
@@ -280,7 +285,7 @@ class Policy(BaseModel):
         yield (
             genuine,
             "mechanisms",
-            f"mechanism {request.mechanism!r} is not ldpfl's own of that name, but code of {author}: its author has to name it",
+            f"mechanism {request.mechanism!r} has the name of a built-in mechanism but is code of {author}: its author has to rename it",
         )
         yield request.transport in self.transports, "transports", f"transport {request.transport!r} is not among the policy's transports"
         if request.transport in OVER_RELAY:
@@ -288,12 +293,15 @@ class Policy(BaseModel):
             yield request.key in keys, "aggregator_keys", "the aggregator's key is not among the policy's aggregator_keys"
         if self.relay_epsilon != "off":
             hidden = request.transport == "relay" and isinstance(request.release, BinaryRelease)
-            yield hidden, "relay_epsilon", "relay_epsilon is for bits that leave through the relay, and for nothing else"
+            why = f"with relay_epsilon set, only bits may leave, and only by transport 'relay'; got {request.transport!r}"
+            yield hidden, "relay_epsilon", why
         summed = isinstance(request.release, GaussianRelease) and request.release.adds_up
         if request.transport == "sum":
-            yield summed, "transports", "only Gaussian noise on a lattice adds up in a sum: of this release nothing is known there"
+            why = f"{request.mechanism} cannot leave by transport 'sum': that is accounted only for Gaussian noise on a lattice"
+            yield summed, "transports", why
         if self.sum_epsilon != "off":
-            yield request.transport == "sum", "sum_epsilon", "sum_epsilon is for reports that leave by sums, and for nothing else"
+            why = f"with sum_epsilon set, reports may leave only by transport 'sum', got {request.transport!r}"
+            yield request.transport == "sum", "sum_epsilon", why
         linked = request.linked
         yield linked <= self.linked, "linked", _exceeds("linked", linked, self.linked)
         yield request.cohort >= self.min_clients, "min_clients", f"a cohort of {request.cohort} is below min_clients = {self.min_clients}"
@@ -301,7 +309,7 @@ class Policy(BaseModel):
             yield (
                 self.allow_unprotected,
                 "allow_unprotected",
-                f"{request.mechanism} sends values without protection, and allow_unprotected is not set",
+                f"{request.mechanism} sends values without protection: the policy allows that only with allow_unprotected = true",
             )
             return
         unit = request.release.unit
@@ -316,8 +324,8 @@ class Policy(BaseModel):
 
 
 _TWO_PERSONS = (
-    "a row in the place of another person's row changes what two persons add, which the round's figures do not count: to take such rounds, "
-    "set protects to 'person' and person to the column that names persons"
+    "replacing a record by another person's record changes the contributions of two persons, which the round's epsilon does not count: "
+    "to join such rounds, set protects to 'person' and person to the column that names persons"
 )
 
 
@@ -325,13 +333,13 @@ def read_policy(path: Path) -> Policy:
     """Read a policy file in TOML.
 
     Raises:
-        Declined: there is none, other users can change it, a key is unknown, or a value does not fit; one line, naming the key. Then
-            nothing may leave.
+        Declined: the file is missing, other users can change it, a key is unknown, or a value is invalid. The message is one line and names
+            the key. Without a policy nothing may leave the client.
     """
     try:
-        path.stat()  # that there is none is another matter than that it cannot be relied on
-        own = require_own(path, "nothing leaves this client: policy", Declined, secret=False)
-        tree = tomllib.loads(own.read_text(encoding="utf-8"))
+        path.stat()  # a missing file gets its own error below
+        checked_path = require_own(path, "nothing leaves this client: policy", Declined, secret=False)
+        tree = tomllib.loads(checked_path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise NotSetUp(f"there is no policy at {path}: make one with ldpfl policy init; without one nothing leaves this client") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Changing the aggregators' keys of a policy file, and nothing else in it: while a key is replaced, a policy names both."""
+"""Change the aggregators' keys in a policy file, and nothing else in it. While a key is replaced, the policy names both keys."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _SETTING = re.compile(r"^[ \t]*aggregator_keys[ \t]*=[ \t]*\[[^\]]*\]", re.MULTI
 
 
 def add_key(path: Path, key: str) -> Policy:
-    """Let reports be sealed to ``key`` as well, and return the policy.
+    """Add ``key`` to the keys that reports may be sealed to, and return the policy.
 
     Raises:
-        ConfigError: it is no public key, is named already, or the file is written in a way that this cannot change.
-        Declined: the file cannot be relied on.
+        ConfigError: ``key`` is no public key, the policy names it already, or the file's layout does not allow an automatic change.
+        Declined: the file is unreliable.
     """
     keys = read_policy(path).aggregator_keys
     if key in keys:
@@ -28,7 +28,7 @@ def add_key(path: Path, key: str) -> Policy:
 
 
 def remove_key(path: Path, key: str) -> Policy:
-    """Let no more reports be sealed to ``key``, and return the policy; errors as :func:`add_key`."""
+    """Remove ``key`` from the keys that reports may be sealed to, and return the policy. Raises the errors of :func:`add_key`."""
     keys = read_policy(path).aggregator_keys
     if key not in keys:
         raise ConfigError(f"{path} does not name the key {key!r}: it names {', '.join(keys) or 'none'}")
@@ -36,23 +36,23 @@ def remove_key(path: Path, key: str) -> Policy:
 
 
 def _with_keys(path: Path, keys: tuple[str, ...]) -> Policy:
-    """Put ``keys`` in place of those in the file; all other text stays, comments too."""
-    own = path.resolve()
-    before = read_policy(own)
-    wanted = Policy.model_validate({**before.model_dump(), "aggregator_keys": _checked(keys)})
-    text = own.read_text(encoding="utf-8")
+    """Replace the keys in the policy file by ``keys``. All other text stays, comments too."""
+    policy_path = path.resolve()
+    before = read_policy(policy_path)
+    wanted = Policy.model_validate({**before.model_dump(), "aggregator_keys": _validated_keys(keys)})
+    text = policy_path.read_text(encoding="utf-8")
     setting = f"aggregator_keys = [{', '.join(map(_quoted, keys))}]"
     changed, times = _SETTING.subn(lambda _: setting, text)
     if times == 0 and "aggregator_keys" not in tomllib.loads(text):
         changed = f"{text.rstrip()}\n{setting}\n"  # a policy has no tables, so the end is as good a place as any
-    if times > 1 or _read(changed) != wanted:  # such as one that is written in another way, or stands in a comment
+    if times > 1 or _parse_policy(changed) != wanted:  # for example, a setting in a comment matched, or the setting has an unusual layout
         raise ConfigError(f"aggregator_keys in {path} cannot be changed by a command: set it by hand to [{', '.join(map(_quoted, keys))}]")
-    with replace_atomically(own, stat.S_IMODE(own.stat().st_mode)) as temporary:
+    with replace_atomically(policy_path, stat.S_IMODE(policy_path.stat().st_mode)) as temporary:
         temporary.write_text(changed, encoding="utf-8")
     return wanted
 
 
-def _checked(keys: tuple[str, ...]) -> tuple[str, ...]:
+def _validated_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
     for key in keys:
         try:
             Policy(aggregator_keys=(key,))
@@ -65,7 +65,7 @@ def _quoted(key: str) -> str:
     return f'"{key}"'
 
 
-def _read(text: str) -> Policy | None:
+def _parse_policy(text: str) -> Policy | None:
     try:
         return Policy.model_validate(tomllib.loads(text))
     except ValueError:

@@ -1,4 +1,4 @@
-"""From charged rounds to guarantees: a line for each unit, scope and trust model, and the reason where there is no line."""
+"""Compute the guarantees of charged rounds: one row for each unit, scope and trust model, or a note why the row is missing."""
 
 from __future__ import annotations
 
@@ -36,29 +36,29 @@ from ldpfl.util.number_format import number
 
 DELTA = 1e-5
 SMALLEST_DELTA = 1e-25
-"""Windows leave out less than 1e-30 of a distribution; a smaller delta would rest on what was left out."""
+"""Smallest delta that is computed. Distributions are cut off where less than 1e-30 remains, so a smaller delta could be wrong."""
 
 _NORMAL_ENOUGH = 10.0
-"""Expected number of the rarer answer from which the central limit theorem's figure is worth showing."""
+"""Expected number of the rarer bit value from which the central limit theorem's estimate is shown."""
 
 _PUBLIC = ("ranges are public", "random bits are uniform and secret")
 
 
 def account(ledger: Ledger, delta: float = DELTA, colluding: int = 0) -> Statement:
-    """Return what ``ledger`` guarantees to the client that took part most often.
+    """Compute the privacy guarantees of ``ledger`` for the client that took part most often.
 
     Args:
-        delta: failure probability; it should be below 1 / n.
-        colluding: clients that tell the adversary what they sent; nobody can hide behind them.
+        delta: failure probability; it should be below 1 / n for n clients.
+        colluding: number of clients that reveal to the adversary what they sent; they hide nobody.
 
     Raises:
-        ConfigError: delta not between 0 and 1, or as many colluding clients as there are in some round.
+        ConfigError: delta is not between 0 and 1, or some round has no more than ``colluding`` clients.
     """
     return account_together([ledger], delta, colluding)
 
 
 def account_together(ledgers: Sequence[Ledger], delta: float = DELTA, colluding: int = 0) -> Statement:
-    """Return what several runs together guarantee to a client that gave the same data to all of them, and to each most often.
+    """Compute the guarantees of several runs together, for a client that used the same data in all and took part most often in each.
 
     Raises:
         ConfigError: as :func:`account`.
@@ -66,38 +66,38 @@ def account_together(ledgers: Sequence[Ledger], delta: float = DELTA, colluding:
     rounds: Counter[RoundGroup] = Counter()
     for group in (group for ledger in ledgers for group in charged(ledger, colluding)):
         rounds[replace(group, rounds=1)] += group.rounds
-    # Who took part most often in one run may not have in another: only where all did is it one client that sent all this.
-    one = len(ledgers) == 1 or all(group.sampling == "everyone" for group in rounds)
-    groups = [replace(group, rounds=count, known=group.known and one) for group, count in rounds.items()]
+    # Different clients may have taken part most often in different runs. Only if all joined is it certainly one client.
+    is_one_client = len(ledgers) == 1 or all(group.sampling == "everyone" for group in rounds)
+    groups = [replace(group, rounds=count, known=group.known and is_one_client) for group, count in rounds.items()]
     if not groups:
         check_delta(delta)
         return Statement(delta, (), ("nothing was released",))
     try:
-        return _known(tuple(groups), tuple(group.release.claimed for group in groups), delta)
+        return _cached_statement(tuple(groups), tuple(group.release.claimed for group in groups), delta)
     except ConfigError:
         raise
-    except Exception as error:  # what was trained must not be lost by it: then no line is known
+    except Exception as error:  # an error here must not lose the trained model: the statement then has no rows
         return Statement(delta, (), (), (f"no figure of privacy: {_not_computed(error)}; take it that nothing is protected",))
 
 
 @lru_cache(maxsize=64)
-def _known(groups: tuple[RoundGroup, ...], claims: tuple[Claim | None, ...], delta: float) -> Statement:
-    """A run's result, its ledger and a table take the same seconds of arithmetic. Equal releases may differ in claims."""
+def _cached_statement(groups: tuple[RoundGroup, ...], claims: tuple[Claim | None, ...], delta: float) -> Statement:
+    """Compute the statement, cached: a run's result, ledger and table ask for the same one. Equal releases may differ in ``claims``."""
     return account_groups(groups, delta)
 
 
 def run_epsilon(ledger: Ledger, delta: float = DELTA) -> float:
-    """Return the epsilon of :attr:`Statement.best` for the run of ``ledger`` alone, in a fraction of the time of the whole statement."""
-    groups = _for_what_is_protected(charged(ledger))
+    """Return the epsilon of :attr:`Statement.best` for the run of ``ledger``. Much faster than computing the whole statement."""
+    groups = _counted_for_protected_unit(charged(ledger))
     return inf if _unprotected(groups) else least_epsilon(groups, delta)
 
 
 def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
-    """Return what rounds like ``groups`` guarantee to a client that takes part in all of them. Seconds on one core."""
+    """Compute the guarantees of ``groups`` of rounds for a client that takes part in all of them. Takes seconds on one core."""
     check_delta(delta)
-    whole = _whole(groups)
+    whole = _protected_unit(groups)
     persons_too = whole is _RECORD and any(group.release.unit == "person" for group in groups)
-    groups = _for_what_is_protected(groups)
+    groups = _counted_for_protected_unit(groups)
     claims = [claim for claim in (group.release.claimed for group in groups) if claim is not None]
     rows = [max(claims, key=lambda claim: claim.epsilon).guarantee()] if claims else []
     costliest = _costliest(groups)
@@ -113,7 +113,7 @@ def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
         by_chance = any(group.batch_rate < 1 for group in groups)
         notes.append((_MANY_BY_CHANCE if by_chance else _MANY).format(unit=whole.unit))
         notes += [_AT_SEVERAL_CLIENTS] * (whole is _PERSON) + [_PERSONS_FOR_RECORDS] * persons_too
-        notes += _added_or_removed(groups, delta, whole.unit)
+        notes += _add_remove_notes(groups, delta, whole.unit)
     if clients > 1 and delta >= 1 / clients and whole is _CLIENT:
         warnings.append(f"delta {delta:g} is not below 1/n = {1 / clients:g}: to publish one of the clients at random would satisfy it")
     warnings += _of_others(groups)
@@ -121,22 +121,22 @@ def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
         rows = [replace(row, status=AUTHORS_CLAIM) if row.status == "proved" else row for row in rows]
     found = Statement(delta, tuple(rows), tuple(notes), tuple(warnings))
     best = found.best
-    if best is None or worth_of(best.epsilon) == "bad":  # the sentence then says no probability
+    if best is None or worth_of(best.epsilon) == "bad":  # the verdict then states no probability
         return found
     return replace(found, distance=_distance(groups, None if best.trust_model == "local" else behind_shuffler(groups)))
 
 
 def _distance(groups: Sequence[RoundGroup], hidden: ShuffledAccountant | None) -> float:
-    """Return an upper bound of the total variation distance between all that is seen of one input and of another; 1 where none is known."""
+    """Return an upper bound of the total variation distance between the adversary's views of two inputs; 1 if no bound is known."""
     try:
         found = (hidden or accountant((group.release, group.rounds) for group in groups)).distance()
-    except Exception:  # the sentence then says what follows from epsilon
+    except Exception:  # the verdict then uses the bound that epsilon implies
         return 1.0
     return found if 0 <= found <= 1 else 1.0
 
 
 def _of_others(groups: Sequence[RoundGroup]) -> list[str]:
-    """Say, of each mechanism that is not this project's, that all figures rest on what its author claims."""
+    """Return a warning for each third-party mechanism: all epsilons depend on the claims of its author."""
     others = dict.fromkeys((release.mechanism, release.author) for release in (group.release for group in groups) if release.author != OURS)
     return [
         f"nothing is proved of {name}, whose code ({author}) is not ldpfl's: the figures rest on its author's claim"
@@ -144,10 +144,12 @@ def _of_others(groups: Sequence[RoundGroup]) -> list[str]:
     ]
 
 
-def _added_or_removed(groups: Sequence[RoundGroup], delta: float, unit: Protected) -> list[str]:
-    """Say what holds locally for a record, or person, that is left out, where all rounds protect such: other tools for DP-SGD count so.
+def _add_remove_notes(groups: Sequence[RoundGroup], delta: float, unit: Protected) -> list[str]:
+    """Return a note with the local epsilon for adding or removing a record or person, as other tools for DP-SGD state it.
 
-    A ledger does not tell whether a run's only round was one of least squares, whose vectors are longer than half of their distance.
+    Empty unless all rounds protect this ``unit``. A ledger does not tell whether a run's only round solved least squares. A vector of
+    such a round may be longer than half the distance of two vectors, so a single round is counted with the larger factor of
+    :func:`_as_added`.
     """
     lengthened = sum(group.rounds for group in groups if not group.histograms) <= 1
     spent = accountant((_as_added(group, lengthened=lengthened), group.rounds) for group in groups)
@@ -157,7 +159,7 @@ def _added_or_removed(groups: Sequence[RoundGroup], delta: float, unit: Protecte
 
     try:
         found = added_epsilon(spent.rounds, delta)
-    except Exception as error:  # beside what is proved, which stands
+    except Exception as error:  # only this extra note is missing; the proved rows stand
         return [f"no epsilon of one {unit} left out: {_not_computed(error)}"]
     return [
         f"one {unit} left out, its place kept empty and not taken by another, which Opacus and others count: epsilon {number(found)} "
@@ -166,13 +168,13 @@ def _added_or_removed(groups: Sequence[RoundGroup], delta: float, unit: Protecte
 
 
 def _as_added(group: RoundGroup, *, lengthened: bool) -> Release:
-    """Return the release of ``group`` with twice the mu that it has where a record is left out.
+    """Return the release of ``group`` with mu set to twice the mu of removing a record.
 
-    Leaving a record out moves a sum of gradients by half of what replacing it may. It moves one-hot counts by 1 / sqrt(2) of that, and
-    sums of products by at most 1.34 / 2, which is less.
+    Removing a record moves a sum of gradients by half as much as replacing it may. It moves one-hot counts by 1 / sqrt(2) as much, and
+    the sums of products of least squares by at most 1.34 / 2 as much, which is less than 1 / sqrt(2).
     """
-    release, longer = group.release, group.histograms or lengthened
-    return replace(release, mu=release.mu * sqrt(2)) if longer and isinstance(release, GaussianRelease) else release
+    release, has_larger_factor = group.release, group.histograms or lengthened
+    return replace(release, mu=release.mu * sqrt(2)) if has_larger_factor and isinstance(release, GaussianRelease) else release
 
 
 _MANY = "one {unit} is protected, not the client that holds it: for m {unit}s of one client together, mu is m times as large"
@@ -193,35 +195,39 @@ _PERSONS_FOR_RECORDS = (
 
 
 @dataclass(frozen=True)
-class _Whole:
-    """What the lines over all that a client sends are about."""
+class _ProtectedUnit:
+    """The unit, with its adjacency, that the rows over everything a client sends protect."""
 
     unit: Protected
     adjacency: str
 
 
-_CLIENT, _PERSON, _RECORD = _Whole("client", REPLACE_ONE), _Whole("person", REPLACE_PERSON), _Whole("record", REPLACE_RECORD)
+_CLIENT, _PERSON, _RECORD = (
+    _ProtectedUnit("client", REPLACE_ONE),
+    _ProtectedUnit("person", REPLACE_PERSON),
+    _ProtectedUnit("record", REPLACE_RECORD),
+)
 
 
-def _whole(groups: Sequence[RoundGroup]) -> _Whole:
-    """Return what is protected in all rounds: one record, as soon as some round protects no more; what protects a client protects it."""
+def _protected_unit(groups: Sequence[RoundGroup]) -> _ProtectedUnit:
+    """Return the unit that is protected in all rounds: the weakest one that some round protects."""
     least = least_protected(group.release.unit for group in groups)
     return next(whole for whole in (_RECORD, _PERSON, _CLIENT) if whole.unit == least)
 
 
-def _for_what_is_protected(groups: Sequence[RoundGroup]) -> Sequence[RoundGroup]:
-    """Return ``groups`` as they count for one record, if some round protects no more; else as they are.
+def _counted_for_protected_unit(groups: Sequence[RoundGroup]) -> Sequence[RoundGroup]:
+    """Return ``groups`` with releases counted for one record, if some round protects only records; else ``groups``.
 
-    No data set is known to attain what a round then counts at.
+    A group whose release changes is marked as not ``known``: no data set is known to attain its new epsilon.
     """
-    if _whole(groups) is not _RECORD:
+    if _protected_unit(groups) is not _RECORD:
         return groups
     counted = [replace(group, release=for_one_record(group.release)) for group in groups]
     return [replace(new, known=new.known and new.release == old.release) for new, old in zip(counted, groups, strict=True)]
 
 
 def check_delta(delta: float) -> None:
-    """Raise a :class:`ConfigError` unless ``delta`` is one that figures can be given for."""
+    """Raise a :class:`ConfigError` unless ``delta`` lies in [``SMALLEST_DELTA``, 1)."""
     if not 0 < delta < 1:
         advice = "; the pure figures (delta = 0) are given in any case" if delta == 0 else ""
         raise ConfigError(f"delta must lie strictly between 0 and 1, got {delta:g}{advice}")
@@ -230,15 +236,17 @@ def check_delta(delta: float) -> None:
 
 
 def _costliest(groups: Sequence[RoundGroup]) -> list[RoundGroup]:
-    """Return single rounds among which the costliest is, under any trust model: those that no other one exceeds in all that counts."""
+    """Return single rounds that include the costliest one under any trust model: those that no other round dominates."""
     kept: list[RoundGroup] = []
     for one in dict.fromkeys(replace(group, rounds=1) for group in groups):
-        if not any(_exceeds(other, one) for other in kept):  # of two that exceed each other, the first stays
+        if not any(_exceeds(other, one) for other in kept):  # of two equally costly rounds, the first stays
             kept = [*(other for other in kept if not _exceeds(one, other)), one]
     return kept
 
 
 def _exceeds(other: RoundGroup, one: RoundGroup) -> bool:
+    """Whether a round of ``other`` costs at least as much as one of ``one``: of the same kind, with no cost factor smaller."""
+
     def rest(group: RoundGroup) -> tuple[object, ...]:
         sampled = group.release.sampled if isinstance(group.release, BinaryRelease) else 1
         stated = (group.release.alike, group.release.integers) if isinstance(group.release, GaussianRelease) else ()
@@ -257,12 +265,12 @@ def _not_computed(error: Exception) -> str:
 
 
 def _epsilon(spent: Accountant, delta: float, notes: list[str]) -> float:
-    """Return an epsilon at ``delta``; where it cannot be computed the pure one, which is never less, or infinity. ``notes`` then say so."""
+    """Return the epsilon at ``delta``. If it cannot be computed, add a note, and return the pure epsilon (never smaller) or infinity."""
     try:
         if (found := spent.epsilon(delta)) >= 0:
             return found
         why = "not computed: no number came out"
-    except Exception as error:  # whatever an accountant meets, what was trained must not be lost by it
+    except Exception as error:  # an accountant's error must not lose the trained model
         why = _not_computed(error)
     if delta <= 0:
         notes.append(f"no epsilon without a delta: {why}")
@@ -272,20 +280,20 @@ def _epsilon(spent: Accountant, delta: float, notes: list[str]) -> float:
 
 
 def _bounds(shuffled: ShuffledAccountant, delta: float, notes: list[str]) -> Bounds | None:
-    """Return what is known behind a shuffler or a sum; None where it cannot be computed, as ``notes`` then say."""
+    """Return the bounds on epsilon behind a shuffler or a sum. If they cannot be computed, add a note and return None."""
     try:
         found = shuffled.bounds(delta)
         if found.fixed >= 0 and found.adaptive >= 0 and (found.attained is None or found.attained >= 0):
             return found
         why = "not computed: no number came out"
-    except Exception as error:  # as for what holds locally
+    except Exception as error:  # as in _epsilon
         why = _not_computed(error)
     notes.append(f"no {_hidden_by(shuffled.groups)} number: {why}; the local figures hold")
     return None
 
 
 def _unit_rows(rounds: Sequence[RoundGroup], delta: float, notes: list[str]) -> list[Guarantee]:
-    """Return what one unit of one round costs: locally, and hidden among the other clients' reports of the same unit."""
+    """Return the rows for one unit of one round: local, and hidden among the other clients' reports of the same unit."""
     if any(group.release.by_round for group in rounds):
         return []
     worst = max(rounds, key=lambda group: group.release.parameter)
@@ -301,17 +309,19 @@ def _unit_rows(rounds: Sequence[RoundGroup], delta: float, notes: list[str]) -> 
         units = [replace(group, release=replace(group.release, units=1)) for group in rounds]
         ones = [_bounds(CountedBits([unit], accountant([(unit.release, 1)])), delta, notes) for unit in units]
         known = [bounds for bounds in ones if bounds is not None]
-        if len(known) < len(ones):  # the costliest may be one that is not known
+        if len(known) < len(ones):  # the costliest round may be the one that could not be computed
             return rows
         worst_one = max(known, key=lambda bounds: bounds.adaptive)
-        hidden, lower = _shuffler(rounds), worst_one.attained
+        hidden, lower = _shuffler_assumptions(rounds), worst_one.attained
         trusted = _hidden_by(rounds)
         rows.append(Guarantee(worst_one.adaptive, delta, trust_model=trusted, assumptions=hidden, lower=lower, **common))
     return rows
 
 
-def _whole_rows(parts: Sequence[Sequence[RoundGroup]], delta: float, scope: Scope, whole: _Whole, notes: list[str]) -> list[Guarantee]:
-    """Return the costliest of ``parts`` under each trust model; ``notes`` say why a line is missing."""
+def _whole_rows(
+    parts: Sequence[Sequence[RoundGroup]], delta: float, scope: Scope, whole: _ProtectedUnit, notes: list[str]
+) -> list[Guarantee]:
+    """Return the rows of the costliest of ``parts`` under each trust model; add a note for each row that is missing."""
     rows = _largest([_local_rows(part, delta, scope, whole, notes) for part in parts])
     shuffled = [behind_shuffler(part) for part in parts]
     reasons = [_why_not_shuffled(part) for part, found in zip(parts, shuffled, strict=True) if found is None]
@@ -319,11 +329,11 @@ def _whole_rows(parts: Sequence[Sequence[RoundGroup]], delta: float, scope: Scop
         notes += reasons
         return rows
     hidden = [_shuffled_rows(found, delta, scope, whole, notes) for found in shuffled if found]
-    return rows + _largest(hidden) if all(hidden) else rows  # the costliest may be one that is not known
+    return rows + _largest(hidden) if all(hidden) else rows  # the costliest part may be the one that could not be computed
 
 
 def _largest(candidates: Sequence[list[Guarantee]]) -> list[Guarantee]:
-    """Return for each kind of row the one with the largest epsilon."""
+    """Return the row with the largest epsilon of each kind."""
     best: dict[tuple[object, ...], Guarantee] = {}
     for row in (row for rows in candidates for row in rows):
         kind = (row.trust_model, row.delta == 0, row.adaptive, row.status)
@@ -332,8 +342,8 @@ def _largest(candidates: Sequence[list[Guarantee]]) -> list[Guarantee]:
     return list(best.values())
 
 
-def _local_rows(groups: Sequence[RoundGroup], delta: float, scope: Scope, whole: _Whole, notes: list[str]) -> list[Guarantee]:
-    """Return what all that a client sends costs against a server that sees who sent it: pure, and for ``delta``."""
+def _local_rows(groups: Sequence[RoundGroup], delta: float, scope: Scope, whole: _ProtectedUnit, notes: list[str]) -> list[Guarantee]:
+    """Return the rows for everything a client sends, against a server that sees the sender: at delta 0 and at ``delta``."""
     common: dict[str, Any] = {
         "unit": whole.unit,
         "units_per_round": 1,
@@ -350,14 +360,14 @@ def _local_rows(groups: Sequence[RoundGroup], delta: float, scope: Scope, whole:
 
 
 def _unprotected(groups: Sequence[RoundGroup]) -> tuple[str, ...]:
-    """Return what left without protection, and by which mechanism; each thing once."""
+    """Return what left without protection, each with its mechanism's name, without repetitions."""
     releases = [group.release for group in groups]
     reasons = [f"{release.mechanism}: {release.why_unprotected}" for release in releases if not release.protected]
     return tuple(dict.fromkeys(reasons))
 
 
-def _shuffled_rows(shuffled: ShuffledAccountant, delta: float, scope: Scope, whole: _Whole, notes: list[str]) -> list[Guarantee]:
-    """Return what all that a client sends costs against a server behind an ideal shuffler; nothing where that cannot be computed."""
+def _shuffled_rows(shuffled: ShuffledAccountant, delta: float, scope: Scope, whole: _ProtectedUnit, notes: list[str]) -> list[Guarantee]:
+    """Return the rows for everything a client sends, against a server behind a shuffler or sum. Empty if they cannot be computed."""
     groups, bounds = shuffled.groups, _bounds(shuffled, delta, notes)
     if bounds is None:
         return []
@@ -370,14 +380,16 @@ def _shuffled_rows(shuffled: ShuffledAccountant, delta: float, scope: Scope, who
     }
     rows = []
     if bounds.fixed < bounds.adaptive * (1 - 1e-9):
-        fixed = (*_shuffler(groups), "inputs of all rounds are fixed before the first, which training does not do")
+        fixed = (*_shuffler_assumptions(groups), "inputs of all rounds are fixed before the first, which training does not do")
         rows.append(Guarantee(bounds.fixed, delta, assumptions=fixed, lower=bounds.attained, adaptive=False, status="proved", **common))
-    rows.append(Guarantee(bounds.adaptive, delta, assumptions=_shuffler(groups), lower=bounds.attained, status="proved", **common))
+    rows.append(
+        Guarantee(bounds.adaptive, delta, assumptions=_shuffler_assumptions(groups), lower=bounds.attained, status="proved", **common)
+    )
     first, cohort = groups[0], min(group.cohort for group in groups)
     normal = isinstance(first.release, BinaryRelease) and cohort * sigmoid(-first.release.parameter) >= _NORMAL_ENOUGH
     if scope == "run" and bounds.attained is not None and len(groups) == 1 and normal:
         estimate = central_limit_epsilon(first.release.parameter, cohort, first.reports, delta)
-        if estimate >= bounds.attained:  # else it is known to be too small
+        if estimate >= bounds.attained:  # a smaller estimate is known to be wrong
             rows.append(Guarantee(estimate, delta, source="central limit theorem: bounds nothing", status="estimate", **common))
     return rows
 
@@ -387,7 +399,7 @@ def _hidden_by(groups: Sequence[RoundGroup]) -> TrustModel:
 
 
 def _why_not_shuffled(groups: Sequence[RoundGroup]) -> str:
-    """Say why no accountant composes ``groups`` behind a shuffler."""
+    """Return a note with the reason why no accountant composes ``groups`` behind a shuffler."""
     channels = {group.channel for group in groups}
     if "random-delay" in channels:
         why = "a random delay is not a shuffler; whoever watches the network, or sees who is late, can link reports to clients"
@@ -398,25 +410,26 @@ def _why_not_shuffled(groups: Sequence[RoundGroup]) -> str:
     else:
         several = "rounds of different kinds are accounted together for one-bit reports only; the local figures hold"
         reasons = {group.release.not_shuffled: group.release.protected for group in groups if group.release.not_shuffled}
-        why = min(reasons, key=lambda reason: reasons[reason], default=several)  # what left without protection comes first
+        why = min(reasons, key=lambda reason: reasons[reason], default=several)  # a release without protection comes first
     return f"no shuffled number: {why}"
 
 
-def _others(cohort: int) -> str:
-    """Return the subject of what is assumed of the other clients of a round, with its verb."""
+def _others_are(cohort: int) -> str:
+    """Return the subject and verb of the sentence on the other clients of a round: "the other 99 clients are"."""
     return "the other client is" if cohort - 1 == 1 else f"the other {cohort - 1:,} clients are"
 
 
-def _shuffler(groups: Sequence[RoundGroup]) -> tuple[str, ...]:
+def _shuffler_assumptions(groups: Sequence[RoundGroup]) -> tuple[str, ...]:
+    """Return the assumptions of the rows behind a shuffler or a sum, as sentences."""
     cohort = min(group.cohort for group in groups)
     none = "it neither drops out nor colludes" if cohort - 1 == 1 else "none of them drops out or colludes"
-    others = f"{_others(cohort)} honest, and {none}"
+    others = f"{_others_are(cohort)} honest, and {none}"
     if cohort == 1:
         alone = all(group.cohort == 1 for group in groups)
         others = "there is no other client to hide among"
         others = others if alone else "in some rounds there is no other client to hide among, and in the others those counted are honest"
     if any(group.sampling == "once" for group in groups):
-        others = f"{_others(cohort)} honest, and nobody learns the order in which they take part"
+        others = f"{_others_are(cohort)} honest, and nobody learns the order in which they take part"
     if any(group.sampling == "secret" for group in groups):
         population = min(group.population for group in groups)
         each = "the other client" if population - 1 == 1 else f"each of the other {population - 1:,} clients"

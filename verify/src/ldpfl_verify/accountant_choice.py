@@ -22,7 +22,7 @@ from ldpfl_verify.unshuffled_reports import GaussianReport, PureReport
 Bound = tuple[float | None, str]
 
 TOLERANCE = 0.02
-"""Share by which a bound may exceed the stated epsilon for the guarantee to be nearly confirmed."""
+"""Largest relative amount by which a bound may exceed the stated epsilon if the guarantee is to count as nearly confirmed."""
 
 SAME = 1 + 1e-9
 """Factor between two figures that count as equal."""
@@ -55,7 +55,7 @@ DELTA_SHARE_OF_BLANKET = 0.01
 
 CURVE_POINTS = 2049
 FEW_REPORTS = 2_000
-"""Number of equal reports up to which their exact sum is short, wherever it begins."""
+"""Number of equal reports up to which the exact sum is always taken, because it has few terms."""
 
 FAR_APART, MAX_TERMS = 1.15, 10**5
 """If two accountants differ by more than this factor, and the exact sum has more than so many terms, the sum is not taken."""

@@ -27,7 +27,7 @@ LEDGER_FILE = "ledger.json"
 
 MAX_CLIENTS = 10**9
 MIN_PROBABILITY = 1e-15
-"""Probability below which a cohort is taken for one that did not come about by the clients' own random decisions."""
+"""Probability below which a cohort size is rejected as impossible for clients that decide at random."""
 
 _VERSION = 3
 _PARAMETERS = {"binary": "epsilon", "pure": "epsilon", "gaussian": "mu", "unprotected": None}

@@ -1,8 +1,9 @@
 """Decide whether a report can be one of the ldpfl project's code, if a file says so.
 
-Anybody can write the project's name into a file. A report that no mechanism of the project makes is therefore taken for a report of
-unknown code: its mechanism has another name, makes reports of another kind or of another unit, never states this of its noise, or has a
-smaller blanket at that epsilon. A report that some mechanism of the project makes is believed, because a file cannot show more.
+Anybody can write the project's name into a file. So a report that no mechanism of the project makes counts as a report of unknown code.
+That is the case if no mechanism of the project has this name, or if the mechanism of this name makes reports of another kind or unit, has
+other properties of its noise, or has a smaller blanket at that epsilon. Any other report keeps the stated author, because a file cannot
+show more.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from scipy.stats import norm
 from ldpfl_verify.certificate_file import OURS, ClientRelease, Kind, Unit
 
 DOUBTED = "not known, a file says ldpfl"
-"""Author of a report of which a file says wrongly that it is of the project's code."""
+"""Author of a report that a file wrongly attributes to the project's code."""
 
 MAX_EPSILON = 30.0
 """Epsilon of a report beyond which the project's mechanisms state no blanket."""

@@ -1,4 +1,4 @@
-"""Plan a run before anything is sent: what it would guarantee, how noisy it would be, and what would have to change."""
+"""Plan a run before anything is sent: its privacy guarantees, its noise, and the settings that would reach a target epsilon."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ if TYPE_CHECKING:
 
 MOST_CLIENTS, MOST_REPORTS = 10**8, 10**10
 LARGEST_EPSILON = 50.0
-"""Largest budget of a report that is solved for; more protects nothing."""
+"""Largest epsilon of a report that is solved for. Larger ones protect nothing."""
 
 _PRECISE = 1e-3
-"""Relative slack of a solved figure: certified at it, and not much more than needed."""
+"""Relative precision of a solved number. The number itself is proved to be enough."""
 
 _MOST_LAYERS = 10_000
 
 _RARE = 1e-6
-"""Probability with which some round of a run may have fewer clients than is planned for."""
+"""Probability that some round of a run has fewer clients than planned."""
 
 
 def _plain(value: Any) -> Any:
-    """Return a number of numpy's as one of Python's, which alone a strict check takes."""
+    """Convert a NumPy number to a Python number, because strict validation accepts only those."""
     return value.item() if isinstance(value, np.generic) else value
 
 
 def _whole(value: Any) -> Any:
-    """Return the same, and 1e6 as a whole number."""
+    """Convert a NumPy number to a Python number, and a whole float such as 1e6 to an int."""
     plain = _plain(value)
     return int(plain) if isinstance(plain, float) and plain.is_integer() else plain
 
@@ -66,21 +66,21 @@ class Setting:
     """A federation to plan.
 
     Attributes:
-        epsilon: budget of one report.
-        clients: how many there are.
-        weights: parameters of the model.
-        rounds: of training.
-        delta: failure probability of the figures that are not pure.
-        mechanism: by name.
-        participation: part of the clients that takes part in a round.
-        self_sampling: whether each client decides for itself, in secret, to take part.
-        radius: half-width of the range that weights are clamped to.
+        epsilon: epsilon of one report.
+        clients: number of clients.
+        weights: number of parameters of the model.
+        rounds: number of training rounds.
+        delta: failure probability of the guarantees that are not pure.
+        mechanism: name of the mechanism.
+        participation: fraction of clients sampled in each round.
+        self_sampling: whether each client decides in secret whether it takes part (random check-in).
+        radius: clipping range: weights are clipped to plus or minus this.
         channel: what stands between clients and server.
-        colluding: clients that tell the adversary what they sent.
-        layers: parameter tensors of the model, of about the same size; needed where what a client sends depends on them.
+        colluding: number of clients that reveal to the adversary what they sent.
+        layers: number of parameter tensors of the model, assumed to have about the same size. Needed if reports depend on layers.
 
     Raises:
-        ConfigError: one is missing or unknown, of another kind, or out of range.
+        ConfigError: a value is missing, unknown, of the wrong type, or out of range.
     """
 
     epsilon: _Number
@@ -126,21 +126,24 @@ class Setting:
 
     @property
     def participates_in_secret(self) -> bool:
-        """Whether nobody learns who takes part: of a sum its members are known, as they are of a round in which all are."""
+        """True if participation is secret and so amplifies privacy.
+
+        The members of a secure sum are known, and so are those of a round that all clients join.
+        """
         return self.self_sampling and self.participation < 1 and self.channel == "ideal-shuffler"
 
     @property
     def cohort(self) -> int:
-        """Clients that take part in a round; under secret participation, as many as are expected."""
+        """Number of clients that take part in a round; with secret participation, the expected number."""
         return cohort_size(self.participation, self.clients)
 
     @cached_property
     def release(self) -> Release:
-        """What one client's report of a round is, which is what is accounted: ``epsilon`` means what the mechanism makes of it."""
+        """The release of one client's report of a round, which is accounted. The mechanism decides which unit ``epsilon`` is for."""
         return released(self.build(), self.ranges())
 
     def ranges(self) -> LayerRanges:
-        """As many layers as are said, else one."""
+        """Return ranges with ``layers`` layers; one layer if that is not set."""
         return self._in_layers(self.layers or 1)
 
     def _release(self, layers: int) -> Release:
@@ -158,13 +161,13 @@ class Setting:
 
 @dataclass(frozen=True)
 class Plan(Shown):
-    """What a setting would guarantee and cost.
+    """The guarantees and the cost of a setting.
 
     Attributes:
-        statement: the guarantees.
+        statement: the privacy guarantees.
         noise_std: standard deviation of the noise in the mean of one weight, in the unit of the weights.
-        bytes_per_client: what one client sends in one round.
-        solution: what reaches a target, if one was given.
+        bytes_per_client: number of bytes that one client sends in one round.
+        solution: the settings that reach a target epsilon; None if no target was given.
     """
 
     setting: Setting
@@ -189,7 +192,7 @@ class Plan(Shown):
         }
 
     def to_dataframe(self) -> pandas.DataFrame:
-        """Return one row, of the setting, its cost and each epsilon by name: several plans are compared by ``pandas.concat``."""
+        """Return a table of one row with the setting, its cost and each epsilon. Use ``pandas.concat`` to compare several plans."""
         import pandas
 
         figures = {name: value for name, value in self.to_dict().items() if not isinstance(value, list)}
@@ -202,10 +205,10 @@ _INPUTS = (
 
 
 def plan(setting: Setting) -> Plan:
-    """Return what ``setting`` guarantees and costs. A second on one core, half a minute for the largest settings.
+    """Compute the guarantees and the cost of ``setting``. Takes a second on one core, half a minute for the largest settings.
 
     Raises:
-        ConfigError: a figure is out of range.
+        ConfigError: a value is out of range.
     """
     mechanism, ranges, release = setting.build(), setting.ranges(), setting.release
     cohort = _cohort_of(setting, release)
@@ -234,7 +237,11 @@ def plan(setting: Setting) -> Plan:
 
 
 def _cohort_of(setting: Setting, release: Release) -> int:
-    """Return how many clients hide each other in a round; where they decide by coins, and that is not averaged over, hardly ever fewer."""
+    """Return the number of clients that hide each other in a round.
+
+    With random check-in it is random. Unless the accountant averages over it, use a number that no round of the run falls below, except
+    with probability ``_RARE``.
+    """
     averaged = setting.participates_in_secret and isinstance(release, BinaryRelease) and release.sampled == 1
     if setting.participation == 1 or not setting.self_sampling or averaged:
         return setting.cohort
@@ -243,14 +250,14 @@ def _cohort_of(setting: Setting, release: Release) -> int:
 
 @dataclass(frozen=True)
 class Solution:
-    """What it takes to reach a central epsilon behind an ideal shuffler.
+    """Numbers of clients, or an epsilon of a report, that reach a target for the central epsilon behind an ideal shuffler.
 
     Attributes:
-        target: that epsilon.
-        clients: enough of them at the setting's epsilon, certified also for training; None beyond 1e8.
-        clients_necessary: with fewer, some data set exceeds the target; None beyond 1e8, and where not all take part in each round.
-        epsilon: a budget a report at which the setting's clients are enough; at ``LARGEST_EPSILON`` more would do as well; None where
-            it would be below 1e-6.
+        target: the target central epsilon.
+        clients: number of clients that is proved to be enough at the setting's epsilon, also for adaptive inputs; None above 1e8.
+        clients_necessary: with fewer clients some data set exceeds the target. None above 1e8, or if not all take part in each round.
+        epsilon: epsilon of a report at which the setting's number of clients is enough. ``LARGEST_EPSILON`` if a larger one would do
+            too; None if it would be below 1e-6.
     """
 
     target: float
@@ -269,13 +276,13 @@ class Solution:
 
 
 def solve(setting: Setting, target: float, *, clients: bool, epsilon: bool) -> Solution:
-    """Return how many clients, or which budget a report, bring the run's central epsilon down to ``target``.
+    """Find the number of clients, or the epsilon of a report, at which the run's central epsilon is at most ``target``.
 
-    Behind an ideal shuffler, for inputs that adapt to what was released before, as in training. A few seconds on one
-    core for each of the two questions.
+    Central means behind an ideal shuffler; inputs may depend on earlier releases, as in training. Each of the two searches takes a few
+    seconds on one core.
 
     Raises:
-        ConfigError: the target is not positive, the mechanism does not send bits, or no shuffled number exists.
+        ConfigError: the target is not positive, the mechanism does not send bits, or no epsilon behind a shuffler is known.
     """
     if not isinstance(target, Real) or isinstance(target, bool) or not 0 < target < inf:
         raise ConfigError(f"the target must be positive and finite, got {shown(target)}")
@@ -290,10 +297,10 @@ def solve(setting: Setting, target: float, *, clients: bool, epsilon: bool) -> S
 
 
 def reach(target: float, *, epsilon: float | None, clients: int | None, **others: Any) -> tuple[Setting, Solution]:
-    """Return what reaches a central epsilon of ``target``, and the setting with it put in where ``epsilon`` or ``clients`` is None.
+    """Find ``epsilon`` or ``clients``, whichever is None, for a central epsilon of ``target``. Return the complete setting and solution.
 
     Raises:
-        ConfigError: both are None, nothing reaches it, or as for :func:`solve`.
+        ConfigError: both are None, no value reaches the target, or as for :func:`solve`.
     """
     if epsilon is None and clients is None:
         raise ConfigError("a target needs epsilon (to find the clients) or clients (to find the epsilon)")
@@ -313,12 +320,12 @@ def reach(target: float, *, epsilon: float | None, clients: int | None, **others
 
 
 def check_central(setting: Setting) -> None:
-    """Raise a :class:`ConfigError` unless a central epsilon can be solved for and drawn: :func:`_rounds` says of what."""
+    """Raise a :class:`ConfigError` unless a central epsilon of ``setting`` can be solved for and plotted."""
     if setting.channel != "ideal-shuffler" or (setting.self_sampling and setting.participation < 1):
         raise ConfigError("a central epsilon is solved for or drawn with channel ideal-shuffler and a cohort that is not secret")
     release = setting.release
     why = ""
-    if type(release) is not BinaryRelease:  # what derives from it may be released in another way
+    if type(release) is not BinaryRelease:  # a subclass may have other properties
         why = f"for one-bit reports, and {setting.mechanism} does not send such"
     elif release.sampled > 1:
         why = f"for bits about known coordinates, and {setting.mechanism} draws them"
@@ -333,16 +340,16 @@ _WITHOUT_TARGET = (
 
 
 def cohorts(setting: Setting) -> list[int]:
-    """Return numbers of clients around those of ``setting``, from ten up: where a plot of epsilon is worth a point."""
+    """Return the numbers of clients at which to plot epsilon: from 10 to well above the number in ``setting``, on a logarithmic scale."""
     most = min(MOST_CLIENTS, 10_000 * setting.clients)
     points = np.unique(np.round(np.geomspace(max(10, setting.colluding + 2), max(most, 100_000), 17)).astype(np.int64))
     return [int(point) for point in points]
 
 
 def epsilon_among(setting: Setting, clients: int) -> tuple[float, float]:
-    """Return the attained and the certified central epsilon of a run like ``setting`` with this number of clients.
+    """Return the lower and the upper bound of the central epsilon of ``setting`` with ``clients`` clients.
 
-    What is attained is NaN where not all take part in each round, for then nobody may have sent all that is charged.
+    The lower bound is NaN if not all clients take part in each round, because then possibly no client sent everything that is charged.
     """
     check_central(setting)
     cohort = max(1, cohort_size(setting.participation, clients) - setting.colluding)
@@ -351,12 +358,12 @@ def epsilon_among(setting: Setting, clients: int) -> tuple[float, float]:
 
 
 def _rounds(setting: Setting, cohort: int) -> ShuffledRounds:
-    """Return what is accounted of rounds in which ``cohort`` clients hide each other."""
+    """Return the accounted rounds of ``setting`` with ``cohort`` clients in each."""
     return ShuffledRounds(setting.release.parameter, cohort, setting.release.units, setting.rounds)
 
 
 def _certified(rounds: ShuffledRounds, delta: float) -> float:
-    """Return the certified epsilon of ``rounds`` for adaptive inputs."""
+    """Return the upper bound of epsilon of ``rounds`` for adaptive inputs."""
     return certified_epsilon([rounds], delta)[1]
 
 
@@ -365,19 +372,19 @@ def _attained(rounds: ShuffledRounds, delta: float) -> float:
 
 
 def _clients(setting: Setting, cohort: float | None) -> int | None:
-    """Return the fewest clients of which ``cohort`` take part, rounded up as a round does."""
+    """Return the smallest number of clients with ``cohort`` honest ones in a round, with the rounding that rounds use."""
     return None if cohort is None else floor((ceil(cohort) + setting.colluding - 1) / setting.participation + 1e-9) + 1
 
 
 def _necessary(setting: Setting, target: float) -> int | None:
-    """Return the cohort below which some data set exceeds the target."""
+    """Return the smallest cohort at which the lower bound is within the target: with fewer clients some data set exceeds it."""
     return fewest(
         lambda cohort: _attained(_rounds(setting, cohort), setting.delta), _normal_cohort(setting, target), target, MOST_CLIENTS, 1e-6
     )
 
 
 def _enough(setting: Setting, target: float, necessary: int | None) -> float | None:
-    """Return a cohort of which it is certified that it is enough."""
+    """Return a cohort at which the upper bound is within the target, starting the search at ``necessary``."""
 
     def among(value: Callable[[ShuffledRounds, float], float]) -> Callable[[float], float]:
         return lambda cohort: value(_rounds(setting, max(1, ceil(cohort))), setting.delta)
@@ -408,7 +415,7 @@ def _epsilon(setting: Setting, target: float) -> float | None:
 
 
 def _normal_cohort(setting: Setting, target: float) -> float:
-    """Return the cohort that the central limit theorem would ask for: where the search begins."""
+    """Return the cohort that the central limit theorem suggests, as the start of a search."""
     mu = gaussian_mu(target, setting.delta)
     epsilon, units = setting.release.parameter, setting.release.units
     spread = sigmoid(epsilon) * sigmoid(-epsilon)

@@ -1,4 +1,4 @@
-"""Plan a training whose guarantee covers everything that is sent: which noise a target takes, and what the noise does to a mean."""
+"""Plan a training with a target epsilon for everything that is sent: the noise that it needs, and how much that disturbs the mean."""
 
 from __future__ import annotations
 
@@ -30,34 +30,34 @@ from ldpfl.util.displays import Shown
 from ldpfl.util.number_format import number
 
 Regime = Literal["shuffled", "local", "records", "records-summed", "clients-summed"]
-"""``shuffled``: signs of each client's gradient, counted. ``local``: one report a client. ``records``: each client's own noise for each of
-its records; ``records-summed``: the same behind a sum over clients. ``clients-summed``: each client's share of the noise for everything of
-a client, behind a sum."""
+"""``shuffled``: signs of each client's gradient, of which only counts are seen. ``local``: one report of each client in the whole run.
+``records``: noise of each client that protects each of its records. ``records-summed``: the same behind a sum over clients.
+``clients-summed``: each client adds its share of the noise that protects a whole client, behind a sum."""
 
 _PRECISE = 1e-3
 _WEAKEST, _STRONGEST = 1e-6, 1e4
-"""Strengths of a mechanism between which noise is looked for."""
+"""Range of strengths that is searched: epsilon, or 1 / noise multiplier. A stronger mechanism has less noise."""
 _SMALL = 0.1
-"""Noise of this length, where a gradient is a direction of length 1, hardly disturbs a step."""
+"""Length of the noise that hardly disturbs a step, if a gradient is a direction of length 1."""
 
 
 @dataclass(frozen=True)
 class RegimePlan(Shown):
-    """What a regime takes to keep a target.
+    """The settings of a regime that reach a target epsilon, and their cost.
 
     Attributes:
-        parameter, value: of the mechanism, and what reaches the target.
-        noise: length of the noise in the mean of directions of length 1: its standard deviation times the root of the weights.
-        trusted_noise: that of a trusted server which adds noise for the same unit and target.
-        wanted: how many clients, or records a client, bring the noise down to a tenth of a direction.
-        group: of so many coordinates a client sends one; 1 where it sends all.
-        relay_records: into how many records a relay takes a client's report apart.
-        bytes_per_client: what one client sends in one of its rounds.
-        reports: rounds that a client takes part in.
-        linked: coordinates of which what is sent stays together behind the shuffler.
-        colluding: clients that tell the adversary what they sent.
-        part: what ``records`` counts in the regimes of records: records, or persons who may have several.
-        evaluation_epsilon: what clients spend of the target on measuring the model.
+        parameter, value: name of the mechanism's parameter, and its value that reaches the target.
+        noise: length of the noise in the mean of directions of length 1: its standard deviation times sqrt(weights).
+        trusted_noise: length of the noise that a trusted server would add for the same unit and target.
+        wanted: number of clients, or of records per client, at which the noise has a tenth of a direction's length.
+        group: size of groups of coordinates of which a client sends one; 1 if it sends all.
+        relay_records: number of messages in which a client's report goes to the relay.
+        bytes_per_client: number of bytes that one client sends in one of its rounds.
+        reports: number of rounds that a client takes part in.
+        linked: number of coordinates that travel in one message and stay together behind the shuffler.
+        colluding: number of clients that reveal to the adversary what they sent.
+        part: the unit that ``records`` counts in the regimes ``records`` and ``records-summed``: records, or persons.
+        evaluation_epsilon: part of the target epsilon that clients spend on measuring the model.
     """
 
     regime: Regime
@@ -103,19 +103,19 @@ def plan_regime(
     part: Part = "record",
     evaluation_epsilon: float = 0.0,
 ) -> RegimePlan:
-    """Return which noise keeps ``target`` for all that is ever sent, and what it costs, before anything is run. Seconds on one core.
+    """Find the noise that keeps the epsilon of everything that is ever sent within ``target``, and its cost. Seconds on one core.
 
         ldpfl.plan_regime("records", 2.0, clients=100, records=600, weights=2000, rounds=15).noise
 
     Args:
         regime: shuffled, local, records, records-summed or clients-summed, see :data:`Regime`.
-        group: of so many rotated coordinates a client draws one in secret and sends it, in the regime shuffled.
-        linked: how many of what it sends stay together behind the shuffler, in that regime.
-        part: ``person`` to protect persons in the regimes of records, of whom each client then has so many as ``records`` says.
-        evaluation_epsilon: of the target, what clients spend on measuring the model on records that they hold back; 0 for nothing.
+        group: size of groups of rotated coordinates of which a client secretly draws one and sends it, in the regime shuffled.
+        linked: number of these that stay together behind the shuffler, in the regime shuffled.
+        part: ``person`` to protect persons in the regimes of records; ``records`` is then the number of persons per client.
+        evaluation_epsilon: part of the target that clients spend on measuring the model on held-out records; 0 for none.
 
     Raises:
-        ConfigError: the regime is unknown, a figure is out of range, or nothing reaches the target.
+        ConfigError: the regime is unknown, a value is out of range, or no noise reaches the target.
     """
     asked = _Asked(
         regime_named(regime), target, clients, weights, rounds, records, group, linked, delta, colluding, part, evaluation_epsilon
@@ -131,7 +131,7 @@ def plan_regime(
 
 
 def _out_of_reach(asked: _Asked, why: str) -> str:
-    """Return the message that no noise keeps the target, with what some does; ``why`` is what the mechanism says of more noise or less."""
+    """Return the message that no noise reaches the target, with the epsilons that are reachable; ``why`` is the mechanism's error."""
     powers = [10.0**power for power in range(round(log10(_WEAKEST)), round(log10(_STRONGEST)) + 1)]
     ends = []
     for order in (powers, powers[::-1]):
@@ -149,7 +149,7 @@ def _out_of_reach(asked: _Asked, why: str) -> str:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What a plan is made for; the arguments of :func:`plan_regime`. What a mechanism tells grows with its ``strength``."""
+    """The arguments of :func:`plan_regime`. A mechanism's epsilon grows with its ``strength``: its own epsilon, or 1 / noise multiplier."""
 
     regime: Regime
     target: float
@@ -219,14 +219,14 @@ class _Asked:
         return DpFedAvg(clip, noise, self.summed, lattice.bits)
 
     def rounds_at(self, strength: float) -> RoundGroup:
-        """Return what a client would be charged."""
+        """Return the training rounds that a client would be charged for."""
         release = released(self.mechanism(strength), self.ranges)
         channel: Channel = "secure-sum" if self.summed else "direct" if self.of_records else "ideal-shuffler"
         times, sampling = (1, "once") if self.once else (self.rounds, "everyone")
         return RoundGroup(release, self.honest, self.honest, times, sampling, channel=channel, linked=self.linked)  # type: ignore[arg-type]
 
     def groups_at(self, strength: float) -> list[RoundGroup]:
-        """Return all that a client would be charged: its rounds, and what it measures of the model."""
+        """Return all rounds that a client would be charged for: training, and the measurement of the model."""
         rounds = self.rounds_at(strength)
         if not self.evaluation_epsilon:
             return [rounds]
@@ -239,7 +239,7 @@ class _Asked:
 
     @property
     def guess(self) -> float:
-        """One over about the right strength, where the search begins."""
+        """Start of the search: an estimate of 1 / strength."""
         mu = gaussian_mu(self.target, self.delta)
         if self.regime == "shuffled":
             return sqrt(ceil(self.weights / self.group) * self.rounds / self.honest) / mu
@@ -279,7 +279,7 @@ class _Asked:
         )
 
     def wanted(self, noise: float) -> int:
-        """Return how many clients, or for records how many of them a client, leave noise of a tenth of a direction's length."""
+        """Return the number of clients, or of records per client, at which the noise has a tenth of a direction's length."""
         factor = noise / _SMALL
         if self.of_records:
             return ceil(self.records * factor)
@@ -290,7 +290,7 @@ def regime_named(name: str) -> Regime:
     """Return the regime called ``name``.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such regime.
     """
     for known in get_args(Regime):
         if name == known:

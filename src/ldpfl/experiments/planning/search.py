@@ -1,4 +1,4 @@
-"""Searches for the smallest argument at which a falling figure keeps a target, on logarithmic scales."""
+"""Search for the smallest argument at which a decreasing function is at most a target, on logarithmic scales."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ldpfl.privacy.accountants.roots import brentq
 OfFigure = Callable[[float], float]
 
 _STEPS = 5
-"""Evaluations of a figure that takes long, before it is searched without the help of another."""
+"""Number of evaluations of the slow function in :func:`smallest_by` before :func:`smallest` takes over."""
 
 _APART = 0.01
-"""Distance, in logarithms, over which a slope is taken."""
+"""Distance of two points, in logarithms of the argument, for estimating a slope."""
 
 _USUALLY = 0.002
-"""Logarithm of how much larger a certified epsilon usually is than that which a data set attains."""
+"""Typical log(upper bound / lower bound) of epsilon."""
 
 
 def smallest(value: Callable[[float], float], guess: float, target: float, low: float, high: float, precise: float) -> float | None:
-    """Return an x in [low, high] with ``value(x)`` <= ``target``, at most ``precise`` of itself above the smallest; None if there is none.
+    """Return an x in [low, high] with ``value(x)`` <= ``target``, at most a relative ``precise`` above the smallest. None if there is none.
 
-    ``value`` falls with x. A bracket is opened around the guess and then closed by Brent's method, on logarithmic scales.
+    ``value`` must be decreasing. A bracket is opened around the guess and then closed by Brent's method, on logarithmic scales.
     """
 
     @cache
@@ -50,11 +50,11 @@ def smallest(value: Callable[[float], float], guess: float, target: float, low: 
 
 
 def smallest_by(value: OfFigure, near: OfFigure, start: float, target: float, low: float, high: float, precise: float) -> float | None:
-    """Return what :func:`smallest` does, of a ``value`` that takes long, by a figure ``near`` a little below it that takes less.
+    """Return the same as :func:`smallest` for a slow function ``value``, with the help of a faster function ``near`` slightly below it.
 
-    ``near`` tells where to look, from its own solution ``start`` on, and how steeply ``value`` falls. Only ``value`` tells what keeps the
-    target, so x keeps it whatever ``near`` is. That x is at most ``precise`` too large is known as well as the slope of ``near`` is that
-    of ``value``.
+    ``start`` is the solution for ``near``. From there, the slope of ``near`` predicts the solution for ``value``. The result is checked by
+    ``value`` itself, so it keeps the target whatever ``near`` is. That it is at most a relative ``precise`` too large holds only if both
+    functions have about the same slope.
     """
     slope = log(near(start) / near(start * exp(_APART))) / _APART
     position, end = log(start), log(high)
@@ -70,10 +70,10 @@ def smallest_by(value: OfFigure, near: OfFigure, start: float, target: float, lo
 
 
 def fewest(value: Callable[[int], float], guess: float, target: float, most: int, precise: float) -> int | None:
-    """Return the n in 1 .. ``most`` below which ``value(n)``, which falls with n, exceeds ``target``; None if it does up to ``most``.
+    """Return the smallest n in 1 .. ``most`` with ``value(n)`` <= ``target``; None if there is none. ``value`` must be decreasing.
 
-    Beyond 1 / ``precise`` it may be ``precise`` of itself too small. Each step is one of Newton's method inside a bracket, with the slope
-    between the last two points; every eighth halves the bracket.
+    Above 1 / ``precise``, n may be too small by a relative ``precise``. Each step is a secant step inside a bracket; every eighth step
+    halves the bracket.
     """
     above, kept, number, slope = 0, most + 1, min(max(round(guess), 1), most), 0.5
     before: tuple[float, float] | None = None

@@ -1,4 +1,4 @@
-"""Schedules that follow what clients did before: Sensitive DP and AdapLDP."""
+"""Schedules that depend on earlier rounds: Sensitive DP and AdapLDP."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from ldpfl.privacy.accountants.gaussian import gaussian_mu
 from ldpfl.util.quantities import Positive
 
 _SMALLEST_SHARE = 1e-3
-"""An estimate is at least this part of D, so that a model that stands still does not end all noise."""
+"""Smallest estimate of the sensitivity, relative to D, so that a model that does not move still gets noise."""
 
 _FIRST_SCALER, _SMALLEST_SCALER = 1e-3, 1e-12
-"""c_i before the first round, and the least that the logarithm is given."""
+"""c_i before the first round, and the smallest c_i that is used in the logarithm."""
 
 _STRENGTH = 0.02
-"""Largest part by which AdapLDP's correction changes a weight."""
+"""Largest relative change of a weight by AdapLDP's correction."""
 
 _DEGREES = 180 / torch.pi
 
@@ -114,8 +114,8 @@ class SensitiveDP(SensitivitySchedule):
         return {"moved": row_norms(raw_update(public, clients), public.sizes)} if self.data_dependent else {}
 
     def mu(self, public: PublicState) -> float | None:
-        # What is clipped to and what the noise is for are the same. Else a round's cost would follow from what rounds before released,
-        # and what is added up as if it had been fixed beforehand does not hold.
+        # Updates are clipped to the estimate that the noise is scaled with, so mu is constant. Without clipping, a round's cost would
+        # depend on earlier releases, and the accountants here add up only costs that are fixed beforehand.
         return self.epsilon / self.c if self.clip_to_estimate else None
 
     def reason(self) -> str:

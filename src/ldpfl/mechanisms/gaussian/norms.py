@@ -1,4 +1,4 @@
-"""Norms of rows and layers, and clipping that still holds after rounding to float32."""
+"""Norms of rows and layers, and clipping whose norm bound still holds after rounding to float32."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BLOCK = 1 << 18
 """Weights converted to float64 at once (one layer of one client, if that is larger)."""
 
 _INSIDE = 1 - 2.0**-20
-"""Vectors are clipped to this part of the norm, so that rounding to float32 cannot put them outside."""
+"""Vectors are clipped to this part of the norm, so that rounding to float32 cannot make them too long."""
 
 
 def layer_slices(sizes: Sequence[int]) -> list[slice]:
@@ -41,16 +41,16 @@ def layer_norms(rows: Tensor, sizes: Sequence[int]) -> Tensor:
     for layer, part in enumerate(layer_slices(sizes)):
         for block in blocks(rows.shape[0], sizes[layer]):
             values = rows[block, part].double()
-            # Summed by NumPy: PyTorch's threads add up a long row in another order when it stands alone.
+            # NumPy always adds up a row in the same order; PyTorch's order depends on the number of rows.
             norms[block, layer] = torch.from_numpy(values.mul_(values).numpy().sum(axis=1)).sqrt()
     return require_finite(norms)  # squares of float32 values do not overflow here
 
 
 def require_finite(values: Tensor) -> Tensor:
-    """Return ``values`` if all are finite; otherwise stop, without repeating any.
+    """Return ``values`` after checking that all are finite. Error messages contain no value.
 
     Raises:
-        PrivacyError: one is NaN or infinite.
+        PrivacyError: a value is NaN or infinite.
     """
     if not is_finite(values):
         raise PrivacyError("a client's weights contain NaN or infinity; nothing was sent (lower the learning rate, or check the data)")
@@ -93,9 +93,9 @@ def clip_layers(rows: Tensor, sizes: Sequence[int], limits: Tensor) -> Tensor:
 
 
 def _shortened(rows: Tensor, factors: Tensor) -> Tensor:
-    """Multiply in float64, where no factor is so small that it has lost its digits, and 1 changes nothing."""
+    """Multiply each row by its factor, in float64: there tiny factors keep their digits, and a factor of 1 changes nothing."""
     return rows.double().mul_(factors.unsqueeze(1)).float()
 
 
 def _factors(norms: Tensor, limits: float | Tensor) -> Tensor:
-    return (limits * _INSIDE / norms).clamp_(max=1.0)  # of a zero vector infinite, hence 1
+    return (limits * _INSIDE / norms).clamp_(max=1.0)  # for a zero vector the quotient is infinite, so the factor is 1

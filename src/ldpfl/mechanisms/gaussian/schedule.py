@@ -1,6 +1,6 @@
-"""What a noise schedule is: how much Gaussian noise goes on each layer of each client's update, round by round.
+"""The interface of noise schedules: how much Gaussian noise is added to each layer of each client's update, round by round.
 
-They are in ``fixed``, ``history`` and ``ladp``; ``mechanism`` draws the noise and adds it.
+The schedules are in ``fixed``, ``history`` and ``ladp``; ``mechanism`` draws the noise and adds it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ldpfl.mechanisms.gaussian.norms import require_finite
 
 @dataclass(frozen=True, eq=False)
 class ClientState:
-    """What K clients know after local training, before noise: PRIVATE.
+    """PRIVATE state of K clients after local training, before noise is added.
 
     Attributes:
-        trained: (K, d) float32 weights.
+        trained: (K, d) float32 trained weights.
         samples: (K,) int64 data set sizes.
-        joined: (K,) int64 rounds joined before this one.
-        memory: by name (K, ...), what ``remember`` returned for these clients last, or their rows of ``initial_memory``.
+        joined: (K,) int64 numbers of rounds joined before this one.
+        memory: tensors (K, ...) by name: what ``remember`` last returned for these clients, or their rows of ``initial_memory``.
 
     Raises:
         PrivacyError: wrong dtype or shape.
@@ -47,7 +47,7 @@ class ClientState:
 
 @dataclass(frozen=True)
 class NoiseSchedule(ABC):
-    """How much noise goes where, what it goes on, and what that guarantees.
+    """The amount of noise for each layer, the clipping of updates, and the guarantee that follows.
 
     Attributes:
         epsilon, delta: budget of one client's round, unless the schedule says otherwise.
@@ -57,12 +57,12 @@ class NoiseSchedule(ABC):
 
     name: ClassVar[str]
     confidence: ClassVar[str]
-    """How sure it is that the formula is its paper's, and what was reconstructed."""
+    """How certain it is that the formula is the paper's, and what was reconstructed."""
     assumptions: ClassVar[tuple[str, ...]] = ("broadcasts are public",)
-    """What the guarantee rests on, beside the random bits."""
+    """Assumptions of the guarantee, apart from secret random bits."""
 
     deployable: ClassVar[bool] = False
-    """Whether it needs nothing of a client but its update, nor of others: not what it remembers, nor how much data others have."""
+    """Whether a client on Flower can use it: it needs only the client's update, no memory and no data set sizes of others."""
 
     epsilon: float
     delta: float
@@ -87,7 +87,7 @@ class NoiseSchedule(ABC):
         """
 
     def bounded(self, public: PublicState, clients: ClientState) -> Tensor:
-        """Return what is noised: the update (K, d) float32 with respect to the broadcast, made to fit the sensitivity.
+        """Return the updates (K, d) float32 with respect to the broadcast, clipped to the sensitivity; noise is added to them.
 
         Raises:
             PrivacyError: weights that are NaN or infinite.
@@ -95,11 +95,11 @@ class NoiseSchedule(ABC):
         return require_finite(raw_update(public, clients))
 
     def limits(self, public: PublicState) -> Tensor | None:
-        """Return what norm (1,), or norms of layers (L,), float64, :meth:`bounded` keeps; None where no guarantee rests on one."""
+        """Return the norm (1,), or the norms of layers (L,), float64, that :meth:`bounded` clips to. None if no guarantee needs one."""
         return None
 
     def initial_memory(self, clients: int, dimension: int) -> dict[str, Tensor]:
-        """Return what ``clients`` clients remember before their first round, by name (clients, ...)."""
+        """Return the memory of ``clients`` clients before their first round, tensors (clients, ...) by name."""
         return {}
 
     def remember(self, public: PublicState, clients: ClientState, sent: Tensor) -> dict[str, Tensor]:
@@ -107,43 +107,43 @@ class NoiseSchedule(ABC):
         return dict(clients.memory)
 
     def settle(self, memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the memory of all clients after the round, given the rows of all of them, cohort or not."""
+        """Return the memory of all clients after the round, given the rows of all clients, also of those that did not take part."""
         return dict(memory)
 
     def correct(self, public: PublicState, clients: ClientState, sent: Tensor) -> Tensor:
-        """Return what leaves, from the noised update ``sent`` (K, d) and what is public: post-processing."""
+        """Return what is sent, computed from the noised update ``sent`` (K, d). Without a private input it is post-processing."""
         return sent
 
     @abstractmethod
     def mu(self, public: PublicState) -> float | None:
-        """Return the exact Gaussian-DP parameter of a client's whole message when its data are replaced, or None: none is known."""
+        """Return the exact Gaussian-DP parameter of a client's whole message when its data are replaced; None if none is known."""
 
     @abstractmethod
     def reason(self) -> str:
-        """Say in a few words why :meth:`mu` is None; empty where it is not."""
+        """Return the reason why :meth:`mu` is None, in a few words; empty if it is not None."""
 
     def claim(self) -> float | None:
-        """Return the epsilon that the paper claims for one round at ``delta``, or None where it says nothing of such settings."""
+        """Return the epsilon that the paper claims for one round at ``delta``; None if the paper does not cover these settings."""
         return self.epsilon
 
     @abstractmethod
     def paper_epsilon(self, public: PublicState, sigma: Tensor) -> float:
-        """Return what the paper's accounting charges one client for a round with noise ``sigma`` (K, L), averaged over clients.
+        """Return the epsilon that the paper's accounting charges a client for a round with noise ``sigma`` (K, L), averaged over clients.
 
-        A layer costs c D / sigma, with the c and D that its noise came from, or nothing where no noise was added (which
-        really costs infinitely much). Without the factor q = B / |D_k| of equation (18). Source: LaDP-FL, equations
-        (17)-(19); confidence medium, low for which c is meant and for what is counted separately.
+        A layer costs c D / sigma, with the constant c and the sensitivity D of its noise. A layer without noise costs nothing in the paper,
+        although its true epsilon is infinite. The factor q = B / |D_k| of equation (18) is left out. Source: LaDP-FL, equations (17)-(19).
+        Confidence: medium; low for which c is meant, and for what is counted separately.
         """
 
     def _charged(self, numerator: float | Tensor, sigma: Tensor) -> float:
-        """``numerator`` over ``sigma`` for layers with noise, 0 for others; added up or averaged over layers, averaged over clients."""
+        """Return ``numerator`` / ``sigma`` for layers with noise, 0 for others; summed or averaged over layers, averaged over clients."""
         costs = torch.where(sigma > 0, numerator / sigma, 0.0)
         return float((costs.sum(dim=1) if self.layers_separately else costs.mean(dim=1)).mean())
 
 
 @dataclass(frozen=True)
 class PublicSchedule(NoiseSchedule):
-    """A schedule whose noise is fixed by public knowledge alone: ``public_sigma`` is not given anything else."""
+    """A schedule whose noise depends on public information only: ``public_sigma`` gets nothing else."""
 
     @property
     @final

@@ -1,4 +1,4 @@
-"""How far one client's update can move when its data are replaced, and how much noise that takes."""
+"""The sensitivity of one client's update to replacing its data, and the noise that it needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SensitivityMode = Literal["theorem", "per_batch", "per_dataset", "update_clip"]
 ``update_clip``: 2 S, because the update is clipped to the norm S."""
 
 Constant = Literal["theorem3", "classical", "exact"]
-"""What multiplies D / epsilon: that of LaDP-FL's Theorem 3, the classical sqrt(2 ln(1.25 / delta)), or the smallest that is enough."""
+"""The factor of D / epsilon in the noise: LaDP-FL's Theorem 3, the classical sqrt(2 ln(1.25 / delta)), or the smallest valid one."""
 
 _SMALLEST_SIGMA, _LARGEST_SIGMA = 1e-20, 1e20
 """Outside, float32 cannot hold the noise."""
@@ -23,10 +23,10 @@ _SMALLEST_SIGMA, _LARGEST_SIGMA = 1e-20, 1e20
 
 @dataclass(frozen=True)
 class LocalSteps:
-    """What a client's local training consists of: learning rate eta, epochs E, batch size B, gradient norm C.
+    """Parameters of a client's local training: learning rate eta, epochs E, batch size B, clipping norm C of gradients.
 
     Raises:
-        ConfigError: one of them is not positive.
+        ConfigError: a parameter is not positive.
     """
 
     learning_rate: float
@@ -41,23 +41,23 @@ class LocalSteps:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """D: the L2 distance that two updates of one client are assumed (or made) to have at most.
+    """The sensitivity D: an upper bound, proved or only assumed, of the L2 distance of two updates of one client.
 
-    Only ``update_clip`` is proved, for any two data sets of a client. 2 eta E C holds for E full-batch steps, not for mini-batches;
-    divided by B or by the data set size it does not hold for networks at all. With ``per_batch`` the noise is closest to
-    what LaDP-FL published.
+    Only ``update_clip`` is proved, for any two data sets of a client. 2 eta E C holds for E full-batch steps, not for mini-batches. Divided
+    by B or by the data set size, it does not hold for neural networks at all. With ``per_batch`` the noise is closest to what LaDP-FL
+    published.
 
     Attributes:
-        mode: which bound.
-        steps: local training, for all modes but ``update_clip``.
-        norm: S, for ``update_clip``.
-        samples: smallest data set size of any client, which is taken to be public, for ``per_dataset``. One number for
-            all clients: the published noise did not change with the clients' data set sizes.
+        mode: how D is computed.
+        steps: local training, for all modes except ``update_clip``.
+        norm: clipping norm S, for ``update_clip``.
+        samples: smallest data set size of any client, which is assumed to be public, for ``per_dataset``. It is one number for all clients,
+            because the published noise did not change with the clients' data set sizes.
 
     Source: LaDP-FL, Theorem 2 and equation (9). Confidence: high for the theorem's form, low for the divisor.
 
     Raises:
-        ConfigError: what the mode needs is missing or not positive.
+        ConfigError: a value that the mode needs is missing or not positive.
     """
 
     mode: SensitivityMode
@@ -82,12 +82,12 @@ class Sensitivity:
 
     @property
     def proved(self) -> bool:
-        """Whether D bounds the distance of any two updates."""
+        """Whether D is proved to bound the distance of any two updates."""
         return self.mode == "update_clip"
 
     @property
     def value(self) -> float:
-        """D."""
+        """The sensitivity D."""
         if self.norm is not None and self.mode == "update_clip":
             return 2 * self.norm
         steps = self.steps
@@ -98,7 +98,7 @@ class Sensitivity:
 
     @property
     def reason(self) -> str:
-        """Why D is not a bound, in a few words, or nothing."""
+        """Reason why D is not proved, in a few words; empty if it is."""
         return "" if self.proved else f"the sensitivity ({self.mode}) is not proved: updates are not clipped to it"
 
 
@@ -119,10 +119,10 @@ def noise_constant(constant: Constant, epsilon: float, delta: float) -> float:
 
 
 def require_positive(name: str, value: float) -> float:
-    """Return ``value`` if it is a positive finite number.
+    """Return ``value`` after checking that it is a positive finite number.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: ``value`` is not positive and finite.
     """
     if isinstance(value, bool) or not (isfinite(value) and value > 0):
         raise ConfigError(f"{name} must be positive and finite, got {value}")
@@ -130,10 +130,10 @@ def require_positive(name: str, value: float) -> float:
 
 
 def require_share(name: str, value: float, *, one: bool) -> float:
-    """Return ``value`` if it lies in (0, 1), or is 1 where ``one`` allows it.
+    """Return ``value`` after checking that it lies in (0, 1), or with ``one`` in (0, 1].
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: ``value`` lies outside.
     """
     if not (0 < value < 1 or (one and value == 1)):
         raise ConfigError(f"{name} must lie in (0, 1{']' if one else ')'}, got {value}")
@@ -146,10 +146,10 @@ def usable_sigma(sigma: float) -> bool:
 
 
 def require_usable(sigma: float) -> float:
-    """Return ``sigma`` if float32 can hold noise of that standard deviation.
+    """Return ``sigma`` after checking that float32 can hold noise of this standard deviation.
 
     Raises:
-        ConfigError: it lies outside [1e-20, 1e20].
+        ConfigError: ``sigma`` lies outside [1e-20, 1e20].
     """
     if not usable_sigma(sigma):
         raise ConfigError(f"these settings ask for noise of standard deviation {sigma:.3g}: expected 1e-20 to 1e20")

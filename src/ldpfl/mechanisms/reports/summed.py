@@ -55,7 +55,7 @@ class SummedReports:
         Raises:
             PrivacyError: always.
         """
-        raise PrivacyError("of a sum over clients nobody can say what one of them sent")
+        raise PrivacyError("a sum over clients cannot be decoded into single reports: use aggregate")
 
     @classmethod
     def mix(cls, batches: Sequence[SummedReports], generator: np.random.Generator) -> SummedReports:

@@ -1,4 +1,4 @@
-"""How one client's report is laid out in units that may be released apart from each other."""
+"""The layout of one client's report: its units, which a shuffler may separate."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ ReaderT = TypeVar("ReaderT")
 
 @dataclass(frozen=True, eq=False)
 class MixedCoordinates:
-    """Coordinates that a mechanism makes of the weights before it randomises them, such as a rotation.
+    """Coordinates into which a mechanism transforms the weights before it randomises them, for example by a rotation.
 
     Attributes:
-        ranges: of the coordinates.
-        to_weights: returns the weights (d,) that a mean (D,) of coordinates stands for; 0 stands for a coordinate that nobody reported.
+        ranges: ranges of the coordinates.
+        to_weights: transforms a mean (D,) of coordinates back to weights (d,). Coordinates that nobody reported are 0.
     """
 
     ranges: LayerRanges
@@ -37,19 +37,19 @@ class MixedCoordinates:
 
 @dataclass(frozen=True, eq=False)
 class Apart:
-    """How units are read without the others of their report.
+    """How units are read without the other units of their report.
 
     Attributes:
-        reader: returns the mechanism whose reports are whole units alone, those about a part of the ranges. None if the mechanism itself
-            reads them: it looks at nothing but the units that it gets.
-        mixed: what units are about, where that is not the weights.
+        reader: returns a mechanism that reads reports of some whole units, given the part of the ranges that these are about. None if the
+            mechanism itself can read them.
+        mixed: the coordinates that units are about, if these are not the weights.
     """
 
     reader: Callable[[LayerRanges], Any] | None = field(default=None, kw_only=True, repr=False, compare=False)
     mixed: MixedCoordinates | None = field(default=None, kw_only=True, repr=False, compare=False)
 
     def read_by(self, mechanism: ReaderT, part: LayerRanges) -> ReaderT:
-        """Return what reads the units about ``part`` of the coordinates, in a report of ``mechanism``."""
+        """Return the mechanism that reads the units about ``part`` of the coordinates, in a report of ``mechanism``."""
         own: ReaderT = mechanism if self.reader is None else self.reader(part)
         return own
 
@@ -60,17 +60,17 @@ class Apart:
 
 @dataclass(frozen=True, eq=False)
 class Units(Apart):
-    """Units that follow one another on the wire, each about its own weights, which follow one another as well.
+    """Consecutive units on the wire, each about its own consecutive weights.
 
-    Equal units in a row are stated once, so that a very large model takes no memory here.
+    Runs of equal units are stored once, so that a very large model takes no memory here.
 
     Attributes:
-        bits: (R,) int64, bits of a unit on the wire, lowest bit of the first byte first; zero bits fill the last byte.
-        weights: (R,) int64, how many weights a unit is about.
-        repeats: (R,) int64, how many such units follow one another; 1 if all are stated one by one.
+        bits: (R,) int64, number of bits of a unit on the wire, lowest bit of the first byte first; zero bits fill the last byte.
+        weights: (R,) int64, number of weights that a unit is about.
+        repeats: (R,) int64, number of equal units in a run; 1 if each unit has its own entry.
 
     Raises:
-        ConfigError: shapes disagree, or a unit without bits or weights.
+        ConfigError: shapes disagree, or a unit has no bits or no weights.
     """
 
     bits: Numbers
@@ -85,12 +85,12 @@ class Units(Apart):
 
     @classmethod
     def equal(cls, count: int, bits: int) -> Units:
-        """``count`` units of one weight and ``bits`` bits each."""
+        """Return ``count`` units of one weight and ``bits`` bits each."""
         return cls(np.array([bits], dtype=np.int64), np.array([1], dtype=np.int64), np.array([count], dtype=np.int64))
 
     @classmethod
     def whole(cls, dimension: int, bits: int) -> Units:
-        """One unit about all ``dimension`` weights: nothing may be taken apart."""
+        """Return one unit about all ``dimension`` weights, which must stay together."""
         return cls(np.array([bits], dtype=np.int64), np.array([dimension], dtype=np.int64))
 
     @property
@@ -115,13 +115,13 @@ class Units(Apart):
 
 @dataclass(frozen=True)
 class SampledUnits(Apart):
-    """Units about weights that each client draws for itself: a unit carries the index of its weight, and a float32.
+    """Units about weights that each client samples for itself. A unit carries the index of its weight, and a float32.
 
-    They come one by one, so a reader gets reports of one unit each, and its part covers all weights.
+    Units are read one by one: a reader gets reports of one unit each, and its part of the ranges covers all weights.
 
     Attributes:
-        count: how many weights k a client reports.
-        dimension: of how many, d.
+        count: number k of weights that a client reports.
+        dimension: number d of weights of the model.
     """
 
     count: int

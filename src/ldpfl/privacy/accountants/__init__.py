@@ -1,10 +1,12 @@
-"""Accountants: what releases cost, by mechanism and trust model. Each module is one family; all are pure functions.
+"""Accountants: the privacy cost of releases, by mechanism and trust model. Each module is one family of pure functions.
 
-``base`` is their interface; ``local`` composes all that leaves a client, ``behind_shuffler`` what a shuffler lets through of it; a new
+Interface: ``base``. ``local`` composes everything a client sends; ``behind_shuffler`` composes what a shuffler or sum reveals of it. A new
 accountant is registered in ``registry``.
-``randomized_response`` any number of pure reports without a shuffler; ``shuffled`` and ``shuffled_composition`` binary reports of
-which only the count is seen; ``blanket`` reports that have a known part in common, linked bits among them; ``shuffled_gaussian`` vectors
-with Gaussian noise; ``clones`` any other shuffled report; ``participation`` secret participation; ``poisson`` batches drawn by coins;
-``gaussian`` Gaussian noise; ``adaptive`` budgets; ``closed_forms`` an estimate. ``binomial``, ``losses`` and ``moments`` are what they
-compute with.
+
+Families: ``randomized_response``: any number of pure reports without a shuffler. ``shuffled`` and ``shuffled_composition``: shuffled bits
+of which only the count is seen. ``blanket``: shuffled reports with a known privacy blanket, such as linked bits. ``shuffled_gaussian``:
+shuffled vectors with Gaussian noise. ``clones``: any other shuffled report. ``participation``: secret participation. ``poisson``: Poisson
+batches. ``gaussian``: Gaussian noise. ``adaptive``: lifetime budgets. ``closed_forms``: an estimate.
+
+Tools: ``binomial``, ``losses``, ``moments`` and ``roots``.
 """

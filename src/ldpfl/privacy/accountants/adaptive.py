@@ -1,18 +1,18 @@
-"""A budget that holds however each report was chosen, also after all earlier ones were seen: a privacy filter.
+"""A privacy filter: a budget that holds even if each report is chosen after all earlier ones were seen.
 
-Composition theorems that pick the best of several bounds afterwards need figures that were fixed beforehand. A server chooses the
-next epsilon by what it saw, and so may always go on where chance was on its side: of 30 reports at 0.5, accounted exactly, it can
-replace the second half by two of 1.8 and four of 0.5 where that fits, and stay within the budget's epsilon at 1.6 times its
-delta.
+Composition theorems that pick the best of several bounds afterwards need epsilons that were fixed beforehand. Here the server chooses the
+next epsilon by what it saw, and may go on only when chance favoured it. Example: 30 reports at 0.5, accounted exactly. In favourable
+cases the server replaces the second half by two reports at 1.8 and four at 0.5. It then stays within the budget's epsilon, but at 1.6 times
+its delta.
 
-The rule here: a report may leave if, with it, at least one of two sums stays within the budget's epsilon. One is that of the pure costs.
-The other is that of the Renyi divergences of one order, fixed with the budget, plus what that order pays for delta.
+The filter: a report may leave if, with it, at least one of two sums stays within the budget's epsilon. The first is the sum of the pure
+epsilons. The second is the sum of the Rényi divergences of one order, fixed with the budget, plus the order's price for delta.
 
-Proof that the whole is (epsilon, delta)-DP. If every path kept the second sum, then the Renyi divergence of the whole would be at most
-the sum's bound (Feldman & Zrnic 2021, Theorem 3.1), and that gives delta (Canonne, Kamath, Steinke 2020, Proposition 12). A path on
-which the second sum is exceeded keeps the first one to its end: its loss is at most epsilon there, and it adds nothing to delta. Cut
-all such paths before the report with which they exceed the second sum: all others stay as they are, and now every path keeps it. So
-delta is no larger than that of a tree that keeps the second sum throughout.
+Proof that everything together is (epsilon, delta)-DP. A path is one sequence of reports that may occur. Suppose every path kept the second
+sum. Then the Rényi divergence of the whole is at most the sum's bound (Feldman & Zrnic 2021, Theorem 3.1), and that gives delta (Canonne,
+Kamath, Steinke 2020, Proposition 12). A path that exceeds the second sum keeps the first one to its end. Its loss is at most epsilon, so
+it adds nothing to delta. Cut all such paths just before the report with which they exceed the second sum. The other paths do not change,
+and now every path keeps the second sum. So delta is no larger than that of a tree that keeps the second sum throughout.
 """
 
 from __future__ import annotations
@@ -31,27 +31,28 @@ from ldpfl.privacy.accountants.registry import accountant
 from ldpfl.privacy.events import BinaryRelease, GaussianRelease, Release
 
 _UP = 1 + 1e-7
-"""More than what divergences of reports at 1e-9 lose by rounding, and sums of thousands of them."""
+"""Factor that makes up for rounding: it exceeds the error of divergences of reports at 1e-9, and of sums of thousands of them."""
 
 _ORDERS = 10.0 ** np.linspace(-8, 6, 2801)
-"""Of which one is fixed: by how much an order exceeds 1."""
+"""Candidates t for the filter's Rényi order 1 + t."""
 
 
 @lru_cache(maxsize=256)
 def filter_order(epsilon: float, delta: float) -> float:
-    """Return t, for the Renyi order 1 + t that a budget of ``epsilon`` at ``delta`` is kept by: infinite where the pure sum alone counts.
+    """Return t for the Rényi order 1 + t of a budget of ``epsilon`` at ``delta``; infinite if only the pure sum counts.
 
-    It lets the most reports through where each of them costs next to nothing, that is (1 + t) rho for the same rho at all orders.
+    The order is the one that allows the most reports if each is cheap, so that its divergence is (1 + t) rho with a rho that does not
+    depend on the order.
     """
     if delta <= 0 or epsilon <= 0:
         return inf
     room = (epsilon - _price(_ORDERS, delta)) / (1 + _ORDERS)
-    # To three digits: what other machines round differently changes nothing.
+    # Three digits only, so that machines which round differently get the same order.
     return float(f"{_ORDERS[int(np.argmax(room))]:.3g}") if room.max() > 0 else inf
 
 
 def filtered_epsilon(releases: Iterable[tuple[Release, int]], order: float, delta: float) -> float:
-    """Return the smallest epsilon for which the rule above, at the order 1 + ``order``, lets all ``releases`` through, rounded up."""
+    """Return the smallest epsilon, rounded up, at which this module's filter of Rényi order 1 + ``order`` allows all ``releases``."""
     composed = accountant(releases)
     pure = composed.epsilon(0.0)
     if order == inf or delta <= 0 or not all(release.protected for release in composed.releases):
@@ -61,10 +62,12 @@ def filtered_epsilon(releases: Iterable[tuple[Release, int]], order: float, delt
 
 
 def hidden_epsilon(sent: Iterable[tuple[BinaryRelease, int, int, int]], order: float, delta: float) -> float:
-    """Return the same against who sees what a relay lets through, by the divergences of that order alone; infinite if none is known.
+    """Return epsilon as :func:`filtered_epsilon`, but against an adversary that sees only mixed bits. Infinite if ``order`` is.
+
+    Only the sum of Rényi divergences is used, of the upper bound in :mod:`~ldpfl.privacy.accountants.clones`.
 
     Args:
-        sent: bits that were released, the clients that they were hidden among, how many travelled together, and how often.
+        sent: (release, clients that its bits were mixed among, bits in one message, number of times) for each kind.
     """
     from ldpfl.privacy.accountants.clones import any_report, binary_report, clone_log_moment, clone_outside  # most nodes need none of it
 
@@ -83,21 +86,21 @@ def hidden_epsilon(sent: Iterable[tuple[BinaryRelease, int, int, int]], order: f
 
 
 def summed_epsilon(sent: Iterable[tuple[GaussianRelease, int, int]], order: float, delta: float) -> float:
-    """Return the same against who sees nothing but sums of lattice points, in which the noise of all clients adds up.
+    """Return epsilon as :func:`filtered_epsilon`, but against an adversary that sees only sums of lattice points with all clients' noise.
 
     Args:
-        sent: what one client released, the clients whose noise counts, its own included, and how often.
+        sent: (release of one client, number of clients whose noise counts, its own included, number of times) for each kind.
     """
     return filtered_epsilon([(in_sum(release, clients), count) for release, clients, count in sent], order, delta * (1 - ROUNDED))
 
 
 def in_sum(release: GaussianRelease, clients: int) -> GaussianRelease:
-    """Return what is left of a release where only a sum is seen, with the noise of ``clients``."""
+    """Return ``release`` as it counts if only a sum with the noise of ``clients`` clients is seen: mu is divided by sqrt(clients)."""
     return replace(release, mu=release.mu / sqrt(clients))
 
 
 def epsilon_needed(releases: Iterable[tuple[Release, int]], delta: float) -> float:
-    """Return about the smallest budget, at ``delta``, whose own rule lets all ``releases`` through."""
+    """Return approximately the smallest budget at ``delta`` whose own filter allows all ``releases``."""
     counted = list(releases)
     pure = filtered_epsilon(counted, inf, delta)
     candidates = [pure]
@@ -115,5 +118,5 @@ def epsilon_needed(releases: Iterable[tuple[Release, int]], delta: float) -> flo
 
 
 def _price(order: Array, delta: float) -> Array:
-    """What an order pays for ``delta``."""
+    """Return the epsilon that converting a Rényi divergence of order 1 + ``order`` to ``delta`` adds."""
     return np.asarray((renyi_factor(order) - log(delta)) / order)

@@ -1,4 +1,4 @@
-"""The interface that all accountants share, that of dp-accounting's ``PrivacyAccountant``."""
+"""The interface that all accountants share. It follows dp-accounting's ``PrivacyAccountant``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _DELTAS = tuple(0.8**power for power in range(1, 60))
 
 
 class Accountant(ABC):
-    """Composes what was released; holds for adaptive composition."""
+    """Composes releases. The results hold for adaptive composition."""
 
     @abstractmethod
     def epsilon(self, delta: float) -> float:
-        """Return the smallest epsilon that is known to hold with ``delta``; at 0 the pure one, which may be infinite."""
+        """Return the smallest epsilon that is known to hold with ``delta``. At delta 0 it is the pure epsilon, which may be infinite."""
 
     def delta(self, epsilon: float) -> float:
         """Return the smallest delta that is known to hold with ``epsilon``."""
@@ -30,14 +30,14 @@ class Accountant(ABC):
         return min(1.0, found * (1 + 1e-9))
 
     def distance(self) -> float:
-        """Return an upper bound of the total variation distance between all that is seen of one input and of another: delta at epsilon 0.
+        """Return an upper bound of the total variation distance between the adversary's views of two inputs: delta at epsilon 0.
 
-        1, which always holds, where nothing smaller is known, or would take long.
+        Returns 1, which always holds, if no smaller bound is known or its computation takes long.
         """
         return 1.0
 
     def _distance_by_deltas(self) -> float:
-        """Return the smallest distance that follows from epsilon at some deltas, for accountants that compute it at once.
+        """Return the smallest distance that follows from the epsilons at 59 deltas. For accountants that compute epsilon fast.
 
         (epsilon, delta) in both directions bound the distance by (e^epsilon - 1 + 2 delta) / (e^epsilon + 1).
         """

@@ -1,6 +1,6 @@
-"""What all releases of one client cost together, against one who sees what a shuffler or a sum lets through, and nothing else.
+"""Compose all releases of one client against an adversary that sees only what a shuffler or a sum reveals.
 
-Each accountant says which rounds it composes; ``registry`` picks one.
+Each accountant states which rounds it composes; ``registry`` picks the first that fits.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Re
 
 @dataclass(frozen=True)
 class Bounds:
-    """What is known of epsilon.
+    """Bounds on epsilon.
 
     Attributes:
-        fixed: certified for inputs that are fixed before the first round.
-        adaptive: certified where inputs depend on what was released before, as in training.
-        attained: by a data set; None where that is not known.
+        fixed: upper bound for inputs that are fixed before the first round.
+        adaptive: upper bound for inputs that depend on earlier releases, as in training.
+        attained: lower bound: the epsilon of some data set; None if unknown.
     """
 
     fixed: float
@@ -39,7 +39,7 @@ class Bounds:
 
 
 class ShuffledAccountant(Accountant):
-    """Composes rounds of one client; ``groups`` are those that are alike, ``local`` holds without the shuffler, and so behind it."""
+    """Composes the rounds of one client, in ``groups`` of equal rounds. The bounds of ``local`` hold behind the shuffler too."""
 
     def __init__(self, groups: Sequence[RoundGroup], local: Accountant) -> None:
         self.groups, self.local = tuple(groups), local
@@ -47,11 +47,11 @@ class ShuffledAccountant(Accountant):
     @classmethod
     @abstractmethod
     def supports(cls, groups: Sequence[RoundGroup]) -> bool:
-        """Whether it composes these rounds."""
+        """Whether this accountant composes these rounds."""
 
     @abstractmethod
     def bounds(self, delta: float) -> Bounds:
-        """Return what is known for ``delta``."""
+        """Return the bounds on epsilon at ``delta``."""
 
     def epsilon(self, delta: float) -> float:
         return self.bounds(delta).adaptive
@@ -61,35 +61,35 @@ class ShuffledAccountant(Accountant):
 
     @property
     def joined(self) -> bool:
-        """Whether there is a client that sent all that is charged, in rounds that others can know: else a data set attains less."""
+        """Whether some client sent everything that is charged, in rounds known to others. If not, no lower bound is given."""
         return all(group.joined for group in self.groups)
 
 
 class CountedBits(ShuffledAccountant):
-    """Single bits: all that is seen of a unit is how many of them were 1."""
+    """Bits that travel one by one: the adversary sees how many clients sent a 1 for each unit."""
 
     @classmethod
     def supports(cls, groups: Sequence[RoundGroup]) -> bool:
         return all(_is_counted(group) and (group.sampling != "secret" or group.rate == 1) for group in groups)
 
     def epsilon(self, delta: float) -> float:
-        return certified_epsilon([_rounds(group) for group in self.groups], delta)[1]  # what is attained takes as long again
+        return certified_epsilon([_rounds(group) for group in self.groups], delta)[1]  # without the lower bound, which takes as long again
 
     def bounds(self, delta: float) -> Bounds:
         rounds = [_rounds(group) for group in self.groups]
         fixed, adaptive = certified_epsilon(rounds, delta)
         if not self.joined:
             return Bounds(fixed, adaptive)
-        # What a data set attains is a fact about the bits that are really sent.
+        # The lower bound depends on the bits that are really sent, so on their realised epsilon.
         realised = [replace(each, epsilon0=_realised(group)) for each, group in zip(rounds, self.groups, strict=True)]
         return Bounds(fixed, adaptive, min(attained_epsilon(realised, delta), fixed))
 
 
 class SummedNoise(ShuffledAccountant):
-    """Gaussian noise of which only the sum over the cohort is seen, of integers: that of all honest clients adds up, and is exact.
+    """Integer reports with Gaussian noise, of which only the sum over the cohort is seen: the noise of all honest clients adds up exactly.
 
-    Integers are what mechanisms send that protect records, and others that say so. The rest round their reports to floats one by one:
-    the low digits of such a sum tell more than its noise hides (decision 0023).
+    Mechanisms that protect records send integers, and so do others that state it. Reports that are rounded to floats one by one are not
+    composed here: the low digits of such a sum reveal more than its noise hides (decision 0023).
     """
 
     @classmethod
@@ -102,7 +102,7 @@ class SummedNoise(ShuffledAccountant):
     def _summed(self) -> GaussianAccountant:
         summed = Counter[Release]()
         for group in self.groups:
-            summed[_of_a_sum(group)] += group.rounds
+            summed[_release_in_sum(group)] += group.rounds
         return GaussianAccountant(summed)
 
     def bounds(self, delta: float) -> Bounds:
@@ -115,7 +115,7 @@ def _adds_up(release: Release) -> bool:
 
 
 class ShuffledVectors(ShuffledAccountant):
-    """Vectors with Gaussian noise, the same of all clients of a round, each in a ball."""
+    """Vectors with Gaussian noise. All clients of a round clip to the same ball and add noise of the same law."""
 
     @classmethod
     def supports(cls, groups: Sequence[RoundGroup]) -> bool:
@@ -140,7 +140,7 @@ def _lie_in_a_ball(release: Release) -> bool:
 
 
 class SelfSampledBits(ShuffledAccountant):
-    """Single bits of clients that decide for themselves, in secret, whether they take part; rounds of one kind."""
+    """Bits that travel one by one, from clients that decide in secret whether they take part. All rounds must be equal."""
 
     @classmethod
     def supports(cls, groups: Sequence[RoundGroup]) -> bool:
@@ -153,38 +153,38 @@ class SelfSampledBits(ShuffledAccountant):
 
 
 class LinkedBits(ShuffledAccountant):
-    """Bits of which several travel together, or of coordinates that each client drew in secret."""
+    """Bits of which several travel in one message, or bits about coordinates that each client drew in secret."""
 
     @classmethod
     def supports(cls, groups: Sequence[RoundGroup]) -> bool:
         return all(_are_bits(group) and (group.sampling != "secret" or group.rate == 1) for group in groups)
 
     def bounds(self, delta: float) -> Bounds:
-        found = min(self.local.epsilon(delta), blanket_epsilon([_linked(group) for group in self.groups], delta))
+        found = min(self.local.epsilon(delta), blanket_epsilon([_hidden_bits(group) for group in self.groups], delta))
         return Bounds(found, found)
 
 
 class BlanketedReports(ShuffledAccountant):
-    """Pure reports of which a known part says nothing, also of several units that travel together."""
+    """Pure reports with a known privacy blanket. Several units may travel in one message."""
 
     @classmethod
     def supports(cls, groups: Sequence[RoundGroup]) -> bool:
         return all(_blanket(group) is not None and group.channel == "ideal-shuffler" for group in groups)
 
     def epsilon(self, delta: float) -> float:
-        return min(self.local.epsilon(delta), blanket_epsilon([_reports(group) for group in self.groups], delta))
+        return min(self.local.epsilon(delta), blanket_epsilon([_hidden_reports(group) for group in self.groups], delta))
 
     def bounds(self, delta: float) -> Bounds:
         found = self.epsilon(delta)
         if not self.joined or not all(_is_signed(group) for group in self.groups):
             return Bounds(found, found)
-        # Which end an input lies at is a bit, wrong with half of the blanket's probability.
+        # For inputs at the ends of the range a report shows the end as one bit, which is wrong with probability blanket / 2.
         signs = [replace(_rounds(group), epsilon0=log(2 / (_blanket(group) or 1.0) - 1) * (1 - _DIGITS)) for group in self.groups]
         return Bounds(found, found, min(attained_epsilon(signs, delta), found))
 
 
 class ClonedReports(ShuffledAccountant):
-    """Any pure reports, also of several units that travel together; rounds of one kind."""
+    """Any pure reports. Several units may travel in one message. All rounds must be equal."""
 
     @classmethod
     def supports(cls, groups: Sequence[RoundGroup]) -> bool:
@@ -199,36 +199,36 @@ class ClonedReports(ShuffledAccountant):
 
 
 _DIGITS = 1e-4
-"""Part by which the budget of a sign is taken to be smaller, where something is to be attained: reports lie on a lattice."""
+"""Relative reduction of epsilon or mu in lower bounds. It makes up for the rounding of reports to a lattice."""
 
 _COUNTING = ("ideal-shuffler", "secure-sum")
-"""Channels that show of bits how many were 1: a sum of bits says no more than a shuffler."""
+"""Channels that reveal only the number of 1s among bits: a sum of bits reveals no more than a shuffler."""
 
 
 def _is_counted(group: RoundGroup) -> bool:
     release = group.release
-    return isinstance(release, BinaryRelease) and release.sampled == 1 and _are_bits(group) and _bits_in_a_record(group) == 1
+    return isinstance(release, BinaryRelease) and release.sampled == 1 and _are_bits(group) and _bits_per_message(group) == 1
 
 
 def _are_bits(group: RoundGroup) -> bool:
-    # Of clients that hide among all of a run, round after round, later ones know earlier bits: that is proved for clones alone.
+    # With sampling "once", clients hide among all clients of the run, and later inputs depend on earlier bits. Only ``clones`` proves that.
     in_order = group.sampling == "once" and group.release.units == 1
     return isinstance(group.release, BinaryRelease) and group.channel in _COUNTING and not in_order
 
 
-def _bits_in_a_record(group: RoundGroup) -> int:
-    # A sum takes apart what travels together.
+def _bits_per_message(group: RoundGroup) -> int:
+    # In a sum, the bits of one message are added separately.
     return 1 if group.channel == "secure-sum" else min(group.linked, group.release.units)
 
 
-def _of_a_sum(group: RoundGroup) -> GaussianRelease:
+def _release_in_sum(group: RoundGroup) -> GaussianRelease:
     if not isinstance(group.release, GaussianRelease):
         raise TypeError(f"{group.release.mechanism} adds no Gaussian noise")
     return replace(group.release, mu=group.release.mu / sqrt(group.cohort))
 
 
-def _linked(group: RoundGroup) -> Hidden:
-    bits = _bits_in_a_record(group)
+def _hidden_bits(group: RoundGroup) -> Hidden:
+    bits = _bits_per_message(group)
     return Hidden(Bits(group.release.parameter, bits), group.cohort, ceil(group.release.units / bits) * group.rounds)
 
 
@@ -240,7 +240,7 @@ def _is_signed(group: RoundGroup) -> bool:
     return isinstance(group.release, PureRelease) and group.release.signed
 
 
-def _reports(group: RoundGroup) -> Hidden:
+def _hidden_reports(group: RoundGroup) -> Hidden:
     linked = min(group.linked, group.release.units)
     record = Report(group.release.parameter * linked, (_blanket(group) or 0.0) ** linked)
     return Hidden(record, group.cohort, ceil(group.release.units / linked) * group.rounds)

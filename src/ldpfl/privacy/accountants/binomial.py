@@ -25,13 +25,13 @@ TAIL = 1e-30
 """Upper bound of the probability that lies outside a window."""
 
 _PART_WIDTH, _SUM_WIDTH, _SLACK = 14.0, 12.5, 60
-"""Half-widths in standard deviations, and what is added for skewed parts: beyond them there is less than ``TAIL``."""
+"""Half-widths of windows in standard deviations, and the number of values added for skewed laws. Outside lies less than ``TAIL``."""
 
 _ANCHORS = (2.5, 5.0, 7.5, 10.0)
-"""Standard deviations from the mean: odd entries are where a tilted transform takes over, even ones its centre."""
+"""Distances from the mean in standard deviations. A tilted transform takes over at 2.5 (centred at 5) and again at 7.5 (centred at 10)."""
 
 _DIRECT = 1 << 22
-"""Products of window widths up to which a sum is convolved directly: only positive terms, so relatively exact."""
+"""Largest product of window widths for direct convolution. It adds only positive terms, so its relative error is tiny."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Binomial:
         return self.count * sigmoid(self.log_odds) * sigmoid(-self.log_odds)
 
     def log_pmf(self) -> tuple[int, Array]:
-        """Return (first value, log probabilities) over all values but those with less than ``TAIL`` in all."""
+        """Return (first value, log probabilities). Values outside have a total probability below ``TAIL``."""
         half = _PART_WIDTH * sqrt(self.variance) + _SLACK
         low, high = max(0, floor(self.mean - half)), min(self.count, ceil(self.mean + half))
         values = np.arange(low + 1, high + 1, dtype=np.float64)
@@ -76,9 +76,9 @@ def log_sigmoid(x: float) -> float:
 
 @lru_cache(maxsize=16)
 def fewest_ones(probability: float, count: int, share: float) -> int:
-    """Return the smallest k for which at most k of ``count`` coins, each a 1 with probability ``share``, has ``probability`` or more.
+    """Return the smallest k with P(Bin(``count``, ``share``) <= k) >= ``probability``.
 
-    It is the quantile of ``scipy.stats.binom``, which takes half a second to import.
+    Same as ``scipy.stats.binom.ppf``, whose import takes half a second.
     """
     low, high = -1, count
     while high - low > 1:
@@ -126,10 +126,9 @@ def _convolve_directly(parts: Sequence[Binomial]) -> tuple[int, Array]:
 
 
 def _convolve_by_tilting(parts: Sequence[Binomial]) -> tuple[int, Array]:
-    """Convolve by Fourier transforms at several tilts, each for the stretch around its own mean, joined end to end.
+    """Convolve by Fourier transforms at several exponential tilts. Each tilt gives the values around its own mean; the pieces are joined.
 
-    The tilt's normaliser would be a difference of huge numbers; instead, neighbouring stretches are made to agree
-    where they meet.
+    The normaliser of a tilt would be a difference of huge numbers. Instead, neighbouring pieces are shifted to agree where they meet.
     """
     low, logs = _transform(parts)
     center, deviation = sum(part.mean for part in parts), _deviation(parts)
@@ -156,6 +155,8 @@ def _convolve_by_tilting(parts: Sequence[Binomial]) -> tuple[int, Array]:
 
 
 def _tilted_to(parts: Sequence[Binomial], target: float) -> list[Binomial]:
+    """Return ``parts`` with the common tilt that makes ``target`` the mean of their sum."""
+
     def excess(theta: float) -> float:
         return sum(part.tilted(theta).mean for part in parts) - target
 

@@ -1,25 +1,28 @@
-"""Blankets: reports behind a shuffler of which a part says nothing, whatever their inputs (Balle, Bell, Gascon and Nissim 2019).
+"""Privacy blankets: shuffled reports that with some probability do not depend on their input (Balle, Bell, Gascon and Nissim 2019).
 
-Every report, of any client and input, is between g and g e^epsilon0 times as likely as under one law U. So it is a draw of U with
-probability g, and something else otherwise. Tell the adversary who drew something else, and what: the client in question hides among M
-draws of U, and
+Every report, for any client and input, is between g and g e^epsilon0 times as likely as under one law U. So the report is a draw of U with
+probability g (the share of the blanket), and something else otherwise. Reveal to the adversary which clients drew something else, and what
+they drew. The target client still hides among M draws of U, and
 
-    delta(epsilon) <= E[max(0, G_1 + ... + G_M)] / (g n),   M ~ Bin(n, g),
+    delta(epsilon) <= E[max(0, G_1 + ... + G_M)] / (g n),   M ~ Bin(n, g).
 
-G being the density of that client's report relative to U under one input, less e^epsilon times that under the other. Two densities with
-mean 1 in [g, g e^epsilon0] are least alike where each is at an end of that interval, and the one is large only where the other is small:
-of all their differences that one is the largest in convex order, and so is the mean of what is above 0. It takes three values.
+Here n is the number of clients. G is the density of the target's report relative to U under one input, less e^epsilon times the density
+under the other input, at a draw of U. Both densities have mean 1 and lie in [g, g e^epsilon0]. The worst case is that each density is
+always at an end of that interval, and that one is large only where the other is small. This G is the largest in convex order, so the
+mean of its positive part is the largest too. It takes three values.
 
-This holds as well where each input depends on what was released before, and where clients come one by one: whatever has been seen, the
-next G is no larger in convex order, and U is what the others drew.
+The bound also holds if inputs depend on earlier releases, and if clients come one by one: whatever was seen before, the next G is no
+larger in convex order, and the other clients' draws of U do not depend on it.
 
-Of l bits that travel together more is known: g = (2 p0)^l, U is uniform, and k ~ Bin(l, 1/2) of them look like the first input, so that G
-is (2 p1)^k (2 p0)^(l - k) - e^epsilon (2 p1)^(l - k) (2 p0)^k. Inputs that differ in fewer bits are no worse: given the other bits, one
-that they share has G at m +- s |a - b|, one in which they differ at m +- s (a + b), with the same m. The same holds where a bit is about
-one of several coordinates that its client draws in secret: that place is uniform whatever the input, and tells nothing by itself.
+For l bits in one message more is known. With p1 = 1 - p0 = 1 / (1 + e^-epsilon0) for one bit, g = (2 p0)^l and U is uniform. A draw of U
+agrees with the first input in k ~ Bin(l, 1/2) bits, so G = (2 p1)^k (2 p0)^(l - k) - e^epsilon (2 p1)^(l - k) (2 p0)^k. Inputs that differ
+in fewer bits are no worse. To see this, fix the other bits. Let a be their density under the first input, b be e^epsilon times that under
+the second, m = a - b and s = p1 - p0. A bit that the inputs share gives G = m +- s |a - b|. A bit in which they differ gives
+G = m +- s (a + b), which is farther from the same mean. The bound also holds if each bit is about a coordinate that its client drew in
+secret: the index is uniform whatever the input, and reveals nothing by itself.
 
-The sum is convolved on a lattice. Each value of G is split over its two neighbours so that its mean is kept, which is larger in convex
-order too: the result is an upper bound, by about one part in a thousand.
+The sum is convolved on a lattice. Each value of G is split over its two neighbours so that the mean is kept. That makes G larger in
+convex order, so the result is still an upper bound. It is about a thousandth too large.
 """
 
 from __future__ import annotations
@@ -40,45 +43,46 @@ from ldpfl.privacy.accountants.randomized_response import sum_of_reports_epsilon
 from ldpfl.privacy.accountants.shuffled import rounded_down
 
 _HIDES_NOTHING = 30.0
-"""Beyond this budget of a record none of 1e10 others is a draw of the blanket."""
+"""Largest epsilon of a record that is computed. Above it not even one of 1e10 other clients is expected to draw from the blanket."""
 
-_MOST_BITS = 1 << 12
-"""Of a record beyond which what holds locally is all that is computed: memory grows with them."""
+MAX_BITS = 1 << 12
+"""Largest number of bits in a record that is computed, since memory grows with it. Above it only the local bound is used."""
 
 _POINTS = 384
-"""Of the curve of one record."""
+"""Number of points of the privacy curve of one record."""
 
-_SIZES = 4
-"""Cohort sizes that are told apart."""
+MAX_SIZES = 4
+"""Number of distinct cohort sizes after rounding."""
 
 _SPREADS = 12.0
-"""Standard deviations on each side of 0 that the lattice covers: what lies beyond has less than 1e-30."""
+"""Standard deviations on each side of 0 that the lattice covers. The probability outside is below 1e-30."""
 
 _FAR = 3.0
-"""Standard deviations below 0 beyond which the middle of the sum makes the lattice wider."""
+"""If the mean of the sum is farther from 0 than this many standard deviations, the lattice is made wider."""
 
-_FEWEST, _MOST = 1 << 16, 1 << 20
+MIN_LATTICE, MAX_LATTICE = 1 << 16, 1 << 20
+"""Smallest and largest number of lattice points."""
 
-_KINDS = 16
-"""Of records that are composed: each takes seconds. Of more what holds locally is said."""
+MAX_KINDS = 16
+"""Largest number of distinct kinds of records that are composed, since each takes seconds. Above it only the local bound is used."""
 
 _NOTHING = -80.0
-"""Logarithm of what is left out of a characteristic function."""
+"""Values of a characteristic function with a logarithm below this are set to 0."""
 
 _ROUNDING = 1e-16
-"""What rounding can hide of delta; some ten times what is found by exact arithmetic."""
+"""Allowance for rounding in delta: some ten times the largest error in comparisons with exact arithmetic."""
 
 _DIGITS = 1e-9
-"""Part by which the ends of the interval of densities are moved outwards: a stated share is rounded."""
+"""Relative amount by which the interval of densities is widened, since a stated share is rounded."""
 
 
 class Record(ABC):
-    """What travels together and stays together in the shuffler.
+    """One message: the units that travel together and stay together in the shuffler.
 
     Attributes:
-        epsilon0: of the record as a whole, pure.
-        share: g.
-        parts: epsilon of each of its parts, and how many there are.
+        epsilon0: pure epsilon of the whole record.
+        share: g, the probability that the record is a draw of the blanket U.
+        parts: epsilon of one unit, and the number of units.
     """
 
     epsilon0: float
@@ -97,13 +101,13 @@ class Record(ABC):
 
     @property
     def is_countable(self) -> bool:
-        """Whether more is worth computing than what holds locally."""
+        """Whether a bound behind the shuffler is worth computing."""
         return self.epsilon0 <= _HIDES_NOTHING
 
     def delta(self, clients: int, epsilon: float) -> float:
-        """Return an upper bound of delta(``epsilon``) of one such record among those of ``clients``.
+        """Return an upper bound of delta(``epsilon``) of one such record among the records of ``clients`` clients.
 
-        Holds in both directions, whatever the others' inputs, for inputs that may depend on what was released before.
+        It holds in both directions, for any inputs of the others, and for inputs that depend on earlier releases.
         """
         if epsilon >= self.epsilon0:
             return 0.0
@@ -132,7 +136,7 @@ class Bits(Record):
 
     @property
     def is_countable(self) -> bool:
-        return super().is_countable and self.count <= _MOST_BITS
+        return super().is_countable and self.count <= MAX_BITS
 
     def gains(self, epsilon: float) -> tuple[Array, Array]:
         alike = np.arange(self.count + 1)
@@ -151,7 +155,7 @@ class Bits(Record):
 
 @dataclass(frozen=True)
 class Report(Record):
-    """Any report at ``epsilon0`` whose densities lie in [``stated``, ``stated`` e^epsilon0]: by a mechanism whose blanket is known."""
+    """Any ``epsilon0``-LDP report with the known blanket ``stated``: its densities lie in [``stated``, ``stated`` e^epsilon0]."""
 
     epsilon0: float
     stated: float
@@ -166,17 +170,17 @@ class Report(Record):
 
     def gains(self, epsilon: float) -> tuple[Array, Array]:
         low, high = self.share, self.stated * exp(self.epsilon0) * (1 + _DIGITS)
-        often = (1 - low) / (high - low)  # with which a density of mean 1 is large
-        both = high if often > 0.5 else low
-        apart = min(often, 1 - often)
-        loss = exp(epsilon)
-        values = np.array([high - loss * low, low - loss * high, -both * expm1(epsilon)])
-        return values, np.array([apart, apart, 1 - 2 * apart])
+        p_high = (1 - low) / (high - low)  # probability of ``high`` for a density with mean 1
+        p_differ = min(p_high, 1 - p_high)
+        equal = high if p_high > 0.5 else low  # value of both densities where they are equal
+        weight = exp(epsilon)
+        values = np.array([high - weight * low, low - weight * high, -equal * expm1(epsilon)])
+        return values, np.array([p_differ, p_differ, 1 - 2 * p_differ])
 
 
 @dataclass(frozen=True)
 class Hidden:
-    """``records`` records of each of ``clients`` clients, one kind like the other."""
+    """Each of ``clients`` clients sends ``records`` equal records."""
 
     record: Record
     clients: int
@@ -184,14 +188,14 @@ class Hidden:
 
 
 def blanket_epsilon(kinds: Sequence[Hidden], delta: float) -> float:
-    """Return a certified epsilon for ``delta`` of all these records of one client; adaptive.
+    """Return an upper bound of epsilon at ``delta`` for all these records of one client. It holds for adaptive inputs.
 
-    Seconds on one core for a kind of record. Many cohort sizes are rounded down to a few, which is safe.
+    Takes seconds on one core for each kind of record. Many cohort sizes are rounded down to a few, which is safe: fewer clients hide less.
     """
     kinds = _merged(kinds)
     parts = [(*kind.record.parts, kind.records) for kind in kinds]
     local = sum_of_reports_epsilon([(epsilon0, count * records) for epsilon0, count, records in parts], delta)
-    if not kinds or delta <= 0 or len(kinds) > _KINDS or not all(kind.record.is_countable for kind in kinds):
+    if not kinds or delta <= 0 or len(kinds) > MAX_KINDS or not all(kind.record.is_countable for kind in kinds):
         return local
     curves = [PrivacyCurve(_curve(kind), kind.record.epsilon0, kind.records, 4 * _ROUNDING) for kind in kinds]
     return min(local, composed_curves(curves, delta, _POINTS))
@@ -202,9 +206,9 @@ def _curve(kind: Hidden) -> Callable[[float], float]:
 
 
 def _merged(kinds: Sequence[Hidden]) -> list[Hidden]:
-    """Add up what is alike, after rounding cohorts down to a few sizes."""
+    """Merge equal kinds, after rounding cohort sizes down to a few."""
     kinds = [kind for kind in kinds if kind.records > 0 and kind.record.epsilon0 > 0]
-    rounded = rounded_down((kind.clients for kind in kinds), _SIZES)
+    rounded = rounded_down((kind.clients for kind in kinds), MAX_SIZES)
     records: Counter[tuple[Record, int]] = Counter()
     for kind in kinds:
         records[kind.record, rounded[kind.clients]] += kind.records
@@ -214,12 +218,12 @@ def _merged(kinds: Sequence[Hidden]) -> list[Hidden]:
 def _mean_above_zero(values: Array, chances: Array, clients: int, share: float) -> float:
     """Return an upper bound of E[max(0, sum of M values)], M ~ Bin(``clients``, ``share``), up to rounding."""
     spread = sqrt(clients * share * float(np.dot(chances, values**2)))
-    # A sum of bounded terms: by Bernstein's inequality what lies beyond this has less than e^(-_SPREADS^2 / 2) / 2.
+    # By Bernstein's inequality, the sum exceeds ``reach`` with probability below e^(-_SPREADS^2 / 2) / 2.
     reach = _SPREADS * spread + _SPREADS**2 / 3 * float(np.abs(values).max())
     middle = clients * share * abs(float(np.dot(chances, values)))
     if middle > _FAR * spread:  # else the far side of the sum, which is below 0, would wrap around to where it counts
         reach += middle
-    size = int(min(_MOST, max(_FEWEST, 2 ** ceil(log2(32 * _SPREADS * sqrt(clients))))))
+    size = int(min(MAX_LATTICE, max(MIN_LATTICE, 2 ** ceil(log2(32 * _SPREADS * sqrt(clients))))))
     step = 2 * reach / size
     below = np.floor(values / step)
     part = values / step - below
@@ -228,15 +232,15 @@ def _mean_above_zero(values: Array, chances: Array, clients: int, share: float) 
     rough = np.abs(1 - share + share * fft.rfft(np.bincount(places.astype(np.int64) % size, weights, size)))
     present = np.flatnonzero(clients * np.log(np.maximum(rough, 1e-300)) > _NOTHING)
     power[present] = _power(2 * np.pi * present / size, places, weights, clients, share)
-    # Sums wrap around at the ends of the lattice, where next to nothing is.
+    # Sums wrap around at the ends of the lattice, where the probability is negligible.
     mass = fft.irfft(power, size)[: size // 2]
     return float(np.dot(np.maximum(mass, 0.0), np.arange(size // 2))) * step
 
 
 def _power(frequency: Array, places: Array, weights: Array, clients: int, share: float) -> Array:
-    """Return the conjugate of the sum's characteristic function, that of one term to the power ``clients``, to nearly all digits."""
+    """Return the conjugate of the sum's characteristic function: one term's to the power ``clients``, without loss of digits."""
     half = np.outer(frequency, places) / 2
     sine = np.sin(half)
-    real, imaginary = (-2 * sine**2) @ weights * share, (-2 * sine * np.cos(half)) @ weights * share  # of what 1 is added to
+    real, imaginary = (-2 * sine**2) @ weights * share, (-2 * sine * np.cos(half)) @ weights * share  # the function less 1
     size = 0.5 * np.log1p(np.maximum(2 * real + real**2 + imaginary**2, -1 + 1e-300))
     return np.asarray(np.exp(clients * (size + 1j * np.arctan2(imaginary, 1 + real))))

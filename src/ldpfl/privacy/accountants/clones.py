@@ -1,10 +1,11 @@
-"""Clones: shuffling any epsilon0-LDP report, also of a whole vector (Feldman, McMillan, Talwar 2021).
+"""Amplification by clones: shuffling any epsilon0-LDP report, also of a whole vector (Feldman, McMillan, Talwar 2021).
 
-Each other client's report looks like a draw from one of the target's two possible reports with probability ``coin_share``. That
-leaves C ~ Bin(n - 1, coin_share) fair coins A ~ Bin(C, 1/2) and the pair (A + D, C - A + 1 - D) with D ~ Bern(e^epsilon0 / (1 +
-e^epsilon0)). For an arbitrary, adaptively chosen randomiser the share is e^-epsilon0 (FMT 2021, Theorem 3.1); the larger 2 /
-(e^epsilon0 + 1) is proved here for binary randomised response alone, where it is elementary (the "blanket" of Balle et al. 2019),
-and even there the count by itself, ``shuffled.py``, gives less away.
+With probability ``coin_share`` another client's report is a clone: a draw from one of the target's two possible reports, each with
+probability 1/2. So the adversary's view is at most as informative as the pair (A + D, C - A + 1 - D). Here C ~ Bin(n - 1, coin_share) is
+the number of clones, A ~ Bin(C, 1/2) how many of them look like the target's first report, and D ~ Bern(e^epsilon0 / (1 + e^epsilon0))
+the target itself. For an arbitrary, adaptively chosen randomiser the share is e^-epsilon0 (FMT 2021, Theorem 3.1). The larger share
+2 / (e^epsilon0 + 1) is proved here only for binary randomised response, where it is elementary (the blanket of Balle et al. 2019). Even
+there the count alone reveals less, see ``shuffled.py``.
 """
 
 from __future__ import annotations
@@ -23,26 +24,29 @@ _COIN_CELLS = 64
 
 _OUTSIDE = 1e-30
 _ROUNDED = 1e-15
-"""What rounding can hide of a delta or of a tiny epsilon: some ten times what a comparison with 40 digits found."""
+"""Allowance for rounding in a delta or a tiny epsilon: some ten times the largest error in comparisons with 40 digits."""
 
 _HIDES_NOTHING = 30.0
-"""Beyond this budget a report among even 1e10 others is a clone with probability below 1e-3: what holds locally is all there is."""
+"""Largest epsilon that is computed. Above it, even among 1e10 others there is a clone with probability below 1e-3 only."""
 
 
 def any_report(epsilon0: float) -> float:
-    """Share of coins for an arbitrary epsilon0-LDP randomiser."""
+    """Return the probability that another client's report is a clone, for an arbitrary epsilon0-LDP randomiser."""
     return exp(-epsilon0)
 
 
 def binary_report(epsilon0: float) -> float:
-    """Share of coins for randomised response, of a bit about a known coordinate or one that its client drew in secret."""
+    """Return the probability that another client's report is a clone, for a bit by randomised response.
+
+    The bit may be about a known coordinate, or about one that its client drew in secret.
+    """
     return 2 * sigmoid(-epsilon0)
 
 
 def clone_log_moment(epsilon0: float, clients: int, order: float, coin_share: float) -> float:
-    """Return an upper bound of log E[e^(order * loss)] of the pair above, for as many coins as there are but for :func:`clone_outside`.
+    """Return an upper bound of log E[e^(order * loss)] of the module's pair. It fails with probability :func:`clone_outside`.
 
-    In milliseconds for any number of clients: the fewest likely coins stand for all numbers of them, which hides less.
+    Takes milliseconds for any number of clients: the smallest likely number of clones is used for all, since fewer clones hide less.
     """
     coins = _fewest_coins(clients, coin_share) if epsilon0 <= _HIDES_NOTHING else 0
     _, logs = Binomial(coins, 0.0).log_pmf()
@@ -55,7 +59,7 @@ def clone_log_moment(epsilon0: float, clients: int, order: float, coin_share: fl
 
 
 def clone_outside(clients: int, coin_share: float) -> float:
-    """Return the probability that there are fewer coins than :func:`clone_log_moment` counts on: whoever uses it adds that to delta."""
+    """Return the probability that there are fewer clones than :func:`clone_log_moment` assumes. Its callers add this to delta."""
     return _OUTSIDE if _fewest_coins(clients, coin_share) else 0.0
 
 
@@ -66,14 +70,14 @@ def _fewest_coins(clients: int, coin_share: float) -> int:
 
 
 def clone_delta(epsilon0: float, clients: int, epsilon: float, coin_share: float) -> float:
-    """delta(``epsilon``) of the pair above for one report of each of ``clients``."""
+    """Return delta(``epsilon``) of the module's pair, for one report of each of ``clients`` clients."""
     if epsilon0 > _HIDES_NOTHING:
         return report_delta(epsilon0, epsilon)
     return float(_deltas(epsilon0, np.array([float(epsilon)]), *_coins(clients, coin_share))[0])
 
 
 def clone_epsilon(epsilon0: float, clients: int, delta: float, coin_share: float) -> float:
-    """Smallest epsilon for ``delta`` of one report of each of ``clients``; never above ``epsilon0``."""
+    """Return the smallest epsilon at ``delta`` for one report of each of ``clients`` clients; never above ``epsilon0``."""
     if epsilon0 > _HIDES_NOTHING:
         return composed_epsilon(epsilon0, 1, delta)
     counts, weights = _coins(clients, coin_share)
@@ -91,9 +95,9 @@ def clone_epsilon(epsilon0: float, clients: int, delta: float, coin_share: float
 
 
 def composed_clone_epsilon(epsilon0: float, clients: int, rounds: int, delta: float, coin_share: float) -> float:
-    """Smallest known epsilon for ``delta`` of ``rounds`` rounds with one shuffled report of each client in each; adaptive.
+    """Return an upper bound of epsilon at ``delta`` for ``rounds`` rounds with one shuffled report of each client. It holds adaptively.
 
-    The smaller of this pair's convolution and the local composition.
+    It is the smaller of two bounds: convolution of the module's pair, and the local composition.
     """
     local = composed_epsilon(epsilon0, rounds, delta)
     if epsilon0 > _HIDES_NOTHING:
@@ -110,7 +114,7 @@ def composed_clone_epsilon(epsilon0: float, clients: int, rounds: int, delta: fl
 
 
 def _coins(clients: int, coin_share: float) -> tuple[Array, Array]:
-    """Return the numbers of coins and their probabilities; what is left out has less than 1e-30."""
+    """Return the possible numbers of clones and their probabilities. Numbers left out have a total probability below 1e-30."""
     log_odds = inf if coin_share >= 1 else log(coin_share) - log1p(-coin_share)
     if log_odds == inf or clients == 1:
         return np.array([float(clients - 1)]), np.ones(1)
@@ -119,7 +123,7 @@ def _coins(clients: int, coin_share: float) -> tuple[Array, Array]:
 
 
 def _in_cells(counts: Array, weights: Array) -> tuple[Array, Array]:
-    """Round the numbers of coins down to a few: fewer coins hide less, so this is safe."""
+    """Round the numbers of clones down to a few values. This is safe, since fewer clones hide less."""
     if counts.size <= _COIN_CELLS:
         return counts, weights
     starts = np.linspace(0, counts.size, _COIN_CELLS, endpoint=False).astype(np.int64)
@@ -138,7 +142,7 @@ def _deltas(epsilon0: float, epsilons: Array, counts: Array, weights: Array) -> 
         most = p1 - exp(epsilon) * p0  # no delta is larger
         if most <= 0:
             continue
-        # The likelihood ratio of a rises with a / (C - a + 1); beyond this it exceeds e^epsilon.
+        # The likelihood ratio of a count a rises with a / (C - a + 1). It exceeds e^epsilon where that fraction exceeds ``border``.
         border = (exp(epsilon) * p1 - p0) / most
         first = np.minimum(np.floor(border * (counts + 1) / (1 + border)), counts) + 1  # counts + 1: all coins, and the report
         gain = most * binom.sf(first - 2, counts, 0.5)

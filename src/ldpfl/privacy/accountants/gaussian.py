@@ -1,8 +1,8 @@
-"""Gaussian noise: the exact curve, calibration, and composition.
+"""Gaussian noise: the exact privacy curve, calibration, and composition.
 
-A release of sensitivity D with noise of standard deviation sigma is mu-GDP with mu = D / sigma (Dong, Roth, Su 2022), and
-releases compose exactly: their mu add up in squares. When one client's data is replaced, a sum of vectors clipped to norm
-C has sensitivity 2 C.
+A release of sensitivity D with noise of standard deviation sigma is mu-GDP (Gaussian differential privacy) with mu = D / sigma (Dong, Roth,
+Su 2022). Releases compose exactly: mu^2 of the whole is the sum of their mu^2. When one client's data are replaced, a sum of vectors
+clipped to norm C has sensitivity 2 C.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from ldpfl.privacy.accountants.roots import brentq
 _HUGE = 1e6
 """Above this mu the second term of the curve is below rounding."""
 _TINY = 1e-5
-"""Below this mu the slope gives more digits of a difference than its two terms do."""
+"""Below this mu the two terms of the curve agree in nearly all digits, so their difference is computed from the derivative."""
 
 ROUNDED = 1e-9
-"""Part of delta that is charged for sums of rounded Gaussians: they add up to one but for much less, see decision 0023."""
+"""Part of delta that is charged for sums of rounded Gaussians. They differ from one Gaussian by much less, see decision 0023."""
 
 _LARGEST_EPSILON = 1e100
-"""Beyond some 1e154, its square is more than a float can hold."""
+"""Largest epsilon that is calibrated. Above 1e154 its square overflows."""
 
 _STEPS = 5000
-"""Of a search for mu, which may have to halve an interval down to 1e-300."""
+"""Largest number of steps in a search for mu, which may have to halve an interval down to 1e-300."""
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
-    """delta(``epsilon``) of mu-GDP: Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu) (Balle, Wang 2018, Theorem 8)."""
+    """Return delta(``epsilon``) of mu-GDP: Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu) (Balle, Wang 2018, Theorem 8)."""
     if mu < 1e-150:
         return 0.0
     if mu == inf:
         return 1.0
     near, far = epsilon / mu - mu / 2, epsilon / mu + mu / 2
-    if mu < _TINY:  # the two terms have next to all digits in common: their difference by the slope half way
+    if mu < _TINY:  # the difference is mu times the derivative half way between the two terms
         middle = epsilon / mu / sqrt(2)
         return exp(-(near**2) / 2) * mu / sqrt(2) * (1 / sqrt(pi) - middle * float(erfcx(middle)))
-    if near > 0:  # both terms share e^(-near^2 / 2), which keeps the digits of their difference
+    if near > 0:  # factor out e^(-near^2 / 2), so that the difference of the two terms keeps its digits
         return exp(-(near**2) / 2) * float(erfcx(near / sqrt(2)) - erfcx(far / sqrt(2))) / 2
     return float(ndtr(-near) - np.exp(epsilon + log_ndtr(-far)))
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Smallest epsilon >= 0 for ``delta`` of mu-GDP; infinite for delta 0 or mu infinite."""
+    """Return the smallest epsilon >= 0 at ``delta`` of mu-GDP; infinite for delta 0 or infinite mu."""
     if mu == 0 or gaussian_delta(mu, 0.0) <= delta:
         return 0.0
     if delta <= 0 or mu == inf:
@@ -59,7 +59,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
-    """Largest mu with (``epsilon``, ``delta``)-DP.
+    """Return the largest mu that is (``epsilon``, ``delta``)-DP.
 
     Raises:
         ConfigError: epsilon is not positive and finite, or delta not between 0 and 1.
@@ -72,12 +72,12 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
 
 
 def gaussian_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
-    """Smallest standard deviation with (``epsilon``, ``delta``)-DP (the analytic Gaussian mechanism of Balle, Wang 2018)."""
+    """Return the smallest standard deviation that gives (``epsilon``, ``delta``)-DP: the analytic Gaussian mechanism (Balle, Wang 2018)."""
     return sensitivity / gaussian_mu(epsilon, delta)
 
 
 def classical_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
-    """D sqrt(2 ln(1.25 / delta)) / epsilon, which is proved for epsilon < 1 only (Dwork, Roth 2014, Theorem A.1).
+    """Return sensitivity * sqrt(2 ln(1.25 / delta)) / epsilon, proved only for epsilon < 1 (Dwork, Roth 2014, Theorem A.1).
 
     Raises:
         ConfigError: epsilon >= 1, where the formula may give too little noise; use :func:`gaussian_sigma`.
@@ -86,17 +86,17 @@ def classical_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> f
     if epsilon >= 1:
         raise ConfigError(
             f"the classical Gaussian formula is proved for epsilon < 1, got {epsilon:g}: lower it, or calibrate exactly "
-            '(gaussian_sigma; mechanism.constant = "exact" where it has that)'
+            '(in Python with gaussian_sigma; in a recipe with mechanism.constant = "exact", if the mechanism has that setting)'
         )
     return sensitivity * sqrt(2 * log(1.25 / delta)) / epsilon
 
 
 def ladp_constant(epsilon: float, delta: float) -> float:
-    """c0 of LaDP-FL: noise of standard deviation c0 D / epsilon is (``epsilon``, ``delta``)-DP for a fixed sensitivity D.
+    """Return c0 of LaDP-FL: noise of standard deviation c0 D / epsilon is (``epsilon``, ``delta``)-DP for a fixed sensitivity D.
 
-    c0 = (A + sqrt(A^2 + 2 epsilon)) / 2 with A^2 = 2 ln(sqrt(2 / pi) / delta), and A = 1 from delta = sqrt(2 / pi) on. It holds
-    for every epsilon and is 1.4 to 3 times the exact one where it is used. Source: LaDP-FL, Theorem 3 and equation (11),
-    reconstructed from its proof sketch (confidence high), at P_max = 1: their c is P_max c0.
+    c0 = (A + sqrt(A^2 + 2 epsilon)) / 2 with A^2 = 2 ln(sqrt(2 / pi) / delta), and A = 1 for delta >= sqrt(2 / pi). It holds for every
+    epsilon, and is 1.4 to 3 times the exact constant in practice. Source: LaDP-FL, Theorem 3 and equation (11), reconstructed from its
+    proof sketch (confidence high), at P_max = 1: the paper's c is P_max c0.
 
     Raises:
         ConfigError: epsilon is not positive and finite, or delta not between 0 and 1.
@@ -108,7 +108,7 @@ def ladp_constant(epsilon: float, delta: float) -> float:
 
 
 def composed_mu(mus: Iterable[float]) -> float:
-    """mu of all the releases together: the root of the sum of squares; exact, also for adaptive composition."""
+    """Return mu of all releases together: the root of the sum of squares. Exact, also for adaptive composition."""
     return hypot(*mus)
 
 
@@ -116,6 +116,8 @@ def _check(epsilon: float, delta: float) -> None:
     if not 0 < epsilon < inf:
         raise ConfigError(f"epsilon must be positive and finite, got {epsilon}")
     if epsilon > _LARGEST_EPSILON:
-        raise ConfigError(f"epsilon must be at most {_LARGEST_EPSILON:g}, got {epsilon:g}: so large a one protects nothing")
+        raise ConfigError(
+            f"epsilon must be at most {_LARGEST_EPSILON:g}, got {epsilon:g}: such an epsilon protects nothing, choose a smaller one"
+        )
     if not 0 < delta < 1:
         raise ConfigError(f"delta must lie between 0 and 1, got {delta}")

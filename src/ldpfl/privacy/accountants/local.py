@@ -1,6 +1,6 @@
-"""What all releases of one client cost together, against one who sees and keeps them all and trusts nobody in between.
+"""Compose all releases of one client against an adversary that sees and keeps every report with its sender.
 
-Each accountant names the kinds of release that it composes; ``registry`` picks one. All of them hold for adaptive composition.
+Each accountant names the kinds of release that it composes; ``registry`` picks the first that fits. All hold for adaptive composition.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ldpfl.privacy.accountants.randomized_response import composed_delta, log_mo
 from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release, UnprotectedRelease
 
 MOST_REPORTS = 10**10
-"""Reports up to which composition is computed exactly; beyond, their pure sum is charged, which is never less."""
+"""Largest number of reports that is composed exactly. Above it the pure sum of epsilons is charged, which is never smaller."""
 
 
 class LocalAccountant(Accountant):
     """Composes releases of some kinds.
 
     Attributes:
-        kinds: of releases that it composes.
-        releases: how often each was made.
+        kinds: classes of releases that this accountant composes.
+        releases: number of times that each release was made.
     """
 
     kinds: ClassVar[frozenset[type]]
@@ -38,13 +38,13 @@ class LocalAccountant(Accountant):
 
     @classmethod
     def supports(cls, kinds: Iterable[type]) -> bool:
-        """Whether it composes releases of all these kinds."""
+        """Whether this accountant composes releases of all these kinds."""
         return cls.kinds >= set(kinds)
 
     def divergence(self, order: Array) -> Array:
-        """Return the Renyi divergences of all together, at the orders 1 + ``order``: what a budget counts by, beside the pure sum.
+        """Return the Rényi divergences of all releases together at the orders 1 + ``order``, for the privacy filter of a budget.
 
-        Infinite where an accountant does not say: then the pure sum alone counts.
+        Infinite in accountants that do not compute it: then the filter uses only the pure sum.
         """
         return np.full_like(order, inf)
 
@@ -56,13 +56,13 @@ class LocalAccountant(Accountant):
 
     @property
     def mu(self) -> float:
-        """Of all the Gaussian releases together."""
+        """mu of all Gaussian releases together."""
         gaussian = ((release, times) for release, times in self.releases.items() if isinstance(release, GaussianRelease))
         return composed_mu(release.parameter * sqrt(release.units * times) for release, times in gaussian)
 
 
 class PureAccountant(LocalAccountant):
-    """Reports of pure mechanisms: exact where all have one epsilon, else by Renyi divergences, and never more than their sum."""
+    """Reports of pure mechanisms. Exact if all have the same epsilon, else by Rényi divergences; never more than the pure sum."""
 
     kinds: ClassVar[frozenset[type]] = frozenset({BinaryRelease, PureRelease})
 
@@ -84,11 +84,11 @@ class PureAccountant(LocalAccountant):
         return min(1.0, composed_delta(alike.pop(), number, 0.0) + TAIL)
 
     def divergence(self, order: Array) -> Array:
-        return _of_reports(self.pure, order)
+        return _divergence_of_reports(self.pure, order)
 
 
 class GaussianAccountant(LocalAccountant):
-    """Gaussian noise: exact, but where records take part by chance, which is bounded."""
+    """Gaussian noise. Exact, except for Poisson-sampled records, for which it gives an upper bound."""
 
     kinds: ClassVar[frozenset[type]] = frozenset({GaussianRelease})
 
@@ -111,11 +111,11 @@ class GaussianAccountant(LocalAccountant):
         return min(whole, sampled_distance(self.rounds))
 
     def divergence(self, order: Array) -> Array:
-        return _of_noise(self.mu, order)  # which is more than that of records that take part by chance
+        return _divergence_of_noise(self.mu, order)  # sampling is ignored, which only overstates the cost
 
     @property
     def rounds(self) -> list[tuple[float, float, int]]:
-        """mu, the probability of taking part, and the number, of each kind of round."""
+        """(mu, sampling rate, number of rounds) of each kind of round."""
         gaussian = [(release, times) for release, times in self.releases.items() if isinstance(release, GaussianRelease)]
         return [(release.mu * sqrt(release.units), release.rate, times) for release, times in gaussian]
 
@@ -125,7 +125,7 @@ class GaussianAccountant(LocalAccountant):
 
 
 class RenyiAccountant(LocalAccountant):
-    """Pure reports and Gaussian noise together, by Renyi divergences."""
+    """Pure reports and Gaussian noise together, by Rényi divergences."""
 
     kinds: ClassVar[frozenset[type]] = PureAccountant.kinds | GaussianAccountant.kinds
 
@@ -144,11 +144,11 @@ class RenyiAccountant(LocalAccountant):
         return self._distance_by_deltas()
 
     def divergence(self, order: Array) -> Array:
-        return _of_reports(self.pure, order) + _of_noise(self.mu, order)
+        return _divergence_of_reports(self.pure, order) + _divergence_of_noise(self.mu, order)
 
 
 class NoAccountant(LocalAccountant):
-    """Something left without protection: no epsilon holds."""
+    """Any releases of which some are unprotected: epsilon is infinite."""
 
     kinds: ClassVar[frozenset[type]] = RenyiAccountant.kinds | {UnprotectedRelease}
 
@@ -159,9 +159,9 @@ class NoAccountant(LocalAccountant):
         return 1.0
 
 
-def _of_reports(pure: list[tuple[float, int]], order: Array) -> Array:
+def _divergence_of_reports(pure: list[tuple[float, int]], order: Array) -> Array:
     return np.asarray(np.sum([number * log_moment(epsilon, order) / order for epsilon, number in pure], axis=0))
 
 
-def _of_noise(mu: float, order: Array) -> Array:
+def _divergence_of_noise(mu: float, order: Array) -> Array:
     return np.asarray((1 + order) * mu**2 / 2)

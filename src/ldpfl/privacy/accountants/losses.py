@@ -1,6 +1,7 @@
-"""Discrete privacy losses: from a distribution of losses to (epsilon, delta), and composition by convolution.
+"""Discrete privacy loss distributions (PLDs): from a PLD to (epsilon, delta), and composition by convolution.
 
-The loss of an outcome is log(P / R) for the two neighbouring inputs; masses are probabilities under P.
+P and R are the distributions of the output under two neighbouring inputs. The loss of an output is log(P / R). Masses are probabilities
+under P.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from ldpfl.privacy.accountants.binomial import Array, convolved
 from ldpfl.privacy.accountants.moments import epsilon_from_log_moment
 from ldpfl.privacy.accountants.roots import brentq
 
-_LONGEST = 1 << 22
-"""Longest distribution that a convolution may end in: about a second, and 300 MB, on one core."""
+MAX_SIZE = 1 << 22
+"""Largest number of losses that a convolution may produce: about a second, and 300 MB, on one core."""
 
 _SMALLEST = 1e-200
 
@@ -28,24 +29,24 @@ _ROUNDING = 1e-15
 """Relative error of one Fourier coefficient; raising to the k-th power multiplies it by k."""
 
 _ORDERS = 20
-"""Orders, over the length of a law, that its tails are bounded by: the larger, the more underflows."""
+"""Number of Chernoff orders on each side for bounding tails. The orders are multiples of 1 / (number of losses)."""
 
 _VANISHES = -75.0
-"""Logarithm of a Fourier coefficient that is nothing beside the rounding of the others, however many there are."""
+"""Fourier coefficients with a logarithm below this are set to 0: they are smaller than the rounding of the others."""
 
 _MOST_TOO_MUCH = 100.0
-"""Logarithm of what a law may have in all: rounding adds to one of tiny losses, each time that it is released."""
+"""Largest logarithm of the total mass after composition. Rounding may raise the total above 1, and composition amplifies that."""
 
 _SHORT = 10_000
-"""Losses up to which all are looked at for an epsilon: looking at a part of them first saves nothing."""
+"""Number of losses up to which :func:`epsilon_of` looks at all losses at once. Looking at the highest first would save nothing."""
 
 _FLAT = 600.0
-"""Losses may lie so far apart without their exponentials leaving the floating-point numbers."""
+"""Largest difference of losses whose exponentials neither overflow nor vanish."""
 
 
 @dataclass(frozen=True, eq=False)
 class GridLosses:
-    """Losses on a grid: mass ``masses[i]`` at (first + i) * step, and ``infinite`` where nothing is protected."""
+    """A PLD on a grid: mass ``masses[i]`` at the loss (first + i) * step, and mass ``infinite`` at an infinite loss."""
 
     step: float
     first: int
@@ -61,26 +62,25 @@ class GridLosses:
         return epsilon_of(self.losses, self.masses, delta - self.infinite)
 
     def composed(self, times: int, delta: float) -> GridLosses | None:
-        """Return the losses of ``times`` independent releases, or None where that would be too long or too inexact.
+        """Return the PLD of ``times`` independent releases, or None if it would be too long or too inexact.
 
-        Tails are truncated where a Chernoff bound says that little lies beyond. What rounding and truncation can hide is added to
-        ``infinite``, so that the result stays an upper bound; if this is no longer small against the ``delta`` that
-        is asked for, there is no result.
+        Tails are truncated where a Chernoff bound shows that their mass is small. The possible error of rounding and truncation is added to
+        ``infinite``, so the result stays an upper bound. If this error is not small compared with ``delta``, the result is None.
         """
         if times == 1:
             return self
         tail, error = 1e-6 * delta, times * _ROUNDING
-        masses = np.where(self.masses > _SMALLEST, self.masses, 0.0)  # smaller ones overflow in what follows
+        masses = np.where(self.masses > _SMALLEST, self.masses, 0.0)  # smaller masses would cause overflow below
         if error > 0.1 * delta or times * log(max(float(masses.sum()), 1.0)) > _MOST_TOO_MUCH:
             return None
         low, high = _convolution_bounds(masses, times, tail)
-        if high - low >= _LONGEST:
+        if high - low >= MAX_SIZE:
             return None
         infinite = -np.expm1(times * np.log1p(-self.infinite)) + tail + error
         return GridLosses(self.step, self.first * times + low, _self_convolved(masses, times, low, high), float(infinite))
 
     def composed_epsilon(self, times: int, delta: float) -> float:
-        """Return epsilon for ``delta`` of ``times`` releases: by convolution, or by Renyi divergences, whichever is smaller."""
+        """Return the epsilon at ``delta`` of ``times`` releases: the smaller one of convolution and Rényi divergences."""
         composed = self.composed(times, delta)
         convolved = composed.epsilon(delta) if composed is not None else inf
 
@@ -90,17 +90,17 @@ class GridLosses:
         return min(convolved, epsilon_from_log_moment(moment, delta - times * self.infinite))
 
     def followed_by(self, other: GridLosses) -> GridLosses:
-        """Return the losses of this release and an independent ``other`` one on the same grid."""
+        """Return the PLD of this release together with an independent ``other`` release on the same grid."""
         infinite = self.infinite + other.infinite - self.infinite * other.infinite
         masses = np.maximum(convolved(self.masses, other.masses), 0.0)
         return GridLosses(self.step, self.first + other.first, masses, infinite + _ROUNDING)
 
 
 def _convolution_bounds(masses: Array, times: int, tail: float) -> tuple[int, int]:
-    """Return indices between which the sum of ``times`` independent indices lies, but for ``tail`` in all.
+    """Return (low, high) such that the sum of ``times`` independent indices lies outside with a probability of at most ``tail``.
 
-    They are those of dp-accounting's ``compute_self_convolve_bounds``, digit by digit: the best Chernoff bound of 20 orders on each side.
-    Importing dp-accounting takes longer than a whole plan.
+    Same as dp-accounting's ``compute_self_convolve_bounds``, digit by digit: the best Chernoff bound of 20 orders on each side. It is not
+    imported, because importing dp-accounting takes longer than a whole plan.
     """
     low, high = 0, (masses.size - 1) * times
     orders = np.concatenate([np.arange(-_ORDERS, 0), np.arange(1, _ORDERS + 1)]) / masses.size
@@ -115,14 +115,14 @@ def _convolution_bounds(masses: Array, times: int, tail: float) -> tuple[int, in
 
 
 def _self_convolved(masses: Array, times: int, low: int, high: int) -> Array:
-    """Return the law of the sum of ``times`` independent indices, from ``low`` to ``high``; what lies beyond wraps around.
+    """Return the distribution of the sum of ``times`` independent indices, from ``low`` to ``high``; the mass outside wraps around.
 
-    Only the frequencies are raised to a power that do not vanish by it: of many releases, a few around 0.
+    Only frequencies whose power does not vanish are computed: for many releases, these are a few around 0.
     """
     size = fft.next_fast_len(max(high - low + 1, masses.size), real=True)
     transform = fft.rfft(masses, size)
     magnitude = np.abs(transform)
-    likely = np.flatnonzero(magnitude > exp(_VANISHES / times) / 2)  # of which a logarithm is worth taking
+    likely = np.flatnonzero(magnitude > exp(_VANISHES / times) / 2)  # take logarithms of these only
     log_size = times * np.log(magnitude[likely])
     present, log_size = likely[log_size > _VANISHES], log_size[log_size > _VANISHES]
     power = np.exp(log_size + 1j * (times * np.angle(transform[present])))
@@ -133,13 +133,13 @@ def _self_convolved(masses: Array, times: int, low: int, high: int) -> Array:
 
 @dataclass(frozen=True)
 class PrivacyCurve:
-    """What is known of one kind of release: an upper bound of its delta at each epsilon, in both directions.
+    """An upper bound of delta as a function of epsilon for one kind of release, in both directions.
 
     Attributes:
-        delta: of an epsilon >= 0; falls with it.
-        limit: no loss is larger.
-        times: how often it was released.
-        fewest: smallest delta that means something, in the floating point it was computed with.
+        delta: returns delta at an epsilon >= 0; decreasing.
+        limit: an upper bound of the loss.
+        times: number of releases of this kind.
+        fewest: smallest value of delta that is reliable in floating point.
     """
 
     delta: Callable[[float], float]
@@ -148,15 +148,16 @@ class PrivacyCurve:
     fewest: float = 1e-18
 
     def at(self, epsilon: float) -> float:
-        """Return delta at ``epsilon``; 1, which always holds, where rounding leaves no number."""
+        """Return delta at ``epsilon``; 1, which always holds, if the computation gives NaN."""
         found = self.delta(epsilon)
         return 1.0 if isnan(found) else found
 
 
 def composed_curves(curves: Sequence[PrivacyCurve], delta: float, points: int = 1024) -> float:
-    """Return a certified epsilon for ``delta`` of all releases, adaptive; infinite where it is too long to compute.
+    """Return an upper bound of epsilon at ``delta`` for all releases together, also adaptive ones; infinite if it takes too long.
 
-    Each curve is taken at ``points`` places up to a loss that next to no release exceeds, and its dominating pair convolved.
+    Each curve is evaluated at ``points`` losses, up to one that is exceeded with negligible probability. The PLDs of the dominating pairs
+    are then convolved.
     """
     total = sum(curve.times for curve in curves)
     if total == 1:
@@ -176,12 +177,12 @@ def composed_curves(curves: Sequence[PrivacyCurve], delta: float, points: int = 
 
 
 def _top(curve: PrivacyCurve, delta: float) -> float:
-    """Return a loss that one release exceeds with about ``delta`` at most."""
+    """Return a loss at which the curve's delta has fallen to about ``delta``."""
     return _crossing(curve, max(delta, curve.fewest), 1e-3) * 1.01
 
 
 def _at(curve: PrivacyCurve, delta: float) -> float:
-    """Return an epsilon for ``delta`` of one release: where its curve falls to it, or a hair above."""
+    """Return an epsilon at ``delta`` of one release: where its curve falls to ``delta``, or slightly above, so that it is safe."""
     if delta < curve.fewest:
         return curve.limit
     found = _crossing(curve, delta, 1e-6)
@@ -192,6 +193,7 @@ def _at(curve: PrivacyCurve, delta: float) -> float:
 
 
 def _crossing(curve: PrivacyCurve, delta: float, precision: float) -> float:
+    """Return the epsilon at which the curve falls to ``delta``, up to the relative ``precision``; at most the curve's limit."""
     if curve.at(0.0) <= delta:
         return 0.0
     high = min(curve.limit, 1e-6)
@@ -210,16 +212,17 @@ def largest_with_mass(losses: Array, rows: Array) -> float:
 def largest_log_moment(losses: Array, rows: Array, order: Array, peak: float | None = None) -> Array:
     """Return the largest log E[e^(order * loss)] over ``rows`` of masses (R, N) on ``losses`` (N,), for each order (T,).
 
-    ``peak`` is :func:`largest_with_mass`, for who asks more than once: relative to it nothing important underflows.
+    ``peak`` is the result of :func:`largest_with_mass`, for repeated calls. Losses are taken relative to it, so that nothing important
+    underflows.
     """
     peak = largest_with_mass(losses, rows) if peak is None else peak
     moments = np.max(rows @ np.exp(np.minimum(np.outer(losses - peak, order), 0.0)), axis=0)
-    # A moment that underflows all the same is unknown, not small.
+    # A moment that still underflows is unknown, so it counts as infinite.
     return np.asarray(np.where(moments > 0, np.log(np.maximum(moments, 1e-300)) + peak * order, inf))
 
 
 def epsilon_of(losses: Array, masses: Array, delta: float) -> float:
-    """Return the smallest epsilon >= 0 at which the losses (ascending) exceed it with at most ``delta``.
+    """Return the smallest epsilon >= 0 that is (epsilon, ``delta``)-DP for the PLD of ``losses`` (ascending) and ``masses``.
 
     delta(epsilon) is the largest P(S) - e^epsilon R(S) over the sets S of the highest losses, so epsilon is the
     largest log((P(S) - delta) / R(S)). R(S) is kept as a logarithm where losses of many thousands would overflow or vanish.
@@ -228,8 +231,8 @@ def epsilon_of(losses: Array, masses: Array, delta: float) -> float:
         return inf
     upper = np.cumsum(masses[::-1])
     if not (upper > delta).any():
-        return 0.0 if np.isfinite(upper[-1]) else inf  # what is not a number is larger than nothing
-    # R(S) grows with S, and P(S) up to the whole: most often a part of the sets is seen to hold the largest.
+        return 0.0 if np.isfinite(upper[-1]) else inf  # a NaN means that nothing is known
+    # R(S) grows with S and P(S) is at most the total. So usually the sets of the highest losses are shown to contain the maximum.
     is_flat = losses[-1] - losses[0] < _FLAT
     part = min(int(np.searchsorted(upper, 0.2 * upper[-1])) + 1, upper.size)
     for size in (part, upper.size) if upper.size > _SHORT else (upper.size,):
@@ -288,7 +291,7 @@ def from_curve(deltas: Array, step: float) -> GridLosses:
     convex hull over e^epsilon, which the true curve cannot exceed. Losses of -x carry e^-x times the mass of x, as
     they do for a pair that may be swapped; beyond the last point everything counts as infinite.
     """
-    # 1 holds where rounding left no number.
+    # A NaN is replaced by 1, which always holds.
     curve = _convex_hull(np.minimum(np.minimum.accumulate(np.nan_to_num(deltas, nan=1.0, posinf=1.0)), 1.0), step)
     fall = np.append(curve[:-1] - curve[1:], 0.0)  # fall[i] between i and i + 1
     positive = np.maximum((fall[:-1] - exp(-step) * fall[1:]) / -np.expm1(-step), 0.0)  # mass at i = 1..n-1

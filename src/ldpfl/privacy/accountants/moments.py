@@ -1,4 +1,4 @@
-"""From moments of the privacy loss to epsilon: Chernoff bounds, sharpened, minimised over their order."""
+"""From moments of the privacy loss to epsilon: sharpened Chernoff bounds, minimised over their order."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import numpy as np
 from ldpfl.privacy.accountants.binomial import Array
 
 OfOrder = Callable[[Array], Array]
-"""A function of an array of orders, entry by entry."""
+"""An elementwise function of an array of orders."""
 
 _LOWEST, _HIGHEST, _POINTS = -8.0, 6.0, 281
-"""Logarithms (base 10) of the orders that are tried."""
+"""Smallest and largest logarithm (base 10) of the orders that are tried, and their number."""
 
 _NEAR = 1.5
-"""Decades around a given order that are searched."""
+"""Number of decades searched on each side of a given order."""
 
 
 def renyi_factor(order: Array) -> Array:
-    """log of t^t / (1 + t)^(1 + t): the largest value of e^(-t y) (1 - e^-y), y > 0.
+    """Return log(t^t / (1 + t)^(1 + t)) for t = ``order``: the logarithm of the largest value of e^(-t y) (1 - e^-y), y > 0.
 
-    delta <= E[e^(t (loss - epsilon))] times this factor: the conversion of Canonne, Kamath, Steinke 2020, Proposition 12,
-    with alpha = 1 + t. Valid for adaptive composition.
+    Then delta <= E[e^(t (loss - epsilon))] times this factor. It is the conversion of Canonne, Kamath, Steinke 2020, Proposition 12, with
+    alpha = 1 + t. It holds for adaptive composition.
     """
     return -order * np.log1p(1 / order) - np.log1p(order)
 
@@ -36,8 +36,8 @@ def epsilon_from_log_moment(log_moment: OfOrder, delta: float, log_factor: OfOrd
 def best_order(log_moment: OfOrder, delta: float, log_factor: OfOrder = renyi_factor, near: float | None = None) -> tuple[float, float]:
     """Return the smallest bound on epsilon and the order that gives it.
 
-    Any order gives a valid bound, so the search need only be good, not exact: a coarse grid, then three finer ones around
-    the best point. ``near`` narrows it to the neighbourhood of an order.
+    Any order gives a valid bound, so the search need not be exact: it uses a coarse grid, then three finer grids around the best point.
+    With ``near``, only orders close to it are searched.
     """
     if delta <= 0:
         return inf, inf

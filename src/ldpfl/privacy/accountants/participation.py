@@ -1,10 +1,10 @@
-"""Secret participation: what it is worth that nobody knows who took part.
+"""Amplification by secret participation (random check-in): nobody knows which clients took part in a round.
 
-A cohort that the server chose, or that anyone can see, gives nothing: account the rounds that a client really joined.
-Where every client decides for itself with probability q and only the number K of reports is seen, the target is among
-them with probability K / n given K. With g = K / n, delta'(epsilon) = g delta_K(log(1 + (e^epsilon - 1) / g)) for a random
-subset of fixed size under replacement (Balle, Barthe, Gaboardi 2018), averaged over K. One coin decides over all
-weights of a round, so it is applied after their composition and before that of the rounds.
+A cohort that the server chose, or that anyone can see, does not amplify: then account only the rounds that a client really joined. Here
+every client joins independently with probability q, and only the number K of reports is seen. Given K, the target of n clients is among
+them with probability g = K / n. For a random subset of fixed size under replacement,
+delta'(epsilon) = g delta_K(log(1 + (e^epsilon - 1) / g)) (Balle, Barthe, Gaboardi 2018). This is averaged over K. One coin decides for all
+weights of a round, so amplification is applied after composing the weights and before composing the rounds.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, round
 
 _POINTS = 4096
 _WIDTH = 1.03
-"""Largest ratio of two cohort sizes that are taken together."""
+"""Largest ratio of the cohort sizes that are merged into one cell."""
 
 _NEGLIGIBLE = 1e-9
 
 
 def unamplified_epsilon(epsilon: float | Array, share: float) -> Array:
-    """Return the epsilon that amplification turns into ``epsilon``: log(1 + (e^epsilon - 1) / g)."""
+    """Return the epsilon before amplification that becomes ``epsilon`` after it: log(1 + (e^epsilon - 1) / g), g = ``share``."""
     epsilon = np.asarray(epsilon, dtype=np.float64)
     if share == 1:
         return epsilon
@@ -38,14 +38,14 @@ def unamplified_epsilon(epsilon: float | Array, share: float) -> Array:
 
 
 def self_sampled_round_delta(setting: ShuffledRounds, rate: float, epsilon: float) -> float:
-    """Upper bound of delta(``epsilon``) for one round of ``setting.reports`` shuffled bits under one coin of each client."""
+    """Return an upper bound of delta(``epsilon``) for one round of ``setting.reports`` shuffled bits, joined with probability ``rate``."""
     return float(_round_curve(setting, rate, np.array([epsilon]), _NEGLIGIBLE)[0])
 
 
 def self_sampled_epsilon(setting: ShuffledRounds, rate: float, delta: float) -> float:
-    """Certified epsilon for ``delta`` of all rounds of ``setting`` when each client joins each of them with probability ``rate``.
+    """Return an upper bound of epsilon at ``delta`` for all rounds of ``setting`` if each client joins each with probability ``rate``.
 
-    Later inputs may depend on earlier outputs. Infinite where no bound is found; the local composition holds then.
+    Later inputs may depend on earlier outputs. Infinite if no bound is found; then use the local composition.
     """
     negligible = min(_NEGLIGIBLE, 1e-4 * delta / setting.rounds)
     sizes, _, _ = cohort_sizes(setting.clients, rate, negligible)
@@ -56,9 +56,9 @@ def self_sampled_epsilon(setting: ShuffledRounds, rate: float, delta: float) -> 
 
 
 def cohort_sizes(clients: int, rate: float, negligible: float) -> tuple[NDArray[np.int64], Array, float]:
-    """Return numbers of reports, their probabilities, and the probability (at most ``negligible``) of those left out.
+    """Return the likely cohort sizes, their probabilities, and the total probability (at most ``negligible``) of other sizes.
 
-    Nobody at all releases nothing, and does not count as left out.
+    The size 0 is not among either, since an empty round releases nothing.
     """
     if rate == 1:
         return np.array([clients]), np.ones(1), 0.0
@@ -70,9 +70,9 @@ def cohort_sizes(clients: int, rate: float, negligible: float) -> tuple[NDArray[
 
 
 def _round_curve(setting: ShuffledRounds, rate: float, epsilons: Array, negligible: float) -> Array:
-    """Return delta at ``epsilons`` of one round, averaged over the cohort.
+    """Return delta at ``epsilons`` of one round, averaged over the cohort size.
 
-    Neighbouring cohorts are taken together: with the share of the largest and the crowd of the smallest.
+    Neighbouring sizes are merged. They count with the target's probability of the largest and the anonymity set of the smallest.
     """
     sizes, weights, total = cohort_sizes(setting.clients, rate, negligible)
     curve = np.full_like(epsilons, total + 1e-15)
@@ -81,7 +81,7 @@ def _round_curve(setting: ShuffledRounds, rate: float, epsilons: Array, negligib
         last = int(np.searchsorted(sizes, sizes[first] * _WIDTH, side="right")) - 1
         share = float(sizes[last]) / setting.clients
         losses = shuffled_losses(setting.epsilon0, int(sizes[first]))
-        own = round_curve(losses, setting.reports, unamplified_epsilon(epsilons, share), negligible)
-        curve += float(weights[first : last + 1].sum()) * share * own
+        deltas = round_curve(losses, setting.reports, unamplified_epsilon(epsilons, share), negligible)
+        curve += float(weights[first : last + 1].sum()) * share * deltas
         first = last + 1
     return curve

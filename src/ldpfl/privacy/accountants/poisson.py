@@ -1,16 +1,18 @@
-"""Gaussian noise on the sum of a secret sample: each record is in a round's batch with the same probability, by a coin of its own.
+"""Gaussian noise on the sum of a Poisson sample: each record is in a round's batch independently with probability q. The sample is secret.
 
-Replacing a record moves the sum of a batch that has it by 2 C, and one that does not by nothing. With the rest of the batch fixed, the
-two laws are mixtures with a common part, for which Balle, Barthe and Gaboardi 2018 (Theorem 2) give, e^a = 1 + (e^epsilon - 1) / q
-and b = e^(epsilon - a),
+The result is the smaller of two bounds. The first is usually smaller for large q, the second for small q.
 
-    delta(epsilon) <= q ((1 - b) delta_half(a) + b delta_full(a)),
+First bound, for replacing a record. With C the clipping norm, that moves the sum of a batch with the record by up to 2 C, and does not
+change other batches. With the rest of the batch fixed, the two laws are mixtures with a common part. For these, Balle, Barthe and Gaboardi
+2018 (Theorem 2) give, with e^a = 1 + (e^epsilon - 1) / q and b = e^(epsilon - a),
 
-delta_full of noise for a distance of 2 C, delta_half for one of C: a batch with one record against one with neither, or with the other.
-That holds for every rest of the batch, and so for their mixture (joint convexity). The curve is composed by convolution.
+    delta(epsilon) <= q ((1 - b) delta_half(a) + b delta_full(a)).
 
-Or else the record is removed, and the other one added: with epsilon and delta for each of the two steps, which dp-accounting composes
-exactly, replacing has 2 epsilon and (1 + e^epsilon) delta. The smaller one holds: as a rule the first for large q, the second for small.
+Here delta_full compares batches with either record (distance 2 C), and delta_half a batch with one record and a batch with neither
+(distance C). The bound holds for every rest of the batch, and so for their mixture (joint convexity). The curve is composed by convolution.
+
+Second bound: remove the record, and add the other one. dp-accounting composes each of the two steps exactly, with some epsilon and delta.
+Replacing then has 2 epsilon and (1 + e^epsilon) delta.
 """
 
 from __future__ import annotations
@@ -26,14 +28,15 @@ from ldpfl.privacy.accountants.gaussian import composed_mu, gaussian_delta, gaus
 from ldpfl.privacy.accountants.losses import PrivacyCurve, composed_curves
 
 _LARGEST_MU = 10.0
-"""Beyond it nothing is protected, and dp-accounting takes gigabytes to say so."""
+"""Largest mu of a round for dp-accounting. Above it nothing is protected, and dp-accounting takes gigabytes."""
 
 _MOST_ROUNDS = 10**6
+"""Largest number of rounds for dp-accounting."""
 _LARGEST_SUM_OF_MU = 1000.0
-"""What the central limit theorem makes of all rounds."""
+"""Largest mu of all rounds by the central limit theorem, for dp-accounting."""
 
 _SMALLEST_MU = 1e-12
-"""Below it dp-accounting overflows; more always costs more."""
+"""Smaller values of mu are raised to this, which is safe, because dp-accounting overflows below it."""
 
 _OVERFLOWS = 700.0
 
@@ -47,31 +50,31 @@ def sampled_delta(mu: float, rate: float, epsilon: float) -> float:
         ratio = expm1(epsilon) / rate
         inner = log1p(ratio) if ratio < inf else log(expm1(epsilon) + rate) - log(rate)
         shared = min(1.0, exp(epsilon - inner))
-    else:  # what e^epsilon + q - 1 has less than e^epsilon is less than rounding, which is taken off
+    else:  # e^epsilon + q - 1 equals e^epsilon up to rounding; the factor makes the result safe
         inner, shared = (epsilon - log(rate)) * (1 - 1e-15), rate
     return rate * ((1 - shared) * gaussian_delta(mu / 2, inner) + shared * gaussian_delta(mu, inner))
 
 
 def sampled_epsilon(rounds: Sequence[Sampled], delta: float) -> float:
-    """Return a certified epsilon for ``delta`` when one record is replaced; adaptive, and never more than without sampling."""
+    """Return an upper bound of epsilon at ``delta`` for replacing one record. Holds adaptively; never more than without sampling."""
     whole = gaussian_epsilon(composed_mu(mu * sqrt(count) for mu, _, count in rounds), delta)
     if delta <= 0 or all(rate == 1 for _, rate, _ in rounds):
         return whole
     curves = [PrivacyCurve(lambda epsilon, mu=mu, rate=rate: sampled_delta(mu, rate, epsilon), inf, count) for mu, rate, count in rounds]  # type: ignore[misc]
-    two = inf if _takes_long(rounds) else _in_two_steps(tuple(rounds), delta)
+    two = inf if _takes_long(rounds) else _remove_then_add_epsilon(tuple(rounds), delta)
     return min(whole, composed_curves(curves, delta), two)
 
 
 def sampled_distance(rounds: Sequence[Sampled]) -> float:
-    """Return an upper bound of the total variation distance when one record is replaced: twice that of adding or removing it."""
+    """Return an upper bound of the total variation distance for replacing one record: twice that of adding or removing one."""
     return 1.0 if _takes_long(rounds) else min(1.0, 2 * float(_added_or_removed(tuple(rounds)).get_delta(0.0)))
 
 
 _LARGEST_SUM = 50.0
-"""Epsilon beyond which two steps are not looked at: what is left of delta is lost to rounding."""
+"""Largest epsilon of the second bound. Above it the remaining delta is lost to rounding."""
 
 
-def _in_two_steps(rounds: tuple[Sampled, ...], delta: float) -> float:
+def _remove_then_add_epsilon(rounds: tuple[Sampled, ...], delta: float) -> float:
     accountant = _added_or_removed(rounds)
     low, high = added_epsilon(rounds, delta), added_epsilon(rounds, delta / 1e3)
     while high <= _LARGEST_SUM and (1 + exp(high)) * accountant.get_delta(high) > delta:
@@ -85,9 +88,9 @@ def _in_two_steps(rounds: tuple[Sampled, ...], delta: float) -> float:
 
 
 def added_epsilon(rounds: Sequence[Sampled], delta: float) -> float:
-    """Return epsilon for ``delta`` when one record is added or removed, which is what most tools for DP-SGD state; by dp-accounting.
+    """Return epsilon at ``delta`` for adding or removing one record, as most tools for DP-SGD state it; by dp-accounting.
 
-    Where nothing is protected anyway it is that of records which are there for certain, which is no smaller.
+    If dp-accounting would take too long, it is the epsilon without sampling, which is no smaller.
     """
     whole = gaussian_epsilon(composed_mu(mu / 2 * sqrt(count) for mu, _, count in rounds), delta)
     if delta <= 0 or all(rate == 1 for _, rate, _ in rounds) or _takes_long(rounds):
@@ -96,7 +99,7 @@ def added_epsilon(rounds: Sequence[Sampled], delta: float) -> float:
 
 
 def _takes_long(rounds: Sequence[Sampled]) -> bool:
-    """Tell whether dp-accounting needs minutes, or gigabytes, for ``rounds``: very many, or such that protect nothing."""
+    """Whether dp-accounting would need minutes, or gigabytes: very many rounds, or rounds that hardly protect anything."""
     if max(mu for mu, _, _ in rounds) > _LARGEST_MU or sum(count for _, _, count in rounds) > _MOST_ROUNDS:
         return True
     return sum(count * rate**2 * expm1(mu**2 / 4) for mu, rate, count in rounds) > _LARGEST_SUM_OF_MU**2

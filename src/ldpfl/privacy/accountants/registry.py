@@ -1,7 +1,7 @@
-"""Which accountants there are: what composes all releases of one client, by what is trusted; a line for each.
+"""The registered accountants: for everything a client sends (:data:`LOCAL`), and behind a shuffler or a sum (:data:`HIDDEN`).
 
-A new kind of release needs an accountant that supports it in :data:`LOCAL`. What none in :data:`HIDDEN` composes has no number of its own
-behind a shuffler or a sum: what holds locally holds there too.
+A new kind of release needs an accountant in :data:`LOCAL`. If no accountant in :data:`HIDDEN` composes some rounds, only the local bound is
+given, which also holds behind a shuffler or a sum.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ldpfl.privacy.charged_rounds import RoundGroup
 from ldpfl.privacy.events import Release, for_one_record
 
 LOCAL: tuple[type[LocalAccountant], ...] = (PureAccountant, GaussianAccountant, RenyiAccountant, NoAccountant)
-"""Against one who sees and keeps all that a client sends; in the order in which they are asked whether they support it."""
+"""Accountants against an adversary that sees everything a client sends. The first one that supports the releases is used."""
 
 HIDDEN: tuple[type[ShuffledAccountant], ...] = (
     CountedBits,
@@ -37,16 +37,16 @@ HIDDEN: tuple[type[ShuffledAccountant], ...] = (
     BlanketedReports,
     ClonedReports,
 )
-"""Against one who sees what a shuffler or a sum lets through; in the order in which they are asked whether they support it."""
+"""Accountants against an adversary that sees only what a shuffler or a sum reveals. The first one that supports the rounds is used."""
 
 
 def accountant(releases: Iterable[tuple[Release, int]]) -> LocalAccountant:
-    """Return what composes ``releases``, each with its number of times.
+    """Return the local accountant of ``releases``, given as (release, number of times).
 
-    If one of them protects a record only, all is counted for one record, see :func:`ldpfl.privacy.events.for_one_record`.
+    If a release protects only records, all are counted for one record, see :func:`ldpfl.privacy.events.for_one_record`.
 
     Raises:
-        PrivacyError: kinds of release that no accountant composes.
+        PrivacyError: no accountant composes these kinds of release.
     """
     counts: Counter[Release] = Counter()
     made = list(releases)
@@ -61,7 +61,7 @@ def accountant(releases: Iterable[tuple[Release, int]]) -> LocalAccountant:
 
 
 def behind_shuffler(groups: Sequence[RoundGroup]) -> ShuffledAccountant | None:
-    """Return what composes rounds like ``groups``; None where nothing does, or a release says that a shuffler adds nothing to it."""
+    """Return the accountant of ``groups`` behind a shuffler or sum. None if there is none, or if a shuffler adds nothing to a release."""
     if any(group.channel == "ideal-shuffler" and group.release.not_shuffled for group in groups):
         return None
     kind = next((kind for kind in HIDDEN if kind.supports(groups)), None)
@@ -69,25 +69,25 @@ def behind_shuffler(groups: Sequence[RoundGroup]) -> ShuffledAccountant | None:
 
 
 def least_epsilon(groups: Sequence[RoundGroup], delta: float) -> float:
-    """Return the smallest epsilon at ``delta`` that is known to hold of rounds like ``groups``, with or without what hides them."""
+    """Return the smallest epsilon at ``delta`` that is proved for ``groups``: local, or behind the shuffler or sum."""
     local = epsilon_of(((group.release, group.rounds) for group in groups), delta)
     hidden = behind_shuffler(groups)
     try:
         found = inf if hidden is None else hidden.epsilon(delta)
-    except Exception:  # a statement says why; what holds locally holds in any case
+    except Exception:  # the local bound holds in any case; a statement notes the reason
         return local
     return found if 0 <= found < local else local
 
 
 def epsilon_of(releases: Iterable[tuple[Release, int]], delta: float) -> float:
-    """Return epsilon at ``delta`` of all ``releases``, each with its number of times.
+    """Return the local epsilon at ``delta`` of all ``releases``, given as (release, number of times).
 
-    Exact where all are alike or all Gaussian, else by Renyi divergences; adaptive. ``delta`` = 0 gives the pure sum. Infinite as
-    soon as one is unprotected. Its time does not depend on how often a release was made.
+    Exact if all are equal or all Gaussian, else by Rényi divergences. Holds for adaptive composition. ``delta`` = 0 gives the pure sum.
+    Infinite if any release is unprotected. The time does not depend on the numbers of times.
     """
     return accountant(releases).epsilon(delta)
 
 
 def unit_epsilon(release: Release, delta: float) -> float:
-    """Return what one unit of ``release`` costs: pure where it is, else at ``delta``."""
+    """Return the epsilon of one unit of ``release``: the pure epsilon if it is finite, else the epsilon at ``delta``."""
     return release.pure_epsilon if release.pure_epsilon < inf else epsilon_of([(release, 1)], delta)

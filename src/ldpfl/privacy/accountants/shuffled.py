@@ -1,13 +1,13 @@
-"""One shuffled bit: n clients answer one question by randomised response, and only the count is seen.
+"""One shuffled bit: each of n clients sends one bit by randomised response, and only the number of 1s is seen.
 
-The other clients hold anything. delta is jointly convex and affine in each of their probabilities, so the worst case
-has m of them at the upper extreme and the rest at the lower one, for some m = 0..n-1; which m depends on epsilon, so
-the curve is the maximum over all of them. Both directions are covered, because swapping the two inputs turns m into
-n - 1 - m.
+The other n - 1 clients may hold any values. A client sends 1 with a probability between p0 = 1 / (1 + e^epsilon0) and p1 = 1 - p0. delta is
+convex in these probabilities, and affine in each. So in the worst case m other clients have the probability p1 and the rest p0, for some
+m = 0..n-1. Which m is worst depends on epsilon, so the curve is the maximum over all m. Both directions are covered, because swapping the
+two inputs turns m into n - 1 - m.
 
-Up to ``EXACT_CLIENTS`` clients every m is a row of its own. Beyond, a row stands for a cell of neighbouring m: of the w
-clients whose extreme the cell leaves open, each is a fair coin with probability 2 p0 whichever extreme it holds (the
-"blanket" of Balle et al. 2019), and what it shows otherwise is given away. Giving away is safe: it can only raise delta.
+Up to ``EXACT_CLIENTS`` clients, each m is a row of its own. For more clients, a row stands for a cell of w neighbouring values of m. The
+clients that differ within the cell may have either probability. Each is a fair coin with probability 2 p0 in both cases (the blanket of
+Balle et al. 2019); otherwise its bit is revealed to the adversary. Revealing is safe: it can only raise delta.
 """
 
 from __future__ import annotations
@@ -25,29 +25,31 @@ from ldpfl.privacy.accountants.losses import GridLosses, connect_the_dots, delta
 from ldpfl.privacy.accountants.randomized_response import ROUNDED, composed_epsilon, report_delta
 
 EXACT_CLIENTS = 1024
-"""Cohorts up to this size are accounted without cells."""
+"""Cohorts up to this size are accounted exactly, without cells."""
 
 _CELLS = 256
+"""Number of cells for larger cohorts."""
 _LARGE = 30.0
+"""Epsilon above which losses are computed from logarithms, to avoid overflow."""
 _HALF = 2048
-"""Grid points on each side of loss 0; a row's variance grows by less than 1e-4 of itself."""
+"""Grid points on each side of loss 0. The grid increases a row's variance by less than a relative 1e-4."""
 
-_KEPT = 10**6
-"""Clients up to which the rows of the last question are kept: some 50 MB each time."""
+MAX_CACHED_CLIENTS = 10**6
+"""Largest cohort whose rows are cached: some 50 MB each."""
 
 _AT_ONCE = 11
-"""Orders whose moments are taken together: some megabytes on the finest grid."""
+"""Number of orders whose moments are computed together: some megabytes on the finest grid."""
 
 
 def single_delta(epsilon0: float, clients: int, epsilon: float) -> float:
-    """delta(``epsilon``) of one shuffled report at ``epsilon0`` among ``clients``; exact up to ``EXACT_CLIENTS``, above an upper bound."""
+    """Return delta(``epsilon``) of one shuffled bit among ``clients``: exact up to ``EXACT_CLIENTS``, an upper bound for more."""
     if clients == 1:
         return report_delta(epsilon0, epsilon)
     return max(delta_of(*row, epsilon) for row in _rows(epsilon0, clients))
 
 
 def single_epsilon(epsilon0: float, clients: int, delta: float) -> float:
-    """Smallest epsilon for ``delta`` of one shuffled report at ``epsilon0`` among ``clients``; exact up to ``EXACT_CLIENTS``."""
+    """Return the smallest epsilon at ``delta`` of one shuffled bit: exact up to ``EXACT_CLIENTS``, an upper bound for more."""
     local = composed_epsilon(epsilon0, 1, delta)
     if clients == 1 or local == 0:
         return local
@@ -55,14 +57,14 @@ def single_epsilon(epsilon0: float, clients: int, delta: float) -> float:
 
 
 def _epsilon_rounded_up(row: Row, delta: float) -> float:
-    """Return the epsilon of a row for ``delta``, and what rounding can have hidden: for a tiny epsilon, much of it."""
+    """Return the epsilon of a row at ``delta`` plus an allowance for rounding, which matters for a tiny epsilon."""
     losses, masses = row
     found, hidden = epsilon_of(losses, masses, delta), ROUNDED * sqrt(losses.size)
     return found + hidden if found > 0 or delta_of(losses, masses, 0.0) > delta - hidden else 0.0
 
 
 def single_attained_epsilon(epsilon0: float, clients: int, delta: float) -> float:
-    """Epsilon for ``delta`` that some data set really has; equal to :func:`single_epsilon` up to ``EXACT_CLIENTS``."""
+    """Return a lower bound of epsilon at ``delta``, attained by some data set; equal to :func:`single_epsilon` up to ``EXACT_CLIENTS``."""
     if clients <= EXACT_CLIENTS:
         return single_epsilon(epsilon0, clients, delta)
     uppers = {round(share * (clients - 1)) for share in (0.0, 0.25, 0.5, 0.75, 0.9, 0.97, 0.99, 1.0)}
@@ -72,14 +74,14 @@ def single_attained_epsilon(epsilon0: float, clients: int, delta: float) -> floa
 
 @dataclass(frozen=True, eq=False)
 class ShuffledLosses:
-    """Upper bounds of the privacy loss of one shuffled bit, a row for each cell of worst cases, on one grid.
+    """Upper bounds of the privacy loss of one shuffled bit on one grid, with one row for each cell of worst cases.
 
     Attributes:
-        epsilon0: of one report; no loss is larger.
-        clients: whose reports are counted together.
-        step: distance of neighbouring losses; they run from -half to half steps.
+        epsilon0: epsilon of one bit; no loss is larger.
+        clients: number of clients whose bits are counted together.
+        step: distance of neighbouring losses, which run from -half to half steps.
         masses: (rows, 2 half + 1) probabilities.
-        outside: bound of the probability that lies outside the windows; whoever composes k bits adds k times that to delta.
+        outside: bound of the probability outside the windows. Composing k bits adds k times this to delta.
     """
 
     epsilon0: float
@@ -102,11 +104,11 @@ class ShuffledLosses:
 
     @cached_property
     def _log_moments(self) -> dict[bytes, Array]:
-        """What :meth:`log_moment` found: searches for the best order all begin on one grid."""
+        """Cached results of :meth:`log_moment`, by the bytes of the orders: all searches for the best order begin with the same orders."""
         return {}
 
     def log_moment(self, order: Array) -> Array:
-        """Largest log E[e^(order * loss)] over the rows, (T,), of what lies inside the windows; not to be written to."""
+        """Return the largest log E[e^(order * loss)] over the rows, inside the windows, (T,). Do not write to the result."""
         key = order.tobytes()
         if key not in self._log_moments:
             found = largest_log_moment(self.losses, self.masses, order, self._peak)
@@ -167,13 +169,13 @@ def shuffled_losses(epsilon0: float, clients: int, half: int = _HALF) -> Shuffle
 
 
 def attained_losses(epsilon0: float, clients: int, half: int = _HALF) -> ShuffledLosses:
-    """Return the privacy losses for one real data set, all other clients at the upper extreme, on 2 ``half`` + 1 points."""
+    """Return the privacy losses of one data set, with all other clients at the probability p1, on 2 ``half`` + 1 points."""
     losses = _on_grid([_row(epsilon0, [Binomial(clients - 1, epsilon0)])], epsilon0, clients, half)
-    return replace(losses, outside=0.0)  # to leave something out is safe for a lower bound
+    return replace(losses, outside=0.0)  # probability outside may be ignored in a lower bound
 
 
 def _on_grid(rows: Sequence[Row], epsilon0: float, clients: int, half: int) -> ShuffledLosses:
-    """Put all rows on one grid that covers every loss of a probability that matters."""
+    """Put all rows on one grid that covers every loss with a probability above ``TAIL``."""
     limit = max(float(np.max(np.abs(losses[mass > TAIL]))) for losses, mass in rows)
     step = limit / half
     masses, outside = [], 0.0
@@ -191,8 +193,8 @@ Row = tuple[Array, Array]
 
 
 def _rows(epsilon0: float, clients: int) -> Iterable[Row]:
-    """Return each worst case, or each cell of them."""
-    return _kept_rows(epsilon0, clients) if clients <= _KEPT else _made_rows(epsilon0, clients)
+    """Return the row of each worst case m, or of each cell of them."""
+    return _kept_rows(epsilon0, clients) if clients <= MAX_CACHED_CLIENTS else _made_rows(epsilon0, clients)
 
 
 @lru_cache(maxsize=2)  # a plan asks for one bit, what it realises, one round and the whole run in turn
@@ -211,9 +213,9 @@ def _made_rows(epsilon0: float, clients: int) -> Iterator[Row]:
 
 
 def _row(epsilon0: float, others: list[Binomial]) -> Row:
-    """Return losses and probabilities of the count, given what the other clients add to it."""
+    """Return losses and probabilities of the count of 1s, given the laws of the other clients' bits."""
     _, logs = log_pmf_of_sum(others)
-    # One more place at each end, for the client's own bit; -inf where the others cannot have been.
+    # One more count, for the client's own bit; -inf for counts that the other clients cannot produce.
     with_one, without = np.append(-np.inf, logs), np.append(logs, -np.inf)
     log_p1, log_p0 = log_sigmoid(epsilon0), log_sigmoid(-epsilon0)
     mass = np.exp(np.logaddexp(log_p1 + with_one, log_p0 + without))
@@ -223,10 +225,10 @@ def _row(epsilon0: float, others: list[Binomial]) -> Row:
 
 
 def _count_loss(log_ratio: Array, epsilon0: float) -> Array:
-    """Return log((p1 r + p0) / (p0 r + p1)), r the others' probability of one count less over that of this count."""
+    """Return log((p1 r + p0) / (p0 r + p1)), r = P(others count k - 1) / P(others count k) for the count k."""
     if epsilon0 > _LARGE:
         return np.asarray(np.logaddexp(log_ratio, -epsilon0) - np.logaddexp(log_ratio - epsilon0, 0.0))
-    ratio = np.exp(log_ratio)  # the form that keeps its digits where the loss is small
+    ratio = np.exp(log_ratio)  # this form keeps its digits if the loss is small
     return np.asarray(np.log1p(-expm1(-epsilon0) * (ratio - 1) / (ratio * exp(-epsilon0) + 1)))
 
 
@@ -241,7 +243,7 @@ def _curves(masses: Array, step: float) -> Array:
 
 
 def rounded_down(sizes: Iterable[int], most: int | None) -> dict[int, int]:
-    """Return for each cohort size one of ``most`` sizes that is no larger, itself if there are no more or no limit: fewer hide less."""
+    """Map each cohort size to one of at most ``most`` sizes that is no larger. Safe for upper bounds, since fewer clients hide less."""
     known = sorted(set(sizes))
     kept = known if most is None or len(known) <= most else [known[round(i * (len(known) - 1) / most)] for i in range(most)]
     return {size: max(other for other in kept if other <= size) for size in known}
@@ -251,9 +253,9 @@ Value = TypeVar("Value", int, float)
 
 
 def rounded_up(values: Iterable[Value], most: int | None) -> dict[Value, Value]:
-    """Return for each value one of ``most`` that is no smaller, itself if there are no more or no limit.
+    """Map each value to one of at most ``most`` values that is no smaller.
 
-    A larger budget, or mu, costs more; of a larger cohort what is attained is attained by fewer, too.
+    Safe for upper bounds if the values are epsilons or mus, since larger ones cost more. Safe for lower bounds if they are cohort sizes.
     """
     known = sorted(set(values))
     kept = known if most is None or len(known) <= most else [known[round((i + 1) * (len(known) - 1) / most)] for i in range(most)]

@@ -1,15 +1,14 @@
-"""Many shuffled bits: d weights in each of T rounds, each one counted over the cohort.
+"""Composition of many shuffled bits: d bits of each client in each of T rounds, each counted over the cohort.
 
-Three upper bounds, all certified, and the smallest counts (derivations: docs/accounting.md):
+The result is the smallest of three proved upper bounds (derivations: docs/accounting.md):
 
-* a dominating loss distribution, convolved; inputs may adapt to what was released before;
-* Renyi divergences; adaptive as well;
-* the moment bound with its factor sharpened by the theorem of Berry and Esseen (constant 0.56, Shevtsova 2010), the
-  idea of Alghamdi et al. 2023 with an explicit error. It needs inputs that are fixed beforehand. Within one round they are:
-  all weights are computed before the first bit is drawn. So the adaptive number takes this bound for each round and convolves
-  the rounds.
+* the PLD of a dominating pair, convolved; it holds for inputs that depend on earlier releases;
+* Rényi divergences; they hold for such inputs as well;
+* the moment bound with its factor sharpened by the theorem of Berry and Esseen (constant 0.56, Shevtsova 2010). The idea is that of
+  Alghamdi et al. 2023; here the error is explicit. It needs inputs that are fixed beforehand. Within one round they are, since all weights
+  are computed before the first bit is drawn. So the adaptive bound uses it within each round, and convolves the rounds.
 
-Beside them stands the epsilon that one real data set attains, all other clients at the upper extreme.
+The lower bound is the epsilon of one data set, in which all other clients have the upper probability.
 """
 
 from __future__ import annotations
@@ -42,24 +41,24 @@ _BERRY_ESSEEN = 0.56
 _CURVE_POINTS = 8192
 _SIZES = 8
 _ATTAINED_SIZES = 16
-"""Different cohorts that are told apart where an epsilon is attained: each takes a sixth of a second."""
+"""Number of distinct cohort sizes in a lower bound, after rounding: each takes a sixth of a second."""
 _BUDGETS = 16
-"""Different budgets of a bit that are told apart: each takes seconds, and tens of megabytes."""
+"""Number of distinct epsilons of a bit, after rounding: each takes seconds, and tens of megabytes."""
 
 _UP = 1 + 2.0**-50
-"""Next to the pure sum delta falls so steeply that the last digits of an epsilon are a thousandth of it."""
+"""Factor for rounding epsilon up. Close to the pure sum, the last digits of epsilon change delta by a thousandth."""
 _ATTAINED_GRIDS = (1 << 14, 1 << 11, 1 << 10)
 
 
 @dataclass(frozen=True)
 class Bracket:
-    """What is known of epsilon: it lies in [lower, upper], or [lower, adaptive] where later inputs depend on earlier outputs.
+    """Bounds on epsilon: [lower, upper] for fixed inputs, [lower, adaptive] for inputs that depend on earlier releases.
 
     Attributes:
-        lower: attained by a data set.
-        upper: certified for inputs that are fixed before the first round.
-        adaptive: certified where inputs depend on what was released before, as in training. They may not depend on a client's own
-            earlier random bits, as an error feedback would make them.
+        lower: the epsilon of some data set.
+        upper: proved for inputs that are fixed before the first round.
+        adaptive: proved for inputs that depend on earlier releases, as in training. They must not depend on a client's own earlier random
+            bits, as with error feedback.
     """
 
     lower: float
@@ -88,19 +87,19 @@ class ShuffledRounds:
 
 
 def shuffled_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> Bracket:
-    """Bound epsilon for ``delta`` against whoever sees the counts of all rounds and nothing else.
+    """Bound epsilon at ``delta`` against an adversary that sees the counts of all rounds and nothing else.
 
-    Seconds on one core for a group, for up to 1e8 clients and 1e10 reports a client. Rounds are grouped by what was sent and
-    by how many; many different cohort sizes are rounded down to a few, which is safe.
+    Takes seconds on one core for each group, for up to 1e8 clients and 1e10 bits per client. Many cohort sizes are rounded down to a few,
+    which is safe.
     """
     upper, adaptive = certified_epsilon(groups, delta)
     return Bracket(min(attained_epsilon(groups, delta), upper), upper, adaptive)
 
 
 def certified_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> tuple[float, float]:
-    """Return certified upper bounds of epsilon: for inputs that are fixed beforehand, and for adaptive ones."""
+    """Return proved upper bounds of epsilon at ``delta``: for inputs that are fixed beforehand, and for adaptive inputs."""
     groups = _merged(groups, _SIZES, _BUDGETS)
-    if _nothing_to_hide_in(groups, delta):
+    if _shuffling_is_useless(groups, delta):
         return _local(groups, delta), _local(groups, delta)
     if len(groups) == 1 and groups[0].releases == 1:
         single = single_epsilon(groups[0].epsilon0, groups[0].clients, delta)
@@ -108,7 +107,7 @@ def certified_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> tuple[f
     return _certified(groups, delta)
 
 
-@lru_cache(maxsize=32)  # a search ends with what a plan then begins with
+@lru_cache(maxsize=32)  # a plan asks again for the result of a search
 def _certified(groups: tuple[ShuffledRounds, ...], delta: float) -> tuple[float, float]:
     rounds = _Composition(groups, tuple(shuffled_losses(group.epsilon0, group.clients, _half(group)) for group in groups))
     inside = delta - rounds.outside
@@ -120,14 +119,14 @@ def _certified(groups: tuple[ShuffledRounds, ...], delta: float) -> tuple[float,
 
 
 def attained_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> float:
-    """Return the epsilon of one data set: by convolution, or where that is too long, its certified lower bound."""
+    """Return the epsilon at ``delta`` of one data set: by convolution, or if that takes too long, a proved lower bound of it."""
     return _attained(_of_few_sizes(_of_few_budgets(_merged(groups, None, None))), delta)
 
 
 @lru_cache(maxsize=64)  # as above
 def _attained(groups: tuple[ShuffledRounds, ...], delta: float) -> float:
-    if _nothing_to_hide_in(groups, delta):
-        # Of one budget, or where no failure is allowed, that is exact; of several, what one of them attains by itself.
+    if _shuffling_is_useless(groups, delta):
+        # The local bound is exact for one epsilon, and at delta 0. For several epsilons, use the largest lower bound of one of them.
         exact = delta <= 0 or len(groups) < 2
         return _local(groups, delta) if exact else max(attained_epsilon([group], delta) for group in groups)
     if len(groups) == 1 and groups[0].releases == 1:
@@ -136,17 +135,17 @@ def _attained(groups: tuple[ShuffledRounds, ...], delta: float) -> float:
         own = attained_losses(groups[0].epsilon0, groups[0].clients, half)
         composed = GridLosses(own.step, -half, own.masses[0]).composed(groups[0].releases, delta)
         if composed is not None:
-            # Here what rounding and truncation can hide is no reason to count more: the other way round.
+            # For a lower bound, the possible error of rounding and truncation makes epsilon smaller, so it is added to delta.
             return epsilon_of(composed.losses, composed.masses, delta + composed.infinite)
     losses = [attained_losses(group.epsilon0, group.clients) for group in groups]
     found = _attained_by_moments(losses, [group.releases for group in groups], delta)
-    if found == 0 and len(groups) > 1:  # too few releases for the theorem: then at least what one kind of round attains
+    if found == 0 and len(groups) > 1:  # too few releases for the theorem: use the lower bound of a single group
         return max(attained_epsilon([group], delta) for group in groups)
     return found
 
 
-def _nothing_to_hide_in(groups: Sequence[ShuffledRounds], delta: float) -> bool:
-    """Tell whether shuffling changes nothing: nothing was released, no others, no failure allowed, or a budget that hides nothing."""
+def _shuffling_is_useless(groups: Sequence[ShuffledRounds], delta: float) -> bool:
+    """Whether shuffling cannot lower epsilon: nothing was released, there are no other clients, delta is 0, or epsilon0 is huge."""
     return not groups or delta <= 0 or all(group.clients == 1 for group in groups) or any(g.epsilon0 > HUGE_BUDGET for g in groups)
 
 
@@ -156,7 +155,7 @@ def _local(groups: Sequence[ShuffledRounds], delta: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class _Composition:
-    """Upper bounds for groups of rounds, each with the losses of one of its bits."""
+    """Upper bounds for groups of rounds. ``losses`` has the privacy losses of one bit of each group."""
 
     groups: tuple[ShuffledRounds, ...]
     losses: tuple[ShuffledLosses, ...]
@@ -167,7 +166,7 @@ class _Composition:
 
     @property
     def outside(self) -> float:
-        """What the windows of all bits leave out, in probability."""
+        """Total probability outside the windows of all bits."""
         return sum(group.releases * own.outside for group, own in zip(self.groups, self.losses, strict=True))
 
     def log_moment(self, order: Array) -> Array:
@@ -178,14 +177,14 @@ class _Composition:
         return _sharp_factor(self.losses, [group.releases for group in self.groups], order)
 
     def convolved(self, delta: float) -> float:
-        """Return epsilon by the dominating pair of each bit, where the convolution is not too long."""
+        """Return epsilon by convolving the dominating pair of a bit; infinite for several groups, or if that takes too long."""
         if len(self.groups) > 1:
             return inf
         composed = self.losses[0].dominating.composed(self.groups[0].releases, delta)
         return composed.epsilon(delta) if composed is not None else inf
 
     def by_rounds(self, delta: float) -> float:
-        """Return epsilon by the sharpened bound within each round and convolution over the rounds."""
+        """Return epsilon by the sharpened bound within each round, and convolution over rounds; infinite if that takes too long."""
         rounds = sum(group.rounds for group in self.groups)
         negligible = 1e-4 * delta / rounds
         top = max(round_limit(own, group.reports, negligible) for group, own in zip(self.groups, self.losses, strict=True))
@@ -303,7 +302,7 @@ def _half(group: ShuffledRounds) -> int:
 
 
 def _merged(groups: Sequence[ShuffledRounds], sizes: int | None, budgets: int | None) -> tuple[ShuffledRounds, ...]:
-    """Add up rounds that are alike, their cohorts rounded down to a few ``sizes``, their ``budgets`` up: safe for an upper bound alone."""
+    """Merge equal rounds, after rounding cohorts down to ``sizes`` values and epsilons up to ``budgets``. Safe only for upper bounds."""
     rounds: Counter[tuple[float, int, int]] = Counter()
     groups = [group for group in groups if group.releases > 0 and group.epsilon0 > 0]
     rounded, up = rounded_down((group.clients for group in groups), sizes), rounded_up({group.epsilon0 for group in groups}, budgets)
@@ -313,15 +312,15 @@ def _merged(groups: Sequence[ShuffledRounds], sizes: int | None, budgets: int | 
 
 
 def _of_few_budgets(groups: Sequence[ShuffledRounds]) -> Sequence[ShuffledRounds]:
-    """Leave out rounds of all but a few budgets, those that tell least: what the others attain, all of them do."""
-    told: Counter[float] = Counter()
+    """Keep only the rounds with the most informative epsilons. Leaving rounds out is safe for a lower bound."""
+    releases: Counter[float] = Counter()
     for group in groups:
-        told[group.epsilon0] += group.releases
-    kept = sorted(told, key=lambda budget: budget**2 * told[budget])[-_BUDGETS:]
+        releases[group.epsilon0] += group.releases
+    kept = sorted(releases, key=lambda epsilon0: epsilon0**2 * releases[epsilon0])[-_BUDGETS:]
     return [group for group in groups if group.epsilon0 in kept]
 
 
 def _of_few_sizes(groups: Sequence[ShuffledRounds]) -> tuple[ShuffledRounds, ...]:
-    """Round cohorts up to a few sizes: more clients hide more, so what is attained among them is attained."""
+    """Round cohorts up to a few sizes. This is safe for a lower bound, since more clients hide more."""
     up = rounded_up({group.clients for group in groups}, _ATTAINED_SIZES)
     return _merged([replace(group, clients=up[group.clients]) for group in groups], None, None)

@@ -1,23 +1,24 @@
-"""Vectors with Gaussian noise behind a shuffler: a client hides among what others might have sent had they all stood in the middle.
+"""Shuffled vectors with Gaussian noise, by a privacy blanket: with some probability a report looks like one of the ball's center.
 
-All clients of a round bound their vectors to one ball, and add noise of one law: in units of its standard deviation the ball has
-radius a = mu / 2, and U = N(0, 1) is the report of its middle. Another client's report, at most a away, is at least g times as likely as
-under U, but for reports that have b(g) = delta_a(log 1 / g) of U's probability: its hockey-stick divergence, that of mu = a. Replace
-each report by one that has g of U in common everywhere, at a cost of g b(g) in total variation, and it is a draw of U with probability
-g. Tell the adversary who drew something else, and what. The client in question hides among M draws of U, whatever their dimension:
+All clients of a round clip their vectors to one ball and add noise of one law. In units of the noise's standard deviation, the ball has
+radius a = mu / 2, and U = N(0, 1) is the law of a report whose input is the center. Another client's input is at distance a at most. So its
+report is at least g times as likely as under U, except for reports with a total probability of b(g) under U. Here b(g) is
+delta_a(log(1 / g)), the hockey-stick divergence of mu = a. Replace the law of each report by one that is nowhere below g U, at a cost of
+g b(g) in total variation. Then a report is a draw of U with probability g. Reveal to the adversary which clients drew something else, and
+what they drew. The target client hides among M draws of U, in any dimension. With n clients,
 
-    delta(epsilon) <= E[max(0, G_1 + ... + G_(M + 1)) / (M + 1)] + (1 + e^epsilon) (n - 1) g b(g),   M ~ Bin(n - 1, g),
+    delta(epsilon) <= E[max(0, G_1 + ... + G_(M + 1)) / (M + 1)] + (1 + e^epsilon) (n - 1) g b(g),   M ~ Bin(n - 1, g).
 
-G being the density of its report under one input relative to U, less e^epsilon times that under the other, at a draw of U.
+G is the density of the target's report relative to U under one input, less e^epsilon times that under the other, at a draw of U.
 
 The worst two inputs are at opposite ends of the ball, where G = e^(a Z - a^2 / 2) - e^(epsilon - a Z - a^2 / 2) for a standard normal Z.
 For inputs of norms s and t (in standard deviations) G = e^(X - s^2 / 2) - e^(epsilon + Y - t^2 / 2), X and Y normal of variances s^2 and
 t^2. The mean of a convex function of G grows as the two grow, and falls as their covariance grows (Plackett's identity: the mixed second
 derivative is negative, and what the others leave where means are kept is positive), so it is largest at s = t = a and covariance -a^2:
-there G is largest in convex order. As for other blankets (``blanket``) that holds one report after the other, so inputs may depend on
-what was released before, and clients may come one by one; but not on a client's own earlier noise, as an error feedback would make them.
+there G is largest in convex order. As for other blankets (``blanket``), this holds for one report after the other. So inputs may depend on
+earlier releases, and clients may come one by one. Inputs must not depend on a client's own earlier noise, as with error feedback.
 
-Over rounds the curves are composed by their dominating pairs, and total variations add up.
+Over rounds, the curves are composed by their dominating pairs, and total variations add up.
 """
 
 from __future__ import annotations
@@ -38,39 +39,40 @@ from ldpfl.privacy.accountants.roots import brentq
 from ldpfl.privacy.accountants.shuffled import rounded_down, rounded_up
 
 _SPENT = 0.01
-"""Part of delta that pays for reports that are not like U's."""
+"""Part of delta that is spent on replacing the reports' laws (the total variation g b(g))."""
 
 _HIDES_NOTHING = 40.0
-"""Logarithm of 1 / g beyond which nothing is computed."""
+"""Largest log(1 / g) that is computed. Above it only the local bound is used."""
 
 _GUESSES = (1.0, 3.0, 8.0, 20.0, 40.0)
-"""How large epsilon may come out."""
+"""Upper limits of epsilon that are tried, smallest first."""
 
 _FEWEST_HIDDEN = 0.5
-"""Expected number of draws of U below which nothing is computed."""
+"""Smallest expected number of draws of U that is computed. Below it only the local bound is used."""
 
 _TAIL = 1e-14
-"""Mean of G where it is larger than on the cells: added to delta."""
+"""Mean of G above the highest cell, which is added to delta."""
 
 _CELLS = 96
-"""Of the standard normal Z, from one end to the other."""
+"""Number of cells that the range of the standard normal Z is cut into."""
 
 _POINTS = 128
-"""Of the curve of one vector."""
+"""Number of points of the privacy curve of one vector."""
 
 _SIZES = 4
-"""Cohort sizes, and values of mu, that are told apart."""
+"""Number of distinct cohort sizes, and of distinct values of mu, after rounding."""
 
 _BEYOND = 80.0
-"""Logarithm of 1 over the probability of what lies beyond the lattice of sums, on each side, and of what its transform leaves out."""
+"""-log of the probability outside the lattice of sums, on each side, and of the Fourier coefficients that are left out."""
 
 _FINE = 4
-"""Lattice steps to a standard deviation of G, at least, as long as the lattice is not too long."""
+"""Smallest number of lattice steps per standard deviation of G, unless the lattice would be too long."""
 
 _FEWEST, _MOST = 1 << 12, 1 << 16
+"""Smallest and largest number of lattice points."""
 
 _ROUNDING = 4e-16
-"""Of a Fourier coefficient of one term, and of a transform for each doubling of its length."""
+"""Rounding error of a Fourier coefficient of one term, and of a transform for each doubling of its length."""
 
 
 @dataclass(frozen=True)
@@ -83,16 +85,16 @@ class Vectors:
 
 
 def shuffled_gaussian_epsilon(kinds: Sequence[Vectors], delta: float, local: float) -> float:
-    """Return a certified epsilon for ``delta`` of all these vectors of one client; adaptive. Seconds on one core for each kind.
+    """Return an upper bound of epsilon at ``delta`` for all these vectors of one client, also for adaptive inputs. Seconds for each kind.
 
     Args:
-        local: what holds without the shuffler.
+        local: epsilon without the shuffler.
     """
     kinds = _merged([kind for kind in kinds if kind.times > 0]) if kinds else []
     others = sum(kind.times * (kind.clients - 1) for kind in kinds)
     if not kinds or delta <= 0 or others == 0 or local == 0:
         return local
-    for guess in _GUESSES:  # replacing reports is paid for up to some epsilon: the smaller that is, the more they may have in common
+    for guess in _GUESSES:  # the cost (1 + e^epsilon) g b(g) is bounded for epsilon <= guess, so a small guess allows a larger g
         most = min(guess, local)
         found = _epsilon(kinds, delta, _SPENT * delta / (1 + exp(most)) / others)
         if found <= most or most == local:
@@ -101,7 +103,7 @@ def shuffled_gaussian_epsilon(kinds: Sequence[Vectors], delta: float, local: flo
 
 
 def _epsilon(kinds: Sequence[Vectors], delta: float, variation: float) -> float:
-    """Return what holds if replacing a report costs ``variation``; infinity where reports have next to nothing in common."""
+    """Return epsilon if replacing a report's law may cost ``variation``; infinity if the common share g is too small."""
     curves = []
     for kind in kinds:
         share = common_share(kind.mu, variation)
@@ -112,12 +114,12 @@ def _epsilon(kinds: Sequence[Vectors], delta: float, variation: float) -> float:
 
 
 def shuffled_gaussian_attained(kinds: Sequence[Vectors]) -> float:
-    """Return the mu that the sum of all reports of a round has, over all rounds: whoever sees the reports can add them up."""
+    """Return mu of the sum of all reports of a round, over all rounds. It is a lower bound: the adversary can add the reports up."""
     return sqrt(sum(kind.times * kind.mu**2 / kind.clients for kind in kinds))
 
 
 def common_share(mu: float, variation: float) -> float | None:
-    """Return the largest g for which g b(g) is at most ``variation``; None where it says next to nothing."""
+    """Return the largest g with g b(g) <= ``variation``; None if it is too small to be useful."""
 
     def missing(budget: float) -> float:
         return exp(-budget) * gaussian_delta(mu / 2, budget) - variation
@@ -139,7 +141,7 @@ def _curve(kind: Vectors, share: float) -> Callable[[float], float]:
 
 
 def _merged(kinds: Sequence[Vectors]) -> list[Vectors]:
-    """Add up what is alike, after rounding cohorts down, and mu up, to a few values each."""
+    """Merge equal kinds, after rounding cohort sizes down and mu up to a few values each."""
     clients = rounded_down((kind.clients for kind in kinds), _SIZES)
     mus = rounded_up((kind.mu for kind in kinds), _SIZES)
     times: Counter[tuple[float, int]] = Counter()
@@ -149,10 +151,10 @@ def _merged(kinds: Sequence[Vectors]) -> list[Vectors]:
 
 
 def _gains(radius: float, epsilon: float) -> tuple[Array, Array]:
-    """Return values and probabilities of a law that is larger than that of G in convex order, but for its mean on the far ends.
+    """Return values and probabilities of a discrete law that is larger than that of G in convex order, except outside the cells.
 
-    Between two ends of a cell of Z, G is put on these ends so that its mean is kept. Beyond the last cell it counts as 0: on the low side
-    it is below that, on the high side its mean is :data:`_TAIL` at most.
+    In each cell of Z, the mass of G is moved to the two ends of the cell so that its mean is kept. Outside the cells G counts as 0. On the
+    low side G is below 0 there; on the high side its mean is at most :data:`_TAIL`.
     """
     reach = radius + 7.66  # P(Z > 7.66) < 1e-14
     ends = np.linspace(-reach, reach, _CELLS + 1)
@@ -169,7 +171,7 @@ def _gains(radius: float, epsilon: float) -> tuple[Array, Array]:
 
 
 def _between(ends: Array) -> Array:
-    """Return the probability that a standard normal number lies between each two ``ends``, to all digits on either side."""
+    """Return the probability that a standard normal number lies between neighbouring ``ends``, accurate in both tails."""
     low, high = ends[:-1], ends[1:]
     return np.asarray(np.where(low > 0, ndtr(-low) - ndtr(-high), ndtr(high) - ndtr(low)))
 
@@ -177,7 +179,7 @@ def _between(ends: Array) -> Array:
 def _mean_above_zero(values: Array, chances: Array, clients: int, share: float) -> float:
     """Return an upper bound of E[max(0, sum of M values)], M ~ Bin(``clients``, ``share``).
 
-    What rounding may hide is added: an error of the transform, relative to its norm, at the worst places there are (Cauchy-Schwarz).
+    An allowance for rounding is added: the error of the transform relative to its norm, at the worst lattice points (Cauchy-Schwarz).
     """
     reach = max(_reach(values, chances, clients, share), _reach(-values, chances, clients, share))
     step = sqrt(float(np.dot(chances, values**2))) / _FINE
@@ -199,7 +201,7 @@ def _mean_above_zero(values: Array, chances: Array, clients: int, share: float) 
 
 
 def _reach(values: Array, chances: Array, clients: int, share: float) -> float:
-    """Return what the sum exceeds with a probability of less than e^-:data:`_BEYOND` (Chernoff)."""
+    """Return a value that the sum exceeds with a probability below e^-``_BEYOND`` (Chernoff bound)."""
     most = float(values.max())
     best = most * clients
     for scale in np.geomspace(1e-4, 60.0, 80) / most:

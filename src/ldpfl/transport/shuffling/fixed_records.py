@@ -1,4 +1,4 @@
-"""Records of units that every client sends: record j is about the same weights for all."""
+"""Cut reports into records, if record j is about the same weights for every client."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ TOO_MANY = "a record id that came more often than there are uploads: at least on
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Records that are laid out alike, so that they are read together, whatever weights they are about.
+    """Records with the same layout, which are read together whatever weights they are about.
 
     Attributes:
-        ids: of these records.
-        size: bytes of the content of each.
-        weights: how many weights each is about.
-        mechanism: reads them.
-        part: ranges to read them by.
+        ids: ids of these records.
+        size: number of bytes of a record's content.
+        weights: number of weights that a record is about.
+        mechanism: the mechanism that reads them.
+        part: the ranges for reading them.
     """
 
     ids: Numbers
@@ -50,12 +50,12 @@ class Layout:
     part: LayerRanges
 
     def payloads(self, bodies: Bytes) -> list[bytes]:
-        """Return what ``mechanism`` reads: the contents of records, without the zeros that fill them up."""
+        """Return the contents of records for ``mechanism`` to read, without the padding zeros."""
         return [body.tobytes() for body in bodies[:, : self.size]]
 
 
 class FixedRecords:
-    """Where the records of ``per_record`` units begin and end in a payload and in the model."""
+    """Cuts payloads into records of ``per_record`` consecutive units, and joins the records of many clients."""
 
     def __init__(self, units: Units, per_record: int) -> None:
         self._units, self._per_record = units, per_record
@@ -64,7 +64,7 @@ class FixedRecords:
         self._bits = np.add.reduceat(self._unit_bits, first)
         self.weights = np.add.reduceat(self._unit_weights, first)
         self._size = packed_size(int(self._bits.sum()))
-        # Records that begin at bytes are cut by bytes: that spares an eightfold copy of long payloads.
+        # If all records begin at byte borders, cut by bytes: this avoids an eightfold copy of long payloads.
         self._by_bytes = not ((np.cumsum(self._bits) - self._bits) % 8).any()
         lengths = -(-self._bits // 8) if self._by_bytes else self._bits
         self._filled = np.arange(lengths.max()) < lengths[:, None]
@@ -89,7 +89,7 @@ class FixedRecords:
         return np.arange(self.records), table if self._by_bytes else np.packbits(table, axis=1, bitorder="little")
 
     def layouts(self, mechanism: Mechanism, ranges: LayerRanges) -> list[Layout]:
-        """Return the ways in which records are laid out; all but the last record of a payload nearly always share one."""
+        """Group the records by layout. Nearly always all records but the last of a payload share one layout."""
         alike: dict[tuple[bytes, bytes], list[int]] = {}
         for column, first in enumerate(range(0, self._units.count, self._per_record)):
             own = slice(first, first + self._per_record)
@@ -104,7 +104,7 @@ class FixedRecords:
     def join(
         self, mechanism: Mechanism, ranges: LayerRanges, ids: Numbers, bodies: Bytes, uploads: int
     ) -> tuple[ReportPool | PartialPool | None, Counter[str]]:
-        """Return the pool of all records that can be read, ``ids`` (R,) ascending and ``bodies`` (R, ...), and what was refused."""
+        """Return the pool of all readable records and the counts of refused ones. ``ids`` (R,) ascend; ``bodies`` are (R, ...)."""
         kept = Kept(ids, bodies)
         kept.refuse(ids >= self.records, UNKNOWN_ID)
         kept.refuse(self.stray(kept.ids, kept.bodies), PADDING)
@@ -159,7 +159,7 @@ class FixedRecords:
         return groups
 
     def stray(self, ids: Numbers, bodies: Bytes) -> NDArray[np.bool_]:
-        """Return which records set a bit after the end of their record."""
+        """Return which records have a bit set in their padding."""
         stray, bits = np.zeros(ids.size, dtype=np.bool_), self._bits[ids]
         for length in np.unique(self._bits).tolist():
             own = np.flatnonzero(bits == length)
@@ -170,7 +170,7 @@ class FixedRecords:
 
 
 class Kept:
-    """Records that have not been refused so far, and how many were refused by reason."""
+    """Records that were not refused so far, and the number of refused records by reason."""
 
     def __init__(self, ids: Numbers, bodies: Bytes) -> None:
         self.ids, self.bodies = ids, bodies
@@ -183,7 +183,7 @@ class Kept:
 
 
 def impossible(mechanism: Mechanism, part: LayerRanges, payloads: Sequence[bytes], first: int = 0) -> list[int]:
-    """Return the places, from ``first`` on, of the payloads that ``mechanism`` refuses, by halving: few of them cost little."""
+    """Return the indices, counted from ``first``, of payloads that ``mechanism`` refuses. Bisection makes this cheap if they are few."""
     try:
         if payloads:
             mechanism.read(payloads, part)

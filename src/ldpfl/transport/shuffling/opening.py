@@ -1,4 +1,4 @@
-"""Open many sealed records, by several processes where that pays."""
+"""Open many sealed records, with several processes if there are enough records."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from ldpfl.transport.shuffling.sealing import Binding, open_records
 Opened = tuple[NDArray[np.uint8], tuple[RefusedRecords, ...]]
 
 PAYS = 50_000
-"""Records from which on others open them too: one core takes 35 microseconds a record, and processes take a second to begin."""
+"""Smallest number of records for worker processes: one core opens a record in 35 microseconds, and processes take a second to start."""
 _LONGEST = 1 << 14
-"""Bytes of a record up to which sending it to a process and back takes less time than opening it."""
+"""Largest record, in bytes, for worker processes. Sending longer ones to a process and back takes longer than opening them."""
 
 _AT_ONCE = 8192
-"""Records that are opened together at most."""
+"""Largest number of records in a batch."""
 _BATCH_BYTES = 1 << 20
-"""Bytes after which no record is added to those that are opened together."""
+"""A batch that has reached this number of bytes gets no more records."""
 _AHEAD = 2
-"""Batches for each process that are not taken yet."""
+"""Number of waiting batches for each worker process."""
 
 
 def opened(
     records: Iterable[bytes], plaintext_bytes: int, private_key: X25519PrivateKey, binding: Binding, *, expected: int, workers: int
 ) -> Iterator[Opened]:
-    """Open ``records`` in batches, in their order; what a batch gives is as of :func:`~ldpfl.transport.shuffling.sealing.open_records`.
+    """Open ``records`` in batches, in their order. Yield the result of :func:`~ldpfl.transport.shuffling.sealing.open_records` for each.
 
-    The same batches come whatever ``workers`` is, and few are in memory at a time. Worker processes get the private key. Threads would
-    gain nothing: opening a record holds Python's lock.
+    The batches do not depend on ``workers``, and few are in memory at a time. Worker processes get the private key. Threads would not be
+    faster, because opening a record holds Python's lock.
 
     Args:
-        expected: how many records there are about.
-        workers: processes to open them by, where that pays; this process alone does it otherwise.
+        expected: approximate number of records.
+        workers: number of worker processes, used if there are enough records.
     """
     batches = _batches(records)
     if workers == 1 or expected < PAYS or plaintext_bytes > _LONGEST:
@@ -83,7 +83,7 @@ def _batches(records: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _begin(parent: int) -> None:
-    """Prepare a worker process: an interrupt is for the process that began it, which ends it; without that it ends by itself."""
+    """Prepare a worker process: it ignores interrupts, which its parent handles, and exits when its parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""A round's reports where some are missing: parts of the model that were reported equally often."""
+"""The reports of a round with missing records, grouped into parts of the model that were reported equally often."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RefusedRecords:
-    """How many records were not used, and why, in one line that tells nothing of their content."""
+    """The number of records that were not used, and the reason, in one line that reveals nothing of their content."""
 
     count: int
     reason: str
@@ -25,12 +25,12 @@ class RefusedRecords:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Reports about some of the weights, in whole units; a row is no client.
+    """Reports about some of the weights, in whole units. The units of a row may come from different clients.
 
     Attributes:
-        reports: as :meth:`Units.read_by` says.
-        weights: (d,) bool, what they are about.
-        clients: how many clients they are worth.
+        reports: reports for the mechanism that :meth:`Units.read_by` returns.
+        weights: (d,) bool, the weights that they are about.
+        clients: number of clients that reported each of these weights.
     """
 
     reports: Reports
@@ -40,10 +40,10 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class PartialPool:
-    """A round of which some reports are missing, so that weights have been reported differently often.
+    """A round with missing records, so that some weights were reported more often than others.
 
     Attributes:
-        parts: each about other weights than the rest.
+        parts: the parts of the model, which do not overlap.
         reported: (d,) bool, the weights that may be updated.
     """
 
@@ -52,12 +52,12 @@ class PartialPool:
 
     @property
     def clients(self) -> int:
-        """The fewest reports that any weight received which received one: what amplification may count on."""
+        """Smallest number of reports among the weights that received any: the anonymity set that amplification may rely on."""
         return min(part.clients for part in self.parts)
 
     @property
     def counts(self) -> Tensor:
-        """How many clients' reports each weight received, (d,) int64."""
+        """Number of clients' reports that each weight received, (d,) int64."""
         counts = torch.zeros(self.reported.shape, dtype=torch.int64)
         for part in self.parts:
             counts[part.weights] = part.clients
@@ -81,7 +81,7 @@ class PartialPool:
             alone = units.read_by(mechanism, own)
             mean[part.weights] = values = alone.aggregate([part.reports], own)
             variance[part.weights] = alone.noise(own).mean_variance(values, part.reports.clients)
-        if units.mixed is not None:  # every weight is in all of them
+        if units.mixed is not None:  # every coordinate depends on all weights
             weights = units.mixed.to_weights(mean * self.reported)
             return Aggregate(weights, mechanism.noise(ranges).mean_variance(weights, self.clients))
         return Aggregate(mean * self.reported, variance * self.reported, self.reported)

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Aggregate:
-    """What the reports of a round say about the weights.
+    """The estimate of the weights from the reports of a round.
 
     Attributes:
-        mean: (d,) float32 estimate of the clients' mean; 0 where no report was heard.
-        variance: (d,) estimated variance of its noise; 0 where no report was heard.
-        reported: (d,) bool, the weights that reports spoke about; None for all.
+        mean: (d,) float32 estimate of the clients' mean; 0 for weights without reports.
+        variance: (d,) estimated variance of the noise in ``mean``; 0 for weights without reports.
+        reported: (d,) bool, the weights with reports; None if all have reports.
     """
 
     mean: Tensor
@@ -34,18 +34,18 @@ class Aggregate:
 
 @dataclass(frozen=True, eq=False)
 class ReportPool:
-    """All (parameter id, report) pairs of a round, in an order that says nothing about clients.
+    """All (parameter id, report) pairs of a round, in an order that reveals nothing about clients.
 
-    Column j of ``reports`` holds the values received for parameter (or group) j, in an order drawn for that column
-    alone; a row is no client. Where a client's whole vector is one report, rows stay together and their order is drawn.
-    This is the only thing that server code gets to see of a round.
+    Column j of ``reports`` holds the values received for parameter (or group) j, in a random order of its own, so that a row is not one
+    client's. If a client's whole vector is one report, rows stay together, and the rows are in random order. Server code sees nothing else
+    of a round.
     """
 
     reports: Reports
 
     @property
     def clients(self) -> int:
-        """How many reports each parameter received."""
+        """Number of reports that each parameter received."""
         return self.reports.clients
 
     def aggregate(self, mechanism: Mechanism, ranges: LayerRanges) -> Aggregate:

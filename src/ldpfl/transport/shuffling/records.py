@@ -29,16 +29,16 @@ Bytes = NDArray[np.uint8]
 _SECURE = SecureSource()
 _ID_BYTES = 4
 _SHORTEST = 16
-"""Bytes of a record at least. Sealed, a record of one weight takes 64 bytes, whatever the mechanism."""
+"""Smallest length of a record in bytes. So a sealed record of one weight has 64 bytes with every mechanism."""
 
 
 @dataclass(frozen=True)
 class Joined:
-    """What the records of a round amount to.
+    """The joined records of a round.
 
     Attributes:
-        pool: all reports that were accepted; None if there are none.
-        refused: what was not used, and why.
+        pool: all accepted reports; None if there are none.
+        refused: numbers of refused records, with reasons.
     """
 
     pool: ReportPool | PartialPool | None
@@ -46,7 +46,7 @@ class Joined:
 
 
 class Joining:
-    """Puts the records of a round together as they come. Memory does not grow with their number where a mechanism's reports add up."""
+    """Joins the records of a round as they arrive. Memory does not grow with their number if the mechanism's reports add up."""
 
     def __init__(self, plan: RecordPlan, sums: SummedRecords | None) -> None:
         self._plan, self._sums = plan, sums
@@ -64,7 +64,7 @@ class Joining:
             self._sums.add(*self._plan.ids_and_bodies(plaintexts))
 
     def joined(self, uploads: int) -> Joined:
-        """Return what the records of ``uploads`` clients amount to: as of :meth:`RecordPlan.join`, but that only sums are left.
+        """Return the joined records of ``uploads`` clients, as :meth:`RecordPlan.join` does, except that only sums may be kept.
 
         Raises:
             ProtocolError: ``uploads`` is not positive.
@@ -76,20 +76,21 @@ class Joining:
 
 @dataclass(frozen=True, eq=False)
 class RecordPlan:
-    """How a payload of ``mechanism`` is cut: the same at the clients and at the aggregator.
+    """The rule by which payloads of ``mechanism`` are cut into records: the same at the clients and at the aggregator.
 
-    A record holds ``linked`` units that follow one another (see :meth:`Mechanism.units`): one is LDP-FL's
-    parameter shuffling, and more of them stay linked. On the wire: the record's id, 4 bytes, big end first; then its units
-    as they stand in the payload, from the lowest bit of a byte on; then zeros up to the one length that all records have.
-    A record of sampled weights holds units dealt to it at random and their indices, and its id only says how many they are. Above
-    the square root of the model's size ``linked`` sampled weights give away which records are one client's: no two of
-    them share a weight. What a client is guaranteed does not count on their being apart.
+    A record holds ``linked`` consecutive units (see :meth:`Mechanism.units`). One unit is LDP-FL's parameter shuffling; several units stay
+    linked. Wire format: the record's id (4 bytes, big-endian), the units as in the payload (lowest bit of a byte first), then zeros up to
+    the common length of all records.
+
+    A record of sampled weights holds randomly assigned units and their indices, and its id states only their number. If ``linked`` is above
+    the square root of the model's size, the indices reveal which records are one client's, because no two of them share a weight. The
+    guarantees do not rely on separating them.
 
     Attributes:
-        mechanism: as in this round.
-        ranges: of this round.
-        linked: units in a record; the last record may hold fewer.
-        unprotected: whether a mechanism is accepted that guarantees nothing. A relay hides who sent a value, not the value.
+        mechanism: the mechanism of this round.
+        ranges: the ranges of this round.
+        linked: number of units in a record; the last record may hold fewer.
+        unprotected: whether to accept a mechanism without any guarantee. A relay hides who sent a value, not the value.
 
     Raises:
         ConfigError: ``linked`` is not a positive whole number, or there are more than 2^32 records.
@@ -123,7 +124,7 @@ class RecordPlan:
 
     @property
     def records(self) -> int:
-        """How many records m a client sends."""
+        """Number m of records that a client sends."""
         return self._cut.records
 
     @property
@@ -133,7 +134,7 @@ class RecordPlan:
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """32 bytes that differ if anything does that sender and receiver must agree on to understand a record.
+        """32 bytes that differ whenever sender and receiver disagree on anything that is needed to read a record.
 
         SHA-256 over the mechanism's name and parameters, the layers' sizes, centers and radii, bit for bit, and
         ``linked``.
@@ -152,9 +153,9 @@ class RecordPlan:
     def split(self, payload: bytes, source: RandomSource = _SECURE) -> Bytes:
         """Cut one client's payload into its records, (m, plaintext_bytes) uint8, ordered by id.
 
-        That order must not reach the relay: :func:`ldpfl.transport.shuffling.sealing.seal` draws another. By ``source``, row 0, sampled
-        weights are dealt to records; what :meth:`join` returns does not depend on it. Only simulated clients have another than
-        the secure one.
+        The relay must not see this order: :func:`ldpfl.transport.shuffling.sealing.seal` draws a random one. Row 0 of ``source`` assigns
+        sampled weights to records; the result of :meth:`join` does not depend on it. Only simulated clients use another source than the
+        secure one.
 
         Raises:
             ProtocolError: the payload does not follow the mechanism's wire format.
@@ -167,13 +168,13 @@ class RecordPlan:
         return records
 
     def join(self, plaintexts: Bytes, uploads: int) -> Joined:
-        """Put records of ``uploads`` clients together, (R, plaintext_bytes) uint8 in any order, and leave out what cannot be read.
+        """Join records of ``uploads`` clients, (R, plaintext_bytes) uint8 in any order, and leave out unreadable ones.
 
-        The result depends on the records that arrived, not on their order. Where every weight was reported equally often it
-        is a pool as the simulator's, otherwise one by parts. Refused are unknown ids, padding that is not zero, values that
-        no client can send, and all records of an id that came more often than there are uploads. One of these must be
-        false; which one cannot be told, so the weights keep their values in this round. That a client may thus hold up
-        weights is the price for that none can vote twice on one where all others' votes arrived.
+        The result does not depend on the order of arrival. If every weight was reported equally often, the pool is like the simulator's;
+        otherwise it is a :class:`PartialPool`. Refused are records with unknown ids, nonzero padding or values that no client can send.
+        If an id came more often than there are uploads, at least one of its records is false. Which one is unknown, so all are refused,
+        and the weights keep their values in this round. Thus a malicious client can block the update of weights. In return, no client can
+        vote twice on a weight for which all other votes arrived.
 
         Raises:
             ProtocolError: records of another length, or ``uploads`` is not positive.
@@ -185,7 +186,7 @@ class RecordPlan:
         return _joined(*self._cut.join(self.mechanism, self.ranges, ids[order], bodies[order], uploads))
 
     def joining(self) -> Joining:
-        """Return what joins records that come batch by batch."""
+        """Return an object that joins records batch by batch."""
         if isinstance(self._cut, FixedRecords) and self.mechanism.properties.adds_up:
             return Joining(self, SummedRecords(self._cut, self.mechanism, self.ranges))
         return Joining(self, None)
@@ -216,10 +217,10 @@ def _joined(pool: ReportPool | PartialPool | None, refused: Counter[str]) -> Joi
 
 
 def _plain(value: object) -> object:
-    """Return what ``json`` writes in one way only: numbers as floats, dataclasses as their fields.
+    """Convert ``value`` to a form that ``json`` writes in exactly one way: numbers as hexadecimal floats, dataclasses as their fields.
 
     Raises:
-        ConfigError: a value of another kind.
+        ConfigError: the value has an unsupported type.
     """
     if isinstance(value, str | bool | None):
         return value
@@ -229,4 +230,4 @@ def _plain(value: object) -> object:
         return [_plain(entry) for entry in value]
     if is_dataclass(value):
         return [type(value).__name__, *([field.name, _plain(getattr(value, field.name))] for field in fields(value))]
-    raise ConfigError(f"a mechanism's terms hold a {type(value).__name__}, which has no one way of being written down")
+    raise ConfigError(f"a mechanism's terms hold a {type(value).__name__}: expected text, numbers, None, and lists or dataclasses of these")

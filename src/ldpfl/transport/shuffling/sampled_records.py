@@ -1,4 +1,4 @@
-"""Records of weights that each client samples for itself: a record carries their indices."""
+"""Cut reports into records, if each client samples its own weights: a record carries the indices of its weights."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ Numbers = NDArray[np.int64]
 
 
 class SampledRecords:
-    """``per_record`` (weight, value) pairs a record, as :class:`SampledReports` has them on the wire; its id is their number.
+    """Cuts reports into records of ``per_record`` (index, value) pairs, in the wire format of :class:`SampledReports`.
 
-    The id tells nothing else: by its place among the sampled weights a record could be linked to others of its client. So could
-    runs of ascending indices, where one ends and the next begins; pairs are dealt to records at random instead. Two records of one
-    client, of a and b pairs, then are independent uniform draws among the d weights, but for one thing: they never share a weight.
-    Two of different clients share none with probability C(d - a, b) / C(d, b), about exp(-a b / d). That is all that indices tell:
-    every way to put records together in which no client has a weight twice is equally likely. It is next to nothing where
-    ``per_record`` squared is far below d, and well above it is enough to find all records of a client.
+    A record's id is its number of pairs, and nothing else. A position among the sampled weights would link the records of one client. So
+    would runs of ascending indices, because one run ends where the next begins. Therefore pairs are assigned to records at random. Two
+    records of one client, with a and b pairs, are then independent uniform draws among d weights, except that they never share a weight.
+    Two records of different clients share no weight with probability C(d - a, b) / C(d, b), about exp(-a b / d). The indices reveal
+    nothing more: every assignment of records to clients in which no client has a weight twice is equally likely. This is negligible if
+    ``per_record`` squared is far below d. If it is far above d, all records of a client can be found.
 
-    No guarantee rests on it: sampled weights are one unit, so the whole report counts as one message, however it is cut.
+    No guarantee relies on the separation: sampled weights are one unit, so the whole report counts as one message, however it is cut.
     """
 
     def __init__(self, units: SampledUnits, per_record: int) -> None:
@@ -48,9 +48,9 @@ class SampledRecords:
         return self._bytes(self._sizes[0])
 
     def split(self, payload: bytes, source: RandomSource) -> tuple[Numbers, Bytes]:
-        """Return the ids (m,) and contents (m, body_bytes) of the records of one payload, dealt by bits of ``source``, row 0."""
+        """Return the ids (m,) and contents (m, body_bytes) of one payload's records. Row 0 of ``source`` assigns pairs to records."""
         report = SampledReports.from_payloads([payload], self._units.dimension, self._units.count)
-        bodies, first, order = np.zeros((self.records, self.body_bytes), dtype=np.uint8), 0, self._dealing(source)
+        bodies, first, order = np.zeros((self.records, self.body_bytes), dtype=np.uint8), 0, self._order_of_pairs(source)
         for row, size in enumerate(self._sizes):
             pairs = np.sort(order[first : first + size])
             wire = next(iter(SampledReports(report.index[:, pairs], report.values[:, pairs], self._units.dimension).payloads()))
@@ -58,10 +58,10 @@ class SampledRecords:
             first += size
         return np.array(self._sizes), bodies
 
-    def _dealing(self, source: RandomSource) -> Numbers:
-        """Return the k pairs in an order in which records take them, each equally likely (to about k^2 / 2^53).
+    def _order_of_pairs(self, source: RandomSource) -> Numbers:
+        """Return the order in which the k pairs are assigned to records. All orders are equally likely (up to about k^2 / 2^53).
 
-        Where all weights are reported, runs of them are the same for all clients: they alone tell nothing whatever their length.
+        If all weights are reported, the order is fixed: then records are the same for all clients, and reveal nothing.
         """
         count = self._units.count
         return np.arange(count) if count == self._units.dimension else np.argsort(uniform(source, range(1), count)[0])
@@ -69,11 +69,11 @@ class SampledRecords:
     def join(
         self, mechanism: Mechanism, ranges: LayerRanges, ids: Numbers, bodies: Bytes, uploads: int
     ) -> tuple[ReportPool | PartialPool | None, Counter[str]]:
-        """Return the pool of all records that can be read, ``ids`` (R,) and ``bodies`` (R, ...), and what was refused.
+        """Return the pool of all readable records, and the counts of refused ones. ``ids`` are (R,), ``bodies`` (R, ...).
 
-        Pairs are dealt out to rows in the order of their indices, so that no row gets a weight twice: such rows are what
-        the mechanism reads, though none of them is a client's. Where their number does not come out even, or a weight came
-        too often, each pair counts as the report of a client that sampled one weight; the estimate divides by all pairs.
+        Pairs are assigned to rows in the order of their indices, so that no row gets a weight twice. The mechanism can read such rows,
+        although a row is not one client's. If the number of pairs is not a multiple of k, or a weight came too often, each pair counts as
+        the report of a client that sampled one weight. The estimate then divides by the number of all pairs.
         """
         refused: Counter[str] = Counter()
         refused[UNKNOWN_ID] = int((~np.isin(ids, self._sizes)).sum())
@@ -98,7 +98,7 @@ class SampledRecords:
     def _pairs(
         self, size: int, bodies: Bytes, single: Mechanism, ranges: LayerRanges, refused: Counter[str]
     ) -> tuple[Numbers, NDArray[np.float32]]:
-        """Return the indices and values (T,) of all records of ``size`` pairs that hold only what a client can send."""
+        """Return the indices and values (T,) of all records of ``size`` pairs whose content a client can send. Count the others."""
         index, values, padded = self._decode(size, bodies)
         sound = (index < self._units.dimension).all(axis=1) & (index[:, 1:] > index[:, :-1]).all(axis=1) & np.isfinite(values).all(axis=1)
         refused[PADDING] += int((~padded).sum())
@@ -110,7 +110,7 @@ class SampledRecords:
         return np.delete(index, bad, axis=0).ravel(), np.delete(values, bad, axis=0).ravel()
 
     def _decode(self, size: int, bodies: Bytes) -> tuple[Numbers, NDArray[np.float32], NDArray[np.bool_]]:
-        """Return the indices and values (R, size) of records of ``size`` pairs, and which of them are padded by zeros."""
+        """Return the indices and values (R, size) of records of ``size`` pairs, and which records are correctly padded with zeros."""
         width, end = index_bits(self._units.dimension), self._bytes(size)
         head = end - 4 * size
         bits = np.unpackbits(bodies[:, :head], axis=1, bitorder="little")

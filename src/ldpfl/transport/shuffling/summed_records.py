@@ -1,4 +1,4 @@
-"""Records that are added up as they come: memory does not grow with the number of clients."""
+"""Add up records as they arrive, so that memory does not grow with the number of clients."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from ldpfl.transport.shuffling.pool import ReportPool
 from ldpfl.util.lazy_imports import torch
 
 _WIDE = 4096
-"""Weights of a record from which on records are added one by one, which needs no copies."""
+"""Records with at least this number of weights are added one by one, which needs no copies."""
 
 
 class SummedRecords:
     """The sum of all records of each id, for a mechanism that :attr:`~Properties.adds_up`.
 
-    Floats are added in float64, in the order in which records come; how they are cut into batches changes nothing. Bits are counted.
-    What is refused, and the means, are those of :meth:`FixedRecords.join`.
+    Floats are added in float64, in the order of arrival; batch sizes do not change the result. Bits are counted. The refused records and
+    the means are the same as with :meth:`FixedRecords.join`.
     """
 
     def __init__(self, cut: FixedRecords, mechanism: Mechanism, ranges: LayerRanges) -> None:
         self._cut, self._mechanism, self._ranges = cut, mechanism, ranges
         self._layouts = cut.layouts(mechanism, ranges)
-        self._came, self._counts = np.zeros(cut.records, dtype=np.int64), np.zeros(cut.records, dtype=np.int64)
+        self._received, self._counts = np.zeros(cut.records, dtype=np.int64), np.zeros(cut.records, dtype=np.int64)
         self._refused: Counter[str] = Counter()
         self._kind: type[BitReports] | type[DenseReports] | None = None
         self._sums = np.zeros((0, 0))
@@ -53,19 +53,19 @@ class SummedRecords:
         kept.refuse(ids >= self._cut.records, UNKNOWN_ID)
         kept.refuse(self._cut.stray(kept.ids, kept.bodies), PADDING)
         self._refused += kept.refused
-        self._came += np.bincount(kept.ids, minlength=self._came.size)
+        self._received += np.bincount(kept.ids, minlength=self._received.size)
         for layout in self._layouts:
             places = np.flatnonzero(np.isin(kept.ids, layout.ids)) if len(self._layouts) > 1 else np.arange(kept.ids.size)
             if places.size:
-                self._add_alike(layout, kept.ids[places], layout.payloads(kept.bodies[places]))
+                self._add_with_layout(layout, kept.ids[places], layout.payloads(kept.bodies[places]))
 
     def pool(self, uploads: int) -> tuple[ReportPool | PartialPool | None, Counter[str]]:
-        """Return the pool of all records of ``uploads`` clients that could be read, and what was refused."""
-        often = self._came > uploads
+        """Return the pool of all readable records of ``uploads`` clients, and the counts of refused ones."""
+        too_many = self._received > uploads
         refused = self._refused.copy()
-        refused[TOO_MANY] = int(self._came[often].sum())
-        refused[IMPOSSIBLE] = int((self._came - self._counts)[~often].sum())
-        counts = np.where(often, 0, self._counts)
+        refused[TOO_MANY] = int(self._received[too_many].sum())
+        refused[IMPOSSIBLE] = int((self._received - self._counts)[~too_many].sum())
+        counts = np.where(too_many, 0, self._counts)
         if self._kind is None or not counts.any():
             return None, refused
         if counts.min() == counts.max():
@@ -76,7 +76,7 @@ class SummedRecords:
             parts.append(Part(self._kind.of_sum(self._flat(columns), count), self._cut.about(columns), count))
         return PartialPool(tuple(parts), torch.stack([part.weights for part in parts]).any(dim=0)), refused
 
-    def _add_alike(self, layout: Layout, ids: Numbers, payloads: list[bytes]) -> None:
+    def _add_with_layout(self, layout: Layout, ids: Numbers, payloads: list[bytes]) -> None:
         try:
             reports = layout.mechanism.read(payloads, layout.part)
         except ProtocolError:
@@ -95,17 +95,17 @@ class SummedRecords:
             for number, row in zip(ids.tolist(), addends, strict=True):
                 sums[number] += row
         else:
-            for places in _each_once(ids):
+            for places in _groups_without_repeats(ids):
                 sums[ids[places]] += addends[places]
 
     def _flat(self, columns: Numbers) -> NDArray[np.float64]:
-        """Return the sums of the weights that the records ``columns`` are about, one after another."""
+        """Return the sums of the weights of the records ``columns``, concatenated."""
         filled = np.arange(self._sums.shape[1]) < self._cut.weights[columns][:, None]
         return self._sums[columns][filled]
 
 
-def _each_once(ids: Numbers) -> Iterator[Numbers]:
-    """Cut the places of ``ids`` into runs in which no id comes twice: the first of each id, then the second, and so on."""
+def _groups_without_repeats(ids: Numbers) -> Iterator[Numbers]:
+    """Split the positions of ``ids`` into groups without repeated ids: the first occurrence of each id, then the second, and so on."""
     order = np.argsort(ids, kind="stable")
     ordered = ids[order]
     first = np.flatnonzero(np.diff(ordered, prepend=-1))

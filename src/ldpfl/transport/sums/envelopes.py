@@ -74,10 +74,10 @@ def seal_seed(seed: bytes, aggregator: X25519PublicKey, node: Ed25519PrivateKey,
 
 
 def check_signed(envelope: bytes, node: Ed25519PublicKey, binding: SumBinding) -> None:
-    """Return if ``envelope`` names ``node`` and is signed by it for ``binding``. Whether its seed opens, only the aggregator can tell.
+    """Raise unless ``envelope`` names ``node`` and is signed by it for ``binding``. Only the aggregator can check that its seed opens.
 
     Raises:
-        ProtocolError: it names another node, or is not signed by this one.
+        ProtocolError: the envelope names another node, or is not signed by ``node``.
     """
     who, signature, sealed = _parts(envelope)
     if who != signer_of(node):
@@ -93,17 +93,17 @@ def open_seeds(
     binding: SumBinding,
     least: int,
 ) -> list[bytes]:
-    """Return the seeds of all ``envelopes``, which must be those of at least ``least`` different nodes that are known.
+    """Return the seeds of all ``envelopes``, which must come from at least ``least`` different known nodes.
 
-    A sum is taken apart whole or not at all: a mask that stays in it makes noise of it, and a sum over few whom somebody chose, or
-    invented, would show what one of them sent.
+    A sum is unmasked completely or not at all. With one mask left in it, it would be random. And a sum over a few nodes that an attacker
+    chose, or invented, would reveal what one node sent.
 
     Args:
         nodes: public keys of the nodes that may take part, by :func:`signer_of`.
 
     Raises:
-        ProtocolError: an envelope is not of a known node, comes twice from one, is made for another round or shape, or there are too few.
-            The message names all nodes whose envelopes cannot be opened.
+        ProtocolError: an envelope comes from an unknown node, or is the second of a node, or was made for another round or shape; or there
+            are too few. The message names all nodes whose envelopes cannot be opened.
     """
     seeds, faults = dict[bytes, bytes](), _Faults()
     for envelope in envelopes:

@@ -1,7 +1,8 @@
-"""Two shares of a vector of integers: one is uniform by itself, the other is the 32 bytes that the mask is made from.
+"""Split a vector of integers into two shares: a masked vector, which looks uniform, and a 32-byte seed, from which the mask is computed.
 
-All of it is modulo 2^m, m = 32 or 64: y = x + r, where r is the key stream of AES-256 in counter mode under the seed. Who has y alone, or
-the seed alone, learns nothing of x but its length; who has the sum of many y and all the seeds learns the sum of the x.
+The arithmetic is modulo 2^m, m = 32 or 64. The first share of x is y = x + r, where r is the key stream of AES-256 in counter mode under
+the seed. A party that has only y, or only the seed, learns nothing of x but its length. A party that has the sum of many y, and all seeds,
+learns the sum of the x.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from numpy.typing import NDArray
 from ldpfl.errors import ConfigError, ProtocolError
 
 Bits = Literal[32, 64]
-"""m: how many bits a number of a share has."""
+"""m: width of a number of a share, in bits."""
 
 SEED_BYTES = 32
 
 _PIECE_BYTES = 1 << 16
-"""How much of a mask is in memory: what fits a processor's cache, and takes longer to make than to begin. A multiple of AES's 16."""
+"""Number of bytes of a mask that are in memory at a time: they fit a cache. A multiple of AES's block of 16 bytes."""
 
 _ZEROS = memoryview(bytes(_PIECE_BYTES))
 
@@ -31,7 +32,7 @@ _ZEROS = memoryview(bytes(_PIECE_BYTES))
 def shard(points: NDArray[np.int64], seed: bytes, bits: Bits) -> bytes:
     """Return the first share of ``points`` (d,), each modulo 2^``bits``, as little-endian bytes; ``seed`` is the second one.
 
-    The share is as hard to tell from uniform bytes as AES-256 is from chance, as long as the seed was drawn for it alone and is secret.
+    The share is indistinguishable from uniform bytes if AES-256 is secure, and the seed is secret and used for this share only.
     """
     masked = points.astype(_kind(bits))  # keeps the low bits, which is modulo 2^m
     for start, mask in _mask(seed, len(masked), bits):
@@ -40,10 +41,10 @@ def shard(points: NDArray[np.int64], seed: bytes, bits: Bits) -> bytes:
 
 
 def fold(total: NDArray[np.unsignedinteger], share: bytes | memoryview) -> None:
-    """Add a first share to ``total`` (d,), which is changed.
+    """Add a first share to ``total`` (d,) in place.
 
     Raises:
-        ProtocolError: the share is of another length.
+        ProtocolError: the share has another length than ``total``.
     """
     if len(share) != total.nbytes:
         raise ProtocolError(f"a share has {total.nbytes} bytes here, not {len(share)}")
@@ -51,10 +52,10 @@ def fold(total: NDArray[np.unsignedinteger], share: bytes | memoryview) -> None:
 
 
 def unshard(total: NDArray[np.unsignedinteger], seeds: Iterable[bytes]) -> NDArray[np.int64]:
-    """Return the sum (d,) of the clients' points, from the sum of their first shares and all of their second ones.
+    """Return the sum (d,) of the clients' points, from the sum ``total`` of their first shares and all their ``seeds``.
 
-    It is exact where each coordinate of the true sum lies in [-2^(m-1), 2^(m-1)), and right modulo 2^m anywhere. Memory is that of one
-    vector, whatever the number of seeds.
+    The sum is right modulo 2^m, and so exact if each coordinate of the true sum lies in [-2^(m-1), 2^(m-1)). Memory does not grow with the
+    number of seeds.
     """
     bits: Bits = 32 if total.dtype.itemsize == 4 else 64
     left = total.copy()
@@ -65,7 +66,7 @@ def unshard(total: NDArray[np.unsignedinteger], seeds: Iterable[bytes]) -> NDArr
 
 
 def zeros(dimension: int, bits: Bits) -> NDArray[np.unsignedinteger]:
-    """Return the sum (d,) of no shares."""
+    """Return a zero vector (d,) to which shares can be added."""
     return np.zeros(dimension, dtype=_kind(bits))
 
 
