@@ -66,9 +66,11 @@ def test_the_command_line_starts_without_plots_and_data_sets() -> None:
 WITHOUT_EXTRAS = """
 import sys
 
+EXTRAS = "flwr httpx peft psycopg ray sqlalchemy starlette tensorboard transformers uvicorn".split()
+
 class Missing:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"flwr", "httpx", "peft", "psycopg", "ray", "sqlalchemy", "starlette", "tensorboard", "transformers", "uvicorn"}:
+        if name.split(".")[0] in EXTRAS:
             raise ModuleNotFoundError(name)
 
 sys.meta_path.insert(0, Missing())
