@@ -106,7 +106,7 @@ def _kind(train: Table, name: str, config: DataConfig) -> Kind:
     Raises:
         ConfigError: two settings give the column different kinds.
     """
-    kind_by_setting: dict[str, Kind] = {
+    kinds_of: dict[str, Kind] = {
         "numbers": "numbers",
         "dates": "dates",
         "bounds": "numbers",
@@ -114,8 +114,8 @@ def _kind(train: Table, name: str, config: DataConfig) -> Kind:
         "categories": "words",
     }
     if name in config.dates:
-        kind_by_setting["bounds"] = "dates"
-    kinds = {setting: kind for setting, kind in kind_by_setting.items() if name in getattr(config, setting)}
+        kinds_of["bounds"] = "dates"
+    kinds = {setting: kind for setting, kind in kinds_of.items() if name in getattr(config, setting)}
     if len(set(kinds.values())) > 1:
         first, *_, last = kinds
         raise ConfigError(
@@ -152,7 +152,7 @@ def persons_in(table: Table, config: DataConfig) -> list[str]:
     """
     if config.person in (config.client, config.text, *config.target_names):
         raise ConfigError(
-            f"data.person names {config.person!r}, which is also the client, the target or the text: name the column that identifies persons"
+            f"data.person names {config.person!r}, which is also the client, the target or the text: name the column of persons"
         )
     table.column(config.person, "data.person")
     return names_of(words_of(replace(table, missing=()), config.person))

@@ -168,7 +168,7 @@ def check_threshold(threshold: float, classes: int | None) -> None:
 
 
 def likeliest(chances: Tensor, threshold: float | None = None) -> Tensor:
-    """Return the likeliest class (N,) by the probabilities ``chances`` (N, K). With ``threshold``: class 1 if its probability reaches it."""
+    """Return the likeliest class (N,) by the probabilities ``chances`` (N, K), or class 1 wherever it reaches the ``threshold``."""
     return chances.argmax(dim=1) if threshold is None else (chances[:, 1] >= threshold).long()
 
 

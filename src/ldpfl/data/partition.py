@@ -125,8 +125,8 @@ def partition_by_name(
     """
     if scheme not in LABEL_BLIND:
         raise ConfigError(
-            f"data.partition is {scheme!r}, but persons are assigned to clients by their names: set it to {' or '.join(sorted(LABEL_BLIND))}, "
-            "or name the column of the client by data.client"
+            f"data.partition is {scheme!r}, but persons are assigned to clients by their names: set it to "
+            f"{' or '.join(sorted(LABEL_BLIND))}, or name the column of the client by data.client"
         )
     if scheme == "quantity":
         _check_alpha("alpha", alpha)
