@@ -61,8 +61,8 @@ class DataConfig(BaseModel):
     protect all records of one person at a client. All rows of a person go to one client, and to either the training or the test set. Both
     follow from the person's own name."""
     person_rows: Annotated[int, Field(ge=1, le=4096)] = DEFAULT_ROWS
-    """Rows of a person that count in one round, at most: the person's mean gradient over them is clipped as one. Who has more has them take
-    turns from round to round. More rows take more time, for each person, and make for no more noise."""
+    """Maximum number of a person's rows that count in one round. The person's mean gradient over them is clipped. If a person has more
+    rows, they take turns from round to round. A larger value takes more time for each person, and adds no noise."""
     bounds: dict[str, Annotated[list[FiniteFloat], Field(min_length=2, max_length=2)]] = {}
     """For columns of numbers, the publicly known least and largest value; see ``scaling``. For a column of dates they may be
     dates, ``["2015-01-01", "2024-12-31"]``, which are kept as days since 1970."""
@@ -96,12 +96,12 @@ class DataConfig(BaseModel):
     text: str = ""
     """The column that holds texts, for models of texts."""
     tokenizer: Annotated[str, AfterValidator(_check_tokenizer)] = ""
-    """Tokenizer for a pretrained model: ``hf:NAME`` or ``hf:FOLDER``. By default that of the model. Other models take hashed words. ``text``
-    may be left out if the table has only one column beside the target's."""
+    """Tokenizer for a pretrained model: ``hf:NAME`` or ``hf:FOLDER``. By default that of the model. Other models take hashed words.
+    ``text`` may be left out if the table has only one column beside the target's."""
     tokenizer_digest: str = ""
     """SHA-256 of the tokenizer's vocabulary, as a finished run states it. If set, a tokenizer with another vocabulary is refused."""
     length: Count = 64
-    """Number of words or tokens that are kept of a text; for a language model that is not pretrained, of bytes. Shorter texts are padded."""
+    """Number of words or tokens that are kept of a text; of bytes, for a language model that is not pretrained. Short texts are padded."""
     vocabulary: Annotated[int, Field(ge=2, le=2**20)] = 4096
     """Number of hash buckets for the words of texts. A language model that is not pretrained uses the 256 bytes instead."""
     test_path: str = ""
