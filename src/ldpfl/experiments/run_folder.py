@@ -313,7 +313,8 @@ class RunFolder:
         done = 0 if last is None else len(last.history)
         if (recorded := self._rounds_in_metrics()) > done:
             raise DataError(
-                f"{self.checkpoint_path} has {done:,} rounds, and {self.metrics_path.name} beside it {recorded:,}: the checkpoint was removed, "
+                f"{self.checkpoint_path} has {done:,} rounds, and {self.metrics_path.name} beside it {recorded:,}: the checkpoint was "
+                "removed, "
                 "or put back to an earlier round; put back the latest one, for what was sent in the rounds since would not be counted"
             )
         return last

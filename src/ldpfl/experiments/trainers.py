@@ -267,7 +267,7 @@ def _eager_unless_on(asked: str, trainer: Trainer) -> Trainer:
 
 
 def _refuse_mixing(model: str, warn: Warn | None) -> None:
-    """Raise a :class:`PrivacyError` about a model that mixes the samples of a batch. With ``warn``, only warn: the batch is one person's."""
+    """Raise a :class:`PrivacyError` about a model that mixes the samples of a batch. With ``warn``, only warn, as for one person's rows."""
     found = f"model {model!r} makes something else of samples together than of each by itself: it mixes the samples of a batch"
     if warn is None:
         raise PrivacyError(
