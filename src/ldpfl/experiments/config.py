@@ -221,7 +221,8 @@ class LeastSquaresConfig(_Section):
     target_bound: Positive = 3.0
     """Clipping bound of a numeric target, in units of its spread."""
     target_share: Annotated[FiniteFloat, Field(gt=0, lt=1)] = 0.5
-    """Share of the feature-target products in the squared norm of a record's contribution. The feature-feature products have the rest. A larger share means less noise on the feature-target products and more on the others."""
+    """Share of the feature-target products in the squared norm of a record's contribution. The feature-feature products have the rest.
+    A larger share means less noise on the former and more on the latter."""
     eigenvalue_floor: NotNegative = 0.5
     """Smallest allowed eigenvalue of the mean feature-feature matrix, as a multiple of the largest eigenvalue of noise alone."""
     ridge: NotNegative = 0.0

@@ -6,7 +6,8 @@ pixels have approximately.
 
 - **Clipping norm**: a record's gradient is the residual r of the outputs times the Jacobian J of the model. The norm is that of J v for a
   unit vector v, over drawn rows, times the largest residual, times :data:`_CLIP_FACTOR`, or, where there is little noise,
-  :data:`_CLIP_FACTOR_LITTLE_NOISE`. A smaller norm would cut the gradients of the rare class, whose residuals are large, and so bias every risk downwards; a larger
+  :data:`_CLIP_FACTOR_LITTLE_NOISE`. A smaller norm would clip the gradients of the rare class, whose residuals are large, and so bias
+  every risk downwards. A larger
   one means more noise.
 - **Pull** back to the initial model (ridge): a mean gradient has noise of variance n^2 a coordinate, if all rounds are taken together.
   Weights of variance v, seen through a curvature h, are estimated with the least squared error by a ridge of n^2 / (v h). With much
