@@ -136,7 +136,9 @@ def build(
         PrivacyError: the model cannot be trained privately.
     """
     if config.secret_noise and not config.data.brought:
-        raise ConfigError("secret_noise is for your own data, and this data set is built in: leave it out; the noise follows from seed")
+        raise ConfigError(
+            f"secret_noise is for your own data, which {config.data.name!r} is not: leave it out; the noise here follows from seed"
+        )
     task, validation = _split_validation(config, task)
     module = model_of(config, Description.of(task), given)
     _check_texts(module, task)
