@@ -53,7 +53,7 @@ def test_ordered_words() -> None:
     assert list(found) == ["grade", "probability of low", "probability of middle", "probability of high"]
     assert found.iloc[:, 1:].sum(axis=1).tolist() == pytest.approx([1.0] * 3)
     assert result.score > 0.3
-    with pytest.raises(ConfigError, match=r"name them in data.classes, from the lowest on"):
+    with pytest.raises(ConfigError, match=r"list them in data.classes, from the lowest on"):
         run("ordinal", "grade")
 
 

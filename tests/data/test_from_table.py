@@ -131,7 +131,7 @@ def test_texts_become_hashed_words() -> None:
         ({"client": "clinik"}, "data.client names no column 'clinik': did you mean 'clinic'"),
         ({"columns": ["agee"]}, "data.columns names no column"),
         ({"columns": ["ill"]}, "is the target, the client or the person"),
-        ({"bounds": {"age": [9.0, 9.0]}}, "the least and the largest"),
+        ({"bounds": {"age": [9.0, 9.0]}}, "expected the least and then the largest value"),
         ({"bounds": {"ward": [0.0, 1.0]}}, "in the column 'ward' is no number"),
         ({"categories": {"ward": ["a", "b"]}}, "column 'ward' is not among data.categories.ward"),
         ({"classes": ["0"]}, "the class in the column 'ill' is not among data.classes, which are 0"),

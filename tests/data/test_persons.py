@@ -211,7 +211,7 @@ def test_a_number_beyond_float32_is_read_without_a_word() -> None:
 
 def test_what_names_persons_is_neither_target_nor_client_nor_input() -> None:
     for settings in ({"person": "outcome"}, {"client": "patient"}):
-        with pytest.raises(ConfigError, match="is the client, the target or the text"):
+        with pytest.raises(ConfigError, match="is also the client, the target or the text"):
             data_of(visits(), **settings)
     with pytest.raises(ConfigError, match="cannot be an input too"):
         data_of(visits(), columns=["patient"])

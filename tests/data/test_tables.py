@@ -148,7 +148,7 @@ def test_a_folder_is_one_table(tmp_path: Path) -> None:
 
 
 def test_what_is_no_table_or_lacks_what_the_model_takes_is_named() -> None:
-    with pytest.raises(DataError, match=r"^the rows are to be a data frame, or a file or folder of tables; got a ndarray$"):
+    with pytest.raises(DataError, match=r"^expected the rows as a data frame, or as a file or folder of tables, got a ndarray$"):
         table_of(np.zeros(3), "the rows")
     with pytest.raises(DataError, match=r"^there is no row in the rows, only columns$"):
         table_of(pd.DataFrame({"age": []}), "the rows")

@@ -113,7 +113,7 @@ def test_a_run_on_what_was_handed_over_goes_on_with_it_alone(tmp_path: Path) -> 
     whole = api.run(data=frame, target="outcome", client="hospital", settings=FEW, folder=tmp_path / "run", progress=False)
     again = api.load_run(tmp_path / "run", data=frame)
     assert again.scores == whole.scores
-    with pytest.raises(ConfigError, match="hand them over again"):
+    with pytest.raises(ConfigError, match="pass them again"):
         api.load_run(tmp_path / "run")
     changed = frame.assign(age=frame["age"] + 1)
     with pytest.raises(LdpflError, match="it cannot be resumed"):
@@ -962,9 +962,9 @@ def test_the_class_of_one_image_decides_nothing_about_others(tmp_path: Path) -> 
         before, after = divided(one), divided(other)
         assert before == after
         assert all(before)
-    with pytest.raises(ConfigError, match="dealt out by their names"):
+    with pytest.raises(ConfigError, match="files are divided by their names"):
         api.run(data=tmp_path / "none", settings={**FEW, "data.partition": "quantity"}, progress=False, baseline=False)
-    with pytest.raises(ConfigError, match="one client has none"):
+    with pytest.raises(ConfigError, match=r"some client gets none: set clients\.count lower"):
         api.run(data=tmp_path / "none", settings={**FEW, "clients.count": 45}, progress=False, baseline=False)
 
 
@@ -1318,7 +1318,7 @@ def test_the_noise_of_own_data_follows_from_a_secret_that_is_drawn_for_each_run(
     told = [api.run(**usual, seed=3).module().state_dict() for _ in range(2)]
     assert all(torch.equal(told[0][name], told[1][name]) for name in told[0])
     assert (api.configure("quickstart").seed, api.configure("quickstart").secret_noise) == (0, False)
-    with pytest.raises(ConfigError, match="secret_noise is set, and the data are no data of yours"):
+    with pytest.raises(ConfigError, match=r"secret_noise is for your own data, which .* is not"):
         api.run("quickstart", settings={"secret_noise": True}, progress=False)
 
 

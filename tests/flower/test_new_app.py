@@ -45,7 +45,7 @@ def test_what_the_public_knows_of_columns_is_left_to_be_said(tmp_path: Path, tab
     assert "fill in data.bounds of age" in outcome.out, outcome.err
     assert not (tmp_path / "heart" / "policy.toml").exists()
     files = ("--out", tmp_path / "policy.toml", "--budget", tmp_path / "budget.sqlite")
-    assert "data.bounds.age are the least and the largest value" in ldpfl.refused("policy", "init", tmp_path / "heart", *files)
+    assert "expected the least and then the largest value" in ldpfl.refused("policy", "init", tmp_path / "heart", *files)
     project = tmp_path / "heart" / "pyproject.toml"
     project.write_text(project.read_text().replace("[0, 0]", "[0, 120]"))
     assert "All 10 rows" in ldpfl("policy", "init", tmp_path / "heart", "--data", table, *files).out

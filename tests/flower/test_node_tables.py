@@ -172,9 +172,9 @@ def test_what_others_write_into_a_node_s_config_leads_to_no_other_table(monkeypa
     [
         ({"data.columns": []}, "data.columns has to name"),
         ({"data.columns": ["age", "name"]}, "has to say what stands in 'name'"),
-        ({"data.classes": []}, "data.classes has to say"),
-        ({"data.client": "hospital"}, "leave path, client, evaluate_on out"),
-        ({"task.name": "regression", "data.target": "stay", "data.classes": []}, "those of the target 'stay'"),
+        ({"data.classes": []}, "data.classes has to list"),
+        ({"data.client": "hospital"}, "leave data.path, data.client and data.evaluate_on out"),
+        ({"task.name": "regression", "data.target": "stay", "data.classes": []}, "the bounds of the target 'stay'"),
     ],
 )
 def test_what_nobody_else_sees_has_to_be_said(changes: dict[str, Any], said: str, tmp_path: Path) -> None:

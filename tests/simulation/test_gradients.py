@@ -211,7 +211,7 @@ def test_a_poisson_batch_stands_for_the_whole_one(tiny_task: Dataset) -> None:
 @pytest.mark.parametrize("division", [["data.partition=dirichlet"], ["data.partition=labels"], ["data.private_label=7"]])
 def test_one_record_must_not_decide_where_others_go(division: list[str], tiny_task: Dataset) -> None:
     overrides = ["model.name=linear", "clients.count=5", "mechanism.name=dp-sgd", "shuffling.channel=direct"]
-    with pytest.raises(ConfigError, match="one record decides where others go"):
+    with pytest.raises(ConfigError, match="one record affects the client of others"):
         build(parse_config("", [*overrides, *division], origin="test"), tiny_task, torch.device("cpu"))
 
 

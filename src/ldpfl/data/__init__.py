@@ -1,4 +1,4 @@
-"""Data sets that come in the Hugging Face layout, tables and images of one's own, and how samples are divided over clients."""
+"""Built-in and hub data sets, the user's own tables and images, and the division of samples over clients."""
 
 from ldpfl.data.holding_out import held_out, held_out_by_person
 from ldpfl.data.loading import load, names

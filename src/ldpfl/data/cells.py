@@ -1,4 +1,4 @@
-"""Read one cell of a table as a number or a date. No other cell has a say in it."""
+"""Read one cell of a table as a number or a date. The result depends on no other cell."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Kind = Literal["numbers", "dates", "words"]
 """What a column holds."""
 
 MISSING_WORDS = ("na", "n/a", "#n/a", "nan", "null", "none", "?", "-", ".")
-"""Texts that stand for no value by default, in any case."""
+"""Texts that mean "no value" by default, in upper or lower case."""
 
 _LIMIT = re.compile(r"(?:[<>≤≥]=?|=[<>])\s*(?=[\d.+-])")  # as laboratories write them
 """Sign of a value below or above what a laboratory can measure."""
-_PLAIN_NUMBERS = 10
-"""A column of numbers holds one without a sign among so many cells at least."""
+_MAX_CELLS_PER_PLAIN_NUMBER = 10
+"""At least one cell in 10 of a column of numbers must be a number without ``<`` or ``>``; else the cells name groups."""
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?\s?(Z|[+-]\d{2}(:?\d{2})?)?)?", re.ASCII)
 _EITHER_ORDER = re.compile(r"\d{1,2}([/.-])\d{1,2}\1(\d{4}|\d{2})([T ].*)?")
 _WITH_COMMA = re.compile(r"[+-]?\d+([.' ]\d{3})*,\d+")
@@ -26,10 +26,10 @@ _SECONDS_A_DAY = 86_400
 
 
 def number_in(text: str) -> float:
-    """Return the number that a cell holds; a value beyond a limit, such as ``<0.5`` or ``>= 200``, counts as the limit.
+    """Return the number in the cell ``text``. A value beyond a detection limit, such as ``<0.5`` or ``>= 200``, counts as the limit.
 
     Raises:
-        ValueError: the cell holds no number.
+        ValueError: ``text`` is not a number.
     """
     text = text.strip()
     sign = _LIMIT.match(text)
@@ -37,10 +37,10 @@ def number_in(text: str) -> float:
 
 
 def day_in(text: str) -> float:
-    """Return the days from 1970-01-01 to the ISO date, or date and time, that a cell holds; a moment with a zone counts in UTC.
+    """Return the days from 1970-01-01 to the ISO date, or date and time, in the cell ``text``. A time with a zone is converted to UTC.
 
     Raises:
-        ValueError: the cell holds no such date.
+        ValueError: ``text`` is not an ISO date.
     """
     text = text.strip()
     if not _DATE.fullmatch(text):
@@ -59,7 +59,7 @@ READERS: dict[Kind, Callable[[str], float]] = {"numbers": number_in, "dates": da
 
 
 def reads(reader: Callable[[str], float], text: str) -> bool:
-    """Tell whether ``reader`` knows what ``text`` is."""
+    """Return whether ``reader`` can parse ``text``."""
     try:
         reader(text)
     except ValueError:
@@ -68,7 +68,7 @@ def reads(reader: Callable[[str], float], text: str) -> bool:
 
 
 def kind_of(texts: Collection[str]) -> Kind:
-    """Return what most of ``texts``, cells that hold a value, are; words where they are neither numbers nor dates for the most part."""
+    """Return the kind of most of ``texts``, the cells that hold a value. Where neither numbers nor dates are in the majority: words."""
     for kind, reader in READERS.items():
         if 2 * sum(reads(reader, text) for text in texts) > len(texts) and not (kind == "numbers" and _are_groups(texts)):
             return kind
@@ -76,28 +76,28 @@ def kind_of(texts: Collection[str]) -> Kind:
 
 
 def _are_groups(texts: Collection[str]) -> bool:
-    """Tell whether hardly a number stands without a sign: ``<50`` and ``>=50`` are then words for groups."""
-    return _PLAIN_NUMBERS * sum(reads(float, text) for text in texts) < len(texts)
+    """Return whether nearly all numbers have a sign such as ``<``. Then ``<50`` and ``>=50`` name groups and are read as words."""
+    return _MAX_CELLS_PER_PLAIN_NUMBER * sum(reads(float, text) for text in texts) < len(texts)
 
 
 def unclear(texts: Collection[str]) -> str:
-    """Return in which way most of ``texts`` can be read as two different numbers or dates, and what to do; "" where they cannot."""
-    for pattern, said in (
+    """Return why most of ``texts`` could be read as two different numbers or dates, and what to do; "" if they are unambiguous."""
+    for pattern, problem in (
         (_EITHER_ORDER, "dates whose day and month cannot be told apart: write them as YEAR-MONTH-DAY"),
         (_WITH_COMMA, "numbers with a comma, which may stand for a decimal point or for thousands: write a point, or no comma"),
     ):
         if 2 * sum(pattern.fullmatch(text.strip()) is not None for text in texts) > len(texts):
-            return said
+            return problem
     return ""
 
 
 def no_value(text: str, missing: Collection[str]) -> bool:
-    """Tell whether a cell stands for no value: it is empty, or one of the words ``missing``, which are in lower case."""
+    """Return whether the cell ``text`` means "no value": it is empty, or one of ``missing``, which are in lower case."""
     bare = text.strip().lower()
     return not bare or bare in missing
 
 
 def numbers_among(words: Collection[str]) -> list[float]:
-    """Return those of ``words`` that are numbers, such as 999 for a value that was not taken."""
-    found = [number_in(word) if reads(number_in, word) else nan for word in words]
-    return [number for number in found if number == number]  # NaN is no number
+    """Return those ``words`` that are numbers. Tables use numbers such as 999 for a value that was not taken."""
+    numbers = [number_in(word) if reads(number_in, word) else nan for word in words]
+    return [number for number in numbers if number == number]  # drops the word "nan", which parses as a float

@@ -1,4 +1,7 @@
-"""What becomes of a table's columns: numbers, words and texts, as a model takes them. Each rule is public, or is said to be none."""
+"""Turn a table's columns of numbers, words and texts into a model's inputs.
+
+Each rule is public. Where a rule was taken from the data instead, a note of the data set says so.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +32,19 @@ from ldpfl.util.suggestions import nearest
 BYTES = 257
 """Tokens of a language model: the bytes, from 1 on, and 0 for the beginning of a text."""
 
-_LONG_WORD = 100
-"""Characters: a text is cut after so many for each word that is kept of it."""
+_CHARACTERS_PER_WORD = 100
+"""Characters of a text that are read for each word that is kept. The limit keeps the run time from revealing one long text."""
 
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Columns (N, F) of a table, those of them that are numbers on a scale of their own, and what each column was taken as."""
+    """The input matrix of a table.
+
+    Attributes:
+        values: (N, F), one or more columns for each column of the table.
+        unscaled: the columns of numbers, which are not scaled yet.
+        said: a note on how each column was read.
+    """
 
     values: NDArray[np.float32]
     unscaled: tuple[Unscaled, ...]
@@ -43,40 +52,46 @@ class Features:
 
 
 def said_of_all(table: Table, config: DataConfig) -> tuple[DataConfig, tuple[str, ...]]:
-    """Return ``config`` with a word about each column that is used, and notes on those left out.
+    """Return ``config`` with the kind of each input column filled in, and notes on columns that are left out.
 
-    What is not said is what most of the cells in ``table`` are.
+    A column whose kind the settings leave open gets the kind of most of its cells in ``table``.
     """
-    names, notes = _inputs(table, config)
+    names, notes = _input_columns(table, config)
     kinds = {name: _kind(table, name, config) for name in names}
     target = config.target_names[0]
-    said = config.model_copy(
+    resolved = config.model_copy(
         update={
             "columns": names,
             "words": [name for name in names if kinds[name] == "words" and name not in config.categories],
             "dates": [name for name in names if kinds[name] == "dates"],
             "numbers": [name for name in names if kinds[name] == "numbers" and name not in config.bounds],
-            "bounds": {name: own for name, own in config.bounds.items() if name in (*names, target)},
-            "categories": {name: own for name, own in config.categories.items() if name in names},
+            "bounds": {name: bounds for name, bounds in config.bounds.items() if name in (*names, target)},
+            "categories": {name: words for name, words in config.categories.items() if name in names},
         }
     )
-    return said, notes
+    return resolved, notes
 
 
-def _inputs(train: Table, config: DataConfig) -> tuple[list[str], tuple[str, ...]]:
-    apart = {*config.target_names, config.client, config.person}
+def _input_columns(train: Table, config: DataConfig) -> tuple[list[str], tuple[str, ...]]:
+    """Return the names of the input columns, and a note on columns that are left out because they look like identifiers.
+
+    Raises:
+        ConfigError: a setting names a column twice, or one that cannot be an input.
+        DataError: a named column is missing, or no input column is left.
+    """
+    reserved = {*config.target_names, config.client, config.person}
     if config.client in config.target_names:
         raise ConfigError(f"data.client and data.target both name {config.client!r}: clients are public, so the target would be public too")
-    named = {setting: getattr(config, setting) for setting in ("columns", "numbers", "words", "dates", "bounds", "categories")}
-    for setting, names in named.items():
+    names_by_setting = {setting: getattr(config, setting) for setting in ("columns", "numbers", "words", "dates", "bounds", "categories")}
+    for setting, names in names_by_setting.items():
         for name in names:
             train.column(name, f"data.{setting}")
-    said = {name for names in named.values() for name in names}
-    names = list(config.columns) or [name for name in train.columns if name not in apart]
+    configured = {name for names in names_by_setting.values() for name in names}
+    names = list(config.columns) or [name for name in train.columns if name not in reserved]
     for name in names:
-        if name in apart:
+        if name in reserved:
             raise ConfigError(f"data.columns names {name!r}, which is the target, the client or the person: it cannot be an input too")
-    left_out = [name for name in names if name not in said and whose(name)]
+    left_out = [name for name in names if name not in configured and whose(name)]
     names = [name for name in names if name not in left_out]
     note = note_on(left_out, person=config.person, client=config.client)
     if not names:
@@ -86,22 +101,37 @@ def _inputs(train: Table, config: DataConfig) -> tuple[list[str], tuple[str, ...
 
 
 def _kind(train: Table, name: str, config: DataConfig) -> Kind:
-    said: dict[str, Kind] = {"numbers": "numbers", "dates": "dates", "bounds": "numbers", "words": "words", "categories": "words"}
+    """Return whether the column ``name`` holds numbers, dates or words: by the settings, or else by most of its cells in ``train``.
+
+    Raises:
+        ConfigError: two settings give the column different kinds.
+    """
+    kinds_of: dict[str, Kind] = {
+        "numbers": "numbers",
+        "dates": "dates",
+        "bounds": "numbers",
+        "words": "words",
+        "categories": "words",
+    }
     if name in config.dates:
-        said["bounds"] = "dates"
-    kinds = {setting: kind for setting, kind in said.items() if name in getattr(config, setting)}
+        kinds_of["bounds"] = "dates"
+    kinds = {setting: kind for setting, kind in kinds_of.items() if name in getattr(config, setting)}
     if len(set(kinds.values())) > 1:
         first, *_, last = kinds
-        raise ConfigError(f"data.{first} and data.{last} both name {name!r}: it holds numbers, dates or words")
+        raise ConfigError(
+            f"data.{first} and data.{last} both name {name!r}, but a column holds numbers, dates or words: remove it from one of them"
+        )
     if kinds:
         return next(iter(kinds.values()))
     return train.kind(name)
 
 
 def words_of(table: Table, name: str, *, numeric: bool = False, values: Collection[str] = ()) -> list[str]:
-    """Return a column as words, "" where nothing stands; ``numeric`` ones that are the same number are the same word.
+    """Return the cells of the column ``name`` as words, with "" for an empty cell.
 
-    Those among ``values`` are words also where they usually stand for no value.
+    Args:
+        numeric: whether cells that are the same number become the same word, such as 1 and 1.0.
+        values: words that count as values even if they usually mean "no value".
     """
     column = table.columns[name]
     if column.dtype == np.float64 or (numeric and table.is_numeric(name)):
@@ -111,58 +141,65 @@ def words_of(table: Table, name: str, *, numeric: bool = False, values: Collecti
 
 
 def persons_in(table: Table, config: DataConfig) -> list[str]:
-    """Return the name of the person of each row, "" where nobody is named.
+    """Return the name of each row's person, with "" for a row that names nobody.
 
-    Names are brought to one Unicode form (NFC): the same letter may come as one character or as two. What stands for no name is fixed: if
-    settings could say so, whoever chooses them would choose who is left out.
+    Names are normalised to one Unicode form (NFC), since the same letter may be one character or two. The words that mean "no name" are
+    fixed: a server that could set them could choose which persons are left out.
 
     Raises:
-        ConfigError: the column has another part already.
-        DataError: there is no such column.
+        ConfigError: the person's column is also the client, the target or the text.
+        DataError: the table has no such column.
     """
     if config.person in (config.client, config.text, *config.target_names):
         raise ConfigError(
-            f"data.person names {config.person!r}, which is the client, the target or the text: name the column that tells persons apart"
+            f"data.person names {config.person!r}, which is also the client, the target or the text: name the column of persons"
         )
     table.column(config.person, "data.person")
     return names_of(words_of(replace(table, missing=()), config.person))
 
 
 def same_word(word: str) -> str:
-    """Return ``word`` as it is wherever it comes from: of truth values and long numbers, data frames and Parquet files make floats."""
-    if word.isdecimal() and _DIGITS < len(word) <= _MOST_DIGITS:
+    """Return ``word`` in the form that it has after a round trip through a data frame or a Parquet file.
+
+    These turn truth values and long whole numbers into floats, so the same word would differ between a CSV and a Parquet file.
+    """
+    if word.isdecimal() and _EXACT_DIGITS < len(word) <= _MAX_FLOAT_DIGITS:
         return as_text(int(word))
     return {"true": "1", "false": "0"}.get(word.lower(), word)
 
 
-_DIGITS = 15
-"""Of a whole number beyond which a float has another."""
+_EXACT_DIGITS = 15
+"""Number of decimal digits up to which a float holds every whole number exactly."""
 
-_MOST_DIGITS = 309
-"""Of a whole number that a float can be; what is longer is a text wherever it comes from."""
+_MAX_FLOAT_DIGITS = 309
+"""Number of decimal digits of the largest float. A longer whole number stays a text in every format."""
 
 
 def width_of(config: DataConfig) -> int:
-    """Return how many inputs come of a row, by the settings alone: as many as :func:`features_of` or :func:`texts_of` gives."""
+    """Return the number of inputs for each row, from the settings alone. :func:`features_of` and :func:`texts_of` return as many."""
     if config.text:
         return config.length
-    hashed, number = set(config.words), 2 if config.missing == "indicator" else 1
+    hashed, inputs_per_number = set(config.words), 2 if config.missing == "indicator" else 1
     return sum(
-        len(config.categories[name]) if name in config.categories else config.buckets if name in hashed else number
+        len(config.categories[name]) if name in config.categories else config.buckets if name in hashed else inputs_per_number
         for name in config.columns
     )
 
 
 def features_of(table: Table, config: DataConfig) -> Features:
-    """Return the inputs of ``table``; which columns there are, and of what kind each is, ``config`` says."""
+    """Return the input matrix of ``table``. ``config`` names the columns and their kinds, see :func:`said_of_all`.
+
+    Raises:
+        DataError: a column is missing, or one of its cells does not fit.
+    """
     parts: list[NDArray[np.float32]] = []
     unscaled: list[Unscaled] = []
     kinds: dict[str, list[str]] = {}
     width = 0
     for name in config.columns:
         if name not in table.columns:
-            meant = nearest(name, set(table.columns).difference(config.columns))
-            hint = f"it takes {', '.join(config.columns)}" if meant is None else f"did you mean {meant!r}?"
+            similar = nearest(name, set(table.columns).difference(config.columns))
+            hint = f"it takes {', '.join(config.columns)}" if similar is None else f"did you mean {similar!r}?"
             raise DataError(f"there is no column {name!r}, which the model takes: {hint}")
         if name in config.words or name in config.categories:
             part, kind = _one_hot(table, name, config), "words, by data.categories" if name in config.categories else "words, hashed"
@@ -175,58 +212,64 @@ def features_of(table: Table, config: DataConfig) -> Features:
         parts.append(part)
         kinds.setdefault(kind, []).append(name)
         width += part.shape[1]
-    said = "; ".join(f"{kind}: {', '.join(own)}" for kind, own in sorted(kinds.items()))
-    rules = [rule for kind, rule in _RULES.items() if any(own.startswith(kind) for own in kinds)]
-    return Features(np.concatenate(parts, axis=1), tuple(unscaled), f"columns were taken as {'. '.join([said, *rules])}")
+    listed = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in sorted(kinds.items()))
+    rules = [rule for kind, rule in _RULES.items() if any(present.startswith(kind) for present in kinds)]
+    return Features(np.concatenate(parts, axis=1), tuple(unscaled), f"columns were taken as {'. '.join([listed, *rules])}")
 
 
 _RULES = {
     "numbers": "A number beyond a limit, such as <0.5 or >200, counts as the limit",
     "dates": "A date counts as its days since 1970-01-01",
 }
-"""Rules that hold for any table, and are told whether or not it holds such cells: whether it does is private."""
+"""Rules for each kind of column. The note states them whether or not such cells occur, since whether they occur is private."""
 
 
 def _number_columns(table: Table, name: str, config: DataConfig) -> NDArray[np.float32]:
-    """Return a column (N, 1) as it stands, gaps too, or (N, 2) with what tells of its gaps."""
+    """Return the column ``name`` as (N, 1) with NaN for a missing value, or as (N, 2) with an indicator of missing values."""
     values = table.numbers(name, kind="dates" if name in config.dates else "numbers")
     absent = np.isnan(values)
     if config.missing == "refuse" and absent.any():
         raise DataError(f"{table.where(int(np.flatnonzero(absent)[0]))}: the column {name!r} has no value, and data.missing is 'refuse'")
     columns = [values, absent.astype(np.float64)] if config.missing == "indicator" else [values]
-    with np.errstate(over="ignore"):  # one cell beyond all float32 becomes infinity, and no log is to tell of it
+    with np.errstate(over="ignore"):  # a value beyond float32 becomes infinity; a warning would reveal that one exists
         return np.stack(columns, axis=1).astype(np.float32)
 
 
 def bounds_of(config: DataConfig, name: str) -> tuple[float, float] | None:
-    """Return the least and the largest value that the public knows of a column; None where it knows none.
+    """Return the public bounds of the column ``name``, or None if ``data.bounds`` has none.
 
     Raises:
-        ConfigError: they are no interval.
+        ConfigError: the lower bound is not below the upper one.
     """
     if name not in config.bounds:
         return None
     low, high = config.bounds[name]
     if not 0 < high - low < inf:
-        raise ConfigError(f"data.bounds.{name} are the least and the largest value, got {low:g} and {high:g}")
+        raise ConfigError(f"data.bounds.{name} are {low:g} and {high:g}, expected the least and then the largest value")
     return low, high
 
 
 def _one_hot(table: Table, name: str, config: DataConfig) -> NDArray[np.float32]:
+    """Return a column of words as a one-hot matrix: by its categories, or by hashes where it has none. A missing value is all zeros."""
     known = config.categories.get(name)
     words = [same_word(word) for word in words_of(table, name, values=known or ())]
     if known is None:
-        places = [_place(f"{name}\0{word}", config.buckets) if word else None for word in words]
+        indices = [_hash_bucket(f"{name}\0{word}", config.buckets) if word else None for word in words]
     else:
-        places = _listed(table, name, words, {same_word(word): place for place, word in enumerate(known)})
-    found = np.zeros((len(words), config.buckets if known is None else len(known)), dtype=np.float32)
-    for row, place in enumerate(places):
-        if place is not None:
-            found[row, place] = 1.0
-    return found
+        indices = _category_indices(table, name, words, {same_word(word): index for index, word in enumerate(known)})
+    encoded = np.zeros((len(words), config.buckets if known is None else len(known)), dtype=np.float32)
+    for row, index in enumerate(indices):
+        if index is not None:
+            encoded[row, index] = 1.0
+    return encoded
 
 
-def _listed(table: Table, name: str, words: Sequence[str], known: Mapping[str, int]) -> list[int | None]:
+def _category_indices(table: Table, name: str, words: Sequence[str], known: Mapping[str, int]) -> list[int | None]:
+    """Return the index of each word among the categories of the column ``name``, or None for an empty cell.
+
+    Raises:
+        DataError: a word is not a category. The message names the row and not the word, which is private.
+    """
     for row, word in enumerate(words):
         if word and word not in known:
             raise DataError(
@@ -236,31 +279,33 @@ def _listed(table: Table, name: str, words: Sequence[str], known: Mapping[str, i
 
 
 @lru_cache(maxsize=1 << 16)
-def _place(word: str, places: int) -> int:
-    """Return where a word is hashed to: the same on every machine, and nothing that depends on other words."""
-    return int.from_bytes(hashlib.sha256(word.encode(errors="surrogatepass")).digest()[:8]) % places
+def _hash_bucket(word: str, buckets: int) -> int:
+    """Return the bucket of ``word``. It is the same on every machine and does not depend on other words."""
+    return int.from_bytes(hashlib.sha256(word.encode(errors="surrogatepass")).digest()[:8]) % buckets
 
 
 def with_text(table: Table, config: DataConfig) -> DataConfig:
-    """Return ``config`` with the column of texts named, where a pretrained model reads them and one column alone can hold them.
+    """Return ``config`` with ``data.text`` filled in, if it uses a tokenizer and only one column of ``table`` can hold the texts.
 
     Raises:
-        ConfigError: several can.
+        ConfigError: no column or several columns could hold the texts.
     """
     if config.text or not config.tokenizer:
         return config
-    apart = {*config.target_names, config.client, config.person} if config.target else {config.client, config.person}
-    names = [name for name in table.columns if name not in apart]
+    reserved = {*config.target_names, config.client, config.person} if config.target else {config.client, config.person}
+    names = [name for name in table.columns if name not in reserved]
     if len(names) != 1:
         raise ConfigError(f"data.text (--text) has to name the column that holds the texts: there are {', '.join(names[:8]) or 'none'}")
     return config.model_copy(update={"text": names[0]})
 
 
 def texts_of(table: Table, config: DataConfig, targets: Targets) -> Inputs:
-    """Return the texts of ``table`` as tokens (N, length) int64: words hashed, or bytes for a language model; or those of a tokenizer.
+    """Return the texts of ``table`` as tokens (N, length) int64.
+
+    The tokens are those of ``data.tokenizer`` if there is one, bytes for a language model, and else hashed words.
 
     Raises:
-        ConfigError: inputs are named beside the texts.
+        ConfigError: ``data.columns`` names inputs in addition to the texts.
         DataError: the column is missing, or holds numbers.
     """
     if config.columns:
@@ -273,27 +318,26 @@ def texts_of(table: Table, config: DataConfig, targets: Targets) -> Inputs:
         return tokens_of(texts.tolist(), config.tokenizer, config.length)
     if targets == "tokens":
         return bytes_of(texts, config.length)[:, :-1]
-    found = torch.zeros(len(texts), config.length, dtype=torch.int64)
+    tokens = torch.zeros(len(texts), config.length, dtype=torch.int64)
     for row, text in enumerate(texts):
-        # Cut before it is looked through: how long that takes is not to tell of one long text among others.
-        words = re.findall(r"\w+", text[: _LONG_WORD * config.length].lower())[: config.length]
-        found[row, : len(words)] = torch.tensor([1 + _place(word, config.vocabulary - 1) for word in words], dtype=torch.int64)
-    return found
+        words = re.findall(r"\w+", text[: _CHARACTERS_PER_WORD * config.length].lower())[: config.length]
+        tokens[row, : len(words)] = torch.tensor([1 + _hash_bucket(word, config.vocabulary - 1) for word in words], dtype=torch.int64)
+    return tokens
 
 
 def bytes_of(texts: NDArray[np.object_], length: int) -> Tensor:
-    """Return texts as tokens (N, ``length`` + 1): 0, then each byte and 1, then 0 to the end."""
-    found = torch.zeros(len(texts), length + 1, dtype=torch.int64)
+    """Return texts as tokens (N, ``length`` + 1): a 0 for the start, then each byte plus 1, then zeros as padding."""
+    tokens = torch.zeros(len(texts), length + 1, dtype=torch.int64)
     for row, text in enumerate(texts):
-        own = torch.tensor(list(text.encode(errors="surrogatepass")[:length]), dtype=torch.int64)
-        found[row, 1 : 1 + len(own)] = own + 1
-    return found
+        text_bytes = torch.tensor(list(text.encode(errors="surrogatepass")[:length]), dtype=torch.int64)
+        tokens[row, 1 : 1 + len(text_bytes)] = text_bytes + 1
+    return tokens
 
 
 def drawn_inputs(config: DataConfig, rows: int, generator: torch.Generator) -> Tensor:
-    """Return drawn ``rows`` (N, F) that are nobody's, as :func:`features_of` makes them and once their numbers are scaled.
+    """Draw synthetic inputs (``rows``, F) of the same layout as scaled :func:`features_of`. They depend on no data.
 
-    Numbers are standard normal, and each word of a column is as frequent as any other.
+    Numbers are standard normal, and the words of a column are equally frequent.
     """
     parts: list[Tensor] = []
     for name in config.columns:

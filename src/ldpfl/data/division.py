@@ -1,4 +1,4 @@
-"""Who holds which samples: the places of all clients in one array."""
+"""Which client holds which samples, in one array for all clients."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Places = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Division(Sequence[Places]):
-    """For each client the places of its samples: 8 bytes for a sample and 16 for a client, however many there are.
+    """The sample indices of each client. It takes 8 bytes for each sample and 16 for each client.
 
     Attributes:
-        places: (N,) of all clients.
-        starts, sizes: (K,) where those of each client begin, and how many they are.
+        places: (N,) sample indices of all clients.
+        starts, sizes: (K,) where each client's indices begin in ``places``, and how many it has.
     """
 
     places: Places
@@ -27,7 +27,7 @@ class Division(Sequence[Places]):
 
     @classmethod
     def of(cls, parts: Sequence[Places]) -> Division:
-        """Return the division that gives each client its own of ``parts``."""
+        """Return the division that gives client i the indices ``parts[i]``."""
         if isinstance(parts, Division):
             return parts
         sizes = np.array([part.size for part in parts], dtype=np.int64)
@@ -35,13 +35,13 @@ class Division(Sequence[Places]):
 
     @classmethod
     def equal(cls, places: Places, clients: int) -> Division:
-        """Return ``places`` cut into equal parts; a remainder that does not divide is left out."""
+        """Return ``places`` cut into equal parts. The remainder of the division is left out."""
         size = len(places) // clients
         return cls(places[: size * clients], np.arange(clients) * size, np.full(clients, size))
 
     @classmethod
     def by_owner(cls, owners: Places, clients: int) -> Division:
-        """Return the division that gives each client the places, in ascending order, of which ``owners`` (N,) names it; -1 names none."""
+        """Return the division in which sample i belongs to client ``owners[i]``, or to no client if that is -1."""
         sizes = np.bincount(owners[owners >= 0], minlength=clients)
         return cls(owners.argsort(kind="stable"), np.cumsum(sizes) - sizes + len(owners) - int(sizes.sum()), sizes)
 
@@ -67,13 +67,13 @@ class Division(Sequence[Places]):
         return (self[client] for client in range(len(self)))
 
     def take(self, clients: Places) -> Division:
-        """Return the division of ``clients`` (k,) alone, in their order."""
+        """Return the division that contains only ``clients`` (k,), in their order."""
         table, inside = self._table(clients)
         sizes = self.sizes[clients]
         return Division(table[inside], np.cumsum(sizes) - sizes, sizes)
 
     def table(self) -> tuple[Places, NDArray[np.bool_]]:
-        """Return the places as a table (K, most), filled up with the first place of each client, and which entries count."""
+        """Return the indices as a table (K, largest size), padded with each client's first index, and a mask of the real entries."""
         return self._table(np.arange(len(self)))
 
     def _table(self, clients: Places) -> tuple[Places, NDArray[np.bool_]]:

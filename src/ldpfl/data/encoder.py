@@ -1,4 +1,4 @@
-"""How rows of a table become what a model takes, and its outputs words again: for rows that it was not trained on."""
+"""Encode new rows of a table as a model's inputs, and decode the model's outputs to classes and numbers."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
 
 _Floats = Annotated[tuple[float, ...], Field(fail_fast=True)]
 Knots = tuple[_Floats, _Floats]
-"""Ascending values, and what each of them becomes."""
+"""Ascending values, and the scaled value of each."""
 
-_WIDEST = 1 << 24
-"""Inputs of a row: a file of somebody else's makes no model beyond all memory."""
+_MAX_WIDTH = 1 << 24
+"""Maximum number of inputs or outputs. It keeps an encoding from an untrusted file from exhausting memory."""
 
 
 class Encoder(BaseModel):
-    """What is known of a table's columns, all of it public or measured with noise.
+    """How to encode rows of a table. Everything in it is public or was measured with noise.
 
     Attributes:
-        data: the settings, in which each column is one of numbers or of words.
-        targets: what is told of a row.
-        classes: in the order of a classifier's outputs.
-        places: of the inputs that are numbers.
-        knots: for each of them the points, values and what they become, between which it is brought to its scale; None where noise hid it.
-        shares: share of each class, or of each label, as it was measured; the mean of a count, in its spreads; or the hazard of each
-            interval of time.
+        data: the data settings, with the kind of each column filled in.
+        targets: the kind of target that the model predicts.
+        classes: names of the classes, in the order of a classifier's outputs.
+        places: indices of the inputs that are numbers.
+        knots: for each index in ``places`` the points between which its values are interpolated; None if noise hid the column's scale.
+        shares: measured share of each class or label; for a count, its mean in units of ``target_spread``; for survival, the hazard of
+            each interval.
         cuts: times at which the intervals of survival end.
-        target_center, target_spread: a number that is told, in its own unit, is the center and so many spreads.
-        width: inputs of a row.
-        outputs: of the model.
+        target_center, target_spread: a predicted number is ``target_center`` plus the model's output times ``target_spread``.
+        width: number of inputs for each row.
+        outputs: number of outputs of the model.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -58,72 +58,76 @@ class Encoder(BaseModel):
     cuts: _Floats = ()
     target_center: float = 0.0
     target_spread: float = 1.0
-    width: Annotated[int, Field(ge=0, le=_WIDEST)]
-    outputs: Annotated[int, Field(ge=1, le=_WIDEST)]
+    width: Annotated[int, Field(ge=0, le=_MAX_WIDTH)]
+    outputs: Annotated[int, Field(ge=1, le=_MAX_WIDTH)]
 
     @model_validator(mode="after")
-    def _has_a_class_an_output(self) -> Self:
+    def _check_consistent(self) -> Self:
         if (width := width_of(self.data)) != self.width:
-            raise ValueError(f"{width:,} inputs come of its columns, and it says {self.width:,}")
+            raise ValueError(f"width is {self.width:,}, but the columns in data make {width:,} inputs")
         if self.targets == "class" and len(self.classes) != self.outputs:
-            raise ValueError("there are as many classes as outputs")
+            raise ValueError(f"{len(self.classes)} classes and {self.outputs} outputs: expected one output for each class")
         if self.targets in ("number", "count") and self.outputs != 1:
-            raise ValueError("a number is one output")
+            raise ValueError(f"{self.outputs} outputs for a target that is a number: expected 1")
         if self.targets == "ordered" and len(self.classes) != self.outputs + 1:
-            raise ValueError("there is one output less than there are ordered classes")
+            raise ValueError(f"{len(self.classes)} ordered classes and {self.outputs} outputs: expected one output less than classes")
         if self.targets == "survival" and (len(self.data.target) != 2 or len(self.cuts) not in (0, self.outputs)):
-            raise ValueError("survival has two columns and as many intervals as outputs")
+            raise ValueError("survival expects two target columns, and one output for each interval")
         if self.targets == "classes" and len(self.data.target) != self.outputs:
-            raise ValueError("there are as many labels as outputs")
+            raise ValueError(f"{len(self.data.target)} labels and {self.outputs} outputs: expected one output for each label")
         if len({place for place in self.places if 0 <= place < self.width}) != len(self.places) or len(self.knots) != len(self.places):
-            raise ValueError("each scaled input is one of the inputs, and has knots or None")
+            raise ValueError("places must be distinct input indices below width, and knots must have one entry for each of them")
         for values, deviates in filter(None, self.knots):
             if not 2 <= len(values) == len(deviates) or not all(map(isfinite, (*values, *deviates))) or list(values) != sorted(set(values)):
-                raise ValueError("knots are two or more ascending values, and as many finite numbers that they become")
+                raise ValueError("knots must be two or more ascending values, with one finite scaled value for each")
         return self
 
     def scaled(self, inputs: Tensor) -> Tensor:
-        """Return ``inputs`` (N, width) with their numbers on the scale that the model takes.
+        """Return ``inputs`` (N, width) with their numbers scaled as in training.
 
         Raises:
-            DataError: there are more inputs, or fewer.
+            DataError: ``inputs`` has another width.
         """
         if inputs.shape[1] != self.width:
-            raise DataError(f"{inputs.shape[1]} inputs come of these columns, and the model takes {self.width}: the encoding is damaged")
+            raise DataError(f"these columns make {inputs.shape[1]} inputs, but the model takes {self.width}: the encoding is damaged")
         return scaled_by(inputs, self.places, self.knots)
 
     def handed_on(self) -> Encoder:
-        """Return a copy that names no folder of this machine."""
+        """Return a copy that can be published: it names no folder of this machine."""
         return self.read_by(public_name(self.data.tokenizer))
 
     def read_by(self, tokenizer: str) -> Encoder:
-        """Return a copy that reads texts by ``tokenizer``."""
+        """Return a copy that uses ``tokenizer``."""
         return self.model_copy(update={"data": self.data.model_copy(update={"tokenizer": tokenizer})})
 
     def check_threshold(self, threshold: float | None) -> None:
-        """Return if predictions can be made by ``threshold``; None is no threshold.
+        """Raise if the model cannot predict with ``threshold``, the least probability of the second class. None is always valid.
 
         Raises:
-            ConfigError: the model tells something else than one of two classes, or the threshold is no probability.
+            ConfigError: the model is not a classifier of two classes, or ``threshold`` does not lie between 0 and 1.
         """
         if threshold is not None:
             check_threshold(threshold, self.outputs if self.targets == "class" else None)
 
     def answers(self, outputs: Tensor, threshold: float | None = None) -> pandas.DataFrame:
-        """Return in words what ``outputs`` (N, outputs) of the model say: probabilities and the likeliest class, or a number.
+        """Return the predictions for the model's ``outputs`` (N, outputs), one row for each.
 
-        Of ordered classes it is the median one; of a time to an event, the probability that it lies beyond each cut. With a ``threshold``
-        the class is the second of two wherever its probability is no less than that.
+        For classes these are the likeliest class and the probabilities; for ordered classes, the median class. For a time to an event,
+        they are the probabilities that it lies beyond each cut. For labels they are probabilities, and else a number.
+
+        Args:
+            threshold: predict the second of two classes wherever its probability is at least this.
 
         Raises:
-            ConfigError: a language model tells no row anything.
-            DataError: the model has other outputs.
+            ConfigError: a language model makes no prediction for a row.
+            DataError: ``outputs`` has another number of outputs than the encoding.
         """
         import pandas
 
         if outputs.numel() != len(outputs) * self.outputs:
             raise DataError(
-                f"the model says {tuple(outputs.shape[1:])} of a row, not {self.outputs} figures: it is not that of the encoding"
+                f"the model's output for a row has the shape {tuple(outputs.shape[1:])}, expected {self.outputs} numbers: use the model "
+                "that this encoding was made for"
             )
         if self.targets == "number":
             values = outputs.reshape(len(outputs)).double() * self.target_spread + self.target_center
@@ -142,32 +146,34 @@ class Encoder(BaseModel):
             return told_classes(str(self.data.target), self.classes, chances, likeliest(chances, threshold))
         if self.targets == "classes":
             return pandas.DataFrame(outputs.double().sigmoid().numpy(), columns=[printable(name) for name in self.data.target])
-        raise ConfigError("a language model says how texts go on, and nothing of a row")
+        raise ConfigError("a language model predicts the next token of a text, and makes no prediction for a row of a table")
 
 
 def check_threshold(threshold: float, classes: int | None) -> None:
-    """Return if the second of two classes can be told by ``threshold``.
+    """Raise if a model with ``classes`` classes cannot predict with ``threshold``, the least probability of the second of two classes.
 
     Args:
-        classes: how many classes the model tells apart; None where it tells something else.
+        classes: number of classes of the model; None if it is not a classifier.
 
     Raises:
-        ConfigError: there are not two classes, or the threshold is no probability between 0 and 1.
+        ConfigError: there are not two classes, or ``threshold`` does not lie between 0 and 1.
     """
     if classes != 2:
-        told = "something else than a class" if classes is None else f"one of {classes:,} classes"
-        raise ConfigError(f"threshold = {threshold:g} decides between two classes, and this model tells {told}: leave the threshold out")
+        predicted = "something else than a class" if classes is None else f"one of {classes:,} classes"
+        raise ConfigError(
+            f"threshold = {threshold:g} decides between two classes, and this model tells {predicted}: leave the threshold out"
+        )
     if not 0 < threshold < 1:
         raise ConfigError(f"threshold is {threshold:g}, expected a probability above 0 and below 1: give one, such as 0.2")
 
 
 def likeliest(chances: Tensor, threshold: float | None = None) -> Tensor:
-    """Return the likeliest class of each row (N,) by its ``chances`` (N, K); of two classes the second one from ``threshold`` on."""
+    """Return the likeliest class (N,) by the probabilities ``chances`` (N, K), or class 1 wherever it reaches the ``threshold``."""
     return chances.argmax(dim=1) if threshold is None else (chances[:, 1] >= threshold).long()
 
 
 def told_classes(target: str, classes: Sequence[str], chances: Tensor, told: Tensor) -> pandas.DataFrame:
-    """Return a row for each of ``told`` (N,): the class in the column ``target``, and the probability of each of the ``classes``."""
+    """Return a data frame with the name of each predicted class ``told`` (N,) in the column ``target``, and all ``chances`` (N, K)."""
     import pandas
 
     names = [printable(name) for name in classes]
@@ -176,13 +182,13 @@ def told_classes(target: str, classes: Sequence[str], chances: Tensor, told: Ten
 
 
 def scaled_by(inputs: Tensor, places: Sequence[int], knots: Sequence[Knots | None]) -> Tensor:
-    """Return a copy of ``inputs`` (N, F) in which each of ``places`` is brought to its scale by its ``knots``.
+    """Return a copy of ``inputs`` (N, F) in which the columns at ``places`` are scaled by their ``knots``.
 
-    Between two knots a value is interpolated, and beyond the first or the last it becomes what that one becomes. A gap becomes 0, and so
-    does all of a column without knots.
+    Values are interpolated linearly between knots. A value beyond the outer knots becomes that knot's scaled value. A missing value
+    becomes 0, and so does a whole column without knots.
     """
-    found = inputs.clone()
-    for place, own in zip(places, knots, strict=True):
-        values = np.zeros(len(inputs)) if own is None else np.interp(inputs[:, place].double().numpy(), *own)
-        found[:, place] = torch.from_numpy(values).float().nan_to_num(0.0)
-    return found
+    result = inputs.clone()
+    for place, column_knots in zip(places, knots, strict=True):
+        values = np.zeros(len(inputs)) if column_knots is None else np.interp(inputs[:, place].double().numpy(), *column_knots)
+        result[:, place] = torch.from_numpy(values).float().nan_to_num(0.0)
+    return result

@@ -1,4 +1,4 @@
-"""Which files of a folder are data."""
+"""Find the data files in a folder, and the split that each belongs to."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _WORD = re.compile(r"[a-z]+")
 
 
 def visible_files(folder: Path) -> list[Path]:
-    """Return all files below ``folder``, sorted by their paths, but those that are hidden, or in a folder that is.
+    """Return all files below ``folder``, sorted by path, without hidden files and files in hidden folders.
 
-    Editors and notebooks keep copies there: each row would count twice.
+    Editors and notebooks keep copies in hidden folders, and each row would count twice.
     """
     return sorted(file for file in folder.rglob("*") if file.is_file() and not _is_hidden(file.relative_to(folder).parts))
 
@@ -30,20 +30,20 @@ def _is_hidden(parts: Sequence[str]) -> bool:
 
 
 def split_of(path: Path) -> str | None:
-    """Return which split the name of a file, or of a folder that it is in, begins with, in any case: train, test, validation or none."""
+    """Return the split that the name of a file, or of a folder above it, begins with: train, test or validation; None if none does."""
     words = (_WORD.match(part.lower()) for part in reversed(path.parts))
     return next((_SPLITS[word.group()] for word in words if word and word.group() in _SPLITS), None)
 
 
 def check_one_split(paths: Iterable[Path], folder: Path) -> None:
-    """Raise a :class:`ConfigError` if ``paths`` below ``folder`` say that some rows are to be trained on and others not.
+    """Raise a :class:`ConfigError` if ``paths`` below ``folder`` contain both a train split and a test or validation split.
 
-    A class may be called test.
+    A test split alone is fine: it may be a class that is called "test".
     """
-    named = {split_of(path): path for path in paths}
-    held = named.get("test") or named.get("validation")
-    if held and "train" in named:
+    path_by_split = {split_of(path): path for path in paths}
+    held_out = path_by_split.get("test") or path_by_split.get("validation")
+    if held_out and "train" in path_by_split:
         raise ConfigError(
-            f"{folder} holds {str(named['train'])!r} beside {str(held)!r}, and all would be trained on: name what is to be trained on in "
-            "data.path, and what is to be measured on in data.test_path"
+            f"{folder} holds {str(path_by_split['train'])!r} beside {str(held_out)!r}, and all would be trained on: "
+            "name the training data in data.path, and the test data in data.test_path"
         )

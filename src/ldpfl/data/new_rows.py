@@ -1,4 +1,4 @@
-"""What a trained model says of new rows of a table: from their columns to its inputs, and from its outputs to words."""
+"""Predict new rows of a table with a trained model."""
 
 from __future__ import annotations
 
@@ -19,38 +19,41 @@ if TYPE_CHECKING:
 
 
 def answered(encoder: Encoder, module: nn.Module, rows: pandas.DataFrame | str | Path, threshold: float | None = None) -> pandas.DataFrame:
-    """Return what ``module`` says of ``rows``, in words; of two classes the second one from ``threshold`` on.
+    """Return the predictions of ``module`` for ``rows``, one line for each row.
 
-    Line i is about row i. Lines have the index of ``rows`` if these are a data frame.
+    If ``rows`` is a data frame, the result has the same index.
+
+    Args:
+        threshold: predict the second of two classes wherever its probability is at least this.
 
     Raises:
-        ConfigError: the model does not tell one of two classes, and there is a threshold.
-        DataError: a column is missing, or a value does not fit; its place is named.
+        ConfigError: there is a ``threshold``, but the model is not a classifier of two classes.
+        DataError: a column is missing, or a value does not fit. The message names the place.
     """
     encoder.check_threshold(threshold)
     with torch.no_grad():
-        found = encoder.answers(_outputs(module.eval(), encoded(encoder, rows)), threshold)
-    return found if isinstance(rows, str | Path) else found.set_axis(rows.index)
+        predictions = encoder.answers(_outputs(module.eval(), encoded(encoder, rows)), threshold)
+    return predictions if isinstance(rows, str | Path) else predictions.set_axis(rows.index)
 
 
 def _outputs(module: nn.Module, inputs: Inputs) -> Tensor:
-    """Return what ``module`` makes of ``inputs`` (N, ...), some rows at a time where they are texts of several tensors."""
+    """Return the outputs of ``module`` for ``inputs`` (N, ...). Tokenised texts go through it in batches, to save memory."""
     if isinstance(inputs, Tensor):
         return torch.as_tensor(answers_of(module, inputs))
     count = len(inputs[TOKENS])
-    cuts = (slice(start, start + _AT_ONCE) for start in range(0, count, _AT_ONCE))
+    cuts = (slice(start, start + _BATCH_SIZE) for start in range(0, count, _BATCH_SIZE))
     return torch.cat([answers_of(module, {name: part[cut] for name, part in inputs.items()}) for cut in cuts])
 
 
-_AT_ONCE = 64
-"""Texts that a pretrained model is given together."""
+_BATCH_SIZE = 64
+"""Number of texts that go through a pretrained model together."""
 
 
 def encoded(encoder: Encoder, rows: pandas.DataFrame | str | Path) -> Inputs:
-    """Return what a model takes (N, ...) for ``rows``: a data frame, or a file or folder; the target's column need not be there.
+    """Return the model's inputs (N, ...) for ``rows``, a data frame, a file or a folder. The target column may be missing.
 
     Raises:
-        DataError: a column is missing, or a value does not fit; its place is named.
+        DataError: an input column is missing, or a value does not fit. The message names the place.
     """
     table = read_table(Path(rows)) if isinstance(rows, str | Path) else table_of(rows, "the rows")
     table = table.with_missing(encoder.data.missing_words)

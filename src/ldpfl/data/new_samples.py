@@ -1,4 +1,4 @@
-"""What a trained model says of new images, or of an array of samples: from files to its inputs, and from its outputs to classes."""
+"""Classify new images, or an array of samples, with a trained model."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 Rows = str | Path | Tensor | NDArray[Any]
 """A folder of images, an image, a ``.npy`` file or a Parquet file with images; or the samples themselves."""
 
-_AT_ONCE = 256
-"""Samples that go through a model together."""
+_BATCH_SIZE = 256
+"""Number of samples that go through a model together."""
 
 
 def read_samples(rows: Rows, shape: tuple[int, ...]) -> tuple[Tensor, list[str]]:
-    """Return samples (N, ``*shape``), as they are before pixels are normalised, and the file of each one; no files where there are none.
+    """Return samples (N, ``*shape``) with unnormalised pixels, and the file name of each; an empty list if they are not files.
 
-    Images of one channel are read as grey values, others as RGB.
+    If ``shape`` has one channel, images are read as grey values, else as RGB.
 
     Raises:
-        DataError: there are no samples, they cannot be read, or they are of another shape.
+        DataError: there are no samples, they cannot be read, or they have another shape.
     """
     files: list[str] = []
     if not isinstance(rows, str | Path):
@@ -52,12 +52,14 @@ def read_samples(rows: Rows, shape: tuple[int, ...]) -> tuple[Tensor, list[str]]
     if tuple(found.shape[1:]) != shape:
         raise DataError(
             f"each of the {len(found):,} samples has the shape {tuple(found.shape[1:])}, and the model takes {shape}: bring them to that "
-            "shape (images are channels, height, width); of features (data.features), give them to ldpfl.load_model's module yourself"
+            "shape (images are channels, height, width); if the model takes features (data.features), pass the features to "
+            "ldpfl.load_model's module yourself"
         )
     return found, files
 
 
 def _array_in(path: Path) -> NDArray[Any]:
+    """Return the array in the ``.npy`` file at ``path``. Pickled objects, which could run code, are refused."""
     try:
         found: NDArray[Any] = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -72,23 +74,26 @@ def classified(
     classes: Sequence[str],
     threshold: float | None,
 ) -> pandas.DataFrame:
-    """Return the class of each sample and the probability of each class; with the file of each in the first column, if it has one.
+    """Return a data frame with each sample's class and the probability of every class. File names, if any, are the first column.
 
     Args:
-        samples: as :func:`read_samples` returns them.
-        scale: mean and standard deviation that pixels are normalised by.
-        classes: what the outputs stand for.
-        threshold: of two classes, the probability from which on it is the second one.
+        samples: result of :func:`read_samples`.
+        scale: mean and standard deviation for normalising pixels.
+        classes: names of the outputs.
+        threshold: predict the second of two classes wherever its probability is at least this. None predicts the likeliest.
 
     Raises:
-        DataError: the model has other outputs.
+        DataError: the model's number of outputs is not the number of ``classes``.
     """
     inputs, files = samples
     module.eval()
     with torch.no_grad():
-        outputs = torch.cat([answers_of(module, normalise(part, *scale)) for part in torch.split(inputs, _AT_ONCE)]).double()
+        outputs = torch.cat([answers_of(module, normalise(part, *scale)) for part in torch.split(inputs, _BATCH_SIZE)]).double()
     if tuple(outputs.shape) != (len(inputs), len(classes)):
-        raise DataError(f"the model says {tuple(outputs.shape[1:])} of a sample, expected {len(classes)} figures: it is of another run")
+        raise DataError(
+            f"the model's output for a sample has the shape {tuple(outputs.shape[1:])}, expected {len(classes)} numbers: "
+            "use the model of this run"
+        )
     chances = outputs.softmax(dim=1)
     found = told_classes("class", classes, chances, likeliest(chances, threshold))
     if files:

@@ -1,4 +1,4 @@
-"""Tables that clients on Flower hold themselves: what is public of them is in the settings, and each node reads its own file."""
+"""Tables that stay at Flower nodes. The settings describe their columns in public, and each node reads its own file."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from ldpfl.tasks import ABSENT, Targets
 
 
 def described_at_nodes(config: DataConfig, targets: Targets) -> Dataset:
-    """Return what a server knows of its clients' tables: one made-up row to train on, and the rows of ``data.test_path``, if there are.
+    """Return the server's view of its clients' tables: one made-up training row, and the rows of ``data.test_path`` if it is set.
 
     Raises:
-        ConfigError: a setting that has to be public is missing, or does not fit.
+        ConfigError: a setting that describes the tables is missing, or does not fit.
         DataError: the test rows cannot be read.
     """
     stand_in = _stand_in(config, targets)
@@ -34,12 +34,12 @@ def described_at_nodes(config: DataConfig, targets: Targets) -> Dataset:
 
 
 def read_at_node(config: DataConfig, targets: Targets, path: Path) -> Dataset:
-    """Return a node's own table, of which no row decides about another.
+    """Read a node's own table, such that no row affects how another row is read.
 
-    Every rule by which it is read is in ``config``, which a server chooses, anew for each round. So a row that does not fit is no error:
-    what a server leaves out of its rules would stop the node where some row has it. A cell that the rules do not know is one without a
-    value, and a row of which too little is left keeps its place and teaches nothing. Where persons are protected, a row of which nobody
-    knows the person is nobody's, and is left out.
+    The server chooses the rules in ``config`` and may change them in each round. So a row that does not fit must not be an error: a
+    server could omit a value from its rules, and see from the error whether the node has it. A cell that the rules do not allow counts as
+    missing. A row without a valid target keeps its place and contributes nothing. Where persons are protected, rows without a person are
+    left out.
 
     Raises:
         ConfigError: as :func:`described_at_nodes`.
@@ -47,49 +47,49 @@ def read_at_node(config: DataConfig, targets: Targets, path: Path) -> Dataset:
     """
     stand_in = _stand_in(config, targets)
     names = {*stand_in.columns, *config.numbers, *config.words, *config.dates, *config.bounds, *config.categories}
-    table = _of_somebody(read_table(path, names, names_shown=False).with_missing(config.missing_words), config, path)
-    readable, kept = _fitted(table, stand_in, config, targets)
-    found = _on_scale(dataset_of(path.stem, readable, stand_in, config, targets), config)
-    answers = found.train.targets
-    answers[torch.from_numpy(~kept)] = torch.tensor(ABSENT[targets], dtype=answers.dtype)
-    return found
+    table = _rows_with_person(read_table(path, names, names_shown=False).with_missing(config.missing_words), config, path)
+    readable, usable = _replace_invalid_cells(table, stand_in, config, targets)
+    dataset = _on_scale(dataset_of(path.stem, readable, stand_in, config, targets), config)
+    answers = dataset.train.targets
+    answers[torch.from_numpy(~usable)] = torch.tensor(ABSENT[targets], dtype=answers.dtype)
+    return dataset
 
 
 def check_at_node(config: DataConfig, targets: Targets, path: Path) -> None:
-    """Return if each row of a node's own table fits: for its operator, before anything is trained on.
+    """Raise if a row of a node's own table does not fit. The node's operator runs this check before training.
 
     Raises:
         ConfigError: as :func:`described_at_nodes`.
-        DataError: one does not; the line is named.
+        DataError: a row does not fit. The message names its line.
     """
     dataset_of(path.stem, read_table(path, names_shown=False), _stand_in(config, targets), config, targets)
 
 
 def values_beyond_bounds(config: DataConfig, path: Path) -> dict[str, int]:
-    """Return how many values of each column of a node's own table lie outside ``data.bounds``, of the columns where some do.
+    """Return the number of values outside ``data.bounds``, for each column of a node's own table that has any.
 
-    Such a value counts as the nearer bound. That is no error; where the table has another unit than the bounds, it is most of a column.
+    Such a value is clipped to the nearer bound, which is no error. If most of a column is outside, its unit may differ from the bounds'.
 
     Raises:
         DataError: the table cannot be read, or lacks a column.
     """
     names = [name for name in config.bounds if name not in config.dates]
     table = read_table(path, names, names_shown=False).with_missing(config.missing_words)
-    found = {}
+    counts = {}
     for name in names:
         table.column(name, "data.bounds")
         numbers, (low, high) = table.numbers(name, strict=False), config.bounds[name]
-        found[name] = int(((numbers < low) | (numbers > high)).sum())
-    return {name: count for name, count in found.items() if count}
+        counts[name] = int(((numbers < low) | (numbers > high)).sum())
+    return {name: count for name, count in counts.items() if count}
 
 
 def _on_scale(dataset: Dataset, config: DataConfig) -> Dataset:
-    """Return ``dataset`` scaled by its bounds; as it is, where its columns are to be measured."""
+    """Return ``dataset`` scaled by its bounds, or unchanged if its columns will be measured."""
     return dataset if config.scaling == "measured" else by_bounds(dataset)
 
 
-def _of_somebody(table: Table, config: DataConfig, path: Path) -> Table:
-    """Return the rows of ``table`` that name their person, where ``config`` names persons; else all."""
+def _rows_with_person(table: Table, config: DataConfig, path: Path) -> Table:
+    """Return the rows of ``table`` that name a person, or all rows if ``data.person`` is not set."""
     if not config.person:
         return table
     named = np.array(persons_in(table, config), dtype=object) != ""
@@ -98,19 +98,22 @@ def _of_somebody(table: Table, config: DataConfig, path: Path) -> Table:
     return table.take(np.flatnonzero(named))
 
 
-def _fitted(table: Table, stand_in: Table, config: DataConfig, targets: Targets) -> tuple[Table, NDArray[np.bool_]]:
-    """Return the table as the settings can read it, and which of its rows they leave enough of; each row by itself."""
+def _replace_invalid_cells(table: Table, stand_in: Table, config: DataConfig, targets: Targets) -> tuple[Table, NDArray[np.bool_]]:
+    """Return ``table`` with each cell that the settings do not allow replaced, and a mask of the rows that can still be trained on.
+
+    Each row is treated independently of the others.
+    """
     columns, kept = dict(table.columns), np.ones(len(table), dtype=bool)
-    names = {config.target} if isinstance(config.target, str) else set(config.target)
-    for name in (own for own in stand_in.columns if own != config.person):
-        cells = table.column(name, "data.target" if name in names else "data.columns")
-        if name in names and targets in ("class", "ordered"):
+    target_names = {config.target} if isinstance(config.target, str) else set(config.target)
+    for name in (column for column in stand_in.columns if column != config.person):
+        cells = table.column(name, "data.target" if name in target_names else "data.columns")
+        if name in target_names and targets in ("class", "ordered"):
             words = words_of(table, name, values=config.classes)
             fits = np.array([word in config.classes for word in words])
             columns[name] = np.where(fits, np.array(words, dtype=object), config.classes[0])
-        elif name in names and targets != "tokens":
+        elif name in target_names and targets != "tokens":
             numbers = table.numbers(name, strict=False)
-            fits = _told(numbers, targets, is_event=targets == "survival" and name == config.target_names[1])
+            fits = _is_valid_target(numbers, targets, is_event=targets == "survival" and name == config.target_names[1])
             columns[name] = np.where(fits, numbers, stand_in.columns[name][0])
         elif name in config.dates:
             known = ~np.isnan(table.numbers(name, kind="dates", strict=False))
@@ -133,15 +136,15 @@ def _fitted(table: Table, stand_in: Table, config: DataConfig, targets: Targets)
     return replace(table, columns=columns), kept
 
 
-def _told(numbers: NDArray[np.float64], targets: Targets, *, is_event: bool) -> NDArray[np.bool_]:
-    """Return which of a column's ``numbers`` can be a target."""
+def _is_valid_target(numbers: NDArray[np.float64], targets: Targets, *, is_event: bool) -> NDArray[np.bool_]:
+    """Return a mask of the ``numbers`` that are valid targets. ``is_event`` marks the event column of survival."""
     if targets == "classes" or is_event:
         return np.isin(numbers, (0, 1))
     return ~np.isnan(numbers) if targets == "number" else numbers >= 0
 
 
 def _stand_in(config: DataConfig, targets: Targets) -> Table:
-    """Return a table of one row that the settings allow."""
+    """Return a made-up table of one row that the settings allow."""
     columns = dict(_columns(config, targets))
 
     def where(row: int) -> str:
@@ -151,12 +154,20 @@ def _stand_in(config: DataConfig, targets: Targets) -> Table:
 
 
 def _columns(config: DataConfig, targets: Targets) -> Iterator[tuple[str, Column]]:
+    """Yield the name and the one made-up cell of each column that the settings describe.
+
+    Raises:
+        ConfigError: a setting that describes a column is missing, or a setting does not apply to nodes' tables.
+    """
     if config.path or config.client or config.evaluate_on != "test":
-        raise ConfigError("data.name = 'node' is each node's own table, which only its operator names: leave path, client, evaluate_on out")
+        raise ConfigError(
+            "data.name = 'node' is each node's own table, which only its operator names: leave data.path, data.client and "
+            "data.evaluate_on out"
+        )
     if config.text:
         yield config.text, np.array(["word"], dtype=object)
     elif not config.columns:
-        raise ConfigError("data.columns has to name what nodes' tables are read for, since nobody else sees them")
+        raise ConfigError("data.columns has to name the input columns of the nodes' tables, since nobody else sees these tables")
     for name in config.columns:
         if name in config.bounds and name in config.dates:
             yield name, np.array(["1970-01-01"], dtype=object)
@@ -174,21 +185,22 @@ def _columns(config: DataConfig, targets: Targets) -> Iterator[tuple[str, Column
 
 
 def _target(name: str, config: DataConfig, targets: Targets) -> Column:
-    of_classes, of_time = targets in ("class", "ordered"), targets == "survival" and name == config.target_names[0]
-    if of_classes and not config.classes:
-        raise ConfigError("data.classes has to say which there are, since nobody else sees nodes' tables")
-    if (targets in ("number", "count") or (of_time and not config.cut_points)) and name not in config.bounds:
-        raise ConfigError(f"data.bounds has to hold those of the target {name!r}, since nobody else sees nodes' tables")
-    if of_classes:
+    """Return one made-up cell of the target column ``name``."""
+    has_classes, is_time = targets in ("class", "ordered"), targets == "survival" and name == config.target_names[0]
+    if has_classes and not config.classes:
+        raise ConfigError("data.classes has to list the classes, since nobody else sees nodes' tables")
+    if (targets in ("number", "count") or (is_time and not config.cut_points)) and name not in config.bounds:
+        raise ConfigError(f"data.bounds has to hold the bounds of the target {name!r}, since nobody else sees nodes' tables")
+    if has_classes:
         return np.array([config.classes[0]], dtype=object)
     return np.array([config.bounds[name][0] if name in config.bounds else 0.0])
 
 
 def table_path(named: str | None, partition: object) -> Path:
-    """Return the table that an operator ``named``, in which ``{partition}`` stands for the node's number.
+    """Return the path of the node's table: ``named``, as its operator set it, with the node's number in place of ``{partition}``.
 
     Raises:
-        DataError: none is named, or the node has no number.
+        DataError: ``named`` is not set, or needs a number and the node's ``partition`` is not one.
     """
     if not named:
         raise DataError("this node has no table of its own: name it in LDPFL_DATA, in the environment of the SuperNode")

@@ -46,10 +46,10 @@ class Isolation:
 
 
 LABEL_BLIND: frozenset[Scheme] = frozenset({"iid", "quantity"})
-"""Schemes that divide places alone: who gets which sample does not depend on what any sample is."""
+"""Schemes that divide positions alone: which client gets a sample does not depend on any sample's content."""
 
 BY_LABEL: frozenset[str] = frozenset(get_args(Scheme)) - LABEL_BLIND
-"""Schemes in which the label of one sample has a say in which client gets another."""
+"""Schemes in which the label of one sample affects which client gets another sample."""
 
 
 def partition(
@@ -73,12 +73,12 @@ def partition(
     - ``iid`` (section VII-A): shares as equal as before, client 0 without the private label. Where fewer samples of
       other labels exist than such a share, all shares shrink to that number.
     - ``labels`` (section VII-B6, Distribution I): client 0 holds ``labels_per_client - 1`` of the other labels, and every
-      other client as many and the private one. All hold equally many samples: clients take one in turn until one of
-      them finds none left of its labels; what is left then (below 1 % of CIFAR-10 among 100 clients, more where labels
-      are of unequal size) is not used. Shares of labels within a client follow what there is of each.
+      other client as many and the private one. All hold equally many samples: clients take one in turn until a client's
+      labels are used up. The remaining samples are not used (below 1 % of CIFAR-10 among 100 clients, more where labels
+      are of unequal size). The shares of labels within a client follow the labels' frequencies.
     - ``dirichlet`` (section VII-B6, Distribution II): the private label is divided over the others by a Dirichlet
       distribution of its own. The implementation that the paper cites also gives nothing more to a client that has its
-      mean share already, and draws until nobody has too little; this one does neither.
+      mean share already, and redraws until no client has too few samples; this one does neither.
     - ``quantity`` (not in the paper): one draw of proportions, of the private label without client 0.
 
     The settings are read from the paper's text with high confidence; how its sizes were made equal is not written there.
@@ -95,7 +95,7 @@ def partition(
     if isolated is not None:
         _check_isolation(labels, clients, isolated)
         shares = _isolating(labels, clients, generator, scheme, alpha, labels_per_client, isolated)
-        _give_curious_one(shares, labels != isolated.label)
+        _fill_curious(shares, labels != isolated.label)
         return _fill_empty(shares)
     match scheme:
         case "iid":
@@ -115,18 +115,18 @@ def partition(
 def partition_by_name(
     names: Names, clients: int, seed: int, generator: np.random.Generator, *, scheme: str = "iid", alpha: float = 0.5
 ) -> Division:
-    """Return the places of each client's persons among the ``names`` (N,), a name for each person.
+    """Return the indices into ``names`` (N,), the names of persons, that each client gets.
 
-    A person's own name and the public ``seed`` decide about it alone, so that another person in the place of one moves nobody else.
-    ``iid``: each client is as likely as any other. ``quantity``: in proportions drawn from Dirichlet(``alpha``) by ``generator``.
+    Only a person's own name and the public ``seed`` decide on its client, so replacing one person moves no other.
+    ``iid``: each client is equally likely. ``quantity``: in proportions drawn from Dirichlet(``alpha``) by ``generator``.
 
     Raises:
-        ConfigError: another scheme, or a client without any person.
+        ConfigError: ``scheme`` is another one, or a client gets no person.
     """
     if scheme not in LABEL_BLIND:
         raise ConfigError(
-            f"persons are dealt out whole, by their names, and data.partition is {scheme!r}: set it to {' or '.join(sorted(LABEL_BLIND))}, "
-            "or name the column of the client by data.client"
+            f"data.partition is {scheme!r}, but persons are assigned to clients by their names: set it to "
+            f"{' or '.join(sorted(LABEL_BLIND))}, or name the column of the client by data.client"
         )
     if scheme == "quantity":
         _check_alpha("alpha", alpha)
@@ -137,19 +137,20 @@ def partition_by_name(
     if empty := int((parts.sizes == 0).sum()):
         advice = "fewer clients, or a larger data.alpha" if scheme == "quantity" else "fewer clients"
         raise ConfigError(
-            f"{len(names):,} persons are dealt out to {clients} clients by their names, and {empty} of the clients have no person: take "
+            f"{len(names):,} persons are assigned to {clients} clients by their names, and {empty} of the clients have no person: take "
             f"{advice}, or name the column of the client by data.client"
         )
     return parts
 
 
 def partition_by_code(path: str, samples: int, clients: int, seed: int) -> Division:
-    """Return the sample indices of each client as the function at ``path`` says; it is shown no sample.
+    """Return the sample indices of each client by the user's function at ``path``, which sees no sample.
 
-    It is called with the numbers of samples and clients and the seed, and returns the client of each sample, or -1 for none.
+    The function is called with the number of samples, the number of clients and the seed. It returns the client of each sample, or -1
+    to leave the sample out.
 
     Raises:
-        ConfigError: it fails, or returns something else.
+        ConfigError: the function fails, or returns something else.
     """
     found: Any = called("data.partition", path, samples, clients, seed)
     try:
@@ -198,7 +199,7 @@ def _isolating(
     labels_per_client: int,
     isolated: Isolation,
 ) -> list[Indices]:
-    """Divide as ``scheme`` says, the private label among all but the curious client."""
+    """Divide the samples by ``scheme``, with the private label only among the clients other than the curious one."""
     private = labels == isolated.label
     match scheme:
         case "iid":
@@ -216,15 +217,16 @@ def _isolating(
 
             return _by_label(labels, clients, generator, proportions_of)
         case "labels":
-            return _equal_hands(labels, clients, generator, labels_per_client, isolated.label)
+            return _equal_parts_by_label(labels, clients, generator, labels_per_client, isolated.label)
         case _:
             assert_never(scheme)
 
 
 def _equal_shares(private: NDArray[np.bool_], clients: int, generator: np.random.Generator) -> list[Indices]:
+    """Divide samples at random into equal shares, none of the ``private`` ones to the curious client."""
     size = min(private.size // clients, int(np.count_nonzero(~private)))
     order = generator.permutation(private.size)
-    # The curious client chooses first, or the samples that it may have could be gone.
+    # The curious client is served first. Otherwise too few samples that it may have could be left.
     is_curious = np.zeros(private.size, dtype=np.bool_)
     is_curious[np.flatnonzero(~private[order])[:size]] = True
     others = order[~is_curious][: size * (clients - 1)]
@@ -232,14 +234,15 @@ def _equal_shares(private: NDArray[np.bool_], clients: int, generator: np.random
 
 
 def _without_curious(proportions: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.float64]:
+    """Return ``proportions`` with 0 for the curious client."""
     others = proportions.copy()
     others[CURIOUS_CLIENT] = 0.0
-    if others.sum() == 0:  # it had drawn everything
+    if others.sum() == 0:  # the curious client had the whole mass
         others[generator.integers(1, others.size)] = 1.0
     return others
 
 
-def _equal_hands(
+def _equal_parts_by_label(
     labels: NDArray[np.int64], clients: int, generator: np.random.Generator, labels_per_client: int, private: int
 ) -> list[Indices]:
     """Give the curious client one label less than the others, and all of them equally many samples."""
@@ -249,41 +252,43 @@ def _equal_hands(
             f"labels_per_client must lie between 2 and {present.size} where one of the labels is private, got {labels_per_client}"
         )
     holders = _label_holders(labels[labels != private], clients, labels_per_client - 1, generator)
-    held = [[label for label in holders if holders[label][client]] for client in range(clients)]
-    for client, own in enumerate(held):
+    labels_by_client = [[label for label in holders if holders[label][client]] for client in range(clients)]
+    for client, client_labels in enumerate(labels_by_client):
         if client != CURIOUS_CLIENT:
-            own.append(private)
+            client_labels.append(private)
     stock = {int(label): generator.permutation(np.flatnonzero(labels == label)).tolist() for label in present}
-    hands = _deal(stock, held, generator.permutation(clients).tolist())
-    size = min(len(hand) for hand in hands)
-    # Where there is not even one for each, all that was dealt stays in play: the empty ones are filled from it.
-    return [np.array(hand[:size] if size else hand, dtype=np.int64) for hand in hands]
+    parts = _take_turns(stock, labels_by_client, generator.permutation(clients).tolist())
+    size = min(len(part) for part in parts)
+    # If some client got no sample, nothing is cut off: _fill_empty gives that client a sample of another one.
+    return [np.array(part[:size] if size else part, dtype=np.int64) for part in parts]
 
 
-def _deal(stock: dict[int, list[int]], held: Sequence[Sequence[int]], order: Sequence[int]) -> list[list[int]]:
-    """Let clients take one sample in turn, until one of them who has some finds none left, or nobody finds any.
+def _take_turns(stock: dict[int, list[int]], labels_by_client: Sequence[Sequence[int]], order: Sequence[int]) -> list[list[int]]:
+    """Let clients take one sample each in turn from ``stock``, the indices by label, and return each client's samples.
 
-    A client first takes one of each of its labels, then of that with the highest ratio of what is left to what it has:
-    so scarce labels are spared, all run out at about the same time, and no client is left with one label only.
+    It ends when every client has a sample and one client's labels have run out, or when nobody can take a sample.
+
+    A client first takes one sample of each of its labels. Then it takes the label with the highest ratio of samples left to samples that
+    it has. So scarce labels are spared, all run out at about the same time, and no client is left with one label only.
     """
-    hands: list[list[int]] = [[] for _ in held]
-    counts = [dict.fromkeys(own, 0) for own in held]
+    parts: list[list[int]] = [[] for _ in labels_by_client]
+    counts = [dict.fromkeys(client_labels, 0) for client_labels in labels_by_client]
     while True:
         served = 0
         for client in order:
             count = counts[client]
-            left = [label for label in count if stock[label]]
-            if left:
-                label = max(left, key=lambda name: (count[name] == 0, len(stock[name]) / (1 + count[name])))
-                hands[client].append(stock[label].pop())
+            available = [label for label in count if stock[label]]
+            if available:
+                label = max(available, key=lambda name: (count[name] == 0, len(stock[name]) / (1 + count[name])))
+                parts[client].append(stock[label].pop())
                 count[label] += 1
                 served += 1
-        if served == 0 or (served < len(order) and all(hands)):
-            return hands
+        if served == 0 or (served < len(order) and all(parts)):
+            return parts
 
 
-def _give_curious_one(shares: list[Indices], allowed: NDArray[np.bool_]) -> None:
-    """Hand the curious client, if it is empty, a sample that it may hold, of the client that has most of them."""
+def _fill_curious(shares: list[Indices], allowed: NDArray[np.bool_]) -> None:
+    """Give the curious client, if it has no sample, one of the ``allowed`` samples from the client that has most of them."""
     if shares[CURIOUS_CLIENT].size == 0:
         donor = max(range(len(shares)), key=lambda other: np.count_nonzero(allowed[shares[other]]))
         place = np.flatnonzero(allowed[shares[donor]])[-1:]
@@ -291,6 +296,7 @@ def _give_curious_one(shares: list[Indices], allowed: NDArray[np.bool_]) -> None
 
 
 def _dirichlet(generator: np.random.Generator, alpha: float, clients: int) -> NDArray[np.float64]:
+    """Draw the clients' proportions (clients,) from a symmetric Dirichlet distribution."""
     proportions = generator.dirichlet(np.full(clients, alpha))
     # A tiny alpha underflows to all zeros or NaN: then one client takes it all, which is the limit.
     if not np.isfinite(proportions).all() or proportions.sum() == 0:
@@ -300,6 +306,7 @@ def _dirichlet(generator: np.random.Generator, alpha: float, clients: int) -> ND
 
 
 def _split_by_shares(order: Indices, proportions: NDArray[np.float64]) -> list[Indices]:
+    """Cut ``order`` into consecutive parts of the given ``proportions``, which need not sum to 1."""
     cuts = np.floor(np.cumsum(proportions / proportions.sum())[:-1] * order.size + 0.5).astype(np.int64)
     return np.split(order, cuts)
 
@@ -307,6 +314,7 @@ def _split_by_shares(order: Indices, proportions: NDArray[np.float64]) -> list[I
 def _by_label(
     labels: NDArray[np.int64], clients: int, generator: np.random.Generator, proportions_of: Callable[[int], NDArray[np.float64]]
 ) -> list[Indices]:
+    """Divide each label's samples over the clients, in the proportions (clients,) that ``proportions_of`` returns for the label."""
     parts: list[list[Indices]] = [[] for _ in range(clients)]
     for label in np.unique(labels):
         order = generator.permutation(np.flatnonzero(labels == label))
@@ -321,7 +329,10 @@ def _by_label(
 def _label_holders(
     labels: NDArray[np.int64], clients: int, labels_per_client: int, generator: np.random.Generator
 ) -> dict[int, NDArray[np.float64]]:
-    """Give every client ``labels_per_client`` distinct labels, each label to about as many clients."""
+    """Return for each label a 0/1 array (clients,) of the clients that hold it.
+
+    Every client holds ``labels_per_client`` distinct labels, and every label is held by about equally many clients.
+    """
     present = np.unique(labels)
     if not 1 <= labels_per_client <= present.size:
         raise ConfigError(f"labels_per_client must lie between 1 and {present.size}, got {labels_per_client}")
@@ -337,7 +348,7 @@ def _label_holders(
 
 
 def _fill_empty(shares: list[Indices]) -> Division:
-    """Hand an empty client one sample of the client that holds most."""
+    """Give each client without samples one sample of the client that holds most, and return the division."""
     for client, share in enumerate(shares):
         if share.size == 0:
             donor = max(range(len(shares)), key=lambda other: shares[other].size)

@@ -25,9 +25,9 @@ class Samples:
     """Samples with their targets.
 
     Attributes:
-        inputs: (N, ...) in the type that they have; images are (N, C, H, W) uint8, rows of a table (N, F) float32, texts (N, T) int64.
-            Or several such tensors, by name.
-        targets: (N, ...) what a task wants to be told of each: a class is int64.
+        inputs: one tensor (N, ...), or several by name. Images are (N, C, H, W) uint8, rows of a table (N, F) float32, and texts
+            (N, T) int64.
+        targets: (N, ...) target of each sample, in the form that the task takes. A class is int64.
     """
 
     inputs: Inputs
@@ -38,7 +38,7 @@ class Samples:
 
     @property
     def device(self) -> torch.device:
-        """Where they are."""
+        """Device that the samples are on."""
         return self.targets.device
 
     def take(self, index: Tensor | slice) -> Samples:
@@ -46,7 +46,7 @@ class Samples:
         return Samples(each(lambda part: part[index], self.inputs), self.targets[index])
 
     def at(self, index: Tensor) -> Samples:
-        """Return the samples at the places ``index`` (...), each copied as a whole: of images ten times as fast as :meth:`take`."""
+        """Return the samples at ``index`` (...). It copies whole samples, which for images is ten times as fast as :meth:`take`."""
         places = index.flatten()
 
         def rows(part: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ class Samples:
         return Samples(each(lambda part: part.to(device), self.inputs), self.targets.to(device))
 
     def content(self) -> Iterator[bytes]:
-        """Yield the bytes of all values, and of several tensors the names, types and shapes: equal for equal samples alone."""
+        """Yield bytes that identify the content, for hashing: all values, and the name, type and shape of each named tensor."""
         for name, part in by_name(self.inputs).items():
             yield f"{name} {part.dtype} {tuple(part.shape)} ".encode() if name else b""
             yield part.contiguous().numpy().tobytes()
@@ -67,18 +67,18 @@ class Samples:
 
     @property
     def tensor(self) -> Tensor:
-        """The only tensor of inputs.
+        """Input tensor of samples that have a single one.
 
         Raises:
-            ConfigError: there are several.
+            ConfigError: each sample is several tensors.
         """
         if isinstance(self.inputs, Tensor):
             return self.inputs
-        raise ConfigError(f"these samples are several tensors ({', '.join(self.inputs)}), and this is for samples of one")
+        raise ConfigError(f"each sample is several tensors ({', '.join(self.inputs)}), expected samples of one tensor")
 
 
 class Owners(NamedTuple):
-    """The client and the person of each train sample and of each test sample, as :class:`Dataset` has them."""
+    """The client and the person of each train and test sample. The fields are those of :class:`Dataset`."""
 
     clients: NDArray[np.int64] | None = None
     test_clients: NDArray[np.int64] | None = None
@@ -88,12 +88,15 @@ class Owners(NamedTuple):
 
 
 def owners_of(train: Sequence[str], test: Sequence[str] | None) -> Owners:
-    """Return the owners of samples by the names of their clients, in the order of these names; clients of ``test`` alone come last."""
-    known = sorted(set(train))
-    known += sorted(set(test or ()).difference(known))
-    places = {name: place for place, name in enumerate(known)}  # not an array of texts, all of which are as wide as the longest
-    numbers = [None if own is None else np.array([places[name] for name in own], dtype=np.int64) for own in (train, test)]
-    return Owners(numbers[0], numbers[1], tuple(known))
+    """Return the owners of samples from the client name of each train and test sample.
+
+    Clients are numbered in the order of their names. Clients with test samples alone come last.
+    """
+    clients = sorted(set(train))
+    clients += sorted(set(test or ()).difference(clients))
+    number_of = {name: number for number, name in enumerate(clients)}  # an array of texts would make each as wide as the longest
+    numbers = [None if names is None else np.array([number_of[name] for name in names], dtype=np.int64) for names in (train, test)]
+    return Owners(numbers[0], numbers[1], tuple(clients))
 
 
 @dataclass(frozen=True)
@@ -101,25 +104,25 @@ class Dataset:
     """Train and test samples, and what is public about them.
 
     Attributes:
-        outputs: that a model has for a sample: classes, or 1 for a number; 0 where nobody but its loss knows.
+        outputs: number of outputs of a model for a sample: the number of classes, or 1 for a number; 0 if only the model's loss knows.
         mean, std: per channel of images, on the scale where pixels lie in [0, 1]; fixed constants of the field, not computed
-            from the clients' data at run time. Samples that are no pixels are taken as they are.
-        fingerprint: identifies the content.
-        clients: for each train sample the client that it belongs to, from 0, where the data say so; else a partition divides them.
-        test_clients: for each test sample the client that it belongs to, numbered likewise; None where the data do not say. A client that
-            has test samples alone comes after those that train.
-        client_names: what each of these clients is called.
-        persons: for each train sample the name of its person; None where no person is named.
-        test_persons: for each test sample such a name; None where the data do not say.
-        identities: (N,) of each train sample a number that nothing but the name of its own file decides, where its place would tell
-            what is in others: samples are then divided by these.
-        vocabulary: how many tokens there are, where samples are texts; where they are several tensors, of each that holds tokens.
-        unscaled: columns that are to be measured before training, see :mod:`ldpfl.data.scaling`.
-        shares: share of each class among the train samples, as it was measured; of each label, for several labels.
-        classes: what each output stands for, where samples are images and their classes have names.
-        unit: of the targets, in their own units.
-        notes: what is assumed of the data, for the guarantee to hold.
-        encoder: makes inputs of other rows, where samples are rows of a table.
+            from the clients' data at run time. Samples that are not pixels are not normalised.
+        fingerprint: hash that identifies the content.
+        clients: client of each train sample, from 0; None if the data name no clients, and a partition divides the samples.
+        test_clients: client of each test sample, with the same numbers; None if the data do not say. Clients that have test samples
+            alone come last.
+        client_names: name of each of these clients.
+        persons: name of each train sample's person; None if the data name no persons.
+        test_persons: name of each test sample's person; None if the data do not say.
+        identities: (N,) number of each train sample that depends only on its file's name. Samples that are files are divided by it,
+            since a file's position depends on the other files.
+        vocabulary: number of tokens if the samples are texts; by input name if they are several tensors. None for other samples.
+        unscaled: columns to measure before training, see :mod:`ldpfl.data.scaling`.
+        shares: measured share of each class, or of each label, among the train samples.
+        classes: name of each output, if the samples are images and their classes have names.
+        unit: size of one unit of the scaled targets, in the targets' original unit.
+        notes: assumptions about the data that the guarantee relies on.
+        encoder: encodes new rows, if the samples are rows of a table.
     """
 
     name: str
@@ -144,21 +147,21 @@ class Dataset:
     encoder: Encoder | None = None
 
     def tokens(self, name: str = "") -> int | None:
-        """Return how many tokens the inputs called ``name`` know, or the only ones; None where they hold none."""
+        """Return the vocabulary size of the input tensor ``name``, or of the only one; None if it does not hold tokens."""
         return self.vocabulary.get(name) if isinstance(self.vocabulary, Mapping) else self.vocabulary
 
     @property
     def is_scaled(self) -> bool:
-        """Whether nothing is left to be measured before training."""
+        """Whether no column is left to be measured before training."""
         return not self.unscaled
 
     def noted(self, *notes: str) -> Dataset:
-        """Return the same with more to say about it."""
+        """Return a copy with further ``notes``."""
         return replace(self, notes=(*self.notes, *map(printable, notes)))
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one sample, which is one tensor; of an image: channels, height, width."""
+        """Shape of one sample that is a single tensor. For an image: channels, height, width."""
         return tuple(self.train.tensor.shape[1:])
 
 

@@ -19,7 +19,7 @@ NODE = "node"
 
 
 def _day(value: Any) -> Any:
-    """Return the day of a bound that is a date; what is none is left to be checked."""
+    """Return a bound that is a date as its day number. Any other value is returned unchanged, and pydantic checks it."""
     if not isinstance(value, str | date):
         return value
     try:
@@ -28,20 +28,20 @@ def _day(value: Any) -> Any:
         return value
 
 
-def _is_code(name: str) -> str:
+def _check_code(name: str) -> str:
     if not is_code(name):
-        raise ValueError("a partition of your own is named package.module:function or file.py:function")
+        raise ValueError(f"got {name!r}, expected a built-in partition, or your own as package.module:function or file.py:function")
     return name
 
 
-def _is_tokenizer(name: str) -> str:
+def _check_tokenizer(name: str) -> str:
     if name and not is_pretrained(name):
-        raise ValueError("a tokenizer is named hf:NAME or hf:FOLDER")
+        raise ValueError(f"got {name!r}, expected a tokenizer as hf:NAME or hf:FOLDER")
     return name
 
 
 class DataConfig(BaseModel):
-    """Which data, and how they are divided over the clients."""
+    """Which data are used, and how they are divided over the clients."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
@@ -49,115 +49,115 @@ class DataConfig(BaseModel):
     """A built-in data set, the id of one on the Hugging Face hub (``owner/name``), or ``package.module:function``, which returns a
     data frame or an ``ldpfl.data.Dataset``; or ``node``, on Flower: each node's own table."""
     path: str = ""
-    """A CSV or Parquet file, or a folder of them, in the place of a data set by name."""
+    """A CSV or Parquet file, or a folder of them, instead of a data set by name."""
     target: str | list[str] = ""
     """The column that is to be predicted; several for a task of several labels; for survival the time and the event."""
     columns: list[str] = []
-    """The columns that it is told from; all others where there are none."""
+    """The columns to predict from. By default all other columns."""
     client: str = ""
     """The column that names the client that a row belongs to; without one, ``partition`` divides the rows."""
     person: str = ""
-    """The column of a table that names the person whose record a row is, where persons may have several. Mechanisms that protect records
-    then protect all records of one person at a client. Persons are dealt out to clients whole, and none has both training and test rows:
-    both follow from each person's own name."""
+    """The column of a table that names each row's person, where persons may have several rows. Mechanisms that protect records then
+    protect all records of one person at a client. All rows of a person go to one client, and to either the training or the test set. Both
+    follow from the person's own name."""
     person_rows: Annotated[int, Field(ge=1, le=4096)] = DEFAULT_ROWS
-    """Rows of a person that count in one round, at most: the person's mean gradient over them is clipped as one. Who has more has them take
-    turns from round to round. More rows take more time, for each person, and make for no more noise."""
+    """Maximum number of a person's rows that count in one round. The person's mean gradient over them is clipped. If a person has more
+    rows, they take turns from round to round. A larger value takes more time for each person, and adds no noise."""
     bounds: dict[str, Annotated[list[FiniteFloat], Field(min_length=2, max_length=2)]] = {}
-    """For columns of numbers, the least and the largest value that the public knows of; see ``scaling``. Of a column of dates they may be
+    """For columns of numbers, the publicly known least and largest value; see ``scaling``. For a column of dates they may be
     dates, ``["2015-01-01", "2024-12-31"]``, which are kept as days since 1970."""
     scaling: Literal["quantiles", "measured", "bounds"] = "quantiles"
-    """How numbers come to one scale: ``quantiles`` of each column, measured before the first round by the mechanism and as a part of its
-    guarantee, within ``bounds`` where there are any; or ``bounds`` alone, which bring a column to [-1, 1] and measure nothing. Nodes' own
-    tables are measured where it says ``measured``, which in a simulation is ``quantiles``; else nodes take ``bounds``."""
+    """How columns of numbers are scaled. ``quantiles`` measures each column before the first round, by the mechanism and as a part of its
+    guarantee, within ``bounds`` if it has any. ``bounds`` maps each column from its bounds to [-1, 1] and measures nothing. Nodes' own
+    tables are measured only with ``measured``, which in a simulation equals ``quantiles``; else nodes use ``bounds``."""
     class_shares: list[Annotated[FiniteFloat, Field(gt=0, lt=1)]] = []
-    """Share of each class, in the order of ``classes``, or of each label, as the public knows it; or the hazard of each interval of
-    ``survival``. Without, it is measured with the columns."""
+    """Publicly known share of each class, in the order of ``classes``, or of each label; or the hazard of each interval of
+    ``survival``. By default it is measured with the columns."""
     numbers: list[str] = []
-    """Columns that hold numbers, and ``words`` those that hold words, where what most of their cells are is not to decide."""
+    """Columns that hold numbers. ``words`` and ``dates`` name columns of words and dates. By default most of a column's cells decide."""
     words: list[str] = []
     """See ``numbers``."""
     dates: list[str] = []
     """Columns of ISO dates, or dates and times, such as ``2024-12-31T08:30``; see ``numbers``. They become days since 1970-01-01."""
     missing_words: list[str] = list(MISSING_WORDS)
-    """What stands for no value, in any case of letters, as an empty cell always does; numbers such as 999 too. A word that ``classes`` or
-    ``categories`` names is a value all the same, and so is the name of a client."""
+    """Words that mean "no value", in upper or lower case. They may be numbers, such as 999. An empty cell never has a value. A word in
+    ``classes`` or ``categories``, or the name of a client, is always a value."""
     categories: dict[str, list[str]] = {}
-    """For columns of words, what may stand there, as the public knows it. Without, words are hashed into ``buckets`` places."""
+    """For columns of words, the publicly known words. By default words are hashed into ``buckets`` buckets."""
     buckets: Annotated[int, Field(ge=2, le=4096)] = 128
-    """Places that the words of a column without ``categories`` are hashed into."""
+    """Number of hash buckets for a column of words without ``categories``."""
     classes: list[str] = []
-    """What may stand in the target of a classification. Without, it is taken from the data, and the guarantee says so. For ``ordinal``,
-    in their order."""
+    """Names of the classes of a classification; for ``ordinal``, in ascending order. By default they are taken from the data, and the
+    guarantee says so."""
     cut_points: list[Annotated[FiniteFloat, Field(gt=0)]] = []
-    """Where the intervals of ``survival`` end, ascending, in the unit of the time. Without, they are eight, by measured quantiles."""
+    """Times at which the intervals of ``survival`` end, ascending, in the unit of the time. By default eight, by measured quantiles."""
     missing: Literal["center", "indicator", "refuse"] = "center"
-    """What becomes of a number that is not there: the middle of its column, that and a column which tells so, or an error."""
+    """How a missing number is treated: the middle of its column, the middle and an indicator column, or an error."""
     text: str = ""
     """The column that holds texts, for models of texts."""
-    tokenizer: Annotated[str, AfterValidator(_is_tokenizer)] = ""
-    """Turns texts into tokens, for a pretrained model: ``hf:NAME`` or ``hf:FOLDER``. That of the model is taken where none is named. Other
-    models take words, which are hashed. The column of texts need not be named where it is the only one beside the target's."""
+    tokenizer: Annotated[str, AfterValidator(_check_tokenizer)] = ""
+    """Tokenizer for a pretrained model: ``hf:NAME`` or ``hf:FOLDER``. By default that of the model. Other models take hashed words.
+    ``text`` may be left out if the table has only one column beside the target's."""
     tokenizer_digest: str = ""
     """SHA-256 of the tokenizer's vocabulary, as a finished run states it. If set, a tokenizer with another vocabulary is refused."""
     length: Count = 64
-    """Words, or tokens, that are kept of a text; or bytes, for a language model that is not pretrained. Shorter ones are filled up."""
+    """Number of words or tokens that are kept of a text; of bytes, for a language model that is not pretrained. Short texts are padded."""
     vocabulary: Annotated[int, Field(ge=2, le=2**20)] = 4096
-    """Places that words of texts are hashed into. A language model knows the 256 bytes instead."""
+    """Number of hash buckets for the words of texts. A language model that is not pretrained uses the 256 bytes instead."""
     test_path: str = ""
-    """Like ``path``, the rows to measure on; without, a fifth of the rows, by a hash of their places (``ldpfl.data.held_out`` says which),
-    or all rows of about a fifth of the persons, by a hash of their names (``ldpfl.data.held_out_by_person``)."""
+    """Test rows, in the same form as ``path``. By default a fifth of the rows, by a hash of their positions (``ldpfl.data.held_out`` says
+    which), or all rows of about a fifth of the persons, by a hash of their names (``ldpfl.data.held_out_by_person``)."""
     features: str = "none"
-    """What a public, frozen transform makes of each sample before anything is trained: a name, or ``package.module:Class``."""
+    """Public, frozen transform that is applied to each sample before training: a name, or ``package.module:Class``."""
     feature_options: dict[str, bool | int | float | str] = {}
-    """What the features are made with."""
-    partition: Scheme | Annotated[str, AfterValidator(_is_code)] = "iid"
-    """How samples are dealt out to clients: equal shares, by Dirichlet proportions of each label, by labels, or unequal shares. Or your own
+    """Options of the ``features``."""
+    partition: Scheme | Annotated[str, AfterValidator(_check_code)] = "iid"
+    """How samples are divided over clients: equal shares, by Dirichlet proportions of each label, by labels, or unequal shares. Or your own
     ``file.py:function`` or ``package.module:function``, which is called with the number of samples, the number of clients and the seed,
-    and returns the client of each, from 0, or -1 to leave it out. It is shown no row and no label. Persons (``person``) are dealt out by
-    their names, by ``iid`` or ``quantity`` alone."""
+    and returns the client of each sample, from 0, or -1 to leave it out. It sees no row and no label. Persons (``person``) are divided by
+    their names, with ``iid`` or ``quantity`` alone."""
     alpha: Positive = 0.5
-    """Concentration of ``dirichlet`` and ``quantity``: the smaller, the less alike clients are."""
+    """Concentration of ``dirichlet`` and ``quantity``. The smaller it is, the more clients differ."""
     labels_per_client: Count = 2
     """Labels that a client holds with ``labels``."""
     private_label: Annotated[int, Field(ge=0)] | Literal["none"] = "none"
     """Label of which client 0, honest but curious, holds no sample, as in LaDP-FL; works with every ``partition``."""
     private_alpha: Positive = 0.5
-    """``dirichlet`` with a private label: ``alpha`` of that label's division over the other clients."""
+    """With ``dirichlet`` and a private label, the ``alpha`` for dividing that label over the other clients."""
     validation: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.0
-    """Share of the test rows, at even distances, or of the test persons that say when to stop (``training.patience``) and are left out of
-    the scores. Like all test rows they are not protected."""
+    """Share of the test rows, at even distances, or of the test persons, that decides on early stopping (``training.patience``). These are
+    left out of the scores. Like all test rows they are not protected."""
     evaluate_on: Literal["test", "holdout"] = "test"
-    """``holdout`` sets a tenth of the training images aside and measures on them: use it to choose hyper-parameters."""
+    """``holdout`` sets a tenth of the training samples aside and evaluates on them. Use it to choose hyper-parameters."""
 
     @model_validator(mode="before")
     @classmethod
     def _days_of_dates(cls, given: Any) -> Any:
-        """Turn bounds that are dates into days, and say that their columns are of dates."""
+        """Convert bounds that are dates to day numbers, and add their columns to ``dates``."""
         bounds = given.get("bounds") if isinstance(given, dict) else None
         if not isinstance(bounds, dict):
             return given
         pairs = {name: pair for name, pair in bounds.items() if isinstance(pair, list)}
         days = {name: [_day(value) for value in pair] for name, pair in pairs.items()}
-        of_dates = [name for name, pair in pairs.items() if days[name] != pair]
+        date_columns = [name for name, pair in pairs.items() if days[name] != pair]
         known = given.get("dates", [])
-        if not of_dates or not isinstance(known, list):
+        if not date_columns or not isinstance(known, list):
             return given
-        return {**given, "bounds": bounds | days, "dates": [*known, *(name for name in of_dates if name not in known)]}
+        return {**given, "bounds": bounds | days, "dates": [*known, *(name for name in date_columns if name not in known)]}
 
     @field_validator("cut_points")
     @classmethod
-    def _ascend(cls, points: list[float]) -> list[float]:
+    def _check_ascending(cls, points: list[float]) -> list[float]:
         if points != sorted(set(points)):
             raise ValueError("expected ascending values, each of them once")
         return points
 
     @property
     def target_names(self) -> tuple[str, ...]:
-        """The columns that are to be predicted; of texts alone, their own.
+        """Columns to predict. For a language model, this is the column of texts.
 
         Raises:
-            ConfigError: none is named.
+            ConfigError: neither ``target`` nor ``text`` names a column.
         """
         if self.text and not self.target:
             return (self.text,)
@@ -167,7 +167,7 @@ class DataConfig(BaseModel):
 
     @property
     def brought(self) -> bool:
-        """Whether they are a user's own: read from a path or the hub, made by code, or handed over."""
+        """Whether the data are the user's own: read from a path or the hub, made by code, or passed from Python."""
         return bool(self.path or self.test_path) or is_code(self.name) or "/" in self.name or self.name == GIVEN
 
     @property
@@ -177,10 +177,10 @@ class DataConfig(BaseModel):
 
     @property
     def by_label(self) -> bool:
-        """Whether the label of one sample has a say in which client gets another."""
+        """Whether the label of one sample affects which client gets another sample."""
         return self.partition in BY_LABEL or self.private_label != "none"
 
     @property
     def isolated(self) -> Isolation | None:
-        """What is kept from client 0, if anything."""
+        """Private label that client 0 does not get, or None."""
         return None if self.private_label == "none" else Isolation(self.private_label, self.private_alpha)

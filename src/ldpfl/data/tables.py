@@ -1,4 +1,4 @@
-"""Tables as people have them: CSV and Parquet files, folders of these, data frames. Read whole, and with the place of each row."""
+"""Read tables from CSV and Parquet files, folders of these, and data frames. Each row's place is kept for error messages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _DELIMITERS = ",;\t|"
 _HEADER = "(is its first line a header?)"
 
 Column = NDArray[Any]
-"""(N,) float64 with NaN where nothing stands, or texts with "" there."""
+"""(N,) float64 with NaN for an empty cell, or texts with "" for one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,11 +43,13 @@ class Table:
     """Columns of equal length.
 
     Attributes:
-        columns: by name; numbers are float64, all else is text. What a CSV file holds is text until a reader wants numbers.
-        where: tells the place of a row, for error messages.
-        digest: identifies the content.
-        missing: texts, in lower case, that stand for no value; an empty cell has none either.
-        names_shown: whether messages may name columns that nobody asked for. Of a file without a header, the names are a record.
+        columns: cells of each column, by name. Numbers are float64, all else is text. Columns of a CSV file are text until they are
+            read as numbers.
+        where: returns the place of a row, for error messages.
+        digest: hash that identifies the content.
+        missing: texts, in lower case, that mean "no value". An empty cell has no value either.
+        names_shown: whether messages may name columns that the settings do not name. In a file without a header, the first record is
+            read as the names, so they are private.
     """
 
     columns: Mapping[str, Column]
@@ -60,52 +62,57 @@ class Table:
         return len(next(iter(self.columns.values())))
 
     def column(self, name: str, setting: str) -> Column:
-        """Return a column; ``setting`` is what named it.
+        """Return the column ``name``, which the setting ``setting`` names.
 
         Raises:
-            DataError: there is none of this name.
+            DataError: the table has no such column.
         """
         if name not in self.columns and not self.names_shown:
             raise DataError(f"the table has no column {shown(name)}, which {setting} names {_HEADER}")
         if name not in self.columns:
             parts = list(map(str.strip, name.split(",")))
             listed = ", ".join(json.dumps(part, ensure_ascii=False) for part in parts)
-            meant = f"for several columns give a list, --set '{setting}=[{listed}]'" if self.columns.keys() >= set(parts) else ""
-            raise DataError(f"{setting} names no column {shown(name)}: {meant or did_you_mean(name, self.columns)}")
+            hint = f"for several columns give a list, --set '{setting}=[{listed}]'" if self.columns.keys() >= set(parts) else ""
+            raise DataError(f"{setting} names no column {shown(name)}: {hint or did_you_mean(name, self.columns)}")
         return self.columns[name]
 
     def with_missing(self, words: Collection[str]) -> Table:
-        """Return the same table, in which these words stand for no value."""
+        """Return the same table, in which ``words`` mean "no value"."""
         return replace(self, missing=frozenset(word.strip().lower() for word in words))
 
     def take(self, rows: NDArray[np.int64]) -> Table:
-        """Return the ``rows`` at these places alone, in errors with the places that they have in the whole table."""
+        """Return the table of these ``rows``. Error messages still give their places in the whole table."""
         columns = {name: column[rows] for name, column in self.columns.items()}
         return replace(self, columns=columns, where=lambda row: self.where(int(rows[row])))
 
     def numbers(self, name: str, *, kind: Kind = "numbers", strict: bool = True) -> NDArray[np.float64]:
-        """Return a column as numbers, or its dates as days, NaN where nothing stands; if not ``strict``, also where something else does.
+        """Return a column as numbers, or its dates as day numbers, with NaN for an empty cell.
+
+        Args:
+            strict: whether a cell that cannot be read is an error; else it becomes NaN.
 
         Raises:
-            DataError: something else than a number, or a date, stands in it; its place is named.
+            DataError: a cell is not a number, or not a date. The message names its place.
         """
         column = self.columns[name]
         if column.dtype != np.float64:
-            found = np.array([self._number(name, row, text, kind, strict=strict) for row, text in enumerate(column)], dtype=np.float64)
+            numbers = np.array([self._number(name, row, text, kind, strict=strict) for row, text in enumerate(column)], dtype=np.float64)
         elif kind == "numbers":
-            found = column
+            numbers = column
         else:
-            self._check_no_number(name, column, strict=strict)
-            found = np.full(len(column), np.nan)
-        gaps = numbers_among(self.missing) if kind == "numbers" else []
-        return np.where(np.isin(found, gaps), np.nan, found) if gaps else found
+            self._check_all_missing(name, column, strict=strict)
+            numbers = np.full(len(column), np.nan)
+        missing_numbers = numbers_among(self.missing) if kind == "numbers" else []
+        return np.where(np.isin(numbers, missing_numbers), np.nan, numbers) if missing_numbers else numbers
 
-    def _check_no_number(self, name: str, column: Column, *, strict: bool) -> None:
-        there = np.flatnonzero(~np.isnan(column))
-        if strict and there.size:
-            raise DataError(f"{self.where(int(there[0]))}: what stands in the column {name!r} is a number, and an ISO date is expected")
+    def _check_all_missing(self, name: str, column: Column, *, strict: bool) -> None:
+        """Raise a :class:`DataError` if a column of numbers that is read as dates holds any number."""
+        present = np.flatnonzero(~np.isnan(column))
+        if strict and present.size:
+            raise DataError(f"{self.where(int(present[0]))}: what stands in the column {name!r} is a number, and an ISO date is expected")
 
     def _number(self, name: str, row: int, text: str, kind: Kind, *, strict: bool) -> float:
+        """Return the number, or the day number, in one cell of the column ``name``; NaN if it is empty."""
         if self.is_absent(text):
             return np.nan
         try:
@@ -113,7 +120,7 @@ class Table:
         except ValueError:
             if not strict:
                 return np.nan
-            remedy = f"mend it, or name what may stand there in data.categories.{name}, or what stands for no value in data.missing_words"
+            remedy = f"correct it, or list the column's words in data.categories.{name}, or its words for no value in data.missing_words"
             expected = "number, as others there are" if kind == "numbers" else "ISO date (YEAR-MONTH-DAY), as others there are"
             raise DataError(f"{self.where(row)}: what stands in the column {name!r} is no {expected}; {remedy}") from None
         if not np.isfinite(value) and not strict:
@@ -123,11 +130,11 @@ class Table:
         return value
 
     def is_absent(self, text: str) -> bool:
-        """Tell whether a cell stands for no value."""
+        """Return whether the cell ``text`` means "no value"."""
         return no_value(text, self.missing)
 
     def is_numeric(self, name: str) -> bool:
-        """Tell whether most of what stands in a column are numbers, none of them a limit such as ``<0.5``."""
+        """Return whether most values in the column ``name`` are plain numbers. A limit such as ``<0.5`` is not one."""
         column = self.columns[name]
         if column.dtype == np.float64:
             return True
@@ -135,40 +142,41 @@ class Table:
         return bool(present) and 2 * sum(reads(float, text) for text in present) > len(present)
 
     def kind(self, name: str) -> Kind:
-        """Return what most of what stands in a column is.
+        """Return whether most values in the column ``name`` are numbers, dates or words.
 
         Raises:
-            DataError: most of it can be read in two ways.
+            DataError: most values can be read in two ways.
         """
         column = self.columns[name]
         if column.dtype == np.float64:
             return "numbers"
         present = self._present(column)
-        found = kind_of(present)
-        if found == "words" and (said := unclear(present)):
-            raise DataError(f"the column {name!r} holds {said}; or name it in data.words, to take it as words")
-        return found
+        kind = kind_of(present)
+        if kind == "words" and (problem := unclear(present)):
+            raise DataError(f"the column {name!r} holds {problem}; or name it in data.words, to take it as words")
+        return kind
 
     def _present(self, column: Column) -> list[str]:
         return [text for text in column if not self.is_absent(text)]
 
 
 def read_table(path: Path, only: Collection[str] | None = None, *, names_shown: bool = True) -> Table:
-    """Read a CSV or Parquet file, or all those in a folder, in the order of their names.
+    """Read a CSV or Parquet file, or all such files in a folder, in the order of their names.
 
-    With ``only`` these columns are read, as far as they are there, and nothing that stands in a row is an error: what cannot be read,
-    such as an infinity, a date, or a row of too many cells, is without a value. Without ``names_shown`` no message names a column that
-    was found, now or later: for readers at nodes.
+    Args:
+        only: columns to read, if the table has them. Then no cell is an error: a cell that cannot be read, such as an infinity, counts as
+            missing, and so does a whole row of too many cells. None reads all columns strictly.
+        names_shown: whether messages may name columns of the file. False at nodes, where a file without a header would reveal a record.
 
     Raises:
-        DataError: there is none, one cannot be read, or they have different columns; the file is named, and the line where there is one.
+        DataError: there is no file, a file cannot be read, or the files have different columns. The message names the file and line.
     """
     files = _files(path)
     parts = [(_parquet if file.suffix.lower() == ".parquet" else _csv)(file, only, names_shown) for file in files]
     for file, part in zip(files[1:], parts[1:], strict=True):
         if list(part.columns) != list(parts[0].columns):
-            odd = ", ".join(sorted(set(part.columns) ^ set(parts[0].columns))) or "in another order"
-            raise DataError(f"{file} and {files[0]} have different columns{f': {odd}' if names_shown else f' {_HEADER}'}")
+            difference = ", ".join(sorted(set(part.columns) ^ set(parts[0].columns))) or "in another order"
+            raise DataError(f"{file} and {files[0]} have different columns{f': {difference}' if names_shown else f' {_HEADER}'}")
     table = parts[0] if len(parts) == 1 else _joined(parts)
     if not len(table):
         raise DataError(f"there is no row in {path}, only columns")
@@ -176,6 +184,7 @@ def read_table(path: Path, only: Collection[str] | None = None, *, names_shown: 
 
 
 def _files(path: Path) -> list[Path]:
+    """Return the table files at ``path``, or raise a :class:`DataError` if there are none."""
     if path.is_dir():
         files = [file for file in visible_files(path) if file.suffix.lower() in SUFFIXES]
         if not files:
@@ -196,6 +205,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _csv(path: Path, only: Collection[str] | None, names_shown: bool) -> Table:
+    """Read one CSV file. The delimiter is the one that occurs most often in its first line."""
     try:
         data = path.read_bytes()
         text = data.decode("utf-8-sig", errors="strict" if only is None else "replace")
@@ -207,37 +217,44 @@ def _csv(path: Path, only: Collection[str] | None, names_shown: bool) -> Table:
     if "\0" in text and only is None:
         raise DataError(f"{path} is no CSV file: it holds bytes of zero")
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # a cell may be as long as the file
-    first = text.lstrip("\r\n").partition("\n")[0].partition("\r")[0]  # lines of old systems end in that alone
+    first = text.lstrip("\r\n").partition("\n")[0].partition("\r")[0]  # lines of old systems end in a carriage return alone
     delimiter = max(_DELIMITERS, key=first.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     header, cells, lines = _rows(path, reader, names_shown, strict=only is None)
     columns = {name: np.array([row[place] for row in cells], dtype=object) for place, name in enumerate(header)}
     if delimiter != ",":
-        columns = {name: _with_points(column, always=only is not None) for name, column in columns.items()}
+        columns = {name: _with_decimal_points(column, always=only is not None) for name, column in columns.items()}
     where = partial(_line_of, path, np.array(lines, dtype=np.int64))
     return Table(columns, where, hashlib.sha256(data).hexdigest(), names_shown=names_shown)
 
 
-def _with_points(column: Column, *, always: bool) -> Column:
-    """Return a column most of whose cells are numbers, some with decimal commas, with points in their place; any other as it is.
+def _with_decimal_points(column: Column, *, always: bool) -> Column:
+    """Replace decimal commas by points in a column whose cells are mostly numbers. Any other column is returned unchanged.
 
-    What one cell holds decides about no other: among numbers, what is none is left as it is, to be refused.
+    A cell that is not a number is left unchanged, to be refused later.
+
+    Args:
+        always: whether to convert every number, whatever most cells are. A node does so, since the majority of its cells is private.
     """
     present = [text for text in column if not no_value(text, MISSING_WORDS)]
     numbers = sum(bool(_NUMBER_WITH_COMMA.fullmatch(text.strip())) for text in present)
-    if 2 * numbers <= len(present) and not always:  # where even the majority is not public, each cell is taken by itself
+    if 2 * numbers <= len(present) and not always:
         return column
     return np.array([text.replace(",", ".") if _NUMBER_WITH_COMMA.fullmatch(text.strip()) else text for text in column], dtype=object)
 
 
 def _rows(path: Path, reader: Any, names_shown: bool, *, strict: bool) -> tuple[list[str], list[list[str]], list[int]]:
-    """Return the header, the rows, and the line that each row ends in."""
+    """Return the header, the rows, and the number of each row's last line.
+
+    Args:
+        strict: whether a row with another number of cells than the header is an error; else all its cells become empty.
+    """
     header: list[str] = []
     cells: list[list[str]] = []
     lines: list[int] = []
     try:
         for row in reader:
-            if not row and len(header) != 1:  # of a single column, nothing is a cell without a value
+            if not row and len(header) != 1:  # in a table of one column, an empty line is an empty cell
                 continue
             if not header:
                 header = [name.strip() for name in row]
@@ -257,11 +274,12 @@ def _rows(path: Path, reader: Any, names_shown: bool, *, strict: bool) -> tuple[
 
 
 def _check_header(path: Path, header: Sequence[str], names_shown: bool) -> None:
+    """Raise a :class:`DataError` if a column has no name, or two columns have the same name."""
     if "" in header:
         raise DataError(f"{path}: the {header.index('') + 1}. column has no name")
-    twice = [name for name, times in Counter(header).items() if times > 1]
-    if twice:
-        raise DataError(f"{path}: two columns are called {repr(twice[0]) if names_shown else f'the same {_HEADER}'}")
+    duplicates = [name for name, times in Counter(header).items() if times > 1]
+    if duplicates:
+        raise DataError(f"{path}: two columns are called {repr(duplicates[0]) if names_shown else f'the same {_HEADER}'}")
 
 
 def _line_of(path: Path, lines: NDArray[np.int64], row: int) -> str:
@@ -277,7 +295,7 @@ def _parquet(path: Path, only: Collection[str] | None, names_shown: bool) -> Tab
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     frame = read_parquet(path, data, only, names_shown=names_shown)
     where = partial(_row_of, str(path))
-    return _of_frame(frame, where, hashlib.sha256(data).hexdigest(), strict=only is None, names_shown=names_shown)
+    return _table_of_frame(frame, where, hashlib.sha256(data).hexdigest(), strict=only is None, names_shown=names_shown)
 
 
 def _row_of(origin: str, row: int) -> str:
@@ -285,16 +303,16 @@ def _row_of(origin: str, row: int) -> str:
 
 
 def table_of(frame: pandas.DataFrame, origin: str = "the data frame") -> Table:
-    """Return a data frame as a table; ``origin`` is named in errors.
+    """Return a data frame as a table. Messages call it ``origin``.
 
     Raises:
-        DataError: it is none, has no row, or a column of something else than numbers, truth values or texts.
+        DataError: ``frame`` is not a data frame, has no row, or has a column that holds anything but numbers, truth values or texts.
     """
     import pandas
 
     if not isinstance(frame, pandas.DataFrame):
-        raise DataError(f"{origin} are to be a data frame, or a file or folder of tables; got a {type(frame).__name__}")
-    table = _of_frame(frame, partial(_row_of, origin), "")
+        raise DataError(f"expected {origin} as a data frame, or as a file or folder of tables, got a {type(frame).__name__}")
+    table = _table_of_frame(frame, partial(_row_of, origin), "")
     if not len(frame):
         raise DataError(f"there is no row in {origin}, only columns")
     digest = hashlib.sha256()
@@ -304,61 +322,71 @@ def table_of(frame: pandas.DataFrame, origin: str = "the data frame") -> Table:
     return Table(table.columns, table.where, digest.hexdigest())
 
 
-def _of_frame(frame: pandas.DataFrame, where: Callable[[int], str], digest: str, *, strict: bool = True, names_shown: bool = True) -> Table:
+def _table_of_frame(
+    frame: pandas.DataFrame, where: Callable[[int], str], digest: str, *, strict: bool = True, names_shown: bool = True
+) -> Table:
+    """Return a data frame as a table with the given ``where`` and ``digest``; see :class:`Table`.
+
+    Args:
+        strict: whether a cell of an unsupported type is an error; else it becomes empty.
+    """
     if not frame.columns.size:
         raise DataError(f"there is no column in {where(0).rpartition(',')[0]}")
     names = [str(name) for name in frame.columns]
-    twice = [name for name, times in Counter(names).items() if times > 1]
-    if twice:
-        said = f"are called {twice[0]!r}" if names_shown else "have the same name"
-        raise DataError(f"two columns {said}")
-    called = [f"the column {name!r}" if names_shown else f"the {place}. column" for place, name in enumerate(names, start=1)]
-    columns = {name: _plain(frame.iloc[:, place], called[place], where, strict=strict) for place, name in enumerate(names)}
+    duplicates = [name for name, times in Counter(names).items() if times > 1]
+    if duplicates:
+        fault = f"are called {duplicates[0]!r}" if names_shown else "have the same name"
+        raise DataError(f"two columns {fault}")
+    labels = [f"the column {name!r}" if names_shown else f"the {place}. column" for place, name in enumerate(names, start=1)]
+    columns = {name: _column_of_series(frame.iloc[:, place], labels[place], where, strict=strict) for place, name in enumerate(names)}
     return Table(columns, where, digest, names_shown=names_shown)
 
 
-def _plain(series: Any, called: str, where: Callable[[int], str], *, strict: bool) -> Column:
+def _column_of_series(series: Any, label: str, where: Callable[[int], str], *, strict: bool) -> Column:
+    """Return a pandas series as a column. Messages call it ``label``."""
     from pandas.api import types
 
     if types.is_bool_dtype(series) or types.is_numeric_dtype(series):
         if types.is_complex_dtype(series):
-            raise DataError(f"{called} holds complex numbers: give their parts")
+            raise DataError(f"{label} holds complex numbers: give their parts")
         numbers: Column = series.to_numpy(dtype=np.float64, na_value=np.nan)
         if not strict:
             return np.where(np.isinf(numbers), np.nan, numbers)
         infinite = np.flatnonzero(np.isinf(numbers))
         if infinite.size:
-            raise DataError(f"{where(int(infinite[0]))}: what stands in {called} is infinite, and a finite number is expected")
+            raise DataError(f"{where(int(infinite[0]))}: what stands in {label} is infinite, and a finite number is expected")
         return np.asarray(numbers)
-    return np.array(list(_texts(series, called, where, strict=strict)), dtype=object)
+    return np.array(list(_texts(series, label, where, strict=strict)), dtype=object)
 
 
-def _texts(series: Any, called: str, where: Callable[[int], str], *, strict: bool) -> Iterator[str]:
+def _texts(series: Any, label: str, where: Callable[[int], str], *, strict: bool) -> Iterator[str]:
+    """Yield the cells of a pandas series as text, "" for a missing value."""
     values, absent = series.to_numpy(dtype=object), series.isna().to_numpy()
     for row, (value, missing) in enumerate(zip(values, absent, strict=True)):
         known = isinstance(value, str | int | float | bool | np.bool_ | np.integer | np.floating | Decimal | date)
         if not missing and not known and strict:
             kind = type(value).__name__
-            raise DataError(f"{where(row)}: {called} holds values of the type {kind}: turn them into numbers or words")
+            raise DataError(f"{where(row)}: {label} holds values of the type {kind}: turn them into numbers or words")
         yield "" if missing or not known else as_text(value)
 
 
 def as_text(value: Any) -> str:
-    """Return what stands in a cell as text: numbers as Python writes floats, so that the same ones come back; whole ones without a point.
+    """Return the value of a cell as text. Numbers are written as Python writes floats, whole numbers without a point.
 
-    A number is the same text whatever else stands in its column, of which pandas makes floats where all are numbers.
+    So a number becomes the same text whether or not pandas has turned its column into floats.
     """
-    if isinstance(value, date):  # a day is written as one, also where it is a moment's
+    if isinstance(value, date):  # midnight is written as a day without a time
         return value.isoformat().removesuffix("T00:00:00")
     if isinstance(value, str):
         return value
     try:
-        return repr(float(value) + 0.0).removesuffix(".0")  # the sum makes 0 of -0, which is the same number
-    except OverflowError:  # a whole number beyond all floats
+        return repr(float(value) + 0.0).removesuffix(".0")  # adding 0.0 turns -0.0 into 0.0, which is the same number
+    except OverflowError:  # a whole number that is too large for a float
         return str(value)
 
 
 def _joined(parts: Sequence[Table]) -> Table:
+    """Return the rows of all ``parts`` as one table. Error messages still name each row's own file."""
     stops = np.cumsum([len(part) for part in parts])
 
     def where(row: int) -> str:
@@ -373,8 +401,8 @@ def _joined(parts: Sequence[Table]) -> Table:
 def _concatenated(columns: Sequence[Column]) -> Column:
     if len({column.dtype for column in columns}) == 1:
         return np.concatenate(columns)
-    return np.concatenate([column if column.dtype == object else _written(column) for column in columns])
+    return np.concatenate([column if column.dtype == object else _as_texts(column) for column in columns])
 
 
-def _written(numbers: Column) -> Column:
+def _as_texts(numbers: Column) -> Column:
     return np.array(["" if np.isnan(value) else as_text(value) for value in numbers], dtype=object)

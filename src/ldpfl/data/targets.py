@@ -1,4 +1,4 @@
-"""What is told of a table's rows: a number, a class, several labels, a time to an event, or the next byte of a text."""
+"""Read the targets of a table's rows: a number, a class, several labels, a time to an event, or the next byte of a text."""
 
 from __future__ import annotations
 
@@ -19,20 +19,19 @@ from ldpfl.tasks import NO_TOKEN, Targets
 from ldpfl.util.number_format import counted
 
 MOST_CLASSES = 1000
-"""What has more is no classification."""
+"""Maximum number of classes of a classification."""
 
-_MOST_NUMBERS = 20
-"""Different numbers beyond which a target is none of classes."""
-
+_MAX_NUMERIC_CLASSES = 20
+"""Maximum number of distinct numbers that are read as classes. A column with more of them holds a quantity."""
 
 INTERVALS = 8
-"""Intervals of a time to an event, where data.cut_points names none."""
+"""Default number of intervals of a time to an event, if ``data.cut_points`` is not set."""
 
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 class Told(NamedTuple):
-    """The targets of each table, how many outputs a model needs for them, what the guarantee assumes of them, and the names of classes."""
+    """The targets of each table, the number of model outputs, the assumptions of the guarantee, and the names of classes."""
 
     values: list[Tensor]
     outputs: int
@@ -41,18 +40,18 @@ class Told(NamedTuple):
 
 
 def targets_of(tables: Sequence[Table], config: DataConfig, targets: Targets) -> Told:
-    """Return what is told of each row of ``tables``, all by the same classes.
+    """Return the targets of each row of ``tables``, which share one list of classes.
 
     Raises:
-        ConfigError: the settings name too many columns, or too few.
-        DataError: a column is missing, or a value is none that can be told; the file and line are named.
+        ConfigError: the settings name too many target columns, or too few.
+        DataError: a column is missing, or a value is not a valid target. The message names the file and line.
     """
     names = config.target_names
     for table in tables:
         for name in names:
             table.column(name, "data.target")
     if targets == "survival":
-        return _survival_to_tell(tables, names, config)
+        return _survival_targets(tables, names, config)
     if targets != "classes" and len(names) > 1:
         raise ConfigError(
             f"data.target names {len(names)} columns, and this task predicts one; for several labels set task.name to 'multilabel' "
@@ -61,49 +60,53 @@ def targets_of(tables: Sequence[Table], config: DataConfig, targets: Targets) ->
     if targets == "classes" and len(names) < 2:
         raise ConfigError("a task of several labels needs two columns or more in data.target; for one, take classification")
     if targets == "tokens":
-        return Told([_tokens_to_tell(table, config) for table in tables], BYTES)
+        return Told([_token_targets(table, config) for table in tables], BYTES)
     if targets == "number":
-        return Told([_numbers_to_tell(table, names[0]) for table in tables], 1)
+        return Told([_number_targets(table, names[0]) for table in tables], 1)
     if targets == "count":
-        return Told([_counts_to_tell(table, names[0]) for table in tables], 1)
+        return Told([_count_targets(table, names[0]) for table in tables], 1)
     if targets == "classes":
-        return Told([torch.stack([_label(table, name) for name in names], dim=1) for table in tables], len(names))
-    told = _classes_to_tell(tables, names[0], config)
-    return _in_order(told, names[0], config) if targets == "ordered" else told
+        return Told([torch.stack([_label_targets(table, name) for name in names], dim=1) for table in tables], len(names))
+    told = _class_targets(tables, names[0], config)
+    return _ordered(told, names[0], config) if targets == "ordered" else told
 
 
-def _in_order(told: Told, name: str, config: DataConfig) -> Told:
-    """Return ordered classes, which have an output for each threshold between two of them."""
+def _ordered(told: Told, name: str, config: DataConfig) -> Told:
+    """Return the targets ``told`` as ordered classes, with one output for each threshold between two neighbouring classes.
+
+    Raises:
+        ConfigError: the classes are not numbers, and the settings do not give their order.
+    """
     if not config.classes and any(not _natural(word)[0] == 0 for word in told.classes):
-        raise ConfigError(f"nothing says in which order the classes of {name!r} are: name them in data.classes, from the lowest on")
+        raise ConfigError(f"the order of the classes of {name!r} is unknown: list them in data.classes, from the lowest on")
     return told._replace(outputs=told.outputs - 1)
 
 
-def _survival_to_tell(tables: Sequence[Table], names: Sequence[str], config: DataConfig) -> Told:
-    """Return time and event (N, 2) of each row; an output for each interval."""
+def _survival_targets(tables: Sequence[Table], names: Sequence[str], config: DataConfig) -> Told:
+    """Return the time and the event (N, 2) of each row, with one output for each interval."""
     if len(names) != 2:
         raise ConfigError("survival needs two columns in data.target: the time, and whether the event occurred then (1) or not (0)")
-    values = [torch.stack([_counts_to_tell(table, names[0]), _label(table, names[1])], dim=1) for table in tables]
+    values = [torch.stack([_count_targets(table, names[0]), _label_targets(table, names[1])], dim=1) for table in tables]
     return Told(values, len(config.cut_points) or INTERVALS)
 
 
-def _counts_to_tell(table: Table, name: str) -> Tensor:
-    values = _numbers_to_tell(table, name)
+def _count_targets(table: Table, name: str) -> Tensor:
+    values = _number_targets(table, name)
     below = np.flatnonzero(values.numpy() < 0)
     if below.size:
-        raise DataError(f"{_places(table, below)}: the target {name!r} is below 0, and this task expects 0 or more: mend the row")
+        raise DataError(f"{_places(table, below)}: the target {name!r} is below 0, and this task expects 0 or more: correct the row")
     return values
 
 
-def _numbers_to_tell(table: Table, name: str) -> Tensor:
-    _check_no_words(table, name, "a number", "to tell words apart, set task.name to 'classification' (--task classification)")
+def _number_targets(table: Table, name: str) -> Tensor:
+    _check_numeric(table, name, "a number", "to tell words apart, set task.name to 'classification' (--task classification)")
     values = table.numbers(name)
-    _check_all(table, name, np.isnan(values))
+    _check_none_missing(table, name, np.isnan(values))
     return torch.from_numpy(np.clip(values, -_LARGEST, _LARGEST).astype(np.float32))
 
 
-def _label(table: Table, name: str) -> Tensor:
-    _check_no_words(table, name, "0 or 1", "write 1 where the label holds, or the event occurred, and else 0")
+def _label_targets(table: Table, name: str) -> Tensor:
+    _check_numeric(table, name, "0 or 1", "write 1 where the label holds, or the event occurred, and else 0")
     values = table.numbers(name)
     wrong = np.flatnonzero((values != 0) & (values != 1))
     if wrong.size:
@@ -111,17 +114,20 @@ def _label(table: Table, name: str) -> Tensor:
     return torch.from_numpy(values.astype(np.float32))
 
 
-def _check_no_words(table: Table, name: str, expected: str, remedy: str) -> None:
-    """Raise a :class:`DataError` if the column ``name`` is one of words: the first of them would be called a mistake among numbers."""
+def _check_numeric(table: Table, name: str, expected: str, remedy: str) -> None:
+    """Raise a :class:`DataError` if the target ``name`` does not hold numbers.
+
+    A column of words gets a message of its own. Otherwise its first word would be reported as a typing error among numbers.
+    """
     column = table.columns[name]
     cells = [] if column.dtype == np.float64 else [text for text in column if not table.is_absent(text)]
     if 2 * sum(reads(READERS["numbers"], text) for text in cells) < len(cells):
         raise DataError(f"the target {name!r} holds words, and this task expects {expected} in each row: {remedy}")
-    _check_no_stray(table, name, READERS["numbers"], "mend the row, or leave it out")
+    _check_no_stray(table, name, READERS["numbers"], "correct the row, or leave it out")
 
 
 def _check_no_stray(table: Table, name: str, reader: Callable[[str], float], remedy: str) -> None:
-    """Raise a :class:`DataError` if something else than a number stands in a column of numbers. All rows are named, and no cell is."""
+    """Raise a :class:`DataError` if a cell of a column of numbers is not a number. It names the rows, and no cell: cells are private."""
     column = table.columns[name]
     if column.dtype == np.float64:
         return
@@ -131,7 +137,7 @@ def _check_no_stray(table: Table, name: str, reader: Callable[[str], float], rem
 
 
 def _places(table: Table, rows: NDArray[np.int64]) -> str:
-    """Return where the first of ``rows`` are, and how many there are beside these."""
+    """Return the places of the first few ``rows``, and the number of the others, for a message."""
     first, *others = (table.where(int(row)) for row in rows[:_MAX_NAMED])
     file = first.rpartition(", ")[0]
     listed = ", ".join([first, *(place.removeprefix(f"{file}, ") for place in others)])
@@ -139,27 +145,27 @@ def _places(table: Table, rows: NDArray[np.int64]) -> str:
 
 
 _MAX_NAMED = 5
-"""Rows that a message names, at most."""
+"""Maximum number of rows that a message names."""
 
 
-def _classes_to_tell(tables: Sequence[Table], name: str, config: DataConfig) -> Told:
+def _class_targets(tables: Sequence[Table], name: str, config: DataConfig) -> Told:
     numeric = all(table.is_numeric(name) for table in tables) and not config.classes
     for table in tables if numeric else ():
-        _check_no_stray(table, name, float, "mend the row, leave it out, or name all classes, --set 'data.classes=[\"0\", ...]'")
+        _check_no_stray(table, name, float, "correct the row, leave it out, or name all classes, --set 'data.classes=[\"0\", ...]'")
     words = [words_of(table, name, numeric=numeric, values=config.classes) for table in tables]
-    for table, own in zip(tables, words, strict=True):
-        _check_all(table, name, np.array([not word for word in own]))
+    for table, table_words in zip(tables, words, strict=True):
+        _check_none_missing(table, name, np.array([not word for word in table_words]))
     known = list(config.classes) or _found_classes(tables[0], name, words[0])
     numbers = {word: place for place, word in enumerate(known)}
-    found = []
-    for table, own in zip(tables, words, strict=True):
-        for row, word in enumerate(own):
+    targets = []
+    for table, table_words in zip(tables, words, strict=True):
+        for row, word in enumerate(table_words):
             if word not in numbers:
-                those = f"data.classes, which are {', '.join(known[:10])}" if config.classes else "those of the rows that are trained on"
-                raise DataError(f"{table.where(row)}: the class in the column {name!r} is not among {those}")
-        found.append(torch.tensor([numbers[word] for word in own]))
+                expected = f"data.classes, which are {', '.join(known[:10])}" if config.classes else "those of the rows that are trained on"
+                raise DataError(f"{table.where(row)}: the class in the column {name!r} is not among {expected}")
+        targets.append(torch.tensor([numbers[word] for word in table_words]))
     notes = () if config.classes else (_CLASSES_SEEN.format(name=name, some=", ".join(known[:5])),)
-    return Told(found, len(known), notes, tuple(known))
+    return Told(targets, len(known), notes, tuple(known))
 
 
 _CLASSES_SEEN = (
@@ -169,8 +175,9 @@ _CLASSES_SEEN = (
 
 
 def _found_classes(table: Table, name: str, words: Sequence[str]) -> list[str]:
+    """Return the distinct ``words`` of the target ``name`` in natural order, or raise if they are not plausible as classes."""
     known = sorted(set(words), key=_natural)
-    if len(known) > MOST_CLASSES or (len(known) > _MOST_NUMBERS and table.is_numeric(name)):
+    if len(known) > MOST_CLASSES or (len(known) > _MAX_NUMERIC_CLASSES and table.is_numeric(name)):
         raise DataError(
             f"the target {name!r} has {len(known):,} different values: to estimate a number, set task.name to 'regression' "
             "(--task regression)"
@@ -181,14 +188,14 @@ def _found_classes(table: Table, name: str, words: Sequence[str]) -> list[str]:
 
 
 def _natural(word: str) -> tuple[int, float, str]:
-    """Sort numbers as numbers, and before words."""
+    """Return a sort key that puts numbers in numeric order, before words."""
     try:
         return 0, float(word), word
     except ValueError:
         return 1, 0.0, word
 
 
-def _check_all(table: Table, name: str, absent: NDArray[np.bool_]) -> None:
+def _check_none_missing(table: Table, name: str, absent: NDArray[np.bool_]) -> None:
     if absent.any():
         where = _places(table, np.flatnonzero(absent))
         none = "an empty cell, or a word that stands for none, such as NA or None"
@@ -198,7 +205,7 @@ def _check_all(table: Table, name: str, absent: NDArray[np.bool_]) -> None:
         )
 
 
-def _tokens_to_tell(table: Table, config: DataConfig) -> Tensor:
+def _token_targets(table: Table, config: DataConfig) -> Tensor:
     if not config.text:
         raise ConfigError("a language model is trained on texts: name their column in data.text")
     following = bytes_of(table.column(config.text, "data.text"), config.length)[:, 1:]

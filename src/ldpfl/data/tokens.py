@@ -1,4 +1,4 @@
-"""Texts as tokens of a pretrained model, filled up to one length, and the targets of a language model."""
+"""Tokenise texts for a pretrained model, padded to one length, and build the targets of a language model."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _LONG_TOKEN = 100
 
 
 def tokens_of(texts: Sequence[str], tokenizer: str, length: int) -> dict[str, Tensor]:
-    """Return ``texts`` as (N, ``length``) tokens and their mask, by the names of the arguments that models of ``transformers`` take.
+    """Return ``texts`` as tokens (N, ``length``) and their mask, by the argument names of the models of ``transformers``.
 
     Raises:
-        ConfigError: there is no such tokenizer, or it has no token to fill texts up with.
+        ConfigError: the tokenizer cannot be loaded, or has no token for padding.
     """
     cut = [str(text)[: _LONG_TOKEN * length] for text in texts]
     found = _tokenizer(tokenizer)(
@@ -54,10 +54,10 @@ def vocabulary_digest(tokenizer: str) -> str:
 
 
 def check_vocabulary(tokenizer: str, digest: str) -> None:
-    """Return if the ``tokenizer`` has the vocabulary of ``digest``. An empty digest allows any.
+    """Raise if the vocabulary of ``tokenizer`` does not have this ``digest``. An empty digest allows any vocabulary.
 
     Raises:
-        ConfigError: the vocabulary is another one.
+        ConfigError: the tokenizer has another vocabulary.
     """
     if digest and vocabulary_digest(tokenizer) != digest:
         raise ConfigError(
@@ -67,7 +67,7 @@ def check_vocabulary(tokenizer: str, digest: str) -> None:
 
 
 def padding_of(tokenizer: str) -> int:
-    """Return the token that texts are filled up with.
+    """Return the number of the padding token.
 
     Raises:
         ConfigError: as :func:`tokens_of`.
@@ -76,14 +76,17 @@ def padding_of(tokenizer: str) -> int:
 
 
 _FILES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken")
-"""Files that hold what a tokenizer knows."""
+"""Patterns of files that hold a tokenizer's vocabulary."""
 
 
 @lru_cache(maxsize=2)
 def _tokenizer(name: str) -> Any:
+    """Load the tokenizer ``name``, with a padding token on the right."""
     place = name.removeprefix(PRETRAINED)
     folder = Path(place)
-    if folder.is_dir() and not any(path.match(pattern) for path in folder.iterdir() for pattern in _FILES):  # it would know no words
+    if folder.is_dir() and not any(
+        path.match(pattern) for path in folder.iterdir() for pattern in _FILES
+    ):  # else its vocabulary would be empty
         raise ConfigError(f"{folder} holds no tokenizer: save that of the model there by tokenizer.save_pretrained(folder)")
     try:
         read = library("transformers").AutoTokenizer.from_pretrained
@@ -95,13 +98,13 @@ def _tokenizer(name: str) -> Any:
     if found.pad_token is None:
         if found.eos_token is None:
             raise ConfigError(f"tokenizer {name!r} has neither a pad_token nor an eos_token: set one, and save it again")
-        found.pad_token = found.eos_token  # the mask tells it from an end
+        found.pad_token = found.eos_token  # the mask distinguishes padding from a real end of text
     found.padding_side = "right"
     return found
 
 
 def following(inputs: Inputs) -> Tensor:
-    """Return as targets (N, T) the token that follows each token, and ``NO_TOKEN`` where a text ends or is filled up.
+    """Return the targets (N, T) of a language model: each position's next token, or ``NO_TOKEN`` at the end of a text and in padding.
 
     Raises:
         DataError: the inputs are not tokens.

@@ -1,4 +1,4 @@
-"""A column of a table that is to be measured before training."""
+"""A column of a table that is measured before training."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Unscaled:
-    """A column that is to be measured before training.
+    """A column that is measured before training.
 
     Attributes:
-        name: of the column, for messages.
-        place: of its numbers among the inputs; None for a target.
-        bounds: least and largest value that the public knows of; None where it knows none.
-        classes: number of values of a target that is a class, or 2 for a label; 0 for numbers.
-        label: which of several labels a target is; None where it is none of several.
+        name: name of the column, for messages.
+        place: index of the column among the inputs; None for a target.
+        bounds: publicly known least and largest value, or None.
+        classes: number of classes of a target, 2 for a label; 0 for numbers.
+        label: index of the target's column if there are several targets, else None.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""A user's own data: from a file or folder, from the hub, from code, or handed over from Python."""
+"""Load a user's own data: from a file or folder, from the hub, from code, or passed from Python."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from ldpfl.tasks import PARALLEL, Targets
 from ldpfl.util.user_code import GIVEN, called, is_code
 
 _PIXEL_MEAN, _PIXEL_STD = 0.5, 0.25
-"""Of images that nobody has measured: fixed, and near enough to centre and scale pixels."""
+"""Fixed constants for normalising a user's images. They are near enough to centre and scale pixels, and depend on no data."""
 
 
 def load_brought(config: DataConfig, targets: Targets, given: object = None) -> Dataset:
-    """Return a user's own data, as ``config`` says; ``given`` is what a caller handed over.
+    """Return a user's own data by ``config``, or from ``given``, the data that a caller passes from Python.
 
-    That may be a data frame, a :class:`Dataset`, a pair of inputs and targets (tensors or arrays; of inputs also several, in a dict), or
-    a PyTorch data set of such pairs.
+    ``given`` may be a data frame, a :class:`Dataset`, a pair of inputs and targets (tensors or arrays; inputs may be a dict of several),
+    or a PyTorch data set of such pairs.
 
     Raises:
-        ConfigError: settings that do not fit each other, or nothing was handed over.
-        DataError: the data cannot be read, or do not fit; the place is named.
+        ConfigError: the settings contradict each other, or ``given`` is needed and None.
+        DataError: the data cannot be read, or do not fit. The message names the place.
     """
     if config.path:
         paths = tuple(Path(path) for path in (config.path, config.test_path) if path)
@@ -48,13 +48,13 @@ def load_brought(config: DataConfig, targets: Targets, given: object = None) -> 
     if config.name != GIVEN:
         given = called("data", config.name) if is_code(config.name) else fetched(config)
     if given is None:
-        raise ConfigError("these are data that a caller handed over: hand them over again, with data=...")
+        raise ConfigError("these are data that a caller handed over: pass them again, with data=...")
     return _as_dataset(given, config, targets)
 
 
 @lru_cache(maxsize=2)
 def _from_files(text: str, targets: Targets, paths: tuple[Path, ...], stamps: tuple[object, ...]) -> Dataset:
-    """Read tables and encode them; kept for the next time, for a run looks at its data before it begins and when it does."""
+    """Read tables and encode them. The result is cached, since a run reads its data twice: for its checks and for training."""
     config = DataConfig.model_validate_json(text)
     if holds_images(paths[0]):
         return _as_dataset(fetched(config), config, targets)
@@ -63,7 +63,7 @@ def _from_files(text: str, targets: Targets, paths: tuple[Path, ...], stamps: tu
 
 
 def _stamp(path: Path) -> object:
-    """Return what changes when the files do."""
+    """Return a value that changes when the files at ``path`` change: their names, times and sizes."""
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
     try:
         return tuple((str(file), state.st_mtime_ns, state.st_size) for file in files if (state := file.stat()))
@@ -72,6 +72,12 @@ def _stamp(path: Path) -> object:
 
 
 def _as_dataset(given: object, config: DataConfig, targets: Targets) -> Dataset:
+    """Turn any supported form of data into a data set.
+
+    Raises:
+        ConfigError: the form is not supported, or a setting does not apply to it.
+        DataError: the data do not fit.
+    """
     import pandas
 
     if isinstance(given, pandas.DataFrame):
@@ -85,42 +91,44 @@ def _as_dataset(given: object, config: DataConfig, targets: Targets) -> Dataset:
     if isinstance(given, Pictures):
         if targets != "class":
             raise ConfigError("images of a folder or the hub have one class each: leave task.name at 'classification'")
-        _check_unused(config, "images", _OF_TABLES)
-        return _of_images(given, config)
-    of_others = (*_OF_TABLES, *_OF_FILES)
+        _check_unused(config, "images", _TABLE_SETTINGS)
+        return _dataset_of_images(given, config)
+    unused_settings = (*_TABLE_SETTINGS, *_FILE_SETTINGS)
     if isinstance(given, Dataset):
-        _check_unused(config, "an ldpfl.data.Dataset", of_others)
+        _check_unused(config, "an ldpfl.data.Dataset", unused_settings)
         return given
     if isinstance(given, torch.utils.data.Dataset):
         if _is_sorted_by_class(given):
             raise ConfigError("an ImageFolder is sorted by class: where an image is would follow from others. Give its folder itself")
-        _check_unused(config, "a PyTorch data set", of_others)
-        return _of_pairs(given, targets)
+        _check_unused(config, "a PyTorch data set", unused_settings)
+        return _dataset_of_pairs(given, targets)
     if targets == "tokens" and _are_tokens(given):
         given = (given, None)
     if isinstance(given, Sequence) and not isinstance(given, str | bytes) and len(given) == 2:
         inputs, told = given
-        _check_unused(config, "a pair of inputs and targets", of_others)
+        _check_unused(config, "a pair of inputs and targets", unused_settings)
         own = (
             {name: _numbers(part, "inputs") for name, part in inputs.items()} if isinstance(inputs, Mapping) else _numbers(inputs, "inputs")
         )
-        return _of_tensors(own, following(own) if told is None and targets == "tokens" else _numbers(told, "targets"), targets)
+        return _dataset_of_tensors(own, following(own) if told is None and targets == "tokens" else _numbers(told, "targets"), targets)
     raise ConfigError(
         f"data are {_kind_of(given)}, which cannot be used: give a file, a folder, a pandas data frame, a pair (inputs, targets), "
-        f"a PyTorch data set of such pairs, or an ldpfl.data.Dataset{_instead(given)}"
+        f"a PyTorch data set of such pairs, or an ldpfl.data.Dataset{_conversion_hint(given)}"
     )
 
 
 def _are_tokens(given: object) -> bool:
-    """Whether ``given`` are tokens alone, one tensor or array of them, or with their mask by the names of ``transformers``."""
+    """Return whether ``given`` are tokens without targets: one tensor or array, or a dict with the names of ``transformers``."""
     return TOKENS in given if isinstance(given, Mapping) else isinstance(given, Tensor | np.ndarray)
 
 
 def tensor_of(values: object, what: str) -> Tensor:
-    """Return samples (N, ...) as a model is given them: images as uint8 (N, C, H, W), tokens as int64, other numbers as float32.
+    """Return ``values`` as samples (N, ...): images as uint8 (N, C, H, W), tokens as int64, other numbers as float32.
+
+    Messages call the values ``what``.
 
     Raises:
-        DataError: they are no numbers of one shape, or hold NaN or infinity.
+        DataError: the values are not numbers of one shape, or hold NaN or infinity.
     """
     found = _numbers(values, what)
     if found.dim() < 2 or not len(found):
@@ -131,14 +139,14 @@ def tensor_of(values: object, what: str) -> Tensor:
 
 
 def _kind_of(given: object) -> str:
-    """Return what ``given`` is, in words, without anything that it holds."""
+    """Describe the type and length of ``given`` for a message, without its content, which is private."""
     kind, of = type(given), f" of {len(given):,}" if isinstance(given, Sequence | Mapping) else ""
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__.partition('.')[0]} {kind.__name__}"
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}{of}"
 
 
-def _instead(given: object) -> str:
-    """Return how ``given`` becomes something that can be used, where that is known."""
+def _conversion_hint(given: object) -> str:
+    """Return a hint on how to convert ``given`` to a supported form, or ""."""
     if hasattr(given, "to_pandas"):
         return "; data.to_pandas() is a data frame"
     if isinstance(given, torch.utils.data.DataLoader):
@@ -154,13 +162,13 @@ _AS_PAIR = "with pairs = list(data), give (torch.stack([x for x, _ in pairs]), t
 
 
 def _is_sorted_by_class(given: Any) -> bool:
-    """Tell whether these are files by class, as torchvision reads a folder, or a part of such, or several."""
+    """Return whether ``given`` is torchvision's ImageFolder, or a subset or concatenation of some. Its samples are sorted by class."""
     inner = [given.dataset] if hasattr(given, "dataset") else list(getattr(given, "datasets", ()))
     return (hasattr(given, "class_to_idx") and hasattr(given, "samples")) or any(map(_is_sorted_by_class, inner))
 
 
 def _numbers(values: object, what: str) -> Tensor:
-    """Return numbers as a tensor; they may come as an array, a list, or a data frame's columns."""
+    """Return ``values``, which may be a tensor, an array, a list, or a data frame's columns, as a tensor of numbers."""
     if isinstance(values, Tensor) and (problem := not_dense(values)):
         raise DataError(f"{what} are {problem}")
     try:
@@ -173,33 +181,33 @@ def _numbers(values: object, what: str) -> Tensor:
     return found
 
 
-_OF_TABLES = ("person", "columns", "bounds", "numbers", "words", "categories", "missing", "text")
-_OF_FILES = ("target", "client", "classes", "test_path")
+_TABLE_SETTINGS = ("person", "columns", "bounds", "numbers", "words", "categories", "missing", "text")
+_FILE_SETTINGS = ("target", "client", "classes", "test_path")
 
 
 def _check_unused(config: DataConfig, what: str, names: Sequence[str]) -> None:
-    """Raise a :class:`ConfigError` if settings are made that say nothing of such data: somebody would rely on them."""
+    """Raise a :class:`ConfigError` if one of the settings ``names`` is set. It would have no effect on data of this kind."""
     plain = DataConfig()
     unused = [f"data.{name}" for name in names if getattr(config, name) != getattr(plain, name)]
     if unused:
-        raise ConfigError(f"{', '.join(unused)} says nothing of {what}: leave that out")
+        raise ConfigError(f"{', '.join(unused)} says nothing of {what}, and would have no effect: leave that out")
 
 
-def _of_images(given: Pictures, config: DataConfig) -> Dataset:
+def _dataset_of_images(given: Pictures, config: DataConfig) -> Dataset:
     name = Path(config.path).name if config.path else config.name
-    notes = () if config.classes else (_named_by_folders(given.classes),)
+    notes = () if config.classes else (_class_note(given.classes),)
     parts, train = list(given.parts), given.parts[0]
     is_test = np.zeros(len(train), dtype=bool)
     if len(parts) == 1:
         is_test = held_out(len(train), TEST_SHARE) if given.identities is None else held_out_by_name(given.identities)
         parts = [train.take(torch.from_numpy(~is_test)), train.take(torch.from_numpy(is_test))]
     found = replace(_split(name, parts, notes, outputs=len(given.classes) or None), classes=given.classes)
-    owners = Owners() if given.owners is None else _of_files(given.owners, is_test)
+    owners = Owners() if given.owners is None else _owners_of_images(given.owners, is_test)
     return replace(found, **owners._asdict(), identities=None if given.identities is None else given.identities[~is_test])
 
 
-def _of_files(names: Sequence[str], is_test: NDArray[np.bool_]) -> Owners:
-    """Return whose each image is; test images of a split of their own name nobody."""
+def _owners_of_images(names: Sequence[str], is_test: NDArray[np.bool_]) -> Owners:
+    """Return the client of each image from the ``names`` of train images' clients. A separate test split has no clients."""
     kept, held = ([names[int(place)] for place in np.flatnonzero(own)] for own in (~is_test, is_test))
     return owners_of(kept, held or None)
 
@@ -208,10 +216,10 @@ def _given_test(config: DataConfig) -> Any:
     return read_table(Path(config.test_path)) if config.test_path else None
 
 
-def _named_by_folders(classes: Sequence[str]) -> str:
-    """Return a note on ``classes`` that were taken from the data, because the settings name none."""
+def _class_note(classes: Sequence[str]) -> str:
+    """Return the note that ``classes`` were taken from the data, because the settings name none."""
     if not classes:
-        return _COUNTED
+        return _COUNT_NOTE
     some = ", ".join(classes[:5]) + ", ..." * (len(classes) > 5)
     return printable(
         f"the names of the classes ({some}) were taken from the data, are shown in results, and are in what is handed on, as if they were "
@@ -219,10 +227,10 @@ def _named_by_folders(classes: Sequence[str]) -> str:
     )
 
 
-_COUNTED = "how many classes, or tokens, there are was taken from the data, as if it were public"
+_COUNT_NOTE = "how many classes, or tokens, there are was taken from the data, as if it were public"
 
 
-def _of_pairs(given: Any, targets: Targets) -> Dataset:
+def _dataset_of_pairs(given: Any, targets: Targets) -> Dataset:
     """Read a PyTorch data set of (input, target) to its end."""
     if not hasattr(given, "__len__") or not hasattr(given, "__getitem__"):  # as of an IterableDataset
         raise DataError(f"a {type(given).__name__} does not say how many samples it has, or gives none by its place: {_AS_PAIR}")
@@ -236,9 +244,9 @@ def _of_pairs(given: Any, targets: Targets) -> Dataset:
         told = _stacked([pair[1] for pair in pairs])
     except DataError:
         raise
-    except Exception as error:  # it is the user's code: anything may come out of it
+    except Exception as error:  # the user's code may raise anything
         raise DataError(f"the data set gives no pairs of an input and a target of one shape: {in_short(error)}") from error
-    return _of_tensors(inputs, told, targets)
+    return _dataset_of_tensors(inputs, told, targets)
 
 
 def _stacked(values: Sequence[Any]) -> Tensor:
@@ -247,7 +255,7 @@ def _stacked(values: Sequence[Any]) -> Tensor:
     return torch.stack([torch.as_tensor(np.asarray(value)) for value in values])
 
 
-def _of_tensors(inputs: Inputs, told: Tensor, targets: Targets) -> Dataset:
+def _dataset_of_tensors(inputs: Inputs, told: Tensor, targets: Targets) -> Dataset:
     if not by_name(inputs) or not all(isinstance(name, str) for name in by_name(inputs)):
         raise DataError("inputs in a dict go to the arguments of the model's forward: each needs the name of one")
     for name, part in by_name(inputs).items():
@@ -258,7 +266,7 @@ def _of_tensors(inputs: Inputs, told: Tensor, targets: Targets) -> Dataset:
         raise ConfigError("ordered classes and times to an event are read from tables: give a data frame or a file, and data.target")
     inputs, told = each(_typed, inputs), told.detach()
     tokens = any(part.dtype == torch.int64 for part in by_name(inputs).values())
-    notes = (_COUNTED,) if targets in ("class", "tokens") or tokens else ()
+    notes = (_COUNT_NOTE,) if targets in ("class", "tokens") or tokens else ()
     if not bool(told.isfinite().all()):
         raise DataError("targets hold NaN or infinity: leave such samples out")
     if targets == "class" and told.dim() != 1:
@@ -288,7 +296,9 @@ def _typed(inputs: Tensor) -> Tensor:
     """Return images as uint8, numbers as float32 and tokens as int64."""
     if inputs.dtype == torch.uint8 and inputs.dim() in (3, 4):
         return _channels_first(inputs)
-    if not (inputs.is_floating_point() or inputs.dtype in (torch.uint8, torch.bool)):  # bytes in rows are a table of small numbers
+    if not (
+        inputs.is_floating_point() or inputs.dtype in (torch.uint8, torch.bool)
+    ):  # uint8 that is not an image is a table of small numbers
         return inputs.detach().long()
     inputs = inputs.detach().float()
     if not bool(inputs.isfinite().all()):
@@ -297,14 +307,14 @@ def _typed(inputs: Tensor) -> Tensor:
 
 
 def _channels_first(pixels: Tensor) -> Tensor:
-    """Return images as (N, C, H, W), however they were laid out."""
+    """Return images as (N, C, H, W). The input may lack the channel axis, or have it last."""
     if pixels.dim() == 3:
         return pixels[:, None]
     return pixels.permute(0, 3, 1, 2).contiguous() if pixels.shape[1] > 4 >= pixels.shape[3] else pixels
 
 
 def _split(name: str, parts: list[Samples], notes: tuple[str, ...], targets: Targets = "class", outputs: int | None = None) -> Dataset:
-    """Return train and test samples as a data set; without test samples, a fifth of the others are."""
+    """Return a data set of ``parts``: train and test samples, or samples of which a fifth become test samples."""
     if len(parts) == 1:
         is_test = torch.from_numpy(held_out(len(parts[0]), TEST_SHARE))
         parts = [parts[0].take(~is_test), parts[0].take(is_test)]
@@ -320,7 +330,7 @@ def _split(name: str, parts: list[Samples], notes: tuple[str, ...], targets: Tar
     held = by_name(test.inputs)
     largest = {key: 1 + max(int(own.max()), int(held[key].max())) for key, own in by_name(train.inputs).items() if own.dtype == torch.int64}
     vocabulary = largest if isinstance(train.inputs, Mapping) else largest.get("")
-    # One figure for all channels: there are as many as an image has, and images of several kinds in one sample.
+    # One mean and one deviation for all channels, since images may differ in their number of channels.
     mean, std = ((_PIXEL_MEAN,), (_PIXEL_STD,)) if any(map(_is_image, by_name(train.inputs).values())) else ((), ())
     return Dataset(name, train, test, outputs, mean, std, digest.hexdigest()[:16], vocabulary=vocabulary, notes=notes)
 

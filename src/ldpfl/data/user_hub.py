@@ -1,4 +1,4 @@
-"""Data sets as the hub lays them out, from it or from a folder, read by its library: images, and tables."""
+"""Read images and tables in the hub's layout, from the hub or from a folder, with its library ``datasets``."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 
 def fetched(config: DataConfig) -> tuple[pandas.DataFrame, ...] | Pictures:
-    """Return the data set that ``config`` names: its train and, if there are any, test rows.
+    """Return the data set that ``config`` names: its train rows and, if there are any, its test rows.
 
     Raises:
-        ConfigError: settings that do not fit.
-        DataError: it cannot be had, or read.
+        ConfigError: the settings contradict the data set.
+        DataError: the data set cannot be downloaded or read.
     """
     origin = config.path or config.name
-    splits = _splits(origin, of_ones_own=bool(config.path))
+    splits = _splits(origin, is_local=bool(config.path))
     if image_column(splits["train"]) is None:
         return tuple(split.to_pandas() for split in splits.values())
     if config.test_path:
         if "test" in splits:
             raise ConfigError(f"{origin!r} has a split test of its own: leave data.test_path out")
-        held = _splits(config.test_path, of_ones_own=True, one_class=True)
+        held = _splits(config.test_path, is_local=True, one_class=True)
         splits["test"] = held.get("test", held["train"])
         if image_column(splits["test"]) is None:
             raise DataError(f"data.test_path = {config.test_path!r} holds no images, and {origin!r} does")
@@ -54,7 +54,7 @@ def new_images(path: Path, files: Sequence[Path] | None, mode: str) -> Tensor:
     import datasets  # slow to import
 
     if files is None:
-        split = _splits(str(path), of_ones_own=True)["train"]
+        split = _splits(str(path), is_local=True)["train"]
     else:
         names = {"image": [str(file) for file in files]}
         split = datasets.Dataset.from_dict(names, features=datasets.Features({"image": datasets.Image()}))
@@ -64,10 +64,12 @@ def new_images(path: Path, files: Sequence[Path] | None, mode: str) -> Tensor:
     return pixels(split, image, str(path), mode)
 
 
-def _splits(origin: str, *, of_ones_own: bool, one_class: bool = False) -> dict[str, Any]:
-    """Return the splits train and test; of a folder of one's own nothing is kept in the library's cache.
+def _splits(origin: str, *, is_local: bool, one_class: bool = False) -> dict[str, Any]:
+    """Return the splits train and test of the data set ``origin``.
 
-    With ``one_class`` a folder of images by class is one also where all are of one class, which the library takes for none.
+    Args:
+        is_local: whether ``origin`` is a path rather than an id on the hub. Local data are not kept in the library's cache.
+        one_class: whether a folder of images may hold a single class. The library would read such images as having no class.
     """
     import datasets  # slow to import
 
@@ -75,14 +77,14 @@ def _splits(origin: str, *, of_ones_own: bool, one_class: bool = False) -> dict[
     try:
         with quiet("datasets", "huggingface_hub"), TemporaryDirectory() as folder:
             once = datasets.DownloadConfig(max_retries=0)
-            cache = folder if of_ones_own else None
-            source, more = _source(Path(origin), one_class=one_class) if of_ones_own else (origin, {})
-            loaded = datasets.load_dataset(source, download_config=once, cache_dir=cache, keep_in_memory=of_ones_own or None, **more)
+            cache = folder if is_local else None
+            source, more = _source(Path(origin), one_class=one_class) if is_local else (origin, {})
+            loaded = datasets.load_dataset(source, download_config=once, cache_dir=cache, keep_in_memory=is_local or None, **more)
     except LdpflError:
         raise
     except Exception as error:  # the library raises many kinds
         why = first_line(error)
-        if of_ones_own:
+        if is_local:
             raise DataError(f"data set {origin!r} cannot be read: {why}") from error
         said = f"data {origin!r} are no file or folder here{_nearest(Path(origin))}, and not to be had from the hub: {why}"
         raise DataError(said) from error
@@ -92,7 +94,7 @@ def _splits(origin: str, *, of_ones_own: bool, one_class: bool = False) -> dict[
 
 
 def _nearest(path: Path) -> str:
-    """Return what beside a file that there is not has the nearest name, as a question."""
+    """Return a question that suggests the entry with the nearest name beside the missing ``path``, or ""."""
     try:
         beside = [str(entry) for entry in path.parent.iterdir() if not entry.name.startswith(".")]
     except OSError:
@@ -102,7 +104,10 @@ def _nearest(path: Path) -> str:
 
 
 def _source(path: Path, *, one_class: bool) -> tuple[str, dict[str, Any]]:
-    """Return what the library is to load, and how: which images there are, and in which split, it would guess by words in their paths."""
+    """Return the builder and the arguments for ``datasets.load_dataset``, with an explicit list of files for each split.
+
+    Without the list, the library would guess the splits by words in the paths.
+    """
     if not path.exists():
         raise DataError(f"data set {str(path)!r} cannot be read: there is no such file or folder")
     if path.is_file():
@@ -121,7 +126,7 @@ def _source(path: Path, *, one_class: bool) -> tuple[str, dict[str, Any]]:
 
 
 def _parquet_of(path: Path) -> dict[str, list[str]]:
-    """Return the Parquet files of the splits train and test, by their names; what else lies there, such as a page, names none."""
+    """Return the Parquet files of the splits train and test, by the files' names. Other files are ignored."""
     files = [file for file in visible_files(path) if file.suffix.lower() == ".parquet"]
     if not files:
         raise DataError(f"{path} holds no images, by class or in Parquet files")

@@ -1,4 +1,4 @@
-"""Images of a user's own, with their classes: from a folder by class, or from a data set as the hub lays it out."""
+"""Read a user's own images with their classes: from a folder by class, or from a data set in the hub's layout."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from ldpfl.errors import ConfigError, DataError
 from ldpfl.util.suggestions import did_you_mean
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
-"""How files of images end."""
+"""Suffixes of image files."""
 
 _EIGHT_BITS = frozenset(("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"))
-"""What Pillow calls pixels of 8 bits or fewer; others it cuts off at 255."""
+"""Pillow's modes with at most 8 bits. Values of other modes would be cut off at 255."""
 
 _GREY = frozenset(("1", "L", "LA", "La"))
-"""Those of one grey value; beside it may stand how opaque a pixel is."""
+"""Modes with one grey value, with or without an alpha channel."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class Pictures:
     """Images with their classes.
 
     Attributes:
-        parts: train samples, and test samples where there are some.
-        classes: what the numbers stand for; empty where the data have numbers themselves.
-        owners: (N,) whose each train sample is, if the data say so.
-        identities: (N,) what the name of each train image's file alone decides; None where they are no files of their own.
+        parts: train samples, and test samples if there are any.
+        classes: names of the classes; empty if the data have only numbers.
+        owners: (N,) name of each train sample's client, if the data name clients.
+        identities: (N,) hash of the name of each train image's file; None if the images are not separate files.
     """
 
     parts: tuple[Samples, ...]
@@ -50,7 +50,7 @@ class Pictures:
 
 
 def holds_images(path: Path) -> bool:
-    """Tell whether ``path`` is a folder of images, by class, or of Parquet files that hold some, as data sets of the hub do."""
+    """Return whether ``path`` holds images: as files in a folder, or in Parquet files as in the hub's data sets."""
     import pyarrow
     from pyarrow import parquet
 
@@ -67,7 +67,7 @@ def holds_images(path: Path) -> bool:
     try:
         schema = [] if first is None else parquet.read_schema(first)
     except (OSError, pyarrow.ArrowException):
-        return False  # which is told where it is read
+        return False  # the error is raised when the table is read
     return any(pyarrow.types.is_struct(field.type) and {"bytes", "path"} <= {part.name for part in field.type} for field in schema)
 
 
@@ -75,8 +75,8 @@ def pictures(splits: Mapping[str, Any], config: DataConfig, origin: str) -> Pict
     """Return the images of ``splits`` train and, if it is there, test, with their classes and owners as ``config`` names them.
 
     Raises:
-        ConfigError: a column that is not there.
-        DataError: an image, or a class, that does not fit.
+        ConfigError: a named column is missing.
+        DataError: an image or a class does not fit.
     """
     import datasets
 
@@ -97,10 +97,10 @@ def pictures(splits: Mapping[str, Any], config: DataConfig, origin: str) -> Pict
 
 
 def _identities(split: Any, image: str, root: Path) -> NDArray[np.uint64]:
-    """Return a number for each image by its file's name, and by the folders that it is in but for the last, which may be its class.
+    """Return a hash for each image of its path below ``root``, without the innermost folder, which may be its class.
 
-    Files of a folder come in the order of their paths, and so of their classes: by places, the class of one image would decide which
-    others are held out, and whose they are. Rows of Parquet files have places, whatever they say of where their images come from.
+    Files come sorted by path, and so by class. If positions decided on test images and clients, the class of one image would affect
+    others.
     """
     import datasets
 
@@ -133,12 +133,12 @@ def _label_column(split: Any, image: str, config: DataConfig, origin: str) -> st
 
 
 def pixels(split: Any, image: str, origin: str, mode: str = "") -> Tensor:
-    """Return all images as bytes: (N, 3, H, W), or (N, 1, H, W) where the ``mode`` is "L" for grey values.
+    """Return all images as uint8: (N, 3, H, W), or (N, 1, H, W) if the ``mode`` is "L" for grey values.
 
-    Without a ``mode``, images are grey if the files of all of them say so, and else have three channels.
+    Without a ``mode``, images are grey if all files are grey, and else have three channels.
 
     Raises:
-        DataError: an image cannot be decoded, or is of another size than the first.
+        DataError: an image cannot be decoded, has more than 8 bits, or has another size than the first.
     """
     arrays: list[NDArray[np.uint8]] = []
     for place in range(len(split)):
@@ -164,7 +164,7 @@ def pixels(split: Any, image: str, origin: str, mode: str = "") -> Tensor:
 
 
 def _place(split: Any, image: str, place: int, origin: str) -> str:
-    """Return where an image is: its file, or the row of a Parquet file that has it."""
+    """Return the place of an image for a message: its file, or its row in a Parquet file."""
     import datasets
 
     path = split.cast_column(image, datasets.Image(decode=False))[place][image]["path"]
@@ -172,7 +172,7 @@ def _place(split: Any, image: str, place: int, origin: str) -> str:
 
 
 def _labels(split: Any, label: str, origin: str) -> list[Any]:
-    """Return what is told of each image, by name where there are names: another folder may number its classes in another way."""
+    """Return the label of each image, by name if there are names, since another folder may number its classes differently."""
     import datasets
 
     if label not in split.column_names:
@@ -187,7 +187,7 @@ def _labels(split: Any, label: str, origin: str) -> list[Any]:
 
 
 def _numbered(told: list[Any], classes: Sequence[str], origin: str) -> tuple[list[int], tuple[str, ...]]:
-    """Return classes as numbers, and which word each stands for; a data set of the hub has numbers, or words."""
+    """Return the labels ``told`` as numbers, and the name of each number. Labels are words or whole numbers."""
     odd = next((one for one in told if not isinstance(one, str | int)), "")
     if odd != "":
         raise DataError(f"an image of {origin!r} has a class of the kind {type(odd).__name__}: each has one, a word or a whole number")

@@ -1,4 +1,4 @@
-"""The noise-free baseline: which training it is, where its result is kept, and whether what lies there can be trusted."""
+"""The noise-free baseline: its config, its folder in the cache, and whether a cached result can be used."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Baseline:
         return ":" in self.config.model.name
 
     def kept(self) -> dict[str, Any] | None:
-        """Return the result in the folder, if it can be trusted."""
+        """Return the cached result; None if there is none, or if it may be outdated or damaged."""
         return None if self.by_import_path or self.folder.is_damaged() else self.folder.result()
 
     def reached(self) -> Checkpoint:
-        """Return the last checkpoint in the folder, or the start if none can be had."""
+        """Return the last checkpoint in the folder, or the start if there is no usable one."""
         try:
             return self.start if self.by_import_path else self.folder.checkpoint_or(self.start)
         except (LdpflError, OSError):
@@ -52,7 +52,7 @@ _PLAIN = {name: TrainingConfig.model_fields[name].default for name in ("server_l
 
 
 def clamped_only(config: RunConfig) -> RunConfig:
-    """Return the config without noise, but with its ranges."""
+    """Return ``config`` without noise, but with clipping to its ranges."""
     mechanism = IdentitySettings(perturbed=config.mechanism.perturbed, clamp=True)
     evaluation = config.evaluation.model_copy(update={"epsilon": "off"})
     plain = {"shuffling": ShufflingConfig(), "privacy": PrivacyConfig(), "evaluation": evaluation}
@@ -60,7 +60,7 @@ def clamped_only(config: RunConfig) -> RunConfig:
 
 
 def noise_free(config: RunConfig) -> RunConfig:
-    """Return the config without noise, with all that then has no effect put to its default, so that recipes share it."""
+    """Return ``config`` without noise. Settings that then have no effect get their defaults, so that recipes share one baseline."""
     training, perturbed = config.training, config.mechanism.perturbed
     if perturbed == "weights":
         training = training.model_copy(update=_PLAIN)
@@ -74,7 +74,7 @@ def noise_free(config: RunConfig) -> RunConfig:
             "training": training,
             "mechanism": config.mechanism.nearly_noise_free or IdentitySettings(perturbed=perturbed),
             "ranges": RangesConfig(),
-            # A client's own noise in each number of the sums of least squares would take long to draw.
+            # With the other channels each client draws its own noise, which takes long for the sums of least squares.
             "shuffling": ShufflingConfig(channel="secure-sum") if training.method == "least-squares" else ShufflingConfig(),
             "privacy": PrivacyConfig(),
             "evaluation": config.evaluation.model_copy(update={"epsilon": "off"}),
@@ -83,10 +83,10 @@ def noise_free(config: RunConfig) -> RunConfig:
 
 
 def baseline_of(config: RunConfig, task: Dataset, build: Build) -> Baseline:
-    """Return the baseline of ``config``, and where it lies.
+    """Return the baseline of ``config`` with its folder in the cache.
 
-    The key is the config, the data, the device, the versions, how random words are made, and the initial model. The code of a model that is
-    named by import path is not part of it: such a baseline is run anew each time.
+    The folder's name is a hash of the config, the data, the device, the versions, the generator of random words, and the initial model. It
+    does not cover the code of a model that is named by import path, so such a baseline is run again each time.
     """
     baseline = noise_free(config)
     federation, start = build(baseline, task)

@@ -65,14 +65,14 @@ from ldpfl.util.user_code import is_code, is_pretrained
 _LOG = logging.getLogger(__name__)
 
 MUCH_CLAMPED = 0.1
-"""Share of a layer outside its range that is worth a word."""
+"""Share of a layer's weights outside their range above which a warning is given."""
 
 
 def choose_device(device: str | torch.device | None) -> torch.device:
-    """Return the device called ``auto``, ``cpu``, ``cuda``, or ``cuda:1`` for one of several; None is ``auto``.
+    """Return the device for the name ``auto``, ``cpu``, ``cuda``, or ``cuda:1`` for one of several. None means ``auto``.
 
     Raises:
-        ConfigError: CUDA is asked for and not there, or the name is unknown.
+        ConfigError: the name is unknown, or PyTorch does not find that CUDA device.
     """
     name = "auto" if device is None else str(device)
     kind, _, number = name.partition(":")
@@ -85,26 +85,27 @@ def choose_device(device: str | torch.device | None) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-_TRAINED_BY: set[int] = set()
-"""Processes, this one and those that it was forked from, in which PyTorch may have begun to work by several threads."""
+_THREADED_PROCESSES: set[int] = set()
+"""Ids of this process and of processes it was forked from, in which PyTorch may have started several threads."""
 
 
 @contextmanager
 def as_usual() -> Iterator[None]:
-    """Let PyTorch take gradients, and make numbers in float32 on the CPU, whatever a caller has set.
+    """Enable gradients, and make float32 on the CPU PyTorch's default, whatever the caller has set.
 
-    The default type is the process's: of several threads that run under another one, the last to end may leave float32 behind.
-    A process that was forked from one that has trained works by one thread: PyTorch's threads are not in it, and it would wait for them.
+    The default type belongs to the whole process. If several threads with another default use this, the last one to end may leave
+    float32 behind. A process that was forked from one that has trained uses one thread: PyTorch's threads do not survive the fork, and
+    it would wait for them forever.
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
-    if _TRAINED_BY and os.getpid() not in _TRAINED_BY:
+    if _THREADED_PROCESSES and os.getpid() not in _THREADED_PROCESSES:
         torch.set_num_threads(1)
     elif torch.get_num_threads() > 1:
-        _TRAINED_BY.add(os.getpid())
+        _THREADED_PROCESSES.add(os.getpid())
     try:
         with (
-            torch.inference_mode(mode=False),  # which takes gradients within no_grad as well
+            torch.inference_mode(mode=False),  # enables gradients within no_grad as well
             nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"),
         ):
             yield
@@ -125,17 +126,20 @@ def build(
     """Return the federation that ``config`` describes on the data of ``task``, and its state before the first round.
 
     Args:
-        given: the model, where a caller hands it over.
-        warn: called with what makes a run slow.
-        secret: what noise follows from if ``config.secret_noise`` is set. Without the secret, a federation is built that draws no noise.
-        measured: how a table's columns were scaled, of a run that measured them; else they are measured here, which draws noise.
+        given: a model that the caller passes instead of naming it in ``config``.
+        warn: called with warnings, for example on settings that make a run slow.
+        secret: seed of the noise if ``config.secret_noise`` is set. Without it, the federation cannot draw noise.
+        measured: encoding of a run that has measured a table's columns. If it is None, the columns are measured here, which draws noise.
 
     Raises:
-        ConfigError, PrivacyError: what is wrong with the config or the model; or noise is needed here, and the secret is not known.
+        ConfigError: the config is inconsistent or does not fit the data or the model; or noise is needed and ``secret`` is None.
+        PrivacyError: the model cannot be trained privately.
     """
     if config.secret_noise and not config.data.brought:
-        raise ConfigError("secret_noise is set, and the data are no data of yours: leave it out; the noise here follows from seed")
-    task, validation = _divided(config, task)
+        raise ConfigError(
+            f"secret_noise is for your own data, which {config.data.name!r} is not: leave it out; the noise here follows from seed"
+        )
+    task, validation = _split_validation(config, task)
     module = model_of(config, Description.of(task), given)
     _check_texts(module, task)
     layout = ParameterLayout.from_module(module)
@@ -143,18 +147,18 @@ def build(
     ranges = initial_ranges(config, layout, weights)
     persons = persons_of(config, task)
     parts = divided(config, task, persons)
-    if persons is not None and record_clip_of(mechanism_of(config, ranges)) is None:  # it protects the client, or nobody
-        parts, persons = Division.of([persons.rows_of(own)[0] for own in parts]), None
+    if persons is not None and record_clip_of(mechanism_of(config, ranges)) is None:  # the mechanism protects clients, not persons
+        parts, persons = Division.of([persons.rows_of(part)[0] for part in parts]), None
     head = head_of(config, Description.of(task))
-    parts, judging = (parts, None) if config.evaluation.share == 0 else divided_for_evaluation(config, parts, persons, task)
+    parts, held_back = (parts, None) if config.evaluation.share == 0 else divided_for_evaluation(config, parts, persons, task)
     mechanism = mechanism_of(config, ranges if head is None else head.ranges, parts.sizes.tolist())
-    task, ledger = _scaled(config, task, parts, mechanism, secret, persons, measured)
+    task, ledger = _scale_columns(config, task, parts, mechanism, secret, persons, measured)
     start = start_on_table(config, Description.of(task), module, layout, weights, mechanism, len(parts), task.shares)
     config, weights = start.config, start.weights
-    if outside := _outside(config, layout, weights, ranges):
+    if outside := _warn_of_ranges(config, layout, weights, ranges):
         warn(outside)
-    task = task.noted(*(said := tuple(start_warnings(config, task, parts))))
-    for line in said if config.mechanism.protects else ():  # not once more of a baseline
+    task = task.noted(*(warnings := tuple(start_warnings(config, task, parts))))
+    for line in warnings if config.mechanism.protects else ():  # a baseline would repeat the warnings of its private run
         warn(line)
     local = LocalTask(
         module.to(device),
@@ -195,20 +199,20 @@ def build(
         stopping=None if validation is None else Stopping(validation.to(device), config.training.patience),
         persons=persons,
         head=head,
-        judged=None if judging is None or not is_evaluated(config) else _judged(config, task, judging, persons),
+        judged=None if held_back is None or not is_evaluated(config) else _client_evaluation(config, task, held_back, persons),
     )
     federation = replace(federation, trainer=_quickest(config, federation, weights, warn))
     compiled = ", compiled" if is_compiled(federation.trainer) else ""
     digest = adapters.base_digest(module)
     base = f" of base {digest[:16]}" if digest else ""
     origin = f"{task.name} {task.fingerprint}{_division(task)}{base} on {device.type}{compiled}"
-    payload_bits(federation.mechanism, ranges)  # says so if the mechanism does not fit the layers
+    payload_bits(federation.mechanism, ranges)  # raises if the mechanism does not fit the layers
     check_log_size(layout.names, released(federation.mechanism, ranges), config.training.rounds)
     return federation, initial_checkpoint(weights, ranges, origin, ledger)
 
 
-def _judged(config: RunConfig, task: Dataset, units: Division, persons: Persons | None) -> ClientEvaluation:
-    """Return what clients measure on the ``units`` that they hold back."""
+def _client_evaluation(config: RunConfig, task: Dataset, units: Division, persons: Persons | None) -> ClientEvaluation:
+    """Return the evaluation at clients, on the records or persons ``units`` that each client holds back."""
     vectors = scores_of_records(config, task.outputs)
     mechanism = of_records(
         mechanism_of(
@@ -219,7 +223,7 @@ def _judged(config: RunConfig, task: Dataset, units: Division, persons: Persons 
 
 
 def _quickest(config: RunConfig, federation: Federation, weights: Tensor, warn: Warn) -> Trainer:
-    """Return what trains the federation's clients quickest: its trainer, or that compiled."""
+    """Return the fastest trainer for the federation's clients: its own trainer, or the compiled form of it."""
     joined = 1 / config.training.rounds if federation.participation.once_over is not None else federation.participation.fraction
     sizes, width, epochs = federation.samples.sizes, federation.batch_width, config.training.epochs
     samples = int(config.training.rounds * joined * epochs * record_rate_of(federation.mechanism) * int(sizes.sum()))
@@ -228,44 +232,44 @@ def _quickest(config: RunConfig, federation: Federation, weights: Tensor, warn: 
 
 
 def _threshold(config: RunConfig, task: Dataset) -> float | None:
-    """Return the further risk from which on test rows count as flagged.
+    """Return the predicted risk from which test rows count as flagged, or None if ``task.threshold`` is off.
 
     Raises:
-        ConfigError: there is one, and the task is none of two classes.
+        ConfigError: a threshold is set, but the task is not a classification of two classes.
     """
     threshold = config.task.threshold
     if threshold == "off":
         return None
     if config.task.name != "classification" or task.outputs != 2:
-        raise ConfigError(f"task.threshold = {threshold:g} is for two classes, and this task tells something else: leave it out")
+        raise ConfigError(f"task.threshold = {threshold:g} is for a classification of two classes, and this task is another: leave it out")
     return threshold
 
 
 def _division(task: Dataset) -> str:
-    """Return what tells whose the samples are, where that is not in the fingerprint, as of a table it is."""
-    known = [of.tobytes() for of in (task.clients, task.identities) if of is not None]
-    if not known or task.encoder is not None:
+    """Return a digest of the samples' clients as a part of the run's origin; "" if the fingerprint covers them, as it does for a table."""
+    arrays = [array.tobytes() for array in (task.clients, task.identities) if array is not None]
+    if not arrays or task.encoder is not None:
         return ""
-    return f" of {hashlib.sha256(b''.join(known)).hexdigest()[:16]}"
+    return f" of {hashlib.sha256(b''.join(arrays)).hexdigest()[:16]}"
 
 
-def _outside(config: RunConfig, layout: ParameterLayout, weights: Tensor, ranges: LayerRanges) -> str:
-    """Return what to say of layers whose public initial weights lie outside their ranges; nothing where others are sent than weights."""
+def _warn_of_ranges(config: RunConfig, layout: ParameterLayout, weights: Tensor, ranges: LayerRanges) -> str:
+    """Return a warning on layers whose public initial weights lie outside their ranges; "" if there are none, or if no weights are sent."""
     if config.mechanism.perturbed != "weights" or not (config.mechanism.uses_ranges and config.mechanism.protects):
         return ""
     center, radius = ranges.expand()
     beyond = (weights - center).abs() > radius
-    shares = {name: float(beyond[own].float().mean()) for name, own in layout.slices.items()}
-    found = ", ".join(f"{share:.0%} of {name}" for name, share in shares.items() if share > MUCH_CLAMPED)
-    if not found:
+    shares = {name: float(beyond[layer].float().mean()) for name, layer in layout.slices.items()}
+    listed = ", ".join(f"{share:.0%} of {name}" for name, share in shares.items() if share > MUCH_CLAMPED)
+    if not listed:
         return ""
     advice = "set mechanism.perturbed to 'update', or ranges.radius to 'initial'"
-    return f"before the first round, {found} of the initial model lies outside the range that weights are clamped to: {advice}"
+    return f"before the first round, {listed} of the initial model lies outside the range that weights are clamped to: {advice}"
 
 
 @as_usual()
 def model_of(config: RunConfig, data: Description, given: nn.Module | None = None) -> nn.Module:
-    """Return the model of ``config`` for data that are ``described``, as training begins with it; ``given`` is a caller's own.
+    """Return the initial model of ``config`` for data that fit the description ``data``. ``given`` is a model that a caller passes.
 
     Raises:
         ConfigError: the model is unknown, or does not fit the data.
@@ -322,47 +326,49 @@ def made_of(model: ModelConfig, data: Description, targets: Targets, *, seed: in
 
 
 def size_of(config: RunConfig, data: Description) -> int:
-    """Return how many weights the built-in model of ``config`` has; it is not made, so that it may be as large as it likes."""
+    """Return the number of weights of the built-in model of ``config``, without allocating them, so that any size can be checked."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in _model_of(config, data).parameters())
 
 
 def persons_of(config: RunConfig, task: Dataset) -> Persons | None:
-    """Return who has which train samples of ``task``, a person for each client that has some of a name's; None if none are named.
+    """Return which train samples of ``task`` belong to which person; None if ``config`` names no person column.
+
+    The same name at two clients is two persons.
 
     Raises:
-        ConfigError: ``config`` names persons, for which mechanisms are then built, and ``task`` does not say whose its samples are.
+        ConfigError: ``config`` names a person column, and ``task`` does not name the persons of its samples.
     """
     if not config.data.person:
         return None
     if task.persons is None:
         raise ConfigError(
-            f"data.person is {config.data.person!r}, and the data do not say whose their rows are: give a table that has this column, or "
-            "leave data.person out"
+            f"data.person is {config.data.person!r}, and the data do not name the person of each row: give a table that has this column, "
+            "or leave data.person out"
         )
     answered = ~without_answer(task.train.targets).numpy()
     return Persons.of(task.persons.tolist(), config.data.person_rows, clients=task.clients, answered=answered)
 
 
 def divided(config: RunConfig, task: Dataset, persons: Persons | None = None) -> Division:
-    """Return the train samples of each client, or its ``persons``: as the data say, or else as ``config`` divides them.
+    """Return each client's train samples, or its persons if ``persons`` is given: by the data's clients, or else by ``config``.
 
     Raises:
-        ConfigError: they cannot be divided so.
+        ConfigError: the settings do not fit the data, or a client would get nothing.
     """
     own, count = config.data, len(task.train if persons is None else persons)
-    if own.at_nodes:  # each node knows its own rows, and nobody those of others
+    if own.at_nodes:  # each node has its own table, so every client may use all rows that it sees
         return Division.shared(np.arange(count), config.clients.count)
     if task.clients is not None:
         if own.by_label or own.partition != "iid":
-            raise ConfigError("data.client says whose each row is: leave data.partition and data.private_label out")
+            raise ConfigError("data.client already assigns each row to a client: leave data.partition and data.private_label out")
         owners = task.clients if persons is None else task.clients[persons.rows[persons.first]]
         clients = int(owners.max()) + 1
         parts = Division.by_owner(owners, clients)
         if clients != config.clients.count:
-            raise ConfigError(f"the data name {clients} clients, and clients.count is {config.clients.count}: leave that out")
+            raise ConfigError(f"the data name {clients} clients, and clients.count is {config.clients.count}: leave clients.count out")
         if not parts.sizes.all():
-            raise ConfigError("a client has all its rows among those that are held out: leave data.evaluate_on at 'test'")
+            raise ConfigError("all rows of some client are held out, so it has none to train on: leave data.evaluate_on at 'test'")
         return parts if task.identities is None else _in_order_of_names(parts, task.identities)
     if task.identities is not None:
         return _by_identity(own, task.identities, config.clients.count)
@@ -372,7 +378,9 @@ def divided(config: RunConfig, task: Dataset, persons: Persons | None = None) ->
         return partition_by_code(own.partition, count, config.clients.count, config.seed)
     classes = task.train.targets.dim() == 1 and task.train.targets.dtype == torch.int64
     if own.by_label and not classes:
-        raise ConfigError(f"data.partition = {own.partition!r} divides by classes, and these targets are none: take iid or quantity")
+        raise ConfigError(
+            f"data.partition = {own.partition!r} divides by classes, and these targets are not classes: set it to 'iid' or 'quantity'"
+        )
     return partition(
         task.train.targets.numpy() if classes else np.zeros(count, dtype=np.int64),
         config.clients.count,
@@ -385,30 +393,35 @@ def divided(config: RunConfig, task: Dataset, persons: Persons | None = None) ->
 
 
 def _by_person(config: RunConfig, names: Names) -> Division:
-    """Deal persons out by the name of each of them, so that none decides where another goes."""
-    own, generator = config.data, stream(config.seed, Purpose.PARTITION)
-    if own.private_label != "none":
-        raise ConfigError("persons are dealt out whole, whatever the labels of their rows: leave data.private_label out")
-    return partition_by_name(names, config.clients.count, config.seed, generator, scheme=own.partition, alpha=own.alpha)
+    """Divide persons over clients by their names, so that no person affects another's client."""
+    data, generator = config.data, stream(config.seed, Purpose.PARTITION)
+    if data.private_label != "none":
+        raise ConfigError("persons are divided over clients whole, whatever the labels of their rows: leave data.private_label out")
+    return partition_by_name(names, config.clients.count, config.seed, generator, scheme=data.partition, alpha=data.alpha)
 
 
 def _by_identity(own: DataConfig, identities: NDArray[np.uint64], count: int) -> Division:
-    """Deal samples out by what each of them is called, so that none decides where another goes."""
+    """Divide files over clients by their names, so that no file affects another's client. ``own`` is the section ``[data]``."""
     if own.by_label or own.partition != "iid":
-        raise ConfigError("files are dealt out by their names: leave data.partition and data.private_label out, or give data.client")
+        raise ConfigError("files are divided by their names: leave data.partition and data.private_label out, or give data.client")
     drawn = identities // np.uint64(TEST_SHARE) % np.uint64(count)
     parts = Division.by_owner(drawn.astype(np.int64), count)
     if not parts.sizes.all():
-        raise ConfigError(f"of {len(identities):,} files, dealt out by their names to {count} clients, one client has none: take fewer")
+        raise ConfigError(
+            f"{len(identities):,} files are divided over {count} clients by their names, and some client gets none: set clients.count lower"
+        )
     return _in_order_of_names(parts, identities)
 
 
 def _in_order_of_names(parts: Division, identities: NDArray[np.uint64]) -> Division:
-    """Return ``parts`` in an order that file names alone decide. Files lie in folders by class, and no class may move others' places."""
-    return Division.of([own[np.argsort(identities[own], kind="stable")] for own in parts])
+    """Return ``parts`` with each client's files in an order that depends on file names alone.
+
+    Files come sorted by class. In that order, the class of one file would affect the positions of others.
+    """
+    return Division.of([part[np.argsort(identities[part], kind="stable")] for part in parts])
 
 
-def _scaled(
+def _scale_columns(
     config: RunConfig,
     task: Dataset,
     parts: Division,
@@ -417,53 +430,54 @@ def _scaled(
     persons: Persons | None,
     measured: Encoder | None,
 ) -> tuple[Dataset, Ledger]:
-    """Return ``task`` with all its columns scaled, and what was released to do so."""
+    """Return ``task`` with all its columns scaled, and the ledger of what was released to measure them."""
     if task.is_scaled:
         return task, Ledger()
-    if config.data.at_nodes:  # measured by rounds of their own, which the server charges; by bounds until then
+    if config.data.at_nodes:  # nodes measure in separate rounds, which the server charges; until then bounds scale the columns
         return (by_bounds(task) if measured is None else scaled_as(task, measured)), Ledger()
     if not measures(config, task.unscaled, mechanism):
         return by_bounds(task), Ledger()
-    through = config.shuffling
+    shuffling = config.shuffling
     counting = of_records(measuring_mechanism(config, mechanism, parts.sizes.tolist())) if record_clip_of(mechanism) is not None else None
     if measured is not None:
-        return scaled_as(task, measured), charged(counting, len(parts), through.channel, through.colluding)
+        return scaled_as(task, measured), charged(counting, len(parts), shuffling.channel, shuffling.colluding)
     seed = known(secret_seed(config, task, secret))
-    weighed = [(own, np.ones_like(own)) if persons is None else persons.rows_of(own) for own in parts]
-    return Measuring(seed, counting, through.channel, through.colluding).scaled(task, *zip(*weighed, strict=True))
+    rows_with_counts = [(part, np.ones_like(part)) if persons is None else persons.rows_of(part) for part in parts]
+    return Measuring(seed, counting, shuffling.channel, shuffling.colluding).scaled(task, *zip(*rows_with_counts, strict=True))
 
 
 def measuring_mechanism(config: RunConfig, mechanism: Mechanism, sizes: Sequence[int] = (1,)) -> Mechanism:
-    """Return what protects the histograms of columns: ``mechanism`` with noise by which they take their share of the run's budget.
+    """Return the mechanism for the histograms of columns: ``mechanism`` with the noise that gives them their share of the run's budget.
 
-    With Gaussian noise, T rounds of mu each and M histograms of mu / f each cost sqrt(T + M / f^2) mu together.
+    With Gaussian noise, T rounds that are mu-GDP each and M histograms that are (mu / f)-GDP each, where f is the factor on their noise,
+    are sqrt(T + M / f^2) mu-GDP together.
     """
     changed = for_measuring(config)
     return mechanism if changed is config else mechanism_of(changed, ranges_of(1), sizes)
 
 
 def for_measuring(config: RunConfig) -> RunConfig:
-    """Return ``config`` with the noise of one stage of histograms as its mechanism; itself where that needs no other noise."""
+    """Return ``config`` with the mechanism for one stage of histograms; ``config`` itself if these need no other noise."""
     share, rounds = config.privacy.measuring_share, config.training.rounds - config.training.extended
     settings = config.mechanism.for_measuring(sqrt(STAGES * (1 - share) / (rounds * share)))
     return config if settings is config.mechanism else config.model_copy(update={"mechanism": settings})
 
 
 def secret_seed(config: RunConfig, task: Dataset, secret: int | None) -> int | None:
-    """Return the seed of what has to stay unknown: noise, and who takes part where that is a secret. None if ``secret`` is not known.
+    """Return the seed of all secret randomness: the noise, and who takes part if participation is secret. None if it needs ``secret``.
 
-    With a user's own data it is that of no other run on other rows or with other settings, as far as they are told: two runs in which the
-    same records took part by the same coins would cost more together than their guarantees add up to. A run that is extended is the
-    same run.
+    With a user's own data, the seed depends on the data and on all settings that affect training. So two different runs never share
+    random numbers: if the same records took part in both, their joint privacy cost would exceed the sum of their guarantees. A run with
+    added rounds counts as the same run.
     """
     if not config.data.brought:
         return config.seed
     if config.secret_noise and secret is None:
         return None
     training = config.training.model_copy(update={"rounds": config.training.rounds - config.training.extended, "extended": 0})
-    same = config.model_copy(update={"training": training})
-    # Not what is no setting of training; and wherever the rows lie.
-    untold: Any = {
+    original = config.model_copy(update={"training": training})
+    # Settings that do not affect training, and the paths of the data.
+    excluded: Any = {
         "name": True,
         "description": True,
         "secret_noise": True,
@@ -471,7 +485,7 @@ def secret_seed(config: RunConfig, task: Dataset, secret: int | None) -> int | N
         "data": {"path", "test_path"},
         "task": {"threshold"},
     }
-    digest = hashlib.sha256(same.model_dump_json(exclude=untold).encode())
+    digest = hashlib.sha256(original.model_dump_json(exclude=excluded).encode())
     if config.secret_noise:
         digest.update(f"{secret}".encode())
     for content in task.train.content():
@@ -482,10 +496,11 @@ def secret_seed(config: RunConfig, task: Dataset, secret: int | None) -> int | N
 
 
 def _coin_seed(secret: int, module: nn.Module, weights: Tensor, parts: Division) -> int:
-    """Return the seed of who takes part where that is a secret, with a user's own data: ``secret``, and that of no other model or division.
+    """Return the seed of secret participation on a user's own data. It differs for each model and each division of the data.
 
-    Noise follows from what it hides, so that two models of one seed share none. Who takes part is drawn before there is anything to hide:
-    what a config does not tell of a model that was handed over, or lies in a file, is told by how it begins and by what it consists of.
+    Noise depends on the values that it hides, so two models with one seed never share noise. Participation is drawn before there are any
+    values. A config does not describe a model that was passed from Python or lies in a file, so the model's initial weights and its code
+    go into the seed.
     """
     digest = hashlib.sha256(f"{secret} {told_of(module)}".encode())
     digest.update(weights.numpy().tobytes())
@@ -494,43 +509,46 @@ def _coin_seed(secret: int, module: nn.Module, weights: Tensor, parts: Division)
 
 
 def measures(config: RunConfig, unscaled: Sequence[Unscaled], mechanism: Mechanism) -> bool:
-    """Whether the ``unscaled`` columns of a table are measured before the first round of this run; if not, they are scaled by their bounds.
+    """Return whether the ``unscaled`` columns of a table are measured before the first round. If not, they are scaled by their bounds.
 
     Raises:
-        ConfigError: some have no bounds, and the mechanism does not protect records, or not all of them in each round.
+        ConfigError: the columns cannot be measured, since the mechanism does not protect all records in each round, and some column has
+            no bounds.
     """
     if not unscaled:
         return False
     if config.data.scaling == "bounds":
         why = "data.scaling is 'bounds'"
     elif config.mechanism.protects and record_clip_of(mechanism) is None:
-        why = f"columns are measured by mechanisms that protect records, and {mechanism.name!r} is none"
+        why = f"columns are measured only by mechanisms that protect records, which {mechanism.name!r} does not"
     elif record_rate_of(mechanism) != 1 or config.clients.once:
         why = "columns are measured over all records of all clients, and here not all take part"
     else:
         return True
-    without = [column.name for column in unscaled if column.bounds is None and not column.classes]
-    if without:
-        raise ConfigError(f"{', '.join(without[:5])} has no data.bounds, and {why}: give data.bounds for each column of numbers")
+    unbounded = [column.name for column in unscaled if column.bounds is None and not column.classes]
+    if unbounded:
+        raise ConfigError(f"{', '.join(unbounded[:5])} has no data.bounds, and {why}: give data.bounds for each column of numbers")
     return False
 
 
 def self_sampling_of(config: RunConfig) -> float | None:
-    """Return the lowest probability with which a client joins a round, if clients decide for themselves.
+    """Return the lowest probability with which a client joins a round by random check-in; None if the server chooses.
 
     Raises:
-        ConfigError: the server is to draw a part of the clients as well.
+        ConfigError: ``clients.self_sampling`` is combined with ``clients.fraction`` or ``clients.once``.
     """
     self_sampling = LOWEST_PROBABILITY[config.clients.self_sampling]
     if config.clients.once and (self_sampling is not None or config.clients.fraction != 1):
         raise ConfigError("clients.once gives each client its only round: leave clients.self_sampling and clients.fraction out")
     if self_sampling is not None and config.clients.fraction != 1:
-        raise ConfigError("clients.self_sampling lets clients decide, and clients.fraction the server: leave one of them out")
+        raise ConfigError(
+            "clients.self_sampling lets clients choose their rounds, and clients.fraction lets the server choose: leave one of them out"
+        )
     return self_sampling
 
 
 def measured_weights(config: RunConfig, layout: ParameterLayout) -> int:
-    """Return how many weights the model measures in the first round, and does not train; they are its first ones."""
+    """Return the number of weights, at the start of the vector, that the model measures in the first round instead of training them."""
     return layout.sizes[0] if config.model.name == models.CENTERED else 0
 
 
@@ -548,39 +566,42 @@ def mechanism_of(config: RunConfig, ranges: LayerRanges, sizes: Sequence[int] = 
     clip_norm = None if training.clip_norm == "off" else training.clip_norm
     local = Training(training.learning_rate, training.epochs, training.batch_size, clip_norm, training.at_client().is_plain)
     part: Part = "person" if config.data.person else "record"
-    summed, clients = config.shuffling.channel == "secure-sum", _summed_clients(config)
+    summed, clients = config.shuffling.channel == "secure-sum", _max_summed_clients(config)
     facts = Facts(ranges, training.rounds, min(sizes), local, sum(sizes) / len(sizes), summed, part, clients)
     mechanism = built(settings, facts)
     if record_clip_of(mechanism) is not None and config.data.by_label:
         raise ConfigError(
-            f"mechanism {mechanism.name!r} protects single records, and where data are divided by their labels one record decides where "
-            f"others go: set data.partition to {' or '.join(sorted(LABEL_BLIND))}, and leave data.private_label out"
+            f"mechanism {mechanism.name!r} protects single records, but when data are divided by their labels one record affects the "
+            f"client of others: set data.partition to {' or '.join(sorted(LABEL_BLIND))}, and leave data.private_label out"
         )
     return mechanism
 
 
-def _summed_clients(config: RunConfig) -> int:
-    """Return the most clients whose reports are added up in a round, which mechanisms of sums are built for.
+def _max_summed_clients(config: RunConfig) -> int:
+    """Return the maximum number of clients whose reports are summed in a round, for which a mechanism for sums is built.
 
     Raises:
-        ConfigError: fewer are said than may take part, or none is relied on.
+        ConfigError: ``shuffling.max_clients`` is below the number of clients, or all clients are assumed to collude.
     """
-    said, count = config.shuffling.max_clients, config.clients.count
-    if 0 < said < count:
+    max_clients, count = config.shuffling.max_clients, config.clients.count
+    if 0 < max_clients < count:
         raise ConfigError(
-            f"shuffling.max_clients is {said:,}, and up to {count:,} clients take part: set it to {count} or more, or leave it out"
+            f"shuffling.max_clients is {max_clients:,}, and up to {count:,} clients take part: set it to {count} or more, or leave it out"
         )
     if config.shuffling.colluding >= count:
-        raise ConfigError(f"shuffling.colluding is {config.shuffling.colluding:,} of {count:,} clients: some client has to be honest")
-    return said or count
+        raise ConfigError(
+            f"shuffling.colluding is {config.shuffling.colluding:,} of {count:,} clients, but at least one client has to be honest: "
+            "set it lower"
+        )
+    return max_clients or count
 
 
-def _divided(config: RunConfig, task: Dataset) -> tuple[Dataset, Samples | None]:
-    """Return ``task`` with what is measured on, and what says when to stop."""
+def _split_validation(config: RunConfig, task: Dataset) -> tuple[Dataset, Samples | None]:
+    """Return ``task`` with its final test samples, and the samples that decide on early stopping, if any."""
     if (config.data.validation > 0) != (config.training.patience > 0):
-        raise ConfigError("training.patience stops by data.validation, a share of the test rows: give both, or neither")
-    measured = task if config.data.evaluate_on == "test" else without_a_tenth(task, config.seed)
-    return with_validation(measured, config.data.validation)
+        raise ConfigError("training.patience stops by the loss on data.validation, a share of the test rows: give both, or neither")
+    with_test = task if config.data.evaluate_on == "test" else without_a_tenth(task, config.seed)
+    return with_validation(with_test, config.data.validation)
 
 
 def _model_seed(seed: int) -> int:
@@ -588,10 +609,10 @@ def _model_seed(seed: int) -> int:
 
 
 def _full_weight(config: RunConfig, mechanism: Mechanism) -> int | None:
-    """Return the records from which on a client counts in full, if not all count the same.
+    """Return the number of records from which a client gets full weight; None if all clients weigh the same.
 
     Raises:
-        ConfigError: clients send no change that could be scaled, or records count anyway.
+        ConfigError: ``clients.full_weight`` is set, but clients send weights rather than updates, or the mechanism weighs by records.
     """
     if config.clients.full_weight == "off":
         return None
@@ -603,7 +624,7 @@ def _full_weight(config: RunConfig, mechanism: Mechanism) -> int | None:
 
 
 def initial_ranges(config: RunConfig, layout: ParameterLayout, weights: Tensor) -> LayerRanges:
-    """Return the ranges of the first round; ``weights`` is the public initial model."""
+    """Return the clipping ranges of the first round. ``weights`` is the public initial model."""
     ranges = config.ranges
     if ranges.radius == "initial":
         _check_initial(config)

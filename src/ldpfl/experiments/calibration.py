@@ -1,4 +1,4 @@
-"""Find the noise with which a whole run keeps a target, before anything is sent."""
+"""Find the smallest noise with which a whole run keeps a target epsilon, before anything is sent."""
 
 from __future__ import annotations
 
@@ -24,32 +24,37 @@ from ldpfl.privacy.statement import run_epsilon
 from ldpfl.util.number_format import number
 from ldpfl.util.user_code import GIVEN
 
-_WEAKEST, _STRONGEST = 1e-6, 1e4
+_MIN_STRENGTH, _MAX_STRENGTH = 1e-6, 1e4
+"""Range of the search. A larger strength means less noise, see ``MechanismSettings.at_strength``."""
 _DIGITS = 4
-_PRECISE = 1e-3
+_TOLERANCE = 1e-3
 
 
 def settled(config: RunConfig, given: Given = NOTHING) -> RunConfig:
-    """Return ``config`` with as many clients as its data name, and as little noise as keeps its ``privacy.target_epsilon``.
+    """Return ``config`` with the number of clients that its data name, and with the least noise that keeps ``privacy.target_epsilon``.
 
-    Without such data, or without a target, that part is as it is; ``given`` is what a caller handed over.
+    If the data name no clients, or there is no target, that part is unchanged. The mechanism and channel of the config decide what is
+    protected, and against whom. The best guarantee in the statement counts, as in the verdict of a run. The noise parameter has four
+    digits, rounded toward more noise.
 
-    What is protected, and against whom, is what the config says: its mechanism and channel; the best line of the ledger counts, as in
-    the verdict of a run. The parameter that is set has four digits, rounded to the side of more noise.
+    Args:
+        given: data or a model that a caller passes from Python.
 
     Raises:
-        ConfigError: the mechanism has no parameter to set, or none reaches the target.
+        ConfigError: the mechanism's noise cannot be set, or no noise reaches the target.
     """
     if config.data.brought and (clients := described(config, given).clients) is not None:
         config = config.model_copy(update={"clients": config.clients.model_copy(update={"count": clients})})
     if getattr(config.mechanism, "clip_norm", None) == "auto":
-        return _with_norm(settled(_clipped_to(config, 1.0), given), given)  # noise is a multiple of the norm, and so is known before it
+        return _with_norm(
+            settled(_clipped_to(config, 1.0), given), given
+        )  # noise is a multiple of the norm, so it can be found before the norm
     if config.privacy.target_epsilon == "off":
         return config
-    # Who takes part in which round follows from the seed; where all do, or each once, that changes nothing.
+    # The seed decides who takes part in which round. It has no effect if all clients do, or each takes part once.
     plain = config.clients.fraction == 1 and config.clients.self_sampling == "off"
     alike = config.model_copy(update={"name": "", "description": "", **({"seed": 0} if plain else {})})
-    strength = _searched(alike, given) if config.data.brought or config.model.name == GIVEN else _strength(alike.to_toml())
+    strength = _find_strength(alike, given) if config.data.brought or config.model.name == GIVEN else _cached_strength(alike.to_toml())
     return config.model_copy(update={"mechanism": config.mechanism.at_strength(strength)})
 
 
@@ -64,17 +69,17 @@ def _clipped_to(config: RunConfig, norm: float) -> RunConfig:
 
 
 @lru_cache(maxsize=256)
-def _strength(text: str) -> float:
-    return _searched(parse_config(text, origin="calibration"), NOTHING)
+def _cached_strength(text: str) -> float:
+    return _find_strength(parse_config(text, origin="calibration"), NOTHING)
 
 
-def _searched(config: RunConfig, given: Given) -> float:
+def _find_strength(config: RunConfig, given: Given) -> float:
     target = config.privacy.target_epsilon
     assert target != "off"  # noqa: S101  # for mypy
-    guaranteed = _guaranteed(config, given)
+    guaranteed = _epsilon_by_strength(config, given)
     try:
-        guess = _guess(guaranteed, target, config.privacy.delta)
-        inverse = smallest(lambda x: guaranteed(1 / x), 1 / guess, target, 1 / _STRONGEST, 1 / _WEAKEST, _PRECISE)
+        guess = _guess_strength(guaranteed, target, config.privacy.delta)
+        inverse = smallest(lambda x: guaranteed(1 / x), 1 / guess, target, 1 / _MAX_STRENGTH, 1 / _MIN_STRENGTH, _TOLERANCE)
     except _OutOfRange as error:
         raise ConfigError(_out_of_reach(config, guaranteed, str(error))) from error
     if inverse is None:
@@ -83,21 +88,21 @@ def _searched(config: RunConfig, given: Given) -> float:
 
 
 class _OutOfRange(ConfigError):
-    """A mechanism takes no such noise."""
+    """The mechanism does not accept the noise."""
 
 
 def _out_of_reach(config: RunConfig, guaranteed: Callable[[float], float], why: str) -> str:
-    """Return the message that no noise keeps the target, with what some does; ``why`` is what the mechanism says of more noise or less."""
+    """Return the message that no noise keeps the target, with the range that can be reached and the mechanism's reason ``why``."""
     target, mechanism = config.privacy.target_epsilon, config.mechanism.name
-    reachable = {strength: found for strength in _ends(guaranteed) if (found := guaranteed(strength)) < inf}
+    reachable = {strength: found for strength in _extreme_strengths(guaranteed) if (found := guaranteed(strength)) < inf}
     limits = f": {mechanism} reaches about {number(min(reachable.values()))} to {number(max(reachable.values()))} here" if reachable else ""
     advice = "set another target_epsilon; more clients or fewer rounds lower what is reached"
     return f"target_epsilon = {target:g} is out of reach{limits}{f' ({why})' if why else ''}; {advice}"
 
 
-def _ends(guaranteed: Callable[[float], float]) -> list[float]:
-    """Return the weakest and the strongest power of ten that the mechanism takes."""
-    powers = [10.0**power for power in range(round(log10(_WEAKEST)), round(log10(_STRONGEST)) + 1)]
+def _extreme_strengths(guaranteed: Callable[[float], float]) -> list[float]:
+    """Return the smallest and the largest power of ten that the mechanism accepts as its strength."""
+    powers = [10.0**power for power in range(round(log10(_MIN_STRENGTH)), round(log10(_MAX_STRENGTH)) + 1)]
     taken = []
     for order in (powers, powers[::-1]):
         for strength in order:
@@ -108,8 +113,8 @@ def _ends(guaranteed: Callable[[float], float]) -> list[float]:
     return taken
 
 
-def _guaranteed(config: RunConfig, given: Given) -> Callable[[float], float]:
-    """Return what says which epsilon holds for the run when the mechanism has a given strength."""
+def _epsilon_by_strength(config: RunConfig, given: Given) -> Callable[[float], float]:
+    """Return a function from the mechanism's strength to the epsilon of the whole run."""
     ledger, (weights, ranges) = planned_ledger(config, given), start_of(config, given)
 
     def guaranteed(strength: float) -> float:
@@ -123,7 +128,7 @@ def _guaranteed(config: RunConfig, given: Given) -> Callable[[float], float]:
         for event in ledger.events:
             bound = in_round(mechanism, PublicState(event.round, weights, None, ranges.sizes))
             release = histogram if event.histograms else released(bound, ranges, mechanism)
-            if event.round > ledger.measured and event.histograms:  # of what clients measure, whose noise has an epsilon of its own
+            if event.round > ledger.measured and event.histograms:  # an evaluation at clients, whose noise is set by its own epsilon
                 release = event.release
             changed = changed.charge(replace(event, release=release))
         return run_epsilon(changed, config.privacy.delta)
@@ -131,14 +136,14 @@ def _guaranteed(config: RunConfig, given: Given) -> Callable[[float], float]:
     return guaranteed
 
 
-def _guess(guaranteed: Callable[[float], float], target: float, delta: float) -> float:
-    """Return about the right strength: where noise is normal, and little is told by each report, mu is proportional to it."""
+def _guess_strength(guaranteed: Callable[[float], float], target: float, delta: float) -> float:
+    """Return a first guess of the strength for ``target``. It assumes Gaussian noise, whose mu is proportional to the strength."""
     strength = 0.1
     for _ in range(2):
         reached = guaranteed(strength)
         if 0 < reached < inf:
             strength *= gaussian_mu(target, delta) / gaussian_mu(reached, delta)
-    return min(max(strength, _WEAKEST), _STRONGEST)
+    return min(max(strength, _MIN_STRENGTH), _MAX_STRENGTH)
 
 
 def _rounded_down(value: float) -> float:

@@ -1,4 +1,4 @@
-"""The config of a run: what a person writes in TOML or sets by key and value, checked before anything starts."""
+"""The config of a run, read from TOML and from ``key=value`` overrides, and checked before anything starts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _printable(text: str) -> str:
 
 
 Printable = Annotated[str, AfterValidator(_printable)]
-"""A folder may be somebody else's: nothing of it may steer the terminal that shows it."""
+"""Text without control characters. A folder may be untrusted, and its texts must not control the terminal that shows them."""
 
 
 class _Section(BaseModel):
@@ -52,15 +52,15 @@ class _Section(BaseModel):
 
 
 class TaskConfig(_Section):
-    """What is learned of the data."""
+    """What the model learns to predict."""
 
     name: str = "classification"
     """``classification``, ``multilabel``, ``regression``, ``poisson`` (counts), ``ordinal`` (ordered classes), ``survival`` (two columns,
-    of times and events) or ``language-model``; or ``package.module:function``, which is told the number of outputs and returns an
+    of times and events) or ``language-model``; or ``package.module:function``, which is called with the number of outputs and returns an
     ``ldpfl.tasks.Task``."""
     threshold: Annotated[FiniteFloat, Field(gt=0, lt=1)] | Literal["off"] = "off"
-    """Of two classes, a risk from which on a row counts as flagged: sensitivity, specificity and positive predictive value stand at it,
-    too, beside those at 0.5 and at the base rate. It changes no model."""
+    """For two classes, the predicted risk from which a row counts as flagged. Sensitivity, specificity and positive predictive value are
+    reported at it, in addition to 0.5 and the base rate. It does not change the model."""
 
 
 class ModelConfig(_Section):
@@ -71,44 +71,44 @@ class ModelConfig(_Section):
     ``outputs``, ``shape`` and ``vocabulary`` that it requires: the sizes of the data. Or ``hf:FOLDER`` or ``hf:NAME``, a pretrained model
     of ``transformers`` in a folder or on the hub."""
     options: dict[str, bool | int | float | str] = {}
-    """What the model is made with."""
+    """Arguments that the model is created with."""
     mend: bool = False
-    """Replace what keeps the model from private training, such as batch normalisation; ``ldpfl check`` says what that is. The dropout of a
+    """Replace layers that prevent private training, such as batch normalisation; ``ldpfl check`` lists them. The dropout of a
     pretrained model is set to 0 in any case."""
     adapter: Kind = "none"
-    """What of a pretrained model is trained: ``none`` is all of it, ``head`` the layers of its outputs alone; ``lora``, ``ia3`` and
+    """Which part of a pretrained model is trained: ``none`` trains all of it, ``head`` only its output layers; ``lora``, ``ia3`` and
     ``prompt`` (prompt tuning) add an adapter of ``peft``, and train it and the head."""
     adapter_rank: Annotated[int, Field(ge=1, le=4096)] = 8
     """Rank of the products that ``lora`` adds to layers."""
     adapter_alpha: Positive = 16.0
     """Factor on these products, divided by their rank."""
     adapter_modules: list[str] = []
-    """Layers that ``lora`` or ``ia3`` changes, by the ends of their names; without any, those that ``peft`` knows for the kind of model."""
+    """Layers that ``lora`` or ``ia3`` changes, by the ends of their names. By default ``peft`` chooses them by the kind of model."""
     adapter_tokens: Annotated[int, Field(ge=1, le=4096)] = 8
     """Tokens that ``prompt`` trains."""
     licence: str = ""
-    """Licence of the pretrained weights, where neither a file beside them nor their model card says it; ``own`` for your own."""
+    """Licence of the pretrained weights, if neither a file beside them nor their model card states it; ``own`` for your own."""
     base: str = ""
-    """SHA-256 of the frozen weights of a pretrained model, as a finished run states it; no other base is taken then."""
+    """SHA-256 of the frozen weights of a pretrained model, as a finished run states it. If set, other weights are refused."""
 
     @property
     def adapted(self) -> Adapter:
-        """What of a pretrained model is trained."""
+        """Adapter settings of a pretrained model."""
         return Adapter(self.adapter, self.adapter_rank, self.adapter_alpha, tuple(self.adapter_modules), self.adapter_tokens)
 
 
 class ClientsConfig(_Section):
-    """How many clients there are (n), and which part of them takes part in a round (f_r)."""
+    """The number of clients (n), and the fraction of them in a round (f_r)."""
 
     count: Count = 100
-    """How many clients there are; where ``data.client`` names them, as many as it does."""
+    """Number of clients. If ``data.client`` is set, it must be the number of clients in that column."""
     fraction: Annotated[FiniteFloat, Field(gt=0, le=1)] = 1.0
-    """Part of the clients that the server draws for a round."""
+    """Fraction of clients that the server samples for each round."""
     self_sampling: Literal["off", "restrictive", "plain"] = "off"
     """Each client decides for itself, with probability q ~ U(0.5, 1) or U(0, 1) a round; then ``fraction`` must be 1."""
     full_weight: Count | Literal["off"] = "off"
-    """Records from which on a client counts in full; the change that a smaller one sends is scaled by its share of them, before
-    noise. So it costs no privacy and tells no sizes, and the noise stays what it is. Not for ``dp-sgd``, where records count anyway."""
+    """Number of records from which a client gets full weight. The update of a smaller client is scaled down in proportion, before noise
+    is added. So it costs no privacy, reveals no sizes, and leaves the noise unchanged. Not for ``dp-sgd``, which weighs by records."""
     once: bool = False
     """Each client takes part in one round of the whole run, in a secret random order; then ``fraction`` must be 1."""
 
@@ -119,7 +119,7 @@ LOWEST_PROBABILITY = {"off": None, "restrictive": 0.5, "plain": 0.0}
 Method = Literal["gradient", "least-squares"]
 
 DEFAULT_SHARE = 0.1
-"""Share of the records that clients hold back where only an epsilon of evaluation is given."""
+"""Default share of held-back records if only ``evaluation.epsilon`` is set."""
 
 
 class TrainingConfig(_Section):
@@ -132,54 +132,54 @@ class TrainingConfig(_Section):
     rounds: Repeats = 10
     """Number of rounds. ``least-squares`` takes 1. More local training in a round (``epochs``) costs no more privacy."""
     epochs: Annotated[int, Field(ge=1, le=10**5)] = 5
-    """In which a client goes through its samples in each round."""
+    """Number of passes over its samples that a client makes in each round."""
     batch_size: Count = 10
-    """Samples of each of a client's steps."""
+    """Number of samples in each of a client's steps."""
     learning_rate: Positive = 0.03
-    """Of the client."""
+    """Learning rate of the client."""
     momentum: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.0
-    """Of the client's SGD."""
+    """Momentum of the client's SGD."""
     optimiser: LocalKind = "sgd"
-    """Of the client: ``sgd``, or ``adam``, whose moments begin anew in each round."""
+    """Optimiser of the client: ``sgd``, or ``adam``, whose moments are reset in each round."""
     weight_decay: NotNegative = 0.0
-    """Part of the weights that each of the client's steps adds to the gradient."""
+    """Factor on the weights that each of the client's steps adds to the gradient."""
     proximal: NotNegative = 0.0
-    """Part of the way from the broadcast weights that each of the client's steps adds to the gradient (FedProx)."""
+    """Factor on the distance from the broadcast weights that each of the client's steps adds to the gradient (FedProx)."""
     schedule: Schedule = "constant"
-    """Of the client's learning rate over the rounds: ``linear`` and ``cosine`` let it fall to 0."""
+    """Schedule of the client's learning rate over the rounds: ``linear`` and ``cosine`` let it fall to 0."""
     clip_norm: Positive | Literal["off"] = "off"
-    """Longest gradient of a mini-batch, flat over all weights; a longer one is shortened to it, as in LaDP-FL."""
+    """Clipping norm of a mini-batch's gradient, flat over all weights, as in LaDP-FL."""
     patience: Annotated[int, Field(ge=0, le=MAX_ROUNDS)] = 0
-    """Rounds without a lower loss on ``data.validation`` after which no more is trained, and the model of the best round is the result;
-    0 trains in all rounds. The guarantee is that of all rounds: when to stop follows from what was released."""
+    """Number of rounds without a lower loss on ``data.validation`` after which training stops. The result is then the model of the best
+    round. 0 trains in all rounds. The guarantee counts all rounds, since the decision to stop depends on released values."""
     extended: Annotated[int, Field(ge=0, le=MAX_ROUNDS)] = 0
-    """How many of the rounds were added after the run had come to its end; ``ldpfl run --more-rounds`` counts them."""
+    """Number of rounds that were added after the run had finished. ``ldpfl run --more-rounds`` counts them."""
     server_optimiser: Rule = "sgd"
-    """Of the server, which costs no privacy: ``sgd`` (FedAvg, with ``server_momentum`` FedAvgM), ``adam`` or ``yogi``."""
+    """Optimiser of the server, which costs no privacy: ``sgd`` (FedAvg, with ``server_momentum`` FedAvgM), ``adam`` or ``yogi``."""
     server_learning_rate: Positive | Literal["auto"] = 1.0
-    """Scales the mean update or gradient; of no effect where ``mechanism.perturbed`` is ``weights``. ``auto`` chooses it for a table, by
-    the noise and by how rare a class is, and for images and arrays by the noise and by how it moves the outputs of the model, see
+    """Factor on the mean update or gradient. It has no effect if ``mechanism.perturbed`` is ``weights``. ``auto`` chooses it for a table by
+    the noise and the rarity of a class, and for images and arrays by the noise and its effect on the model's outputs, see
     ``ldpfl.experiments.table_rules``."""
     server_weight_decay: NotNegative | Literal["auto"] = 0.0
-    """Part of the way back to the initial weights that the server adds to each mean gradient; it costs no privacy. ``auto`` chooses it for
-    tables, by the noise; for images and arrays it is 0."""
+    """Factor on the distance from the initial weights that the server adds to each mean gradient. It costs no privacy. ``auto`` chooses it
+    for tables by the noise; for images and arrays it is 0."""
     server_momentum: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.0
-    """Part of the server's last step that is carried on to the next (heavy ball; for ``adam`` and ``yogi`` beta 1, such as 0.9)."""
+    """Fraction of the server's last step that is added to the next (heavy ball). For ``adam`` and ``yogi`` it is beta 1, such as 0.9."""
     server_schedule: Schedule = "constant"
-    """Of the server's learning rate over the rounds: ``linear`` and ``cosine`` let it fall to 0."""
+    """Schedule of the server's learning rate over the rounds: ``linear`` and ``cosine`` let it fall to 0."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """Whether clients' steps are compiled, which takes a C++ compiler and 10 s the first time, and changes last bits of the model. ``auto``
-    does so for long runs on a CPU."""
+    """Whether clients' steps are compiled. It needs a C++ compiler, takes 10 s the first time, and changes last bits of the model. ``auto``
+    compiles in long runs on a CPU."""
     precision: Literal["float32", "bf16"] = "float32"
-    """Of products in local training: ``bf16`` computes them with 8 significant bits, which is faster for wide layers on processors that
-    can. Whatever is clipped, randomised or sent is float32."""
+    """Precision of products in local training. ``bf16`` computes them with 8 significant bits, which is faster for wide layers on some
+    processors. Values that are clipped, randomised or sent are float32."""
     average: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0.0
-    """Share of the run, from its end, over which the global weights are averaged; the average is what is measured and kept."""
+    """Share of the rounds, at the end of the run, over which the global weights are averaged. The average is evaluated and saved."""
 
     @model_validator(mode="before")
     @classmethod
     def _one_round(cls, given: Any) -> Any:
-        """Take one round for a method that has no more."""
+        """Set one round as the default of ``least-squares``."""
         if isinstance(given, dict) and given.get("method") == "least-squares":
             return {"rounds": 1, **given}
         return given
@@ -191,64 +191,64 @@ class TrainingConfig(_Section):
         return self
 
     def at_client(self) -> LocalOptimiser:
-        """Return what clients make of their gradients."""
+        """Return the optimiser of the clients."""
         rate, momentum, kind = self.learning_rate, self.momentum, self.optimiser
         return LocalOptimiser(rate, momentum, kind, self.weight_decay, self.proximal, self.schedule, self.rounds)
 
     def at_server(self, measured: int, start: Tensor) -> ServerOptimiser:
-        """Return what the server makes of a mean.
+        """Return the optimiser of the server.
 
         Args:
-            measured: how many weights of the model, the first ones, are measured and not trained.
+            measured: number of weights, at the start of the vector, that are measured instead of trained.
             start: (d,) initial weights.
 
         Raises:
-            ConfigError: the learning rate or the weight decay is still to be chosen.
+            ConfigError: the learning rate or the weight decay is still "auto".
         """
         rate, decay = self.server_learning_rate, self.server_weight_decay
         if rate == "auto" or decay == "auto":
-            raise ConfigError("training.server_learning_rate and server_weight_decay are 'auto' for one's own data only: give numbers")
+            raise ConfigError("training.server_learning_rate and server_weight_decay may be 'auto' for your own data only: give numbers")
         momentum, schedule = self.server_momentum, self.server_schedule
         return ServerOptimiser(rate, momentum, schedule, self.rounds, self.average, measured, self.server_optimiser, decay, start)
 
 
 class LeastSquaresConfig(_Section):
-    """How ``training.method = "least-squares"`` weighs and solves; all of it is public. It has no effect elsewhere."""
+    """Settings of ``training.method = "least-squares"``. They are public, and have no effect on other methods."""
 
     feature_norm: Positive = 1.0
-    """Longest vector of features of a record, without the constant of a bias; a longer one is shortened to it. Features of this project
-    have length 1; of the columns of a table, the root of their number is about the usual length."""
+    """Clipping norm of a record's feature vector, without the constant 1 for the bias. Built-in features have norm 1. For the columns of a
+    table, the square root of their number is about the usual norm."""
     target_bound: Positive = 3.0
-    """Largest target that is a number, in units of its spread; a larger one is cut to it."""
+    """Clipping bound of a numeric target, in units of its spread."""
     target_share: Annotated[FiniteFloat, Field(gt=0, lt=1)] = 0.5
-    """Share of the products of features and targets in the squared length of what a record adds; the rest is that of the products of its
-    features with each other. A larger share makes the noise of the former smaller and that of the latter larger."""
+    """Share of the feature-target products in the squared norm of a record's contribution. The feature-feature products have the rest.
+    A larger share means less noise on the former and more on the latter."""
     eigenvalue_floor: NotNegative = 0.5
-    """Least eigenvalue of the mean product of features, as a multiple of the largest eigenvalue that noise alone would have."""
+    """Smallest allowed eigenvalue of the mean feature-feature matrix, as a multiple of the largest eigenvalue of noise alone."""
     ridge: NotNegative = 0.0
     """Ridge that is added to each eigenvalue, as a multiple of the same noise eigenvalue."""
 
 
 class EvaluationConfig(_Section):
-    """Evaluation at clients: the records that they hold back from training, and the epsilon of measuring on these records."""
+    """Evaluation at clients: the records that they hold back from training, and the epsilon of evaluating on these records."""
 
     share: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.0
-    """Part of each client's records, or of all persons, that is not trained on; 0.1 where ``epsilon`` is given alone. Places decide which,
-    or names of persons."""
+    """Share of each client's records, or of all persons, that is held back from training. The default is 0.1 if ``epsilon`` is set.
+    Positions of records, or names of persons, decide which ones."""
     epsilon: Positive | Literal["off"] = "off"
-    """Epsilon of all that clients send of these records in the run, charged in the same ledger; ``off`` looks at none of them."""
+    """Epsilon of all evaluations of these records in the run, charged in the same ledger. ``off`` does not evaluate at clients."""
     every: Annotated[int, Field(ge=0, le=10**6)] = 0
-    """Rounds after which the model is measured, each time; it is measured after the last round in any case. 0 does so there alone."""
+    """Number of rounds between evaluations. The model is always evaluated after the last round; 0 evaluates only then."""
     loss_bound: Positive = 5.0
-    """Largest loss of a record that counts; a larger one is cut to it."""
+    """Clipping bound of a record's loss."""
     records: Annotated[int, Field(ge=0, le=10**9)] = 0
-    """Mean number of records, or of persons, that a client holds back, which is public. 0 takes that of the simulated clients. On Flower,
-    0 takes the number that goes with ``mechanism.records``, which are those that are left to train on."""
+    """Public mean number of records, or of persons, that a client holds back. 0 uses that of the simulated clients. On Flower, 0 derives
+    it from ``mechanism.records``, the number of records that are left to train on."""
 
     @model_validator(mode="before")
     @classmethod
     def _a_tenth(cls, given: Any) -> Any:
-        """Hold a tenth of the records back where an epsilon is said and no share."""
+        """Set the default ``share`` if ``epsilon`` is given without it."""
         return {"share": DEFAULT_SHARE, **given} if isinstance(given, dict) and given.get("epsilon", "off") != "off" else given
 
     @model_validator(mode="after")
@@ -259,7 +259,7 @@ class EvaluationConfig(_Section):
 
 
 class RangesConfig(_Section):
-    """The range (center, radius) that each layer's values are clamped to."""
+    """The range (center, radius) that each layer's values are clipped to."""
 
     rule: Literal["fixed", "noisy-minmax", "denoised"] = "fixed"
     """How the server chooses the ranges of the next round."""
@@ -274,16 +274,16 @@ class RangesConfig(_Section):
 
 
 class ShufflingConfig(_Section):
-    """What stands between clients and server in the deployment that is simulated."""
+    """The channel between clients and server in the simulated deployment."""
 
     channel: Channel = "ideal-shuffler"
-    """Accuracy does not depend on it, the ledger does: a random delay is no shuffler."""
+    """What the messages pass through. It affects the ledger and not the accuracy. A random delay does not count as a shuffler."""
     max_clients: Annotated[int, Field(ge=0, le=10**9)] = 0
-    """Most clients whose reports a ``secure-sum`` adds up in a round, which is public: whether 32 bits a weight hold the sum follows from
-    it. 0 takes ``clients.count``."""
+    """Public maximum number of clients whose reports a ``secure-sum`` adds up in a round. It decides whether 32 bits for each weight can
+    hold the sum. 0 uses ``clients.count``."""
     colluding: Annotated[int, Field(ge=0, le=10**9)] = 0
-    """Clients of each round that are not relied on, for a ``secure-sum``: they may tell others what they sent, or leave out their share of
-    the noise. The guarantee counts the noise of the others alone, and a target epsilon is kept by them."""
+    """Number of clients in each round that may be dishonest, for a ``secure-sum``: they may reveal what they sent, or leave out their share
+    of the noise. The guarantee, and a target epsilon, count only the noise of the other clients."""
 
     @model_validator(mode="after")
     def _check_sums(self) -> Self:
@@ -293,12 +293,12 @@ class ShufflingConfig(_Section):
 
 
 class PrivacyConfig(_Section):
-    """How the guarantee is stated, and what it is to be."""
+    """The target and the delta of the privacy guarantee."""
 
     delta: Annotated[FiniteFloat, Field(gt=0, lt=1)] = 1e-5
-    """Failure probability of the figures that are not pure; it should be below 1 / n."""
+    """Delta of the guarantees that are not pure. It should be below 1 / n, with n the number of protected clients or records."""
     target_epsilon: Positive | Literal["off"] = "off"
-    """Epsilon of all that a client, or one record of it, ever sends in the run; the mechanism's noise is set by it."""
+    """Target epsilon of the whole run, for a client or for a record. The mechanism's noise is computed from it."""
     measuring_share: Share = 0.15
     """Share of the run's squared privacy parameter (mu^2 of Gaussian noise) that is spent on measuring a table's columns."""
 
@@ -307,14 +307,14 @@ class RunConfig(_Section):
     """A complete run. Two runs of equal configs on the same machine end in the same model, bit by bit."""
 
     name: Printable = "run"
-    """Of the run, for its folder and tables."""
+    """Name of the run, for its folder and tables."""
     description: Printable = ""
-    """What it is for."""
+    """Purpose of the run."""
     seed: Annotated[int, Field(ge=0, lt=2**128)] = 0
-    """From which all that a simulation draws follows: on your own data the noise too, if you give a seed, so that whoever knows it can
-    take the noise off. Without one, the noise on your own data has a secret of its own, and the seed decides about the rest alone."""
+    """Seed of all random numbers of a simulation. If you give a seed, it determines the noise on your own data too, and whoever knows it
+    can remove the noise. Without a given seed, the noise on your own data has a separate secret seed."""
     secret_noise: bool = False
-    """Whether the noise on your own data, and who takes part in secret, follow from a secret that is drawn for each run and kept in the
+    """Whether the noise on your own data, and secret participation, follow from a secret that is drawn for each run and kept in the
     run's folder, in the file ``SECRET-seed``. It is set for your own data unless you give a seed."""
     data: DataConfig = DataConfig()
     task: TaskConfig = TaskConfig()
@@ -322,7 +322,7 @@ class RunConfig(_Section):
     clients: ClientsConfig = ClientsConfig()
     training: TrainingConfig = TrainingConfig()
     mechanism: Annotated[SerializeAsAny[MechanismSettings], BeforeValidator(read_settings)] = DuchiSettings()
-    """What clients do to their values before they leave: the settings of the mechanism that ``name`` says."""
+    """Local randomiser: the settings of the mechanism that ``name`` selects."""
     ranges: RangesConfig = RangesConfig()
     shuffling: ShufflingConfig = ShufflingConfig()
     privacy: PrivacyConfig = PrivacyConfig()
@@ -331,7 +331,7 @@ class RunConfig(_Section):
 
     @property
     def hides_seed(self) -> bool:
-        """Whether the noise on a user's own rows follows from ``seed``, which then is shown to nobody."""
+        """Whether the noise on a user's own rows follows from ``seed``. The seed is then secret and is not shown."""
         return self.data.brought and not self.secret_noise
 
     def to_toml(self) -> str:
@@ -366,53 +366,54 @@ def read_config(path: Path, *overrides: Iterable[str]) -> RunConfig:
 
 
 def parse_config(text: str, *overrides: Iterable[str], origin: str) -> RunConfig:
-    """Turn TOML ``text`` and ``key=value`` overrides into a config; ``origin`` is named in errors.
+    """Turn TOML ``text`` and lists of ``key=value`` overrides into a config. Messages call the text ``origin``.
 
-    Overrides may come in several lists. One that names another mechanism leaves, of what was set before its list, the settings that
-    this mechanism has too; so a list can choose a mechanism, and what it says itself is checked by that.
+    If a list sets ``mechanism.name``, earlier settings that the new mechanism does not have are dropped. The settings of that list itself
+    are checked against the new mechanism.
     """
     try:
         tree = from_toml(text)
     except ValueError as error:
         raise ConfigError(f"{origin} is not valid TOML: {error}{_QUOTES if 'Invalid value' in str(error) else ''}") from error
-    _without_noise_section(tree, origin)
-    groups = [[one for override in group for one in _by_key(override)] for group in overrides]
+    _convert_noise_section(tree, origin)
+    groups = [[one for override in group for one in _split_by_key(override)] for group in overrides]
     for group in groups:
         for override in sorted(group, key=lambda text: not _names_mechanism(text)):
             _apply(tree, override)
             if _names_mechanism(override):
-                _keep_what_fits(tree)
+                _drop_foreign_settings(tree)
     try:
         config = RunConfig.model_validate(tree)
     except ValidationError as error:
         named = str(_section(tree, "mechanism").get("name", "duchi"))
         raise ConfigError(explained(error, origin, known_keys(named), tuple(RunConfig.model_fields), named)) from None
-    _check_one_says_the_noise(config, [text for group in groups for text in group])
+    _check_noise_not_set_twice(config, [text for group in groups for text in group])
     return config
 
 
 _QUOTES = '; texts stand in quotes, in lists too: name = "a", names = ["a", "b"]'
 
 
-def _check_one_says_the_noise(config: RunConfig, overrides: Sequence[str]) -> None:
-    """Raise a :class:`ConfigError` if one of ``overrides`` sets what is found for a target: it would be replaced without a word."""
+def _check_noise_not_set_twice(config: RunConfig, overrides: Sequence[str]) -> None:
+    """Raise a :class:`ConfigError` if an override sets the noise while ``privacy.target_epsilon`` does. It would be replaced silently."""
     if config.privacy.target_epsilon == "off" or not overrides:
         return
     try:
         twice, half = (config.mechanism.at_strength(strength) for strength in (2.0, 0.5))
-    except ConfigError:  # it has none, which is refused where one is looked for
+    except ConfigError:  # the mechanism has no adjustable noise, and setting the target is refused elsewhere
         return
-    found = {f"mechanism.{name}" for name in type(config.mechanism).model_fields if getattr(twice, name) != getattr(half, name)}
+    noise_keys = {f"mechanism.{name}" for name in type(config.mechanism).model_fields if getattr(twice, name) != getattr(half, name)}
     for key in (override.partition("=")[0].strip() for override in overrides):
-        if key in found:
+        if key in noise_keys:
             target = config.privacy.target_epsilon
             raise ConfigError(
-                f"{key} is found for privacy.target_epsilon = {target:g}, and was set: set the target to another number, or to 'off'"
+                f"{key} is found for privacy.target_epsilon = {target:g}, but it was set as well: set privacy.target_epsilon to another "
+                f"number, or to 'off' to use {key}"
             )
 
 
-def _by_key(override: str) -> list[str]:
-    """Return one override for each key of a section that is given as a whole, such as ``clients={count = 5}``, and else ``override``."""
+def _split_by_key(override: str) -> list[str]:
+    """Split an override of a whole section, such as ``clients={count = 5}``, into one for each key. Return any other one unchanged."""
     section, _, text = override.partition("=")
     if section.strip() not in _SECTIONS or not isinstance(value := setting_value(text.strip()), dict):
         return [override]
@@ -420,26 +421,26 @@ def _by_key(override: str) -> list[str]:
 
 
 def settings_as_text(settings: Mapping[str, Any]) -> list[str]:
-    """Return settings as ``key=value``; those of a section, as ``{"clients": {"count": 5}}``, one by one."""
-    found: list[str] = []
+    """Return settings as ``key=value`` texts. Sections, such as ``{"clients": {"count": 5}}``, are split into their keys."""
+    texts: list[str] = []
     for key, value in settings.items():
         inner = {f"{key}.{name}": part for name, part in value.items()} if key in _SECTIONS and isinstance(value, Mapping) else {key: value}
-        found += (f"{name}={toml_value(part)}" for name, part in inner.items())
-    return found
+        texts += (f"{name}={toml_value(part)}" for name, part in inner.items())
+    return texts
 
 
 def _names_mechanism(override: str) -> bool:
     return override.partition("=")[0].strip() == "mechanism.name"
 
 
-def _keep_what_fits(tree: dict[str, Any]) -> None:
+def _drop_foreign_settings(tree: dict[str, Any]) -> None:
     mechanism = tree["mechanism"]
     with suppress(ConfigError):  # an unknown name, which is refused later
         known = settings_of(str(mechanism["name"])).model_fields
         tree["mechanism"] = {key: value for key, value in mechanism.items() if key in known}
 
 
-class _OnceForAll(_Section):
+class _VersionOneSettings(_Section):
     """Settings that every mechanism had in configs of version 0.1, whether it used them or not."""
 
     group: Count | Literal["layer"] = "layer"
@@ -456,11 +457,13 @@ _NOISE = (
 """Settings of the section ``[noise]`` that configs of version 0.1 had."""
 
 
-def _without_noise_section(tree: dict[str, Any], origin: str) -> None:
-    """Read a config of version 0.1, with a section ``[noise]`` for all Gaussian mechanisms; others ignored it, as they did ``group``.
+def _convert_noise_section(tree: dict[str, Any], origin: str) -> None:
+    """Convert a config of version 0.1, whose section ``[noise]`` held the settings of all Gaussian mechanisms, in place.
+
+    Other mechanisms ignored that section, and settings such as ``group``.
 
     Raises:
-        ConfigError: it has a setting that configs of that version did not have, or one of a value that it could not have.
+        ConfigError: ``tree`` has a setting or a value that version 0.1 did not have.
     """
     noise, mechanism = tree.pop("noise", None), tree.get("mechanism", {})
     if noise in (None, {}) or not isinstance(mechanism, dict):
@@ -468,15 +471,15 @@ def _without_noise_section(tree: dict[str, Any], origin: str) -> None:
     for key in noise if isinstance(noise, dict) else {"": noise}:
         if key not in _NOISE:
             setting = f"noise.{key}" if key else "noise"
-            raise ConfigError(f"unknown setting {setting!r} in {origin}: what noise there is stands in [mechanism] today")
+            raise ConfigError(f"unknown setting {setting!r} in {origin}: the settings of noise stand in [mechanism] today")
     name = str(mechanism.get("name", "duchi"))
     try:
         known = settings_of(name).model_fields
-    except ConfigError:  # which is refused later
+    except ConfigError:  # an unknown mechanism, which is refused later
         return
-    foreign = {key: value for key, value in mechanism.items() if key in _OnceForAll.model_fields and key not in known}
+    foreign = {key: value for key, value in mechanism.items() if key in _VersionOneSettings.model_fields and key not in known}
     try:
-        _OnceForAll.model_validate(foreign)
+        _VersionOneSettings.model_validate(foreign)
     except ValidationError as error:
         raise ConfigError(explained(error, f"{origin}, section mechanism", tuple(foreign), (), name)) from None
     own = {key: value for key, value in mechanism.items() if key not in foreign}
@@ -491,7 +494,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     if not is_text(override):
         raise ConfigError(
             f"setting {shown(key)} has bytes that are no text, in {shown(text.strip())}: rename the file or the column; "
-            "where that is a name in UTF-8, and the locale knows none, set PYTHONUTF8=1"
+            "if the name is valid UTF-8 but the locale is not UTF-8, set PYTHONUTF8=1"
         )
     parts = key.split(".")
     node = tree
@@ -504,7 +507,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
 
 
 def toml_value(value: Any) -> str:
-    """Return ``value`` as TOML, in one line; numbers and arrays of NumPy, pandas and PyTorch as what they hold."""
+    """Return ``value`` as TOML in one line. Numbers and arrays of NumPy, pandas and PyTorch become plain numbers and lists."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):
@@ -523,16 +526,16 @@ def toml_value(value: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return ``text`` as a TOML string: as JSON has it, but for what only TOML wants escaped."""
+    """Return ``text`` as a TOML string. That is a JSON string in which the delete character is escaped too."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def setting_value(text: str) -> Any:
-    """Read ``text`` as a TOML value, and as a plain string where it is none.
+    """Parse ``text`` as a TOML value. If it is not valid TOML, it is a plain string.
 
     Raises:
-        ConfigError: something follows the value, which would be lost: another setting, most likely; or it begins like a list or a table,
-            and is none.
+        ConfigError: something follows the value, most likely another setting, and would be lost; or ``text`` begins like a list or a
+            table, and is not valid.
     """
     try:
         tree = from_toml(f"value = {text}")
@@ -554,7 +557,7 @@ def _section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def known_keys(mechanism: str = "duchi") -> tuple[str, ...]:
-    """All settings of a config that names this ``mechanism``, in dotted form."""
+    """Return the dotted keys of all settings of a config with this ``mechanism``."""
     others = [key for key in _flat(RunConfig().model_dump()) if not key.startswith("mechanism.")]
     try:
         own = settings_of(mechanism).model_fields

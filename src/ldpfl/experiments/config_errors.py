@@ -12,23 +12,24 @@ from pydantic import ValidationError
 from ldpfl.errors import shown
 from ldpfl.util.suggestions import did_you_mean
 
-_LONGEST_SHOWN = 200
-"""Characters of a refused key: a server may have sent it, and this ends in a node's log."""
+_MAX_SHOWN = 200
+"""Maximum number of characters of a refused key in a message. A server may have sent the key, and the message goes to a node's log."""
 
 
 def explained(error: ValidationError, origin: str, known: Sequence[str], sections: Sequence[str], mechanism: str) -> str:
-    """Return what is wrong with a config, and what was meant.
+    """Return a message on the first error in a config, with a suggestion.
 
     Args:
-        known: all settings of a config that names this ``mechanism``.
-        sections: what they stand in.
+        origin: name of the config, for the message.
+        known: dotted keys of all settings of a config with this ``mechanism``.
+        sections: names of all sections.
     """
     errors = error.errors()
     first = errors[0]
     parts = {part for key in known for part in key.split(".")}
     key = ".".join(str(part) for part in first["loc"] if str(part) in parts)
     if first["type"] == "extra_forbidden":
-        key = ".".join(str(part) for part in first["loc"])[:_LONGEST_SHOWN]
+        key = ".".join(str(part) for part in first["loc"])[:_MAX_SHOWN]
         if key.startswith("mechanism."):
             own = [name.removeprefix("mechanism.") for name in known if name.startswith("mechanism.")]
             return f"unknown setting {key!r} in {origin}: {_other_mechanism(mechanism, key.removeprefix('mechanism.'), own)}"
@@ -39,12 +40,15 @@ def explained(error: ValidationError, origin: str, known: Sequence[str], section
     same = (other["msg"] for other in errors if other["loc"][: len(key.split("."))] == first["loc"][: len(key.split("."))])
     expected = list(dict.fromkeys(same))
     message = expected[0] + "".join(f" or {text.removeprefix('Input should be ')}" for text in expected[1:])
-    hint = _written(key, first["input"], {other["type"] for other in errors})
+    hint = _format_hint(key, first["input"], {other["type"] for other in errors})
     return f"setting {key!r} in {origin}: {message[0].lower()}{message[1:]}, got {shown(first['input'])}{hint}"
 
 
-def _written(key: str, given: object, wrong: Collection[str]) -> str:
-    """Return how a list or a table is written that was given as something else; ``wrong`` are the kinds of errors."""
+def _format_hint(key: str, given: object, wrong: Collection[str]) -> str:
+    """Return a hint on how to write a list or a table, if one was expected and ``given`` is something else; "" otherwise.
+
+    ``wrong`` holds pydantic's types of the errors.
+    """
     if "list_type" in wrong and isinstance(given, Mapping):
         return f"; a list has no names, as in {_FORMS.get(key, '[first, second]')}"
     if "dict_type" in wrong and isinstance(given, list):
@@ -56,7 +60,7 @@ def _written(key: str, given: object, wrong: Collection[str]) -> str:
     if not isinstance(given, str) or "list_type" not in wrong:
         return ""
     parts = ", ".join(part if _is_number(part) else json.dumps(part, ensure_ascii=False) for part in map(str.strip, given.split(",")))
-    return f"; a list has brackets, and texts in it quotes: --set '{key}=[{parts[:_LONGEST_SHOWN]}]'"
+    return f"; a list has brackets, and texts in it quotes: --set '{key}=[{parts[:_MAX_SHOWN]}]'"
 
 
 _FORMS = {
@@ -65,7 +69,7 @@ _FORMS = {
     "data.bounds": "{age = [0, 120]}",
     "data.categories": '{ward = ["icu", "cardio"]}',
 }
-"""By setting, what it looks like."""
+"""Example value of each setting that is a list or a table."""
 
 
 def _is_number(text: str) -> bool:
@@ -76,14 +80,14 @@ def _is_number(text: str) -> bool:
 
 
 def _other_mechanism(mechanism: str, setting: str, own: Sequence[str]) -> str:
-    """Say that ``mechanism`` has no such ``setting``, and which it means, or which are its ``own``."""
+    """Return a message that ``mechanism`` has no such ``setting``, with the nearest of its ``own`` settings, or all of them."""
     nearest = get_close_matches(setting, own, n=1)
     known = f"did you mean 'mechanism.{nearest[0]}'?" if nearest else f"it has: {', '.join(sorted(own))}"
     return f"{mechanism} has no setting {setting!r}; {known}"
 
 
 def _suggest(key: str, known: Sequence[str], sections: Sequence[str], *, is_section: bool) -> str:
-    """Look among the settings of the same section first, then everywhere, sections included."""
+    """Return a suggestion for the unknown ``key``: from its own section if there is one, else from all settings and sections."""
     if is_section and "." not in key:
         return did_you_mean(key, sections)
     section = key.rpartition(".")[0]

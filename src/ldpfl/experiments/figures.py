@@ -1,4 +1,4 @@
-"""The figures of a finished run: what ``result.json`` holds."""
+"""Compute the figures of a finished run, which ``result.json`` holds."""
 
 from __future__ import annotations
 
@@ -33,15 +33,17 @@ from ldpfl.util.files import finite
 def summarise(
     config: RunConfig, federation: Federation, task: Dataset, last: Checkpoint, baseline: Reference | None, clamped: float | None = None
 ) -> dict[str, Any]:
-    """Return the figures of a run that ended in ``last``, beside its noise-free ``baseline``, and ``clamped`` alone.
+    """Return the figures of a run that ended in the checkpoint ``last``. A figure that is not a finite number becomes None.
 
-    None stands for a figure that is not a finite number.
+    Args:
+        baseline: scores of the noise-free baseline, if there is one.
+        clamped: score of the same training with clipping and without noise, if it was computed.
     """
     history, privacy = last.history, _privacy(config, federation, last)
     judged: dict[str, Any] = {"scores": {}}
     try:
         judged = quality(federation, last.state.model, config.seed, task.classes)
-    except Exception as error:  # a metric may be somebody's own: what was trained must not be lost by it
+    except Exception as error:  # a user's own metric may fail, and the trained model must not be lost
         privacy["caveats"].append(f"no scores of the final model beside those of each round: not computed, because: {in_short(error)}")
     if judged.pop("unusable", False):
         privacy["caveats"].append(
@@ -122,9 +124,9 @@ def summarise(
 
 
 def metric_before_data(config: RunConfig, kind: Kind = Kind.SIMULATION) -> str:
-    """Return what the figure that judges a model is called, as far as that is known before the data are read; else "score".
+    """Return the name of a task's main metric if it is known before the data are read, else "score".
 
-    Of own data it depends on the number of classes, and an own app's ServerApp measures what it likes.
+    For a user's own data it depends on the number of classes. A user's own ServerApp may measure anything.
     """
     if kind is Kind.OWN_APP or config.task.name != RunConfig().task.name or (config.data.brought and not config.data.classes):
         return "score"
@@ -132,7 +134,7 @@ def metric_before_data(config: RunConfig, kind: Kind = Kind.SIMULATION) -> str:
 
 
 def _chosen(config: RunConfig, federation: Federation) -> dict[str, float]:
-    """Return the numbers of the settings that the config leaves to ``auto``, by their keys."""
+    """Return the values that were chosen for settings that are "auto" in the config, by setting key."""
     numbers = {"server_learning_rate": federation.optimiser.learning_rate, "server_weight_decay": federation.optimiser.decay}
     return {f"training.{name}": number for name, number in numbers.items() if getattr(config.training, name) == "auto"}
 
@@ -165,7 +167,7 @@ def stopped_after(federation: Federation, last: Checkpoint) -> int | None:
     return trained[-1] if federation.has_stopped(last.history) and trained[-1] < last.state.round else None
 
 
-def _of_stopping(federation: Federation, last: Checkpoint) -> list[str]:
+def _stopping_caveats(federation: Federation, last: Checkpoint) -> list[str]:
     after, rounds = stopped_after(federation, last), last.state.round
     if after is None:
         return []
@@ -173,30 +175,30 @@ def _of_stopping(federation: Federation, last: Checkpoint) -> list[str]:
 
 
 def of_extending(config: RunConfig) -> list[str]:
-    """Return what is to be said of a run to which rounds were added."""
+    """Return the caveat of a run to which rounds were added; an empty list for other runs."""
     added, rounds = config.training.extended, config.training.rounds
     if not added:
         return []
-    said = "each epsilon here is for a number of rounds that was fixed beforehand, and holds if nothing seen before decided it"
-    return [f"{added} of {rounds} rounds were added to a run that had come to its end: {said}; a client's own budget holds in any case"]
+    limit = "each epsilon here is for a number of rounds that was fixed beforehand, and holds if nothing seen before decided it"
+    return [f"{added} of {rounds} rounds were added to a run that had come to its end: {limit}; a client's own budget holds in any case"]
 
 
-def _of_ending(config: RunConfig, last: Checkpoint) -> list[str]:
+def _ending_caveats(config: RunConfig, last: Checkpoint) -> list[str]:
     done, rounds = len(last.history), config.training.rounds
     if done >= rounds:
         return []
-    said = "too few nodes took part in the next one. Start the run again to go on; its guarantee is then that of more rounds"
-    return [f"the run ended after {done} of {rounds} rounds: {said}"]
+    reason = "too few nodes took part in the next one. Start the run again to go on; its guarantee is then that of more rounds"
+    return [f"the run ended after {done} of {rounds} rounds: {reason}"]
 
 
 def records_held(config: RunConfig, federation: Federation) -> int | None:
-    """Return how many records, or persons, all clients train on: of nodes' own tables what the config states, None if it states none."""
+    """Return the number of records, or persons, of all clients. For nodes' own tables the config states it; None if it does not."""
     if not config.data.at_nodes:
         return int(federation.samples.sizes.sum())
     return round(getattr(config.mechanism, "records", 0) * config.clients.count) or None
 
 
-def _of_delta(config: RunConfig, federation: Federation) -> list[str]:
+def _delta_caveats(config: RunConfig, federation: Federation) -> list[str]:
     records, delta = records_held(config, federation) or 0, config.privacy.delta
     if record_clip_of(federation.mechanism) is None or delta * records < 1:
         return []
@@ -210,35 +212,40 @@ def last_trained(last: Checkpoint) -> RoundMetrics:
 
 
 def _privacy(config: RunConfig, federation: Federation, last: Checkpoint) -> dict[str, Any]:
-    """Return epsilon of one weight of one round, and what the ledger's events guarantee to a client."""
-    said = [*_of_stopping(federation, last), *_of_ending(config, last), *of_extending(config), *_of_delta(config, federation)]
+    """Return the privacy entries of ``result.json``: epsilon of one unit of one round, and the guarantee from the ledger's events."""
+    caveats = [
+        *_stopping_caveats(federation, last),
+        *_ending_caveats(config, last),
+        *of_extending(config),
+        *_delta_caveats(config, federation),
+    ]
     return {
         "mechanism": config.mechanism.name,
         "perturbed": config.mechanism.perturbed,
         **of_unit(last.ledger, config.privacy.delta),
         "target": None if config.privacy.target_epsilon == "off" else config.privacy.target_epsilon,
-        "caveats": [*federation.mechanism.properties.caveats, *federation.notes, *said],
+        "caveats": [*federation.mechanism.properties.caveats, *federation.notes, *caveats],
         "privacy": account(last.ledger, config.privacy.delta).to_dict(),
     }
 
 
 def of_unit(ledger: Ledger, delta: float) -> dict[str, Any]:
-    """Return what one unit of the last round costs, pure where it is and else at the run's ``delta``; None where nothing is protected.
+    """Return the epsilon of one unit of the last round. It is pure if the mechanism is, else it holds at the run's ``delta``.
 
-    Infinite where it cannot be computed.
+    It is None if nothing is protected, and infinite if it cannot be computed.
     """
     if not ledger.events:
         return {"epsilon_per_unit": None, "unit": "weight"}
     release = ledger.events[-1].release
     try:
         epsilon = unit_epsilon(release, delta) if release.protected else None
-    except Exception:  # the statement says that and why it is not known; what was trained must not be lost by it
+    except Exception:  # the privacy statement reports the failure, and the trained model must not be lost
         epsilon = inf
     return {"epsilon_per_unit": json_number(epsilon), "unit": release.unit}
 
 
 def _noise(config: RunConfig, federation: Federation, last: Checkpoint) -> dict[str, Any]:
-    """Return what a noise schedule did over the whole run; nothing for other mechanisms.
+    """Return the figures of a noise schedule over the whole run; an empty dict for other mechanisms.
 
     ``norm`` is LaDP-FL's "noise scale". ``paper_epsilon`` charges a client each of its rounds at q = batch size / data set size,
     as its equations (17) to (19) do, for the mean client; see the ledger for what holds.
@@ -261,14 +268,17 @@ def _noise(config: RunConfig, federation: Federation, last: Checkpoint) -> dict[
 
 
 def _clipped_records(federation: Federation, last: Checkpoint) -> list[float | None] | None:
-    """Return the share of records whose gradient was clipped, by round; None where none is, and of a round where only clients know it."""
+    """Return the share of clipped records in each round, None for rounds in which only clients know it.
+
+    The result is None if the mechanism does not clip records.
+    """
     return None if record_clip_of(federation.mechanism) is None else [metrics.clipped_records for metrics in last.history]
 
 
 def _layers(config: RunConfig, federation: Federation, last: Checkpoint) -> dict[str, dict[str, float | None]]:
-    """Return weights, radius, noise and clipping of each layer in the last round.
+    """Return the number of weights, the radius, the noise and the clipped fraction of each layer in the last round.
 
-    The radius is None where values are clipped by their norm; clipping is None there, and where only clients know it.
+    The radius is None if values are clipped by their norm. The clipped fraction is None then too, and if only clients know it.
     """
     layout, metrics = federation.task.layout, last_trained(last)
     return {

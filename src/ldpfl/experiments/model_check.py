@@ -1,4 +1,4 @@
-"""Whether a model can be trained privately on some data, before anything is run: what is wrong, and what would be right."""
+"""Check before a run whether a model can be trained privately on some data, and suggest fixes."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from ldpfl.util.user_code import GIVEN
 
 @dataclass(frozen=True, eq=False)
 class Checked:
-    """What was found out about a model.
+    """The result of checking a model.
 
     Attributes:
-        problem: why it cannot be trained as it is; empty where it can.
-        changes: what was replaced to mend it.
-        still: why it cannot be trained even so; empty where it can.
-        module: the mended module, with weights where training begins; the model itself where nothing had to be mended.
-        weights: how many it has.
-        notes: what makes its training slow, or keeps records from adding anything to it.
-        sizes: what the data ask of a model, by the names of :func:`ldpfl.models.registry.offered`.
+        problem: why the model cannot be trained unchanged; empty if it can.
+        changes: parts that were replaced to fix it.
+        still: why the fixed model cannot be trained either; empty if it can.
+        module: the fixed module with its initial weights; the model itself if it needs no fix.
+        weights: number of trainable weights.
+        notes: warnings, for example of slow training, or of records that contribute nothing.
+        sizes: sizes of the data, by the names of :func:`ldpfl.models.registry.offered`.
     """
 
     problem: str
@@ -45,16 +45,16 @@ class Checked:
 
     @property
     def is_fit(self) -> bool:
-        """Whether the model can be trained as it is."""
+        """Whether the model can be trained unchanged."""
         return not self.problem
 
 
 @as_usual()
 def check(config: RunConfig, data_dir: Path | None, given: Given = NOTHING) -> Checked:
-    """Find out whether the model of ``config`` can be trained on its data; no sample of them goes through it.
+    """Check whether the model of ``config`` can be trained on its data. No real sample goes through the model.
 
     Raises:
-        LdpflError: the data cannot be read, or the model cannot even be made.
+        LdpflError: the data cannot be read, or the model cannot be built.
     """
     config = settled(config.model_copy(update={"privacy": config.privacy.model_copy(update={"target_epsilon": "off"})}), given)
     data = described(config, given)
@@ -74,7 +74,7 @@ def check(config: RunConfig, data_dir: Path | None, given: Given = NOTHING) -> C
 
 
 def _problem(config: RunConfig, data_dir: Path | None, given: Given) -> tuple[str, tuple[str, ...]]:
-    """Return why a run could not begin, and what would be said when it does."""
+    """Return why a run could not start ("" if it could), and the warnings that it would give."""
     notes: list[str] = []
     try:
         task = load_dataset(config, data_dir, notes.append, given=given)

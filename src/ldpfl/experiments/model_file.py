@@ -1,4 +1,4 @@
-"""What a trained model is, beside its weights: ``model.json``, which holds nothing secret and names no code that would be run."""
+"""The description of a trained model beside its weights, ``model.json``. It holds nothing secret and names no code that is run."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ from ldpfl.util.files import check_regular, read_text
 from ldpfl.util.user_code import GIVEN, PRETRAINED, is_code, is_pretrained, lies_in_file, public_name
 
 MAX_BYTES = 1 << 24
-"""Size of the largest description that is read: nobody has columns and classes for more, and the file may be somebody else's."""
+"""Maximum size of a description in bytes. The file may be untrusted, and no real list of columns and classes is longer."""
 
 _MAX_FIELDS = 1 << 18
-"""Fields of the largest description; each column of a table has some."""
+"""Maximum number of fields in a description. Each column of a table has a few."""
 
 _MAX_ENTRIES = 1 << 21
-"""Entries of all its lists together; a text has 65,536 words at most."""
+"""Maximum number of entries of all its lists together."""
 
-_OF_ADAPTERS = ("adapter", "adapter_rank", "adapter_alpha", "adapter_modules", "adapter_tokens")
-"""Settings of a pretrained model, by which it is made again."""
+_ADAPTER_SETTINGS = ("adapter", "adapter_rank", "adapter_alpha", "adapter_modules", "adapter_tokens")
+"""Settings that are needed to build a pretrained model with its adapter again."""
 
-_SINGLE = tuple(name for name in _OF_ADAPTERS if name != "adapter_modules")
+_SINGLE = tuple(name for name in _ADAPTER_SETTINGS if name != "adapter_modules")
 
 _Size = Annotated[int, Field(ge=1, le=1 << 24)]
 
 
 class ModelFile(BaseModel):
-    """What ``model.json`` holds.
+    """The content of ``model.json``.
 
     Attributes:
-        name, options, mend: those of the config. Code is named without its folder, for people alone: it is never imported from here.
-        shape: of one sample; None where a sample is several tensors.
-        outputs: of the model.
-        vocabulary: how many tokens there are, where samples are texts.
-        targets: what is told of a sample.
-        classes: what the outputs stand for, where samples are images and their classes have names.
+        name, options, mend: settings of the config. A user's code is named without its folder, for information only; it is never imported.
+        shape: shape of one sample; None if a sample is several tensors.
+        outputs: number of outputs of the model.
+        vocabulary: number of tokens, if the samples are texts.
+        targets: kind of the target.
+        classes: names of the outputs, if the samples are images and their classes have names.
         mean, std: of each channel of images, see :func:`ldpfl.data.samples.normalise`; empty for other samples.
-        adapter, adapter_rank, adapter_alpha, adapter_modules, adapter_tokens, licence: those of the config.
-        base: SHA-256 of the frozen weights of a pretrained model, which are not among those that are kept; empty where all are kept.
+        adapter, adapter_rank, adapter_alpha, adapter_modules, adapter_tokens, licence: settings of the config.
+        base: SHA-256 of the frozen weights of a pretrained model, which are not saved with the model; empty if all weights are saved.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -73,11 +73,11 @@ class ModelFile(BaseModel):
     base: str = ""
 
     @model_validator(mode="after")
-    def _has_a_class_an_output(self) -> Self:
+    def _check_consistent(self) -> Self:
         if self.classes and len(self.classes) != self.outputs:
-            raise ValueError("there are as many classes as outputs")
+            raise ValueError(f"{len(self.classes)} classes and {self.outputs} outputs: expected one output for each class")
         if len(self.mean) != len(self.std) or 0.0 in self.std:
-            raise ValueError("each mean has a standard deviation, which is not 0")
+            raise ValueError("expected one standard deviation, which is not 0, for each mean")
         return self
 
     @classmethod
@@ -105,7 +105,7 @@ class ModelFile(BaseModel):
             classes=classes,
             mean=tuple(map(float, mean)),
             std=tuple(map(float, std)),
-            **model.model_dump(include={*_OF_ADAPTERS, "licence"}) | {"adapter_modules": tuple(model.adapter_modules)},
+            **model.model_dump(include={*_ADAPTER_SETTINGS, "licence"}) | {"adapter_modules": tuple(model.adapter_modules)},
             base=base,
         )
 

@@ -1,4 +1,4 @@
-"""What a config will release, without its data and without training."""
+"""Compute the ledger that a run of a config will end with, without training."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from ldpfl.privacy import Ledger
 from ldpfl.privacy.authors import released
 from ldpfl.server import evaluation_event, histogram_event, once_cohort, round_cohort, round_event
 
-_LONGEST = 2 * 10**8
-"""Clients times rounds: some ten seconds."""
+_MAX_CLIENT_ROUNDS = 2 * 10**8
+"""Maximum number of clients times rounds, which takes about ten seconds."""
 
 
 def planned_ledger(config: RunConfig, given: Given = NOTHING) -> Ledger:
-    """Return the ledger that a complete run of ``config``, on what is ``given``, will end with.
+    """Return the ledger that a complete run of ``config``, on the data or model ``given``, will end with.
 
-    Who takes part in which round follows from the seed, so this is the ledger of that very run.
+    The seed decides who takes part in which round, so the ledger is exact.
 
     Raises:
-        ConfigError: the data set or the model is unknown, or does not fit; or the guarantee depends on how a run goes, or on who
-            decides in secret to take part, which on a user's own data follows from the data as well.
+        ConfigError: the data set or the model is unknown, or does not fit; or the ledger cannot be foreseen. It cannot if it depends on
+            training, or on random check-in on a user's own data, which depends on the data.
     """
     weights, ranges = start_of(config, given)
     mechanism = mechanism_of(config, ranges)
@@ -45,7 +45,7 @@ def planned_ledger(config: RunConfig, given: Given = NOTHING) -> Ledger:
         raise ConfigError(
             "who of your clients decides to take part is known in the run alone: leave target_epsilon off, and see its ledger"
         )
-    if clients * config.training.rounds > _LONGEST:
+    if clients * config.training.rounds > _MAX_CLIENT_ROUNDS:
         raise ConfigError(
             f"who of {clients:,} clients takes part in which of {config.training.rounds:,} rounds is more than is planned here"
         )
@@ -84,10 +84,10 @@ def planned_ledger(config: RunConfig, given: Given = NOTHING) -> Ledger:
 
 
 def check_fit(config: RunConfig, given: Given = NOTHING) -> None:
-    """Find out, without training, whether the model, the data set and the mechanism of a run fit together.
+    """Raise, without training, if the model, the data set and the mechanism of a run do not fit together.
 
     Raises:
-        ConfigError, PrivacyError: they do not.
+        ConfigError, PrivacyError: they do not fit together.
     """
     check_persons_named(config.data)
     self_sampling_of(config)

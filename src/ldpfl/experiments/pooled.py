@@ -1,6 +1,7 @@
-"""What a table allows at best: a regression on the rows of all clients together, without clipping and without noise.
+"""The pooled reference: a regression on the rows of all clients together, without clipping and without noise.
 
-Only a simulation can make it, for nobody holds all rows elsewhere. It depends on private rows, and is no part of what is handed on.
+Only a simulation can compute it, since elsewhere nobody holds all rows. It depends on private rows without protection, and is not
+published.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from ldpfl.experiments.quality import judged_by
 from ldpfl.simulation import Federation
 from ldpfl.tasks.weighted_metrics import Floats
 
-_MOST_VALUES = 5 * 10**7
-"""Values of a table beyond which it is not fitted: it would take minutes."""
+_MAX_VALUES = 5 * 10**7
+"""Maximum number of values in a table for which the regression is fitted. Larger tables would take minutes."""
 _STEPS = 300
 
 
@@ -33,7 +34,7 @@ def pooled_scores(federation: Federation) -> dict[str, float] | None:
     train, test, task = federation.task.data, federation.evaluation.samples, federation.task.task
     fitted = {"classification": _logistic, "regression": _linear, "survival": _hazards}.get(task.name)
     encoder = federation.encoder
-    if fitted is None or encoder is None or encoder.data.text or not len(test) or train.tensor.numel() > _MOST_VALUES:
+    if fitted is None or encoder is None or encoder.data.text or not len(test) or train.tensor.numel() > _MAX_VALUES:
         return None
     outputs = torch.from_numpy(_with_one(test) @ fitted(_with_one(train), train.targets.cpu(), encoder.outputs))
     targets = test.targets.cpu()
@@ -55,11 +56,11 @@ def _logistic(rows: Floats, targets: Tensor, outputs: int) -> Floats:
     seen = np.eye(outputs)[targets.numpy()]
 
     def loss(free: Floats) -> tuple[float, Floats]:
-        chances = log_softmax(rows @ _whole(free, outputs), axis=1)
+        chances = log_softmax(rows @ _with_first_class(free, outputs), axis=1)
         slope = rows.T @ (np.exp(chances) - seen)[:, 1:] / len(rows)
         return float(-(chances * seen).sum() / len(rows)), slope.ravel()
 
-    return _whole(_least(loss, rows.shape[1] * (outputs - 1)), outputs)
+    return _with_first_class(_minimise(loss, rows.shape[1] * (outputs - 1)), outputs)
 
 
 def _hazards(rows: Floats, targets: Tensor, outputs: int) -> Floats:
@@ -73,17 +74,17 @@ def _hazards(rows: Floats, targets: Tensor, outputs: int) -> Floats:
         slope = np.concatenate([residuals.sum(axis=1) @ columns, residuals.sum(axis=0)])
         return float((known * (np.logaddexp(0, logits) - events * logits)).sum()) / len(rows), slope / len(rows)
 
-    found = _least(loss, columns.shape[1] + outputs)
+    found = _minimise(loss, columns.shape[1] + outputs)
     return np.vstack([np.repeat(found[:-outputs, None], outputs, axis=1), found[-outputs:]])
 
 
-def _least(loss: Callable[[Floats], tuple[float, Floats]], size: int) -> Floats:
-    """Return where ``loss``, which comes with its gradient, is least."""
+def _minimise(loss: Callable[[Floats], tuple[float, Floats]], size: int) -> Floats:
+    """Return the minimiser of ``loss``, which returns its value and its gradient."""
     options = {"maxiter": _STEPS, "ftol": 1e-12, "gtol": 1e-7}
     found: Floats = minimize(loss, np.zeros(size), jac=True, method="L-BFGS-B", options=options).x
     return found
 
 
-def _whole(free: Floats, outputs: int) -> Floats:
+def _with_first_class(free: Floats, outputs: int) -> Floats:
     own = free.reshape(-1, outputs - 1)
     return np.concatenate([np.zeros((len(own), 1)), own], axis=1)

@@ -1,4 +1,4 @@
-"""How good a run's model is on the test rows: figures with intervals, calibration, and the same by client of these rows."""
+"""Evaluate a run's model on the test rows: metrics with intervals, calibration, and metrics of each client's test rows."""
 
 from __future__ import annotations
 
@@ -23,30 +23,32 @@ from ldpfl.tasks.outcomes import survival, times_in
 from ldpfl.tasks.weighted_metrics import Counted, Floats
 
 EXTREME_SLOPE, _SURELY_EXTREME = 0.5, 0.8
-"""Calibration slope below which predicted probabilities are far too close to 0 and 1, and the most that its interval may reach then."""
+"""Predicted probabilities count as far too close to 0 and 1 if the calibration slope is below the first and its interval's upper end below
+the second."""
 NARROW_SLOPE, _SURELY_NARROW = 1 / EXTREME_SLOPE, 1 / _SURELY_EXTREME
-"""Calibration slope above which predicted probabilities lie far too close together, and the least that its interval may reach then."""
+"""Predicted probabilities count as far too close together if the calibration slope is above the first and its interval's lower end above
+the second."""
 
 MIN_SITE_ROWS, MIN_EVENTS = 20, 10
-"""Test rows, or persons, and rows with and without the event, from which on figures have intervals, and a client has figures of its own:
-an interval of fewer rows is nearly everything, and one over fewer events is too narrow."""
+"""Minimum number of test rows (or persons), and of rows with and without the event, for metrics with intervals and for a client's metrics.
+With fewer rows an interval covers nearly every value, and with fewer events it is too narrow."""
 _RISK_BINS = 20
 
 Scores = Mapping[str, float]
 Intervals = Mapping[str, tuple[float, float]]
 
 _CHANCE: Scores = {weighted_metrics.AUROC: 0.5, weighted_metrics.CONCORDANCE: 0.5, "R2": 0.0}
-"""What a model reaches in a figure that has learnt nothing."""
+"""Value of each metric for a model that has learnt nothing."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What the same rows allow without protection.
+    """Scores on the same data without protection.
 
     Attributes:
-        score_per_round: of the same training without noise, by the figure that judges the task.
-        scores: all figures of its final model.
-        pooled: those of a regression on all rows together, without clipping or noise; None where the data are no table.
+        score_per_round: score of the same training without noise after each round, by the task's main metric.
+        scores: all metrics of the final model of that training.
+        pooled: metrics of a regression on all rows together, without clipping or noise; None if the data are not a table.
     """
 
     score_per_round: list[float]
@@ -55,13 +57,15 @@ class Reference:
 
 
 def quality(federation: Federation, weights: Tensor, seed: int, classes: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what ``result.json`` holds of the model with ``weights`` (d,) on the test rows; ``seed`` is the bootstrap's.
+    """Evaluate the model with ``weights`` (d,) on the test rows, and return the entries for ``result.json``.
 
-    ``classes`` are the names of those of images, where they have names; a table's are in its encoder.
+    The result also has findings that the caller turns into caveats: ``unusable`` is True if the outputs for some rows are NaN or infinite.
+    The texts ``extreme``, ``narrow``, ``off`` and ``chance`` are not empty if probabilities are far too close to 0 and 1, if they are far
+    too close together, if the mean risk is far from the observed share, or if the main metric is no better than chance.
 
-    ``unusable`` beside it says whether the outputs for some of these rows are NaN or infinity, ``extreme`` what to say of probabilities
-    that are far too close to 0 and 1, ``narrow`` of those that lie far too close together, ``off`` of a mean risk that is far from what
-    was observed, and ``chance`` of a figure that is no better than chance.
+    Args:
+        seed: seed of the bootstrap.
+        classes: names of the classes of images, if they have names. Those of a table are in its encoder.
     """
     judged = _judged(federation, weights)
     named = classes if federation.encoder is None else federation.encoder.classes
@@ -92,13 +96,13 @@ def quality(federation: Federation, weights: Tensor, seed: int, classes: Sequenc
 
 
 def _extreme(scores: Scores, intervals: Intervals) -> str:
-    """Return the calibration slope, where the predicted probabilities surely lie too far apart; nothing elsewhere."""
+    """Return the calibration slope as text if the predicted probabilities are clearly too far apart, else ""."""
     slope, (_, high) = scores.get(weighted_metrics.SLOPE, nan), intervals.get(weighted_metrics.SLOPE, (nan, nan))
     return _slope_of(scores, intervals) if slope < EXTREME_SLOPE and high < _SURELY_EXTREME else ""
 
 
 def _narrow(scores: Scores, intervals: Intervals) -> str:
-    """Return the calibration slope, where the predicted probabilities surely lie too close together; nothing elsewhere."""
+    """Return the calibration slope as text if the predicted probabilities are clearly too close together, else ""."""
     slope, (low, _) = scores.get(weighted_metrics.SLOPE, nan), intervals.get(weighted_metrics.SLOPE, (nan, nan))
     return _slope_of(scores, intervals) if slope > NARROW_SLOPE and low > _SURELY_NARROW else ""
 
@@ -109,9 +113,9 @@ def _slope_of(scores: Scores, intervals: Intervals) -> str:
 
 
 def _chance(metric: str, scores: Scores, intervals: Intervals) -> str:
-    """Return the figure that judges the model, where its interval does not lie above chance; nothing elsewhere, or without an interval.
+    """Return the main ``metric`` as text if its interval does not lie above chance; "" if it does, or if there is no interval.
 
-    The accuracy is compared with that of the commonest class. A model of several classes whose AUROC lies above chance has learnt
+    Chance for the accuracy is the share of the commonest class. A model of several classes whose AUROC lies above chance has learnt
     something, whichever class it predicts.
     """
     if metric == ACCURACY:
@@ -129,7 +133,7 @@ def _chance(metric: str, scores: Scores, intervals: Intervals) -> str:
 
 
 def _off(scores: Scores, intervals: Intervals) -> str:
-    """Return the mean predicted risk beside the observed share, where one is more than twice the other; nothing elsewhere."""
+    """Return the mean predicted risk and the observed share as text if one is more than twice the other, else ""."""
     risk, seen = scores.get(weighted_metrics.PREDICTED, nan), scores.get(weighted_metrics.OBSERVED, nan)
     low, high = intervals.get(weighted_metrics.OBSERVED, (0.0, inf))
     return f"{risk:.1%}, and {seen:.1%} was observed" if risk > max(2 * seen, high) or risk < min(seen / 2, low) else ""
@@ -142,13 +146,14 @@ def scores_of(federation: Federation, weights: Tensor) -> dict[str, float]:
 
 @dataclass(frozen=True, eq=False)
 class _Judged:
-    """A model's outputs for the test rows, beside what was observed, and the figures of both.
+    """A model's outputs for the test rows, the observed targets, and the metrics of both.
 
     Attributes:
-        told, seen: outputs and observations, as the figures of the task take them; empty where none of ours fit the task.
-        scores: each figure of all rows.
-        kind: what makes figures of outputs and observations; None where only the task itself does.
-        unusable: whether the outputs for some rows are NaN or infinity.
+        scores: each metric over all rows.
+        told, seen: outputs and observed targets, in the form that the metrics take; empty if only the task itself has metrics.
+        kind: function that computes weighted metrics from outputs and targets; None if only the task itself has metrics.
+        figures: result of ``kind`` for all rows.
+        unusable: whether the outputs for some rows are NaN or infinite.
     """
 
     scores: dict[str, float]
@@ -191,7 +196,7 @@ def _judged(federation: Federation, weights: Tensor) -> _Judged:
 
 
 def judged_by(federation: Federation, outputs: Tensor, targets: Tensor, scores: Mapping[str, float]) -> _Judged:
-    """Return ``outputs`` for the test rows with all figures, in the units of the target; ``scores`` are those that the task has itself."""
+    """Return the metrics of ``outputs`` for the test rows, in the target's units, with the task's own metrics ``scores``."""
     if not bool(outputs.isfinite().all()):
         return _Judged(dict(scores), unusable=bool(unusable(outputs, federation.task.task.targets).any()))
     kind, told, seen = _KINDS[federation.task.task.name](outputs, targets, federation)
@@ -202,7 +207,7 @@ def judged_by(federation: Federation, outputs: Tensor, targets: Tensor, scores: 
 _Form = tuple[Callable[[Floats, Any], Counted], Floats, NDArray[Any]]
 
 
-def _classes(outputs: Tensor, targets: Tensor, federation: Federation) -> _Form:
+def _class_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _Form:
     logits, classes = outputs.double().numpy(), targets.numpy()
     if logits.shape[1] == 2:
         figures = partial(weighted_metrics.of_two_classes, threshold=federation.evaluation.threshold)
@@ -210,18 +215,18 @@ def _classes(outputs: Tensor, targets: Tensor, federation: Federation) -> _Form:
     return weighted_metrics.of_several_classes, logits, classes
 
 
-def _labels(outputs: Tensor, targets: Tensor, federation: Federation) -> _Form:
+def _label_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _Form:
     return weighted_metrics.of_labels, outputs.double().numpy(), targets.numpy() > 0
 
 
-def _numbers(outputs: Tensor, targets: Tensor, federation: Federation) -> _Form:
+def _number_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _Form:
     encoder = federation.encoder
     center, unit = (0.0, 1.0) if encoder is None else (encoder.target_center, encoder.target_spread)
     found, seen = (own.reshape(len(targets)).double().numpy() * unit + center for own in (outputs, targets))
     return weighted_metrics.of_numbers, found, seen
 
 
-def _times(outputs: Tensor, targets: Tensor, federation: Federation) -> _Form:
+def _time_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _Form:
     cuts = np.array(() if federation.encoder is None else federation.encoder.cuts, dtype=np.float32)  # as times are
     times, events = times_in(targets, outputs.shape[1])
     return (
@@ -232,15 +237,15 @@ def _times(outputs: Tensor, targets: Tensor, federation: Federation) -> _Form:
 
 
 _KINDS: Mapping[str, Callable[[Tensor, Tensor, Federation], _Form]] = {
-    "classification": _classes,
-    "multilabel": _labels,
-    "regression": _numbers,
-    "survival": _times,
+    "classification": _class_form,
+    "multilabel": _label_form,
+    "regression": _number_form,
+    "survival": _time_form,
 }
 
 
 def _by_site(federation: Federation, judged: _Judged, seed: int) -> Iterator[dict[str, Any]]:
-    """Yield the figures of each client's test rows, the worst client first and those without figures last."""
+    """Yield the metrics of each client's test rows: the worst client first, clients without metrics last."""
     if federation.evaluation.clients is None:
         return
     metric = federation.task.task.metric
@@ -255,6 +260,7 @@ def _by_site(federation: Federation, judged: _Judged, seed: int) -> Iterator[dic
 
 
 def _site(federation: Federation, judged: _Judged, client: int, seed: int) -> dict[str, Any]:
+    """Return the entry of ``client`` in ``result.json``: its metrics, or a note on why there are too few test rows for them."""
     own = np.flatnonzero(federation.evaluation.clients == client)
     told, seen = judged.told[own], judged.seen[own]
     name = printable(federation.evaluation.client_names[client]) if federation.evaluation.client_names else str(client)
@@ -276,9 +282,9 @@ def _site(federation: Federation, judged: _Judged, client: int, seed: int) -> di
 
 
 def _few_events(judged: _Judged, seen: NDArray[Any], whose: NDArray[np.int64] | None) -> tuple[frozenset[str], str]:
-    """Return which figures of rows with ``seen`` say too little, and why: intervals over few events are too narrow.
+    """Return the metrics that are unreliable for rows with the targets ``seen``, and why: intervals over few events are too narrow.
 
-    Events are those of each class or label that some row has; where rows have persons, ``whose`` (n,), these are counted.
+    Events are counted for each class or label that some row has. If rows have persons, ``whose`` (n,), persons are counted.
     """
     if judged.is_of_two_classes:
         columns, unsure = seen[:, None] > 0, frozenset(judged.scores)
@@ -304,6 +310,6 @@ _AN = {"event": "the event", "class": "one of the classes", "label": "one of the
 
 
 def _whose(federation: Federation, rows: NDArray[np.int64]) -> NDArray[np.int64] | None:
-    """Return a number from 0 for the person of each of the test ``rows`` (n,); None where nobody says."""
+    """Return the number of the person of each of the test ``rows`` (n,), from 0; None if the data name no persons."""
     persons = federation.evaluation.persons
     return None if persons is None else numbered(persons[rows].tolist())

@@ -18,17 +18,17 @@ from ldpfl.simulation.evaluating import RecordScores, is_due
 from ldpfl.simulation.least_squares import LeastSquares
 
 LINEAR, WITH_BIAS = "linear", "logistic-regression"
-"""Models that are a linear head."""
+"""Models that consist of a linear head."""
 
-_MORE = 1 + 1e-6
-"""Noise for an epsilon is so much larger than it would have to be, so that rounding leaves the epsilon kept."""
+_NOISE_MARGIN = 1 + 1e-6
+"""Factor on the noise for an epsilon, so that rounding does not exceed the epsilon."""
 
 
 def head_of(config: RunConfig, data: Description) -> LeastSquares | None:
-    """Return how the run is solved by least squares; None where it trains by steps.
+    """Return the least-squares solver of the run; None if the run trains by gradient steps.
 
     Raises:
-        ConfigError: the method is least squares, and something in the config does not fit that.
+        ConfigError: the method is least squares, and another setting does not fit it.
     """
     if config.training.method != "least-squares":
         return None
@@ -54,10 +54,13 @@ def head_of(config: RunConfig, data: Description) -> LeastSquares | None:
 
 
 def _require_records(config: RunConfig, what: str) -> DpSgdSettings:
-    """Return the mechanism's settings if it protects sums over all records of all clients that are asked.
+    """Return the mechanism's settings, or raise if it does not protect sums over all records of all clients.
+
+    Args:
+        what: the setting that needs such a mechanism, for the message.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: the mechanism does not protect records, or not all records or clients take part.
     """
     mechanism = config.mechanism
     if not isinstance(mechanism, DpSgdSettings):
@@ -72,10 +75,10 @@ def _require_records(config: RunConfig, what: str) -> DpSgdSettings:
 
 
 def is_evaluated(config: RunConfig) -> bool:
-    """Whether clients measure the model on records that they hold back.
+    """Return whether the model is evaluated at clients, on held-back records.
 
     Raises:
-        ConfigError: they are to, and something in the config does not fit that.
+        ConfigError: ``evaluation.epsilon`` is set, and another setting does not fit it.
     """
     if config.evaluation.epsilon == "off":
         return False
@@ -83,46 +86,48 @@ def is_evaluated(config: RunConfig) -> bool:
     target = config.privacy.target_epsilon
     if target != "off" and config.evaluation.epsilon >= target:
         raise ConfigError(
-            f"evaluation.epsilon is {config.evaluation.epsilon:g}, of a privacy.target_epsilon of {target:g} of the run: set it lower"
+            f"evaluation.epsilon is {config.evaluation.epsilon:g}, and privacy.target_epsilon of the whole run is {target:g}: set "
+            "evaluation.epsilon lower than that"
         )
     return True
 
 
 def evaluations(config: RunConfig) -> list[int]:
-    """Return the rounds after which clients measure the model; none where they do not."""
+    """Return the rounds after which the model is evaluated at clients; an empty list if it is not."""
     rounds, every = config.training.rounds, config.evaluation.every
     return [number for number in range(1, rounds + 1) if is_due(number, rounds, every)] if is_evaluated(config) else []
 
 
 def for_evaluation(config: RunConfig, *, records: int = 0) -> RunConfig:
-    """Return ``config`` with the noise that one measurement at clients has, as its mechanism.
+    """Return ``config`` with the mechanism for one evaluation at clients, which has its own noise.
 
     Args:
-        records: mean number that a client holds back; 0 takes that of the simulated clients.
+        records: mean number of records that a client holds back; 0 uses that of the simulated clients.
     """
     epsilon, through = config.evaluation.epsilon, config.shuffling
     if epsilon == "off":
-        raise ConfigError("evaluation.epsilon is 'off': nothing is measured at clients")
+        raise ConfigError("evaluation.epsilon is 'off', so nothing is measured at clients: set it to a number")
     honest = config.clients.count - through.colluding if through.channel == "secure-sum" else 1
-    noise = 2 / gaussian_mu(epsilon, config.privacy.delta) * sqrt(len(evaluations(config)) / honest) * _MORE
+    noise = 2 / gaussian_mu(epsilon, config.privacy.delta) * sqrt(len(evaluations(config)) / honest) * _NOISE_MARGIN
     settings = _require_records(config, "evaluation.epsilon")
     changed = settings.model_copy(update={"noise_multiplier": noise, "clip_norm": 1.0, "records": records})
     return config.model_copy(update={"mechanism": changed})
 
 
 def scores_of_records(config: RunConfig, outputs: int) -> RecordScores:
-    """Return what a held-back record gives."""
+    """Return the layout of the vector that each held-back record contributes."""
     return RecordScores(tasks.create(config.task.name, outputs).targets, outputs, config.evaluation.loss_bound)
 
 
 def divided_for_evaluation(config: RunConfig, parts: Division, persons: Persons | None, task: Dataset) -> tuple[Division, Division]:
-    """Return each client's records, or ``persons``, that are trained on, and those that are held back.
+    """Split each client's records, or ``persons``, into those that are trained on and those that are held back.
 
-    Names decide, of persons where persons are protected, or of files: files lie in folders by class, so that places would tell classes.
-    Else places decide. A node's own table stands for each client. One with too few records to hold any back measures on none.
+    The names of persons decide if persons are protected, and the names of files if the samples are files. Files come sorted by class, so
+    their positions would reveal classes. Otherwise positions decide. A node's own table is split once, and stands for every client. A
+    client with too few records holds none back.
 
     Raises:
-        ConfigError: no client holds any back, or one is left with none to train on.
+        ConfigError: no client holds any record back, or some client has none left to train on.
     """
     share, at_node = config.evaluation.share, config.data.at_nodes
     one = parts[:1] if at_node else parts

@@ -1,4 +1,4 @@
-"""What ``result.json`` must hold to be read: the folder may be somebody else's."""
+"""The schema of ``result.json``. A result is checked against it before it is used, since its folder may be untrusted."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ Whole = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 """A number of rows, rounds, weights and so on."""
 
 Figure = float | None
-"""None stands for one that is not a finite number."""
-
+"""A number, or None for one that is not finite."""
 
 PerRound = Annotated[list[Figure], Field(fail_fast=True)]
-"""A figure a round; at the first wrong one the rest is not looked at, for each would take a thousand bytes of errors."""
+"""A figure for each round. Validation stops at the first wrong entry, since each error takes about a thousand bytes."""
 
 Interval = Annotated[list[Figure], Field(min_length=2, max_length=2)]
 
 Word = Annotated[str, Field(max_length=1000)]
-"""What is repeated elsewhere, as on a certificate."""
+"""Short text that is repeated elsewhere, such as on a certificate."""
 
 
 class _Strict(BaseModel):
@@ -87,7 +86,7 @@ class _Measured(_Strict):
 
 
 class Figures(_Strict):
-    """The figures of a finished run that are read again; more may stand there."""
+    """The figures of a finished run that ldpfl reads again. The file may hold more."""
 
     name: Word
     seed: int
@@ -134,15 +133,15 @@ class Figures(_Strict):
     versions: Annotated[dict[Word, Word], FEW]
 
     @model_validator(mode="after")
-    def _has_a_figure_a_round(self) -> Self:
+    def _check_rounds(self) -> Self:
         figures = (self.score_per_round, self.noise_free_score_per_round)
         if any(own is not None and len(own) != self.rounds for own in figures) or self.rounds > MAX_ROUNDS:
-            raise ValueError(f"there is a score for each of {self.rounds:.6g} rounds, and of no more than {MAX_ROUNDS:,}")
+            raise ValueError(f"expected a score for each of {self.rounds:.6g} rounds, and no more than {MAX_ROUNDS:,} rounds")
         return self
 
 
 def problem_of(figures: Any) -> str:
-    """Say what in ``figures``, as they stood in a file, is not as a finished run's are; nothing where all are."""
+    """Return what is wrong with the ``figures`` of a result file, or "" if they are valid."""
     try:
         Figures.model_validate(figures)
     except (ValidationError, RecursionError) as error:

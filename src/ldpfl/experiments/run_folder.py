@@ -43,28 +43,28 @@ from ldpfl.util.files import (
 
 
 class Kind(StrEnum):
-    """What made a run, and so what can go on with it."""
+    """What kind of program made a run, and so can resume it."""
 
     SIMULATION = "simulation"
     READY_APP = "ready app on Flower"
-    """``ldpfl.flower.apps``: the config tells all, data and model too."""
+    """``ldpfl.flower.apps``. The config describes everything, data and model included."""
     OWN_APP = "own app on Flower"
-    """Somebody's ServerApp around ``LdpStrategy``: its data and model are its own, whatever the config says."""
+    """A user's ServerApp around ``LdpStrategy``. It has its own data and model, and the config does not describe them."""
 
     @property
     def on_flower(self) -> bool:
-        """Whether it is no simulation."""
+        """Whether the run is on Flower rather than simulated."""
         return self is not Kind.SIMULATION
 
 
-def _is_ours(name: str) -> bool:
-    """Tell whether a file is the lock, one that is written before the config, or what a killed process left of these."""
+def _is_written_before_config(name: str) -> bool:
+    """Return whether the file ``name`` may be in a run folder without a config: the lock, an early file, or a killed process's leftover."""
     first = (_KIND, secret_seed.FILE, "config.toml")
     return name in (_LOCK, _KIND, _NO_BASELINE, secret_seed.FILE) or name.startswith(tuple(f".{file}." for file in first))
 
 
-def _used(config: RunConfig) -> dict[str, Any]:
-    """Return the settings without those that an app of one's own does not use, unless it set them itself."""
+def _settings_of_own_app(config: RunConfig) -> dict[str, Any]:
+    """Return the settings of a user's own app, without settings that such an app does not use and did not set."""
     tree = config.model_dump()
     for name, keys in _NOT_ON_FLOWER.items():
         section = getattr(config, name)
@@ -76,15 +76,15 @@ def _used(config: RunConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Names and writes the files of one run.
+    """The files of one run.
 
     ``config.toml`` (complete, re-runnable), ``checkpoint.safetensors`` with its log ``checkpoint.jsonl`` (after each round),
     ``metrics.jsonl`` and ``ledger.json`` (a line a round), and at the end ``model.safetensors``, ``model.json``, ``encoding.json`` (of a
-    table), ``result.json`` and ``curve.svg``. On Flower, ``kind.txt`` and ``participation.json`` as well; an app of one's own has its
-    model elsewhere and writes no result. On a user's own data, ``SECRET-seed`` is the only file that the noise could be computed from.
-    Each file is replaced as a whole, but for logs and metrics, which grow.
+    table), ``result.json`` and ``curve.svg``. On Flower, there are ``kind.txt`` and ``participation.json`` as well. A user's own app
+    keeps its model elsewhere and writes no result. On a user's own data, the noise can be computed only from the file ``SECRET-seed``.
+    Each file is replaced as a whole, except logs and metrics, which grow.
 
-    All that write raise :class:`ldpfl.errors.WriteError` where the system refuses it.
+    All methods that write raise :class:`ldpfl.errors.WriteError` if the system refuses to write.
     """
 
     path: Path
@@ -111,17 +111,17 @@ class RunFolder:
 
     @property
     def adapter_path(self) -> Path:
-        """A folder with the model's adapter as ``peft`` reads it, where it has one."""
+        """Folder of the model's adapter in the format of ``peft``, if the model has one."""
         return self.path / "adapter"
 
     @property
     def description_path(self) -> Path:
-        """What model the weights are of."""
+        """Description of the model that the weights belong to."""
         return self.path / "model.json"
 
     @property
     def encoding_path(self) -> Path:
-        """How rows of a table become inputs of the model."""
+        """Encoding from rows of a table to inputs of the model."""
         return self.path / "encoding.json"
 
     @property
@@ -134,61 +134,69 @@ class RunFolder:
 
     @property
     def participation_path(self) -> Path:
-        """Which nodes were asked; written on Flower only."""
+        """List of the nodes that were asked to take part. Written on Flower only."""
         return self.path / "participation.json"
 
     @property
     def stopped_path(self) -> Path:
-        """Why a sweep gave the run up."""
+        """Reason why a sweep stopped the run early."""
         return self.path / "stopped.txt"
 
     @property
     def secret_path(self) -> Path:
-        """What the noise on a user's own rows follows from; nothing else in the folder tells it."""
+        """Secret seed of the noise on a user's own rows. No other file in the folder reveals it."""
         return self.path / secret_seed.FILE
 
     def secret(self) -> int | None:
-        """Return the secret that the run's noise follows from; None if the folder has none.
+        """Return the secret seed of the run's noise; None if the folder has none.
 
         Raises:
-            DataError: its file is damaged.
+            DataError: the file of the secret is damaged.
         """
         return secret_seed.load(self.secret_path)
 
     def open(self, config: RunConfig, *, resume: bool, kind: Kind | None = None, secret: int | None = None) -> None:
-        """Make the folder ready for ``config``; with ``resume``, one that was never begun is begun.
+        """Prepare the folder for a run of ``config``, or for resuming it. With ``resume``, an empty folder starts a new run.
 
         Args:
-            kind: what is about to run; recorded if it is not a simulation.
-            secret: what the run's noise follows from, if it is not the config's seed; kept where a run is begun.
+            kind: kind of the run. It is recorded if the run is not a simulation.
+            secret: seed of the run's noise, if that is not the config's seed. It is saved when a run starts.
 
         Raises:
-            ConfigError: the folder holds something else, or a run of another config or kind; nothing is written then.
+            ConfigError: the folder holds something else, or a run of another config or kind. Then nothing is written.
         """
         self.check(config, resume=resume, kind=kind)
         make_folder(self.path)
-        begun = self.config_path.exists()
-        if config.data.brought and not begun:
-            self.path.chmod(0o700)  # it holds the secret that the noise on somebody's own rows follows from, and exact figures of them
-        if secret is not None and not begun:
+        has_started = self.config_path.exists()
+        if config.data.brought and not has_started:
+            self.path.chmod(0o700)  # the folder holds the secret seed of the noise, and exact metrics of the user's own rows
+        if secret is not None and not has_started:
             secret_seed.save(secret, self.secret_path)
-        # First of all: where a config stands, nobody may take a folder of Flower's for a simulation's.
-        if kind is not None and kind.on_flower and not (begun and self._kind_path.exists()):
+        # The kind is written before the config: a folder with a config and without a kind would count as a simulation.
+        if kind is not None and kind.on_flower and not (has_started and self._kind_path.exists()):
             write_text(self._kind_path, f"{kind}\n")
-        if not begun:
-            if kind is Kind.SIMULATION:  # of one on Flower that did not come as far as its config
+        if not has_started:
+            if kind is Kind.SIMULATION:  # a run on Flower that died before it wrote its config may have left its kind here
                 self._kind_path.unlink(missing_ok=True)
-            write_text(self.config_path, _OWN_CONFIG + tomli_w.dumps(_used(config)) if kind is Kind.OWN_APP else config.to_toml())
+            write_text(
+                self.config_path, _OWN_CONFIG + tomli_w.dumps(_settings_of_own_app(config)) if kind is Kind.OWN_APP else config.to_toml()
+            )
 
     def reopen(self, config: RunConfig) -> None:
-        """Let the run that stands here go on under ``config``; its result is no longer one. A crash leaves the run as it was, or that."""
-        self.result_path.unlink(missing_ok=True)  # first: without one, the old config just ends the run anew
-        self.description_path.unlink(missing_ok=True)  # nor is the model of the old rounds the run's any more
-        (self.path / "report-public.html").unlink(missing_ok=True)  # which tells of fewer rounds than there will be
+        """Turn the finished run in this folder into an unfinished run of ``config``, such as one with more rounds.
+
+        After a crash on the way, the folder can be resumed with the old or the new config.
+        """
+        self.result_path.unlink(missing_ok=True)  # first: without a result, the old config only writes the result again
+        self.description_path.unlink(missing_ok=True)  # the model of the old rounds is not the final model any more
+        (self.path / "report-public.html").unlink(missing_ok=True)  # it reports fewer rounds than there will be
         write_text(self.config_path, config.to_toml())
 
     def wants_baseline(self, asked: bool | None) -> bool:
-        """Return whether the run is compared with a noise-free baseline: as ``asked``, else as it was last asked, which is kept here."""
+        """Return whether the run is compared with a noise-free baseline, and remember it in the folder.
+
+        ``asked`` decides; if it is None, the remembered choice does.
+        """
         wanted = not self._no_baseline_path.exists() if asked is None else asked
         with writing(self._no_baseline_path):
             if wanted:
@@ -198,29 +206,31 @@ class RunFolder:
         return wanted
 
     def check(self, config: RunConfig, *, resume: bool, kind: Kind | None = None) -> None:
-        """Do what :meth:`open` checks, and touch nothing."""
+        """Raise if :meth:`open` would. It writes nothing."""
         try:
             os.fsencode(self.path).decode()
-        except UnicodeError:  # what reads models opens no such file
+        except UnicodeError:  # the reader of safetensors cannot open such a path
             raise ConfigError(f"output folder {self.path} has a name that is no UTF-8 text: choose another folder") from None
         if resume and self.config_path.exists():
-            found = self.kind()
-            if kind is not None and kind.on_flower != found.on_flower and (found.on_flower or self.checkpoint_path.exists()):
-                raise ConfigError(f"{self.path} holds a run of this kind: {found}; a {kind} cannot go on with it")
+            recorded = self.kind()
+            if kind is not None and kind.on_flower != recorded.on_flower and (recorded.on_flower or self.checkpoint_path.exists()):
+                raise ConfigError(f"{self.path} holds a run of this kind: {recorded}; a {kind} cannot go on with it")
             differences = self.config().differences(config)
             if differences:
                 raise ConfigError(f"{self.path} holds a run of another config, so it cannot be resumed; {'; '.join(differences)}")
             return
-        if self.path.exists() and (not self.path.is_dir() or any(not _is_ours(entry.name) for entry in self.path.iterdir())):
+        if self.path.exists() and (
+            not self.path.is_dir() or any(not _is_written_before_config(entry.name) for entry in self.path.iterdir())
+        ):
             advice = "resume the run in it, or choose another folder" if self.config_path.exists() else "choose another folder"
             raise ConfigError(f"output folder {self.path} is not empty: {advice}")
 
     @contextmanager
     def locked(self, *, wait: bool = False) -> Iterator[None]:
-        """Keep a second process from working in the folder; with ``wait``, wait until it has finished.
+        """Hold the folder's lock, so that no second process works in it. With ``wait``, wait for a process that holds it.
 
         Raises:
-            ConfigError: another process is at work in it.
+            ConfigError: another process holds the lock, and ``wait`` is not set.
         """
         make_folder(self.path)
         with writing(self.path / _LOCK):
@@ -230,7 +240,9 @@ class RunFolder:
             except Timeout:
                 raise ConfigError(f"another process is working in {self.path}") from None
         try:
-            if self.config_path.exists() or all(entry.name.startswith(".") for entry in self.path.iterdir()):  # not somebody else's
+            if self.config_path.exists() or all(
+                entry.name.startswith(".") for entry in self.path.iterdir()
+            ):  # not in a folder that is not a run's
                 with writing(self.path):
                     remove_leftovers(self.path)
             yield
@@ -238,10 +250,10 @@ class RunFolder:
             lock.release()
 
     def config(self) -> RunConfig:
-        """Return the config that the run was started with; of an app of one's own, what it did not use has the default.
+        """Return the config that the run was started with. For a user's own app, settings that it did not use have their defaults.
 
         Raises:
-            ConfigError: there is no run, or its config is damaged.
+            ConfigError: the folder holds no run, or its config is damaged.
         """
         if (self.path / SWEEP).exists():
             raise ConfigError(f"{self.path} is the folder of a sweep: give one of its runs, {self.path / 'runs'}/*")
@@ -250,18 +262,18 @@ class RunFolder:
         config = read_config(self.config_path)
         if not ends_with(self.config_path, "\n"):
             raise ConfigError(f"{self.config_path} is damaged: its last line is cut off")
-        if not config.model_fields_set:  # all that is left of the file after a power cut, perhaps; to train the defaults is no answer
+        if not config.model_fields_set:  # a power cut may leave an empty file, and training with the defaults would be wrong
             raise ConfigError(f"{self.config_path} is damaged: it holds no setting")
         return config
 
     def kind(self) -> Kind:
-        """Return what made the run.
+        """Return the kind of the run.
 
-        A folder that does not say so was made by the simulator, or on Flower before this was recorded. Then it tells who was
-        asked, and if it was the ready app, holds a result or an origin that only this app gives.
+        A folder without ``kind.txt`` was made by the simulator, or on Flower by a version that did not record the kind. A run on Flower
+        has ``participation.json``; a run of the ready app also has a result, or a checkpoint with an origin that only this app writes.
 
         Raises:
-            DataError: a file that tells is damaged.
+            DataError: ``kind.txt`` or the checkpoint is damaged.
         """
         recorded = self._recorded_kind()
         if recorded is not None:
@@ -275,7 +287,7 @@ class RunFolder:
 
     @property
     def _no_baseline_path(self) -> Path:
-        """A file that is there where the run was begun without a baseline."""
+        """Marker file of a run without a baseline."""
         return self.path / _NO_BASELINE
 
     @property
@@ -291,16 +303,18 @@ class RunFolder:
             raise DataError(f"{self._kind_path} is damaged, or larger than such a file is: expected one of {', '.join(Kind)}") from error
 
     def checkpoint(self) -> Checkpoint | None:
-        """Return the last checkpoint, if a round was finished.
+        """Return the last checkpoint, or None if no round is finished.
 
         Raises:
-            DataError: it is damaged; or the metrics, which are written after it, have more rounds: these would be counted nowhere.
+            DataError: the checkpoint is damaged; or it was put back, since the metrics, which are written later, have more rounds. The
+                privacy cost of these rounds would not be counted.
         """
         last = Checkpoint.load(self.checkpoint_path) if self.checkpoint_path.exists() else None
         done = 0 if last is None else len(last.history)
-        if (told := self._rounds_in_metrics()) > done:
+        if (recorded := self._rounds_in_metrics()) > done:
             raise DataError(
-                f"{self.checkpoint_path} has {done:,} rounds, and {self.metrics_path.name} beside it {told:,}: the checkpoint was removed, "
+                f"{self.checkpoint_path} has {done:,} rounds, and {self.metrics_path.name} beside it {recorded:,}: the checkpoint was "
+                "removed, "
                 "or put back to an earlier round; put back the latest one, for what was sent in the rounds since would not be counted"
             )
         return last
@@ -314,33 +328,34 @@ class RunFolder:
             return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
 
     def ledger(self) -> Ledger:
-        """Return what the run released, as ledger and checkpoint say alike; but one of them may be a round ahead.
+        """Return the run's ledger, checked against its checkpoint and result. After a crash, ledger or checkpoint may be a round ahead.
 
         Raises:
-            ConfigError: nothing was released yet.
-            DataError: a file is damaged, or they contradict each other.
+            ConfigError: no round is finished, so nothing was released yet.
+            DataError: a file is damaged, or the files contradict each other.
         """
         last = self.checkpoint()
         if not self.ledger_path.exists():
             raise ConfigError(f"{self.path} has released nothing yet: no round is finished")
-        told = (self.result() or {}).get("rounds", 0)
+        reported_rounds = (self.result() or {}).get("rounds", 0)
         ledger = Ledger.load(self.ledger_path)
-        kept = ledger if last is None else last.ledger
-        shorter, longer = sorted((ledger, kept), key=lambda one: len(one.events))
+        checkpointed = ledger if last is None else last.ledger
+        shorter, longer = sorted((ledger, checkpointed), key=lambda one: len(one.events))
         if longer.events[: len(shorter.events)] != shorter.events or len(longer.events) > len(shorter.events) + 1:
             raise DataError(f"{self.ledger_path} is not the ledger of this run's checkpoint: one of them was changed, or is another run's")
-        if (counted_rounds := len(longer.events) - sum(event.histograms for event in longer.events)) < told:
+        if (counted_rounds := len(longer.events) - sum(event.histograms for event in longer.events)) < reported_rounds:
             raise DataError(
-                f"{self.ledger_path} has {counted_rounds:,} rounds of training, and {self.result_path.name} beside it tells of {told:,}: "
+                f"{self.ledger_path} has {counted_rounds:,} rounds of training, and {self.result_path.name} beside it reports "
+                f"{reported_rounds:,}: "
                 "ledger and checkpoint were put back to an earlier round; put back the latest ones"
             )
         return longer
 
     def result(self) -> dict[str, Any] | None:
-        """Return the figures of a finished run, if it is finished; None stands for a figure that is not a finite number.
+        """Return the figures of a finished run, or None if the run is not finished. Figures that are not finite numbers are None.
 
         Raises:
-            DataError: the file is damaged.
+            DataError: the result file is damaged.
         """
         if not self.result_path.exists():
             return None
@@ -357,11 +372,11 @@ class RunFolder:
         return figures
 
     def model_file(self) -> ModelFile:
-        """Return what model the folder holds; it may be that of an export.
+        """Return the description of the model in the folder, which may be a run's folder or an export.
 
         Raises:
-            ConfigError: there is no model.
-            DataError: the file is damaged.
+            ConfigError: the folder holds no model.
+            DataError: the description is damaged.
         """
         try:
             found: ModelFile = read_description(self.description_path, ModelFile)
@@ -378,11 +393,11 @@ class RunFolder:
         return found
 
     def encoder(self) -> Encoder:
-        """Return how rows become inputs of the model.
+        """Return the encoder from rows of a table to the model's inputs.
 
         Raises:
             ConfigError: the model was not trained on rows of a table.
-            DataError: the file is damaged.
+            DataError: the encoding is damaged.
         """
         try:
             found: Encoder = read_description(self.encoding_path, Encoder)
@@ -395,23 +410,23 @@ class RunFolder:
         return found
 
     def measured(self) -> Encoder | None:
-        """Return how the run scaled the columns of its table; None before its end, and where the data are no table.
+        """Return the encoder with the scales that the run measured; None if the run is not finished, or its data are not a table.
 
         Raises:
-            DataError: the file is damaged.
+            DataError: the encoding is damaged.
         """
         return self.encoder() if self.encoding_path.exists() else None
 
     @property
     def is_over(self) -> bool:
-        """Whether the run has come to its end, or a sweep gave it up: then a sweep that is continued leaves it as it is."""
+        """Whether the run is finished, or a sweep stopped it early. A resumed sweep does not run it again."""
         return self.result_path.exists() or self.stopped_path.exists()
 
     def stopped(self) -> str | None:
-        """Return why a sweep gave the run up, if it did.
+        """Return the reason why a sweep stopped the run early; None if it did not.
 
         Raises:
-            DataError: the file is damaged.
+            DataError: the file with the reason is damaged.
         """
         if not self.stopped_path.exists():
             return None
@@ -424,31 +439,33 @@ class RunFolder:
         """Return the last checkpoint, or ``start`` if no round was finished.
 
         Raises:
-            ConfigError: the rounds so far were run on other data or another device, so the end would be a mixture.
+            ConfigError: the rounds so far used other data or another device, so the model would be a mixture.
         """
         last = self.checkpoint()
         if last is None:
             return start
         if last.origin != start.origin:
-            raise ConfigError(f"{self.path} was begun on {last.origin}, and this is {start.origin}: it cannot be resumed")
+            raise ConfigError(
+                f"{self.path} was begun on {last.origin}, and this is {start.origin}: it cannot be resumed; use the same data and device"
+            )
         return last
 
     def checkpoint_to_go_on(self, start: Checkpoint) -> Checkpoint:
-        """Return the last checkpoint, or ``start`` if no round was finished, for more rounds to follow.
+        """Return the checkpoint from which to train further rounds: the last one, or ``start`` if no round was finished.
 
         Raises:
-            ConfigError: as for :meth:`checkpoint_or`; or its rounds drew their random numbers in another way than those to come.
+            ConfigError: as for :meth:`checkpoint_or`; or another version of ldpfl, with other random numbers, ran the rounds so far.
         """
         last = self.checkpoint_or(start)
         if last.words != start.words:
             raise ConfigError(
                 f"{self.path} was begun by a version of ldpfl that drew random numbers in another way, so its model would be a mixture: it "
-                "can be read, and not gone on with; begin another run in another folder"
+                "can be read, and not resumed; begin another run in another folder"
             )
         return last
 
     def is_damaged(self) -> bool:
-        """Tell whether a file of the run cannot be read."""
+        """Return whether the run's config, checkpoint or result cannot be read."""
         try:
             if self.config_path.exists():
                 self.config(), self.checkpoint(), self.result()
@@ -457,7 +474,7 @@ class RunFolder:
         return False
 
     def clear(self) -> None:
-        """Remove the files of the run, so that it begins anew."""
+        """Remove the files of the run, so that a new run can start in the folder."""
         for path in (self.result_path, self.checkpoint_path, self.config_path, self.metrics_path, self.ledger_path):
             with writing(path):
                 path.unlink(missing_ok=True)
@@ -474,7 +491,7 @@ class RunFolder:
         checkpoint.ledger.save(self.ledger_path)
 
     def save_ledger(self, ledger: Ledger) -> None:
-        """Record charges ahead of the checkpoint that they belong to; a ledger without any is no file."""
+        """Write the ledger before the checkpoint with the same charges. If the ledger is empty, its file is removed."""
         if ledger.events:
             ledger.save(self.ledger_path)
         else:
@@ -483,10 +500,10 @@ class RunFolder:
     def save_result(
         self, checkpoint: Checkpoint, task: LocalTask, result: dict[str, Any], described: ModelFile, encoder: Encoder | None = None
     ) -> None:
-        """Record the end of a run. ``result.json`` comes last: where it stands, all the others do."""
+        """Write the files of a finished run. ``result.json`` is written last, so its presence shows that all others are complete."""
         self._save_metrics(checkpoint)
         checkpoint.ledger.save(self.ledger_path, result["privacy"])
-        # The whole module, cloned by name: a shared parameter has more than one.
+        # All tensors of the module are cloned, since a shared parameter appears under several names and safetensors refuses shared memory.
         trained = task.module_with(checkpoint.state.model)
         tensors = {name: value.detach().clone() for name, value in kept_of(trained).items()}
         with replace_atomically(self.model_path) as temporary:
@@ -501,7 +518,7 @@ class RunFolder:
         write_text(self.metrics_path, "".join(map(_metrics_line, checkpoint.history)))
 
     def _add_metrics(self, checkpoint: Checkpoint) -> None:
-        """Add the line of the last round where the file ends with the line before; else write all lines."""
+        """Append the last round's line if the file ends with the line before it; else write all lines again."""
         *_, before, last = ("", "", *map(_metrics_line, checkpoint.history[-2:]))
         if before and self.metrics_path.is_file() and ends_with(self.metrics_path, before):
             append_text(self.metrics_path, last, self.metrics_path.stat().st_size)
@@ -515,9 +532,9 @@ def _metrics_line(metrics: RoundMetrics) -> str:
 
 _LOCK, _KIND, _NO_BASELINE = ".lock", "kind.txt", ".no-baseline"
 _MAX_WORDS = 1 << 16
-"""Number of words that are kept of a text, at most, by a folder that may be somebody else's: each row takes memory for all of them."""
+"""Maximum text length of an encoding from an untrusted folder, in words. Each row takes memory for all of them."""
 SWEEP = "sweep.json"
-"""What the folder of a sweep holds instead of a run."""
+"""File that marks the folder of a sweep."""
 
 _READY_ORIGIN = re.compile(r".+ [0-9a-f]{16} on \w+ on Flower")
 _NOT_ON_FLOWER: dict[str, tuple[str, ...]] = {
@@ -526,12 +543,12 @@ _NOT_ON_FLOWER: dict[str, tuple[str, ...]] = {
     "clients": ("count",),
     "training": ("epochs", "batch_size", "learning_rate", "momentum", "clip_norm"),
 }
-"""Settings that the strategy does not use: sections, and of some only these keys."""
+"""Settings that ``LdpStrategy`` does not use: for each section these keys, or all of them if none are listed."""
 _OWN_CONFIG = "# Of an app of one's own on Flower: its data, its model and how its clients train are known to the app alone.\n"
 
 
 def _printable(figures: Any) -> Any:
-    """Return what a file held with all its texts printable: it may be somebody else's, and is shown in a terminal."""
+    """Return ``figures`` with all texts made printable. They come from an untrusted file, and are shown in a terminal."""
     match figures:
         case str():
             return printable(figures)

@@ -40,7 +40,7 @@ _Scores = Callable[[RunConfig, Dataset, int | None], Reference]
 
 
 class Observer(Protocol):
-    """Is told how a run gets on; draws the progress bar."""
+    """Receiver of a run's progress and warnings, such as the progress bar."""
 
     def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...], metric: str) -> None: ...
 
@@ -53,13 +53,13 @@ class Observer(Protocol):
 
 @dataclass(frozen=True)
 class Runner:
-    """Where runs happen: the data folder, the device, and who watches.
+    """Executes runs on one device, with one data folder and one observer.
 
     Attributes:
-        draw_curve: called with (path, result) to draw how a run went.
-        preparing: called while features are computed.
-        given: data or a model that a caller hands over.
-        workers: how many processes train, see :func:`ldpfl.simulation.workers.workers`; results do not depend on it.
+        draw_curve: called with (path, result) to draw the learning curve of a finished run.
+        preparing: called with the progress of computing features.
+        given: data or a model that a caller passes from Python.
+        workers: number of worker processes, see :func:`ldpfl.simulation.workers.workers`. Results do not depend on it.
     """
 
     data_dir: Path | None
@@ -72,15 +72,15 @@ class Runner:
 
     @as_usual()
     def in_memory(self, config: RunConfig, *, baseline: bool) -> Finished:
-        """Run ``config`` without a file; its baseline, if that is wanted, is trained anew.
+        """Run ``config`` without writing files. With ``baseline``, the noise-free baseline is trained too, without the cache.
 
         Raises:
-            LdpflError: the config, the data or the model does not fit; or a client's values must not leave.
+            LdpflError: the config, the data or the model does not fit; or a client's policy refuses to send its values.
         """
         task, secret = self._data(config), drawn(config)
         federation, start = self._build(config, task, secret)
-        last = self._rounds(federation, start, config.training.rounds, _nowhere, _label(config))
-        figures = self._figures(config, federation, task, last, self._trained_anew if baseline else None, secret)
+        last = self._rounds(federation, start, config.training.rounds, _save_nothing, _label(config))
+        figures = self._figures(config, federation, task, last, self._train_baseline if baseline else None, secret)
         return Finished(config, federation, last, figures, task)
 
     @as_usual()
@@ -89,34 +89,37 @@ class Runner:
     ) -> Finished:
         """Run ``config`` in ``folder``.
 
-        A ``baseline`` of None is what was asked for when the run was begun, and of a new run that there is one. A finished run is returned
-        as it is, with its baseline added if that is wanted and missing; but not on a user's own data, from which it may have been left out
-        for good. After each round the folder can be resumed from; a resumed run ends in the same model, metrics
-        and config as one that was never interrupted. With ``more_rounds`` the finished run there goes on under ``config``.
+        The folder can be resumed after each round. A resumed run ends in the same model, metrics and config as an uninterrupted one.
+        A finished run is returned unchanged, with its baseline added if that is wanted and missing. On a user's own data a missing
+        baseline is not added, since it may have been left out on purpose.
+
+        Args:
+            baseline: whether to train a noise-free baseline. None repeats the choice that the run was started with; a new run has one.
+            more_rounds: whether to continue the finished run in ``folder`` under ``config``.
 
         Raises:
-            LdpflError: the config, the data, the model or the folder does not fit; or a client's values must not leave.
-            WriteError: the folder cannot be written; finished rounds are kept.
+            LdpflError: the config, the data, the model or the folder does not fit; or a client's policy refuses to send its values.
+            WriteError: the folder cannot be written. Finished rounds are kept.
         """
         task = self._data(config)
         secret = self._secret(config, folder, resume=resume)
-        # Without its secret a run is finished: then its columns are not measured again, which would draw noise.
+        # Only a finished run may lack its secret. Its columns are not measured again, since that would draw noise.
         measured = folder.measured() if config.secret_noise and secret is None else None
         federation, start = self._build(config, task, secret, measured)
         if not more_rounds:
             folder.check(config, resume=resume, kind=Kind.SIMULATION)
         with folder.locked():
             before = folder.result() if resume else None
-            if more_rounds:  # all that may be refused has been by now, and the run still stands as it was
+            if more_rounds:  # all checks have passed by now, and the finished run is still unchanged
                 folder.checkpoint_to_go_on(start)
                 folder.reopen(config)
-            asked = folder.wants_baseline(baseline)  # kept before the config, from where on a run is gone on with by its folder alone
+            asked = folder.wants_baseline(baseline)  # stored before the config, since a folder with a config can be resumed
             folder.open(config, resume=resume, kind=Kind.SIMULATION, secret=secret)
             left_out = before is not None and before["noise_free_score"] is None and config.data.brought
             wants_baseline = asked and config.mechanism.protects and not left_out
             figures = folder.result() if resume else None
             if figures is not None and (figures["noise_free_score"] is not None or not wants_baseline):
-                if not folder.curve_path.exists():  # as after a crash while it was drawn
+                if not folder.curve_path.exists():  # after a crash while the curve was drawn
                     self._draw(folder, figures)
                 return Finished(config, federation, folder.checkpoint_or(start), figures, task)
             if config.secret_noise and known(folder.secret()) != secret:
@@ -124,7 +127,8 @@ class Runner:
             reached = folder.checkpoint_to_go_on(start)
             if reached.ledger.events[: len(start.ledger.events)] != start.ledger.events:
                 raise ConfigError(
-                    f"{folder.path} measured its columns in another way than its config now says: a second time is not charged"
+                    f"{folder.path} measured its columns in another way than its config says now, and measuring again would not be "
+                    "charged: start the run in a new folder"
                 )
             last = self._rounds(federation, reached, config.training.rounds, folder.save_round, _label(config))
             figures = self._figures(config, federation, task, last, self._baseline_scores if wants_baseline else None, secret)
@@ -135,10 +139,10 @@ class Runner:
     def _figures(
         self, config: RunConfig, federation: Federation, task: Dataset, last: Checkpoint, scores: _Scores | None, secret: int | None
     ) -> dict[str, Any]:
-        """Return the figures of a run whose rounds are over; what of them fails must not cost the run its result.
+        """Return the figures of a run that has finished its rounds. If a reference fails, a warning replaces it, and the result is kept.
 
         Args:
-            scores: what gives the noise-free baseline, if that is wanted.
+            scores: function that returns the scores of the noise-free baseline; None if no baseline is wanted.
         """
         reference = clamped = None
         if scores is not None and config.mechanism.protects:
@@ -152,22 +156,23 @@ class Runner:
         self._or_none(f"no {folder.curve_path.name}", lambda: self.draw_curve(folder.curve_path, figures))
 
     def _or_none(self, lack: str, make: Callable[[], Value]) -> Value | None:
-        """Return what ``make`` does; None where it fails, and then it is said that there is a ``lack``."""
+        """Return the result of ``make``. If it fails, warn with the text ``lack`` and return None."""
         try:
             return make()
-        except Exception as error:  # what the rounds came to is worth more
+        except Exception as error:  # the result of the rounds must not be lost
             self.observer.warn(f"{lack}: {in_short(error)}")
             return None
 
     def _rounds(self, federation: Federation, start: Checkpoint, rounds: int, save: Callable[[Checkpoint], None], label: str) -> Checkpoint:
+        """Run the rounds from ``start`` to ``rounds``, call ``save`` after each, and return the last checkpoint."""
         self.observer.started(label, rounds, start.history, federation.task.task.metric)
         last, warned = start, False
         with workers(self.workers, self.device, self.observer.warn) as pool:
             for last in simulate(federation, start, rounds, self.observer.clients_done, pool):
                 save(last)
                 self.observer.round_done(last.history[-1])
-                if not warned and label == _PRIVATE and (clamped := _clamped(last.history[-1])):  # without noise nothing is clamped
-                    self.observer.warn(clamped)
+                if not warned and label == _PRIVATE and (warning := _clipping_warning(last.history[-1])):  # a baseline is not clipped
+                    self.observer.warn(warning)
                     warned = True
         after = stopped_after(federation, last)
         if after is not None and federation.stopping is not None:
@@ -177,9 +182,9 @@ class Runner:
 
     @as_usual()
     def baseline(self, config: RunConfig) -> RunFolder:
-        """Return the finished folder of the same training without noise; run once, then cached, and shared by equal baselines.
+        """Return the folder of a finished run of the same training without noise. It is run once and then cached for equal configs.
 
-        It lies in the user's cache folder. A baseline whose model is named by import path is run anew each time.
+        The folder is in the user's cache folder. A baseline whose model is named by import path is run again each time.
 
         Raises:
             LdpflError: the config, the data, the model or the cache folder does not fit.
@@ -201,10 +206,10 @@ class Runner:
         return load_dataset(config, self.data_dir, self.observer.warn, self.preparing, self.given)
 
     def _secret(self, config: RunConfig, folder: RunFolder, *, resume: bool) -> int | None:
-        """Return what the noise of the run in ``folder`` follows from: its own secret, or a new one for a run that is begun.
+        """Return the secret seed of the noise of the run in ``folder``: the stored one, or a new one for a new run.
 
         Raises:
-            ConfigError: the run is not finished, and its secret is not there.
+            ConfigError: the run is not finished, and its secret is missing.
             DataError: the file of the secret is damaged.
         """
         if not (config.secret_noise and resume and folder.config_path.exists()):
@@ -212,9 +217,9 @@ class Runner:
         secret = folder.secret()
         return secret if folder.result_path.exists() and config.training.rounds == folder.config().training.rounds else known(secret)
 
-    def _trained_anew(self, config: RunConfig, task: Dataset, secret: int | None) -> Reference:
+    def _train_baseline(self, config: RunConfig, task: Dataset, secret: int | None) -> Reference:
         federation, start = self._build(noise_free(config), task, secret)
-        last = self._rounds(federation, start, config.training.rounds, _nowhere, _BASELINE)
+        last = self._rounds(federation, start, config.training.rounds, _save_nothing, _BASELINE)
         return self._reference(federation, last)
 
     def _build(
@@ -224,10 +229,10 @@ class Runner:
 
     def _baseline_scores(self, config: RunConfig, task: Dataset, secret: int | None) -> Reference:
         baseline = baseline_of(config, task, partial(self._build, secret=secret))
-        if not baseline.config.data.brought:  # nothing that is made of a user's own data without noise is kept
+        if not baseline.config.data.brought:  # a model of the user's own data without noise is never stored
             try:
-                kept = self._cached(baseline)
-                return Reference(list(kept["score_per_round"]), kept["scores"])
+                result = self._cached(baseline)
+                return Reference(list(result["score_per_round"]), result["scores"])
             except WriteError as error:
                 self.observer.warn(without_cache(error))
         last = self._rounds(baseline.federation, baseline.reached(), baseline.config.training.rounds, lambda checkpoint: None, _BASELINE)
@@ -241,22 +246,22 @@ class Runner:
     def _clamped_score(
         self, config: RunConfig, task: Dataset, last: Checkpoint, reference: Reference | None, secret: int | None
     ) -> float | None:
-        """Return the score of the same training that is clamped and has no noise, where clamping may have cost something."""
+        """Return the score of the same training with clipping and without noise; None unless clipping was heavy enough to matter."""
         worst = max((share for metrics in last.history for share in metrics.clipped_fraction.values()), default=0.0)
-        if reference is None or not config.mechanism.uses_ranges or worst <= _MOSTLY_CLAMPED:
+        if reference is None or not config.mechanism.uses_ranges or worst <= _HEAVILY_CLIPPED:
             return None
         federation, start = self._build(clamped_only(config), task, secret)
-        return self._rounds(federation, start, config.training.rounds, _nowhere, "clamped, without noise").history[-1].score
+        return self._rounds(federation, start, config.training.rounds, _save_nothing, "clamped, without noise").history[-1].score
 
     def _cached(self, baseline: Baseline) -> dict[str, Any]:
-        """Return the baseline's result from its folder, and run it there if it is not finished.
+        """Return the baseline's result from its cache folder. If it is not finished, it is run there.
 
         Raises:
-            WriteError: it is not finished, and the folder cannot be written.
+            WriteError: the baseline is not finished, and the folder cannot be written.
         """
         folder = baseline.folder
-        with writing(folder.path):  # looking into it may be forbidden as well
-            # Without a lock, for a cache may be read-only: the result is the last file of a run, and comes all at once.
+        with writing(folder.path):  # even reading the folder may be forbidden
+            # No lock, since a cache may be read-only. The result is written last and atomically, so it is complete if it exists.
             finished = baseline.kept()
             if finished is not None:
                 return finished
@@ -275,7 +280,7 @@ class Runner:
 
 
 def model_file_of(config: RunConfig, federation: Federation, data: Dataset) -> ModelFile:
-    """Return what is written beside the weights of a finished run."""
+    """Return the content of ``model.json``, which describes the weights of a finished run."""
     task = federation.task
     digest, model = base_digest(task.module), config.model
     if is_pretrained(model.name):
@@ -283,29 +288,29 @@ def model_file_of(config: RunConfig, federation: Federation, data: Dataset) -> M
     return ModelFile.of(model, Description.of(data), task.task.targets, task.mean, task.std, data.classes, digest)
 
 
-def _clamped(metrics: RoundMetrics) -> str:
-    """Return what to say of layers of which much lay outside their ranges; only a simulation can know."""
-    found = {name: share for name, share in metrics.clipped_fraction.items() if share > MUCH_CLAMPED}
-    if not found:
+def _clipping_warning(metrics: RoundMetrics) -> str:
+    """Return a warning on layers of which a large share was clipped in this round, or "". Only a simulation knows these shares."""
+    clipped = {name: share for name, share in metrics.clipped_fraction.items() if share > MUCH_CLAMPED}
+    if not clipped:
         return ""
-    shares = ", ".join(f"{share:.0%} of {name}" for name, share in found.items())
+    shares = ", ".join(f"{share:.0%} of {name}" for name, share in clipped.items())
     return (
         f"round {metrics.round}: {shares} was outside its range and was clamped, which costs accuracy beside the noise: see ranges.radius"
     )
 
 
 _PRIVATE, _BASELINE = "private", "noise-free baseline"
-_MOSTLY_CLAMPED = 0.5
-"""Share of a layer outside its range in some round from which clamping may be what a run suffers from."""
+_HEAVILY_CLIPPED = 0.5
+"""Share of a layer that was clipped in some round above which clipping may explain a low score."""
 
 
 @dataclass(frozen=True, eq=False)
 class Finished:
-    """A run that has come to its end, with all that made it.
+    """A finished run, with everything that it was made from.
 
     Attributes:
-        data: what was trained and measured on.
-        figures: what ``result.json`` holds.
+        data: the training and test data.
+        figures: the content of ``result.json``.
     """
 
     config: RunConfig
@@ -316,7 +321,7 @@ class Finished:
 
     @property
     def described(self) -> ModelFile:
-        """What ``model.json`` holds."""
+        """Content of ``model.json``."""
         return model_file_of(self.config, self.federation, self.data)
 
 
@@ -324,5 +329,5 @@ def _label(config: RunConfig) -> str:
     return _PRIVATE if config.mechanism.protects else "not private"
 
 
-def _nowhere(checkpoint: Checkpoint) -> None:
-    """Keep nothing of a round."""
+def _save_nothing(checkpoint: Checkpoint) -> None:
+    """Do not store the checkpoint of a round."""

@@ -1,4 +1,4 @@
-"""Whether a model is a function of one sample, by what it makes of made-up samples together and of each by itself."""
+"""Test whether a model is a function of one sample, by comparing its outputs for made-up samples in a batch and one by one."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ldpfl.data.inputs import each
 from ldpfl.simulation import LocalTask
 
 MADE_UP = 5
-"""Samples of the largest batch that is compared; there must be as many in the trial."""
+"""Number of samples in the largest batch that is compared. The trial must have as many samples."""
 _BATCHES = (2, MADE_UP)
 
 _ROUNDING, _TINY = 0.02, 1e-6
-"""How far outputs for the same samples may lie apart, of their length and beside that: kernels round otherwise for other batches."""
+"""Tolerance between outputs for the same samples, relative to their norm and absolute. Kernels round differently for other batch sizes."""
 
 
 def mixes_samples(trial: LocalTask, weights: Tensor) -> bool:
-    """Whether what the model with ``weights`` (d,) makes of a sample depends on the batch that the sample is in.
+    """Return whether the output of the model with ``weights`` (d,) for a sample depends on the other samples of its batch.
 
-    Outputs for batches of several sizes are compared with those for their samples one by one: in the mode that the model is given in, which
-    is that of training, and in that of evaluation, which is that of predictions. Only gross differences count.
+    Outputs for batches of several sizes are compared with the outputs for single samples, in training mode and in evaluation mode. Only
+    differences beyond rounding count.
     """
     parameters = _not_zero(trial.layout.unflatten(weights.to(trial.data.device)))
     for mode in (nullcontext(), _evaluating(trial.module)):
@@ -36,7 +36,7 @@ def mixes_samples(trial: LocalTask, weights: Tensor) -> bool:
 
 
 def _not_zero(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies of ``parameters``; a layer that begins with zeros, behind which no difference is seen, has small values instead."""
+    """Return copies of ``parameters``. A layer of zeros, which would hide any difference, gets small random values instead."""
     generator = torch.Generator().manual_seed(0)
     drawn = {name: torch.randn(own.shape, generator=generator) / sqrt(own.numel() / len(own)) for name, own in parameters.items()}
     return {name: own.clone() if bool(own.any()) else drawn[name].to(own.device) for name, own in parameters.items()}
@@ -44,7 +44,7 @@ def _not_zero(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @contextmanager
 def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Switch ``module`` to evaluation, and each of its parts back to the mode that it was in."""
+    """Switch ``module`` to evaluation mode, and on exit restore the mode of each of its parts."""
     before = {part: part.training for part in module.modules()}
     module.eval()
     try:

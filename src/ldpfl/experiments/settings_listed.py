@@ -1,4 +1,4 @@
-"""Every setting of a config, as a person looks for it: key, meaning, default, what may stand there; and a commented file of them."""
+"""List every setting of a config with its key, meaning, default and allowed values, and write a commented config file."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class ListedSetting:
     """One key of a config.
 
     Attributes:
-        key: with its section, as ``--set`` wants it.
-        meaning: in a sentence or two.
-        default: as TOML.
-        allowed: what may stand there, in words.
+        key: key with its section, as ``--set`` takes it.
+        meaning: a sentence or two.
+        default: default value as TOML.
+        allowed: description of the allowed values.
     """
 
     key: str
@@ -37,15 +37,15 @@ class ListedSetting:
 
 
 def sections() -> tuple[str, ...]:
-    """Return the sections of a config, in the order of a file; ``run`` is what stands above them."""
+    """Return the sections of a config, in the order of a file. ``run`` stands for the settings above all sections."""
     return ("run", *(name for name in RunConfig.model_fields if name == "mechanism" or _section(name) is not None))
 
 
 def settings(of: str) -> tuple[ListedSetting, ...]:
-    """Return the settings of a section, or of the mechanism that is called so; of ``mechanism``, those that all mechanisms have.
+    """Return the settings of the section or the mechanism ``of``. For ``mechanism``, these are the settings that all mechanisms have.
 
     Raises:
-        ConfigError: there is neither.
+        ConfigError: there is no section and no mechanism of this name.
     """
     if of == "run":
         return tuple(_settings("", RunConfig, [name for name in RunConfig.model_fields if name not in sections()]))
@@ -74,7 +74,7 @@ def _settings(prefix: str, model: type[BaseModel], names: Sequence[str] | None =
 def _meanings(model: type[BaseModel]) -> dict[str, str]:
     """Return the docstring below each field of ``model`` and of the classes that it extends.
 
-    Pydantic would read them too, with ``use_attribute_docstrings``: whenever the class is made, of which each process would pay for.
+    Pydantic could read them with ``use_attribute_docstrings``. But it would do so whenever the class is created, in every process.
     """
     found: dict[str, str] = {}
     for kind in reversed(model.mro()):
@@ -93,7 +93,7 @@ _BOUNDS = {"exclusiveMinimum": "above", "minimum": "from", "exclusiveMaximum": "
 
 
 def _allowed(schema: Mapping[str, Any]) -> str:
-    """Return what a part of a JSON schema allows, in words."""
+    """Describe in words the values that a part of a JSON schema allows."""
     if "anyOf" in schema:
         return ", or ".join(_allowed(part) for part in schema["anyOf"])
     if "enum" in schema:

@@ -1,7 +1,7 @@
-"""What is to be said of a run before its first round.
+"""Warnings about a run before its first round.
 
-It follows from settings and from numbers of rows, which are public; but for the note on the scale of inputs, which a simulation alone
-prints, and which is handed on to nobody.
+They depend on settings and numbers of rows, which are public. The exception is the note on the scale of inputs, which only a simulation
+prints and which is not published.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from ldpfl.experiments.quality import MIN_SITE_ROWS
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings
 
 SCALE = "the inputs may be on a wrong scale"
-"""How the note begins that tells of numbers that are far from mean 0 and spread 1; it tells of private rows."""
+"""Start of the note on inputs that are far from mean 0 and standard deviation 1. The note reveals a property of private rows."""
 
-_LARGEST_SIZE, _SMALLEST_SIZE = 4.0, 0.25
-"""Root of the mean square of the inputs above and below which a word is said; about 1 is expected."""
+_MAX_RMS, _MIN_RMS = 4.0, 0.25
+"""A warning is given if the root mean square of the inputs lies outside these bounds. About 1 is expected."""
 
-_MUCH_OFF = 2.0
-"""Factor between the stated and the true number of records a client from which on a word is said."""
+_MAX_RECORDS_RATIO = 2.0
+"""A warning is given if the stated and the true number of records of a client differ by more than this factor."""
 
 
 def start_warnings(config: RunConfig, data: Dataset, parts: Division) -> Iterator[str]:
-    """Yield what is wrong with a run on ``data``, divided over clients as ``parts``, that the run itself does not stop at."""
-    if not config.data.at_nodes:  # whose rows nobody but each node knows
-        yield from _of_records(config, parts)
-        yield from _of_few_rows(config, data)
-        yield from _of_scale(config, data)
+    """Yield warnings about a run on ``data``, divided over clients as ``parts``. None of them stops the run."""
+    if not config.data.at_nodes:  # nobody but each node knows its rows
+        yield from _check_stated_records(config, parts)
+        yield from _check_number_of_rows(config, data)
+        yield from _check_scale(config, data)
 
 
-def _of_records(config: RunConfig, parts: Division) -> Iterator[str]:
-    """Compare the stated mean number of records a client with the true one: each mean gradient is off by their ratio."""
+def _check_stated_records(config: RunConfig, parts: Division) -> Iterator[str]:
+    """Warn if the stated mean number of records of a client is far from the true one. Each mean gradient is off by their ratio."""
     stated = config.mechanism.records if isinstance(config.mechanism, DpSgdSettings) else 0
     true = float(parts.sizes.mean())
-    if stated and not 1 / _MUCH_OFF <= true / stated <= _MUCH_OFF:
+    if stated and not 1 / _MAX_RECORDS_RATIO <= true / stated <= _MAX_RECORDS_RATIO:
         effect = "training may diverge" if true > stated else "the model hardly moves"
         what = "persons" if config.data.person else "records"
         yield (
@@ -50,7 +50,7 @@ def _of_records(config: RunConfig, parts: Division) -> Iterator[str]:
         )
 
 
-def _of_few_rows(config: RunConfig, data: Dataset) -> Iterator[str]:
+def _check_number_of_rows(config: RunConfig, data: Dataset) -> Iterator[str]:
     rows = len(data.test)
     if config.data.brought and rows < MIN_SITE_ROWS:
         more = f"{TEST_SHARE * MIN_SITE_ROWS} rows in all, or a data.test_path"
@@ -61,8 +61,8 @@ def _of_few_rows(config: RunConfig, data: Dataset) -> Iterator[str]:
         )
 
 
-def _of_scale(config: RunConfig, data: Dataset) -> Iterator[str]:
-    """Compare the size of a user's own images and arrays with the one that models, clipping and ``auto`` expect."""
+def _check_scale(config: RunConfig, data: Dataset) -> Iterator[str]:
+    """Warn if a user's own images or arrays are not on the scale that models, clipping and ``auto`` expect."""
     inputs = data.train.inputs
     if not config.data.brought or data.encoder is not None or not isinstance(inputs, Tensor):
         return
@@ -75,7 +75,7 @@ def _of_scale(config: RunConfig, data: Dataset) -> Iterator[str]:
         return
     low, high, size = float(inputs.min()), float(inputs.max()), float(inputs.double().square().mean().sqrt())
     is_image = inputs.dim() > 2
-    if _SMALLEST_SIZE <= size <= _LARGEST_SIZE and not (is_image and low >= 0 and high <= 1):
+    if _MIN_RMS <= size <= _MAX_RMS and not (is_image and low >= 0 and high <= 1):
         return
     advice = "give images as bytes (uint8) from 0 to 255, which are scaled here, or " if is_image else ""
     yield (

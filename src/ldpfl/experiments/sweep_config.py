@@ -42,13 +42,13 @@ class SweepConfig(BaseModel):
 
     Attributes:
         name, description: for tables and plots.
-        recipe, settings: what every cell starts from, and overrides for all of them: a table of settings, or ``key=value`` texts.
-        seeds: every cell is run once with each. A number says how many runs each cell gets: then the noise on a user's own data follows
-            from a secret of each run, and from no seed.
-        axes: settings by dotted key, and the values they take; every combination is a cell. The first is a plot's x.
-        variants: by label, the overrides that make it, as in ``settings``.
-        plot_against: what accuracy is drawn against, beside the bytes sent: the first axis, or the epsilon of a client's whole
-            run when nobody is trusted, at which mechanisms of different units can be compared.
+        recipe, settings: recipe that every cell starts from, and overrides for all cells: a table of settings, or ``key=value`` texts.
+        seeds: list of seeds with which every cell is run, or the number of runs of each cell. With a number, the noise on a user's own
+            data follows from a secret of each run, and from no seed.
+        axes: values of some settings, by dotted key. Every combination is a cell. The first axis is a plot's x-axis.
+        variants: overrides of each variant, by label, in the form of ``settings``.
+        plot_against: x-axis of the accuracy plot, beside bytes sent: the first axis, or the local epsilon of a client's whole run, at
+            which mechanisms with different units can be compared.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -80,7 +80,7 @@ class SweepConfig(BaseModel):
 
 
 def short_key(key: str) -> str:
-    """Return what is shown of a setting's dotted key: ``model`` of ``model.name``, else its last word."""
+    """Return the short form of a setting's dotted key: ``model`` for ``model.name``, else its last word."""
     section, _, word = key.rpartition(".")
     return section if word == "name" and section else word
 
@@ -89,8 +89,8 @@ def _shown_value(value: Any) -> AxisValue:
     return toml_value(value) if isinstance(value, list | dict) else value
 
 
-_OF_LOCAL_STEPS = ("training.learning_rate", "training.epochs", "training.batch_size")
-"""Settings of steps that clients take by themselves."""
+_LOCAL_STEP_SETTINGS = ("training.learning_rate", "training.epochs", "training.batch_size")
+"""Settings of clients' local steps. They have no effect if clients send one gradient in each round."""
 
 
 @dataclass(frozen=True)
@@ -104,11 +104,11 @@ class Cell:
 
     @cached_property  # a sweep asks for it again and again
     def folder_name(self) -> str:
-        """A name that equal configs share, whatever variant they belong to: such a run is made once."""
+        """Name of the run's folder, a hash of its config. Equal configs of different variants share it, so the run is made once."""
         return hashlib.sha256(self.config.to_toml().encode()).hexdigest()[:16]
 
     def folder(self, out: Path) -> RunFolder:
-        """Return the run's own folder in that of the sweep: it is named by the config, so what stands there is the same run."""
+        """Return the run's folder within the sweep's folder ``out``."""
         return RunFolder(out / "runs" / self.folder_name)
 
     def __str__(self) -> str:
@@ -120,7 +120,7 @@ def load_sweep(name: str) -> SweepConfig:
     """Return the shipped sweep ``name``, or the one in the file ``name`` if it ends in .toml.
 
     Raises:
-        ConfigError: there is none, or a value does not fit; one line.
+        ConfigError: there is no such sweep, or a value in it does not fit.
     """
     if name.endswith(".toml"):
         try:
@@ -190,14 +190,14 @@ def axis_of(text: str) -> tuple[str, list[Any]]:
         ConfigError: it has no key or no values.
     """
     key, _, values = text.partition("=")
-    found = [value.strip() for value in _apart(values)]
+    found = [value.strip() for value in _split_at_commas(values)]
     if not key.strip() or not all(found):
         raise ConfigError(f"--axis {shown(text)} has no values: give KEY=VALUE,VALUE, such as privacy.target_epsilon=1,2,4")
     return key.strip(), [setting_value(value) for value in found]
 
 
-def _apart(text: str) -> Iterator[str]:
-    """Yield what commas separate, but for commas within brackets or quotes."""
+def _split_at_commas(text: str) -> Iterator[str]:
+    """Yield the parts of ``text`` between commas. Commas within brackets or quotes do not separate."""
     begun, depth, quote, escaped = 0, 0, "", False
     for place, char in enumerate(text):
         if quote:
@@ -214,10 +214,12 @@ def _apart(text: str) -> Iterator[str]:
 
 
 def cells(sweep: SweepConfig, overrides: Sequence[str] = (), *, settle: bool = True, given: Given = NOTHING) -> list[Cell]:
-    """Return all runs of ``sweep``, each config checked; ``overrides`` apply to every one of them, last.
+    """Return all runs of ``sweep``, with checked configs.
 
-    Without ``settle`` configs are as they are written: nothing that they name, such as data, is looked at. ``given`` is what a caller
-    handed over.
+    Args:
+        overrides: settings for every run, applied last.
+        settle: whether to fill in values that depend on the data. Without it, nothing that a config names, such as data, is opened.
+        given: data or a model that a caller passes from Python.
     """
     count = prod(map(len, sweep.axes.values())) * len(sweep.each_seed) * len(sweep.variants)
     if count > _MOST_CELLS:
@@ -246,17 +248,17 @@ def _config(
 
 
 def same_runs(one: SweepConfig, its: Sequence[str], other: SweepConfig, others: Sequence[str]) -> bool:
-    """Whether two sweeps with their overrides are the same runs under the same labels, in whatever words their settings are written."""
+    """Return whether two sweeps with their overrides define the same runs under the same labels, however their settings are written."""
     if (one.name, list(one.axes), one.plot_against) != (other.name, list(other.axes), other.plot_against):
         return False
     return cells(one, its, settle=False) == cells(other, others, settle=False)
 
 
 def check_cells(cells: Sequence[Cell], given: Given = NOTHING) -> None:
-    """Find out before any training whether each run's model, data set and mechanism fit together.
+    """Raise before any training if the model, data set and mechanism of a run do not fit together.
 
     Raises:
-        ConfigError: one does not; the run is named.
+        ConfigError: a run does not fit. The message names the run.
     """
     checked: set[str] = set()
     for cell in cells:
@@ -272,8 +274,8 @@ def check_cells(cells: Sequence[Cell], given: Given = NOTHING) -> None:
 
 
 def _check_axes(cell: Cell) -> None:
-    """Refuse an axis without effect: noise alone would tell its values apart, and each run is charged."""
-    unused = [key for key, _ in cell.point if key in _OF_LOCAL_STEPS]
+    """Raise a :class:`ConfigError` if an axis has no effect. Its runs would differ by noise alone, and each would cost privacy."""
+    unused = [key for key, _ in cell.point if key in _LOCAL_STEP_SETTINGS]
     if unused and cell.config.mechanism.perturbed == "gradient":
         raise ConfigError(
             f"{' and '.join(unused)} changes nothing where clients send one gradient a round: leave it out, or compare settings of the "

@@ -1,4 +1,4 @@
-"""Run many runs at once, each in a process of its own on one thread, as ``ldpfl run`` would; what is finished is not run again."""
+"""Run several runs at once, each with ``ldpfl run`` in its own process with one thread. Finished runs are not run again."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from ldpfl.util import supervisor
 from ldpfl.util.files import make_folder, write_text, writing
 
 _LOOKS_S = 0.5
-"""Seconds between two looks at what the runs have written."""
+"""Seconds between two checks of the runs' progress."""
 
 _GRACE_S = 5.0
-"""Seconds that a run has to end in, when it is told to."""
+"""Seconds that a run has for ending after it is told to stop."""
 
 OnRounds = Callable[[int, int, int, int], None]
-"""Called with (rounds done, rounds, runs done, runs) now and then."""
+"""Called regularly with (rounds done, all rounds, runs done, all runs)."""
 
 
 def rounds_done(cell: Cell, out: Path) -> int:
-    """Return how many rounds of ``cell`` are finished in the sweep's folder ``out``; all of them if its run is over."""
+    """Return the number of finished rounds of ``cell`` in the sweep's folder ``out``. If its run is over, these are all rounds."""
     folder, rounds = cell.folder(out), cell.config.training.rounds
     if folder.is_over:
         return rounds
@@ -43,10 +43,10 @@ class _Task:
 
 
 def run_ahead(cells: Sequence[Cell], out: Path, data_dir: Path | None, jobs: int, on_rounds: OnRounds) -> None:
-    """Bring the runs of ``cells`` in ``out`` as far as they come by themselves, ``jobs`` at once; whatever fails is left to its caller.
+    """Run the unfinished runs of ``cells`` in ``out``, ``jobs`` at once. Errors of a run are not raised here.
 
-    Who runs them afterwards one by one finds them finished, or meets what stopped them. Whatever ends this ends its processes, whose
-    finished rounds are kept.
+    The caller runs all cells one by one afterwards. It finds them finished, or meets the error that stopped them. If this function is
+    interrupted, it ends its processes, and finished rounds are kept.
     """
     tasks = list({cell.folder_name: _Task(cell, cell.folder(out)) for cell in cells}.values())
     waiting = [task for task in tasks if not task.folder.is_over]
@@ -54,7 +54,7 @@ def run_ahead(cells: Sequence[Cell], out: Path, data_dir: Path | None, jobs: int
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
-                running.append(_started(waiting.pop(0), out, data_dir))
+                running.append(_start_process(waiting.pop(0), out, data_dir))
             running = [process for process in running if not _has_ended(process)]
             on_rounds(
                 sum(rounds_done(task.cell, out) for task in tasks),
@@ -67,13 +67,13 @@ def run_ahead(cells: Sequence[Cell], out: Path, data_dir: Path | None, jobs: int
         _end(running)
 
 
-def _started(task: _Task, out: Path, data_dir: Path | None) -> subprocess.Popen[bytes]:
+def _start_process(task: _Task, out: Path, data_dir: Path | None) -> subprocess.Popen[bytes]:
     make_folder(out / "configs", 0o700)
     config = out / "configs" / f"{task.cell.folder_name}.toml"
     write_text(config, task.cell.config.to_toml())
     begun = task.folder.config_path.exists()
     what = ["--resume"] if begun else [str(config)]
-    # As the console script does: nothing of the folder that one is in is imported.
+    # -P, as in the console script: modules in the current folder are not imported.
     command = [
         sys.executable,
         "-P",
@@ -93,7 +93,7 @@ def _started(task: _Task, out: Path, data_dir: Path | None) -> subprocess.Popen[
     with writing(out), config.with_suffix(".log").open("wb") as log:
         return subprocess.Popen(
             [sys.executable, "-I", supervisor.__file__, str(_GRACE_S), *command, *data],
-            stdin=subprocess.PIPE,  # when it ends, so does the run: however this process goes
+            stdin=subprocess.PIPE,  # the run ends when this pipe closes, however this process ends
             stdout=subprocess.DEVNULL,
             stderr=log,
             env={**os.environ, "OMP_NUM_THREADS": "1"},

@@ -1,4 +1,4 @@
-"""What a sweep found: a row for each variant and point, over all seeds, its course by round, and which rows are on the frontier."""
+"""Results of a sweep: a row for each variant and point over all seeds, its learning curve, and the rows on the Pareto frontier."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class Row:
     """A variant at one point of the axes, over all seeds.
 
     Attributes:
-        point: empty for a variant that is the same at all points.
-        score: of each seed's last round; of those seeds whose run could be finished.
-        bytes_per_client: uplink of one client in one round.
-        privacy: figures of the statements, as in ``result.json``, each the largest of all seeds, those of runs that were given up too: how
-            often a client takes part may follow from the seed.
+        point: value of each axis; empty for a variant that is the same at all points.
+        score: score after the last round, for each seed whose run finished.
+        bytes_per_client: number of bytes that one client sends in one round.
+        privacy: entries of the privacy statements, as in ``result.json``, each the largest over all seeds, stopped runs included. They
+            may differ, since the seed may decide how often a client takes part.
         seconds: mean wall time of a run.
-        stopped: why the other seeds' runs could not be finished; without any finished one, the figures are those until then.
-        noise: of a noise schedule, means over the seeds: ``norm`` (LaDP-FL's "noise scale"), ``protected_fraction`` and
+        stopped: reasons why the other seeds' runs stopped early. If no run finished, the figures are those of the finished rounds.
+        noise: figures of a noise schedule, means over the seeds: ``norm`` (LaDP-FL's "noise scale"), ``protected_fraction`` and
             ``paper_epsilon``; and ``norm_deviation``, 0 for one seed. Empty for other mechanisms.
-        metric: what the score is.
-        scores: all figures of the final models by name, of those seeds in the order of ``score``; None where one has no value.
+        metric: name of the score's metric.
+        scores: all metrics of the final models, by name, for the same seeds as ``score``; None for a metric without a value.
     """
 
     variant: str
@@ -71,7 +71,7 @@ class Row:
 
     @property
     def budget(self) -> float:
-        """Epsilon of a client's whole run at the run's delta, trusting nobody; infinite where nothing is protected."""
+        """Local epsilon of a client's whole run at the run's delta; infinite if nothing is protected."""
         epsilon = self.privacy.get("local")
         if epsilon is None:
             return 0.0  # nobody took part
@@ -84,11 +84,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Curve:
-    """How a row came about, round by round: for each seed whose run was finished, a figure after each round.
+    """A row's figures after each round, for each seed whose run finished.
 
     Attributes:
+        score: score after each round.
         norm: L2 norms of the clients' noise, added up over clients and rounds (LaDP-FL, Table III). Empty without a noise schedule.
-        paper_epsilon: of the mean client, as LaDP-FL adds it up (equations 17 to 19, Figure 5): no guarantee. Empty without one.
+        paper_epsilon: epsilon of the mean client by LaDP-FL's sum (equations 17 to 19, Figure 5). It is not a guarantee. Empty without a
+            noise schedule.
     """
 
     row: Row
@@ -99,11 +101,11 @@ class Curve:
 
 @dataclass(frozen=True)
 class JointGuarantee:
-    """What whoever sees the models of all runs over a user's own data can tell of one record, person or client among them.
+    """The privacy guarantee against somebody who sees the models of all runs over a user's own data.
 
     Attributes:
-        runs: how many.
-        statement: what their ledgers guarantee together.
+        runs: number of runs.
+        statement: joint guarantee from the ledgers of all runs.
     """
 
     runs: int
@@ -111,7 +113,7 @@ class JointGuarantee:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What to know before a row is chosen."""
+        """Warnings to read before choosing a row."""
         best, delta = self.statement.best, self.statement.delta
         if best is None or not isfinite(best.epsilon):
             figure = "no finite epsilon"
@@ -131,12 +133,12 @@ class JointGuarantee:
 
 
 def rows(results: Sequence[tuple[Cell, Result]]) -> list[Row]:
-    """Return the results gathered over seeds, in the order in which variants and points first came."""
+    """Return one row for each variant and point, over all seeds, in order of first appearance."""
     return [_row(variant, point, list(found.values())) for (variant, point), found in gathered(results).items()]
 
 
 def curves(results: Sequence[tuple[Cell, Result]], out: Path) -> list[Curve]:
-    """Return the course of each row, in the order of :func:`rows`, of the sweep whose folder is ``out``.
+    """Return the curve of each row, in the order of :func:`rows`, for the sweep in the folder ``out``.
 
     Raises:
         DataError: the metrics of a finished run with a noise schedule are missing or damaged.
@@ -152,7 +154,7 @@ def gathered(results: Sequence[tuple[Cell, Result]]) -> dict[tuple[str, Point], 
     gathered: dict[tuple[str, Point], dict[str, Result]] = {}
     for cell, result in results:
         points = folders[cell.variant]
-        # A variant that fixes what the axes change is one row, not one a point.
+        # A variant that fixes the settings of all axes has the same runs at every point, so it becomes one row.
         same = len(points) > 1 and all(runs == points[cell.point] for runs in points.values())
         gathered.setdefault((cell.variant, () if same else cell.point), {})[cell.folder_name] = result
     return gathered
@@ -206,7 +208,7 @@ def _names(results: Sequence[Result]) -> list[str]:
 
 
 def _costliest(statements: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return each figure of statements at its largest over the seeds, and all else as the one says it whose best epsilon is the largest."""
+    """Return one statement: each figure is the largest over the seeds, other entries come from the statement with the largest epsilon."""
     worst = max(statements, key=lambda own: (best_figure(own) or (0.0,))[0])
     figures = {key: [own[key] for own in statements if is_figure(own.get(key))] for key in worst}
     return {key: max(figures[key], key=float) if figures[key] else value for key, value in worst.items() if not isinstance(value, list)}
@@ -230,21 +232,20 @@ def _deviation(values: Sequence[float]) -> float:
 
 
 def frontier(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows that are worth their price in bytes and budget.
+    """Return the rows on the Pareto frontier of accuracy, bytes and privacy budget.
 
-    A row is not if another one costs no more of either, less of one, and is as accurate up to two standard errors of the
-    difference over the seeds, which the two share; or costs the same and is more accurate. Rows of which a seed
-    stopped are left out.
+    A row is dominated if another row costs no more of either, less of one, and is as accurate up to two standard errors of the
+    difference over their shared seeds; or if another row costs the same and is more accurate. Rows with a stopped run are left out.
     """
     finished = [row for row in rows if row.score and not row.stopped]
-    return [row for row in finished if not any(_beats(other, row) for other in finished)]
+    return [row for row in finished if not any(_dominates(other, row) for other in finished)]
 
 
-def _beats(other: Row, row: Row) -> bool:
+def _dominates(other: Row, row: Row) -> bool:
     if other.bytes_per_client > row.bytes_per_client or other.budget > row.budget:
         return False
     if any(other.privacy.get(what) != row.privacy.get(what) for what in ("protected", "delta")):
-        return False  # an epsilon of a record is no epsilon of a client, nor one at another delta
+        return False  # epsilons for records and for clients, or at different deltas, cannot be compared
     better = -1 if row.metric in LOWER_IS_BETTER else 1
     gains = [better * (a - b) for a, b in zip(other.score, row.score, strict=False)]
     gain = statistics.fmean(gains)

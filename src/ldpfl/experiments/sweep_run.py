@@ -1,4 +1,4 @@
-"""Run a sweep in its folder, a run after the other; what is finished is not run again."""
+"""Run a sweep in its folder, one run after the other. Finished runs are not run again."""
 
 from __future__ import annotations
 
@@ -25,14 +25,13 @@ from ldpfl.util.files import from_json, make_folder, read_text, to_json, write_t
 _OVERRIDES = "overrides"
 
 _RUNS = "runs.json"
-"""File of a sweep's folder with the folder of each cell: the config that names it follows from the data, which a page does not look at."""
+"""File in a sweep's folder that lists the folder of each cell. Folder names depend on the data, and a report must not open the data."""
 
 OnRun = Callable[[int, int, Cell], None]
-"""Called with (number of a run, from 1; how many there are; the run) when it begins."""
-
+"""Called at the start of each run with its number from 1, the number of all runs, and the run."""
 
 Ahead = Callable[[Sequence[Cell], Path], None]
-"""Brings some runs to their end before they are run one by one, in any way it likes."""
+"""Called before runs are run one by one. It may finish some of them, for example in parallel."""
 
 
 def run_sweep(
@@ -43,12 +42,12 @@ def run_sweep(
     on_run: OnRun = lambda number, of, cell: None,
     ahead: Ahead = lambda cells, out: None,
 ) -> tuple[list[Row], list[Curve], JointGuarantee | None]:
-    """Run what is not finished yet of ``sweep``, with ``overrides`` of every run, in ``out``; the rows are written down after each run.
+    """Run all unfinished runs of ``sweep``, with ``overrides`` for every run, in the folder ``out``. Rows are saved after each run.
 
     Raises:
-        ConfigError: a run's settings do not fit together, which is found before any begins; or ``out`` holds another sweep.
+        ConfigError: a run's settings do not fit together, which is checked before any run starts; or ``out`` holds another sweep.
         DataError: a run's files are damaged.
-        WriteError: ``out`` cannot be written; what is finished is kept.
+        WriteError: ``out`` cannot be written. Finished runs are kept.
     """
     todo = cells(sweep, overrides, given=runner.given)
     check_cells(todo, runner.given)
@@ -64,30 +63,30 @@ def run_sweep(
 
 
 def run_cell(cell: Cell, runner: Runner, out: Path) -> dict[str, Any]:
-    """Run one cell in its own folder under ``out``, or go on with it, or read its result if it is finished.
+    """Run or resume one cell in its own folder under ``out``, and return its figures. A finished cell is only read.
 
-    A run that could not be finished because a client's values must not leave gives ``stopped``, the reason, and the bytes, time
-    and privacy of its finished rounds, if there are any.
+    A run that ends with a :class:`ldpfl.errors.PrivacyError`, such as after training diverged, has the reason under ``stopped``, and the
+    bytes, time and privacy of its finished rounds, if there are any.
 
     Raises:
-        ConfigError: a finished run in the folder comes from another version, or was run on other rows.
+        ConfigError: a finished run in the folder is of another version, or of other rows.
     """
     folder, known = cell.folder(out), finished(cell, out)
     if known is not None and "stopped" in known:
         return known
     if known is not None:
         _check_same_version(known["versions"], folder)
-        if not cell.config.data.brought:  # a user's own rows may have changed since, which the runner finds out
+        if not cell.config.data.brought:  # a user's own rows may have changed since, and the runner checks that
             return known
     try:
         return runner.run(cell.config, folder, resume=True, baseline=False).figures
-    except PrivacyError as error:  # training went to NaN, for instance: that is a result of this setting
+    except PrivacyError as error:  # for example, training diverged to NaN, which is a result of this setting
         write_text(folder.stopped_path, str(error))
         return {"stopped": str(error), **_figures_until_stopped(cell, folder)}
 
 
 def finished(cell: Cell, out: Path) -> dict[str, Any] | None:
-    """Return what :func:`run_cell` returns of a cell that was run; None of one that is still to be run, or to be gone on with.
+    """Return the result of :func:`run_cell` for a cell that was run before; None for a cell that is not finished.
 
     Raises:
         DataError: a run's files are damaged.
@@ -104,16 +103,16 @@ def _finished_in(folder: RunFolder, cell: Cell) -> dict[str, Any] | None:
 
 
 def open_folder(sweep: SweepConfig, overrides: Sequence[str], out: Path, *, secret: bool = False) -> None:
-    """Make ``out`` ready for ``sweep`` with ``overrides``, both of which are written down there; for this user alone if it is ``secret``.
+    """Prepare the folder ``out`` for ``sweep`` with ``overrides``, and save both there. If ``secret``, only this user can read the folder.
 
     Raises:
-        ConfigError: it holds a run, another sweep, or the same one with other overrides.
-        WriteError: it cannot be written.
+        ConfigError: ``out`` holds a run, another sweep, or the same sweep with other overrides.
+        WriteError: ``out`` cannot be written.
     """
     path, text = out / SWEEP, json.dumps({**sweep.model_dump(), _OVERRIDES: list(overrides)}, indent=1)
     if RunFolder(out).config_path.exists():
         raise ConfigError(f"{out} holds a run: choose another folder")
-    if secret:  # before anything stands in it: the seeds that the noise on somebody's own rows follows from
+    if secret:  # before any file is written, since the runs' folders will hold the seeds of the noise on a user's own rows
         make_folder(out, 0o700)
         out.chmod(0o700)
     if not path.exists():
@@ -124,10 +123,10 @@ def open_folder(sweep: SweepConfig, overrides: Sequence[str], out: Path, *, secr
 
 
 def stored_sweep(out: Path) -> tuple[SweepConfig, list[str]] | None:
-    """Return the sweep that :func:`open_folder` wrote down in ``out``, and its overrides; None if there is none.
+    """Return the sweep that :func:`open_folder` saved in ``out``, and its overrides; None if there is none.
 
     Raises:
-        DataError: what stands there is damaged.
+        DataError: the saved sweep is damaged.
     """
     path = out / SWEEP
     if not path.exists():
@@ -143,7 +142,7 @@ def stored_sweep(out: Path) -> tuple[SweepConfig, list[str]] | None:
 
 
 def joint_guarantee(runs: Iterable[tuple[Cell, RunFolder]]) -> JointGuarantee | None:
-    """Return what holds of all runs over a user's own data together, each a release on the same rows; None where no run has any.
+    """Return the joint guarantee of all runs over a user's own data, each of which is a release on the same rows; None without such runs.
 
     Raises:
         DataError: a ledger is damaged.
@@ -179,9 +178,9 @@ def stored_runs(sweep: SweepConfig, overrides: Sequence[str], out: Path) -> list
 
 
 def stored_results(runs: Sequence[tuple[Cell, RunFolder]]) -> list[tuple[Cell, dict[str, Any]]]:
-    """Return what is finished of ``runs``, see :func:`stored_runs`.
+    """Return the results of the finished ``runs``, see :func:`stored_runs`.
 
-    What each run guarantees is computed from its ledger; what its file says beside it is not repeated.
+    The guarantee of each run is computed from its ledger, since the guarantee in its result file is not trusted.
 
     Raises:
         DataError: a run's files are damaged.

@@ -1,12 +1,13 @@
-"""Choose the clipping norm, the server's step and its pull for a table, for images or for arrays: what ``auto`` means in a config.
+"""Choose the clipping norm, the server's learning rate ("step") and its weight decay ("pull") where a config says ``auto``.
 
-Everything here follows from public facts (columns, number of rows, noise), from rows that are drawn at random and are nobody's, and from
-the measured shares of the classes. So it costs no privacy beyond measuring. Pixels, and numbers in an array, are drawn with mean 0 and
-variance 1, which pixels have about: the gradient of an image is as long as its many pixels make it.
+Everything here follows from public facts (columns, number of rows, noise), from synthetic random rows, and from the measured shares of
+the classes. So it costs no privacy beyond the measuring. Synthetic pixels, and numbers in an array, have mean 0 and variance 1, as real
+pixels have approximately.
 
 - **Clipping norm**: a record's gradient is the residual r of the outputs times the Jacobian J of the model. The norm is that of J v for a
-  unit vector v, over drawn rows, times the largest residual, times :data:`_OF_USUAL`, or :data:`_ABOVE_USUAL` where there is little
-  noise. A smaller norm would cut the gradients of the rare class, whose residuals are large, and so bias every risk downwards; a larger
+  unit vector v, over drawn rows, times the largest residual, times :data:`_CLIP_FACTOR`, or, where there is little noise,
+  :data:`_CLIP_FACTOR_LITTLE_NOISE`. A smaller norm would clip the gradients of the rare class, whose residuals are large, and so bias
+  every risk downwards. A larger
   one means more noise.
 - **Pull** back to the initial model (ridge): a mean gradient has noise of variance n^2 a coordinate, if all rounds are taken together.
   Weights of variance v, seen through a curvature h, are estimated with the least squared error by a ridge of n^2 / (v h). With much
@@ -51,8 +52,8 @@ from ldpfl.models.mending import copied
 from ldpfl.tasks import PARALLEL, Targets
 
 _DRAWN = 64
-"""Rows that are drawn to see how long gradients are."""
-_OF_USUAL, _ABOVE_USUAL = 0.85, 1.1
+"""Number of synthetic rows on which gradient norms are estimated."""
+_CLIP_FACTOR, _CLIP_FACTOR_LITTLE_NOISE = 0.85, 1.1
 _LITTLE_NOISE = 1e-3
 """Standard deviation of the noise in a coordinate of the mean gradient, all rounds taken together, as a share of the clipping norm."""
 _PRIOR = 0.05
@@ -60,29 +61,30 @@ _PRIOR = 0.05
 _BRIGHTEST = 4.0
 """Largest mean square of the scaled pixels of an image: all are black, or all are white."""
 _CLIP_ELSEWHERE, _RATE_ELSEWHERE = 1.0, 0.6
-"""Clipping norm and learning rate for texts and features, or where the model does not take the drawn rows: a trial says why."""
+"""Clipping norm and learning rate for texts and features, and for models that fail on the synthetic rows. The trial before the run reports
+such a failure."""
 
 _MOST_MOVED, _MOST_MOVED_NUMBER = 1.0, 0.5
-"""Root mean square by which noise alone may move an output: a logit by 1, which changes a probability by a quarter at most; a number by
+"""Maximum root mean square change of an output by noise alone: a logit by 1, which changes a probability by at most a quarter; a number by
 half a spread."""
 
 _STRAIGHT = 0.5
-"""Share of an MLP's hidden units that begin as straight lines."""
+"""Share of an MLP's hidden units that are linear at the start."""
 _MLP = "mlp"
 
 _FROM_ZERO = ("logistic-regression", "linear")
-"""Models that are convex, so that they may begin at 0."""
+"""Models with a convex loss, which may start at 0."""
 _WITH_BIAS = ("logistic-regression", _MLP)
 """Models whose last layer is the bias of their outputs."""
 
 
 @dataclass(frozen=True)
 class TableStart:
-    """Where training begins on a table, and how the server steps.
+    """The initial weights of training, and the config with the chosen server settings.
 
     Attributes:
         weights: (d,) initial weights.
-        config: the config with numbers in the place of ``auto``.
+        config: the config with numbers instead of ``auto``.
     """
 
     weights: Tensor
@@ -91,10 +93,10 @@ class TableStart:
 
 def clip_norm_for(config: RunConfig, data: Description, module: nn.Module) -> float:
     """Return the clipping norm for ``module`` on ``data``."""
-    squared = _squared_jacobian(_begin(config, data, module), data, _drawn(config, data))
+    squared = _squared_jacobian(_with_cancelling_pairs(config, data, module), data, _drawn(config, data))
     if squared is None:
         return _CLIP_ELSEWHERE
-    usual = _ABOVE_USUAL if _noise_share(config, data) < _LITTLE_NOISE else _OF_USUAL
+    usual = _CLIP_FACTOR_LITTLE_NOISE if _noise_share(config, data) < _LITTLE_NOISE else _CLIP_FACTOR
     return float(f"{usual * _largest_residual(targets_of(config), data.outputs) * sqrt(squared):.3g}")
 
 
@@ -117,23 +119,24 @@ def start_on_table(
     clients: int,
     shares: Sequence[float],
 ) -> TableStart:
-    """Return where training begins and how the server steps; nothing changes where the config says ``auto`` nowhere.
+    """Choose the initial weights and the server's settings that are ``auto``. Without any ``auto``, nothing changes.
 
     Args:
         weights: (d,) initial weights of ``module``.
-        shares: of the classes, as they were measured, or empty; see :class:`ldpfl.data.encoder.Encoder`.
+        clients: number of clients.
+        shares: measured shares of the classes, or empty; see :class:`ldpfl.data.encoder.Encoder`.
 
     Raises:
-        ConfigError: data.class_shares is not as long as there are classes.
+        ConfigError: ``data.class_shares`` does not have one value for each class.
     """
     training = config.training
     if "auto" not in (training.server_learning_rate, training.server_weight_decay):
         return TableStart(weights, config)
-    if config.mechanism.perturbed != "gradient":  # what clients send are steps already
+    if config.mechanism.perturbed != "gradient":  # clients send updates or weights, which already have the right scale
         return TableStart(weights, _chosen(config, 1 - training.server_momentum, 0.0))
-    begun = _begin(config, data, module)
+    initial = _with_cancelling_pairs(config, data, module)
     drawn = _drawn(config, data)
-    squared = _squared_jacobian(begun, data, drawn)
+    squared = _squared_jacobian(initial, data, drawn)
     if squared is None or drawn is None:
         return TableStart(weights, _chosen(config, _RATE_ELSEWHERE, 0.0))
     targets = targets_of(config)
@@ -144,24 +147,24 @@ def start_on_table(
     ranges = LayerRanges(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), (layout.dimension,))
     noise = float(mechanism.noise(ranges).largest_std(clients)[0]) * clip / sqrt(training.rounds)
     if data.encoder is None:
-        pull, rate = 0.0, _rate_on_images(config, data, begun, drawn, squared, noise)
+        pull, rate = 0.0, _rate_on_images(config, data, initial, drawn, squared, noise)
     else:
         pull = noise**2 / (_PRIOR * curvature)
         rate = (1 - training.server_momentum**2) / (curvature * squared + pull)
     # Reports are in units of the clipping norm.
-    weights = layout.flatten({name: part.detach() for name, part in begun.named_parameters() if part.requires_grad})
-    return TableStart(_begun(config, layout, weights, targets, shares), _chosen(config, rate * clip, pull / clip))
+    weights = layout.flatten({name: part.detach() for name, part in initial.named_parameters() if part.requires_grad})
+    return TableStart(_initial_weights(config, layout, weights, targets, shares), _chosen(config, rate * clip, pull / clip))
 
 
 def _rate_on_images(config: RunConfig, data: Description, module: nn.Module, drawn: Tensor, squared: float, noise: float) -> float:
-    """Return the server's step where the samples are no columns, see the top of this file.
+    """Return the server's learning rate for images and arrays, see the top of this file.
 
     Args:
         squared: mean squared length of the gradient of an output over the ``drawn`` samples.
         noise: standard deviation of the noise in a coordinate of the mean gradient, all rounds taken together.
     """
     training, targets = config.training, targets_of(config)
-    curvature = 0.5 if targets == "class" else _output_curvature(targets, _unmeasured(targets, data.outputs))
+    curvature = 0.5 if targets == "class" else _output_curvature(targets, _default_shares(targets, data.outputs))
     stable = 2 * (1 + training.server_momentum) / (_BRIGHTEST * squared * curvature)
     rounds = training.rounds / (1 - training.server_momentum)
     most = _MOST_MOVED_NUMBER if targets == "number" else _MOST_MOVED
@@ -169,19 +172,19 @@ def _rate_on_images(config: RunConfig, data: Description, module: nn.Module, dra
 
 
 def _chosen(config: RunConfig, rate: float, decay: float) -> RunConfig:
-    """Return ``config`` with these numbers where it says ``auto``."""
+    """Return ``config`` with the learning rate ``rate`` and the weight decay ``decay`` wherever it says ``auto``."""
     training = config.training
     chosen = {"server_learning_rate": rate, "server_weight_decay": decay}
     update = {name: value for name, value in chosen.items() if getattr(training, name) == "auto"}
     return config.model_copy(update={"training": training.model_copy(update=update)})
 
 
-def _begun(config: RunConfig, layout: ParameterLayout, weights: Tensor, targets: Targets, shares: Sequence[float]) -> Tensor:
-    """Return the initial weights: 0 for a convex model, with the outputs at what was measured of the target."""
+def _initial_weights(config: RunConfig, layout: ParameterLayout, weights: Tensor, targets: Targets, shares: Sequence[float]) -> Tensor:
+    """Return the initial weights: 0 for a convex model, and with biases that give the measured base rate."""
     name, begun = config.model.name, weights.clone()
     if name in _FROM_ZERO:
         begun.zero_()
-    outputs = _of_outputs(targets, shares)
+    outputs = _base_rate_outputs(targets, shares)
     if outputs and (targets in PARALLEL or name in _WITH_BIAS) and name in models.names():
         # The offsets of parallel outputs stand first, and the bias of a built-in model last.
         place = layout.names[0 if targets in PARALLEL else -1]
@@ -189,8 +192,8 @@ def _begun(config: RunConfig, layout: ParameterLayout, weights: Tensor, targets:
     return begun
 
 
-def _of_outputs(targets: Targets, shares: Sequence[float]) -> list[float]:
-    """Return the outputs of a model that tells nothing but what was measured of the target."""
+def _base_rate_outputs(targets: Targets, shares: Sequence[float]) -> list[float]:
+    """Return the outputs of a model that predicts the measured base rate for every row."""
     if targets == "class":
         return [log(share) for share in shares]
     if targets == "count":
@@ -199,16 +202,16 @@ def _of_outputs(targets: Targets, shares: Sequence[float]) -> list[float]:
 
 
 def _probabilities(targets: Targets, shares: Sequence[float]) -> list[float]:
-    """Return the probability whose logit each output is, by the ``shares`` of labels, ordered classes or hazards."""
+    """Return the base-rate probability of each output that is a logit, from the ``shares`` of labels, ordered classes or hazards."""
     if targets == "ordered":
         return [float(share) for share in 1 - np.cumsum(shares)[:-1] / sum(shares)]
     return list(shares) if targets in ("classes", "survival") else []
 
 
-def _begin(config: RunConfig, data: Description, module: nn.Module) -> nn.Module:
-    """Return ``module`` as training on a table begins with it: itself, or an MLP of one hidden layer with other weights.
+def _with_cancelling_pairs(config: RunConfig, data: Description, module: nn.Module) -> nn.Module:
+    """Return ``module``, or for an MLP of one hidden layer a copy whose hidden units come in pairs that cancel; see the top of this file.
 
-    In a deeper one, pairs that cancel would leave the layers before them without a gradient.
+    A deeper MLP is returned unchanged, since cancelling pairs would leave the layers before them without a gradient.
     """
     if config.model.name != _MLP or data.encoder is None or data.encoder.data.text:
         return module
@@ -232,8 +235,8 @@ def _begin(config: RunConfig, data: Description, module: nn.Module) -> nn.Module
 
 
 def _public_shares(config: RunConfig, targets: Targets, outputs: int) -> list[float]:
-    """Return the shares that the config says, or else what is taken where nothing says them."""
-    given, others = list(config.data.class_shares), _unmeasured(targets, outputs)
+    """Return the shares in ``data.class_shares``, or else the default shares."""
+    given, others = list(config.data.class_shares), _default_shares(targets, outputs)
     if given and len(given) != len(others):
         raise ConfigError(
             f"data.class_shares has {len(given)} values, and this target needs {len(others)}: one for each class, label or interval of time"
@@ -241,8 +244,8 @@ def _public_shares(config: RunConfig, targets: Targets, outputs: int) -> list[fl
     return given or others
 
 
-def _unmeasured(targets: Targets, outputs: int) -> list[float]:
-    """Return the shares that are taken where nothing was measured: equal ones, a mean of one spread, events in half of the rows."""
+def _default_shares(targets: Targets, outputs: int) -> list[float]:
+    """Return the shares to assume without measurement: equal classes, a count's mean of one spread, and events in half of the rows."""
     if targets in ("class", "ordered"):
         classes = outputs + (targets == "ordered")
         return [1 / classes] * classes
@@ -252,18 +255,19 @@ def _unmeasured(targets: Targets, outputs: int) -> list[float]:
 
 
 def _largest_residual(targets: Targets, outputs: int) -> float:
-    """Return the norm of the loss' gradient with respect to the outputs: the largest, or for a number that of an error of one spread.
+    """Return a bound on the norm of the loss' gradient with respect to the outputs, for choosing the clipping norm.
 
-    For labels it is that of two of them, and for a count that of an error of four spreads: counts have long tails,
-    and cutting them lowers the mean. Of parallel outputs it is the largest with respect to their score.
+    For classes it is the largest norm; for a number, the norm at an error of one spread; for labels, that of two wrong labels. For a
+    count it is the norm at an error of four spreads: counts have long tails, and clipping them lowers the mean. For parallel outputs it is
+    the largest norm with respect to their score.
     """
     return {"class": sqrt(2), "classes": sqrt(2) / outputs, "count": 4.0, "ordered": 1.0, "survival": 1.0}.get(targets, 2.0)
 
 
 def _output_curvature(targets: Targets, shares: Sequence[float]) -> float:
-    """Return the largest eigenvalue of the loss' Hessian with respect to the outputs, where a model tells nothing but the base rate.
+    """Return the largest eigenvalue of the loss' Hessian with respect to the outputs, at outputs that predict the base rate.
 
-    For parallel outputs it is the second derivative by their score.
+    For parallel outputs it is the second derivative with respect to their score.
     """
     if targets == "class":
         p = np.asarray(shares)
@@ -282,7 +286,7 @@ def _output_curvature(targets: Targets, shares: Sequence[float]) -> float:
 
 
 def _drawn(config: RunConfig, data: Description) -> Tensor | None:
-    """Return drawn samples (N, ...) as ``data`` have them; None for texts, several tensors a sample, and features."""
+    """Return synthetic samples (N, ...) of the shape of ``data``; None for texts, for samples of several tensors, and for features."""
     generator = torch.Generator().manual_seed(0)
     if data.encoder is not None:
         return None if data.encoder.data.text else drawn_inputs(data.encoder.data, _DRAWN, generator)
@@ -292,10 +296,10 @@ def _drawn(config: RunConfig, data: Description) -> Tensor | None:
 
 
 def _squared_jacobian(module: nn.Module, data: Description, drawn: Tensor | None) -> float | None:
-    """Return the mean of |J^T v|^2 over ``drawn`` rows, for a unit vector v that tells two outputs apart, or is the first of parallel ones.
+    """Return the mean of |J^T v|^2 over the ``drawn`` rows, with J the Jacobian of the outputs by the weights and v of :func:`_direction`.
 
-    None where there are no such rows, the model does not take them, or its outputs do not depend on them. What a forward changes of the
-    model is changed in a copy: the trial has to see that it does.
+    It is None if there are no such rows, if the model fails on them, or if its outputs do not depend on the weights. A copy of the model
+    is used, because a forward that changes the model must still be detected by the trial.
     """
     if drawn is None:
         return None
@@ -306,13 +310,13 @@ def _squared_jacobian(module: nn.Module, data: Description, drawn: Tensor | None
         for row in drawn:
             output = (module(row[None]).reshape(-1) * direction).sum()
             total += sum(float(part.double().square().sum()) for part in torch.autograd.grad(output, trained))
-    except Exception:  # of a user's own module, on rows that are nobody's: the trial before the run says what is wrong
+    except Exception:  # a user's module may fail on synthetic rows; the trial before the run reports the reason
         return None
     return total / _DRAWN if 0 < total < inf else None
 
 
 def _direction(data: Description) -> Tensor:
-    """Return the unit vector (K,) that tells two outputs apart, or is the first of parallel ones."""
+    """Return the unit vector (K,) along the difference of the first two outputs, or along the first of parallel outputs."""
     parallel = data.encoder is not None and data.encoder.targets in PARALLEL
     direction = torch.zeros(data.outputs)
     direction[:2] = torch.tensor([1.0, 0.0 if parallel else -1.0])[: data.outputs]

@@ -1,4 +1,4 @@
-"""What trains a run's clients, and the trial of its model before anything is trained."""
+"""Choose the trainer of a run's clients, and try the model on made-up samples before a run."""
 
 from __future__ import annotations
 
@@ -41,16 +41,18 @@ from ldpfl.util.user_code import GIVEN
 def trainer_of(
     config: RunConfig, local: LocalTask, mechanism: Mechanism, *, at_once: bool = True, persons: Persons | None = None
 ) -> Trainer:
-    """Return what turns a broadcast into what clients put into ``mechanism``, many clients ``at_once`` or one after another.
+    """Return the trainer that computes, from the broadcast weights, the clients' inputs to ``mechanism``.
 
-    ``persons`` says whose the rows are, where persons are protected.
+    Args:
+        at_once: whether many clients are trained together rather than one after another.
+        persons: which rows belong to which person, if persons are protected.
 
     Raises:
-        ConfigError: the mechanism bounds each record's gradient, and something else than gradients is asked for.
+        ConfigError: ``mechanism.perturbed`` does not fit the mechanism or the model, or the client's optimiser does not fit gradients.
     """
     if config.model.name == models.CENTERED and config.mechanism.perturbed != "gradient":
         raise ConfigError(
-            f"model {models.CENTERED!r} measures its center in the place of a gradient: set mechanism.perturbed to 'gradient'"
+            f"model {models.CENTERED!r} measures its center instead of a gradient in the first round: set mechanism.perturbed to 'gradient'"
         )
     clip = record_clip_of(mechanism)
     if config.mechanism.perturbed != "gradient":
@@ -75,20 +77,22 @@ def tried(
     warn: Warn,
     persons: Persons | None = None,
 ) -> Trainer:
-    """Return the trainer, after a trial with two clients that hold made-up samples: what does not fit is refused before a run.
+    """Return the trainer of the run, after a trial with two clients on made-up samples. An unfit model is refused before the run.
 
-    A model that has no form for many clients at once, or another gradient there, is trained client by client. One that keeps something
-    of what it saw, changes what is trained, draws random numbers, or mixes the samples of a batch, is refused: a record would change what
-    comes of others. Where persons are protected, whose rows are taken together, it may mix these, and a note says so. What a
-    forward does to other samples than these, and on purpose, no trial can tell. Training compares what the model holds all the same,
-    see :mod:`ldpfl.simulation.forward_side_effects`; beyond that the guarantee rests on its being a function of one sample.
+    - A model that cannot be trained for many clients at once, or has another gradient then, is trained client by client.
+    - A model that remembers samples, changes its own state, draws random numbers, or mixes the samples of a batch is refused, because one
+      record would affect the gradients of others. Where persons are protected, the rows of one person may be mixed, with a warning.
+
+    The trial cannot detect a forward that deliberately behaves differently on other samples. Training also checks that the model's state
+    is unchanged, see :mod:`ldpfl.simulation.forward_side_effects`. Beyond that, the guarantee assumes that the model is a function of one
+    sample.
 
     Raises:
-        ConfigError: the model or the loss does not fit the data, or fails.
-        PrivacyError: what it makes of a sample depends on others, or it changes something.
+        ConfigError: the model or the loss fails, or does not fit the data.
+        PrivacyError: the output for a sample depends on other samples, or forward changes the model's state.
     """
     as_trained = replace(local, data=_made_up(local.data, data))
-    trial = replace(as_trained, precision="float32")  # with fewer bits, equal gradients could not be told from others
+    trial = replace(as_trained, precision="float32")  # with fewer bits, rounding would hide that gradients differ
     model = config.model.name
     where = f"model {model!r} cannot be trained on {'these data' if config.data.name == GIVEN else config.data.path or config.data.name}"
     _check_parts(model, local)
@@ -106,14 +110,14 @@ def tried(
         once, _, again = (trainer.train(weights, schedule) for schedule in (clients, others, clients))
     if not torch.equal(once.nan_to_num(), again.nan_to_num()):
         raise PrivacyError(
-            f"model {model!r} makes something else of the same samples after it saw others: it remembers them, or draws random numbers, "
-            "and no mechanism randomises that; let forward be a function of one sample"
+            f"model {model!r} makes something else of the same samples after it saw others: it remembers samples, or draws random numbers, "
+            "and no mechanism protects that; let forward be a function of one sample"
         )
     if model not in models.names():
         with _explained(where):
             mixes = mixes_samples(trial, weights)
         if mixes:
-            # Clients measure rows of several persons in one batch.
+            # Evaluation at clients puts rows of several persons into one batch, so mixing is refused there.
             _refuse_mixing(model, warn if persons is not None and config.evaluation.share == 0 else None)
     if not gradient.isfinite().all():
         warn(
@@ -127,12 +131,12 @@ def tried(
 
 
 def _check_runs(model: str, where: str, trial: LocalTask, weights: Tensor, outputs: int) -> None:
-    """Return if the model takes a batch of two samples and one of a single sample, and the loss takes what comes out.
+    """Raise if the model or the loss fails on a batch of two samples, or on a batch of one.
 
     Raises:
-        ConfigError: the model or the loss fails, or gives something of another shape.
+        ConfigError: the model or the loss fails, or the outputs have another shape than expected.
     """
-    for count in (2, 1):  # what fails with two samples has nothing to do with a batch of one
+    for count in (2, 1):  # two first: a failure with two samples is not blamed on the batch size
         with _explained(where if count == 2 else f"{where}, where a batch may be of one sample"):
             ((found, targets),) = evaluated(trial, weights, trial.data.take(slice(count)))
             _check_outputs(model, trial.task, found, targets, outputs)
@@ -140,10 +144,10 @@ def _check_runs(model: str, where: str, trial: LocalTask, weights: Tensor, outpu
 
 
 def _check_movable(model: str, where: str, trial: LocalTask, weights: Tensor) -> None:
-    """Return if training can change each parameter that is to be trained.
+    """Raise if the outputs do not depend on some trainable parameter. Clients would only send noise for it.
 
     Raises:
-        ConfigError: the outputs depend on none of the values that some parameter could take: clients would send noise in its place.
+        ConfigError: there is such a parameter.
     """
     with _explained(where):
         fixed = immovable(trial, weights)
@@ -157,12 +161,12 @@ def _check_movable(model: str, where: str, trial: LocalTask, weights: Tensor) ->
 
 @dataclass(frozen=True)
 class RunSize:
-    """How much a run trains.
+    """The amount of training in a run.
 
     Attributes:
-        samples: on which all rounds together train, each time counted.
-        width: of a client's steps, in samples.
-        steps: the fewest and the most steps that a client makes in a round.
+        samples: number of samples in all steps of all rounds, counted with repetition.
+        width: number of samples in a client's step.
+        steps: minimum and maximum number of a client's steps in a round.
     """
 
     samples: int
@@ -171,26 +175,26 @@ class RunSize:
 
 
 def quickest(config: RunConfig, trainer: Trainer, weights: Tensor, size: RunSize, warn: Warn) -> Trainer:
-    """Return the ``trainer``, or its compiled form, if ``config`` asks for that or the run is long enough.
+    """Return the compiled form of ``trainer`` if ``config`` demands it or the run is long enough to pay for it; else ``trainer``.
 
     Raises:
-        ConfigError: compiling is asked for, and cannot be done here.
+        ConfigError: ``training.compile`` is "on", and the trainer cannot be compiled here.
     """
     asked = config.training.compile
     form = None if asked == "off" else _compiled_form(trainer, weights, size)
     if form is None:
-        return _not_asked(asked, trainer)
+        return _eager_unless_on(asked, trainer)
     if asked == "auto" and not (has_compiler() and pays(size.samples / form.samples, form.work)):
         return trainer
     if not has_compiler():
         raise ConfigError("training.compile is 'on', and there is no C++ compiler: install g++, or leave training.compile at 'auto'")
-    reason, rounding = "its weights are others then", _ROUNDING if config.training.precision == "float32" else _ROUNDING_BF16
+    reason, rounding = "its weights differ when compiled", _ROUNDING if config.training.precision == "float32" else _ROUNDING_BF16
     try:
-        if all(_like(form.trainer, trainer, weights, schedule, form.start, rounding) for schedule in form.trials):
+        if all(_agrees(form.trainer, trainer, weights, schedule, form.start, rounding) for schedule in form.trials):
             return form.trainer
     except LdpflError:
         raise
-    except Exception as error:  # whatever PyTorch meets in a user's forward; it is of the model's code, and no private value is in it
+    except Exception as error:  # PyTorch compiles the user's forward; the message is about code and holds no private value
         reason = first_line(error)
     if asked == "on":
         raise ConfigError(f"training.compile is 'on', and model {config.model.name!r} cannot be compiled: {reason}")
@@ -204,13 +208,13 @@ def is_compiled(trainer: Trainer) -> bool:
 
 
 class _CompiledForm(NamedTuple):
-    """A trainer that compiles its steps, and how it is tried.
+    """A trainer that compiles its steps, and the data for its trial.
 
     Attributes:
-        samples: in one call of its step.
-        work: counts that of a call.
-        trials: schedules that need all that a run compiles.
-        start: what a client that learns nothing is trained to, (d,).
+        samples: number of samples in one call of the compiled step.
+        work: returns the amount of computation in one call.
+        trials: schedules that together use every piece of code that a run compiles.
+        start: (d,) result of a client that learns nothing: the broadcast weights, or zeros for gradients.
     """
 
     trainer: Trainer
@@ -221,15 +225,15 @@ class _CompiledForm(NamedTuple):
 
 
 def _compiled_form(trainer: Trainer, weights: Tensor, size: RunSize) -> _CompiledForm | None:
-    """Return the compiled form of ``trainer``; None where it has none, or does not train on a CPU."""
+    """Return the compiled form of ``trainer``; None if it has none, or does not train on a CPU."""
     if isinstance(trainer, VectorizedTrainer) and trainer.task.data.device.type == "cpu":
         steps = CompiledTrainer(trainer.task, size.width)
-        # Another piece of code takes a single step than several, of which two are enough to try it.
+        # A single step and several steps are compiled to different code. Two steps are enough to try the latter.
         trials = tuple(_first_sample(steps.block, count, size.width) for count in sorted({min(2, count) for count in size.steps}))
         work = partial(steps.work, weights, sent=steps.takes_one_step(trials[-1]))
         return _CompiledForm(steps, steps.block * size.width, work, trials, weights)
     if isinstance(trainer, RecordGradientTrainer) and trainer.task.data.device.type == "cpu" and trainer.at_once:
-        if isinstance(trainer.task.module, CenteredLinear):  # it is given samples in the place of gradients, at first
+        if isinstance(trainer.task.module, CenteredLinear):  # in the first round it takes samples, not gradients
             return None
         sums = CompiledSums(trainer.task, trainer.clip)
         rows = 1 if trainer.persons is None else trainer.persons.most
@@ -240,19 +244,20 @@ def _compiled_form(trainer: Trainer, weights: Tensor, size: RunSize) -> _Compile
 
 
 def _first_sample(clients: int, steps: int, width: int) -> BatchSchedule:
-    """Return a schedule of ``clients`` that take the first sample again and again."""
+    """Return a schedule in which all ``clients`` use the first sample in every step."""
     index = torch.zeros(clients, steps, width, dtype=torch.int64)
     return BatchSchedule(index, torch.ones(index.shape))
 
 
-def _like(compiled: Trainer, eager: Trainer, weights: Tensor, schedule: BatchSchedule, start: Tensor, rounding: float) -> bool:
-    """Return whether both trainers give the same, but for what ``rounding`` changes, as a part of what is learned."""
+def _agrees(compiled: Trainer, eager: Trainer, weights: Tensor, schedule: BatchSchedule, start: Tensor, rounding: float) -> bool:
+    """Return whether both trainers give the same result, up to ``rounding`` as a fraction of the learned change from ``start``."""
     expected = eager.train(weights, schedule).double()
-    apart = (compiled.train(weights, schedule).double() - expected).norm()
-    return bool(apart <= rounding * (expected - start).norm() + _TINY)
+    difference = (compiled.train(weights, schedule).double() - expected).norm()
+    return bool(difference <= rounding * (expected - start).norm() + _TINY)
 
 
-def _not_asked(asked: str, trainer: Trainer) -> Trainer:
+def _eager_unless_on(asked: str, trainer: Trainer) -> Trainer:
+    """Return ``trainer``, which has no compiled form, or raise a :class:`ConfigError` if compiling is ``asked`` to be on."""
     if asked == "on":
         raise ConfigError(
             "training.compile is 'on', and only local steps of many clients at once and gradients of records are compiled, on a CPU: leave "
@@ -262,12 +267,12 @@ def _not_asked(asked: str, trainer: Trainer) -> Trainer:
 
 
 def _refuse_mixing(model: str, warn: Warn | None) -> None:
-    """Raise a :class:`PrivacyError` about a model that mixes the samples of a batch; only ``warn``, where the batch is one person's."""
+    """Raise a :class:`PrivacyError` about a model that mixes the samples of a batch. With ``warn``, only warn, as for one person's rows."""
     found = f"model {model!r} makes something else of samples together than of each by itself: it mixes the samples of a batch"
     if warn is None:
         raise PrivacyError(
             f"{found}, as a mean over the first axis does, or nn.MultiheadAttention, nn.LSTM or nn.TransformerEncoderLayer without "
-            "batch_first=True. Expected a function of one sample, for samples are put into batches as it is quickest: let forward "
+            "batch_first=True. Expected a function of one sample, because training forms batches of any samples: let forward "
             "treat each entry of the first axis by itself"
         )
     warn(f"{found}. In training these are the rows of one person; scores and predictions depend on which rows are given together")
@@ -275,7 +280,7 @@ def _refuse_mixing(model: str, warn: Warn | None) -> None:
 
 @contextmanager
 def _explained(trouble: str) -> Iterator[None]:
-    """Turn whatever a user's model or loss raises on made-up samples into an error that begins with ``trouble``."""
+    """Turn any exception of a user's model or loss on made-up samples into a :class:`ConfigError` that begins with ``trouble``."""
     try:
         yield
     except LdpflError:
@@ -285,20 +290,23 @@ def _explained(trouble: str) -> Iterator[None]:
 
 
 def _not_at_once(trial: LocalTask, weights: Tensor, clients: BatchSchedule, apart: Tensor) -> str:
-    """Return why ``clients`` cannot be trained at once; nothing where their gradients are those of each by itself, ``apart``.
+    """Return why ``clients`` cannot be trained at once; "" if their gradients then equal ``apart``, those of separate training.
 
-    A hook on gradients is shown those of all clients, and could carry something of one client over to another.
+    A hook on gradients, for example, would see the gradients of all clients, and could carry values from one client to another.
     """
     try:
         together = GradientTrainer(trial).train(weights, clients)
     except RuntimeError as error:
         return first_line(error)
     difference = (together.nan_to_num() - apart.nan_to_num()).double().norm()
-    return "its gradients are others there" if difference > _ROUNDING * apart.nan_to_num().double().norm() + _TINY else ""
+    return "its gradients differ then" if difference > _ROUNDING * apart.nan_to_num().double().norm() + _TINY else ""
 
 
 def _made_up_clients(first: int, one_step: bool) -> BatchSchedule:
-    """Return two clients that hold the same two samples, from the ``first`` on: a batch of both, and unless in ``one_step`` one of one."""
+    """Return a schedule of two clients that hold the same two samples, at ``first`` and the next index.
+
+    Each client's first step uses both samples. Unless ``one_step``, a second step uses one of them.
+    """
     index = torch.tensor([[[first, first + 1], [first, first]], [[first + 1, first], [first + 1, first + 1]]])
     mask = torch.tensor([[1.0, 1.0], [1.0, 0.0]]).expand(2, -1, -1)
     return BatchSchedule(index, mask).head(1 if one_step else 2)
@@ -309,7 +317,7 @@ def _of_one_sample(clients: BatchSchedule) -> BatchSchedule:
 
 
 def _made_up(samples: Samples, data: Dataset) -> Samples:
-    """Return a few samples that are like the others in shape and type alone."""
+    """Return a few random samples that share only shape and type with ``samples``. They depend on no private value."""
     generator = torch.Generator().manual_seed(0)
 
     def like(part: Tensor, tokens: int | None) -> Tensor:
@@ -321,7 +329,7 @@ def _made_up(samples: Samples, data: Dataset) -> Samples:
     own = samples.inputs
     if isinstance(own, Tensor):
         inputs: Inputs = like(own, data.tokens())
-    else:  # a text without any token is no text
+    else:  # the mask is all ones, since a model may fail on a text without tokens
         inputs = {
             name: torch.ones(MADE_UP, *part.shape[1:], dtype=part.dtype) if name == MASK else like(part, data.tokens(name))
             for name, part in own.items()
@@ -331,13 +339,13 @@ def _made_up(samples: Samples, data: Dataset) -> Samples:
 
 
 def told_of(module: nn.Module) -> str:
-    """Return what can be told of ``module``: what it consists of and keeps, and the text of the files that its classes come from."""
+    """Return a text that identifies ``module`` as far as possible: its structure, tensors and attributes, and its classes' source code."""
     texts = []
     for name in sorted({type(part).__module__ for part in module.modules()}):
         if not name.startswith("torch."):
             try:
                 texts.append(inspect.getsource(sys.modules[name]))
-            except (KeyError, OSError, TypeError):  # of a notebook, say
+            except (KeyError, OSError, TypeError):  # no source file, as in a notebook
                 texts.append(name)
     tensors = {name: hashlib.sha256(value.numpy(force=True).tobytes()).hexdigest() for name, value in module.state_dict().items()}
     others = [
@@ -350,10 +358,10 @@ def told_of(module: nn.Module) -> str:
 
 
 def _check_parts(model: str, local: LocalTask) -> None:
-    """Return if the model's forward has an argument for each part of a sample, where samples are several tensors.
+    """Raise if samples are several named tensors, and the model's forward does not take arguments of these names.
 
     Raises:
-        ConfigError: it has not.
+        ConfigError: forward lacks such an argument.
     """
     parts = local.data.inputs
     if isinstance(parts, Tensor):
@@ -369,19 +377,19 @@ def _check_parts(model: str, local: LocalTask) -> None:
 
 
 def _check_outputs(model: str, task: Task, found: object, targets: Tensor, outputs: int) -> None:
-    """Return if a model's outputs have a row for each of the ``targets``.
+    """Raise if the outputs ``found`` of a model do not have the shape that ``targets`` and the number of ``outputs`` require.
 
     Raises:
-        ConfigError: they do not.
+        ConfigError: the outputs have another type or shape.
     """
-    if not outputs:  # a loss of an author's own knows, and nobody else
+    if not outputs:  # only the user's own loss knows the shape
         return
     if not isinstance(found, Tensor):
         raise ConfigError(f"model {model!r} gives a {type(found).__name__}, expected a tensor")
     count = len(targets)
     wanted: tuple[int, ...] = (*targets.shape, outputs) if task.targets == "tokens" else (count, outputs)
     if task.targets == "tokens" and found.shape[:-1] == targets.shape and found.shape[-1] > outputs:
-        return  # tokens that the data lack
+        return  # the model's vocabulary may have tokens that the data lack
     if tuple(found.shape) == wanted or (task.targets == "number" and tuple(found.shape) == (count,)):
         return
     advice = "" if count > 1 else ": a batch may be of one sample, so tell squeeze() which dimension is meant"
@@ -392,5 +400,5 @@ def _check_outputs(model: str, task: Task, found: object, targets: Tensor, outpu
 
 
 _ROUNDING, _ROUNDING_BF16, _TINY = 0.02, 0.3, 1e-6
-"""How far gradients of the same samples may lie apart, of their length (float32, bfloat16) and beside that. Graphics cards round products
+"""Tolerance between gradients of the same samples: relative to their norm (float32, bfloat16), and absolute. Graphics cards round products
 to 10 bits."""

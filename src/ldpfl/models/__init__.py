@@ -1,4 +1,4 @@
-"""Built-in models, and how one is built by its name or import path, or taken as a caller hands it over."""
+"""Built-in models, and building a model by its name or import path, or from a module that a caller passes."""
 
 from ldpfl.models.dense import CenteredLinear
 from ldpfl.models.images import InputShape

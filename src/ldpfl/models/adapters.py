@@ -1,6 +1,6 @@
-"""Adapters of ``peft`` on pretrained models: what is trained of a model, and the digest that tells the frozen rest, its base.
+"""Adapters of ``peft`` on pretrained models, and the digest that identifies the frozen part of a model, its base.
 
-The base is loaded wherever it is needed. It is never sent, and never kept with a run.
+The base is loaded wherever it is needed. It is never sent, and never saved with a run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Kind = Literal["none", "lora", "ia3", "prompt", "head"]
 
 @dataclass(frozen=True)
 class Adapter:
-    """What of a pretrained model is trained.
+    """Which part of a pretrained model is trained.
 
     Attributes:
         kind: ``none`` trains the whole model, ``head`` the layers of the outputs alone. The others add an adapter, and train it and the
@@ -169,10 +169,10 @@ _BASE_NAME = re.compile(r"^base_model\.(model\.)?|\.base_layer(?=\.)")
 
 
 def check_base(module: nn.Module, digest: str) -> None:
-    """Return if the frozen parameters of ``module`` are those of ``digest``; an empty one asks for none.
+    """Raise if the frozen parameters of ``module`` do not have this ``digest``. An empty digest allows any.
 
     Raises:
-        ConfigError: they are others.
+        ConfigError: the frozen parameters have another digest.
     """
     if digest and base_digest(module) != digest:
         raise ConfigError(

@@ -20,7 +20,7 @@ class LogisticRegression(nn.Sequential):
 
 
 class Linear(nn.Sequential):
-    """One linear layer without bias, from 0: for features that are centered or of one length, where every weight costs noise."""
+    """One linear layer without bias, initialised to 0. It suits features that are centered or have norm 1. Each weight costs noise."""
 
     def __init__(self, shape: InputShape, classes: int) -> None:
         layer = nn.Linear(prod(shape), classes, bias=False)
@@ -29,11 +29,10 @@ class Linear(nn.Sequential):
 
 
 class CenteredLinear(nn.Module):
-    """One linear layer without bias, from 0, on samples less a common center, brought to length 1.
+    """One linear layer without bias, initialised to 0, on samples that are centered by a common center and scaled to norm 1.
 
-    The center is a layer like any other, but it is measured and not trained: while the broadcast one is 0, which is public, clients put
-    their own samples' mean in the place of a gradient, see :mod:`ldpfl.simulation.gradients`. So it is randomised, charged and sent
-    as everything else.
+    The center is a layer that is measured instead of trained. In the round whose broadcast center is 0, clients send the mean of their
+    samples instead of a gradient, see :mod:`ldpfl.simulation.gradients`. So the center is randomised and charged like all other values.
     """
 
     def __init__(self, shape: InputShape, classes: int) -> None:
@@ -47,7 +46,7 @@ class CenteredLinear(nn.Module):
 
 
 class MLP(nn.Sequential):
-    """Hidden layers of ``hidden`` units, ``depth`` of them, on whatever a sample is."""
+    """A multilayer perceptron with ``depth`` hidden layers of ``hidden`` units, on flattened samples."""
 
     def __init__(self, shape: InputShape, outputs: int, *, hidden: int = 64, depth: int = 1) -> None:
         sizes = [prod(shape), *[hidden] * depth]
@@ -58,9 +57,9 @@ class MLP(nn.Sequential):
 
 
 class Parallel(nn.Module):
-    """One score, and an offset for each output: thresholds of ordered classes, or hazards of intervals (proportional odds).
+    """One score for each sample, plus an offset for each output: a threshold of ordered classes, or the hazard of an interval.
 
-    A threshold costs one weight so, and not as many as there are inputs.
+    This is a proportional-odds model. Each further output costs one weight, rather than one weight for each input.
     """
 
     def __init__(self, score: nn.Module, outputs: int) -> None:

@@ -1,4 +1,4 @@
-"""Models for images; they hold no buffers and draw no random numbers while they run."""
+"""Models for images. They hold no buffers and draw no random numbers in forward."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch.nn import functional as F
 from ldpfl.errors import ConfigError
 
 InputShape = tuple[int, ...]
-"""Of one sample; of an image: channels, height, width."""
+"""Shape of one sample. For an image: channels, height, width."""
 
 
 def _image(shape: InputShape) -> tuple[int, int, int]:
     """Return channels, height and width.
 
     Raises:
-        ConfigError: samples of this shape are no images.
+        ConfigError: ``shape`` is not that of an image.
     """
     if len(shape) != 3:
         raise ConfigError(f"this model is for images; these samples are {shape}: take linear or mlp")
@@ -24,10 +24,10 @@ def _image(shape: InputShape) -> tuple[int, int, int]:
 
 
 def halved(images: Tensor) -> Tensor:
-    """Return the largest of each 2x2 pixels; an odd row or column is left out.
+    """Return the 2x2 max-pooled ``images``. An odd row or column is left out.
 
-    Compiled, it is the maximum of four strided slices, which becomes one loop with what stands beside it. Where several pixels are the
-    largest, these share the gradient, which ``max_pool2d`` gives to the first.
+    In compiled code it is the maximum of four strided slices, which the compiler fuses with neighbouring operations. Equal maxima share the
+    gradient there, while ``max_pool2d`` gives it to the first.
     """
     if not torch.compiler.is_compiling():
         return F.max_pool2d(images, 2)

@@ -1,4 +1,4 @@
-"""Flatten a model into one vector and back, and refuse what would leave a client un-noised."""
+"""Flatten a model into one vector and back, and refuse models with state that would leave a client without noise."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class ParameterLayout:
 def called_with(
     module: nn.Module, parameters: dict[str, Tensor], arguments: tuple[Any, ...], named: Mapping[str, Any] | None = None
 ) -> Any:
-    """Return what ``module`` makes of ``arguments`` with ``parameters``, by the names of a layout, in the place of its own.
+    """Return the outputs of ``module`` for ``arguments``, with ``parameters`` (by the names of a layout) instead of its own.
 
     A model of ``transformers`` returns several tensors. Its scores are taken, see :func:`scores_in`.
 
@@ -118,7 +118,7 @@ def called_with(
 
 
 def answers_of(module: nn.Module, inputs: Tensor | Mapping[str, Tensor]) -> Any:
-    """Return what ``module`` makes of ``inputs`` with the parameters that it has."""
+    """Return the outputs of ``module`` for ``inputs``, with its own parameters."""
     arguments, named = ((inputs,), {}) if isinstance(inputs, Tensor) else ((), dict(inputs))
     return scores_in(module(*arguments, **named), *arguments, **named)
 
@@ -137,19 +137,19 @@ def scores_in(found: Any, tokens: Tensor | None = None, **named: Tensor) -> Any:
 
 
 def validate_module(module: nn.Module) -> None:
-    """Refuse a model that holds state which would leave a client un-noised, and say how to mend it.
+    """Refuse a model with state that would leave a client without noise.
 
     Raises:
-        PrivacyError: naming each offending entry and its remedy.
+        PrivacyError: the model has such state. The message names each entry and its remedy.
     """
     _refuse(module, [*_buffer_problems(module), *_parameter_problems(module), *_part_problems(module), *_dropout_problems(module)])
 
 
 def refuse_lost_in_copies(module: nn.Module) -> None:
-    """Refuse a model whose copy differs from it: hooks on parameters, and memory that several parameters share, are not copied.
+    """Refuse a model whose copy would behave differently, since hooks on parameters and shared memory are not copied.
 
     Raises:
-        PrivacyError: naming each such parameter.
+        PrivacyError: the model has such parameters. The message names them.
     """
     _refuse(module, [*_hook_problems(module), *_shared_problems(module)])
 
@@ -203,7 +203,7 @@ def _parameter_problems(module: nn.Module) -> list[str]:
 
 
 def _device_problems(module: nn.Module) -> list[str]:
-    """Return which parameters, frozen ones included, are not on the device of the others: they would never be trained or used."""
+    """Return the problems of parameters, frozen ones included, that are on another device than the others, or have no values."""
     places = {name: parameter.device for name, parameter in module.named_parameters()}
     empty = [name for name, device in places.items() if device.type == "meta"]
     if empty:
@@ -217,7 +217,7 @@ def _device_problems(module: nn.Module) -> list[str]:
 
 
 def _adapter_problems(module: nn.Module) -> list[str]:
-    """Return which active adapters of ``peft`` have frozen parameters: training would change nothing, or a part of the adapter alone."""
+    """Return the problems of active adapters of ``peft`` with frozen parameters, of which training would change nothing or only a part."""
     problems = []
     for part in module.modules():
         active = getattr(part, "active_adapter", None) if isinstance(getattr(part, "peft_config", None), Mapping) else None
@@ -233,7 +233,7 @@ def _adapter_problems(module: nn.Module) -> list[str]:
 
 
 def _hook_problems(module: nn.Module) -> list[str]:
-    # What a hook makes of a gradient would silently not be made of it.
+    # Private training would silently skip the hook.
     return [
         f"parameter {name} has a hook, which does not run in private training: remove it, and do in forward what it is for"
         for name, parameter in module.named_parameters()
@@ -242,7 +242,7 @@ def _hook_problems(module: nn.Module) -> list[str]:
 
 
 def _shared_problems(module: nn.Module) -> list[str]:
-    """Return what is wrong with parameters in the same memory: trained apart, they could not be put back into the model."""
+    """Return the problems of parameters that share memory. They are trained separately, and could not be written back into the model."""
     places = []
     for name, parameter in module.named_parameters():
         if not isinstance(parameter, nn.parameter.UninitializedParameter) and not parameter.is_meta and parameter.numel():
@@ -274,7 +274,7 @@ def _part_problems(module: nn.Module) -> list[str]:
 
 
 def _wrapped(part: nn.Module) -> str:
-    """Return what to give in the place of a compiled, scripted or distributed module; nothing of any other."""
+    """Return what to pass instead of a compiled, scripted or distributed module; "" for any other module."""
     if isinstance(part, torch.jit.ScriptModule):
         return "the module that was scripted or traced"
     if isinstance(part, nn.DataParallel | nn.parallel.DistributedDataParallel):
@@ -300,7 +300,7 @@ _NAMED = 3
 """Number of layers that a message names. The others are counted."""
 
 _RATES = ("dropout", "drop_prob", "drop_path", "layerdrop", "pdrop")
-"""Parts of the names by which modules keep a probability of dropout in an attribute of their own."""
+"""Parts of the names of attributes in which modules store a dropout probability."""
 
 
 def dropout_rates(part: nn.Module) -> tuple[str, ...]:

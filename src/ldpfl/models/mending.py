@@ -1,4 +1,4 @@
-"""What in a module keeps it from private training, and the module without it."""
+"""Replace the parts of a module that prevent private training."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import nn
 from ldpfl.errors import ConfigError, first_line
 from ldpfl.models.layout import dropout_rates, refuse_lost_in_copies
 
-_GROUPS = 32
+_MAX_GROUPS = 32
+"""Maximum number of groups in group normalisation (Wu and He 2018)."""
 
-_FEWEST, _FEWEST_ALONE = 2, 4
-"""Fewest channels of a group, of an image and of a flat layer: two numbers by themselves are always made +1 and -1."""
-"""Most groups that channels are normalised in (Wu and He 2018)."""
+_MIN_CHANNELS, _MIN_CHANNELS_FLAT = 2, 4
+"""Minimum number of channels in a group: for images, and for flat layers, where a group of two is always normalised to +1 and -1."""
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
@@ -25,8 +25,8 @@ class Change:
     """A part of a module that was replaced.
 
     Attributes:
-        place: its name in the module; empty for the module itself.
-        before, after: as PyTorch writes them.
+        place: name of the part in the module; empty for the module itself.
+        before, after: descriptions of the part, as PyTorch prints it.
     """
 
     place: str
@@ -35,11 +35,11 @@ class Change:
 
 
 def copied(module: nn.Module) -> nn.Module:
-    """Return a copy of ``module``, which shares nothing with it.
+    """Return a deep copy of ``module``.
 
     Raises:
-        PrivacyError: a copy would be trained to something else.
-        ConfigError: there is no copy of it.
+        PrivacyError: the copy would behave differently from ``module`` in training.
+        ConfigError: ``module`` cannot be copied.
     """
     refuse_lost_in_copies(module)
     try:
@@ -52,12 +52,14 @@ def copied(module: nn.Module) -> nn.Module:
 
 
 def mended(module: nn.Module) -> tuple[nn.Module, tuple[Change, ...]]:
-    """Return a copy of ``module`` that can be trained privately, as far as one is known, and what was changed in it.
+    """Return a copy of ``module`` with the known fixes for private training, and the list of changes.
 
-    Batch normalisation becomes normalisation by groups of channels, within each sample; instance normalisation keeps no statistics.
-    Probabilities of dropout, which would draw from a generator that all clients share, become 0 where they stand: other parts may ask for
-    them. ``max_norm`` and ``sparse`` of embeddings are switched off, and weights become float32. What else is wrong stays, for
-    :func:`ldpfl.models.layout.validate_module` to say. A new part begins with its usual weights.
+    - Batch normalisation becomes group normalisation within each sample. Instance normalisation keeps no statistics.
+    - Dropout probabilities become 0, since dropout draws from a generator that all clients share. The layers stay, because other parts may
+      refer to them.
+    - ``max_norm`` and ``sparse`` of embeddings are switched off, and weights become float32.
+
+    Other problems remain, and :func:`ldpfl.models.layout.validate_module` reports them. A new part has its usual initial weights.
     """
     if (replaced := _replacement(module)) is not None:
         return replaced, (Change("", _line(module), _line(replaced)),)
@@ -71,7 +73,7 @@ def mended(module: nn.Module) -> tuple[nn.Module, tuple[Change, ...]]:
 
 
 def _changed(module: nn.Module, done: dict[nn.Module, nn.Module], prefix: str = "") -> Iterator[Change]:
-    """Change the parts of ``module`` in place, and yield what was changed; ``done`` has what replaced a part that stands elsewhere too."""
+    """Change the parts of ``module`` in place and yield the changes. ``done`` maps replaced parts to replacements, for shared parts."""
     for name, child in list(module._modules.items()):  # under each of its names, which named_children() leaves out
         if child is None:
             continue
@@ -96,7 +98,7 @@ def _changed(module: nn.Module, done: dict[nn.Module, nn.Module], prefix: str = 
 
 def _replacement(part: nn.Module) -> nn.Module | None:
     if isinstance(part, nn.modules.batchnorm._BatchNorm):
-        few = _FEWEST_ALONE if isinstance(part, nn.BatchNorm1d | nn.LazyBatchNorm1d) else _FEWEST
+        few = _MIN_CHANNELS_FLAT if isinstance(part, nn.BatchNorm1d | nn.LazyBatchNorm1d) else _MIN_CHANNELS
         return nn.GroupNorm(_groups(part.num_features, few), part.num_features, eps=part.eps, affine=part.affine)
     if isinstance(part, nn.modules.instancenorm._InstanceNorm) and part.track_running_stats:
         return type(part)(part.num_features, eps=part.eps, affine=part.affine)
@@ -106,8 +108,8 @@ def _replacement(part: nn.Module) -> nn.Module | None:
 
 
 def _groups(channels: int, few: int) -> int:
-    """Return the largest number of equal groups, of at least ``few`` channels each where that is possible."""
-    return max(groups for groups in range(1, min(_GROUPS, max(1, channels // few)) + 1) if channels % groups == 0)
+    """Return the largest number of equal groups, with at least ``few`` channels each if that is possible."""
+    return max(groups for groups in range(1, min(_MAX_GROUPS, max(1, channels // few)) + 1) if channels % groups == 0)
 
 
 def _line(part: nn.Module) -> str:

@@ -1,4 +1,4 @@
-"""Pretrained models of ``transformers``, from a folder or the hub: loading, and the checks before."""
+"""Load and check pretrained models of ``transformers`` from a folder or the hub."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ldpfl.util.user_code import PRETRAINED, library
 def make(name: str, targets: str, outputs: int, *, images: bool, seed: int, adapter: Adapter) -> nn.Module:
     """Return the pretrained model called ``name`` for such ``targets``, with its ``adapter``.
 
-    Layers that the base lacks, such as the head of a new task, are trained whatever the adapter is: no file holds their values, and
-    ``seed`` decides how they begin. No code of a folder or of the hub is run.
+    Layers that the files lack, such as the head of a new task, are initialised by ``seed`` and always trained, whatever the adapter is.
+    No code from a folder or from the hub is run.
 
     Raises:
         ConfigError: there is no such model, its weights are missing or of another model, or it has no form for these targets.

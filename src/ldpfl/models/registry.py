@@ -1,4 +1,4 @@
-"""Which models there are: a line each; or any module by import path, or handed over."""
+"""The registry of built-in models, and building any model by name, by import path, or from a module that a caller passes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ldpfl.util.suggestions import did_you_mean
 from ldpfl.util.user_code import GIVEN, called, is_code
 
 CENTERED = "centered-linear"
-"""The model whose first round measures a center."""
+"""Name of the model whose first round measures a center."""
 
 _REGISTRY: Mapping[str, Callable[..., nn.Module]] = {
     "two-layer-cnn": images.TwoLayerCNN,
@@ -33,10 +33,10 @@ _REGISTRY: Mapping[str, Callable[..., nn.Module]] = {
     "mlp": dense.MLP,
 }
 
-_MOST_PARTS, _WIDEST = 64, 1 << 16
-"""Of options: a server may name them, and nobody means more."""
+_MAX_PARTS, _MAX_WIDTH = 64, 1 << 16
+"""Maximum values of options. A server may set them, and larger models could exhaust a node's memory."""
 
-_OF_TEXTS: Mapping[str, Callable[..., nn.Module]] = {
+_TEXT_MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "embedding-bag": texts.EmbeddingBag,
     "gru": texts.GRU,
     "lstm": texts.LSTM,
@@ -45,8 +45,8 @@ _OF_TEXTS: Mapping[str, Callable[..., nn.Module]] = {
 
 
 def names() -> tuple[str, ...]:
-    """Names that :func:`create` knows beside import paths."""
-    return (*_REGISTRY, *_OF_TEXTS)
+    """Return the names of the built-in models."""
+    return (*_REGISTRY, *_TEXT_MODELS)
 
 
 def create(
@@ -83,23 +83,23 @@ def create(
             return _with_sizes(made, name, shape, tokens=vocabulary is not None)
         if shape is None and name in names():
             raise ConfigError(f"model {name!r} takes one tensor, and these samples are several: bring a module with an argument for each")
-        if name in _OF_TEXTS:
+        if name in _TEXT_MODELS:
             if vocabulary is None:
                 raise ConfigError(f"model {name!r} is for texts: name their column in data.text, or take another model")
-            return _made(name, _OF_TEXTS[name], own, vocabulary, outputs, by_place)
+            return _made(name, _TEXT_MODELS[name], own, vocabulary, outputs, by_place)
         if name not in _REGISTRY:
             raise ConfigError(f"unknown model {name!r}: {did_you_mean(name, names())}, or give an import path package.module:Class")
         if vocabulary is not None or shape is None:
-            texts = ", ".join(_OF_TEXTS)
+            texts = ", ".join(_TEXT_MODELS)
             raise ConfigError(f"model {name!r} is not for texts: take one of {texts}; whole numbers that are no tokens are given as floats")
         return _made(name, _REGISTRY[name], own, shape, outputs)
 
 
 def offered(shape: InputShape | None, outputs: int, vocabulary: int | None) -> dict[str, Any]:
-    """Return what a class of one's own is given for arguments of these names, if it requires them.
+    """Return the sizes of the data that are passed to a user's own class, if it requires arguments of these names.
 
-    ``shape`` is that of one sample and ``inputs`` how many values it has, where a sample is one tensor; ``outputs`` is how many outputs the
-    task needs; ``vocabulary`` how many tokens there are, where samples are texts.
+    If a sample is one tensor, ``shape`` is its shape and ``inputs`` its number of values. ``outputs`` is the number of outputs that the
+    task needs. ``vocabulary`` is the number of tokens, if the samples are texts.
     """
     known = {"inputs": None if shape is None else prod(shape), "outputs": outputs, "shape": shape, "vocabulary": vocabulary}
     return {name: value for name, value in known.items() if value is not None}
@@ -129,7 +129,7 @@ def _made(name: str, build: Callable[..., nn.Module], options: Mapping[str, Any]
     for key, value in options.items():
         if key not in known:
             raise ConfigError(f"model {name!r} has no option {key!r}" + (f": {did_you_mean(key, known)}" if known else ""))
-        most = _MOST_PARTS if key in ("depth", "heads") else _WIDEST
+        most = _MAX_PARTS if key in ("depth", "heads") else _MAX_WIDTH
         if type(value) is not int or not 1 <= value <= most:
             raise ConfigError(f"model {name!r}, {key}: expected a whole number from 1 to {most:,}, got {shown(value)}")
     return build(*arguments, **options)

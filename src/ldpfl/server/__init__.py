@@ -1,4 +1,4 @@
-"""The server: its state, who takes part in a round, how a round closes, and what is kept of it. Simulator and Flower share it."""
+"""The server: its state, the choice of a round's clients, the aggregation of a round, and checkpoints. Simulator and Flower share it."""
 
 from ldpfl.errors import NotFiniteError
 from ldpfl.mechanisms import Perturbed

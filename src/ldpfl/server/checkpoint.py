@@ -1,4 +1,4 @@
-"""What a run needs to go on after a crash: the server's state in one file, and beside it the log of all rounds so far."""
+"""Checkpoints for resuming a run: the server's state in one file, and a log of all rounds so far beside it."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from ldpfl.util.randomness import WORDS
 _LOG = "log"
 _MEMORY = "memory."
 _MEMORY_DTYPES = ("F32", "F64")
-_SHOWN = 200
-"""Characters of a name or a reason in an error: it may repeat what the file holds."""
+_MAX_SHOWN = 200
+"""Maximum number of characters of a name or a reason in a message, which may repeat text of an untrusted file."""
 
-_CARRIED = ("previous", "velocity", "average", "size", "best")
-"""Parts of the server's state that need not be there."""
+_OPTIONAL = ("previous", "velocity", "average", "size", "best")
+"""Tensors of the server's state that may be None."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """The server's state after a round, the metrics of all rounds so far, and what they released.
 
-    Random streams need no place here: they follow from the seed and the round. The state is public; the metrics hold
-    ``clipped_fraction`` and the like, and ``memory`` what clients remember, which only a simulation can know.
+    Random streams are not saved, since they follow from the seed and the round. The state is public. Some metrics, such as
+    ``clipped_fraction``, and the clients' ``memory`` are known only to a simulation.
 
     Attributes:
-        origin: names the data and the device, so that a run is not resumed on others.
-        memory: for mechanisms whose clients remember something, by name, a row a client.
-        words: how the seeded random words of its rounds were made.
+        origin: name of the data and the device. A run is not resumed with another origin.
+        memory: what clients remember, for mechanisms that need it: tensors by name, with one row for each client.
+        words: version of the generator of seeded random words that the rounds used.
     """
 
     state: ServerState
@@ -52,9 +52,9 @@ class Checkpoint:
     words: str = WORDS
 
     def save(self, path: Path) -> None:
-        """Write to ``path`` so that a crash leaves this checkpoint or the one before, each with its lines of the log beside it.
+        """Write the checkpoint to ``path``. A crash leaves either this checkpoint or the one before, each with its lines of the log.
 
-        A checkpoint of another run is removed first: a crash then leaves none.
+        A checkpoint of another run is removed first. Then a crash leaves no checkpoint.
 
         Raises:
             WriteError: the system refuses it.
@@ -70,8 +70,8 @@ class Checkpoint:
             "weights": self.state.weights.contiguous(),
             "center": self.state.ranges.center,
             "radius": self.state.ranges.radius,
-            # After a round that nobody joined, it is the same tensor as the weights, which a file refuses.
-            **{name: tensor.clone().contiguous() for name in _CARRIED if (tensor := getattr(self.state, name)) is not None},
+            # Cloned, since "previous" is the same tensor as the weights after an empty round, and safetensors refuses shared memory.
+            **{name: tensor.clone().contiguous() for name in _OPTIONAL if (tensor := getattr(self.state, name)) is not None},
             **{f"{_MEMORY}{name}": rows.contiguous() for name, rows in self.memory.items()},
         }
         metadata = {
@@ -102,15 +102,15 @@ class Checkpoint:
             ranges = LayerRanges(tensors["center"], tensors["radius"], sizes)
             history, ledger = read_log(log_path(path), Extent.from_json(metadata[_LOG]))
             origin, words = metadata["origin"], metadata.get("words", "")
-            state = ServerState(_round_in(metadata), tensors["weights"], ranges, **{name: tensors.get(name) for name in _CARRIED})
+            state = ServerState(_round_in(metadata), tensors["weights"], ranges, **{name: tensors.get(name) for name in _OPTIONAL})
             memory = {name.removeprefix(_MEMORY): rows for name, rows in tensors.items() if name.startswith(_MEMORY)}
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError, LdpflError) as error:
-            raise DataError(f"checkpoint {path} is damaged: {str(error)[:_SHOWN]}") from error
+            raise DataError(f"checkpoint {path} is damaged: {str(error)[:_MAX_SHOWN]}") from error
         return cls(state, history, origin, ledger, memory, words)
 
 
 def _extent_at(path: Path) -> Extent | None:
-    """Return which part of its log the checkpoint at ``path`` says is its own; None if there is no checkpoint that says so."""
+    """Return the part of the log that belongs to the checkpoint at ``path``; None if there is no valid checkpoint."""
     try:
         check_regular(path)
         with safe_open(path, framework="pt") as handle:
@@ -120,15 +120,15 @@ def _extent_at(path: Path) -> Extent | None:
 
 
 def _listed(metadata: Mapping[str, str], name: str) -> list[Any]:
-    """Return a list in a checkpoint's metadata, which may be somebody else's.
+    """Return the list ``name`` from a checkpoint's metadata, which may come from an untrusted file.
 
     Raises:
-        ValueError: it is no list, or larger than any checkpoint's.
+        ValueError: the entry is not a list, or is larger than in any real checkpoint.
     """
     check_parts(metadata[name])
     found = json.loads(metadata[name])
     if not isinstance(found, list):
-        raise ValueError(f"its {name} are no list")
+        raise ValueError(f"its {name} are no list, but a {type(found).__name__}")
     return found
 
 
@@ -140,7 +140,9 @@ def _round_in(metadata: Mapping[str, str]) -> int:
 
 
 def _check_headers(found: Mapping[str, tuple[str, list[int]]], sizes: Sequence[Any]) -> None:
-    """Return if what a file says of its tensors fits ``sizes``; no tensor is read, for a few bytes may claim billions of values.
+    """Raise if the types and shapes ``found`` in a file's header do not fit the layers' ``sizes``.
+
+    Only the header is checked. No tensor is read before, since a small file may claim billions of values.
 
     Raises:
         ValueError: a tensor is missing, unknown, or of another type or shape.
@@ -148,8 +150,8 @@ def _check_headers(found: Mapping[str, tuple[str, list[int]]], sizes: Sequence[A
     if not all(type(size) is int and size > 0 for size in sizes):
         raise ValueError("its sizes are no numbers of weights")
     of_layers, of_weights = ("F64", [len(sizes)]), ("F32", [sum(sizes)])
-    expected = {"center": of_layers, "radius": of_layers, "weights": of_weights, **dict.fromkeys(_CARRIED, of_weights)}
-    missing = expected.keys() - found.keys() - set(_CARRIED)
+    expected = {"center": of_layers, "radius": of_layers, "weights": of_weights, **dict.fromkeys(_OPTIONAL, of_weights)}
+    missing = expected.keys() - found.keys() - set(_OPTIONAL)
     if missing:
         raise ValueError(f"it has no {min(missing)}")
     for name, (dtype, shape) in found.items():
@@ -157,9 +159,14 @@ def _check_headers(found: Mapping[str, tuple[str, list[int]]], sizes: Sequence[A
             continue
         if (dtype, shape) != expected.get(name):
             wanted = "no such tensor" if name not in expected else "{} of shape {}".format(*expected[name])
-            raise ValueError(f"expected {wanted}, found {name[:_SHOWN]!r}, {dtype} of shape {shape[:4]}")
+            raise ValueError(f"expected {wanted}, found {name[:_MAX_SHOWN]!r}, {dtype} of shape {shape[:4]}")
 
 
 def initial_checkpoint(weights: Tensor, ranges: LayerRanges, origin: str = "", ledger: Ledger | None = None) -> Checkpoint:
-    """Return the state before the first round; ``origin`` names the data and the device, ``ledger`` what was released by then."""
+    """Return the checkpoint before the first round.
+
+    Args:
+        origin: name of the data and the device.
+        ledger: events that were released before the first round, such as histograms.
+    """
     return Checkpoint(ServerState(0, weights, ranges), (), origin, ledger or Ledger())

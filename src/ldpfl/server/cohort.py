@@ -1,4 +1,4 @@
-"""Who takes part in a round, and the ledger's record of the round."""
+"""Choose the clients of a round, and build the privacy event of the round for the ledger."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ldpfl.util.randomness import Purpose, SeededStreams, stream
 
 
 def round_cohort(seed: int, round_number: int, clients: int, fraction: float, self_sampling: float | None) -> NDArray[np.int64]:
-    """Return who takes part in a round: a ``fraction`` that the server draws, or, given ``self_sampling``, those who decide to."""
+    """Return the clients of a round: a ``fraction`` that the server samples, or with ``self_sampling`` those that check in at random."""
     if self_sampling is None:
         return sample_cohort(seed, round_number, clients, fraction)
     return self_sampled_cohort(seed, round_number, clients, self_sampling)
@@ -32,16 +32,16 @@ def sample_cohort(seed: int, round_number: int, clients: int, fraction: float) -
 
 
 def reserves(seed: int, round_number: int, clients: int, cohort: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the clients that are not in the ``cohort`` of a round, in the random order in which they may stand in for its members."""
+    """Return the clients outside the ``cohort`` of a round, in the random order in which they replace members that fail."""
     others = np.setdiff1d(np.arange(clients), cohort)
     return stream(seed, Purpose.COHORT, round_number, 1).permutation(others)
 
 
 def self_sampled_cohort(seed: int, round_number: int, clients: int, self_sampling: float) -> NDArray[np.int64]:
-    """Return the clients that decide to take part, in ascending order; it may be none.
+    """Return the clients that check in at random, in ascending order. There may be none.
 
-    Each client draws q ~ U(``self_sampling``, 1) for this round and joins with probability q, so with (``self_sampling`` + 1) / 2 over all;
-    q itself changes nothing, for nobody learns it.
+    Each client draws q ~ U(``self_sampling``, 1) for this round and joins with probability q. Its overall probability is
+    (``self_sampling`` + 1) / 2. Nobody learns q, so q does not affect privacy.
 
     Source: Optimal LDP-FL, Algorithm 4, with ``self_sampling`` 0.5; the plain variant that it replaces has 0.
     """
@@ -51,13 +51,16 @@ def self_sampled_cohort(seed: int, round_number: int, clients: int, self_samplin
 
 
 def once_cohort(seed: int, round_number: int, clients: int, rounds: int) -> NDArray[np.int64]:
-    """Return the clients whose only round this is, in ascending order: all of them in a random order, cut into ``rounds`` equal parts.
+    """Return the clients whose only round this is, in ascending order. All clients are shuffled and cut into ``rounds`` equal parts.
 
     Raises:
         ConfigError: there are fewer clients than rounds.
     """
     if clients < rounds:
-        raise ConfigError(f"{clients} clients cannot take part once each in {rounds} rounds, with somebody in each of them")
+        raise ConfigError(
+            f"{clients} clients cannot take part once each in {rounds} rounds, with somebody in each of them: set training.rounds to "
+            f"{clients} or less"
+        )
     order = stream(seed, Purpose.COHORT).permutation(clients)
     first, last = (clients * number // rounds for number in (round_number - 1, round_number))
     return np.sort(order[first:last]).astype(np.int64)
@@ -74,17 +77,16 @@ def round_event(
     once: bool = False,
     colluding: int = 0,
 ) -> RoundEvent:
-    """Return the ledger's record of round ``number``.
+    """Return the privacy event of round ``number``.
 
     Args:
-        cohort: clients whose reports arrived.
-        joined: how many rounds each client has taken part in so far, this one included.
-        channel: what stands between clients and server.
-        self_sampling: of :func:`self_sampled_cohort`, if that is how the cohort came about. Then who took part is a secret as long
-            as the channel keeps it; a cohort that the server draws is none.
-        once: whether each client takes part in one round of the run. Its place in their order is a secret as long as the channel
-            keeps it.
-        colluding: clients of the cohort that are not relied on.
+        cohort: number of clients whose reports arrived.
+        joined: (K,) number of rounds that each client has taken part in so far, this one included.
+        channel: channel between clients and server.
+        self_sampling: argument of :func:`self_sampled_cohort`, if it chose the cohort. Then participation is secret if the channel hides
+            it. A cohort that the server samples is not secret.
+        once: whether each client takes part in one round of the run. Then its round is secret if the channel hides it.
+        colluding: number of clients in the cohort whose noise is not counted.
     """
     most = int(joined.max())
     if once and channel == "ideal-shuffler":
@@ -96,10 +98,10 @@ def round_event(
 
 
 def histogram_event(stage: int, release: Release, clients: int, channel: Channel, colluding: int = 0) -> RoundEvent:
-    """Return the ledger's record of histograms that all ``clients`` send before the first round, the ``stage``-th, from 1."""
+    """Return the privacy event of the ``stage``-th histograms, from 1, which all ``clients`` send before the first round."""
     return evaluation_event(stage, release, np.full(clients, stage), channel, colluding)
 
 
 def evaluation_event(number: int, release: Release, joined: NDArray[np.int64], channel: Channel, colluding: int = 0) -> RoundEvent:
-    """Return the ledger's record, the one with this ``number``, of counts that all clients send; ``joined`` as for :func:`round_event`."""
+    """Return the privacy event ``number`` of noisy sums that all clients send. ``joined`` is as in :func:`round_event`."""
     return replace(round_event(number, release, joined.size, joined, channel, colluding=colluding), histograms=True)

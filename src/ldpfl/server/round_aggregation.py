@@ -24,21 +24,21 @@ from ldpfl.server.state import RoundMetrics, ServerState, comparable
 from ldpfl.transport.shuffling import Aggregate, PartialPool, ReportPool
 
 Schedule = Literal["constant", "linear", "cosine"]
-"""Of a learning rate: the same in all rounds, or falling to 0 in equal steps, or along half a wave."""
+"""Schedule of a learning rate: constant, or falling to 0 linearly or along half a cosine."""
 
 Rule = Literal["sgd", "adam", "yogi"]
-"""What the server makes of its steps: plain ones, or each weight's by how large they were (FedAdam, FedYogi)."""
+"""Optimiser of the server: plain steps, or steps that are scaled for each weight by its past steps (FedAdam, FedYogi)."""
 
 _BETA_2, _TINY = 0.99, 1e-3
-"""Of FedAdam and FedYogi, with tau (Reddi et al. 2021, section 4)."""
+"""beta 2 and tau of FedAdam and FedYogi (Reddi et al. 2021, section 4)."""
 
 
 def scheduled(rate: float, schedule: Schedule, round_number: int, rounds: int) -> float:
-    """Return the learning rate of a round, from 1, that began with ``rate``."""
-    gone = min(round_number - 1, rounds) / rounds
+    """Return the learning rate of the round ``round_number``, from 1, of a schedule that starts at ``rate``."""
+    elapsed = min(round_number - 1, rounds) / rounds
     if schedule == "constant":
         return rate
-    return rate * (1 - gone if schedule == "linear" else (1 + cos(pi * gone)) / 2)
+    return rate * (1 - elapsed if schedule == "linear" else (1 + cos(pi * elapsed)) / 2)
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,16 @@ class ServerOptimiser:
 
     Attributes:
         learning_rate: factor on the step.
-        momentum: part of the last step that is carried on (heavy ball).
-        schedule: of the learning rate over ``rounds``.
-        rounds: of the run.
-        measured: how many weights, the first ones, are measured in the first round, and kept; the others are trained from the second on.
-        average: share of the run, counted from its end, over which weights are averaged; 0 keeps the last ones.
-        rule: ``adam`` and ``yogi`` divide each weight's step by a moving size of its steps; then the mean of steps is a moving one as well.
-        decay: part of the way back to ``start`` that is added to each mean.
-        start: (d,) initial weights; needed for a decay.
+        momentum: fraction of the last step that is added to the next (heavy ball).
+        schedule: schedule of the learning rate over ``rounds``.
+        rounds: number of rounds of the run.
+        measured: number of weights, at the start of the vector, that are measured in the first round and then fixed. The others are
+            trained from the second round on.
+        average: share of the rounds, at the end of the run, over which weights are averaged; 0 uses the last weights.
+        rule: ``adam`` and ``yogi`` divide each weight's step by the root of a moving average of its squared steps. Then momentum is an
+            exponential moving average as well.
+        decay: factor on the distance to ``start``, which is added to each mean.
+        start: (d,) initial weights; needed for ``decay``.
     """
 
     learning_rate: float = 1.0
@@ -68,13 +70,13 @@ class ServerOptimiser:
     start: Tensor | None = field(default=None, compare=False)
 
     def decayed(self, mean: Tensor, weights: Tensor) -> Tensor:
-        """Return the ``mean`` (d,) of a round with the pull from ``weights`` (d,) back to the initial ones."""
+        """Return the ``mean`` (d,) of a round with the weight decay from ``weights`` (d,) toward the initial weights."""
         if not self.decay or self.start is None:
             return mean
         return mean + self.decay * (self.start - weights)
 
     def velocity(self, before: Tensor | None, mean: Tensor, round_number: int) -> Tensor:
-        """Return the direction (d,) of a round's step, from the last one and the mean update or gradient."""
+        """Return the direction (d,) of a round's step, from the direction ``before`` and the mean update or gradient."""
         if self.measured:
             mean = mean.clone()
             (mean[self.measured :] if round_number == 1 else mean[: self.measured]).zero_()
@@ -84,7 +86,7 @@ class ServerOptimiser:
         return mean if before is None or first or self.momentum == 0 else torch.add(mean, before, alpha=self.momentum)
 
     def size(self, before: Tensor | None, mean: Tensor) -> Tensor | None:
-        """Return the moving second moment (d,) of the steps; None where there is none."""
+        """Return the moving second moment (d,) of the means; None for the rule "sgd"."""
         if self.rule == "sgd":
             return None
         squares = mean.square()
@@ -98,13 +100,13 @@ class ServerOptimiser:
         return velocity if size is None else velocity / (size.sqrt() + _TINY)
 
     def rate(self, round_number: int) -> float:
-        """Return the learning rate of a round, from 1; what is measured is taken as it is."""
+        """Return the learning rate of a round, from 1. It is 1 in a round that measures weights."""
         if self.measured and round_number == 1:
             return 1.0
         return scheduled(self.learning_rate, self.schedule, round_number, self.rounds)
 
     def averaged(self, before: Tensor | None, weights: Tensor, round_number: int) -> Tensor | None:
-        """Return the mean (d,) of the weights after the rounds that are averaged so far; None before they begin."""
+        """Return the mean (d,) of the weights over the averaged rounds so far; None before the first of them."""
         position = round_number - int((1 - self.average) * self.rounds)
         if self.average == 0 or position < 1:
             return None
@@ -113,15 +115,15 @@ class ServerOptimiser:
 
 @dataclass(frozen=True)
 class ServerRules:
-    """What the server does with the reports of a round; the same over all rounds of a run.
+    """The server's settings for aggregating a round. They are the same for all rounds of a run.
 
     Attributes:
-        names: of the layers.
-        perturbed: whether reports are of trained weights, of their change, or of gradients.
-        rule: how the next ranges are chosen.
-        optimiser: what is made of a mean update or gradient.
-        score: judges new global weights (d,).
-        validate: their loss on rows that say when to stop; None where none do.
+        names: names of the layers.
+        perturbed: whether reports are of trained weights, of updates, or of gradients.
+        rule: rule for the next ranges.
+        optimiser: optimiser that turns a mean update or gradient into a step.
+        score: returns the main metric of global weights (d,).
+        validate: returns their loss on the rows for early stopping; None without early stopping.
     """
 
     names: tuple[str, ...]
@@ -134,12 +136,12 @@ class ServerRules:
 
 @dataclass(frozen=True)
 class Observed:
-    """What only those who hold the clients' values can know of a round: a simulation does, a server does not.
+    """Figures of a round that depend on the clients' values. A simulation knows them, a real server does not.
 
     Attributes:
-        clipped: by layer, share of values outside their range.
+        clipped: share of values outside their range, by layer.
         clipped_records: share of records whose gradient was clipped.
-        noise_std: by layer, the noise of the mean as it was; without it the largest possible is recorded.
+        noise_std: actual standard deviation of the noise in the mean, by layer. Without it, the largest possible one is recorded.
         noise: figures of a noise schedule.
         memory: what clients remember after the round.
     """
@@ -162,17 +164,17 @@ def close_round(
     observed: Observed,
     began: float,
 ) -> Checkpoint:
-    """Return what follows ``before`` when the reports in ``pool`` have arrived.
+    """Aggregate a round: return the checkpoint that follows ``before`` once the reports in ``pool`` have arrived.
 
     Args:
-        mechanism: of this round.
-        event: the ledger's record of the round.
-        uplink_bytes: length of one client's message.
-        observed: empty on a server.
+        mechanism: mechanism of this round.
+        event: privacy event of the round, for the ledger.
+        uplink_bytes: number of bytes of one client's message.
+        observed: figures that only a simulation knows; empty on a real server.
         began: ``time.perf_counter()`` when the round began.
 
     Raises:
-        PrivacyError: reports of another model, or a mean that is not finite.
+        PrivacyError: the reports are of another model, or their mean is not finite.
     """
     ranges = before.state.ranges
     state = advance(before.state, pool, mechanism, perturbed=rules.perturbed, rule=rules.rule, optimiser=rules.optimiser)
@@ -193,7 +195,10 @@ def close_with(
     observed: Observed,
     began: float,
 ) -> Checkpoint:
-    """Return what follows ``before`` when reports of so many ``clients`` led to ``state``; other arguments as in :func:`close_round`."""
+    """Return the checkpoint that follows ``before`` after reports of ``clients`` clients led to ``state``.
+
+    The other arguments are those of :func:`close_round`.
+    """
     ranges = before.state.ranges
     state, validation = _validated(rules, before, state)
     metrics = RoundMetrics(
@@ -223,13 +228,14 @@ def advance(
 ) -> ServerState:
     """Return the state after a round whose shuffled reports are ``pool``.
 
-    Weights that no report spoke about keep their value, and ranges are updated from the other weights alone.
-    Every client counts the same, as in LDP-FL Algorithm 1, line 11: weights by data size would tell data sizes.
-    ``optimiser`` makes a step of the mean update or gradient, by default that itself; trained weights are taken as they are.
+    Weights that are in no report keep their value, and ranges are updated from the other weights alone.
+    All clients weigh the same, as in LDP-FL Algorithm 1, line 11, because weighting by data size would reveal data sizes.
+    ``optimiser`` turns the mean update or gradient into a step; the default adds it unchanged. The mean of trained weights replaces the
+    global weights.
 
     Raises:
-        NotFiniteError: a mean or new weights that are not finite: reports of finite values may add up to that.
-        PrivacyError: no report, or reports of another model.
+        NotFiniteError: the mean or the new weights are not finite. Sums of finite reports may overflow.
+        PrivacyError: there is no report, or the reports are of another model.
     """
     optimiser = optimiser or ServerOptimiser()
     aggregate = pool.aggregate(mechanism, state.ranges)
@@ -258,17 +264,18 @@ def advance(
 
 
 def _next_ranges(ranges: LayerRanges, aggregate: Aggregate, rule: RangeRule) -> LayerRanges:
-    """Return what ``rule`` makes of the weights that were reported; a layer of which none was keeps its range.
+    """Return the next ranges by ``rule`` from the reported weights. A layer without reported weights keeps its range.
 
-    All layers do where the rule leaves what ranges can be: noise that feeds on itself must not end a run whose reports are charged.
+    If the rule's result is not a valid range, all layers keep theirs. Noise that amplifies itself must not end a run whose reports are
+    already charged.
     """
     try:
-        return _ruled(ranges, aggregate, rule)
+        return _updated_ranges(ranges, aggregate, rule)
     except ConfigError:
         return ranges
 
 
-def _ruled(ranges: LayerRanges, aggregate: Aggregate, rule: RangeRule) -> LayerRanges:
+def _updated_ranges(ranges: LayerRanges, aggregate: Aggregate, rule: RangeRule) -> LayerRanges:
     if aggregate.reported is None:
         return rule.update(ranges, aggregate.mean, aggregate.variance)
     reported = rule.update(ranges.part(aggregate.reported), aggregate.mean[aggregate.reported], aggregate.variance[aggregate.reported])
@@ -276,7 +283,7 @@ def _ruled(ranges: LayerRanges, aggregate: Aggregate, rule: RangeRule) -> LayerR
 
 
 def close_idle_round(rules: ServerRules, before: Checkpoint) -> Checkpoint:
-    """Return what follows ``before`` when no report came: the same model, and nothing released."""
+    """Return the checkpoint that follows ``before`` after a round without reports: the model is unchanged and nothing is charged."""
     state = replace(before.state, round=before.state.round + 1, previous=before.state.weights)
     nothing = [0.0] * len(rules.names)
     metrics = RoundMetrics(
@@ -293,7 +300,7 @@ def close_idle_round(rules: ServerRules, before: Checkpoint) -> Checkpoint:
 
 
 def _validated(rules: ServerRules, before: Checkpoint, state: ServerState) -> tuple[ServerState, float | None]:
-    """Return ``state`` with the best model so far, and its own loss."""
+    """Return ``state`` with the best model so far, and the validation loss of its current model; None without validation."""
     if rules.validate is None:
         return state, None
     loss = rules.validate(state.model)
@@ -303,5 +310,5 @@ def _validated(rules: ServerRules, before: Checkpoint, state: ServerState) -> tu
 
 
 def _by_layer(rules: ServerRules, figures: Sequence[float]) -> dict[str, float]:
-    """Return ``figures`` by layer name; nothing, where they are not known."""
+    """Return ``figures`` by layer name, or an empty dict if there are none."""
     return dict(zip(rules.names, figures, strict=True)) if figures else {}

@@ -1,9 +1,9 @@
-"""The metrics and the privacy events of all rounds, a line each, in a file beside the checkpoint.
+"""The log beside the checkpoint: one line for each round's metrics, and one for each privacy event.
 
-What clients measured after a round has a line of its own: on Flower it comes after the round's line is written.
+An evaluation at clients has a separate line, since on Flower it is made after the round's line is written.
 
-The file only grows, so that a late round costs no more to write than an early one. A checkpoint says how much of the file belongs to it
-(:class:`Extent`). What follows was written by a process that was killed before it wrote the next checkpoint, and is cut off.
+The file only grows, so a late round costs no more to write than an early one. A checkpoint states how much of the file belongs to it
+(:class:`Extent`). Later lines were written by a process that was killed before it wrote the next checkpoint, and are cut off.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MEASURED_AFTER = "measured_after"
 
 
 class _AtClients(BaseModel):
-    """What clients measured after a round."""
+    """The result of an evaluation at clients after a round."""
 
     sums: Annotated[list[float], Field(fail_fast=True)]
     noise: float
@@ -42,7 +42,7 @@ class _AtClients(BaseModel):
 _METRICS = TypeAdapter(RoundMetrics)
 _MAX_BYTES = MAX_METRICS_BYTES + MAX_ROUNDS_BYTES
 _FIGURE_BYTES, _ROUND_BYTES = 30, 1000
-"""Bytes of a figure of a layer, at most, beside the layer's name; and of all figures of a round that are of no layer."""
+"""Maximum number of bytes of one figure of a layer, without the layer's name; and of all figures of a round that are not by layer."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class Extent:
 
     Attributes:
         metrics: number of lines that are a round's metrics.
-        measured: number of lines that hold what clients measured after a round.
+        measured: number of lines that are an evaluation at clients.
         events: number of lines that are a privacy event.
-        size: bytes of all these lines.
-        digest: a hash of all these lines. It finds accidents, and no forger.
-        last: a hash of the last line of each sort, by which a process knows that it wrote all lines before.
+        size: number of bytes of all these lines.
+        digest: hash of all these lines. It detects accidental changes, not deliberate ones.
+        last: hash of the last line of each kind. A process recognises by it that it wrote all lines before.
     """
 
     metrics: int
@@ -67,10 +67,10 @@ class Extent:
 
     @classmethod
     def from_json(cls, text: str) -> Extent:
-        """Read what a checkpoint says, which may be somebody else's.
+        """Read the extent in a checkpoint, which may come from an untrusted file.
 
         Raises:
-            ValueError, TypeError: it says something else, or more than any log has.
+            ValueError, TypeError: ``text`` is not an extent, or states a larger log than there can be.
         """
         check_parts(text)
         found = cls(**json.loads(text))
@@ -81,23 +81,25 @@ class Extent:
 
 
 def log_path(checkpoint: Path) -> Path:
-    """Return where the log of a ``checkpoint`` stands."""
+    """Return the path of the log that belongs to the ``checkpoint``."""
     return checkpoint.with_suffix(".jsonl")
 
 
 def is_begun_by(extent: Extent, path: Path, history: Sequence[RoundMetrics], ledger: Ledger) -> bool:
-    """Whether ``history`` and ``ledger`` go on from the lines of ``extent`` in the log at ``path``."""
+    """Return whether ``history`` and ``ledger`` begin with the lines of ``extent`` in the log at ``path``."""
     measured = _measured(history)
     if extent.metrics > len(history) or extent.measured > len(measured) or extent.events > len(ledger.events):
         return False
     whole = path.is_file() and path.stat().st_size >= extent.size
-    return whole and _last(history[: extent.metrics], measured[: extent.measured], ledger.lines[: extent.events]) == extent.last
+    return (
+        whole and _last_lines_digest(history[: extent.metrics], measured[: extent.measured], ledger.lines[: extent.events]) == extent.last
+    )
 
 
 def extend_log(path: Path, before: Extent | None, history: Sequence[RoundMetrics], ledger: Ledger) -> Extent:
-    """Write to the log at ``path`` what ``history`` and ``ledger`` have beyond ``before``, and flush it to disk.
+    """Append the lines of ``history`` and ``ledger`` beyond ``before`` to the log at ``path``, and flush it to disk.
 
-    Without ``before``, the log is written anew. With it, a crash leaves all lines of ``before`` as they were.
+    Without ``before``, the log is replaced. With it, a crash leaves all lines of ``before`` unchanged.
 
     Raises:
         WriteError: the system refuses it.
@@ -109,20 +111,20 @@ def extend_log(path: Path, before: Extent | None, history: Sequence[RoundMetrics
         write_text(path, text)
     elif text:
         append_text(path, text, before.size)
-    last = _last(history, measured, ledger.lines)
+    last = _last_lines_digest(history, measured, ledger.lines)
     size, digest = start.size + len(text), reduce(_chained, lines, start.digest)
     return Extent(len(history), len(measured), len(ledger.events), size, digest, last)
 
 
 def read_log(path: Path, extent: Extent) -> tuple[tuple[RoundMetrics, ...], Ledger]:
-    """Return the metrics and the ledger of the lines of ``extent`` in the log at ``path``, which may be somebody else's.
+    """Return the metrics and the ledger in the lines of ``extent`` of the log at ``path``, which may be an untrusted file.
 
     Raises:
         OSError, ValueError, TypeError, DataError: the lines are not those of the extent, or damaged.
     """
     text = read_text(path, _MAX_BYTES, extent.size)
     check_parts(text)
-    if (more := _rounds_behind(path, extent)) > 1:  # of a process that was killed there is one at most
+    if (more := _rounds_behind(path, extent)) > 1:  # a killed process leaves at most one
         raise ValueError(f"{path.name} beside it has {more:,} more rounds, so it was put back to an earlier one: put back the latest one")
     lines = text.split("\n")[:-1]
     if len(lines) != extent.metrics + extent.measured + extent.events or reduce(_chained, lines, "") != extent.digest:
@@ -148,14 +150,14 @@ def read_log(path: Path, extent: Extent) -> tuple[tuple[RoundMetrics, ...], Ledg
 
 
 def _rounds_behind(path: Path, extent: Extent) -> int:
-    """Return how many rounds the log at ``path`` has behind the lines of ``extent``."""
+    """Return the number of rounds in the log at ``path`` after the lines of ``extent``."""
     with path.open("rb") as file:
         file.seek(extent.size)
         return len(_ROUND.findall(file.read()))
 
 
 _ROUND = re.compile(rb'^\{"round": \d+, "score": ', re.MULTILINE)
-"""How the line of a round's metrics begins."""
+"""Pattern of the start of a line of a round's metrics."""
 
 
 def _metrics_in(line: str) -> RoundMetrics:
@@ -172,10 +174,10 @@ def _metrics_in(line: str) -> RoundMetrics:
 
 
 def check_log_size(layers: Sequence[str], release: Release, rounds: int) -> None:
-    """Return if a run of so many ``rounds``, of a model with these ``layers``, leaves files that can be read again.
+    """Raise if a run of ``rounds`` rounds, of a model with these ``layers``, would write files that are too large to be read again.
 
     Raises:
-        ConfigError: it would leave larger ones.
+        ConfigError: the files would be too large.
     """
     each = _ROUND_BYTES + 3 * sum(len(json.dumps(name)) + _FIGURE_BYTES for name in layers)
     event = RoundEvent(MAX_ROUNDS, release, 10**9, 10**9, MAX_ROUNDS)
@@ -198,7 +200,7 @@ def _line(metrics: RoundMetrics) -> str:
 
 
 def _measured(history: Sequence[RoundMetrics]) -> list[RoundMetrics]:
-    """Return the rounds after which clients measured."""
+    """Return the rounds with an evaluation at clients."""
     return [metrics for metrics in history if metrics.at_clients is not None]
 
 
@@ -207,16 +209,16 @@ def _figures_line(metrics: RoundMetrics) -> str:
 
 
 def _round_of(history: Sequence[RoundMetrics], number: object) -> int:
-    """Return the place in ``history`` of round ``number``, which is one of the last."""
+    """Return the index in ``history`` of the round ``number``. The search starts at the end, since it is one of the last."""
     for place in range(len(history) - 1, -1, -1):
         if history[place].round == number:
             return place
-    raise ValueError("clients measured after a round that is not there")
+    raise ValueError("it has an evaluation at clients after a round that is not in the log")
 
 
 def _chained(digest: str, line: str) -> str:
     return sha256(f"{digest}{line}".encode()).hexdigest()
 
 
-def _last(history: Sequence[RoundMetrics], measured: Sequence[RoundMetrics], events: Sequence[str]) -> str:
+def _last_lines_digest(history: Sequence[RoundMetrics], measured: Sequence[RoundMetrics], events: Sequence[str]) -> str:
     return reduce(_chained, [*map(_line, history[-1:]), *map(_figures_line, measured[-1:]), *events[-1:]], "")

@@ -1,4 +1,4 @@
-"""What a server knows after a round: its state, the figures of the round, and whether the run stops early."""
+"""The server's state after a round, the metrics of the round, and the decision on early stopping."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ldpfl.mechanisms.ranges import LayerRanges
 
 @dataclass(frozen=True, eq=False)
 class ServerState:
-    """What the server knows after a round; all of it is public.
+    """The server's state after a round. All of it is public.
 
     Attributes:
-        round: rounds completed.
-        weights: (d,) float32 global vector.
-        ranges: what the clients of the next round clamp to.
-        previous: (d,) what was broadcast for that round; None before the first.
-        velocity: (d,) what momentum carries over to the next round; None without momentum, and before the first round.
-        average: (d,) mean of the weights after the rounds that are averaged; None where none was yet.
-        size: (d,) moving second moment of the steps; None without a rule that needs it, and before the first round.
-        best: (d,) what had the lowest loss on validation rows; None where nothing is validated.
+        round: number of completed rounds.
+        weights: (d,) float32 global weights.
+        ranges: clipping ranges of the next round.
+        previous: (d,) weights that were broadcast in the last round; None before the first.
+        velocity: (d,) momentum for the next round; None without momentum, and before the first round.
+        average: (d,) mean of the weights over the averaged rounds; None before the first of them.
+        size: (d,) moving second moment of the steps; None if the optimiser needs none, and before the first round.
+        best: (d,) weights with the lowest loss on validation rows; None without validation.
     """
 
     round: int
@@ -40,42 +40,45 @@ class ServerState:
 
     @property
     def model(self) -> Tensor:
-        """(d,) what the run has to show for itself: the best, or the average, where there is one, else the weights that are broadcast."""
+        """Final model (d,): the best weights, or else the average, or else the weights that are broadcast."""
         if self.best is not None:
             return self.best
         return self.weights if self.average is None else self.average
 
     def public(self) -> PublicState:
-        """Return what everybody knows when the next round begins."""
+        """Return the public facts at the start of the next round."""
         return PublicState(self.round + 1, self.weights, self.previous, self.ranges.sizes)
 
 
 def client_values(trained: Tensor, state: ServerState, perturbed: Perturbed) -> Tensor:
-    """Turn ``trained`` weights or gradients (K, d) into what clients put into the mechanism: themselves or, in place, their change."""
+    """Return the values (K, d) that clients randomise: the ``trained`` weights or gradients themselves, or the update from ``state``.
+
+    An update is computed in place, so it overwrites ``trained``.
+    """
     return trained.sub_(state.weights) if perturbed == "update" else trained
 
 
 @dataclass(frozen=True)
 class RoundMetrics:
-    """Figures of one finished round.
+    """Metrics of one finished round.
 
-    ``clipped_fraction`` and ``clipped_records`` are computed from values that never leave a real client: only a simulation can know them.
+    ``clipped_fraction`` and ``clipped_records`` depend on values that never leave a real client, so only a simulation knows them.
 
     Attributes:
-        score: the figure by which the new global model is judged: of a classifier its accuracy, 0 to 1.
+        score: main metric of the new global model, such as the accuracy, from 0 to 1, of a classifier.
         clients: cohort size.
-        uplink_bytes_per_client: measured length of one client's message.
-        clipped_fraction: by layer, share of (client, weight) values outside the range they were clamped to; empty on a real server.
-        clipped_records: share of the round's records whose gradient was longer than the clipping norm; None where gradients of records
-            are not clipped, and on a real server.
+        uplink_bytes_per_client: measured number of bytes of one client's message.
+        clipped_fraction: by layer, share of (client, weight) values outside their clipping range; empty on a real server.
+        clipped_records: share of the round's records whose gradient exceeded the clipping norm; None if per-record gradients are not
+            clipped, and on a real server.
         noise_std: by layer, largest standard deviation of the noise in the mean.
         radius: by layer, radius of the range used in this round.
         seconds: wall time of the round.
-        validation: loss of what this round led to, on the rows that say when to stop; None where nothing was trained or validated.
-        noise: figures of a noise schedule, by name (see ``simulation.shares``); where noise depends on the data, only a
-            simulation can know them.
-        at_clients: the noisy sum of what clients measured on records that they hold back, the noise in it, and how many records these
-            are; None after rounds in which nothing was measured.
+        validation: loss of the new model on the rows for early stopping; None if nothing was trained or validated.
+        noise: figures of a noise schedule, by name (see ``simulation.shares``). If the noise depends on the data, only a simulation
+            knows them.
+        at_clients: result of an evaluation at clients: the noisy sum over held-back records, its noise, and the number of records; None
+            after rounds without an evaluation.
     """
 
     round: int
@@ -99,16 +102,16 @@ class RoundMetrics:
 
 
 def has_stopped(history: Sequence[RoundMetrics], patience: int) -> bool:
-    """Tell whether what was trained in ``history`` has not become better for ``patience`` rounds."""
+    """Return whether the validation loss in ``history`` has not fallen for ``patience`` rounds."""
     return _rounds_without_gain(history) >= patience
 
 
 def _rounds_without_gain(history: Sequence[RoundMetrics]) -> int:
-    """Return how many validated rounds came after the one with the lowest loss."""
+    """Return the number of validated rounds after the one with the lowest loss."""
     losses = [metrics.validation for metrics in history if metrics.validation is not None]
     return 0 if not losses else len(losses) - 1 - losses.index(min(losses, key=comparable))
 
 
 def comparable(loss: float) -> float:
-    """Return a loss that can be compared: one that is no number is the worst."""
+    """Return ``loss`` for comparisons: NaN becomes infinity, the worst loss."""
     return loss if isfinite(loss) else inf

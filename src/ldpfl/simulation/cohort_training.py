@@ -1,7 +1,7 @@
-"""Local training of a round's cohort, in chunks of clients: what they would put into the mechanism, un-noised.
+"""Local training of a round's cohort, in chunks of clients. The results are private values without noise.
 
-How many are trained at once is what memory allows and a short probe finds fastest. How they are trained is in ``local_training``, and for
-gradients of records in ``gradients``.
+Memory and a short probe decide how many clients are trained at once. The training itself is in ``local_training``, and for per-record
+gradients in ``gradients``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ClientsDone = Callable[[int, int], None]
 """Called with (clients trained so far, cohort size) while a round goes on."""
 
 MEMORY_SHARE = 0.5
-"""Part of the free memory that training may take."""
+"""Share of the free memory that training may use."""
 
 _PROBED_SIZES = (16, 32, 64, 128, MOST_CLIENTS)
 _SLOWER = 1.1
@@ -103,10 +103,10 @@ def train_clients(federation: Federation, state: ServerState, clients: NDArray[n
 
 @contextmanager
 def refused_by_pytorch(federation: Federation, state: ServerState, schedule: BatchSchedule) -> Iterator[None]:
-    """Say what stops the round after ``state`` where PyTorch raises an error while it trains by ``schedule``.
+    """Turn an error of PyTorch while it trains by ``schedule`` into a :class:`PrivacyError` that explains it.
 
-    The error's text is not repeated: it may hold private values. For many clients at once PyTorch forbids some writes of a model to itself
-    without naming what is written; so one client is trained by itself, which names it.
+    The error's text is not repeated, since it may hold private values. When many clients are trained at once, PyTorch forbids some writes
+    of a model to itself without naming the tensor. So one client is trained separately, which raises an error that names it.
     """
     try:
         yield
@@ -123,7 +123,7 @@ def refused_by_pytorch(federation: Federation, state: ServerState, schedule: Bat
 
 
 def schedule_of(federation: Federation, state: ServerState, clients: NDArray[np.int64]) -> BatchSchedule:
-    """Return on which samples ``clients`` train, step by step, in the round after ``state``."""
+    """Return the schedule of the samples on which ``clients`` train, step by step, in the round after ``state``."""
     samples, number = federation.samples.take(clients), state.round + 1
     if federation.perturbed == "gradient":
         return _gradient_batch(federation, number, clients, samples).to(federation.device)
@@ -139,7 +139,7 @@ def _gradient_batch(federation: Federation, number: int, clients: NDArray[np.int
 
 
 def chunk_size_for(federation: Federation, state: ServerState, cohort: NDArray[np.int64]) -> int:
-    """Return how many clients of ``cohort`` to train at once: as many as memory allows where that says nothing of the time."""
+    """Return the number of clients of ``cohort`` to train at once. For trainers whose speed does not depend on it, memory decides."""
     if isinstance(federation.trainer, CompiledTrainer):
         return MOST_CLIENTS
     if isinstance(federation.trainer, RecordGradientTrainer):  # it takes records in blocks of its own, whosever they are
@@ -173,7 +173,7 @@ def choose_chunk_size(trainer: Trainer, weights: Tensor, schedule: BatchSchedule
 
 
 def most_sums(weights: Tensor, device: torch.device) -> int:
-    """Return how many clients' sums of gradients (d,), with what is made of them, fit into ``MEMORY_SHARE`` of the free memory."""
+    """Return the number of clients whose gradient sums (d,), with all copies of them, fit into ``MEMORY_SHARE`` of the free memory."""
     return max(1, int(MEMORY_SHARE * _free(device) / (_COPIES * weights.numel() * torch.float64.itemsize)))
 
 
@@ -193,7 +193,10 @@ def _seconds(trainer: Trainer, weights: Tensor, schedule: BatchSchedule, device:
 
 
 def _fitting(trainer: Trainer, weights: Tensor, probe: BatchSchedule, device: torch.device) -> int:
-    """Clients whose training fits into ``MEMORY_SHARE`` of the free memory, from what two of them keep for backward."""
+    """Return the number of clients whose training fits into ``MEMORY_SHARE`` of the free memory.
+
+    It is estimated from the tensors that two clients keep for the backward pass.
+    """
     kept = 0
 
     def note(tensor: Tensor) -> Tensor:

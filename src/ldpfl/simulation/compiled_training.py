@@ -1,4 +1,4 @@
-"""Local training by a compiled step: twice as fast as the eager one, where a C++ compiler is there and a run pays for it."""
+"""Local training with a compiled step. It is twice as fast as the eager step, and needs a C++ compiler and a long enough run."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _LOG = logging.getLogger(__name__)
 
 Counter = Callable[..., Sequence[Tensor]]
 
-_SAMPLES = 100
-"""Samples in one call of a compiled step: with more of them, what it holds leaves a core's cache."""
+_SAMPLES_PER_CALL = 100
+"""Number of samples in one call of a compiled step. With more samples, its intermediate results exceed a core's cache."""
 
 
 @dataclass(frozen=True)
 class CompiledTrainer:
-    """Blocks of a fixed number of clients, each step one call of compiled code.
+    """Trains clients in blocks of a fixed size, with one call of compiled code for each step.
 
-    Short blocks are filled up, so that there is one shape. A client's result depends on its own data, on its place in its block, and in
-    last bits on whether all clients of the schedule take one step only. In last bits it differs from that of :class:`VectorizedTrainer`.
+    A short block is padded, so that all calls have one shape. A client's result depends on its own data and its position in its block. Its
+    last bits also depend on whether all clients of the schedule take only one step, and differ from :class:`VectorizedTrainer`'s.
 
     Attributes:
-        width: samples of a client in a step.
-        proven: whether the steps were compiled before in another process; see :class:`~ldpfl.simulation.compiling.Compiled`.
+        width: number of samples of a client in a step.
+        proven: whether the steps were already compiled in another process; see :class:`~ldpfl.simulation.compiling.Compiled`.
     """
 
     task: LocalTask
@@ -44,8 +44,8 @@ class CompiledTrainer:
 
     @property
     def block(self) -> int:
-        """Clients in a block: as many as have about 100 samples in a step, 4 at least."""
-        return max(4, min(256, round(_SAMPLES / self.width)))
+        """Number of clients in a block: such that a step has about 100 samples, and at least 4."""
+        return max(4, min(256, round(_SAMPLES_PER_CALL / self.width)))
 
     def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
         """Return (K, d) trained weights, as :class:`~ldpfl.simulation.local_training.Trainer` says."""
@@ -60,7 +60,7 @@ class CompiledTrainer:
         return trained[: schedule.clients]
 
     def takes_one_step(self, schedule: BatchSchedule) -> bool:
-        """Whether all that a client does is one step along its gradient, which is taken at weights that all clients have."""
+        """Return whether each client takes a single plain gradient step, so that all gradients are taken at the broadcast weights."""
         optimiser = self.task.optimiser
         return schedule.steps == 1 and optimiser.kind == "sgd" and not optimiser.pulls and self.task.clip_norm is None
 
@@ -86,7 +86,7 @@ class CompiledTrainer:
         trained.copy_(task.layout.flatten(dict(zip(start, parameters, strict=True))))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"task": self.task, "width": self.width, "proven": True}  # what is compiled is compiled anew in another process
+        return {"task": self.task, "width": self.width, "proven": True}  # without compiled code, which another process compiles again
 
     def work(self, weights: Tensor, *, sent: bool = False) -> Work:
         """Return the work of a step of a block at ``weights`` (d,). ``sent`` says whether clients make no other step in a round."""
@@ -124,7 +124,7 @@ class CompiledTrainer:
         return Compiled(one_step, proven=self.proven)
 
     def counting(self, first: Callable[..., Tensor], *, update: bool) -> Counter | None:
-        """Return what trains a whole block of clients by one step and counts their bits, the fields of :class:`BitSums`.
+        """Return a function that trains a block of clients by one step and returns the fields of :class:`BitSums`.
 
         None if :meth:`stop_counting` was called.
 
@@ -185,14 +185,16 @@ class CompiledTrainer:
 
 
 class BitSums(NamedTuple):
-    """What the values and bits of a block of clients come to in each coordinate, float32 (d,).
+    """Sums over a block of clients in each coordinate, float32 (d,).
+
+    A client's bit is 1 if its random word is below the threshold of its value. The first 16 bits of both decide, unless they are equal.
 
     Attributes:
-        ones: clients whose word begins with fewer than the threshold's first bits.
-        outside: clients whose value lies outside its range.
-        open: clients whose word begins with the threshold's first bits.
-        number: the numbers of the latter, added up: that of the only one, as a rule.
-        value: the values of the latter, likewise.
+        ones: number of clients whose word's first bits are below the threshold's.
+        outside: number of clients whose value lies outside its range.
+        open: number of clients whose word's first bits equal the threshold's, so that their bit is still open.
+        number: sum of the numbers of these clients. As a rule there is only one of them.
+        value: sum of the values of these clients.
         spoiled: NaN if any client's value is NaN or infinite, else 0.
     """
 
@@ -220,7 +222,7 @@ def _sums(values: Tensor, threshold: Tensor, drawn: Tensor, numbers: Tensor, low
 
 
 def _filled(schedule: BatchSchedule, clients: int) -> BatchSchedule:
-    """Return ``schedule`` with clients that do nothing, up to ``clients``."""
+    """Return ``schedule`` padded to ``clients`` clients. The padding clients have no samples."""
     missing = clients - schedule.clients
     if not missing:
         return schedule

@@ -1,9 +1,9 @@
-"""Measure the model on records that clients held back from training, and release what was measured as a sum with noise.
+"""Evaluate the model on records that clients hold back from training, and release the result as a noisy sum.
 
-Each held-back record gives its loss, and in a classification whether it is told right, how much its score is above what is observed, a
-cell of the confusion matrix, and a cell of a histogram of scores. All of it is one vector. Two records' vectors differ in each of the
-first three entries by its weight at most, and in one-hot parts by sqrt(2) times theirs: the squares add up to no more than the square of
-:data:`APART`.
+Each held-back record contributes one vector. It holds the record's loss, and for a classification also whether the prediction is right,
+the difference between score and observation, a one-hot cell of the confusion matrix, and a one-hot bin of a histogram of scores. Two
+records' vectors differ in each of the first three entries by at most its weight, and in each one-hot part by at most sqrt(2) times its
+weight. The squares of these differences add up to at most the square of :data:`APART`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ldpfl.util.randomness import Purpose
 
 
 class Weights(NamedTuple):
-    """How far apart records may lie in a part of their vectors: the whole range of a number, and 1 against 0 of a one-hot part."""
+    """Scale of each part of a record's vector: the length of a number's range, and the entry of a one-hot part."""
 
     loss: float
     right: float = 0.0
@@ -41,27 +41,27 @@ class Weights(NamedTuple):
 
 
 _NUMBERS = 3
-"""Entries before the one-hot parts: loss, right, gap."""
+"""Number of entries before the one-hot parts: loss, right, gap."""
 
 MOST_CLASSES = 32
-"""Classes up to which there is a confusion matrix: beyond, its cells are too many for the noise that each has."""
+"""Maximum number of classes for a confusion matrix. With more classes, most of its cells would be noise."""
 
 EDGES = np.concatenate([[0.0], 1 / (1 + np.exp(-np.linspace(-5, 5, 21))), [1.0]])
-"""Ends of the bins of scores, which are probabilities: even steps of their log odds, so that small and large ones are told apart."""
+"""Edges of the bins of scores, which are probabilities. Equal steps in log odds resolve small and large probabilities."""
 BINS = len(EDGES) - 1
 
 _LOSS, _RIGHT, _GAP, _CELL, _BIN = 0.12, 0.34, 0.1, 0.22, 0.22
-"""Share of the squared distance of two records' vectors that each part takes: the larger, the less noise its figures have."""
+"""Share of each part in the squared distance of two records' vectors. A larger share gives the part's figures less noise."""
 
 
 @dataclass(frozen=True)
 class RecordScores:
-    """What a held-back record adds: see the module.
+    """The vector that a held-back record contributes, as described at the top of this file.
 
     Attributes:
-        kind: of the targets.
-        outputs: of the model; the number of classes, where targets are classes.
-        loss_bound: largest loss that counts.
+        kind: kind of the targets.
+        outputs: number of outputs of the model. For classes it is the number of classes.
+        loss_bound: clipping bound of the loss.
     """
 
     kind: Targets
@@ -70,7 +70,7 @@ class RecordScores:
 
     @property
     def of_classes(self) -> bool:
-        """Whether there is more than a loss."""
+        """Whether targets are classes, so that a vector has more than a loss."""
         return self.kind == "class"
 
     @property
@@ -84,12 +84,12 @@ class RecordScores:
 
     @property
     def cells(self) -> int:
-        """Cells of the confusion matrix, a row for each class."""
+        """Number of cells of the confusion matrix, which has a row for each class."""
         return self.outputs**2 if self.has_cells else 0
 
     @cached_property
     def weights(self) -> Weights:
-        """What stands for each part in a record's vector."""
+        """Scale of each part of a record's vector."""
         if not self.of_classes:
             return Weights(loss=APART)
         cell = _CELL if self.has_cells else 0.0
@@ -101,7 +101,7 @@ class RecordScores:
         return torch.cat(found) if found else torch.zeros(0, self.size, dtype=torch.float64)
 
     def vectors(self, task: LocalTask, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the vectors (R, size) of records by the model's ``outputs`` (R, ...) for them. Outputs that are no numbers are wrong."""
+        """Return the vectors (R, size) of records from the model's ``outputs`` (R, ...). NaN or infinite outputs count as wrong."""
         absent, lost = without_answer(targets), unusable(outputs, self.kind)
         weights, every = self.weights, torch.arange(len(targets))
         losses = task.losses(outputs, targets).double().nan_to_num(nan=self.loss_bound, posinf=self.loss_bound)
@@ -124,14 +124,14 @@ class RecordScores:
 
 @dataclass(frozen=True, eq=False)
 class ClientEvaluation:
-    """What clients measure, of whom and when.
+    """The evaluation at clients: on which records, with which noise, and after which rounds.
 
     Attributes:
-        units: each client's held-back records, or persons.
-        vectors: what each of them gives.
-        mechanism: with the noise of one measurement.
-        rounds, every: of the run, and after how many of them each measurement is made; 0 makes one at the end.
-        persons: whose the rows are, where persons are protected.
+        units: held-back records, or persons, of each client.
+        vectors: the vector that each of them contributes.
+        mechanism: mechanism with the noise of one evaluation.
+        rounds, every: number of rounds of the run, and number of rounds between evaluations; 0 evaluates only at the end.
+        persons: which rows belong to which person, if persons are protected.
     """
 
     units: Division
@@ -142,32 +142,32 @@ class ClientEvaluation:
     persons: Persons | None = None
 
     def is_due(self, number: int) -> bool:
-        """Whether the model is measured after round ``number``."""
+        """Return whether the model is evaluated after round ``number``."""
         return is_due(number, self.rounds, self.every)
 
     def before(self, number: int) -> int:
-        """Return how many measurements were made before round ``number`` is over."""
+        """Return the number of evaluations after rounds before ``number``."""
         return sum(self.is_due(earlier) for earlier in range(1, number))
 
     @property
     def release(self) -> Release:
-        """What a client sends, for the ledger."""
+        """Release of one evaluation, for the ledger."""
         return released(self.mechanism, ranges_of(1))
 
     def measured(self, task: LocalTask, weights: Tensor, seed: int, number: int) -> dict[str, Any]:
-        """Return what a server learns of the model with ``weights`` (d,) after round ``number``, as :class:`RoundMetrics` keeps it."""
+        """Evaluate the model with ``weights`` (d,) after round ``number``; return the noisy sum in the form of :class:`RoundMetrics`."""
 
-        def own(some: range) -> Tensor:
+        def sums_of(some: range) -> Tensor:
             return client_sums(self.vectors, task, weights, self.units[some.start : some.stop], self.mechanism.steps, self.persons)
 
         context = b"evaluation" + weights.numpy().tobytes()
         clients, size = len(self.units), self.vectors.size
-        found = released_sum(own, clients, size, self.mechanism, seed=seed, purpose=Purpose.EVALUATION, number=number, context=context)
-        return as_measured(found.in_units(self.mechanism.steps), int(self.units.sizes.sum()))
+        total = released_sum(sums_of, clients, size, self.mechanism, seed=seed, purpose=Purpose.EVALUATION, number=number, context=context)
+        return as_measured(total.in_units(self.mechanism.steps), int(self.units.sizes.sum()))
 
 
 def as_measured(total: NoisySum, records: int, *, stated: bool = False) -> dict[str, Any]:
-    """Return the ``total`` over so many ``records`` as :class:`RoundMetrics` keeps it.
+    """Return the ``total`` over ``records`` records in the form of :class:`RoundMetrics`.
 
     Args:
         stated: whether the number of records is stated by the terms of the round, because nodes do not send their own numbers.
@@ -176,18 +176,18 @@ def as_measured(total: NoisySum, records: int, *, stated: bool = False) -> dict[
 
 
 def is_due(number: int, rounds: int, every: int) -> bool:
-    """Whether a run of so many ``rounds`` measures at clients after round ``number``: after each ``every`` rounds, and after the last."""
+    """Return whether a run of ``rounds`` rounds evaluates after round ``number``: after every ``every`` rounds, and after the last."""
     return number == rounds or (every > 0 and number % every == 0)
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure that was measured at clients.
+    """An estimate of a metric from an evaluation at clients.
 
     Attributes:
-        value: unbiased, but for what bins of scores round.
-        noise, records: standard deviation that the noise leaves in it, and that the finite number of records does.
-        least, most: what the figure can be; the value may lie beyond by its noise, and its interval does not.
+        value: the estimate. It is unbiased, except for the binning of scores.
+        noise, records: standard deviation of the estimate due to noise, and due to the finite number of records.
+        least, most: bounds of the metric. Noise may move the value beyond them, but not the ends of the interval.
     """
 
     value: float
@@ -198,7 +198,7 @@ class Figure:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % interval: both deviations together, as if the figure were normal."""
+        """95 % interval from both deviations, under a normal approximation."""
         half = 1.96 * sqrt(self.noise**2 + self.records**2)
         low, high = (min(max(end, self.least), self.most) for end in (self.value - half, self.value + half))
         return low, high
@@ -210,12 +210,12 @@ RIGHT, LOSS, RANKED, GAP = ACCURACY, "mean loss", AUROC, "mean predicted less ob
 
 @dataclass(frozen=True, eq=False)
 class ClientFigures:
-    """The figures that a released sum of :class:`RecordScores` tells.
+    """The metrics that follow from a released sum of vectors.
 
     Attributes:
-        scores: what was summed.
-        total: the sum.
-        records: how many records, or persons, were summed.
+        scores: layout of the vectors.
+        total: the noisy sum.
+        records: number of records, or persons, in the sum.
     """
 
     scores: RecordScores
@@ -224,14 +224,14 @@ class ClientFigures:
 
     @classmethod
     def of(cls, scores: RecordScores, measured: dict[str, Any]) -> ClientFigures:
-        """Return the figures of what :meth:`ClientEvaluation.measured` gave."""
+        """Return the figures for a result of :meth:`ClientEvaluation.measured`."""
         return cls(scores, NoisySum(np.array(measured["sums"]), float(measured["noise"])), int(measured["records"]))
 
     def all(self) -> dict[str, Figure]:
-        """Return each figure by its name. One whose value is lost in the noise is left out."""
+        """Return each metric by its name. A metric that is lost in the noise is left out."""
         weights, bound, count, noise = self.scores.weights, self.scores.loss_bound, self.records, self.total.noise
         loss = 0.5 + float(self.total.points[0]) / (weights.loss * count)
-        # Of values in [0, 1] with this mean, the variance is m (1 - m) at most: that of each record's loss is not measured.
+        # The variance of the records' losses is not measured. Values in [0, 1] with mean m have a variance of at most m (1 - m).
         found = {LOSS: Figure(bound * loss, bound * noise / (weights.loss * count), bound * _deviation(loss, count), most=bound)}
         if self.scores.of_classes:
             right = 0.5 + float(self.total.points[1]) / (weights.right * count)
@@ -242,21 +242,21 @@ class ClientFigures:
         return found
 
     def counted(self) -> Figure | None:
-        """Return how many records with an answer the sum itself counts, behind its noise; None where it has no bins of scores."""
+        """Return the noisy number of records with a target, from the bins of scores; None if the sum has no bins."""
         if not self.scores.of_classes:
             return None
         bins, noise = self._bins()
         return Figure(float(bins.sum()), noise * sqrt(bins.size), 0.0, most=inf)
 
     def confusion(self) -> tuple[NDArray[np.float64], float] | None:
-        """Return the confusion matrix (classes, told) in records, with the noise of a cell; None where there is none."""
+        """Return the confusion matrix (true class, predicted class) in records, and the noise of a cell; None if it was not measured."""
         if not self.scores.has_cells:
             return None
         weight, size = self.scores.weights.cell, self.scores.outputs
         return self.total.points[_NUMBERS : _NUMBERS + size**2].reshape(size, size) / weight, self.total.noise / weight
 
     def calibration(self) -> list[dict[str, float]]:
-        """Return predicted and observed shares, with 95 % intervals, of each bin of scores that stands out of the noise."""
+        """Return the predicted and the observed share, with a 95 % interval, of each bin of scores that stands out from the noise."""
         if not self.scores.of_classes:
             return []
         (without, with_), noise = self._bins()
@@ -271,18 +271,18 @@ class ClientFigures:
         return rows
 
     def _bins(self) -> tuple[NDArray[np.float64], float]:
-        """Return records in each bin of scores (2, BINS), without and with what the score is of, and the noise of each."""
+        """Return the records in each bin of scores (2, BINS), negative and positive ones, and the noise of each entry."""
         weight = self.scores.weights.bin
         return self.total.points[_NUMBERS + self.scores.cells :].reshape(2, BINS) / weight, self.total.noise / weight
 
     def _deviation_of_gap(self, gap: float) -> float:
-        """Return the standard deviation that the number of records leaves in the gap, by the bins of scores."""
+        """Return the standard deviation of the gap due to the finite number of records, estimated from the bins of scores."""
         (without, with_), _ = self._bins()
         squares = float((np.stack([_MIDDLES, _MIDDLES - 1]) ** 2 * np.maximum([without, with_], 0.0)).sum()) / self.records
         return sqrt(max(squares - gap**2, 1 / self.records) / self.records)
 
     def _auroc(self) -> dict[str, Figure]:
-        """Return the AUROC of two classes, where both stand out of the noise."""
+        """Return the AUROC by its name if there are two classes and both stand out from the noise, else an empty dict."""
         (without, with_), noise = self._bins()
         if self.scores.outputs != 2 or min(without.sum(), with_.sum()) <= _CLEAR * noise * sqrt(BINS):
             return {}
@@ -292,22 +292,23 @@ class ClientFigures:
 _MIDDLES = np.concatenate([[EDGES[1] / 2], 1 / (1 + np.exp(-(np.linspace(-5, 5, 21)[1:] - 0.25))), [(1 + EDGES[-2]) / 2]])
 """Score that stands for each bin."""
 _CLEAR = 3.0
-"""Standard deviations of its noise from which on a number of records is divided by."""
+"""A noisy number of records is used as a divisor only if it exceeds this many standard deviations of its noise."""
 
 
 def _deviation(share: float, count: int) -> float:
-    """Return the standard deviation of a ``share`` of so many records, by Agresti and Coull: as if two more were right and two wrong.
+    """Return the standard deviation of a ``share`` of ``count`` records by Agresti and Coull, who add two successes and two failures.
 
-    The share of the records themselves would give too little near 0 and 1.
+    Without them, the deviation would be too small near 0 and 1.
     """
     inside = (min(max(share, 0.0), 1.0) * count + 2) / (count + 4)
     return sqrt(inside * (1 - inside) / count)
 
 
 def _auroc(without: NDArray[np.float64], with_: NDArray[np.float64], noise: float) -> Figure:
-    """Return the probability that a record of the second class has the higher score, where ties count half, by counts in bins.
+    """Return the AUROC from the counts in bins of scores, ``without`` for the first class and ``with_`` for the second.
 
-    Deviations are to first order (delta method). The derivative by all counts of a class together is 0.
+    It is the probability that a record of the second class has the higher score; ties count half. Deviations are to first order (delta
+    method). The derivative with respect to scaling all counts of a class is 0.
     """
     below = np.cumsum(without) - without / 2
     above = with_.sum() - np.cumsum(with_) + with_ / 2

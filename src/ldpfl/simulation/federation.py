@@ -1,4 +1,4 @@
-"""What stays the same over the rounds of a simulated federation."""
+"""The parts of a simulated federation that stay the same over all rounds."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class LocalWork:
     """How much a client trains in a round.
 
     Attributes:
-        epochs, batch_size: of local training.
+        epochs, batch_size: epochs and batch size of local training.
         full_weight: number of records at which a client gets full weight; None if all clients weigh the same.
     """
 
@@ -64,14 +64,14 @@ class LocalWork:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Samples that the global model is measured on after each round, and what is known of them.
+    """Samples that the global model is evaluated on after each round.
 
     Attributes:
         samples: the samples.
-        persons: name of the person of each; None where the data do not say.
-        clients: client of each, a number among ``client_names``; None where the data do not say.
-        client_names: names of the clients, where the data say so.
-        threshold: risk from which on rows count as flagged, beside 0.5 and the base rate; None without.
+        persons: name of each sample's person; None if the data do not say.
+        clients: index of each sample's client in ``client_names``; None if the data do not say.
+        client_names: names of the clients, if the data give them.
+        threshold: additional risk from which rows count as flagged, beside 0.5 and the base rate; None if there is none.
     """
 
     samples: Samples
@@ -94,29 +94,28 @@ class Federation:
     """Everything that stays the same over the rounds of a run.
 
     Attributes:
-        seed: all random streams derive from it that may be known: divisions, batches, whom a server asks.
-        secret_seed: of noise; None where the secret of the run is not there, so that no noise can be drawn.
-        coin_seed: of records that take part by chance, clients that decide for themselves or are in a secret order; None likewise.
-        own_data: whether the data are a user's own: then noise follows from what it hides as well, see :meth:`SeededStreams.bound`.
+        seed: seed of all random streams that may be public: divisions, batches, the server's choice of clients.
+        secret_seed: seed of the noise; None if the run's secret is missing, so that no noise can be drawn.
+        coin_seed: seed of secret participation, of records or of clients; None if the run's secret is missing.
+        own_data: whether the data are a user's own. Then noise also depends on the values that it hides, see :meth:`SeededStreams.bound`.
         task: model, layout, training samples and optimiser.
         trainer: turns a broadcast vector into the clients' trained vectors.
-        samples: for each client the positions of its samples in the task's data; or the numbers of its persons, where the trainer
-            protects persons.
-        evaluation: samples that the global model is measured on after each round.
-        mechanism: what clients do to their values before they leave.
-        perturbed: whether those values are trained weights, their change, or gradients.
-        rule: how the server chooses the next ranges.
-        optimiser: what the server makes of a mean update or gradient.
-        participation: who takes part in a round, and what stands between clients and server.
+        samples: indices of each client's samples in the task's data; if the trainer protects persons, numbers of its persons.
+        evaluation: samples that the global model is evaluated on after each round.
+        mechanism: local randomiser.
+        perturbed: whether the randomised values are trained weights, updates, or gradients.
+        rule: rule by which the server chooses the next ranges.
+        optimiser: optimiser of the server.
+        participation: who takes part in a round, and through which channel.
         work: how much a client trains in a round.
-        measured: histograms that all clients took part in before the first round; the ledger counts them as rounds.
-        notes: what is to be said of the data beside the guarantee.
-        encoder: makes inputs of other rows, where the data are a table.
-        stopping: when the run stops early; None where it does not.
-        persons: whose the rows are, where the mechanism protects persons; None elsewhere.
-        head: how the only round is solved by least squares; None where rounds train by steps.
-        judged: what clients measure on records that they hold back; None where they measure nothing.
-        chunk_size: clients trained at once; ``None`` lets a probe choose. On a CPU it changes speed, never results.
+        measured: number of histograms that all clients took part in before the first round. The ledger numbers them with the rounds.
+        notes: assumptions on the data, to be stated with the guarantee.
+        encoder: encoder of new rows, if the data are a table.
+        stopping: rule for early stopping, or None.
+        persons: which rows belong to which person, if the mechanism protects persons; else None.
+        head: least-squares solver for the only round; None if rounds train by steps.
+        judged: evaluation at clients on held-back records, or None.
+        chunk_size: number of clients that are trained at once; ``None`` lets a probe choose. On a CPU it changes speed, never results.
     """
 
     seed: int
@@ -144,12 +143,15 @@ class Federation:
 
     @cached_property
     def batch_width(self) -> int:
-        """Batch size, or the size of the largest client where that is smaller or all its samples are taken; the same in every chunk."""
+        """Number of samples in a step, the same for all clients: the batch size, or the largest client's size if that is smaller.
+
+        For gradients, which use all samples of a client in one step, it is always the largest client's size.
+        """
         largest = int(self.samples.sizes.max())
         return largest if self.perturbed == "gradient" else min(self.work.batch_size, largest)
 
     def cohort(self, round_number: int) -> NDArray[np.int64]:
-        """Return the clients of a round, in ascending order; none, if all of them decide so."""
+        """Return the clients of a round, in ascending order. With random check-in there may be none."""
         asked = self.participation
         if asked.once_over is not None:
             return once_cohort(known(self.coin_seed), round_number, len(self.samples), asked.once_over)
@@ -157,25 +159,25 @@ class Federation:
         return round_cohort(seed, round_number, len(self.samples), asked.fraction, asked.self_sampling)
 
     def streams(self, state: ServerState, clients: NDArray[np.int64], values: Tensor, mechanism: Mechanism) -> SeededStreams:
-        """Return the random bits by which ``clients`` randomise ``values`` (k, d) by ``mechanism`` in the round after ``state``."""
+        """Return the random bits with which ``clients`` randomise ``values`` (k, d) in the round after ``state``."""
         number = state.round + 1
         if not self.own_data:
             return self.public_streams(state, clients)
         keys = [(number, int(client)) for client in clients]
-        # How large a schedule's noise is follows from the number of rounds, and from how many records others have.
+        # The noise of a schedule depends on the number of rounds and on other clients' sizes, so its variance goes into the seed.
         variance = mechanism.noise(state.ranges).variance(values) if isinstance(mechanism, Gaussian) else None
         context = state.weights.numpy().tobytes()
-        if record_clip_of(mechanism) is None:  # whose noise is of the size of its ranges; that of records is of lattice points
+        if record_clip_of(mechanism) is None:  # this noise scales with the ranges; noise for records is in lattice points
             ranges = state.ranges
             context += ranges.center.numpy().tobytes() + ranges.radius.numpy().tobytes() + repr(ranges.sizes).encode()
         return SeededStreams.bound(known(self.secret_seed), Purpose.MECHANISM, keys, values, context, variance)
 
     def public_streams(self, state: ServerState, clients: NDArray[np.int64]) -> SeededStreams:
-        """Return the random bits of ``clients`` in the round after ``state`` where data are public, whatever their values are."""
+        """Return the random bits of ``clients`` in the round after ``state`` for public data. They do not depend on the values."""
         return SeededStreams.for_clients(known(self.secret_seed), state.round + 1, clients)
 
     def mixing(self, state: ServerState, reports: Sequence[Reports]) -> np.random.Generator:
-        """Return the randomness by which the round after ``state`` mixes ``reports``: an order, and of a secure sum all noise."""
+        """Return the generator that mixes ``reports`` in the round after ``state``: it draws their order, or all noise of a secure sum."""
         number = state.round + 1
         if not self.own_data:
             return stream(self.seed, Purpose.MIXING, number)
@@ -184,30 +186,30 @@ class Federation:
 
     @property
     def rules(self) -> ServerRules:
-        """The server's part of all this."""
+        """The settings that the server needs."""
         names = self.task.layout.names
         validate = None if self.stopping is None else partial(mean_loss, self.task, samples=self.stopping.samples)
         return ServerRules(names, self.perturbed, self.rule, self.optimiser, self.score, validate)
 
     def score(self, weights: Tensor) -> float:
-        """Return the figure by which the model with ``weights`` (d,) is judged."""
+        """Return the main metric of the model with ``weights`` (d,) on the evaluation samples."""
         return self.score_of(evaluated(self.task, weights, self.evaluation.samples))
 
     def score_of(self, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
-        """Return that figure from what the model makes of the evaluation samples, and their targets, as ``evaluated`` yields both."""
+        """Return the main metric from ``batches`` of outputs and targets of the evaluation samples, as ``evaluated`` yields them."""
         task = self.task.task
         return task.measured(iter(batches), every=False)[task.metric] if len(self.evaluation.samples) else nan
 
     def has_stopped(self, history: Sequence[RoundMetrics]) -> bool:
-        """Whether what was trained so far has not become better for long enough."""
+        """Return whether early stopping applies: the validation loss has not fallen for ``patience`` rounds."""
         return self.stopping is not None and has_stopped(history, self.stopping.patience)
 
     def charged_as(self, round_number: int) -> int:
-        """Return the number under which the ledger charges a round: histograms and what clients measure are numbered with the rounds."""
+        """Return the number of a round in the ledger, which also numbers histograms and evaluations at clients."""
         return self.measured + round_number + (0 if self.judged is None else self.judged.before(round_number))
 
     def weighed(self, broadcast: Tensor, trained: Tensor, clients: NDArray[np.int64]) -> Tensor:
-        """Return what ``clients`` (k,) make of ``trained`` (k, d) where one with few records counts for less."""
+        """Return ``trained`` (k, d) with the change from ``broadcast`` scaled down for ``clients`` (k,) that have few records."""
         if self.work.full_weight is None:
             return trained
         sizes = torch.from_numpy(self.samples.sizes[clients]).float()

@@ -1,4 +1,4 @@
-"""The steps of local training: which samples a client sees in which step, what it makes of a step's gradient, who trains together."""
+"""The steps of local training: the samples of each step, the local optimiser, and the split of clients into chunks."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ldpfl.server.round_aggregation import Schedule, scheduled
 from ldpfl.util.randomness import BlockSource
 
 ALIGNED = 16
-"""Rows after which memory is aligned as before, however long they are: 64 bytes of float32 values."""
+"""Number of float32 rows, of any length, after which memory alignment repeats: 64 bytes."""
 MOST_CLIENTS = 256
-"""Clients that are trained at once at most, where all of a cohort do not fit."""
+"""Maximum number of clients that are trained at once."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class BatchSchedule:
     """Mini-batches of K clients over S steps of at most B samples.
 
     Attributes:
-        index: (K, S, B) int64, positions in the training set; padding points at a sample that ``mask`` blanks out.
+        index: (K, S, B) int64, indices into the training set. Padding entries are valid indices for which ``mask`` is 0.
         mask: (K, S, B) float32, 1 for a sample that counts.
     """
 
@@ -53,10 +53,10 @@ class BatchSchedule:
 
 
 def batch_schedule(samples: Sequence[Places], orders: Sequence[BlockSource], *, batch_size: int) -> BatchSchedule:
-    """Shuffle each client's samples anew for every epoch and cut them into batches.
+    """Shuffle each client's samples for every epoch and cut them into batches.
 
-    The last batch of an epoch may be smaller. Clients with fewer samples finish earlier: the rest of their steps are
-    blanked out. A client's order depends on its own random words alone.
+    The last batch of an epoch may be smaller. Clients with fewer samples finish earlier, and their remaining steps are
+    masked. A client's order depends on its own random words alone.
 
     Args:
         samples: for each client, positions (n_k,) in the training set.
@@ -67,7 +67,7 @@ def batch_schedule(samples: Sequence[Places], orders: Sequence[BlockSource], *, 
     own, inside = Division.of(samples).table()
     clients, most = own.shape
     steps = -(-inside.sum(axis=1, keepdims=True) // batch_size)
-    # The width must not depend on who else is here: another width takes other kernels, which round differently.
+    # The width must not depend on the other clients: another width uses other kernels, which round differently.
     index = np.repeat(own[:, :1], len(orders) * int(steps.max(initial=0)) * batch_size, axis=1).reshape(clients, -1, batch_size)
     mask = np.zeros(index.shape, dtype=np.float32)
     row, place = np.nonzero(inside)
@@ -97,7 +97,7 @@ def full_batch(samples: Sequence[Places], width: int) -> BatchSchedule:
 
 
 def poisson_batch(whole: BatchSchedule, rate: float, coins: BlockSource) -> BatchSchedule:
-    """Return ``whole`` with each sample in it by a coin of its own, with a probability of ``rate``, and up to 2^-32 less."""
+    """Return ``whole`` with each sample kept independently, with probability ``rate``, rounded down to a multiple of 2^-32."""
     drawn = coins.block(range(whole.clients), whole.mask[0].numel()).view(np.uint32)
     taken = torch.from_numpy(drawn < int(rate * 2**32)).reshape(whole.mask.shape)
     return BatchSchedule(whole.index, whole.mask * taken)
@@ -106,21 +106,21 @@ def poisson_batch(whole: BatchSchedule, rate: float, coins: BlockSource) -> Batc
 Kind = Literal["sgd", "adam"]
 
 BETA, BETA_2, TINY = 0.9, 0.999, 1e-8
-"""Of Adam (Kingma and Ba 2015), as in PyTorch."""
+"""Constants beta 1, beta 2 and epsilon of Adam (Kingma and Ba 2015), as in PyTorch."""
 
 
 @dataclass(frozen=True)
 class LocalOptimiser:
-    """What a client makes of its mini-batches' gradients.
+    """The optimiser of a client.
 
     Attributes:
-        learning_rate: of the first round.
-        momentum: classical, for SGD.
-        kind: ``sgd`` (LDP-FL, Algorithm 1, line 21) or ``adam``, whose moments begin anew in each round.
-        weight_decay: factor on the weights, which is added to the gradient.
-        proximal: factor on the way from the broadcast weights, which is added to the gradient (FedProx, Li et al. 2020).
-        schedule: of the learning rate over ``rounds``.
-        rounds: of the run.
+        learning_rate: learning rate of the first round.
+        momentum: classical momentum, for SGD.
+        kind: ``sgd`` (LDP-FL, Algorithm 1, line 21) or ``adam``, whose moments are reset in each round.
+        weight_decay: factor on the weights that are added to the gradient.
+        proximal: factor on the distance from the broadcast weights that is added to the gradient (FedProx, Li et al. 2020).
+        schedule: schedule of the learning rate over ``rounds``.
+        rounds: number of rounds of the run.
     """
 
     learning_rate: float
@@ -137,12 +137,12 @@ class LocalOptimiser:
 
     @property
     def is_plain(self) -> bool:
-        """Whether steps are gradients at one learning rate, with momentum at most."""
+        """Whether it is SGD at a constant learning rate, with at most momentum."""
         return self.kind == "sgd" and self.schedule == "constant" and not self.pulls
 
     @property
     def pulls(self) -> bool:
-        """Whether anything but the loss has a gradient."""
+        """Whether weight decay or the proximal term adds to the gradient of the loss."""
         return bool(self.weight_decay or self.proximal)
 
 

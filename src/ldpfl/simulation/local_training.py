@@ -1,4 +1,4 @@
-"""Local SGD: many clients at once by ``torch.func.vmap``, and one after another as the reference."""
+"""Local SGD: of many clients at once by ``torch.func.vmap``, and of one client after another as the reference."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from ldpfl.tasks import CLASSIFICATION, Task
 Precision = Literal["float32", "bf16"]
 
 AT_ONCE = 250
-"""Samples that are measured on together: a third faster than 1000, whose intermediate results are memory that is fresh each time."""
+"""Number of samples in an evaluation batch. It is a third faster than 1000, whose intermediate results need new memory each time."""
 
 
 @dataclass(frozen=True)
 class LocalTask:
-    """What local training needs to know: the model, the samples that schedules point into, what is learned of them, and the optimiser.
+    """What local training needs: the model, the samples that schedules index, the task, and the optimiser.
 
     Attributes:
         clip_norm: C: each mini-batch gradient g of a client, flat over all parameters, becomes g * min(1, C / ||g||_2)
@@ -59,25 +59,25 @@ class LocalTask:
             raise ConfigError(f"clip_norm must be positive and finite, got {self.clip_norm!r}; None trains without clipping")
 
     def batch(self, index: Tensor) -> tuple[Inputs, Tensor]:
-        """Return inputs (..., *shape) as the model wants them, and targets (..., *) at ``index`` (...)."""
+        """Return the model's inputs (..., *shape) and the targets (..., *) at ``index`` (...)."""
         batch = self.data.at(index)
         return self.normalised(batch.inputs), batch.targets
 
     def normalised(self, inputs: Inputs) -> Inputs:
-        """Return ``inputs`` as the model wants them: pixels normalised, others as they are."""
+        """Return ``inputs`` with pixels normalised. Other inputs are unchanged."""
         return each(lambda part: normalise(part, self.mean, self.std), inputs)
 
     def outputs(self, parameters: dict[str, Tensor], inputs: Inputs) -> Tensor:
-        """Return what the model with ``parameters`` makes of ``inputs``, as :meth:`batch` gives them."""
+        """Return the outputs of the model with ``parameters`` for ``inputs``, which are those of :meth:`batch`."""
         arguments, named = ((inputs,), {}) if isinstance(inputs, Tensor) else ((), dict(inputs))
         found: Tensor = called_with(self.module, parameters, arguments, named)
         return found
 
     def trained(self, parameters: dict[str, Tensor], inputs: Inputs) -> Tensor:
-        """Return the outputs of the model with ``parameters``, as training needs them.
+        """Return the outputs of the model with ``parameters`` in the training ``precision``.
 
-        This is the only place where numbers may have less than 32 bits: within the model, in products and in what PyTorch computes with
-        them. Outputs, losses and gradients are float32, and so is all that is clipped, randomised or sent.
+        This is the only place where numbers may have less than 32 bits: in products within the model, and in operations on them that
+        PyTorch runs in bfloat16. Outputs, losses and gradients are float32, and so are all values that are clipped, randomised or sent.
         """
         if self.precision == "float32":
             return self.outputs(parameters, inputs)
@@ -90,7 +90,7 @@ class LocalTask:
         """Return the loss (B,) of each sample.
 
         Raises:
-            ConfigError: a task of one's own gives something else: another model would be trained than is meant.
+            ConfigError: a user's own task returns something else, which would silently train another model.
         """
         found, wanted = self.task.losses(outputs, targets), tuple(targets.shape[:1])
         if not isinstance(found, Tensor) or tuple(found.shape) != wanted:
@@ -102,14 +102,14 @@ class LocalTask:
         return found
 
     def loss(self, parameters: dict[str, Tensor], inputs: Inputs, targets: Tensor, mask: Tensor) -> Tensor:
-        """Return the mean loss over the samples that ``mask`` (B,) lets count; 0 where none does."""
+        """Return the mean loss over the samples in ``mask`` (B,), or 0 if it is empty."""
         losses = self.losses(self.trained(parameters, inputs), targets)
         return (losses * mask).sum() / mask.sum().clamp_min(1)
 
     def module_with(self, weights: Tensor) -> nn.Module:
-        """Return a copy of the whole module on the CPU, with ``weights`` (d,) as what is trained."""
+        """Return a copy of the whole module on the CPU, with ``weights`` (d,) as its trainable parameters."""
         module = copy.deepcopy(self.module).cpu()
-        module.load_state_dict(self.layout.unflatten(weights), strict=False)  # what is not trained is public, and stays
+        module.load_state_dict(self.layout.unflatten(weights), strict=False)  # parameters that are not trained are public and unchanged
         return module
 
 
@@ -120,16 +120,16 @@ class Trainer(Protocol):
         """Return (K, d) trained weights, every client starting from ``weights`` (d,); rates may depend on the round.
 
         Raises:
-            PrivacyError: the model changes something while it runs, see :mod:`ldpfl.simulation.forward_side_effects`.
+            PrivacyError: the model changes its own state while it runs, see :mod:`ldpfl.simulation.forward_side_effects`.
         """
         ...
 
 
 @dataclass(frozen=True)
 class VectorizedTrainer:
-    """All clients of a schedule at once: every parameter gets a leading client dimension.
+    """Trains all clients of a schedule at once: every parameter gets a leading client dimension.
 
-    On a CPU, a client's result does not depend on who else is in the schedule, to the last bit.
+    On a CPU, a client's result does not depend on the other clients in the schedule, to the last bit.
 
     Attributes:
         patches: compute convolutions over few channels by patches (see :class:`PatchConvolutions`); faster, rounds differently.
@@ -139,9 +139,9 @@ class VectorizedTrainer:
     patches: bool = True
 
     def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
-        if schedule.clients == 1:  # a batch of one takes other kernels, whose rounding differs: train it beside a twin
-            baseline = BatchSchedule(schedule.index.expand(2, -1, -1), schedule.mask.expand(2, -1, -1))
-            return self.train(weights, baseline, round_number)[:1]
+        if schedule.clients == 1:  # a batch of one uses other kernels, which round differently, so it is doubled
+            doubled = BatchSchedule(schedule.index.expand(2, -1, -1), schedule.mask.expand(2, -1, -1))
+            return self.train(weights, doubled, round_number)[:1]
         with nothing_kept(self.task.module):
             return self._train(weights, schedule, round_number)
 
@@ -163,14 +163,14 @@ class VectorizedTrainer:
             if task.clip_norm is not None:
                 gradients = clipped(gradients, task.clip_norm)
             descent.step(gradients, mask.amax(dim=1))
-        if len(parameters) == 1:  # nothing else refers to it: a copy would take a tenth of a step of logistic regression
+        if len(parameters) == 1:  # no copy, which would take a tenth of a step of logistic regression
             return parameters[0].detach().flatten(1)
         trained = dict(zip(names, (p.detach() for p in parameters), strict=True))
         return task.layout.flatten(trained)
 
 
 def clipped(gradients: Sequence[Tensor], clip_norm: float) -> tuple[Tensor, ...]:
-    """Return the gradients (K, *shape) of K clients, each shortened to ``clip_norm`` as a whole."""
+    """Return the gradients (K, *shape) of K clients, with each client's whole gradient clipped to ``clip_norm``."""
     factors = _clip_factors(gradients, clip_norm)
     # Not in place: autograd may hand out one tensor as the gradient of two parameters.
     return tuple(gradient * beside(factors, gradient) for gradient in gradients)
@@ -179,20 +179,20 @@ def clipped(gradients: Sequence[Tensor], clip_norm: float) -> tuple[Tensor, ...]
 def _clip_factors(gradients: Sequence[Tensor], clip_norm: float) -> Tensor:
     """Return min(1, clip_norm / ||g||_2) (K,) for the gradients (K, *shape) of K clients, in their dtype; NaN where g is not finite.
 
-    A client's factor must not depend on who stands beside it: each sum runs over contiguous rows, because sums over
-    columns add up in an order that depends on how many columns there are. Squares of float32 do not overflow in float64.
+    A client's factor must not depend on the other clients. So each sum runs over contiguous rows, because sums over
+    columns add up in an order that depends on the number of columns. Squares of float32 do not overflow in float64.
     """
     rows = (gradient.reshape(len(gradient), -1) for gradient in gradients)
     copies = (row.to(torch.float64, copy=True, memory_format=torch.contiguous_format) for row in rows)
     norms = torch.stack([copy.square_().sum(dim=1) for copy in copies], dim=1).sum(dim=1).sqrt_()
-    factors = clip_norm / norms.clamp_min(clip_norm)  # exactly 1 for what is short enough, a zero gradient included
+    factors = clip_norm / norms.clamp_min(clip_norm)  # exactly 1 for a short enough gradient, zero included
     # Infinity times a factor of 0 is NaN in its own coordinate only, which a mechanism that sends a few might not meet.
     return torch.where(norms.isfinite(), factors, nan).to(gradients[0].dtype)
 
 
 @dataclass(frozen=True)
 class LoopTrainer:
-    """One client after another with PyTorch's own optimisers: the reference for :class:`VectorizedTrainer`."""
+    """Trains one client after another with PyTorch's own optimisers: the reference for :class:`VectorizedTrainer`."""
 
     task: LocalTask
 
@@ -205,7 +205,7 @@ class LoopTrainer:
         task = self.task
         start = task.layout.unflatten(weights.to(task.data.device))
         parameters = {name: value.clone().requires_grad_() for name, value in start.items()}
-        optimiser = _of_torch(task.optimiser, parameters.values(), round_number)
+        optimiser = _torch_optimiser(task.optimiser, parameters.values(), round_number)
         for index, mask in zip(schedule.index[0], schedule.mask[0], strict=True):
             chosen = index[mask > 0]
             if chosen.numel() == 0:
@@ -227,7 +227,7 @@ class LoopTrainer:
         return task.layout.flatten({name: value.detach() for name, value in parameters.items()})
 
 
-def _of_torch(optimiser: LocalOptimiser, parameters: Iterable[Tensor], round_number: int) -> torch.optim.Optimizer:
+def _torch_optimiser(optimiser: LocalOptimiser, parameters: Iterable[Tensor], round_number: int) -> torch.optim.Optimizer:
     rate, decay = optimiser.rate(round_number), optimiser.weight_decay
     if optimiser.kind == "adam":
         return torch.optim.Adam(parameters, lr=rate, betas=(BETA, BETA_2), eps=TINY, weight_decay=decay)
@@ -241,19 +241,19 @@ def mean_loss(task: LocalTask, weights: Tensor, samples: Samples) -> float:
 
 
 def measured(task: LocalTask, weights: Tensor, samples: Samples, *, every: bool = False) -> dict[str, float]:
-    """Return the figure by which the model with ``weights`` (d,) is judged on ``samples``, or ``every`` one of its task, by name."""
+    """Return the task's main metric of the model with ``weights`` (d,) on ``samples``, or ``every`` metric of the task, by name."""
     if not len(samples):  # a server may have none
         return dict.fromkeys(task.task.metrics, nan)
     return task.task.measured(evaluated(task, weights, samples), every=every)
 
 
 def evaluated(task: LocalTask, weights: Tensor, samples: Samples) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield what the model with ``weights`` (d,) makes of ``samples``, and their targets, some at a time.
+    """Yield the outputs of the model with ``weights`` (d,) for ``samples``, and the targets, batch by batch.
 
     Raises:
-        PrivacyError: the model changes something while it runs: it would be another one than is judged.
+        PrivacyError: the model changes its own state while it runs, so the evaluated model would not be the given one.
     """
-    # Copies: the model runs beside the broadcast weights, and has no way to them.
+    # The model gets copies, so that it cannot change the broadcast weights.
     parameters = {name: value.clone() for name, value in task.layout.unflatten(weights.to(samples.device)).items()}
     with torch.no_grad(), nothing_kept(task.module):
         for start in range(0, len(samples), AT_ONCE):
@@ -267,13 +267,13 @@ FEW_CHANNELS = 4
 
 
 class PatchConvolutions(TorchFunctionMode):
-    """Within this context, convolutions over few channels are computed by patches; all others are left alone.
+    """Context in which convolutions over few channels are computed as matrix products of patches. Other convolutions are unchanged.
 
-    ``torch.func.vmap`` turns a convolution with per-client weights into one grouped convolution. With one to four input channels a group,
-    that kernel leaves most of a vector unit idle. Patches and a product of matrices train the two-layer CNN 1.4 times faster on two cores
-    (``benchmarks/local_training.py``).
+    ``torch.func.vmap`` turns a convolution with per-client weights into one grouped convolution. With one to four input channels per
+    group, that kernel leaves most of a vector unit idle. Patches and a matrix product train the two-layer CNN 1.4 times faster on two
+    cores (``benchmarks/local_training.py``).
 
-    The rule looks at shapes only, so that the result does not depend on how many clients are handled together.
+    The choice depends on shapes only, so the result does not depend on the number of clients that are trained together.
     """
 
     def __torch_function__(

@@ -1,4 +1,4 @@
-"""A round's cohort in shares: who trains one, what comes of it, and what only a simulation can see of it."""
+"""Split a round's cohort into shares, train each share, and collect its reports and what only a simulation can see."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from ldpfl.simulation.federation import Evaluation, Federation
 from ldpfl.simulation.gradients import RecordGradientTrainer
 from ldpfl.simulation.local_steps import ALIGNED, MOST_CLIENTS, split_evenly
 
-_SHARES = 64
-"""How many shares a cohort is cut into at most."""
+_MAX_SHARES = 64
+"""Maximum number of shares of a cohort."""
 
 ChunkDone = Callable[[int], None]
-"""Called with how many clients were trained since the last call."""
+"""Called with the number of clients that were trained since the last call."""
 
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """Some clients of a round's cohort, and what they know of themselves."""
+    """A part of a round's cohort, with the facts that these clients know about themselves."""
 
     clients: NDArray[np.int64]
     facts: ClientFacts
@@ -44,7 +44,14 @@ class Share:
 
 @dataclass(frozen=True, eq=False)
 class RoundStart:
-    """What all clients are told in a round; how many are trained at once, and how many rounds follow: that changes speed, not results."""
+    """The broadcast of a round, and two numbers that affect speed and not results.
+
+    Attributes:
+        state: state of the server.
+        mechanism: the local randomiser.
+        chunk_size: number of clients that are trained at once.
+        rounds_left: number of rounds that follow.
+    """
 
     state: ServerState
     mechanism: Mechanism
@@ -54,11 +61,14 @@ class RoundStart:
 
 @dataclass(frozen=True, eq=False)
 class Collected:
-    """What came of a share: reports, and what a simulation sees beside them. No trained weights.
+    """Result of a share: the clients' reports, and figures that only a simulation can see. It holds no trained weights.
 
     Attributes:
-        outside: (L,) values outside their range, by layer; None where no range bounds them.
-        clipped_records, records: records whose gradient was shortened, and all of them.
+        clients: number of clients.
+        reports: reports of these clients.
+        noise: noise in the reports, for mechanisms with a noise schedule.
+        outside: (L,) number of values outside their range, by layer; None if no range bounds them.
+        clipped_records, records: number of records whose gradient was clipped, and of all records.
     """
 
     clients: int
@@ -70,21 +80,21 @@ class Collected:
 
 
 def cut(federation: Federation, cohort: NDArray[np.int64], facts: ClientFacts) -> list[Share]:
-    """Cut a ``cohort`` into shares that depend on nothing but the cohort: clients of like size together, so that fewer steps are blank.
+    """Cut a ``cohort`` into shares, with clients of similar size together, so that fewer steps are padding.
 
-    ``facts`` are of all clients of the federation.
+    The shares depend only on the cohort. ``facts`` are those of all clients of the federation.
     """
     order = np.argsort(federation.samples.sizes[cohort], kind="stable")
     unit = federation.trainer.block if isinstance(federation.trainer, CompiledTrainer) else ALIGNED
-    pieces = split_evenly(len(cohort), unit * -(-len(cohort) // (unit * _SHARES)), unit)
+    pieces = split_evenly(len(cohort), unit * -(-len(cohort) // (unit * _MAX_SHARES)), unit)
     return [Share(cohort[order[piece]], facts.take(cohort[order[piece]])) for piece in pieces]
 
 
 def collect(federation: Federation, start: RoundStart, share: Share, chunk_done: ChunkDone = lambda clients: None) -> Collected:
-    """Train the clients of a ``share`` and return their reports; trained weights of a chunk are dropped as soon as it has reported.
+    """Train the clients of a ``share`` and return their reports. Trained weights are dropped after each chunk of clients.
 
     Raises:
-        PrivacyError: a client's values must not leave (NaN for instance).
+        PrivacyError: a client's values cannot be randomised, for example because they are NaN.
     """
     records, clipped = ClippedRecords(), ClippedCounter(start.state.ranges)
     if isinstance(federation.trainer, RecordGradientTrainer):
@@ -98,9 +108,9 @@ def collect(federation: Federation, start: RoundStart, share: Share, chunk_done:
     for rows in in_chunks(federation, share.clients, start.chunk_size, MOST_CLIENTS if steps is None else TOGETHER):
         left = rows if steps is None else rows[steps.add(share.clients[rows])]
         if left.size:
-            sent, batch = _reported(federation, start, share, left, clipped)
+            sent, batch = _train_and_encode(federation, start, share, left, clipped)
             noise += [] if sent is None else [sent]
-            _keep(reports, batch)
+            _add_reports(reports, batch)
         chunk_done(len(rows))
     if steps is not None and steps.clients:
         reports.append(steps.reports())
@@ -109,10 +119,10 @@ def collect(federation: Federation, start: RoundStart, share: Share, chunk_done:
     return Collected(len(share.clients), tuple(reports), tuple(noise), outside, records.clipped, records.all)
 
 
-def _reported(
+def _train_and_encode(
     federation: Federation, start: RoundStart, share: Share, rows: NDArray[np.intp], clipped: ClippedCounter
 ) -> tuple[SentNoise | None, Reports]:
-    """Train some clients of a ``share`` together, and return their reports and the noise in them."""
+    """Train the clients at ``rows`` of a ``share`` together, and return the noise in their reports, and the reports."""
     clients, mechanism = share.clients[rows], share.facts.take(rows).bound(start.mechanism)
     values = client_values(train_clients(federation, start.state, clients), start.state, federation.perturbed)
     try:
@@ -125,40 +135,40 @@ def _reported(
     return SentNoise.of(mechanism, clients, values, start.state.ranges, batch), batch
 
 
-def _keep(reports: list[Reports], batch: Reports) -> None:
-    """Add to ``reports`` what a round needs of ``batch``: of bits how many are set, of vectors their sum."""
+def _add_reports(reports: list[Reports], batch: Reports) -> None:
+    """Add ``batch`` to ``reports``. Bits are reduced to counts and vectors to sums, which is all that a round needs of them."""
     before = reports.pop() if reports and type(batch) in (BitReports, VectorReports) else None
-    if type(batch) is BitReports:  # other bits stay together, a client's in a row
+    if type(batch) is BitReports:  # subclasses need each client's bits together
         reports.append(before.plus(batch) if isinstance(before, BitCounts) else batch.counted())
-    elif type(batch) is VectorReports:  # others say more than their values
+    elif type(batch) is VectorReports:  # subclasses hold more than values
         reports.append(before.plus(batch) if isinstance(before, VectorTotal) else batch.summed())
     else:
         reports.append(batch)
 
 
 def for_shares(federation: Federation) -> Federation:
-    """Return ``federation`` without what no share needs."""
+    """Return ``federation`` without the parts that worker processes do not need."""
     return replace(federation, encoder=None, evaluation=Evaluation(federation.evaluation.samples), stopping=None, judged=None)
 
 
 class Workers(Protocol):
-    """What does the shares of a round."""
+    """Something that trains the shares of a round: this process, other processes, or a cluster."""
 
     def collect(self, federation: Federation, start: RoundStart, shares: Sequence[Share], clients_done: ClientsDone) -> list[Collected]:
-        """Return what comes of each of ``shares``, in their order.
+        """Return the result of each of ``shares``, in their order.
 
         Raises:
-            PrivacyError: a client's values must not leave.
+            PrivacyError: a client's values cannot be randomised.
         """
         ...
 
     def score(self, federation: Federation, weights: Tensor) -> float:
-        """Return the figure by which the model with ``weights`` is judged, :meth:`Federation.score`."""
+        """Return the main metric of the model with ``weights``, see :meth:`Federation.score`."""
         ...
 
 
 class OneProcess:
-    """This process, by one thread: more would round differently."""
+    """Trains all shares in this process, with one thread, since more threads would round differently."""
 
     def collect(self, federation: Federation, start: RoundStart, shares: Sequence[Share], clients_done: ClientsDone) -> list[Collected]:
         total = sum(len(share.clients) for share in shares)
@@ -182,7 +192,7 @@ ONE_PROCESS = OneProcess()
 
 @contextmanager
 def one_thread(device: torch.device) -> Iterator[None]:
-    """Let PyTorch work by one thread on a CPU: how a product is cut up decides how it rounds."""
+    """Limit PyTorch to one thread on a CPU. The number of threads decides how a product is split, and so how it is rounded."""
     before = torch.get_num_threads()
     if device.type != "cpu" or before == 1:
         yield
@@ -195,24 +205,24 @@ def one_thread(device: torch.device) -> Iterator[None]:
 
 
 Memory = Mapping[str, Tensor]
-"""By name, a row for each client. Private to the clients: the server's side of a round must not see it."""
+"""What clients remember between rounds: tensors by name, with one row for each client. It is private and must not reach the server."""
 
 
 @dataclass(frozen=True, eq=False)
 class ClientFacts:
-    """What k clients know of themselves before a round: how many samples they hold, how many rounds they joined, what they remember."""
+    """What k clients know about themselves before a round: number of samples, number of rounds joined, and memory."""
 
     samples: Tensor
     joined: Tensor
     memory: Memory
 
     def take(self, rows: NDArray[np.int64] | slice) -> ClientFacts:
-        """Return the facts of some of these clients."""
+        """Return the facts of the clients at ``rows``."""
         own = rows if isinstance(rows, slice) else torch.from_numpy(rows)
         return ClientFacts(self.samples[own], self.joined[own], {name: kept[own] for name, kept in self.memory.items()})
 
     def bound(self, mechanism: Mechanism) -> Mechanism:
-        """Return the ``mechanism`` of these clients; the same, unless its noise follows a schedule."""
+        """Return ``mechanism`` with the noise of these clients. It is unchanged unless its noise follows a schedule."""
         if not isinstance(mechanism, Gaussian):
             return mechanism
         return mechanism.for_clients({"samples": self.samples, "joined": self.joined, **self.memory})
@@ -220,7 +230,7 @@ class ClientFacts:
 
 @dataclass(frozen=True, eq=False)
 class SentNoise:
-    """The noise of ``clients`` (k,) in a round: ``sigma`` (k, L), its norm (k,), and what they remember of the round."""
+    """The noise of ``clients`` (k,) in a round: its ``sigma`` (k, L), its norms (k,), and the clients' memory after the round."""
 
     clients: NDArray[np.int64]
     sigma: Tensor
@@ -229,21 +239,21 @@ class SentNoise:
 
     @classmethod
     def of(cls, bound: Mechanism, clients: NDArray[np.int64], values: Tensor, ranges: LayerRanges, reports: Reports) -> SentNoise | None:
-        """Return the noise in ``reports`` of ``values`` (k, d); None without a schedule."""
+        """Return the noise in the ``reports`` of ``values`` (k, d); None without a noise schedule."""
         if not (isinstance(bound, Gaussian) and isinstance(reports, NoisyReports)):
             return None
         return cls(clients, reports.sigma, reports.noise_norm, bound.remember(values, ranges, reports))
 
 
 class RoundNoise:
-    """The noise of a whole round. For a mechanism without a schedule it knows nothing."""
+    """The noise of a whole round. It is empty for a mechanism without a noise schedule."""
 
     def __init__(self, mechanism: Mechanism, before: Memory, sent: Sequence[SentNoise]) -> None:
         """``before`` is what all clients of the federation remembered."""
         self._mechanism, self._sent = mechanism, sent
         self._memory = dict(before)
         for name in {name for part in sent for name in part.memory}:
-            self._memory[name] = self._memory[name].clone()  # the checkpoint before this round keeps its own
+            self._memory[name] = self._memory[name].clone()  # the checkpoint before this round still uses the original
         for part in sent:
             for name, rows in part.memory.items():
                 self._memory[name][torch.from_numpy(part.clients)] = rows
@@ -281,12 +291,12 @@ class RoundNoise:
         return figures
 
     def _by_client(self, parts: list[Tensor]) -> Tensor:
-        """Return the cohort's rows in the order of the clients' numbers: sums round by order, and that of a cohort means nothing."""
+        """Return the cohort's rows sorted by client number. A sum's rounding depends on the order, so the order must be fixed."""
         return torch.cat(parts)[torch.from_numpy(np.concatenate([part.clients for part in self._sent])).argsort()]
 
 
 class ClippedRecords:
-    """Counts the records whose gradient is longer than it may be."""
+    """Counts the records whose gradient exceeds the clipping norm."""
 
     def __init__(self) -> None:
         self.clipped, self.all = 0, 0
@@ -297,12 +307,12 @@ class ClippedRecords:
         self.all += len(too_long)
 
 
-_COUNTED = 255
-"""The most that a uint8 counter holds."""
+_MAX_UINT8 = 255
+"""Largest value of a uint8 counter."""
 
 
 class ClippedCounter:
-    """Counts, layer by layer, the values that lie outside their range, which is ``low`` to ``high`` (d,): ``outside`` (L,)."""
+    """Counts in ``outside`` (L,), for each layer, the values outside their range, which is ``low`` to ``high`` (d,)."""
 
     def __init__(self, ranges: LayerRanges) -> None:
         center, radius = ranges.expand()
@@ -312,11 +322,11 @@ class ClippedCounter:
 
     def add(self, values: Tensor) -> None:
         """Count ``values`` (K, d)."""
-        for rows in client_blocks(len(values), values.shape[1], most=_COUNTED):
+        for rows in client_blocks(len(values), values.shape[1], most=_MAX_UINT8):
             own = values[rows.start : rows.stop].numpy()
             outside = (own < self.low) | (own > self.high)
             self.add_counts(outside.sum(axis=0, dtype=np.uint8))
 
     def add_counts(self, outside: NDArray[np.uint8 | np.int32]) -> None:
-        """Add how many clients' values lie ``outside`` the range of each coordinate (d,)."""
+        """Add the number of clients whose value lies ``outside`` the range, for each coordinate (d,)."""
         self.outside += np.add.reduceat(outside, self._starts, dtype=np.int64)

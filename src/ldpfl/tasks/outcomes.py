@@ -1,6 +1,6 @@
-"""Losses, predictions and figures for outcomes that are counts, ordered classes, or times to an event.
+"""Losses, predictions and metrics for counts, ordered classes, and times to an event.
 
-Each loss has gradients with respect to the outputs that stay bounded, so that a clipping norm cuts few of them.
+The gradient of each loss with respect to the outputs is bounded, so that a clipping norm clips few records.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from torch.nn import functional as F
 from ldpfl.errors import ConfigError
 from ldpfl.tasks.survival import concordance
 
-_STEEPEST = 4.0
-"""Logarithm of a count, in units of its spread, beyond which the expected count grows as a straight line, not as the exponential."""
+_LINEAR_FROM = 4.0
+"""Output above which the expected count, in units of its spread, grows linearly instead of exponentially."""
 
 _LEAST = 1e-12
 
 
 def expected_count(outputs: Tensor) -> Tensor:
-    """Return the expected count of each output: its exponential, continued by its tangent where that would be steeper than e^4."""
-    below = outputs.clamp(max=_STEEPEST)
+    """Return the expected count of each output: its exponential, continued by the tangent above an output of 4."""
+    below = outputs.clamp(max=_LINEAR_FROM)
     return below.exp() * (1 + outputs - below)
 
 
 def count_losses(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the Poisson negative log-likelihood of counts (B,), up to a constant; its gradient is the exponential less the count."""
-    below = outputs.clamp(max=_STEEPEST)
+    below = outputs.clamp(max=_LINEAR_FROM)
     return below.exp() * (1 + outputs - below) - targets * outputs
 
 
@@ -43,7 +43,7 @@ def ordered_losses(logits: Tensor, classes: Tensor) -> Tensor:
 
 
 def class_chances(logits: Tensor) -> Tensor:
-    """Return the probability (N, k) of each of the ordered classes; thresholds out of order are taken as the lowest one before."""
+    """Return the probability (N, k) of each ordered class. A threshold's probability is capped by those of the thresholds below it."""
     above = logits.sigmoid().cummin(dim=1).values
     ends = above.new_ones(len(above), 1)
     return torch.cat([ends, above], dim=1) - torch.cat([above, 1 - ends], dim=1)
@@ -102,7 +102,7 @@ def times_in(targets: Tensor, intervals: int) -> tuple[NDArray[np.float64], NDAr
 
 
 class Kept:
-    """Keeps outputs and targets, for a figure of all of them together."""
+    """Collects outputs and targets, for metrics that need all of them together."""
 
     def __init__(self) -> None:
         self._outputs: list[Tensor] = []
@@ -123,7 +123,7 @@ class DevianceExplained(Kept):
         outputs, targets = self.kept()
         counts = targets.double()
         found, mean = expected_count(outputs.reshape(counts.shape)).clamp_min(_LEAST), counts.mean().clamp_min(_LEAST)
-        # Of both deviances, the terms that hold counts alone.
+        # The terms that both deviances share: those that depend on the counts alone.
         own = torch.special.xlogy(counts, counts.clamp_min(_LEAST)) - counts
         explained, whole = (own - torch.special.xlogy(counts, of) + of for of in (found, mean))
         return 1 - float(explained.sum() / whole.sum()) if bool((counts != counts[0]).any()) else float("nan")

@@ -1,4 +1,4 @@
-"""Figures of predicted times to an event, on the times themselves: Harrell's concordance, and the integrated Brier score."""
+"""Metrics of predicted times to an event: Harrell's concordance, and the integrated Brier score."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _Places = NDArray[np.intp]
 
 
 def compared(times: Floats, events: NDArray[np.bool_], lasting: Floats) -> tuple[Floats, Floats]:
-    """Return how many comparable pairs each row is in (n,), and in how many of them the order is predicted right (n,).
+    """Return for each row the number of comparable pairs with it (n,), and the number of those that are predicted in the right order (n,).
 
     A pair is comparable if one row had its event before the other's time, or at the time at which the other one left without an event
     (Harrell et al. 1982). It is right if the row with the earlier event has the smaller ``lasting`` (n,); equal ones count a half.
@@ -72,7 +72,7 @@ def _staying(times: Floats, events: NDArray[np.bool_]) -> tuple[Floats, Floats]:
 
 
 def _tied_events(times: Floats, events: NDArray[np.bool_]) -> _Places:
-    """Return how many events there are at each row's time."""
+    """Return the number of events at each row's time."""
     places = np.unique(times, return_inverse=True)[1]
     return np.bincount(places, weights=events).astype(np.intp)[places]
 

@@ -1,4 +1,4 @@
-"""What a model is trained to do: the loss of a sample, and the figures by which a model is judged."""
+"""A task: the loss of a sample, and the metrics of a model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PARALLEL: tuple[Targets, ...] = ("ordered", "survival")
 """Targets for which a built-in model has one score, and an offset for each output (proportional odds)."""
 
 NO_TOKEN = -100
-"""A target that does not count: what follows the end of a text."""
+"""Target of a position that does not count, such as after the end of a text."""
 
 ABSENT: Mapping[Targets, float] = {
     "class": NO_TOKEN,
@@ -40,18 +40,17 @@ ABSENT: Mapping[Targets, float] = {
     "ordered": NO_TOKEN,
     "survival": nan,
 }
-"""The target of a sample that counts as one and teaches nothing: the loss of a built-in task is 0 there, whatever the weights are."""
+"""Target of a sample that counts as a sample and contributes nothing: the loss of a built-in task is 0 for it, whatever the weights."""
 
 ACCURACY = "accuracy"
-"""Share of the samples whose class a model tells; a classifier of three classes or more is judged by it after each round."""
-
+"""Share of samples whose class is predicted right. It is the main metric of classifiers of three or more classes."""
 
 LOWER_IS_BETTER = frozenset({"perplexity", "MAE", "RMSE", "Brier score", "mean class error", "integrated Brier"})
-"""Figures of which less is better; of all others, those of tasks of one's own among them, more is."""
+"""Metrics for which lower is better. For all other metrics, those of users' own tasks included, higher is better."""
 
 
 class Metric(Protocol):
-    """Adds samples up and comes to a figure, as those of torchmetrics do."""
+    """A metric that accumulates batches, as those of torchmetrics do."""
 
     def update(self, outputs: Tensor, targets: Tensor) -> None: ...
 
@@ -60,14 +59,14 @@ class Metric(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """What a model is trained to do.
+    """A task: the loss that a model is trained with, and its metrics.
 
     Attributes:
-        name: as in a config.
-        targets: what a sample's target is.
-        losses: outputs (B, ...) and targets (B, ...) to the loss (B,) of each sample; another shape is refused. It runs under
-            ``vmap``, and must not look at values to decide what to do.
-        metrics: by name, what makes a fresh metric; by the first one a model is judged after each round.
+        name: name of the task in a config.
+        targets: kind of the targets.
+        losses: function from outputs (B, ...) and targets (B, ...) to the loss (B,) of each sample. Another shape is refused. It runs
+            under ``vmap``, so its control flow must not depend on values.
+        metrics: functions that create a new metric, by name. The first one is the main metric, which is computed after each round.
     """
 
     name: str
@@ -77,14 +76,14 @@ class Task:
 
     @property
     def metric(self) -> str:
-        """Name of the figure by which a model is judged."""
+        """Name of the main metric."""
         return next(iter(self.metrics))
 
     def measured(self, batches: Iterator[tuple[Tensor, Tensor]], *, every: bool) -> dict[str, float]:
-        """Return the first metric, or ``every`` one, over ``batches`` of outputs and targets. One that has no value is NaN.
+        """Return the main metric, or ``every`` metric, over ``batches`` of outputs and targets. A metric without a value is NaN.
 
-        A row whose outputs are :func:`unusable` counts as wrong where rows are counted that are right. Other figures of ours have no
-        value then: a metric of torchmetrics would take such a row for one of the first class, or of chance one half.
+        A row whose outputs are :func:`unusable` counts as wrong in the accuracy. Other built-in metrics are NaN then, because torchmetrics
+        would treat such a row as one of the first class, or as a probability of one half.
         """
         chosen = {name: make() for name, make in self.metrics.items() if every or name == self.metric}
         lost: set[str] = set()
@@ -98,26 +97,27 @@ class Task:
 
 
 def unusable(outputs: Tensor, targets: Targets) -> Tensor:
-    """Return which rows (N,) of ``outputs`` (N, ...) say nothing: NaN or infinity. Classes may be ruled out by minus infinity."""
-    told = outputs.softmax(dim=-1) if targets in ("class", "tokens") and outputs.dim() > 1 else outputs
-    return ~told.isfinite().reshape(len(told), -1).all(dim=1)
+    """Return a mask (N,) of the rows of ``outputs`` (N, ...) with NaN or infinity. For classes, a logit of minus infinity is allowed."""
+    predicted = outputs.softmax(dim=-1) if targets in ("class", "tokens") and outputs.dim() > 1 else outputs
+    return ~predicted.isfinite().reshape(len(predicted), -1).all(dim=1)
 
 
 def without_answer(targets: Tensor) -> Tensor:
-    """Return which of ``targets`` (N, ...) are :data:`ABSENT`, (N,)."""
+    """Return a mask (N,) of the ``targets`` (N, ...) that are :data:`ABSENT`."""
     absent = targets.isnan() if targets.is_floating_point() else targets == NO_TOKEN
     return absent.flatten(1).all(dim=1) if absent.dim() > 1 else absent
 
 
 def names() -> tuple[str, ...]:
-    """Names that :func:`create` knows beside import paths."""
+    """Return the names of the built-in tasks."""
     return tuple(_REGISTRY)
 
 
 def create(name: str, outputs: int, *, scale: float = 1.0) -> Task:
-    """Return the task called ``name``, for models of ``outputs`` outputs; ``scale`` is a unit of the targets in their own units.
+    """Return the task called ``name`` for models with ``outputs`` outputs.
 
-    ``"package.module:function"`` is called with ``outputs`` and returns a :class:`Task`.
+    ``"package.module:function"`` is called with ``outputs`` and returns a :class:`Task`. ``scale`` is the size of one unit of the scaled
+    targets, in their original unit.
 
     Raises:
         ConfigError: the name is unknown, or the path does not give a task.
@@ -137,7 +137,7 @@ def _imported(path: str, outputs: int) -> Task:
 
 
 class _Accuracy:
-    """Share of the samples whose class is told, exactly: the one of the largest output, or what else ``right`` finds (N,)."""
+    """Exact share of samples that are predicted right: by the largest output, or by the mask (N,) that ``right`` returns."""
 
     def __init__(
         self, right: Callable[[Tensor, Tensor], Tensor] = lambda outputs, own: outputs.argmax(dim=1) == own, kind: Targets = "class"
@@ -154,7 +154,7 @@ class _Accuracy:
 
 
 class _Transformed:
-    """A metric of torchmetrics, on outputs and targets that are brought into the form that it wants."""
+    """A metric of torchmetrics, with ``form`` to convert outputs and targets for it, and a ``factor`` on its result."""
 
     def __init__(self, metric: Any, form: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], factor: float = 1.0) -> None:
         self._metric, self._form, self._factor = metric, form, factor
@@ -166,15 +166,15 @@ class _Transformed:
         self._metric.update(*(part.detach().cpu() for part in self._form(outputs, targets)))
 
     def compute(self) -> float:
-        with warnings.catch_warnings():  # of classes that the samples lack, see _OfThoseThatOccur
+        with warnings.catch_warnings():  # of classes that the samples lack, see _MeanOverPresentClasses
             warnings.simplefilter("ignore")
             return float(self.figure()) * self._factor
 
 
-class _OfThoseThatOccur(_Transformed):
-    """The mean over the classes, or labels, of which there are samples and of which there are others: of the rest nothing is known.
+class _MeanOverPresentClasses(_Transformed):
+    """The mean of a metric over the classes, or labels, that some samples have and others lack; NaN if there is none.
 
-    torchmetrics counts those as 0. NaN where none is left.
+    torchmetrics would count the other classes, for which the metric is not defined, as 0.
     """
 
     def __init__(self, metric: Any, form: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], classes: int) -> None:
@@ -206,17 +206,17 @@ def _where_present(losses: Tensor, targets: Tensor) -> Tensor:
     return torch.where(targets.isnan(), torch.zeros_like(losses), losses)
 
 
-def _in_order(logits: Tensor) -> Tensor:
-    """Return numbers in (0, 1) in the order of ``logits``, 1/2 for 0. A sigmoid makes 1 of all that are large, and so ties of them."""
-    own = logits.double()
-    return (own / (1 + own.abs()) + 1) / 2
+def _rank_preserving(logits: Tensor) -> Tensor:
+    """Map ``logits`` to (0, 1) without changing their order, 0 to 1/2. A sigmoid would round large logits to 1 and create ties."""
+    exact = logits.double()
+    return (exact / (1 + exact.abs()) + 1) / 2
 
 
 def _classification(outputs: int, scale: float) -> Task:
     def form(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         if outputs != 2:
             return logits.double().softmax(dim=1), targets
-        second = _in_order(logits[:, 1] - logits[:, 0])
+        second = _rank_preserving(logits[:, 1] - logits[:, 0])
         return torch.stack([1 - second, second], dim=1), targets
 
     def f1() -> Metric:
@@ -227,27 +227,27 @@ def _classification(outputs: int, scale: float) -> Task:
     def auroc() -> Metric:
         from torchmetrics.classification import MulticlassAUROC
 
-        return _OfThoseThatOccur(MulticlassAUROC(num_classes=outputs, average=None), form, outputs)
+        return _MeanOverPresentClasses(MulticlassAUROC(num_classes=outputs, average=None), form, outputs)
 
     metrics: dict[str, Callable[[], Metric]] = {ACCURACY: _Accuracy, "macro F1": f1, "AUROC": auroc}
-    if outputs == 2:  # of a rare outcome, who says that it never happens is nearly always right
+    if outputs == 2:  # for a rare outcome, a model that always predicts "no" has a high accuracy
         metrics = {"AUROC": auroc, ACCURACY: _Accuracy, "macro F1": f1}
     return Task("classification", "class", _cross_entropy, metrics)
 
 
 def _multilabel(outputs: int, scale: float) -> Task:
     def form(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        return _in_order(logits), targets.long()
+        return _rank_preserving(logits), targets.long()
 
     def f1() -> Metric:
         from torchmetrics.classification import MultilabelF1Score
 
-        return _OfThoseThatOccur(MultilabelF1Score(num_labels=outputs, average=None), form, outputs)
+        return _MeanOverPresentClasses(MultilabelF1Score(num_labels=outputs, average=None), form, outputs)
 
     def auroc() -> Metric:
         from torchmetrics.classification import MultilabelAUROC
 
-        return _OfThoseThatOccur(MultilabelAUROC(num_labels=outputs, average=None), form, outputs)
+        return _MeanOverPresentClasses(MultilabelAUROC(num_labels=outputs, average=None), form, outputs)
 
     def losses(logits: Tensor, targets: Tensor) -> Tensor:
         by_label = F.binary_cross_entropy_with_logits(logits, targets.nan_to_num(), reduction="none")
@@ -334,4 +334,4 @@ _REGISTRY: Mapping[str, Callable[[int, float], Task]] = {
 }
 
 CLASSIFICATION = _classification(10, 1.0)
-"""Of images with ten classes."""
+"""Task of images with ten classes."""
