@@ -1,4 +1,4 @@
-"""Flower: a ClientApp wrapper that lets only private reports leave, a strategy that aggregates them, and a grid that runs in one process."""
+"""Flower: a ClientApp wrapper that lets only private reports leave, a strategy that aggregates them, and a grid in one process."""
 
 from typing import TYPE_CHECKING
 

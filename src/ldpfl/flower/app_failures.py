@@ -95,7 +95,7 @@ _LEFT_OUT = "The exception's text is not shown, because it may repeat values of 
 
 
 def _hint(error: BaseException, line: str, data: tuple[str, ...]) -> str:
-    """Return a hint on ``error``, which was raised at ``line`` of the app. It names no file but those in ``data``, and no value of a record."""
+    """Return a hint on ``error``, which was raised at ``line`` of the app. It names only files in ``data``, and no value of a record."""
     if isinstance(error, ImportError) and (not line or line.startswith(("import ", "from "))):  # a module's name is code, not data
         return f"the app needs the module {error.name!r}, which cannot be imported here: install it, or mend its name"
     if isinstance(error, OSError) and error.filename is not None:
