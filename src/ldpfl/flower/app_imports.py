@@ -33,7 +33,7 @@ _WRAPPERS = {(_WRAPPER, "ldpfl.flower"), (_WRAPPER, "ldpfl.flower.client_app")}
 
 
 def run_at_import(app: Path) -> Iterator[str]:
-    """Yield each place of the app in this folder whose code Flower's ClientApp process runs outside the wrapper: ``file:line``, or in words.
+    """Yield each place in the app whose code Flower's ClientApp process runs outside the wrapper, as ``file:line`` or in words.
 
     Such code is dangerous: the text of an exception there reaches the server for any message, whatever data it repeats, and no budget is
     charged. So the module that Flower imports, and the packages that contain it, may hold nothing but
@@ -94,7 +94,7 @@ def _client_module(app: Path) -> str:
 
 
 def _find_specs(app: Path, module: str) -> Iterator[tuple[str, ModuleSpec | None]]:
-    """Yield name and spec of each package that contains ``module``, then of ``module``, as Python finds them with ``app`` first in its path."""
+    """Yield name and spec of each package that contains ``module``, then of ``module``. ``app`` comes first in the search path."""
     importlib.invalidate_caches()
     places: list[str] = [str(app)]
     parts = module.split(".")
@@ -140,7 +140,7 @@ def _path_without_current_folder() -> list[str]:
 
 @contextmanager
 def apps_left_out() -> Iterator[None]:
-    """Take app folders out of ``sys.path`` for a while. Flower puts them first, so an optional import in a library could run an app's file."""
+    """Take app folders out of ``sys.path`` for a while. Flower puts them first, where a library's optional import could run an app's file."""
     apps = [entry for entry in sys.path if _is_app(Path(entry))]
     sys.path[:] = [entry for entry in sys.path if entry not in apps]
     try:
@@ -173,7 +173,7 @@ print(json.dumps(sorted({name.partition(".")[0] for name in seen})))
 
 @cache
 def _modules_looked_for() -> frozenset[str]:
-    """Return the top-level modules that Python looks for when the wrapper is imported or calls a relay, including modules that do not exist.
+    """Return the top-level modules that Python looks for when the wrapper is imported or calls a relay, found or not.
 
     A process imports the wrapper and lists the names. The current folder may be the app's, whose code must not run, so the path of that
     process leaves it out.

@@ -204,8 +204,8 @@ class LdpClientApp(ClientApp):
         self._check_given(terms)
         if terms.reply_s >= message.metadata.ttl:
             raise ProtocolError(
-                f"the message is valid for {message.metadata.ttl:g} s, and clients reply after {terms.reply_s:g} s: the server must give it a "
-                "longer time; nothing was charged or sent"
+                f"the message is valid for {message.metadata.ttl:g} s, and clients reply after {terms.reply_s:g} s: the server must give it "
+                "a longer time; nothing was charged or sent"
             )
         if not is_built_in(ask.mechanism.name):  # try the report of no change: a mechanism that cannot make it must fail before the charge
             self._payload(asked, context, _unchanged(asked))

@@ -89,7 +89,7 @@ def prepare(
 
 
 def _with_digests(config: RunConfig, task: Dataset, federation: Federation) -> RunConfig:
-    """Return ``config`` with the digests of a pretrained model and its tokenizer, so that each node trains with the server's and no other."""
+    """Return ``config`` with digests of the server's pretrained model and tokenizer, so that no node trains with others."""
     if not is_pretrained(config.model.name):
         return config
     model = {"base": base_digest(federation.task.module), "licence": licence_of(config.model.name, config.model.licence)}

@@ -198,7 +198,7 @@ def _seed_anew() -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Keep freed memory in this process for the next client. Returning it to the system and requesting it again takes a tenth of the time."""
+    """Keep freed memory in this process for the next client: returning it to the system and requesting it again takes 10 % of the time."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_TRIM_THRESHOLD, 1 << 30)

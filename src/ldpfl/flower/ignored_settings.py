@@ -44,8 +44,8 @@ def left_out(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
             "reports travel"
         )
     yield (
-        f"seed = {config.seed}: decides the initial model and which nodes are asked. Noise does not depend on it: each node draws its noise "
-        "from its operating system"
+        f"seed = {config.seed}: decides the initial model and which nodes are asked. Noise does not depend on it: each node draws its own "
+        "noise from its operating system"
     )
     yield "no model without noise is trained for comparison, and ldpfl attack cannot be used: both need all clients' data"
 

@@ -44,8 +44,8 @@ def check_config(config: RunConfig, policy: Policy) -> None:
         raise Declined(f"{_OPENED}; nothing was read or sent")
     if config.data.person not in ("", policy.person):
         raise Declined(
-            f"the round groups rows into persons by the column {config.data.person[:40]!r}, and the policy's person is {policy.person!r}: if "
-            "that column does name persons, set person to it in the policy; nothing was read or sent",
+            f"the round groups rows into persons by the column {config.data.person[:40]!r}, and the policy's person is {policy.person!r}: "
+            "if that column does name persons, set person to it in the policy; nothing was read or sent",
             "person",
         )
     if is_code(config.data.partition):

@@ -69,7 +69,7 @@ def write_app(folder: Path, settings: RunSettings) -> None:
 
 
 def _readable_toml(settings: Mapping[str, Any]) -> str:
-    """Return ``settings`` as TOML. Text of several lines becomes a literal string of several lines, without escapes, where that is possible."""
+    """Return ``settings`` as TOML. Text of several lines keeps its lines and needs no escapes, where that is possible."""
     lines = []
     for key, value in settings.items():
         literal = isinstance(value, str) and "\n" in value and "'''" not in value and value.replace("\n", "").isprintable()
@@ -82,9 +82,9 @@ def public_settings(
 ) -> tuple[dict[str, Any], str]:
     """Return settings for nodes whose tables have the columns of the example table at ``path``, and a note on columns left out.
 
-    The settings copy names and classes from the example table, so it must be public. Bounds of number columns come from ``bounds``; a column
-    without bounds there gets :data:`NOT_KNOWN`. Columns whose names suggest identifiers are left out. The note names them, and is empty if
-    there are none.
+    The settings copy names and classes from the example table, so it must be public. Bounds of number columns come from ``bounds``; a
+    column without bounds there gets :data:`NOT_KNOWN`. Columns whose names suggest identifiers are left out. The note names them, and is
+    empty if there are none.
 
     Raises:
         DataError: the table cannot be read, or lacks one of the named columns.

@@ -72,7 +72,7 @@ class Participation(BaseModel):
         return self.model_copy(update={"begun": number, "asked": len(chosen), "rounds": rounds, "terms": dict(terms)})
 
     def renamed(self) -> Participation:
-        """Return the same participation under a new run name, so that messages of a withdrawn round cannot be mistaken for a later one's."""
+        """Return the same participation under a new run name, so that no message of a withdrawn round counts for a later round."""
         return self.model_copy(update={"run": secrets.token_hex(16)})
 
     def check_terms(self, now: Mapping[str, str | int]) -> None:
