@@ -140,7 +140,7 @@ def _path_without_current_folder() -> list[str]:
 
 @contextmanager
 def apps_left_out() -> Iterator[None]:
-    """Take app folders out of ``sys.path`` for a while. Flower puts them first, where a library's optional import could run an app's file."""
+    """Take app folders out of ``sys.path`` for a while: Flower puts them first, where a library's optional import could run their code."""
     apps = [entry for entry in sys.path if _is_app(Path(entry))]
     sys.path[:] = [entry for entry in sys.path if entry not in apps]
     try:

@@ -204,8 +204,8 @@ class LdpClientApp(ClientApp):
         self._check_given(terms)
         if terms.reply_s >= message.metadata.ttl:
             raise ProtocolError(
-                f"the message is valid for {message.metadata.ttl:g} s, and clients reply after {terms.reply_s:g} s: the server must give it "
-                "a longer time; nothing was charged or sent"
+                f"the message is not valid for as long as clients take to reply ({message.metadata.ttl:g} s, and {terms.reply_s:g} s): the "
+                "server must give it a longer time; nothing was charged or sent"
             )
         if not is_built_in(ask.mechanism.name):  # try the report of no change: a mechanism that cannot make it must fail before the charge
             self._payload(asked, context, _unchanged(asked))
@@ -350,7 +350,7 @@ class LdpClientApp(ClientApp):
             return points
         payload: bytes = next(iter(ask.mechanism.encode(values, ask.ranges, source).payloads()))
         if len(payload) != packed_size(payload_bits(ask.mechanism, ask.ranges)):
-            raise PrivacyError("the mechanism's payload is not as long as it declares, so its length could depend on the data")
+            raise PrivacyError("the mechanism's payload is not as long as it says, so its length could depend on the data")
         return payload
 
     def _trained(self, asked: Asked, message: Message, context: Context) -> Tensor:

@@ -316,8 +316,8 @@ def _stop_all(leader: int) -> None:
 def _end_all(leader: int) -> None:
     """Kill all descendants, repeatedly, because a process may have started another one just before it was killed.
 
-    The group of ``leader`` is killed first, by one call. It may have so many processes that listing them takes too long. As long as they use
-    up the limit on processes, Flower cannot start the thread that sends the reply.
+    The group of ``leader`` is killed first, by one call. It may have so many processes that listing them takes too long. As long as they
+    use up the limit on processes, Flower cannot start the thread that sends the reply.
     """
     with suppress(OSError):  # the group does not exist yet, or no longer
         os.killpg(leader, signal.SIGKILL)

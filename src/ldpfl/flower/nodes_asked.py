@@ -34,7 +34,7 @@ def _plausible(rounds: object) -> object:
         for node, count in rounds.items():
             is_node = str(node).lstrip("-").isdecimal() and len(str(node)) <= _ID_DIGITS
             if not (is_node and type(count) is int and 0 <= count <= MAX_ROUNDS):
-                raise ValueError(f"expected node ids with numbers of rounds up to {MAX_ROUNDS:,}")
+                raise ValueError(f"expected a number of rounds up to {MAX_ROUNDS:,} by the number of each node")
     return rounds
 
 

@@ -124,7 +124,7 @@ class OperatorNode:
             self.signing()
 
     def admit(self, ask: Ask) -> float:
-        """Check the policy and, over a relay, that its round accepts these reports and asks all clients for the same; then charge the budget.
+        """Check the policy and, over a relay, that its round asks all clients for these reports; then charge the budget.
 
         Return the number of seconds during which the report can be delivered: infinite for a report in a Flower reply.
 

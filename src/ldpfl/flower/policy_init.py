@@ -126,9 +126,10 @@ def offer_of_settings(settings: RunSettings) -> Offer:
 
 
 def fitting_rows(config: RunConfig, table: Path) -> tuple[int, int, str]:
-    """Check a node's own ``table`` against ``config``. Return its number of rows, the number of rows without a target, and the first problem.
+    """Check a node's own ``table`` against ``config``.
 
-    The number of rows without a target is 0, and the problem is "", if the table fits.
+    Return the number of rows, the number of rows that lack too much to be used, and the first problem. If the table fits, they are the
+    number of rows, 0 and "".
 
     Raises:
         ConfigError: the app does not train on nodes' own tables.
@@ -244,20 +245,25 @@ def _larger(ranges: LayerRanges) -> LayerRanges:
 
 
 def _check_size(config: RunConfig) -> None:
-    """Return if the built-in model of ``config`` fits this machine's memory, by far; none is made for it."""
+    """Raise if the built-in model of ``config`` is too large to be built here. The size is computed without building the model."""
     size = size_of(config, described(config))
     if size > _MAX_WEIGHTS:
-        raise ConfigError(f"the app's model has {size:,} weights, more than {_MAX_WEIGHTS:,}: decline, or give the sizes of its arrays")
+        raise ConfigError(
+            f"the app's model has {size:,} weights, more than {_MAX_WEIGHTS:,}: decline the app, or give its arrays' sizes with --layers"
+        )
 
 
-def _check_gives(config: RunConfig, given: str) -> None:
-    """Return if the app's clients give what ``config`` asks for, as far as its client module tells: :func:`ldpfl.flower.app_imports.gives`.
+def _check_output(config: RunConfig, output: str) -> None:
+    """Raise if the app's clients do not return what ``config`` asks for.
+
+    Args:
+        output: what the clients return, as :func:`ldpfl.flower.app_imports.gives` reads it from the client module.
 
     Raises:
-        ConfigError: they would decline each round.
+        ConfigError: each node would decline each round.
     """
     asked = config.mechanism.perturbed
-    if asked == "gradient" and given == "weights":
+    if asked == "gradient" and output == "weights":
         raise ConfigError(
             f"mechanism {config.mechanism.name!r} takes gradients, and this app's LdpClientApp wraps an app that gives trained weights: "
             'each node would decline. Its author is to give LdpClientApp(records="package.module:name"), see docs/flower.md'
@@ -299,8 +305,8 @@ def _offer(config: RunConfig, settings: RunSettings) -> Offer:
     asked = cohort_size(clients.fraction, clients.count)
     if settings.transport in OVER_RELAY and settings.min_clients > asked:
         raise ConfigError(
-            f"ldpfl.min-clients is {settings.min_clients:,}, but a round asks only {asked:,} of clients.count = {clients.count:,}: each node "
-            f"would decline each round. Set ldpfl.min-clients to {asked:,} or fewer, or raise clients.count"
+            f"ldpfl.min-clients is {settings.min_clients:,}, but a round asks only {asked:,} of clients.count = {clients.count:,}: each "
+            f"node would decline each round. Set ldpfl.min-clients to {asked:,} or fewer, or raise clients.count"
         )
     config = as_sent(config, settings.transport, settings.linked, settings.min_clients)
     config = config if code else settled(config)
