@@ -46,7 +46,7 @@ class RelayedRounds(ABC):
         relay: connection to the relay, with the aggregator's token.
         key: the aggregator's private key.
         min_clients: minimum number of uploads for the relay to release a round.
-        window_s: seconds during which the relay accepts uploads, from the moment that clients are asked. They train and upload in this time.
+        window_s: seconds during which the relay accepts uploads, from the moment that clients are asked: the time to train and upload.
         before: the aggregator's previous private key. A round that was begun with it is decrypted with it after a restart.
     """
 
