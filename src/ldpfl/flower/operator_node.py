@@ -191,7 +191,7 @@ class OperatorNode:
         reply_s = ask.terms.reply_s
         if reply_s and left_s < reply_s + _SHORTEST_UPLOAD_S:
             raise ProtocolError(
-                f"the relay's round is over in {left_s:.0f} s, and clients upload after {reply_s:g} s and need {_SHORTEST_UPLOAD_S:g} s for "
+                f"the relay's round is over in {left_s:.0f} s, and clients send after {reply_s:g} s and need {_SHORTEST_UPLOAD_S:g} s for "
                 "the upload: the server must give its rounds a longer window; nothing was charged or sent"
             )
         self._check_fitting(ask, status.terms)
@@ -338,7 +338,7 @@ def read_token(path: Path) -> str:
 
 
 def named(name: str) -> str | None:
-    """Return the value of the environment variable ``LDPFL_NAME``, for ``name`` in lower case with hyphens; None if it is unset or empty."""
+    """Return the environment variable ``LDPFL_NAME``, for a ``name`` in lower case with hyphens; None if it is unset or empty."""
     return os.environ.get(_variable(name)) or None
 
 

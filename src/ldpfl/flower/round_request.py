@@ -24,7 +24,7 @@ class Ask:
     """The release that a round asks of this client, as the client itself derives it from the terms.
 
     Attributes:
-        mechanism: mechanism of this round, built here from the server's settings. Its guarantee is computed here, not taken from the server.
+        mechanism: mechanism of this round, built here from the server's settings. Its guarantee is computed here as well.
         ranges: public ranges of the vector that is asked for.
         agreement: digest of everything that the server asks for, see :func:`ldpfl.flower.terms.agreement_of`; empty if there is no relay
             to compare it with.
@@ -37,7 +37,7 @@ class Ask:
 
 
 class Node(Protocol):
-    """Decisions of a node, by its operator's settings. If a method raises, nothing leaves; ``Declined`` means that the operator forbids it."""
+    """Decisions of a node, by its operator's settings. If a method raises, nothing leaves; ``Declined``: the operator forbids it."""
 
     def admit(self, ask: Ask) -> float:
         """Decide on the release, and charge it durably. From here on exactly one report leaves, whatever the data are.

@@ -27,7 +27,7 @@ from ldpfl.server import Checkpoint, ServerRules, check_log_size, initial_checkp
 from ldpfl.util.quantities import is_number
 
 Terms = Callable[[Mapping[str, str | int]], dict[str, str | int]]
-"""Function that returns the transport's terms. Given the terms on which a round was begun, it returns them as far as they can still be met."""
+"""Function that returns the transport's terms. For a round begun on given terms, it returns these as far as they can still be met."""
 
 
 def check_asked(rounds: int | None, timeout: float, reply_s: float) -> None:
@@ -131,7 +131,7 @@ def _resumed(folder: RunFolder, initial: Checkpoint, layout: ParameterLayout, te
 
 
 def _check_kinds(config: RunConfig, kind: Kind, rounds: int) -> None:
-    """Raise a :class:`ConfigError` if a round would ask for sums that the app's nodes do not compute, or the noise was planned for another run."""
+    """Raise if a round would ask for sums that the app's nodes do not compute, or the noise was planned for another number of rounds."""
     if kind is not Kind.READY_APP and (config.evaluation.share or config.training.method != "gradient" or statistics_rounds(config)):
         raise ConfigError(
             "evaluation.share, training.method = 'least-squares' and data.scaling = 'measured' are for ldpfl's ready app: an app of "

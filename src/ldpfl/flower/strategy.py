@@ -349,7 +349,7 @@ class LdpStrategy(Strategy):
         return self._event(course, min(course.round.asked, self._collector.min_clients))
 
     def _event(self, course: Course, cohort: int) -> RoundEvent:
-        """Return the ledger's event for the round. All nodes that were told to train count as participants, whether or not they reported."""
+        """Return the ledger's event for the round. All nodes that were told to train count as participants, with or without a report."""
         prototype = course.mechanism if course.planned.kind == "training" else None
         release = released(course.round.mechanism, course.round.ranges, prototype)
         # At least one report counts as an honest client's, even if all clients could be colluding: that client's own noise protects it.
@@ -406,7 +406,7 @@ class LdpStrategy(Strategy):
             course.participation.save(self._folder.participation_path)
 
     def _collector_terms(self, begun_on: Mapping[str, str | int] = MappingProxyType({})) -> dict[str, str | int]:
-        """Return the transport's terms for JSON. For a round that was ``begun_on`` some terms, return them as far as they can still be met."""
+        """Return the transport's terms for JSON. For a round ``begun_on`` some terms, return these as far as they can still be met."""
         collector = self._collector.begun_on(begun_on)
         terms = {**collector.terms(), "min_clients": collector.min_clients}
         return {name: value.hex() if isinstance(value, bytes) else value for name, value in terms.items()}
