@@ -166,16 +166,16 @@ def _findings_on_records(found: RecordsFound) -> Iterator[Finding]:
 
 
 def _check_shapes(start: ArrayRecord, node: NodeSetUp) -> None:
-    """Raise if the app's model has other arrays than those that the operator says the server sends."""
-    own = {name: tuple(array.shape) for name, array in start.items()}
-    if node.shapes and own != dict(node.shapes):
+    """Raise if the app's model has other arrays than the operator has stated by ``--layers``."""
+    shapes = {name: tuple(array.shape) for name, array in start.items()}
+    if node.shapes and shapes != dict(node.shapes):
         raise ConfigError(
             f"the app's model has the arrays {_shapes_text(own)}, and --layers says {_shapes_text(node.shapes)}: give the server's"
         )
-    sizes = tuple(torch.Size(shape).numel() for shape in own.values())
+    sizes = tuple(torch.Size(shape).numel() for shape in shapes.values())
     if node.layers and sizes != node.layers:
         said = f"arrays of {', '.join(map(str, sizes))} values, and --layers says {', '.join(map(str, node.layers))}"
-        raise ConfigError(f"the app's model has {said}: make policy and check with the model's own, --layers {_shapes_text(own)}")
+        raise ConfigError(f"the app's model has {said}: make policy and check with the model's own, --layers {_shapes_text(shapes)}")
 
 
 def _made_up_arrays(node: NodeSetUp) -> ArrayRecord:

@@ -208,7 +208,7 @@ def _check_relay(node: NodeSetUp, connect: Connect, *, sums: bool) -> Iterator[F
 
 
 def _check_signer(path: Path | None, signer: str | None) -> Iterator[Finding]:
-    """Check whether the relay's token is for this node's signing key. A key that cannot be read is reported by :func:`_check_signing_key`."""
+    """Check whether the relay's token is for this node's signing key. :func:`_check_signing_key` reports a key that cannot be read."""
     with suppress(LdpflError):
         node_signer = signer_of(load_key(_named(path, "signing key", "LDPFL_SIGNING_KEY")).public_key()).hex()
         if signer == node_signer:
@@ -304,7 +304,7 @@ def _check_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | Non
     yield Finding("app", Standing.FINE, f"the policy allows {every}; reports are {_TRANSPORT_TEXTS[offer.transport]}")
     if books is None or not all(release.protected for release in releases):
         return
-    try:  # what a node finds out when it is asked about a round, sums and bits behind a relay included
+    try:  # the same check as for the server's question, including the policy's limits on sums and on mixed bits
         first = Request(_RUN, 1, planned[0], offer.cohort, offer.transport, _some_key(policy), offer.linked)
         Budget(_named(node.budget, "budget", "LDPFL_BUDGET"), policy).check(first)
     except Declined as refusal:
@@ -312,10 +312,10 @@ def _check_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | Non
         return
     charged = Counter(books.counts)
     limits = ((policy.lifetime, policy.lifetime.order, "the policy's lifetime_epsilon"), (books.limit, books.order, "the budget"))
-    for limit, order, of in limits:
+    for limit, order, source in limits:
         cost = filtered_epsilon((charged + releases).items(), order, limit.delta)
         if cost > limit.epsilon:
-            said = f"all its rounds would bring epsilon to {number(cost)}, above {of} = {limit.epsilon:g}: later ones are declined"
+            said = f"all its rounds would bring epsilon to {number(cost)}, above {source} = {limit.epsilon:g}: later ones are declined"
             yield Finding("budget", Standing.LOOK, said)
     if books.charges + rounds > policy.rounds:
         before = counted(books.charges, "report")
@@ -329,7 +329,7 @@ def _why(refusal: Declined) -> str:
 
 
 def _some_key(policy: Policy) -> bytes:
-    """Return a key that the policy names: which one the aggregator has, the app does not tell."""
+    """Return any of the policy's aggregator keys, since the app does not say which of them the aggregator has; empty if there is none."""
     return base64.b64decode(policy.aggregator_keys[0]) if policy.aggregator_keys else b""
 
 

@@ -314,7 +314,7 @@ def _encode_exactly(value: object) -> bytes:
     """Return the type and every bit of a record's value. Two values have equal bytes only if no program can distinguish them."""
     if isinstance(value, list):
         whole = bytearray(b"list%d:" % len(value))
-        for part in map(_encode_exactly, value):  # joined at once, each part of a long list would be in memory as an object
+        for part in map(_encode_exactly, value):  # appended one by one: a list of all parts would take much memory
             whole += len(part).to_bytes(8, "big") + part
         return bytes(whole)
     if isinstance(value, float):
