@@ -170,7 +170,7 @@ def _check_shapes(start: ArrayRecord, node: NodeSetUp) -> None:
     shapes = {name: tuple(array.shape) for name, array in start.items()}
     if node.shapes and shapes != dict(node.shapes):
         raise ConfigError(
-            f"the app's model has the arrays {_shapes_text(own)}, and --layers says {_shapes_text(node.shapes)}: give the server's"
+            f"the app's model has the arrays {_shapes_text(shapes)}, and --layers says {_shapes_text(node.shapes)}: give the server's"
         )
     sizes = tuple(torch.Size(shape).numel() for shape in shapes.values())
     if node.layers and sizes != node.layers:

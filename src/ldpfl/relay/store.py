@@ -54,7 +54,7 @@ class RecordsPart:
 
 
 def steady_clock() -> Callable[[], float]:
-    """Return a clock that starts at the wall clock's time and then runs steadily. If the wall clock is set back, rounds still end in time."""
+    """Return a clock that starts at the wall clock's time and then runs steadily, so that rounds end even if the wall clock is set back."""
     start = time.time() - time.monotonic()
     return lambda: start + time.monotonic()
 

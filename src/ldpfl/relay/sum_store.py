@@ -219,7 +219,7 @@ class Sums:
 
 
 def body_of(length: int) -> BinaryIO:
-    """Return an empty buffer for a body of ``length`` bytes: memory, or a temporary file without a name, which vanishes with the process."""
+    """Return an empty buffer for a body of ``length`` bytes: memory, or a temporary file without a name, which ends with the process."""
     return BytesIO() if length <= _IN_MEMORY_BYTES else cast(BinaryIO, tempfile.TemporaryFile(prefix="ldpfl-relay-"))
 
 

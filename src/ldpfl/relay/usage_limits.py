@@ -59,7 +59,7 @@ class Limits:
 class RateLimit:
     """A token bucket for each name, in this process: each of several workers allows the full rate.
 
-    Only owners of valid tokens have buckets, so their number is bounded. It is written here, because libraries for rate limits need a store.
+    Only owners of valid tokens have buckets, so their number is bounded. No library is used, because those for rate limits need a store.
     """
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:

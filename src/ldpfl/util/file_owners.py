@@ -1,4 +1,4 @@
-"""Whether a file is its owner's alone: what decides or opens something on this machine must not be anybody else's to change or read."""
+"""Check that no other user can change, or read, files that this machine's security depends on."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ _OPEN = stat.S_IRWXG | stat.S_IRWXO
 
 
 def require_own(path: Path, what: str, error: type[LdpflError], *, secret: bool, alone: bool = False) -> Path:
-    """Return where ``path`` really lies, if no other user could have changed it, put another in its place, or, if ``secret``, read it.
+    """Return the resolved ``path``, if no other user can change the file, replace it or, if it is ``secret``, read it.
 
-    The file, and each folder and link on the way to it, as it is written and as links lead on, must be this user's or root's, which can
-    do everything anyway. Open what is returned. Only POSIX systems say who may do what in a way that this understands.
+    The file, and each folder and link on the way to it, must belong to this user or to root, who can do everything anyway. Open the
+    returned path, not ``path``. On systems other than POSIX, nothing is checked.
 
     Args:
         what: what the file is, for the message.
-        error: what to raise.
-        alone: whether files beside it matter as well, as a database's journal does: then others may make none in its folder.
+        error: type of the error to raise.
+        secret: whether other users may not even read the file.
+        alone: whether other users may not create files beside it either, because the reader also uses those, as a database its journal.
 
     Raises:
-        LdpflError: of the kind ``error``: others can, or the file cannot be looked at.
+        LdpflError: of the type ``error``: another user can access the file, or the file's owner cannot be found out.
     """
     try:
         own = path.resolve(strict=True)
@@ -48,7 +49,7 @@ def require_own(path: Path, what: str, error: type[LdpflError], *, secret: bool,
 
 
 def _passed(path: Path) -> Iterator[Path]:
-    """Yield every folder, link and file that is passed on the way to ``path``, which must not go in a circle."""
+    """Yield every folder, link and file on the way to ``path``. Its links must not go in a circle."""
     place = path.absolute()
     for step in (*reversed(place.parents), place):
         yield step
