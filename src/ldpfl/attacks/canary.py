@@ -39,7 +39,7 @@ CONFIDENCE = 0.95
 FEWEST_TRIALS = 100
 
 MOST_REPORTS = 5 * 10**10
-"""Weights times clients times trials: ten minutes or so of one-bit reports on one core."""
+"""Maximum of weights * clients * trials: about ten minutes of one-bit reports on one core."""
 
 _KEY = 0x43414E59
 """First part of the key of the audit's streams; no round has this number."""
@@ -235,9 +235,9 @@ class _Game:
 
 
 def _expected_mean(mechanism: Mechanism, ranges: LayerRanges, others: Tensor) -> Tensor:
-    """Return the mean (d,) that ``others`` (K - 1, d) and a client at the center lead to on average.
+    """Return the expected mean (d,) of the reports of ``others`` (K - 1, d) and a client at the center.
 
-    It shifts every score alike, so the outcome does not hang on it.
+    It shifts all scores by the same amount, so the outcome does not depend on it.
     """
     total = ranges.expand()[0].clone()
     for row in others.double():

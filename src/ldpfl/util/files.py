@@ -80,7 +80,7 @@ def replace_atomically(path: Path, mode: int | None = None) -> Iterator[Path]:
 
 
 def check_suffix(path: Path, what: str, *suffixes: str) -> None:
-    """Raise if ``path`` has another suffix than the given ``suffixes``. A file called ``what`` in messages usually has the first one.
+    """Raise if ``path`` has a suffix that is none of ``suffixes``. The error calls the file ``what``, and suggests the first suffix.
 
     Raises:
         ConfigError: the suffix is another one, by which other programs would misread the file.
