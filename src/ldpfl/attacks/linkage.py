@@ -60,7 +60,7 @@ _BLOCK = 200_000
 """Number of pairs of report and window that are processed together, to fit the processor's cache."""
 
 _FLOOR = 1e-30
-"""Smallest weight of a pair. By it, a report that rounding put outside all windows may still belong to any of them."""
+"""Density that is added to each pair. With it, a report that rounding put outside all windows may still belong to any of them."""
 
 _SHORTEST, _LONGEST = 1e-9, 1e9
 """Times in seconds between which the ratio of any two can be squared in single precision."""

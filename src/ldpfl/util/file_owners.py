@@ -17,7 +17,7 @@ def require_own(path: Path, what: str, error: type[LdpflError], *, secret: bool,
     """Return the resolved ``path``, if no other user can change the file, replace it or, if it is ``secret``, read it.
 
     The file, and each folder and link on the way to it, must belong to this user or to root, who can do everything anyway. Open the
-    returned path, not ``path``. On systems other than POSIX, nothing is checked.
+    returned path, not ``path``. On systems other than POSIX, the path is only resolved.
 
     Args:
         what: what the file is, for the message.
@@ -29,23 +29,23 @@ def require_own(path: Path, what: str, error: type[LdpflError], *, secret: bool,
         LdpflError: of the type ``error``: another user can access the file, or the file's owner cannot be found out.
     """
     try:
-        own = path.resolve(strict=True)
-        passed = {place: place.lstat() for place in (*_passed(path), *own.parents, own)}
+        resolved = path.resolve(strict=True)
+        passed = {place: place.lstat() for place in (*_passed(path), *resolved.parents, resolved)}
     except (OSError, RuntimeError) as problem:
         raise error(f"{what} {path} cannot be read: {getattr(problem, 'strerror', None) or 'its links go in a circle'}") from None
     if os.name != "posix":
-        return own
+        return resolved
     for place, found in passed.items():
         if found.st_uid not in (os.geteuid(), 0):
             raise error(f"{what} {path}: {place} belongs to another user, who can change it: make this user its owner")
-    if passed[own].st_mode & (_OPEN if secret else _WRITABLE):
+    if passed[resolved].st_mode & (_OPEN if secret else _WRITABLE):
         raise error(f"{what} {path} can be {'read' if secret else 'changed'} by other users: chmod {'600' if secret else '644'} it")
     for place, found in passed.items():
-        # In a sticky folder, such as /tmp, others can make files, and move none that are not theirs.
-        sticky = found.st_mode & stat.S_ISVTX and not (alone and place == own.parent)
-        if stat.S_ISDIR(found.st_mode) and place != own and found.st_mode & _WRITABLE and not sticky:
+        # In a sticky folder, such as /tmp, others can create files, but cannot move files that belong to somebody else.
+        sticky = found.st_mode & stat.S_ISVTX and not (alone and place == resolved.parent)
+        if stat.S_ISDIR(found.st_mode) and place != resolved and found.st_mode & _WRITABLE and not sticky:
             raise error(f"{what} {path} lies in a folder that other users can write to: chmod go-w {place}, or move it")
-    return own
+    return resolved
 
 
 def _passed(path: Path) -> Iterator[Path]:
