@@ -72,7 +72,7 @@ def _lasting(seconds: float) -> str:
 
 
 class ProgressDisplay:
-    """Display of a run's progress: a bar for each phase, with round, score and time left. Without a terminal, a line a round, or nothing."""
+    """Display of a run's progress: a bar for each phase, with round, score and time left. Without a terminal, a line a round, or none."""
 
     def __init__(
         self,
