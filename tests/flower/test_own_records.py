@@ -278,7 +278,7 @@ def test_what_the_terms_ask_for_and_the_app_does_not_give_is_declined_for_nothin
         reason = str(reply.error.reason)
         assert said in reason
         assert len(reason) <= 80  # or the server's error would cut it off
-    assert "is to give LdpClientApp(records=...): see docs/flower.md" in caplog.text
+    assert "should give LdpClientApp(records=...): see docs/flower.md" in caplog.text
     assert "should set mechanism.perturbed to 'gradient'" in caplog.text
     assert node.steps == []
 
@@ -303,7 +303,7 @@ def test_records_named_by_their_path_are_read_where_they_are_trained_on(tmp_path
 
 def test_an_app_of_nothing_or_of_two_things_is_refused() -> None:
     for given in ({}, {"app": "a:b", "records": "a:c"}):
-        with pytest.raises(ConfigError, match="give one of them"):
+        with pytest.raises(ConfigError, match="give one of `app`, `records`"):
             LdpClientApp(**given)  # type: ignore[arg-type]
     inputs, targets = rows()
     for parts, said in (

@@ -117,7 +117,7 @@ def test_a_policy_names_what_a_person_is(tmp_path: Path) -> None:
     """Else a server could take each visit for a person, and the policy would count on what is not there."""
     check_config(config_of(), Policy(person="patient"))
     for policy, named in ((Policy(), "''"), (Policy(person="stay"), "'stay'")):
-        with pytest.raises(Declined, match=rf"one 'patient' for one person's, and the policy's person is {named}"):
+        with pytest.raises(Declined, match=rf"rows into persons by the column 'patient', and the policy's person is {named}"):
             check_config(config_of(), policy)
     check_config(config_of(**{"data.person": None}), Policy(person="patient"))  # protects records, which the policy judges by its protects
 
