@@ -178,9 +178,9 @@ BROKEN_RECORDS = {
     "a dtype": (
         "torch.from_numpy(table[:, :2])",
         "torch.from_numpy(table[:, :2]).double()",
-        "inputs are torch.float64 of shape (40, 2), expected",
+        "`inputs` has torch.float64 and shape (40, 2), expected",
     ),
-    "fewer targets": ("table[:, 2]).long()", "table[1:, 2]).long()", "inputs have 40 rows and targets have 39"),
+    "fewer targets": ("table[:, 2]).long()", "table[1:, 2]).long()", "`inputs` has 40 rows and `targets` has 39"),
     "a shape": (
         "torch.nn.Linear(2, 3)",
         "torch.nn.Linear(5, 3)",
@@ -195,7 +195,7 @@ BROKEN_RECORDS = {
     "no records": (
         "table[:, :2]), torch.from_numpy(table[:, 2])",
         "table[:0, :2]), torch.from_numpy(table[:0, 2])",
-        "there are no records",
+        "RecordTask has no records",
     ),
 }
 

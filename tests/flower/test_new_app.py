@@ -127,13 +127,13 @@ def test_what_does_nothing_on_flower_is_named_and_so_is_what_nodes_need(tmp_path
     shown = ldpfl(*new).out
     for words in (
         "clients.self_sampling = plain: refused",
-        "clients.count = 100: the data are dealt into",
+        "clients.count = 100: the data are divided into",
     ):
         assert words in shown
     assert "shuffling.channel = ideal-shuffler: does nothing" in shown
     assert 'LDPFL_DATA_DIR: the data, unless they are bundled; --node-config "partition-id=N' in shown
     shown = ldpfl("init", "--flower", tmp_path / "own", "--data", table, "--target", "outcome", "--set", "data.partition=dirichlet").out
-    assert ": min-clients of a policy, and the noise of a sum, are made for so many nodes in a round" in shown
+    assert ": a policy's min_clients, and the noise of a sum, are planned for this number of nodes in a round" in shown
     assert "data.partition = dirichlet: does nothing" in shown
     assert "LDPFL_DATA: its own table" in shown
     assert "refused" not in shown

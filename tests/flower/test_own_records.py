@@ -278,8 +278,8 @@ def test_what_the_terms_ask_for_and_the_app_does_not_give_is_declined_for_nothin
         reason = str(reply.error.reason)
         assert said in reason
         assert len(reason) <= 80  # or the server's error would cut it off
-    assert "is to give LdpClientApp(records=...): see docs/flower.md" in caplog.text
-    assert "is to set mechanism.perturbed to 'gradient'" in caplog.text
+    assert "should give LdpClientApp(records=...): see docs/flower.md" in caplog.text
+    assert "should set mechanism.perturbed to 'gradient'" in caplog.text
     assert node.steps == []
 
 
@@ -303,16 +303,16 @@ def test_records_named_by_their_path_are_read_where_they_are_trained_on(tmp_path
 
 def test_an_app_of_nothing_or_of_two_things_is_refused() -> None:
     for given in ({}, {"app": "a:b", "records": "a:c"}):
-        with pytest.raises(ConfigError, match="give one of them"):
+        with pytest.raises(ConfigError, match="give one of `app`, `records`"):
             LdpClientApp(**given)  # type: ignore[arg-type]
     inputs, targets = rows()
     for parts, said in (
-        ((inputs.double(), targets), "inputs are torch.float64 of shape .* expected rows of float32 or int64"),
-        ((inputs, targets.byte()), "targets are torch.uint8"),
-        (({}, targets), "inputs are an empty dict"),
-        ((inputs.numpy(), targets), "to be PyTorch tensors"),
-        ((inputs, targets[:4]), "inputs have 6 rows and targets have 4"),
-        ((inputs[:0], targets[:0]), "there are no records"),
+        ((inputs.double(), targets), "`inputs` has torch.float64 and shape .* expected rows of float32 or int64"),
+        ((inputs, targets.byte()), "`targets` has torch.uint8"),
+        (({}, targets), "`inputs` is an empty dict"),
+        ((inputs.numpy(), targets), "that are PyTorch tensors"),
+        ((inputs, targets[:4]), "`inputs` has 6 rows and `targets` has 4"),
+        ((inputs[:0], targets[:0]), "RecordTask has no records"),
     ):
         with pytest.raises(ConfigError, match=said):
             RecordTask(nn.Linear(4, 3), *parts, F.cross_entropy)  # type: ignore[call-arg]

@@ -1,7 +1,7 @@
-"""The front door: run, sweep, plan, account and audit, with typed results; files only where a folder is given.
+"""The public API: run, sweep, plan, account and audit, with typed results. Files are written only where a folder is given.
 
-The command line parses, calls these functions and prints; notebooks call them too. Each is imported when it is first used: planning,
-accounting and verifying need no PyTorch.
+The command line parses arguments, calls these functions and prints; notebooks call them, too. Each function is imported when it is first
+used: planning, accounting and verifying need no PyTorch.
 """
 
 from typing import TYPE_CHECKING

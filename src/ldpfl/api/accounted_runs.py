@@ -1,4 +1,4 @@
-"""What runs released, what recipes would release, and what their guarantees rest on: for :mod:`ldpfl.api.accounting`."""
+"""Ledgers of runs and recipes, and warnings about the assumptions of their guarantees, for :mod:`ldpfl.api.accounting`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ldpfl.util.user_code import is_code
 
 
 def released_by(what: RunResult | RunConfig | str | Path, settings: Settings) -> tuple[Ledger, float]:
-    """Return the events of a run, or of what a recipe or config would release, and the delta that was chosen for them.
+    """Return the ledger of a run, or the ledger that a recipe or config would lead to, and the configured delta.
 
     Raises:
         ConfigError, DataError: as :func:`ldpfl.api.account`.
@@ -43,10 +43,10 @@ def released_by(what: RunResult | RunConfig | str | Path, settings: Settings) ->
 
 
 def _check_code(file: str | Path, config: RunConfig, changes: Sequence[str]) -> None:
-    """Return if all code that ``config`` names, and that accounting would run, is named in ``changes`` by whoever asks.
+    """Raise if accounting would run code that only the config file names, and not the user's ``changes``.
 
     Raises:
-        ConfigError: the file alone names some. Files to be accounted come from others, and nobody expects that accounting runs a program.
+        ConfigError: only the file names such code. Files to be accounted come from others, and nobody expects accounting to run a program.
     """
     data = config.data
     named = {
@@ -66,14 +66,14 @@ def _check_code(file: str | Path, config: RunConfig, changes: Sequence[str]) -> 
 
 
 def warnings_of(runs: Iterable[RunResult | RunConfig | str | Path]) -> list[str]:
-    """Return a warning of each thing in how ``runs`` were made that their guarantee together rests on."""
+    """Return a warning for each assumption, in the way that ``runs`` were made, on which their joint guarantee rests."""
     made = [run for one in runs if (run := _run_of(one)) is not None]
     said = [line for config, _ in made for line in of_extending(config)]
     return said + list(of_shared_seeds(config for config, simulated in made if simulated))
 
 
 def _run_of(what: RunResult | RunConfig | str | Path) -> tuple[RunConfig, bool] | None:
-    """Return the config of a run that was made, and whether it was simulated; None of anything else."""
+    """Return the config of a run, and whether it was simulated; None if ``what`` is no run."""
     if isinstance(what, RunResult):
         return what.config, True
     if isinstance(what, str | Path) and Path(what).is_dir():

@@ -1,4 +1,4 @@
-"""What guarantee follows from what was released, or from what a recipe would release. Of a ledger's file, none of it needs PyTorch."""
+"""Compute the guarantee of a run, a ledger or a recipe. For a ledger's file this needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def account(
     """Return what a ledger guarantees to the client that took part most often.
 
     Args:
-        what: a ledger, its file, a run's folder, or a result; or a recipe or config, for what it would release.
-        others: more of them, on the same clients' data: what a client sent in all of them adds up.
+        what: a ledger, its file, a run's folder, or a result; or a recipe or config, for the releases that it would make.
+        others: further ones on the same clients' data. A client's releases in all of them are composed.
         settings: changes of a recipe or config.
-        delta: failure probability; by default that of the run, or 1e-5.
-        colluding: clients that tell the adversary what they sent.
+        delta: failure probability; by default the run's delta, or 1e-5.
+        colluding: number of clients that tell the adversary what they sent.
 
     Raises:
-        ConfigError: delta or colluding is out of range, there is no such run, it released nothing yet, what a recipe releases
-            depends on how it goes, or a config file names code, such as its model, that ``settings`` do not name too.
+        ConfigError: delta or colluding is out of range; there is no such run, or it has released nothing yet; a recipe's releases depend on
+            the course of its run; or a config file names code, such as its model, that ``settings`` do not name as well.
         DataError: a file is damaged.
     """
     found = [released(one, settings) for one in (what, *others)]
@@ -57,7 +57,7 @@ def warned(statement: Statement, of: Iterable[Ledger | RunResult | RunConfig | s
 
 
 def released(what: Ledger | RunResult | RunConfig | str | Path, settings: Settings = ()) -> tuple[Ledger, float]:
-    """Return the events that :func:`account` accounts, and the delta that was chosen for them.
+    """Return the ledger that :func:`account` accounts, and the configured delta.
 
     Raises:
         ConfigError, DataError: as :func:`account`.

@@ -1,4 +1,4 @@
-"""What a caller hands over: refused in one line where it is not of the kind that a function of the front door takes."""
+"""Check the types of arguments to the public API, with errors of one line."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 from ldpfl.errors import ConfigError, shown
 
 Settings = Mapping[str, Any] | Sequence[str] | None
-"""Changes of a config: ``{"ranges.radius": 0.1}``, or ``["ranges.radius=0.1"]`` as the command line has them, or one such text."""
+"""Changes of a config: ``{"ranges.radius": 0.1}``, or ``["ranges.radius=0.1"]`` as on the command line, or a single such text."""
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
 def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Have ``function`` look its arguments over by their annotations before it begins; numbers of NumPy become Python's.
+    """Wrap ``function`` to check its arguments against their annotations before each call. NumPy's numbers become Python's.
 
-    It raises a :class:`ConfigError` of what is of another kind. Of containers and functions only the kind is looked at.
+    An argument of another type raises a :class:`ConfigError`. The content of containers, and functions' signatures, are not checked.
     """
     signature = inspect.signature(function)
 
@@ -32,7 +32,7 @@ def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
             given = signature.bind(*args, **kwargs)
-        except TypeError as error:  # as Python says it of a function that is called wrongly
+        except TypeError as error:  # in the form of Python's own message about missing or unknown arguments
             raise TypeError(f"{function.__name__}() {error}") from None
         for name, value in given.arguments.items():
             parameter = signature.parameters[name]
@@ -54,17 +54,17 @@ def _looked_over(function: Callable[..., object], parameter: inspect.Parameter, 
     if _fits(plain, kind):
         return plain
     if isinstance(plain, type):
-        raise ConfigError(f"{where} is the class {plain.__name__}: give one of it, {plain.__name__}(...)")
-    # Of what may hold somebody's data, such as a data frame in the wrong place, only the kind is named.
+        raise ConfigError(f"{where} is the class {plain.__name__}: give an instance, {plain.__name__}(...)")
+    # Only the type is named, because the value may hold private data, such as a data frame in the wrong place.
     found = shown(plain) if isinstance(plain, str | Path | Real | None) else f"of the kind {type(plain).__name__}"
     expected = re.sub(r"(?:\w+\.)+", "", inspect.formatannotation(kind))
     raise ConfigError(f"{where} is {found}, expected {expected}{_by_name(function, parameter, plain)}")
 
 
 class _NotImported(type):
-    """A class, or a package of classes, that a module names for type checkers alone, because it is slow to import.
+    """Stand-in for a class, or a package of classes, that a module imports for type checkers alone, because it is slow to import.
 
-    Instances are known by the name of their class.
+    Instances of the real class are recognised by its name.
     """
 
     def __getattr__(cls, name: str) -> Any:
@@ -77,7 +77,7 @@ class _NotImported(type):
 
 
 class _Names(dict[str, Any]):
-    """The names of a module, for its annotations."""
+    """A module's names, to evaluate its annotations."""
 
     def __missing__(self, name: str) -> Any:
         if name.startswith("__"):  # debuggers ask for such
@@ -86,7 +86,7 @@ class _Names(dict[str, Any]):
 
 
 def _by_name(function: Callable[..., object], parameter: inspect.Parameter, value: object) -> str:
-    """Return by which argument a model or data are given, where they stand in the place of what is run."""
+    """Return a hint on the right argument if a model or data was given in place of a recipe; empty otherwise."""
     meant = "model" if hasattr(value, "named_parameters") else "data"
     if parameter.name != "what" or meant not in inspect.signature(function).parameters or isinstance(value, Real | None):
         return ""

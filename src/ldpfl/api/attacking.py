@@ -1,4 +1,4 @@
-"""Attack runs and arrival times, and keep figures and pictures of an attack in a folder."""
+"""Attack runs and arrival times, and save an attack's figures and pictures in a folder."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ FIGURES, PLOT = "linkage.json", "linkage.svg"
 """Files of an attack on arrival times."""
 
 _SHOWN = 64
-"""Images in a panel, at most."""
+"""Maximum number of images in a panel."""
 
 
 class Watching(Observer, Protocol):
-    """Is told how the attack on a run gets on, and how the training of the same run without protection does."""
+    """Observer of an attack on a run, and of the training of the same run without protection."""
 
     def phase(self, name: str, done: float, total: int) -> None: ...
 
@@ -74,12 +74,12 @@ def attack_runs(
     Finished parts of an earlier attack are kept. Several runs are attacked each in its own folder, and compared.
 
     Args:
-        watch: gives what watches the attack on one run.
-        begins: called with a run's number, from 1, and its folder before it is attacked, where there are several.
-        out: folder of the attack, or of the comparison; without one, the attack on one run has a folder in the run's.
+        watch: function that returns a context with the observer of the attack on one run.
+        begins: called before each run is attacked, with its number from 1 and its folder, if there are several runs.
+        out: folder of the attack or the comparison; by default, the attack on one run gets a folder inside the run's folder.
 
     Raises:
-        ConfigError: a run is not finished, or was on other data; runs that cannot be compared; or several and no ``out``.
+        ConfigError: a run is not finished, or was on other data; the runs cannot be compared; or there are several runs and no ``out``.
         DataError: the data cannot be read, or hold too few images of the class.
     """
     attacker = _Attacks(plan, watch, data_dir, device)
@@ -127,7 +127,7 @@ def attack_linkage(
 
 @dataclass(frozen=True)
 class _Attacks:
-    """Attacks run after run."""
+    """Attacks one run after another."""
 
     plan: AttackPlan
     watch: Callable[[], AbstractContextManager[Watching]]
@@ -143,7 +143,7 @@ class _Attacks:
 
 
 def _few(pictures: AttackImages) -> AttackImages:
-    """Return as many as a panel shows, so that those of many runs need little memory."""
+    """Return only as many images as a panel shows, to save memory with many runs."""
     protected = None if pictures.protected is None else pictures.protected[:_SHOWN].clone()
     return AttackImages(pictures.real[:_SHOWN].clone(), protected, pictures.unprotected[:_SHOWN].clone())
 

@@ -26,10 +26,10 @@ look.register(RunAudit, canary_table)
 
 @checked
 def is_mechanism(name: str | Path) -> bool:
-    """Return whether ``name`` is a mechanism's, and not the folder of a run.
+    """Return True if ``name`` is the name of a mechanism, False if it is the folder of a run.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: ``name`` is neither.
     """
     if str(name) in mechanisms.names():
         return True
@@ -40,10 +40,11 @@ def is_mechanism(name: str | Path) -> bool:
 
 @checked
 def require_run(folder: str | Path) -> None:
-    """Return if ``folder`` holds a run.
+    """Raise unless ``folder`` holds a run.
 
     Raises:
-        ConfigError, DataError: it holds none, or a file is damaged.
+        ConfigError: ``folder`` holds no run.
+        DataError: a file of the run is damaged.
     """
     RunFolder(Path(folder)).config()
 
@@ -55,10 +56,10 @@ def audit(
     """Test a mechanism by experiment, as a black box; see :func:`ldpfl.auditing.audit_mechanism`.
 
     Args:
-        mechanism: itself, or its name, for which ``epsilon`` counts.
-        trials: randomised units for each input; by default as many as take some seconds.
-        error_rate: probability that a sound mechanism fails.
-        seed: of the random bits; the operating system's without one.
+        mechanism: a mechanism, or its name. ``epsilon`` is used with a name only.
+        trials: number of randomised units for each input; by default as many as take some seconds.
+        error_rate: probability that a correct mechanism fails the test.
+        seed: seed of the random bits; by default they come from the operating system.
 
     Raises:
         ConfigError: an argument is out of range, or no mechanism has that name.
@@ -77,7 +78,7 @@ def audit_run(
     device: str | torch.device | None = "auto",
     on_trial: Callable[[int, int], None] | None = None,
 ) -> RunAudit:
-    """Put a canary among the clients of the run in ``folder``, and return what a round's pool gives away of it.
+    """Put a canary among the clients of the run in ``folder``, and measure how well it is recognised in a round's pool.
 
     See :func:`ldpfl.attacks.canary.audit_run`. ``on_trial`` is called with (trials done, trials).
     """

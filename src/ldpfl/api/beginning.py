@@ -1,4 +1,4 @@
-"""Begin something of one's own: a config, a mechanism's package, an app for Flower."""
+"""Write the files to begin with: a config, a package with a new mechanism, or a Flower app."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _REPLY_S = 60.0
 
 @dataclass(frozen=True)
 class BegunApp:
-    """An app for Flower that was written, and what is left to do.
+    """A Flower app that was written, and the steps that are left to do.
 
     Attributes:
         folder: folder of the app.
-        differs: what is otherwise on Flower than in a simulation, a sentence each.
-        needed: what each node has to be given, a line each.
-        from_table: whether columns, their kinds and classes were taken from a table, and are sent to every node.
-        note: which columns of that table were left out, if any.
-        open_bounds: columns whose bounds have to be filled in.
-        without_records: whether the mean number of a node's rows has to be given as well.
-        is_sized: whether the sizes of the model's arrays are known; not those of a model that is code.
-        by_sum: whether reports are added up over a relay, which takes the aggregator's key.
+        differs: differences between Flower and a simulation, one sentence each.
+        needed: things that each node needs, one line each.
+        from_table: whether columns, their types and classes were copied from a table. They are sent to every node.
+        note: names of that table's columns that were left out, if any.
+        open_bounds: columns whose bounds must still be filled in.
+        without_records: whether the mean number of a node's rows must still be given.
+        is_sized: whether the sizes of the model's arrays are known. They are unknown for a model that is code.
+        by_sum: whether reports are added up over a relay, which needs the aggregator's key.
     """
 
     folder: Path
@@ -51,10 +51,10 @@ class BegunApp:
 
 
 def begin_mechanism(name: str) -> None:
-    """Write a package with a mechanism of one's own to a new folder called ``name``.
+    """Write a package with a new mechanism to a new folder called ``name``.
 
     Raises:
-        ConfigError: the folder exists, or the name is no package's.
+        ConfigError: the folder exists, or ``name`` cannot be the name of a package.
     """
     write_package(Path(name), name)
 

@@ -35,12 +35,12 @@ def certified(
         name: name of the run.
         delta: failure probability of the guarantees that are not pure.
         versions: versions of the software, by name.
-        caveats: what the run says against its figures.
+        caveats: the run's own reservations about its figures.
         origin: name of the ledger in error messages.
 
     Raises:
         ConfigError: nothing was released, or delta is out of range.
-        DataError: it is no ledger.
+        DataError: ``text`` is no ledger.
     """
     ledger = Ledger.from_json(text, origin)
     groups = charged(ledger)

@@ -74,7 +74,7 @@ def signed(statement: Statement, key: Ed25519PrivateKey | None) -> Certificate:
 
 
 def _caveats_of(folder: RunFolder, result: Mapping[str, Any], events: int) -> list[str]:
-    """Return what a run says against its figures; one that has not come to its end says so."""
+    """Return the run's own reservations about its figures, such as that it has not finished."""
     config = folder.config()
     if result:
         return public_caveats(config, [str(caveat) for caveat in result.get("caveats", ())])

@@ -1,4 +1,4 @@
-"""From a recipe, a file or a config, and what a caller says, to the config that is run."""
+"""Make the config of a run from a recipe, a file or a config, and the caller's changes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def configured_for(
 
 
 def brought(data: object, model: str | nn.Module | None) -> tuple[dict[str, Any], Given]:
-    """Return the settings that name what a caller brings, and what of it has no name."""
+    """Return the settings that name the caller's data and model, and the objects that no setting can name."""
     settings: dict[str, Any] = {}
     if isinstance(data, str | Path):
         settings |= named_data(data)
@@ -62,7 +62,7 @@ def brought(data: object, model: str | nn.Module | None) -> tuple[dict[str, Any]
 
 
 def named_data(data: str | Path) -> dict[str, Any]:
-    """Return the setting that names ``data``: a file or folder of tables, which a path always is, or else a data set."""
+    """Return the setting that names ``data``: a file or folder of tables, or a data set. A ``Path`` is always a file or folder."""
     path = Path(data)
     by_name = path.suffix.lower() in (*SUFFIXES, ".txt", ".xlsx", ".xls", ".json") or str(data).startswith((".", "/", "~"))
     is_path = isinstance(data, Path) or by_name or path.exists()
@@ -88,10 +88,10 @@ def overrides_of(
     text: str | None = None,
     adapter: str | None = None,
 ) -> list[str]:
-    """Return what the flags for own data change in a config, as ``key=value``.
+    """Return the changes of a config, ``key=value``, that follow from the command line's flags for a user's own data.
 
     Raises:
-        ConfigError: a number is given for a column.
+        ConfigError: ``target`` is a number, not a column; or columns are named without ``data``.
     """
     if target is not None and reads(float, target):
         raise ConfigError(f"--target names a column of your data; the epsilon of the whole run is --target-epsilon {target}")
@@ -111,17 +111,17 @@ def overrides_of(
 
 
 def configured(what: str | Path | RunConfig, overrides: list[str]) -> RunConfig:
-    """Return the config that a caller says, with no seed drawn for it."""
+    """Return the config of ``what`` with ``overrides``, without drawing a seed."""
     if isinstance(what, RunConfig):
         return parse_config(what.to_toml(), overrides, origin="the config")
     return recipe_or_file(what, overrides)
 
 
 def listed(settings: Settings) -> list[str]:
-    """Return changes of a config as ``key=value``; those of a section, as ``{"clients": {"count": 5}}``, one by one.
+    """Return changes of a config as ``key=value``. Nested changes, such as ``{"clients": {"count": 5}}``, are flattened.
 
     Raises:
-        ConfigError: they are neither a mapping nor texts.
+        ConfigError: ``settings`` is neither a mapping nor texts.
     """
     if isinstance(settings, Mapping):
         return settings_as_text(settings)

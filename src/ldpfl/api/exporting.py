@@ -1,4 +1,4 @@
-"""Put together what may be handed on of a finished run: its model and what it guarantees, and nothing that the guarantee does not cover."""
+"""Export the shareable part of a finished run: its model and its guarantee, and nothing that the guarantee does not cover."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from ldpfl.util.files import check_regular, make_folder, replace_atomically, to_
 
 @checked
 def export(run: RunResult | str | Path, folder: str | Path, *, key: str | Path | None = None) -> Path:
-    """Write what may be handed on of a finished run to a new folder, and return the folder.
+    """Write the shareable part of a finished run to a new folder, and return the folder.
 
     The folder holds the model, its description and encoding, the guarantee, a certificate and a model card (README.md), with a paragraph
-    for a paper and a citation. Of a pretrained model it holds what was trained alone, an adapter also as ``peft`` reads it. It holds no
-    secret, no score that was measured on private rows, no noise-free baseline, no path of this machine, and no fingerprint of the rows.
+    for a paper and a citation. For a pretrained model it holds only the trained parameters, and an adapter also in the format of ``peft``.
+    It holds no secret, no score that was measured on private rows, no noise-free baseline, no path of this machine, and no fingerprint of
+    the rows.
 
     Args:
         run: a finished run that has a folder, or its folder.
@@ -79,10 +80,10 @@ def _copy_adapter(folder: Path, out: Path) -> None:
 
 
 def given_seed(run: str | Path) -> int | None:
-    """Return the seed from which all noise of a run on a user's own data follows; None if the noise is secret, or the data are public.
+    """Return the seed that determines all noise of a run on a user's own data; None if the noise is secret, or the data are public.
 
     Raises:
-        ConfigError: there is no run.
+        ConfigError: there is no such run.
     """
     config = RunFolder(Path(run)).config()
     return config.seed if config.data.brought and not config.secret_noise else None

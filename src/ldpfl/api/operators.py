@@ -1,7 +1,7 @@
-"""What operators do: run a relay, make keys and certificates, check a node, try a deployment on one machine.
+"""Functions for operators: run a relay, make keys and certificates, check a node, try a deployment on one machine.
 
-Each function needs packages of an extra, ``ldpfl[relay]`` or ``ldpfl[flower]``, and says so where they are missing. Nothing of them is
-imported before it is called.
+Each function needs packages of an extra, ``ldpfl[relay]`` or ``ldpfl[flower]``, and names the extra in its error if they are missing. These
+packages are imported only when a function is called.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ListedToken:
         role: ``client`` or ``aggregator``.
         name: name of its owner.
         signs_as: the 16 digits by which messages name the client's signing key for sums; None without a key.
-        older: whether it is the older one of two.
+        older: whether it is the older of two tokens of one name.
     """
 
     role: str

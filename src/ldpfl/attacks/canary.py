@@ -39,7 +39,7 @@ CONFIDENCE = 0.95
 FEWEST_TRIALS = 100
 
 MOST_REPORTS = 5 * 10**10
-"""Weights times clients times trials: ten minutes or so of one-bit reports on one core."""
+"""Maximum of weights * clients * trials: about ten minutes of one-bit reports on one core."""
 
 _KEY = 0x43414E59
 """First part of the key of the audit's streams; no round has this number."""
@@ -47,14 +47,14 @@ _KEY = 0x43414E59
 
 @dataclass(frozen=True)
 class CanaryRow:
-    """What the sums of ``weights`` weights tell about the canary.
+    """Result of the audit from the sums of ``weights`` weights.
 
     Attributes:
-        weights: how many weights the auditor looks at.
-        accuracy: part of the trials in which it names the canary's report correctly; a coin gives 1/2.
-        accuracy_low, accuracy_high: confidence interval of that (Clopper & Pearson 1934).
-        epsilon_lower: what the canary's report was shown to cost at least, at the run's delta.
-        best_possible_if_claim_held: the largest accuracy there could be if the whole report cost what a unit is claimed to, delta too.
+        weights: number of weights that the auditor uses.
+        accuracy: fraction of the trials in which the auditor recognises the canary's report; guessing gives 1/2.
+        accuracy_low, accuracy_high: confidence interval of the accuracy (Clopper & Pearson 1934).
+        epsilon_lower: lower bound on the epsilon of the canary's whole report, at the run's delta.
+        best_possible_if_claim_held: maximum accuracy if the whole report had the epsilon and delta that are claimed for one unit.
     """
 
     weights: int
@@ -67,17 +67,17 @@ class CanaryRow:
 
 @dataclass(frozen=True)
 class RunAudit(Shown):
-    """What an auditor learned of a canary in a run.
+    """Result of the audit of a run by a canary.
 
     Attributes:
-        name: of the run.
-        clients: in the cohort, the canary included.
-        weights: of the model.
-        mechanism: its name.
-        epsilon_per_unit: what it claims for one unit; infinity where nothing is protected.
-        trials: half of them to choose thresholds by, half to judge by.
-        delta: of the run, at which the rows say what was shown.
-        rows: one for each number of weights.
+        name: name of the run.
+        clients: number of clients in the cohort, the canary included.
+        weights: number of weights of the model.
+        mechanism: name of the mechanism.
+        epsilon_per_unit: epsilon that the mechanism claims for one unit; infinity if nothing is protected.
+        trials: number of trials. Half of them are used to choose thresholds, and half to measure the accuracy.
+        delta: the run's delta, at which the bounds of the rows hold.
+        rows: one row for each number of weights.
         confidence: probability with which all bounds hold together.
     """
 
@@ -92,7 +92,7 @@ class RunAudit(Shown):
     confidence: float = CONFIDENCE
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as JSON knows it: an infinite epsilon as the string "infinity", as in guarantees."""
+        """Return everything for JSON. An infinite epsilon is the string "infinity", as in guarantees."""
         return {key: json_safe(value) for key, value in asdict(self).items()}
 
 
@@ -184,12 +184,12 @@ class _Game:
     """Everything that stays the same over the trials.
 
     Attributes:
-        values: (K, d) what clients hold; row 0 is the canary's.
-        canaries: the two rows (d,) that it may hold.
-        expected: (d,) mean that the pool is expected to show with a canary that holds the center.
+        values: (K, d) the clients' values; row 0 belongs to the canary.
+        canaries: the two vectors (d,) that the canary may hold.
+        expected: (d,) expected mean of the pool if the canary holds the center.
         weighing: (d,) factor of each weight in the auditor's sum.
-        order: (d,) the weights in the order in which the auditor takes them.
-        sizes: how many of them it takes.
+        order: (d,) order in which the auditor uses the weights.
+        sizes: numbers of weights for which the sums are computed.
     """
 
     mechanism: Mechanism
@@ -235,9 +235,9 @@ class _Game:
 
 
 def _expected_mean(mechanism: Mechanism, ranges: LayerRanges, others: Tensor) -> Tensor:
-    """Return the mean (d,) that ``others`` (K - 1, d) and a client at the center lead to on average.
+    """Return the expected mean (d,) of the reports of ``others`` (K - 1, d) and a client at the center.
 
-    It shifts every score alike, so the outcome does not hang on it.
+    It shifts all scores by the same amount, so the outcome does not depend on it.
     """
     total = ranges.expand()[0].clone()
     for row in others.double():
@@ -247,12 +247,12 @@ def _expected_mean(mechanism: Mechanism, ranges: LayerRanges, others: Tensor) ->
 
 
 def _sizes(dimension: int) -> tuple[int, ...]:
-    """Return 1, 10, 100 and so on, up to and with the dimension."""
+    """Return 1, 10, 100 and so on below the dimension, and the dimension itself."""
     return (*(10**power for power in range(len(str(dimension))) if 10**power < dimension), dimension)
 
 
 def _rows(scores: Floats, sizes: tuple[int, ...], claim: Guarantee, delta: float) -> tuple[CanaryRow, ...]:
-    """Judge each number of weights on its own; rows, and accuracy and epsilon in a row, share what may go wrong equally."""
+    """Return the row of each number of weights. The error probability is divided equally among rows, and among the bounds in a row."""
     half = len(scores) // 2
     error = (1 - CONFIDENCE) / (2 * len(sizes))
     best = 1.0 if isinf(claim.epsilon) else (1 + claim.delta * exp(-claim.epsilon)) / (1 + exp(-claim.epsilon))

@@ -22,7 +22,7 @@ _NAMES = ("seed", "name", "description")
 
 @dataclass(frozen=True)
 class AttackedRun:
-    """A run beside the attack on it."""
+    """A run, and the attack on it."""
 
     folder: Path
     config: RunConfig
@@ -83,10 +83,10 @@ class Comparison:
 
 
 def check_runs(folders: Sequence[RunFolder], plan: AttackPlan) -> None:
-    """Find out before any attack whether the runs can stand in one table.
+    """Check before any attack that the runs can be compared in one table.
 
     Raises:
-        ConfigError: one is missing or unfinished, two are the same run, or their data sets or labels differ.
+        ConfigError: a run is missing or unfinished, two are the same run, or their data sets or labels differ.
     """
     configs = [finished_run(folder)[0] for folder in folders]
     _check_different([(folder.path, config) for folder, config in zip(folders, configs, strict=True)])

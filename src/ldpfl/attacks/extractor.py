@@ -1,7 +1,7 @@
-"""What turns images into features before their distributions are compared.
+"""Extractors turn images into features, whose distributions are then compared.
 
-Two choices, never mixed in one table: Inception v3, on which published distances rest, where its weights are at hand; else
-a small classifier of the data set's public training split, trained once and kept in the user's cache folder.
+There are two, which are never mixed in one table: Inception v3, which published distances use, if its weights are on this machine; or a
+small classifier of the data set's public training split, which is trained once and kept in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Extractor:
 
 @dataclass(frozen=True)
 class ClassifierConfig:
-    """How the classifier is trained: Adam, for ``epochs`` of the training split or ``most_steps`` steps, whichever ends first."""
+    """Training settings of the classifier: Adam, for ``epochs`` of the training split or ``most_steps`` steps, whichever ends first."""
 
     epochs: int = 20
     most_steps: int = 2000
@@ -100,8 +100,8 @@ class TrainedClassifier:
     """A classifier of public images, apart from every model under attack.
 
     Attributes:
-        name: of the extractor that it makes.
-        accuracy: on the test split.
+        name: name of its extractor.
+        accuracy: accuracy on the test split.
     """
 
     name: str
@@ -113,7 +113,7 @@ class TrainedClassifier:
         return Extractor(self.name, _Features(self.classifier), _FEATURES)
 
     def share(self, pixels: Tensor, label: int) -> float:
-        """Return the part of ``pixels`` (N, C, H, W) uint8 that it assigns to ``label``."""
+        """Return the fraction of images ``pixels`` (N, C, H, W) uint8 that the classifier assigns to ``label``."""
         return float((self.classifier.predict(pixels) == label).float().mean())
 
 

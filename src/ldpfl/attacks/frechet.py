@@ -17,7 +17,7 @@ _BATCH = 250
 
 @dataclass(frozen=True)
 class Distance:
-    """A Fréchet distance, with all that it must be read with.
+    """A Fréchet distance, with the facts that are needed to interpret it.
 
     Attributes:
         value: squared distance, in the square of the features' unit; 0 for equal sets.
@@ -60,10 +60,10 @@ def frechet_distance(extractor: Extractor, real: Tensor, other: Tensor) -> Dista
 
 
 def require_one_extractor(distances: Iterable[Distance]) -> str:
-    """Return the name of the one extractor behind all ``distances``, before they stand in one table.
+    """Return the name of the extractor of all ``distances``, which must be the same for all, so that they can be compared.
 
     Raises:
-        ConfigError: there are two, or there is no distance.
+        ConfigError: the distances have different extractors, or there is no distance.
     """
     names = sorted({distance.extractor for distance in distances})
     if len(names) != 1:
@@ -72,7 +72,7 @@ def require_one_extractor(distances: Iterable[Distance]) -> str:
 
 
 class _Counted(torch.nn.Module):
-    """An extractor as torchmetrics wants it: it says how many features it has, and gives them in float64."""
+    """Adapter of an extractor for torchmetrics: it has the attribute ``num_features``, and returns features in float64."""
 
     def __init__(self, extractor: Extractor) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class _Counted(torch.nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         features = torch.as_tensor(self._module(pixels)).double()
-        # Before the eigenvalues are computed: on a NaN, LAPACK may end the whole process.
+        # Checked before the eigenvalues are computed, because on a NaN LAPACK may end the whole process.
         if not bool(torch.isfinite(features).all()):
             raise DataError(f"the features of {len(pixels)} images are not finite, so they have no Fréchet distance")
         return features

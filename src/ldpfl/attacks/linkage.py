@@ -51,16 +51,16 @@ from ldpfl.privacy.accountants.shuffled import single_epsilon
 LinkChannel = Literal["direct", "unaligned", "delayed", "relay"]
 
 Mixing = Callable[[int, np.random.Generator], NDArray[np.int64]]
-"""Returns which report a relay puts at each of so many places, by number in the order of uploads."""
+"""Function that returns the relay's order for a number of reports: for each place, the report's number in the order of uploads."""
 
 MOST_CLIENTS = 2_000
-"""More would need more than a gigabyte: every report is compared with every window."""
+"""Maximum number of clients. More would need over a gigabyte, because every report is compared with every window."""
 
 _BLOCK = 200_000
-"""Pairs of report and window that are handled together: few enough for the processor's cache."""
+"""Number of pairs of report and window that are processed together, to fit the processor's cache."""
 
 _FLOOR = 1e-30
-"""Keeps a report that rounding put outside all windows: it may be of any."""
+"""Density that is added to each pair. With it, a report that rounding put outside all windows may still belong to any of them."""
 
 _SHORTEST, _LONGEST = 1e-9, 1e9
 """Times in seconds between which the ratio of any two can be squared in single precision."""
@@ -76,18 +76,18 @@ class LinkageSetting:
     """A federation whose arrival times are watched; all times in seconds.
 
     Attributes:
-        clients, parameters: n clients, of which each sends so many reports in a round.
+        clients, parameters: number n of clients, and number of reports that each sends in a round.
         spread: the clients' finishing times are uniform on (0, spread).
         jitter: standard deviation of the network's part in each arrival.
         clock: standard deviation of the lasting error in a client's wait, from its clock and its predictions. ``delayed`` only.
         shortfall: how much lower than the slowest client's time T_S was agreed on; whoever is slower is late. ``delayed`` only.
-        uncertainty: standard deviation of what one watched round tells of where a client's window starts; 0: it is known exactly.
-        watched: numbers of earlier rounds that the observer has seen; r of them leave an uncertainty / sqrt(r).
+        uncertainty: standard deviation of the estimate of a window's start from one watched round; 0: the start is known exactly.
+        watched: numbers of earlier rounds that the observer has seen; after r rounds the standard deviation is uncertainty / sqrt(r).
         epsilon: budget of one report.
-        delta: at which budgets are composed.
+        delta: delta at which budgets are composed.
 
     Raises:
-        ConfigError: a figure that cannot be.
+        ConfigError: a number is out of range.
     """
 
     clients: int = 100
@@ -123,12 +123,13 @@ class LinkagePlan:
     """How the attack is run.
 
     Attributes:
-        delays: T in seconds, 0 or more; 0 means waits alone.
-        trials: rounds that are simulated for each line of the table.
-        seed: trial t draws the same clients in every channel and at every T, so that lines differ by the channel alone.
+        delays: values of T in seconds, 0 or more; 0 means waits alone.
+        trials: number of simulated rounds for each line of the table.
+        seed: seed of the simulation. Trial t draws the same clients for every channel and every T, so that lines differ by the channel
+            alone.
 
     Raises:
-        ConfigError: no delay, one that is out of range or there twice, or a number of trials or a seed that cannot be.
+        ConfigError: there is no delay, a delay is out of range or repeated, or the number of trials or the seed is out of range.
     """
 
     delays: tuple[float, ...]
@@ -148,12 +149,13 @@ class LinkagePlan:
 
 @dataclass(frozen=True)
 class Found:
-    """What the observer made of one round.
+    """The observer's success in one round.
 
     Attributes:
-        attributed: share of the reports named rightly, for each number of watched rounds; ties are split. Chance is 1/n.
-        auc: probability that two reports of one client look more alike than two of different clients; ties count half. Chance is 0.5.
-        linked: most reports of one window that it ties to this window with a confidence of at least ``CONFIDENCE`` each.
+        attributed: fraction of reports that are attributed to the right client, for each number of watched rounds; ties are split.
+            Guessing gives 1/n.
+        auc: probability that two reports of one client look more alike than two of different clients; ties count half. Guessing gives 0.5.
+        linked: maximum number of reports of one window that are linked to this window with a confidence of ``CONFIDENCE`` or more each.
     """
 
     attributed: tuple[float, ...]
@@ -163,12 +165,12 @@ class Found:
 
 @dataclass(frozen=True)
 class LinkageRow:
-    """What the observer made of one channel, over all trials.
+    """The observer's success for one channel, over all trials.
 
     Attributes:
-        delay: T in seconds; None where there is none to choose.
-        found: one entry a trial.
-        epsilon: of the linked reports, see :func:`epsilon_of_linked`.
+        delay: T in seconds; None for channels without a delay.
+        found: one entry for each trial.
+        epsilon: epsilon of the linked reports, see :func:`epsilon_of_linked`.
     """
 
     channel: LinkChannel

@@ -1,4 +1,4 @@
-"""Which commands there are. A command is imported when it is called: a help text, or a list of recipes, needs no PyTorch."""
+"""List of the commands. A command is imported when it is called, so that a help text or a list of recipes needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ COMMANDS = {
 
 
 class Group(TyperGroup):
-    """Commands of which a mistyped one is answered by the nearest."""
+    """Group of commands that suggests the nearest command for a mistyped one."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         names = self.list_commands(ctx)
@@ -79,7 +79,7 @@ class Commands(Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return what the list of commands shows of one."""
+        """Return a stand-in for a command, with what the list of commands shows of it."""
         return click.Command(cmd_name, help=COMMANDS[cmd_name][1]) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:

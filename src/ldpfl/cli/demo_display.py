@@ -1,4 +1,4 @@
-"""Terminal output of a demo: what is going on, and at its end what came of it and what each party saw."""
+"""Terminal output of a demo: its progress, and at its end the results and what each party saw."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ldpfl.util.number_format import counted, number
 
 
 class Display:
-    """A line for each thing that happens, with the seconds since the start; on a terminal also a spinner."""
+    """Prints a line for each event, with the seconds since the start; on a terminal it also shows a spinner."""
 
     def __init__(self, console: Console, rounds: int) -> None:
         self._console, self._rounds = console, rounds
@@ -81,7 +81,7 @@ def _rounds_table(outcome: DemoOutcome) -> Table:
 
 
 def _told_by(planned: PlannedRound, result: dict[str, Any]) -> tuple[str, str]:
-    """Return the name of a round in the table of rounds, and its accuracy: on the server's test rows, or as clients measured it."""
+    """Return a round's name and accuracy for the table of rounds. The accuracy is of the server's test rows, or measured by clients."""
     if planned.is_training:
         return f"{planned.trained + 1}", f"{result['score_per_round'][planned.trained]:.2%}"
     figure = next((own["figures"][ACCURACY] for own in result["at_clients"] if own["round"] == planned.trained), None)

@@ -1,4 +1,4 @@
-"""Ctrl-C that is not lost."""
+"""Reliable handling of Ctrl-C."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ INTERRUPTED = 130
 
 
 class Interrupts:
-    """Remembers Ctrl-C while it is entered, in the main thread.
+    """Context that remembers Ctrl-C, in the main thread.
 
-    Python drops a KeyboardInterrupt that happens to be raised inside a destructor or a weak reference's callback; a
-    long run would go on. So it is raised again by the next :meth:`check`.
+    Python drops a KeyboardInterrupt that is raised inside a destructor or a weak reference's callback, and a long run would go on. So
+    the next :meth:`check` raises it again.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Where a command writes that was given no folder."""
+"""Default output folder of commands."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def new_folder(name: str) -> Path:
-    """Return a folder below ``runs`` that is named after ``name`` and the time, and is not there yet.
+    """Return a path below ``runs`` that is named after ``name`` and the time, and does not exist yet.
 
-    It is made by who writes into it, so of two commands that begin in the same millisecond only the later one may see the other's.
+    The folder is created by the code that writes into it. So two commands that begin in the same millisecond may get the same path.
     """
     stamped = f"{name.replace('/', '-')}-{datetime.now().strftime('%Y%m%d-%H%M%S-%f')[:-3]}"
     names = (stamped, *(f"{stamped}-{number}" for number in range(2, 100)))

@@ -1,6 +1,6 @@
-"""An authority of one's own, and certificates of it for SuperLink and relay, where no organisation's authority is at hand.
+"""Make a certificate authority, and issue server certificates for SuperLink and relay, for deployments without an authority of their own.
 
-Not by trustme, which the demo uses: its certificates are for tests, last for centuries, and may sign code.
+The package trustme, which the demo uses, will not do: its certificates are for tests, last for centuries, and may sign code.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ AUTHORITY, AUTHORITY_KEY, CERTIFICATE, KEY = "ca.crt", "ca.key", "server.crt", "
 
 @dataclass(frozen=True)
 class Issued:
-    """A certificate that was written.
+    """A certificate that was issued.
 
     Attributes:
-        names: under which the server is reached.
-        until: end of its validity.
+        folder: folder of the certificate and its key.
+        names: host names and addresses of the server.
+        until: end of the certificate's validity.
     """
 
     folder: Path
@@ -45,10 +46,10 @@ class Issued:
 
 
 def end_of(certificate: Path) -> datetime:
-    """Return when the first certificate in a file of PEM ends.
+    """Return when the first certificate in a PEM file ends.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the file holds no certificate.
     """
     try:
         return x509.load_pem_x509_certificates(certificate.read_bytes())[0].not_valid_after_utc
@@ -57,16 +58,15 @@ def end_of(certificate: Path) -> datetime:
 
 
 def issue(folder: Path, hosts: Sequence[str], days: int, *, renew: bool = False) -> list[Issued]:
-    """Write a certificate for each of ``hosts``, by the authority in ``folder``, which is made if there is none.
-
-    ``hosts`` are names or addresses; several of one server are joined by commas, and its folder is called like the first of them.
+    """Issue a certificate for each of ``hosts`` by the authority in ``folder``. The authority is created if there is none.
 
     Args:
-        days: for which the certificates are valid.
-        renew: whether certificates that are there are replaced, each with a new key.
+        hosts: names or addresses of servers. Several names of one server are joined by commas; its folder has the first name.
+        days: number of days for which the certificates are valid.
+        renew: whether existing certificates are replaced, each with a new key.
 
     Raises:
-        ConfigError: a host is no name, a certificate is there, or the authority cannot be used.
+        ConfigError: a host is not a valid name, a certificate exists already, or the authority cannot be used.
         WriteError: the system refuses to write.
     """
     servers = [tuple(name.strip() for name in host.split(",")) for host in hosts]
@@ -78,7 +78,7 @@ def issue(folder: Path, hosts: Sequence[str], days: int, *, renew: bool = False)
         raise ConfigError("two of the hosts begin with the same name: join the names of one server by commas")
     for place in places:
         if place.exists() and not renew:
-            raise ConfigError(f"{place} is there and is left as it is: give --renew to replace the certificate and its key")
+            raise ConfigError(f"{place} exists already and is left as it is: give --renew to replace the certificate and its key")
     authority = _authority(folder)
     end = min(datetime.now(UTC) + timedelta(days=days), end_of(folder / AUTHORITY))
     for names, place in zip(servers, places, strict=True):
@@ -93,27 +93,29 @@ class _Authority:
 
 
 def _authority(folder: Path) -> _Authority:
-    """Return the authority in ``folder``; make one if there is none."""
+    """Return the authority in ``folder``; create it if there is none."""
     make_folder(folder, 0o700)
-    certificate, key = folder / AUTHORITY, folder / AUTHORITY_KEY
-    if certificate.exists() != key.exists():
-        here, missing = (certificate, key) if certificate.exists() else (key, certificate)
+    certificate_path, key_path = folder / AUTHORITY, folder / AUTHORITY_KEY
+    if certificate_path.exists() != key_path.exists():
+        here, missing = (certificate_path, key_path) if certificate_path.exists() else (key_path, certificate_path)
         raise ConfigError(f"{folder} has {here.name} and no {missing.name}: put it back, or give another folder for a new authority")
-    if not key.exists():
-        private, made = _new_authority()
-        _write(key, _pem(private), 0o600)
-        _write(certificate, made.public_bytes(serialization.Encoding.PEM), 0o644)
-    require_own(key, "the authority's key", ConfigError, secret=True)
+    if not key_path.exists():
+        new_key, new_certificate = _new_authority()
+        _write(key_path, _pem(new_key), 0o600)
+        _write(certificate_path, new_certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+    require_own(key_path, "the authority's key", ConfigError, secret=True)
     try:
-        own, private_key = (
-            x509.load_pem_x509_certificate(certificate.read_bytes()),
-            serialization.load_pem_private_key(key.read_bytes(), None),
+        certificate, key = (
+            x509.load_pem_x509_certificate(certificate_path.read_bytes()),
+            serialization.load_pem_private_key(key_path.read_bytes(), None),
         )
     except (ValueError, TypeError):
-        own, private_key = None, None
-    if own is None or not isinstance(private_key, ec.EllipticCurvePrivateKey) or own.public_key() != private_key.public_key():
-        raise ConfigError(f"{certificate} and {key} are no authority that this command has made: give another folder for a new one")
-    return _Authority(own, private_key)
+        certificate, key = None, None
+    if certificate is None or not isinstance(key, ec.EllipticCurvePrivateKey) or certificate.public_key() != key.public_key():
+        raise ConfigError(
+            f"{certificate_path} and {key_path} are no authority that this command has made: give another folder for a new authority"
+        )
+    return _Authority(certificate, key)
 
 
 def _new_authority() -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
@@ -129,7 +131,7 @@ def _new_authority() -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
 
 
 def _issue(authority: _Authority, names: Sequence[str], place: Path, end: datetime) -> None:
-    """Write a server's private key, and its certificate after it: servers read both when they start."""
+    """Write a server's new private key and its certificate into the folder ``place``."""
     key = ec.generate_private_key(ec.SECP256R1())
     issuer = authority.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     issued = (
@@ -138,7 +140,7 @@ def _issue(authority: _Authority, names: Sequence[str], place: Path, end: dateti
         .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer), critical=False)
-        .add_extension(x509.SubjectAlternativeName([_shown_name(name) for name in names]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([_alternative_name(name) for name in names]), critical=False)
         .sign(authority.key, hashes.SHA256())
     )
     make_folder(place, 0o700)
@@ -147,7 +149,7 @@ def _issue(authority: _Authority, names: Sequence[str], place: Path, end: dateti
 
 
 def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, end: datetime) -> x509.CertificateBuilder:
-    begin = datetime.now(UTC) - timedelta(hours=1)  # clocks of other machines may be behind
+    begin = datetime.now(UTC) - timedelta(hours=1)  # other machines' clocks may be behind, and would reject a certificate of the future
     builder = x509.CertificateBuilder(issuer, subject, key, x509.random_serial_number(), begin, end)
     return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
 
@@ -172,7 +174,7 @@ def _name(what: str) -> x509.Name:
     )
 
 
-def _shown_name(name: str) -> x509.GeneralName:
+def _alternative_name(name: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ip_address(name))
     except ValueError:

@@ -14,12 +14,12 @@ from ldpfl.transport.shuffling.records import RecordPlan
 from ldpfl.transport.shuffling.sealing import OVERHEAD
 
 SEAL_S, OPEN_S = 45e-6, 36e-6
-"""Seconds of one core a record: ``benchmarks/sealing.py`` and ``benchmarks/server_round.py``."""
+"""Core seconds to encrypt, and to decrypt, one record: ``benchmarks/sealing.py`` and ``benchmarks/server_round.py``."""
 
 ADD_S, JOIN_S = 0.6e-9, 7e-9
-"""Seconds of one core a byte of a report that is added up, or that is kept and joined: ``benchmarks/server_round.py``."""
+"""Core seconds for one byte of a report, if reports are added up, and if they are kept and joined: ``benchmarks/server_round.py``."""
 ADD_BIT_S = 0.4e-9
-"""The same where a weight is one bit."""
+"""Core seconds for one bit of a report, if reports are added up and a weight takes one bit."""
 
 ENCODE_NS = {
     "duchi": 2.4,
@@ -34,14 +34,15 @@ ENCODE_NS = {
     "none": 2.1,
     "dp-sgd": 27.0,
 }
-"""Nanoseconds of one core to encode a weight: ``benchmarks/mechanism.py``."""
+"""Core nanoseconds to encode one weight: ``benchmarks/mechanism.py``."""
 
 _START_BYTES, _COPIES = 400 << 20, 7
-"""Bytes of a process of the server, one a core, without its round; and copies of reports in memory where they do not add up."""
+"""Memory of a server process (one for each core) without its round; and number of copies of the reports in memory if they are not added
+up."""
 
 HOUR_S = 3600.0
-_MACHINE = 64
-"""Cores of a large machine."""
+_MACHINE_CORES = 64
+"""Number of cores of a large machine."""
 
 
 @dataclass(frozen=True)
@@ -49,17 +50,17 @@ class RoundCost:
     """Cost of one round, without training, on cores like the one that was measured.
 
     Attributes:
-        clients: of the round.
-        linked: units of a report that stay together in a record.
-        records: of one client.
-        upload_bytes: of one client, sealed.
-        round_bytes: of all clients, which the relays receive, and the server again.
-        relays: as many as take all uploads of a round.
-        encode_s: seconds of one core in which one client encodes its report; None where nobody measured that.
-        seal_s: seconds of one core in which one client seals its records.
-        server_s: seconds of one core in which the server opens all records and adds them up.
-        server_cores: that do so in an hour.
-        server_bytes: of the server's memory, all its machines together.
+        clients: number of clients of the round.
+        linked: number of units of a report that stay together in a record.
+        records: number of records of one client.
+        upload_bytes: size of one client's encrypted upload.
+        round_bytes: size of all clients' uploads. The relays receive them, and then the server.
+        relays: number of relays needed to take all uploads of a round.
+        encode_s: core seconds for one client to encode its report; None if the mechanism was not measured.
+        seal_s: core seconds for one client to encrypt its records.
+        server_s: core seconds for the server to decrypt all records and add them up.
+        server_cores: number of cores that do the server's work in an hour.
+        server_bytes: memory of the server, over all its machines.
     """
 
     clients: int
@@ -83,18 +84,20 @@ class RoundCost:
         encode = "" if self.encode_s is None else f"{self.encode_s:.2g} s to encode, "
         yield "a client, each round", f"{encode}{self.seal_s:.2g} s to seal {self.records:,} records, {size_text(self.upload_bytes)} sent"
         yield "relays", f"{self.relays:,}, for {size_text(self.round_bytes)} in and as much out"
-        machines = f" ({ceil(self.server_cores / _MACHINE):,} machines of {_MACHINE})" if self.server_cores > _MACHINE else ""
+        machines = (
+            f" ({ceil(self.server_cores / _MACHINE_CORES):,} machines of {_MACHINE_CORES})" if self.server_cores > _MACHINE_CORES else ""
+        )
         yield "server, processor time", f"{self.server_s:,.0f} s of one core: an hour on {self.server_cores:,} cores{machines}"
         yield "server, memory", size_text(self.server_bytes)
         if self.linked > 1:
-            yield "note", "the guarantees are those of 1 unit a record: a record of more tells more"
+            yield "note", "the guarantees are for 1 unit in each record: a record with more units reveals more"
         if self.relays > 1:
             yield "note", f"clients hide among the {self.clients // self.relays:,} or so of their own relay alone: plan that number"
         yield "figures", "measured on one core of an AMD EPYC; training, disks and networks are not in them"
 
 
 def round_cost(mechanism: Mechanism, ranges: LayerRanges, clients: int, linked: int) -> RoundCost:
-    """Return what a round of ``clients`` costs that send ``linked`` units of a report in each record.
+    """Estimate the cost of a round in which each of ``clients`` sends records of ``linked`` units.
 
     Raises:
         ConfigError: ``linked`` is not positive, or a report is cut into too many records.
@@ -124,7 +127,7 @@ def round_cost(mechanism: Mechanism, ranges: LayerRanges, clients: int, linked: 
 
 
 def size_text(count: float) -> str:
-    """Return a number of bytes to three digits."""
+    """Format a number of bytes with three significant digits and a decimal unit."""
     for unit in ("bytes", "kB", "MB", "GB", "TB"):
         if count < 1000:
             return f"{count:.3g} {unit}"

@@ -1,6 +1,6 @@
-"""One round's local work at a node, for the node's operator: all of it but the charge and the sending.
+"""Try one round's local work at a node, for the node's operator. Nothing is charged or sent.
 
-The app's code runs here as in a round: in processes of its own, with the node's policy before it. The report is thrown away.
+The app's code runs as in a round: in processes of its own, after the node's policy has allowed it. The report is thrown away.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ from ldpfl.util.quantities import cohort_size
 _TTL_S = 3600.0
 
 _START_SPREAD = 0.05
-"""Standard deviation of the made-up values of an own loop's arrays: small, and not 0, where networks have no gradient."""
+"""Standard deviation of made-up weights for an app with its own training loop. Not 0, because networks have no gradient there."""
 
 
 def try_round(node: NodeSetUp, offer: Offer, trial: Trial, key: bytes) -> Iterator[Finding]:
-    """Yield what comes of one round's local work at ``node``. The policy must have allowed the app before.
+    """Do one round's local work at ``node``, and yield the findings. The policy must have allowed the app before.
 
     Args:
-        key: public key of the aggregator, to which a report over a relay is sealed.
+        key: public key of the aggregator, for which a report over a relay is encrypted.
     """
     local_run()
     folder = Path(node.app or "")
-    own = folder if (folder / "pyproject.toml").is_file() else None
+    app_folder = folder if (folder / "pyproject.toml").is_file() else None
     data = tuple(str(path) for path in (node.data, node.data_dir) if path)
-    explain = partial(explained, app=own, data=data)
-    with _as_in_environment(node), nullcontext() if own is None else importable(own):
+    explain = partial(explained, app=app_folder, data=data)
+    with _node_environment(node), nullcontext() if app_folder is None else importable(app_folder):
         try:
-            app = apps.client_app if own is None else client_app_in(own)
+            app = apps.client_app if app_folder is None else client_app_in(app_folder)
         except (Exception, SystemExit) as error:  # importing the app may raise anything
             yield _wrong(f"the app cannot be loaded: {explain(error)}")
             return
         try:
-            yield from _findings(node, offer, trial, key, own, app, explain)
+            yield from _findings(node, offer, trial, key, app_folder, app, explain)
         except LdpflError as error:
             yield _wrong(str(error))
         except (Exception, SystemExit) as error:
@@ -73,11 +73,12 @@ def _findings(
     offer: Offer,
     trial: Trial,
     key: bytes,
-    own: Path | None,
+    app_folder: Path | None,
     app: LdpClientApp,
     explain: Callable[[BaseException], str],
 ) -> Iterator[Finding]:
-    run_config = {} if own is None else run_config_of(own)
+    """Yield the findings of the local work with ``app``; ``explain`` turns its exceptions into text for the operator."""
+    run_config = {} if app_folder is None else run_config_of(app_folder)
     numbers: UserConfig = {"num-partitions": offer.config.clients.count}
     if node.partition is not None:
         numbers["partition-id"] = node.partition
@@ -86,19 +87,19 @@ def _findings(
         app = apps.trial_app
         start = _start_of_recipe(offer, context)
     elif isinstance(app.wrapped, RecordGradients):
-        found = _look_at_records(app.wrapped, context, offer, explain)
-        yield from _of_records(found)
-        start = found.arrays
+        records = _look_at_records(app.wrapped, context, offer, explain)
+        yield from _findings_on_records(records)
+        start = records.arrays
         _check_shapes(start, node)
     else:
-        start = _made_up(node)
+        start = _made_up_arrays(node)
     message = _message(offer, start, trial, key, run_config)
     guard = partial(_guarded, start if offer.config.mechanism.perturbed != "gradient" else None, explain)
     yield _outcome(app.attempt(message, context, offer.cohort, guard), offer, start)
 
 
 def _outcome(attempt: Attempt, offer: Offer, start: ArrayRecord) -> Finding:
-    """Return what the operator is to know of an attempt."""
+    """Return the finding about an attempt at the local work."""
     allowed = f" of the {offer.reply_s:g} s that a round leaves" if offer.reply_s else ""
     if attempt.report_bytes is None:
         return _wrong(f"a round would report no change, and be charged all the same: {attempt.trouble}{_advice(attempt.trouble, offer)}")
@@ -109,6 +110,7 @@ def _outcome(attempt: Attempt, offer: Offer, start: ArrayRecord) -> Finding:
 
 
 def _advice(trouble: str, offer: Offer) -> str:
+    """Return what the operator can do about the ``trouble``, as text to append; empty if there is no advice."""
     if trouble == confined_process.TOO_LONG:
         return f". A round leaves {offer.reply_s:g} s (ldpfl.reply-s): train for less, or ask the server's operator for a longer time"
     if "partition-id" in trouble:
@@ -120,18 +122,18 @@ def _advice(trouble: str, offer: Offer) -> str:
 
 def _guarded(start: ArrayRecord | None, explain: Callable[[BaseException], str], work: Callable[[], bytes]) -> bytes:
     """Do the work of the app's process. Raise an error that explains a failure to the operator; ``start`` holds the untrained arrays."""
-    made = with_explanation(work, explain)
-    before = b"" if start is None else to_vector(start, layout_of(start)).numpy().tobytes()
-    if before and made[: len(before)] == before:
+    result = with_explanation(work, explain)
+    untrained = b"" if start is None else to_vector(start, layout_of(start)).numpy().tobytes()
+    if untrained and result[: len(untrained)] == untrained:
         raise_nothing_learnt()
-    return made
+    return result
 
 
 def _start_of_recipe(offer: Offer, context: Context) -> ArrayRecord:
-    """Return the arrays that the ready ServerApp begins with; they follow from the config."""
+    """Return the initial arrays of the ready ServerApp, which follow from the config."""
     data_dir = data_dir_of(context)
     check_data_there(offer.config.data, data_dir)
-    with confined_process.one_thread():  # forks follow
+    with confined_process.one_thread():  # forks follow, and PyTorch's threads do not survive them
         prepared = prepare(offer.config.to_toml(), data_dir, "cpu", write_cache=False)
     return to_arrays(prepared.start.state.weights, prepared.federation.task.layout)
 
@@ -149,7 +151,7 @@ def _look_at_records(wrapped: RecordGradients, context: Context, offer: Offer, e
     return RecordsFound.of(unpacked(packed(bytes(outcome.value))))
 
 
-def _of_records(found: RecordsFound) -> Iterator[Finding]:
+def _findings_on_records(found: RecordsFound) -> Iterator[Finding]:
     for note in found.notes:
         yield Finding("try", Standing.LOOK, printable(note))
     if not found.left_out:
@@ -164,22 +166,24 @@ def _of_records(found: RecordsFound) -> Iterator[Finding]:
 
 
 def _check_shapes(start: ArrayRecord, node: NodeSetUp) -> None:
-    """Raise if the app's model has other arrays than those that the operator says the server sends."""
-    own = {name: tuple(array.shape) for name, array in start.items()}
-    if node.shapes and own != dict(node.shapes):
-        raise ConfigError(f"the app's model has the arrays {_written(own)}, and --layers says {_written(node.shapes)}: give the server's")
-    sizes = tuple(torch.Size(shape).numel() for shape in own.values())
+    """Raise if the app's model has other arrays than the operator has stated by ``--layers``."""
+    shapes = {name: tuple(array.shape) for name, array in start.items()}
+    if node.shapes and shapes != dict(node.shapes):
+        raise ConfigError(
+            f"the app's model has the arrays {_shapes_text(shapes)}, and --layers says {_shapes_text(node.shapes)}: give the server's"
+        )
+    sizes = tuple(torch.Size(shape).numel() for shape in shapes.values())
     if node.layers and sizes != node.layers:
         said = f"arrays of {', '.join(map(str, sizes))} values, and --layers says {', '.join(map(str, node.layers))}"
-        raise ConfigError(f"the app's model has {said}: make policy and check with the model's own, --layers {_written(own)}")
+        raise ConfigError(f"the app's model has {said}: make policy and check with the model's own, --layers {_shapes_text(shapes)}")
 
 
-def _made_up(node: NodeSetUp) -> ArrayRecord:
-    """Return arrays of the names and shapes that the operator says the server sends, with made-up values."""
+def _made_up_arrays(node: NodeSetUp) -> ArrayRecord:
+    """Return arrays with the names and shapes that the operator has stated by ``--layers``, and made-up values."""
     if not node.shapes:
         raise ConfigError(
-            "the app has a training loop of its own, and nothing says which arrays it is sent: give the name and shape of each, as "
-            "in --layers weight=1x2,bias=1, and with --train-config what the server sends beside them"
+            "the app has a training loop of its own, and nothing says which arrays it is sent: give the name and shape of each array, as "
+            "in --layers weight=1x2,bias=1, and with --train-config the settings that the server sends beside them"
         )
     layout = ParameterLayout(tuple(node.shapes), tuple(node.shapes.values()))
     generator = torch.Generator().manual_seed(0)
@@ -187,7 +191,7 @@ def _made_up(node: NodeSetUp) -> ArrayRecord:
 
 
 def _message(offer: Offer, start: ArrayRecord, trial: Trial, key: bytes, run_config: UserConfig) -> Message:
-    """Return the message by which a server tells this node to train in a first round."""
+    """Return the message by which a server would tell this node to train in the first training round."""
     layout = layout_of(start)
     weights: Tensor = to_vector(start, layout)
     ranges, clients = initial_ranges(offer.config, layout, weights), offer.config.clients
@@ -214,9 +218,9 @@ def _message(offer: Offer, start: ArrayRecord, trial: Trial, key: bytes, run_con
 
 
 @contextmanager
-def _as_in_environment(node: NodeSetUp) -> Iterator[None]:
-    """Set the environment that the SuperNode would have; what an operator gave by flags is in it, too."""
-    given: Mapping[str, object] = {
+def _node_environment(node: NodeSetUp) -> Iterator[None]:
+    """Set the environment variables that the SuperNode would have, including settings that the operator gave by flags, for a while."""
+    settings: Mapping[str, object] = {
         "LDPFL_POLICY": node.policy,
         "LDPFL_BUDGET": node.budget,
         "LDPFL_RELAY": node.relay,
@@ -226,8 +230,8 @@ def _as_in_environment(node: NodeSetUp) -> Iterator[None]:
         DATA_DIR_VARIABLE: node.data_dir,
         "LDPFL_SIGNING_KEY": node.signing_key,
     }
-    before = {name: os.environ.get(name) for name in given}
-    os.environ |= {name: str(value) for name, value in given.items() if value is not None}
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ |= {name: str(value) for name, value in settings.items() if value is not None}
     try:
         yield
     finally:
@@ -237,7 +241,7 @@ def _as_in_environment(node: NodeSetUp) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _written(shapes: Mapping[str, tuple[int, ...]]) -> str:
+def _shapes_text(shapes: Mapping[str, tuple[int, ...]]) -> str:
     return ",".join(f"{name}={'x'.join(map(str, shape))}" for name, shape in shapes.items())
 
 

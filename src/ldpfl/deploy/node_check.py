@@ -1,6 +1,6 @@
-"""What a node's operator set up, looked over before its SuperNode starts: nothing of the node's data is sent anywhere.
+"""Check the settings of a node before its SuperNode starts. None of the node's data is sent anywhere.
 
-Each check yields findings, a line each, that say what was found and, where something is wrong, what to do.
+Each check yields findings of one line each. A finding says what was found and, if something is wrong, what to do.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from ldpfl.util.number_format import counted, number
 from ldpfl.util.quantities import cohort_size
 
 _SOON = timedelta(days=30)
-"""A certificate that ends within this time is mentioned."""
+"""A certificate that ends within this time gets a finding."""
 
 _ANSWER_S = 10.0
 _PATIENCE = Patience(tries=1, timeout_s=_ANSWER_S, total_s=2 * _ANSWER_S)
 
 _NEEDED_TO_TRY = ("policy", "budget", "signing", "app", "data")
-"""Findings without which no round's local work can be tried."""
+"""Checks that must not fail, or no round's local work can be tried."""
 
 
-_WAYS: Mapping[Transport, str] = {
+_TRANSPORT_TEXTS: Mapping[Transport, str] = {
     "direct": "sent in replies, whose sender the server sees",
     "relay": "mixed by the relay",
     "sum": "added up by relay and aggregator",
@@ -63,27 +63,27 @@ _RUN = "check"
 Connect = Callable[[str, str, ssl.SSLContext | bool], RelayClient]
 
 
-def _connected(url: str, token: str, verify: ssl.SSLContext | bool) -> RelayClient:
+def _connect(url: str, token: str, verify: ssl.SSLContext | bool) -> RelayClient:
     return RelayClient(url, token, verify=verify, patience=_PATIENCE)
 
 
 @dataclass
 class _Known:
-    """Policy and app that the check of a node has read so far."""
+    """The policy and the app's offer, as far as the check of a node has read them."""
 
     policy: Policy | None = None
     offer: Offer | None = None
 
 
-def check_node(node: NodeSetUp, connect: Connect = _connected, trial: Trial | None = None) -> Iterator[Finding]:
+def check_node(node: NodeSetUp, connect: Connect = _connect, trial: Trial | None = None) -> Iterator[Finding]:
     """Check ``node`` and yield the findings; ``connect`` opens the connection to its relay.
 
     With a ``trial`` the app's code is run: one round's local work is done on the node's data, and the report is thrown away.
     """
     known, ready = _Known(), True
-    # A trial forks, and a library that has computed in several threads before computes no more in the child.
+    # A trial forks. PyTorch hangs in the child if it has computed in several threads before.
     with nullcontext() if trial is None else one_thread():
-        for finding in _looked_over(node, connect, known):
+        for finding in _check_settings(node, connect, known):
             ready = ready and not (finding.standing is Standing.WRONG and finding.what in _NEEDED_TO_TRY)
             yield finding
     if trial is None:
@@ -94,26 +94,26 @@ def check_node(node: NodeSetUp, connect: Connect = _connected, trial: Trial | No
         yield Finding("try", Standing.LOOK, "no round was tried: mend what is wrong above, and check again")
 
 
-def _looked_over(node: NodeSetUp, connect: Connect, known: _Known) -> Iterator[Finding]:
+def _check_settings(node: NodeSetUp, connect: Connect, known: _Known) -> Iterator[Finding]:
     policy, books = None, None
     try:
         policy = known.policy = read_policy(_named(node.policy, "policy", "LDPFL_POLICY"))
-        yield from _of_policy(policy)
+        yield from _check_policy(policy)
     except LdpflError as error:
         yield wrong("policy", error)
     try:
         books = read_books(_named(node.budget, "budget", "LDPFL_BUDGET"))
-        yield from _of_budget(books, policy)
+        yield from _check_budget(books, policy)
     except LdpflError as error:
         yield wrong("budget", error)
     if node.relay or (policy and set(OVER_RELAY) & set(policy.transports)):
-        yield from _of_relay(node, connect, sums=policy is not None and "sum" in policy.transports)
+        yield from _check_relay(node, connect, sums=policy is not None and "sum" in policy.transports)
     if policy and "sum" in policy.transports:
-        yield _of_signing_key(node.signing_key)
+        yield _check_signing_key(node.signing_key)
     if node.node_key:
-        yield _of_node_key(node.node_key)
+        yield _check_node_key(node.node_key)
     if node.superlink:
-        yield _of_server("SuperLink", node.superlink, node.superlink_ca)
+        yield _check_server("SuperLink", node.superlink, node.superlink_ca)
     offer = None
     if node.app:
         try:
@@ -121,16 +121,16 @@ def _looked_over(node: NodeSetUp, connect: Connect, known: _Known) -> Iterator[F
         except LdpflError as error:
             yield wrong("app", error)
     if offer and policy:
-        yield from _of_app(offer, node, policy, books)
+        yield from _check_app(offer, node, policy, books)
     yield from of_data(node, offer)
 
 
-def _of_policy(policy: Policy) -> Iterator[Finding]:
+def _check_policy(policy: Policy) -> Iterator[Finding]:
     nothing = [name for name in ("mechanisms", "rounds", "lifetime_epsilon", "transports") if not getattr(policy, name)]
     if nothing:
         yield Finding("policy", Standing.WRONG, f"allows nothing: set {', '.join(nothing)}, or make one with ldpfl policy init")
         return
-    ways = " or ".join(_WAYS[transport] for transport in policy.transports)
+    ways = " or ".join(_TRANSPORT_TEXTS[transport] for transport in policy.transports)
     what = f"{counted(policy.rounds, 'report')} of {' or '.join(policy.mechanisms)} at most, {ways}"
     against = [f"{number(policy.lifetime_epsilon)} against whoever keeps all of them"]
     if policy.relay_epsilon != "off":
@@ -149,7 +149,7 @@ def _of_policy(policy: Policy) -> Iterator[Finding]:
         yield Finding("policy", Standing.LOOK, "immediate_replies lets a server see how long this node trained: it is for simulations")
 
 
-def _of_budget(books: Books, policy: Policy | None) -> Iterator[Finding]:
+def _check_budget(books: Books, policy: Policy | None) -> Iterator[Finding]:
     limit = books.limit
     spent = books.spent(limit.delta)
     if limit.epsilon == 0:
@@ -175,7 +175,7 @@ def _of_budget(books: Books, policy: Policy | None) -> Iterator[Finding]:
         yield Finding("budget", Standing.WRONG, "LDPFL_BUDGETS is set, which is for simulations: unset it")
 
 
-def _of_relay(node: NodeSetUp, connect: Connect, *, sums: bool) -> Iterator[Finding]:
+def _check_relay(node: NodeSetUp, connect: Connect, *, sums: bool) -> Iterator[Finding]:
     try:
         token = read_token(_named(node.token, "relay's token", "LDPFL_RELAY_TOKEN"))
         yield Finding("token", Standing.FINE, f"{node.token} is this user's alone")
@@ -187,7 +187,7 @@ def _of_relay(node: NodeSetUp, connect: Connect, *, sums: bool) -> Iterator[Find
         return
     address = node.relay.removeprefix("https://").split("/")[0]
     if node.relay.startswith("https://"):
-        found = _of_server("relay", address, node.relay_ca)
+        found = _check_server("relay", address, node.relay_ca)
         yield found
         if found.standing is Standing.WRONG:
             return
@@ -196,7 +196,7 @@ def _of_relay(node: NodeSetUp, connect: Connect, *, sums: bool) -> Iterator[Find
             signer = relay.signer()
         yield Finding("relay", Standing.FINE, "answers, and knows the token as a client's")
         if sums:
-            yield from _of_signer(node.signing_key, signer)
+            yield from _check_signer(node.signing_key, signer)
     except RelayRefused as refusal:
         said = {
             401: "does not know this token: ask its operator for one (ldpfl relay token add, or renew)",
@@ -207,18 +207,18 @@ def _of_relay(node: NodeSetUp, connect: Connect, *, sums: bool) -> Iterator[Find
         yield wrong("relay", error)
 
 
-def _of_signer(path: Path | None, signer: str | None) -> Iterator[Finding]:
-    """Say whether the relay's token is for this node's signing key; without a key that can be read, another finding says so."""
+def _check_signer(path: Path | None, signer: str | None) -> Iterator[Finding]:
+    """Check whether the relay's token is for this node's signing key. :func:`_check_signing_key` reports a key that cannot be read."""
     with suppress(LdpflError):
-        own = signer_of(load_key(_named(path, "signing key", "LDPFL_SIGNING_KEY")).public_key()).hex()
-        if signer == own:
-            yield Finding("relay", Standing.FINE, f"takes what this node signs for sums, as {own}")
+        node_signer = signer_of(load_key(_named(path, "signing key", "LDPFL_SIGNING_KEY")).public_key()).hex()
+        if signer == node_signer:
+            yield Finding("relay", Standing.FINE, f"takes what this node signs for sums, as {node_signer}")
         else:
-            yield Finding("relay", Standing.WRONG, str(other_signer(signer, own)))
+            yield Finding("relay", Standing.WRONG, str(other_signer(signer, node_signer)))
 
 
-def _of_server(what: str, address: str, authority: Path | None) -> Finding:
-    """Shake hands with a server at ``host:port`` under TLS, and say what that brings."""
+def _check_server(what: str, address: str, authority: Path | None) -> Finding:
+    """Try a TLS handshake with the server at ``host:port``, and return the finding."""
     host, _, port = address.rpartition(":") if ":" in address else (address, "", "443")
     try:
         context = _context(authority)
@@ -236,25 +236,25 @@ def _of_server(what: str, address: str, authority: Path | None) -> Finding:
         why = getattr(error, "strerror", None) or type(error).__name__
         return Finding(what, Standing.WRONG, f"{address} cannot be reached with TLS ({why}): check address, firewall, and that it runs")
     ends = [(end, "its certificate"), *([(end_of(authority), f"the authority {authority}")] if authority else [])]
-    for until, of in ends:
+    for until, owner in ends:
         if until - datetime.now(UTC) < _SOON:
-            return Finding(what, Standing.LOOK, f"{of} ends on {until:%Y-%m-%d}: have it renewed (docs/deploy.md, rotating keys)")
+            return Finding(what, Standing.LOOK, f"{owner} ends on {until:%Y-%m-%d}: have it renewed (docs/deploy.md, rotating keys)")
     return Finding(what, Standing.FINE, f"{address} has a certificate that is trusted here, valid until {end:%Y-%m-%d}")
 
 
 def _context(authority: Path | None) -> ssl.SSLContext:
-    """Return what trusts ``authority`` alone, or without one whom this system trusts.
+    """Return a TLS context that trusts only ``authority``; without an authority, those that this system trusts.
 
     Raises:
-        ConfigError: its file is none, or other users can change it.
+        ConfigError: the file holds no certificate, or other users can change it.
     """
     if authority is None:
         return ssl.create_default_context()
-    end_of(authority)  # says so, if it holds no certificate
+    end_of(authority)  # raises if the file holds no certificate
     return ssl.create_default_context(cafile=require_own(authority, "the certificate authority", ConfigError, secret=False))
 
 
-def _of_node_key(path: Path) -> Finding:
+def _check_node_key(path: Path) -> Finding:
     try:
         own = require_own(path, "the node's key", ConfigError, secret=True)
         key = serialization.load_ssh_private_key(own.read_bytes(), password=None)
@@ -270,7 +270,7 @@ def _of_node_key(path: Path) -> Finding:
     return Finding("node key", Standing.FINE, said)
 
 
-def _of_signing_key(path: Path | None) -> Finding:
+def _check_signing_key(path: Path | None) -> Finding:
     try:
         public = public_text(load_key(_named(path, "signing key", "LDPFL_SIGNING_KEY")))
     except LdpflError as error:
@@ -279,8 +279,8 @@ def _of_signing_key(path: Path | None) -> Finding:
     return Finding("signing", Standing.FINE, said)
 
 
-def _of_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | None) -> Iterator[Finding]:
-    """Say whether policy and budget allow all rounds of an app."""
+def _check_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | None) -> Iterator[Finding]:
+    """Check whether policy and budget allow all rounds of an app."""
     try:
         check_mechanism(offer.config.mechanism.name, policy)
         check_config(offer.config, policy)
@@ -301,10 +301,10 @@ def _of_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | None) 
         return
     rounds = releases.total()
     every = "its only round" if rounds == 1 else f"each of its {rounds:,} rounds"
-    yield Finding("app", Standing.FINE, f"the policy allows {every}; reports are {_WAYS[offer.transport]}")
+    yield Finding("app", Standing.FINE, f"the policy allows {every}; reports are {_TRANSPORT_TEXTS[offer.transport]}")
     if books is None or not all(release.protected for release in releases):
         return
-    try:  # what a node finds out when it is asked about a round, sums and bits behind a relay included
+    try:  # the same check as for the server's question, including the policy's limits on sums and on mixed bits
         first = Request(_RUN, 1, planned[0], offer.cohort, offer.transport, _some_key(policy), offer.linked)
         Budget(_named(node.budget, "budget", "LDPFL_BUDGET"), policy).check(first)
     except Declined as refusal:
@@ -312,10 +312,10 @@ def _of_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | None) 
         return
     charged = Counter(books.counts)
     limits = ((policy.lifetime, policy.lifetime.order, "the policy's lifetime_epsilon"), (books.limit, books.order, "the budget"))
-    for limit, order, of in limits:
+    for limit, order, source in limits:
         cost = filtered_epsilon((charged + releases).items(), order, limit.delta)
         if cost > limit.epsilon:
-            said = f"all its rounds would bring epsilon to {number(cost)}, above {of} = {limit.epsilon:g}: later ones are declined"
+            said = f"all its rounds would bring epsilon to {number(cost)}, above {source} = {limit.epsilon:g}: later ones are declined"
             yield Finding("budget", Standing.LOOK, said)
     if books.charges + rounds > policy.rounds:
         before = counted(books.charges, "report")
@@ -329,7 +329,7 @@ def _why(refusal: Declined) -> str:
 
 
 def _some_key(policy: Policy) -> bytes:
-    """Return a key that the policy names: which one the aggregator has, the app does not tell."""
+    """Return any of the policy's aggregator keys, since the app does not say which of them the aggregator has; empty if there is none."""
     return base64.b64decode(policy.aggregator_keys[0]) if policy.aggregator_keys else b""
 
 

@@ -22,13 +22,13 @@ from ldpfl.util.suggestions import nearest
 
 _READABLE = stat.S_IRWXG | stat.S_IRWXO
 _MAX_NAMED = 5
-"""Names that a finding lists, at most."""
-_MUCH_MORE = 5
-"""Factor above the stated mean number of records at which a node's own number is refused: a node of three times the mean may be right."""
+"""Maximum number of names in a finding."""
+_MAX_TIMES_MEAN = 5
+"""A node's own number of records is refused from this multiple of the stated mean on. Three times the mean may still be right."""
 
 
 def of_data(node: NodeSetUp, offer: Offer | None) -> Iterator[Finding]:
-    """Yield whether the node's own data, and its folder of data sets, are there and fit the app."""
+    """Check that the node's own data and its folder of data sets exist and fit the app, and yield the findings."""
     if node.data_dir:
         problem = _problem_of_folder(node.data_dir)
         said = f"{node.data_dir} {f'{problem}: name it in LDPFL_DATA_DIR' if problem else 'is there'}"
@@ -41,9 +41,9 @@ def of_data(node: NodeSetUp, offer: Offer | None) -> Iterator[Finding]:
     try:
         path = table_path(node.data, node.partition)
         if offer is not None and trains_on_table:
-            yield from _of_table(offer, path)
-        else:  # an app of one's own knows itself how it reads its data
-            yield from _of_own(path, () if offer is None else offer.config.data.classes)
+            yield from _check_table(offer, path)
+        else:  # an app with its own code reads its data in its own way
+            yield from _check_files(path, () if offer is None else offer.config.data.classes)
         if os.name == "posix" and path.stat().st_mode & _READABLE:
             yield Finding("data", Standing.LOOK, f"{path} can be read by other users of this machine: chmod go= it")
     except LdpflError as error:
@@ -52,22 +52,22 @@ def of_data(node: NodeSetUp, offer: Offer | None) -> Iterator[Finding]:
         yield Finding("data", Standing.WRONG, f"{node.data} cannot be read: {error.strerror}")
 
 
-def _of_table(offer: Offer, table: Path) -> Iterator[Finding]:
-    """Yield how many rows of a table fit the rules by which the app reads it, and which values its bounds change."""
+def _check_table(offer: Offer, table: Path) -> Iterator[Finding]:
+    """Check how many rows of a table fit the rules by which the app reads it, and how many values are outside the bounds."""
     rows, without, misfit = fitting_rows(offer.config, table)
     said = f"{table} has {counted(rows, 'row')}, {rows - without:,} of which can be trained on"
     standing = Standing.WRONG if without == rows else Standing.LOOK if misfit else Standing.FINE
     yield Finding("data", standing, printable(f"{said}{'. The first that does not fit: ' + misfit if misfit else ''}"))
-    yield from _of_records(offer.config, rows - without)
+    yield from _check_record_count(offer.config, rows - without)
     for name, count in values_beyond_bounds(offer.config.data, table).items():
         said = f"the column {name!r} has {count:,} of {counted(rows, 'value')} outside its data.bounds"
         yield Finding("data", Standing.LOOK, printable(f"{said}, which count as the nearer bound: is its unit that of the bounds?"))
 
 
-def _of_records(config: RunConfig, records: int) -> Iterator[Finding]:
-    """Yield whether the node holds far more records than the app's ``mechanism.records`` says of a client on average."""
+def _check_record_count(config: RunConfig, records: int) -> Iterator[Finding]:
+    """Check whether the node holds far more records than ``mechanism.records``, the app's mean number for a client."""
     stated = config.mechanism.records if isinstance(config.mechanism, DpSgdSettings) and not config.data.person else 0
-    if stated and records >= _MUCH_MORE * stated:
+    if stated and records >= _MAX_TIMES_MEAN * stated:
         said = (
             f"this node has {records:,} records, and the app's mechanism.records says {stated:,} a client on average: if other nodes have "
             "as many, training diverges; ask who runs the app to set it to the mean"
@@ -75,8 +75,8 @@ def _of_records(config: RunConfig, records: int) -> Iterator[Finding]:
         yield Finding("data", Standing.WRONG, said)
 
 
-def _of_own(path: Path, classes: Sequence[str]) -> Iterator[Finding]:
-    """Yield what an app of one's own finds at ``path``, as far as that can be told without the app."""
+def _check_files(path: Path, classes: Sequence[str]) -> Iterator[Finding]:
+    """Check the data at ``path`` for an app that reads them by its own code, as far as this is possible without running the app."""
     _check_there(path)
     files = visible_files(path) if path.is_dir() else [path]
     if not files:
@@ -89,14 +89,14 @@ def _of_own(path: Path, classes: Sequence[str]) -> Iterator[Finding]:
         said = f"{len(empty):,} of the {len(files):,} files in {path} {are} empty"
         yield Finding("data", Standing.LOOK, printable(said))
     if any(file.suffix.lower() in IMAGES for file in files):
-        yield from _of_images(path, files, classes)
+        yield from _check_images(path, files, classes)
     elif any(file.suffix.lower() in SUFFIXES for file in files):
-        yield _of_some_table(path)
+        yield _describe_table(path)
     else:
         yield Finding("data", Standing.FINE, printable(f"{path} is there; whether the app can read it, --try tells"))
 
 
-def _of_some_table(path: Path) -> Finding:
+def _describe_table(path: Path) -> Finding:
     try:
         read = read_table(path, names_shown=False)
     except LdpflError as error:
@@ -106,10 +106,10 @@ def _of_some_table(path: Path) -> Finding:
     return Finding("data", Standing.FINE, said)
 
 
-def _of_images(folder: Path, files: Sequence[Path], classes: Sequence[str]) -> Iterator[Finding]:
-    """Yield whether images lie in a folder for each class, as apps expect them, and whether these are the app's ``classes``.
+def _check_images(folder: Path, files: Sequence[Path], classes: Sequence[str]) -> Iterator[Finding]:
+    """Check whether images lie in one folder for each class, as apps expect, and whether these are the app's ``classes``.
 
-    Folders that the app does not name are counted alone: an operator may have one for each patient.
+    Folders that the app does not name are only counted, never named: an operator may have one folder for each patient.
     """
     images = [file.relative_to(folder) for file in files if file.suffix.lower() in IMAGES]
     found = Counter(image.parts[0] for image in images if len(image.parts) > 1)

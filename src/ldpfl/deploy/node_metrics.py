@@ -1,7 +1,7 @@
-"""What the operator of a node watches: the budget, what was charged and refused, and what became of it by the SuperNode's log.
+"""Metrics of a node for its operator: the budget, charges and refusals, and the outcomes in the SuperNode's log.
 
-All of it is for the operator's own eyes. How often training gave nothing to report depends on the node's data, and no noise is on it:
-let only the node's own monitoring read it.
+The metrics are for the operator alone. The number of failed trainings depends on the node's data and has no noise, so only the node's
+own monitoring should read it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ OUTCOMES = {
     "declined": "did not leave: the operator does not allow it",
     "failed": "did not leave: something went wrong, before or after the charge",
 }
-"""By the word that its line in the log of ``flwr.ldpfl`` begins with, what became of a report."""
+"""Outcomes of a report, by the word with which the line in the log of ``flwr.ldpfl`` begins."""
 
 QUESTIONS = {"would take part": "yes", "would decline": "no", "not answered": "failed"}
-"""By the words that its line in that log begins with, what the node answered to the question before a round: no report was asked for."""
+"""Answers to the question before a round, by the words with which the line in the log of ``flwr.ldpfl`` begins."""
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LINE = re.compile(rf"(?:^|\s)(?:INFO|WARNING|ERROR)\s*:\s+({'|'.join((*OUTCOMES, *QUESTIONS))}): ")

@@ -11,7 +11,7 @@ from ldpfl.errors import LdpflError
 
 
 class Standing(StrEnum):
-    """How a finding is to be taken."""
+    """Severity of a finding."""
 
     FINE = "ok"
     LOOK = "look"
@@ -20,7 +20,7 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at: ``said`` is for the node's operator alone, for it may tell of the data."""
+    """Result of one check. The text ``said`` is for the node's operator alone, because it may depend on the data."""
 
     what: str
     standing: Standing
@@ -32,11 +32,11 @@ class NodeSetUp:
     """Settings of a node, as its SuperNode gets them; None for a setting that the operator has not named.
 
     Attributes:
-        app: folder of the app that is going to run, to see whether policy, budget and table fit it.
-        config: that of a ServerApp of its own.
-        layers: values in each array of a model of its own.
-        shapes: names and shapes of these arrays, where they are known: a trial of an app's own loop is sent arrays like these.
-        partition: number of the node, where ``data`` names its table by ``{partition}``.
+        app: folder of the app that will run, to check policy, budget and table against it.
+        config: config file of an app that has its own ServerApp.
+        layers: number of values in each array of an app's own model.
+        shapes: names and shapes of these arrays, if known. A trial of an app's own training loop uses such arrays.
+        partition: number of the node, if ``data`` contains ``{partition}``.
     """
 
     policy: Path | None
@@ -71,5 +71,5 @@ class Trial:
 
 
 def wrong(what: str, error: LdpflError) -> Finding:
-    """Return the finding that ``what`` has to be mended, in the words of ``error``."""
+    """Return the finding that ``what`` is wrong, with the text of ``error``."""
     return Finding(what, Standing.WRONG, str(error))

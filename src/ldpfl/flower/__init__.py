@@ -1,4 +1,4 @@
-"""Flower: a wrapper of a ClientApp that lets only private reports leave, a strategy that learns from them, and a grid without processes."""
+"""Flower: a ClientApp wrapper that lets only private reports leave, a strategy that aggregates them, and a grid in one process."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ try:
 except ImportError as error:
     raise ConfigError('ldpfl.flower needs Flower: pip install "ldpfl[flower]"') from error
 
-# Not late: what it is called is also the name of its module.
+# Imported at once, not lazily: the function `operator_node` has the same name as its module.
 with importing():
     from ldpfl.flower.operator_node import OperatorNode, operator_node
 
@@ -51,7 +51,7 @@ __all__ = [
     "operator_sum",
 ]
 
-# Each message to a node starts a process, which needs nothing of what the server's end is made of.
+# Lazy imports: each message to a node starts a process, and that process needs none of the server's modules.
 __getattr__, __dir__ = exports(
     __name__,
     {

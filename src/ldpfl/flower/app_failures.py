@@ -1,4 +1,4 @@
-"""What an app's exception says to the operator of the node: the line and what to look for, and no value of a record."""
+"""Explain an app's exception to the node's operator: the line that failed and a hint, without any value of a record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ldpfl.flower import confined_process
 from ldpfl.flower.arrays import OtherArray
 
 _MAX_SHOWN = 100
-"""Characters of a line of code that are shown."""
+"""Maximum number of characters of a line of code that are shown."""
 
 _HINTS: Mapping[type[BaseException], str] = {
     LdpflError: "ldpfl refuses what the line gives it: data of another form, or a setting that does not fit them",
@@ -31,51 +31,52 @@ _HINTS: Mapping[type[BaseException], str] = {
     FileNotFoundError: "a file that the line opens is not there: is its name right, and set in the environment?",
     OSError: "a file cannot be read: is it there, and can the user of the SuperNode read it?",
 }
-"""What to look for, by the kind of an exception."""
+"""Hint for the operator, by type of exception."""
 
 
 def explained(error: BaseException, app: Path | None, data: tuple[str, ...]) -> str:
-    """Return what ``error`` means to who operates the node, without any value of a record.
+    """Explain ``error`` to the node's operator, without any value of a record.
 
-    The text of an exception may repeat values, so it is shown only where it repeats none
-    (:func:`ldpfl.flower.confined_process.repeats_nothing`). Of any other exception its kind, its line in the app and a hint are shown, and
-    a path just as the operator named it.
+    The text of an exception may repeat values of records. It is shown only where it is known to repeat none
+    (:func:`ldpfl.flower.confined_process.repeats_nothing`). For any other exception the explanation has its type, the line of the app that
+    raised it and a hint. A path is shown only as the operator named it.
 
     Args:
-        app: folder of the app, whose own line is the one that is shown.
+        app: folder of the app. The line shown is the innermost one that lies in this folder.
         data: paths that the operator has named.
     """
     if confined_process.repeats_nothing(error):
         return f"{error}, it is {error.got}" if isinstance(error, OtherArray) else str(error)
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if app is not None and app.resolve() in Path(frame.filename).resolve().parents]
-    frame = next(reversed(own or frames), None)
+    app_frames = [frame for frame in frames if app is not None and app.resolve() in Path(frame.filename).resolve().parents]
+    frame = next(reversed(app_frames or frames), None)
     line = (frame and frame.line) or ""
     place = f" at {Path(frame.filename).name}:{frame.lineno}" if frame is not None else ""
-    about = f" about {name!r}" if (name := _looked_up(line, error)) else ""
+    about = f" about {name!r}" if (name := _missing_key(line, error)) else ""
     code = f", in: {line[:_MAX_SHOWN]}" if line else ""
     hint = _hint(error, line, data)
     return printable(f"{type(error).__name__}{about}{place}{code} -- {hint}{'' if hint.endswith('?') else '.'} {_LEFT_OUT}")
 
 
-def _looked_up(line: str, error: BaseException) -> str:
-    """Return the name that a ``line`` of code looks up and an exception says is not there, such as a column; "" where that is not sure.
+def _missing_key(line: str, error: BaseException) -> str:
+    """Return the key, such as a column's name, that a ``line`` of code looks up and a KeyError reports as missing; "" if that is not sure.
 
-    It is the only text in quotes of the line: which one of several is looked up, a record may have decided.
+    The key must be the only quoted text in the line. With several quoted texts, a record may have decided which one was looked up, and so
+    naming the key could reveal something about the record.
     """
-    found = _NAME.fullmatch(line)
+    found = _ONLY_QUOTED_KEY.fullmatch(line)
     return found[2] if found and isinstance(error, KeyError) and repr(found[2]) in str(error) else ""
 
 
-_NAME = re.compile(r"[^'\"]*\[(['\"])([^'\"]+)\1\][^'\"]*")
+_ONLY_QUOTED_KEY = re.compile(r"[^'\"]*\[(['\"])([^'\"]+)\1\][^'\"]*")
 
 
 def with_explanation(work: Callable[[], bytes], explain: Callable[[BaseException], str]) -> bytes:
-    """Return what ``work`` gives.
+    """Do ``work`` and return its result.
 
     Raises:
-        PrivacyError: it raised whatever it likes; the text is what ``explain`` makes of that. It is raised here, in a room that reads no
-            data, so that :func:`ldpfl.flower.confined_process.place_of` hands the text on.
+        PrivacyError: ``work`` raised an exception of any type; the text is the explanation that ``explain`` returns. It is raised in this
+            module, which reads no data, so that :func:`ldpfl.flower.confined_process.place_of` passes the text on.
     """
     try:
         return work()
@@ -84,7 +85,7 @@ def with_explanation(work: Callable[[], bytes], explain: Callable[[BaseException
 
 
 def raise_nothing_learnt() -> NoReturn:
-    """Raise the error of an app that gives back the arrays that it got."""
+    """Raise the error for an app that returns the arrays that it received, unchanged."""
     raise PrivacyError(
         "the arrays came back as they were sent, so nothing was learnt: return the trained ones, and see that data and epochs are not empty"
     )
@@ -94,14 +95,15 @@ _LEFT_OUT = "The exception's text is not shown, because it may repeat values of 
 
 
 def _hint(error: BaseException, line: str, data: tuple[str, ...]) -> str:
-    if isinstance(error, ImportError) and (not line or line.startswith(("import ", "from "))):  # what such a statement names is code
+    """Return a hint on ``error``, which was raised at ``line`` of the app. It names only files in ``data``, and no value of a record."""
+    if isinstance(error, ImportError) and (not line or line.startswith(("import ", "from "))):  # a module's name is code, not data
         return f"the app needs the module {error.name!r}, which cannot be imported here: install it, or mend its name"
     if isinstance(error, OSError) and error.filename is not None:
         path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else Path()
         for named in data:
             if path == Path(named):
                 return f"{named}: {error.strerror}"
-            if Path(named) in path.parents:  # its name may say whose record it is
+            if Path(named) in path.parents:  # the file's own name may say whose record it is, so it is not shown
                 return f"a file or folder below {named}: {error.strerror}. Is all there that the line opens, and can it be read?"
         return f"a file that no setting of this node names: {error.strerror}. Is its name in the app right, and set in the environment?"
     if isinstance(error, SystemExit | KeyboardInterrupt):

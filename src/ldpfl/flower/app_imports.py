@@ -1,4 +1,4 @@
-"""What Flower runs of an app when it imports it, before any wrapper is there; found by reading, without running anything."""
+"""Find the code that Flower runs when it imports an app, before ``LdpClientApp`` protects anything. Sources are parsed, never run."""
 
 from __future__ import annotations
 
@@ -20,55 +20,55 @@ from ldpfl.errors import ConfigError
 from ldpfl.util.files import from_toml, read_text
 
 _QUIET = ("__future__", "ldpfl", "flwr", "typing")
-"""Packages that touch no data when they are imported."""
+"""Packages whose import reads no data."""
 
 _PLAIN = ("__all__", "__author__", "__license__", "__version__")
 _READY = "ldpfl.flower.apps"
 _WRAPPER = "LdpClientApp"
 _PATHS = ("app", "records")
-"""Arguments of it that are import paths."""
-_SAID = ("persons",)
-"""Arguments of it that are True or False."""
+"""Arguments of ``LdpClientApp`` that are import paths."""
+_FLAGS = ("persons",)
+"""Arguments of ``LdpClientApp`` that are True or False."""
 _WRAPPERS = {(_WRAPPER, "ldpfl.flower"), (_WRAPPER, "ldpfl.flower.client_app")}
 
 
 def run_at_import(app: Path) -> Iterator[str]:
-    """Yield what Flower's ClientApp process runs of the app in this folder beside making its wrapper: as ``file:line``, or in words.
+    """Yield each place in the app whose code Flower's ClientApp process runs outside the wrapper, as ``file:line`` or in words.
 
-    The text of an exception there reaches the server, whatever it repeats, for any message and without a charge: so the module that
-    Flower imports, and the packages that it lies in, are to hold nothing but ``LdpClientApp("package.module:name")``, or that of
-    records.
+    Such code is dangerous: the text of an exception there reaches the server for any message, whatever data it repeats, and no budget is
+    charged. So the module that Flower imports, and the packages that contain it, may hold nothing but
+    ``LdpClientApp("package.module:name")`` or ``LdpClientApp(records="package.module:name")``.
 
     Raises:
-        ConfigError: the app names no client module, or that cannot be read.
+        ConfigError: the app names no client module, or the module cannot be read.
     """
     module = _client_module(app)
     app = app.resolve()
     own_names = frozenset(entry.name.removesuffix(".py") for entry in app.iterdir())
-    yield from _in_place_of_others(app, module.partition(".")[0])
-    yield from _in_place_of_sources(app)
-    for name, spec in _imported(app, module):
+    yield from _find_shadowing_modules(app, module.partition(".")[0])
+    yield from _find_code_beside_sources(app)
+    for name, spec in _find_specs(app, module):
         if spec is None:
             yield f"{name}, which is not in this folder and cannot be checked here"
         elif spec.origin is None:
             continue  # a folder without __init__.py: nothing runs
         elif not spec.origin.endswith(".py"):
-            yield f"{Path(spec.origin).relative_to(app)}, which is no source and cannot be read"
+            yield f"{Path(spec.origin).relative_to(app)}, which is no Python source (.py) and cannot be checked"
         else:
             file = Path(spec.origin)
-            yield from (f"{file.relative_to(app)}:{line}" for line in _statements(file, own_names))
+            yield from (f"{file.relative_to(app)}:{line}" for line in _active_lines(file, own_names))
 
 
 def gives(app: Path) -> Literal["weights", "gradients", "gradients of persons", "ready", "unknown"]:
-    """Return what clients of the app in this folder give, by the call of ``LdpClientApp`` in its client module; nothing is run.
+    """Return what clients of the app in this folder return to ldpfl, judged by the ``LdpClientApp`` call in its client module.
 
-    That is ``ready`` where the client is ldpfl's own, which trains the model that a config names. Weights and gradients are those of a
-    model of the app's own; gradients of persons come from an app that says whose its records are.
+    Nothing is run. ``ready`` means that the client is ldpfl's own, which trains the model that a config names. Weights and gradients belong
+    to a model that the app defines itself. Gradients of persons come from an app that says to whom each record belongs.
     """
     try:
         if (module := _client_module(app)) == _READY:
             return "ready"
-        spec = list(_imported(app.resolve(), module))[-1][1]
+        spec = list(_find_specs(app.resolve(), module))[-1][1]
         body = ast.parse(Path((spec and spec.origin) or "").read_bytes()).body
     except (ConfigError, OSError, SyntaxError, ValueError, MemoryError, RecursionError):
         return "unknown"
@@ -76,15 +76,16 @@ def gives(app: Path) -> Literal["weights", "gradients", "gradients of persons", 
         return "ready"
     for call in (node.value for node in body if isinstance(node, ast.Assign | ast.AnnAssign)):
         if _calls_wrapper(call):
-            named = {keyword.arg for keyword in call.keywords}
-            of_persons = any(keyword.arg == "persons" and _is_true(keyword.value) for keyword in call.keywords)
-            if "records" in named:
-                return "gradients of persons" if of_persons else "gradients"
-            return "unknown" if "gradients" in named else "weights"
+            arguments = {keyword.arg for keyword in call.keywords}
+            names_persons = any(keyword.arg == "persons" and _is_true(keyword.value) for keyword in call.keywords)
+            if "records" in arguments:
+                return "gradients of persons" if names_persons else "gradients"
+            return "unknown" if "gradients" in arguments else "weights"
     return "unknown"
 
 
 def _client_module(app: Path) -> str:
+    """Return the name of the module that the app's ``pyproject.toml`` names as its clientapp."""
     try:
         tree = from_toml(read_text(app / "pyproject.toml"))
         return str(tree["tool"]["flwr"]["app"]["components"]["clientapp"]).partition(":")[0]
@@ -92,8 +93,8 @@ def _client_module(app: Path) -> str:
         raise ConfigError(f"{app / 'pyproject.toml'} names no clientapp in [tool.flwr.app.components]") from error
 
 
-def _imported(app: Path, module: str) -> Iterator[tuple[str, ModuleSpec | None]]:
-    """Yield the packages that ``module`` lies in, and itself, as Python would find them with ``app`` first in its path."""
+def _find_specs(app: Path, module: str) -> Iterator[tuple[str, ModuleSpec | None]]:
+    """Yield name and spec of each package that contains ``module``, then of ``module``. ``app`` comes first in the search path."""
     importlib.invalidate_caches()
     places: list[str] = [str(app)]
     parts = module.split(".")
@@ -106,37 +107,40 @@ def _imported(app: Path, module: str) -> Iterator[tuple[str, ModuleSpec | None]]
         places = list(spec.submodule_search_locations)
 
 
-def _in_place_of_others(app: Path, own: str) -> Iterator[str]:
-    """Yield what Python imports from this folder where others, ldpfl among them, mean a module of the same name elsewhere."""
-    elsewhere = (sys.stdlib_module_names | _installed() | _looked_for()) - {own}
+def _find_shadowing_modules(app: Path, client_package: str) -> Iterator[str]:
+    """Yield each entry of this folder that Python would import in place of a standard, installed or missing module of the same name."""
+    elsewhere = (sys.stdlib_module_names | _installed() | _modules_looked_for()) - {client_package}
     for entry in sorted(app.iterdir()):
         name = entry.name.partition(".")[0]
         is_module = entry.suffix in (".py", ".so", ".pyd") or (entry / "__init__.py").is_file()
-        if name in elsewhere and (is_module or (entry.is_dir() and _is_open(name))):
+        if name in elsewhere and (is_module or (entry.is_dir() and _is_namespace_package(name))):
             yield f"{entry.name}, which is imported in place of the module {name} that others mean"
 
 
 @cache
 def _installed() -> frozenset[str]:
-    """Return the modules at the top of all packages that are installed; reading what lists their files takes half a second."""
+    """Return the top-level modules of all installed packages. Cached, because reading the packages' file lists takes half a second."""
     return frozenset(packages_distributions())
 
 
-def _is_open(name: str) -> bool:
-    """Tell whether a folder without ``__init__.py`` would be this package, or a part of it: where no other is, or only such ones are."""
-    spec = PathFinder.find_spec(name, _path_elsewhere())
+def _is_namespace_package(name: str) -> bool:
+    """Tell whether Python would import a folder called ``name`` without ``__init__.py``.
+
+    It does if no other module has this name, or only other folders without ``__init__.py``.
+    """
+    spec = PathFinder.find_spec(name, _path_without_current_folder())
     return name not in sys.builtin_module_names and (spec is None or spec.origin is None)
 
 
-def _path_elsewhere() -> list[str]:
-    """Return where Python looks for modules, without the current folder, which may be the app's."""
+def _path_without_current_folder() -> list[str]:
+    """Return the folders of ``sys.path`` without the current folder, which may be the app's."""
     here = Path.cwd().resolve()
     return [str(place) for entry in sys.path if entry and (place := Path(entry).resolve()) != here]
 
 
 @contextmanager
 def apps_left_out() -> Iterator[None]:
-    """Let no module of an app's folder be found, which Flower puts first: libraries look for some that they can do without."""
+    """Take app folders out of ``sys.path`` for a while: Flower puts them first, where a library's optional import could run their code."""
     apps = [entry for entry in sys.path if _is_app(Path(entry))]
     sys.path[:] = [entry for entry in sys.path if entry not in apps]
     try:
@@ -152,7 +156,7 @@ def _is_app(folder: Path) -> bool:
         return False
 
 
-_LOOK = """
+_IMPORT_SPY = """
 import json, sys
 seen = []
 class Spy:
@@ -161,25 +165,26 @@ class Spy:
 sys.meta_path.insert(0, Spy())
 import ldpfl.flower.client_app, ldpfl.flower.confined_process, ldpfl.relay.clients
 import contextlib, httpx
-with contextlib.suppress(Exception):  # what is looked for when a node calls its relay; nobody listens there
+with contextlib.suppress(Exception):  # a request makes the imports of a call to the relay; no server listens on this port
     httpx.get("http://127.0.0.1:9", timeout=0.1, trust_env=False)
 print(json.dumps(sorted({name.partition(".")[0] for name in seen})))
 """
 
 
 @cache
-def _looked_for() -> frozenset[str]:
-    """Return the modules that are looked for, found or not, when the wrapper is imported or calls a relay, those that are not there too.
+def _modules_looked_for() -> frozenset[str]:
+    """Return the top-level modules that Python looks for when the wrapper is imported or calls a relay, found or not.
 
-    The current folder may be the app's, of which nothing is to run: so it is nowhere in the path of the process that looks.
+    A process imports the wrapper and lists the names. The current folder may be the app's, whose code must not run, so the path of that
+    process leaves it out.
     """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_path_elsewhere())}
-    command = [sys.executable, "-P", "-c", _LOOK]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_path_without_current_folder())}
+    command = [sys.executable, "-P", "-c", _IMPORT_SPY]
     found = subprocess.run(command, check=True, capture_output=True, text=True, env=environment, cwd=Path(__file__).parent).stdout
     return frozenset(json.loads(found))
 
 
-def _in_place_of_sources(app: Path) -> Iterator[str]:
+def _find_code_beside_sources(app: Path) -> Iterator[str]:
     """Yield what Python may run instead of the sources that are read here.
 
     Bytecode can say that it need not be compared with them. And libraries run what the metadata of packages name as their plug-ins.
@@ -191,31 +196,35 @@ def _in_place_of_sources(app: Path) -> Iterator[str]:
             yield f"{entry.name}, by which libraries find code to run: delete it"
 
 
-def _statements(file: Path, own: frozenset[str]) -> Iterator[int]:
+def _active_lines(file: Path, own: frozenset[str]) -> Iterator[int]:
+    """Return the lines of ``file`` with a top-level statement that may do more than import, assign a constant or make the wrapper."""
     try:
-        body = ast.parse(file.read_bytes()).body  # in the encoding that the file says, as Python reads it
-    except (OSError, SyntaxError, ValueError, MemoryError, RecursionError) as error:  # the last two of what is nested too deeply
+        body = ast.parse(file.read_bytes()).body  # as bytes, so that the encoding declared in the file counts, as for Python
+    except (OSError, SyntaxError, ValueError, MemoryError, RecursionError) as error:  # the last two for code that is nested too deeply
         raise ConfigError(f"{file} cannot be read: {error or type(error).__name__}") from None
     return (node.lineno for node in body if not _is_quiet(node, own))
 
 
 def _is_quiet(node: ast.stmt, own: frozenset[str]) -> bool:
+    """Tell whether a top-level statement reads no data; ``own`` are the names of the modules in the app's folder."""
     if isinstance(node, ast.Import):
         return all(alias.asname != _WRAPPER and _touches_nothing(alias.name, own) for alias in node.names)
     if isinstance(node, ast.ImportFrom):
-        # What is called like the wrapper is taken for it below.
-        others = [alias for alias in node.names if (alias.asname or alias.name) == _WRAPPER and (alias.name, node.module) not in _WRAPPERS]
-        return node.level == 0 and not others and _touches_nothing(node.module or "", own)
+        # _calls_wrapper recognises the wrapper by its name alone, so no other object may be imported under that name.
+        imposters = [
+            alias for alias in node.names if (alias.asname or alias.name) == _WRAPPER and (alias.name, node.module) not in _WRAPPERS
+        ]
+        return node.level == 0 and not imposters and _touches_nothing(node.module or "", own)
     if isinstance(node, ast.Assign):
         names = [target.id for target in node.targets if isinstance(target, ast.Name)]
-        moving = any(name.startswith("__") and name not in _PLAIN for name in names)  # such as __path__, which says where modules lie
-        return len(names) == len(node.targets) and not moving and (_is_constant(node.value) or _is_wrapper(node.value))
+        sets_special = any(name.startswith("__") and name not in _PLAIN for name in names)  # such as __path__, where modules are looked for
+        return len(names) == len(node.targets) and not sets_special and (_is_constant(node.value) or _is_wrapper(node.value))
     return isinstance(node, ast.Expr) and _is_constant(node.value)
 
 
 def _touches_nothing(module: str, own: frozenset[str]) -> bool:
     first = module.partition(".")[0]
-    return first in _QUIET and first not in own  # a package of the app's own may be called as one of these
+    return first in _QUIET and first not in own  # the app's folder may hold a package with one of these names
 
 
 def _is_true(value: ast.expr) -> bool:
@@ -227,13 +236,13 @@ def _is_constant(value: ast.expr) -> bool:
 
 
 def _is_wrapper(value: ast.expr) -> bool:
-    """Tell whether it is a call of ``LdpClientApp`` with one import path, of an app or of records, and no other code."""
+    """Tell whether ``value`` is a call of ``LdpClientApp`` with one import path, of an app or of records, and no other code."""
     if not _calls_wrapper(value):
         return False
-    keywords = [keyword for keyword in value.keywords if not (keyword.arg in _SAID and isinstance(keyword.value, ast.Constant))]
-    given = [*value.args, *(keyword.value for keyword in keywords if keyword.arg in _PATHS)]
-    alone = len(given) == len(value.args) + len(keywords) == 1
-    return alone and isinstance(given[0], ast.Constant) and isinstance(given[0].value, str)
+    keywords = [keyword for keyword in value.keywords if not (keyword.arg in _FLAGS and isinstance(keyword.value, ast.Constant))]
+    paths = [*value.args, *(keyword.value for keyword in keywords if keyword.arg in _PATHS)]
+    is_only_argument = len(paths) == len(value.args) + len(keywords) == 1
+    return is_only_argument and isinstance(paths[0], ast.Constant) and isinstance(paths[0].value, str)
 
 
 def _calls_wrapper(value: ast.expr | None) -> TypeGuard[ast.Call]:

@@ -1,12 +1,12 @@
 """A ready ServerApp and ClientApp that run ldpfl's recipes on Flower: ``ldpfl.flower.apps:server_app`` and ``:client_app``.
 
-The server's settings come from the run's config, see :mod:`ldpfl.flower.run_settings`. A client reads none of them there: what it trains is
-in the round's terms, which are the same for all.
+The server's settings come from the run's config, see :mod:`ldpfl.flower.run_settings`. A client reads none of these settings: the round's
+terms, which are the same for all clients, say what it trains.
 
-Where ``data.name`` is ``node``, each client trains on the table that its operator names in the node's environment, ``LDPFL_DATA``, read by
-what the terms say of its columns; the server's own rows to measure on are ``data.test_path``. Built-in data come from the folder
-``LDPFL_DATA_DIR`` there, or in a simulation in its config, ``data-dir``; of them, a client takes its part by ``partition-id``. What a node
-allows is its operator's to say: see ``ldpfl.flower.operator_node``.
+Where ``data.name`` is ``node``, each client trains on the table that its operator names in ``LDPFL_DATA``, in the node's environment. The
+terms say how the table's columns are read. The server measures on its own rows, ``data.test_path``. Built-in data come from the folder
+``LDPFL_DATA_DIR`` in the node's environment, or in a simulation from ``data-dir`` in the node's config; ``partition-id`` selects a client's
+part of them. The node's operator decides what a node allows: see ``ldpfl.flower.operator_node``.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from ldpfl.simulation.record_sums import RecordVectors, client_sums
 
 
 def train(message: Message, context: Context) -> Message:
-    """Train the node's client on its own part of the data, and return its weights: private, for ``LdpClientApp`` to protect.
+    """Train the node's client on its own part of the data, and return its weights: PRIVATE, for ``LdpClientApp`` to protect.
 
-    Nothing of the run's config is read: the node's policy has judged the terms, and knows nothing of that one.
+    The run's config is not read: the node's policy has judged the terms, but not the run's config.
     """
-    with apps_left_out():  # training needs nothing of the app's folder, and an author may have put there what libraries look for
+    with apps_left_out():  # training needs no module of the app's folder, and one there could replace a library's optional import
         return _trained(message, context, write_cache=True)
 
 
 def train_for_trial(message: Message, context: Context) -> Message:
-    """Train as :func:`train` does, and write nothing to the user's cache."""
+    """Train as :func:`train` does, but write nothing to the user's cache."""
     with apps_left_out():
         return _trained(message, context, write_cache=False)
 
@@ -83,10 +83,10 @@ def _trained(message: Message, context: Context, *, write_cache: bool) -> Messag
 
 def _counts(terms: RoundTerms, raw: Dataset, federation: Federation, client: int, mechanism: DpSgd) -> Tensor:
     """Return the counts (size,) int64 of the client's rows in the histograms that the terms ask for: PRIVATE."""
-    own, edges = federation.samples[client], edges_in(terms.measured)
-    rows, sharing = (own, np.ones_like(own)) if federation.persons is None else federation.persons.rows_of(own)
+    units, edges = federation.samples[client], edges_in(terms.measured)
+    rows, rows_of_person = (units, np.ones_like(units)) if federation.persons is None else federation.persons.rows_of(units)
     point = point_of(mechanism.steps, len(edges))
-    return counted_at_node(raw, edges, rows, point // sharing) - taken_off(point, mechanism)
+    return counted_at_node(raw, edges, rows, point // rows_of_person) - taken_off(point, mechanism)
 
 
 def _record_sums(federation: Federation, weights: Tensor, client: int, kind: Kind, steps: int) -> Tensor:
@@ -99,11 +99,12 @@ def _record_sums(federation: Federation, weights: Tensor, client: int, kind: Kin
         vectors, units = head, federation.samples
     else:
         raise ConfigError(f"the terms ask for {kind}, and their config has no such sums")
-    own = units[client : client + 1]
-    return client_sums(vectors, federation.task, weights, own, steps, federation.persons, confined=True)[0]
+    client_units = units[client : client + 1]
+    return client_sums(vectors, federation.task, weights, client_units, steps, federation.persons, confined=True)[0]
 
 
 def _client(context: Context, clients: int) -> int:
+    """Return the number of this node's client, from the ``partition-id`` in the node's config."""
     partition = context.node_config.get("partition-id")
     if not isinstance(partition, int) or not 0 <= partition < clients:
         raise ConfigError(f"the node's config needs a partition-id from 0 to {clients - 1}, one for each of the recipe's clients")
@@ -116,7 +117,7 @@ server_app = ServerApp()
 @server_app.main()
 def serve(grid: Grid, context: Context) -> None:
     """Run the rounds of the recipe, and leave a run folder if one is named."""
-    from ldpfl.flower.ready_server import serve  # of what a server needs, a node would wait for the import at each message
+    from ldpfl.flower.ready_server import serve  # late: a node imports this module for each message, and needs no server code
 
     serve(grid, context)
 

@@ -1,4 +1,4 @@
-"""Between Flower's named arrays and the flat vector that mechanisms see; strict in both directions."""
+"""Convert between Flower's named arrays and the flat vector that mechanisms randomise; strict in both directions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ldpfl.models.layout import ParameterLayout
 from ldpfl.util.number_format import counted
 
 _SHOWN = 80
-"""Characters of a name in an error; a server's may be any length."""
+"""Maximum number of characters of an array's name in an error. A server may send names of any length."""
 
 _STYPE = "numpy.ndarray"
 
@@ -28,7 +28,7 @@ class OtherArray(PrivacyError):
     """An array has another shape or dtype than expected.
 
     Attributes:
-        got: the shape and dtype that it has. An app may have put there what is private: so they are not in the text, which is logged.
+        got: the shape and dtype of the array. An app may have hidden private values in them, so they are not in the text, which is logged.
     """
 
     def __init__(self, message: str, got: str) -> None:
@@ -42,10 +42,10 @@ def to_arrays(weights: Tensor, layout: ParameterLayout) -> ArrayRecord:
 
 
 def layout_of(arrays: ArrayRecord, order: Sequence[str] | None = None) -> ParameterLayout:
-    """Return names and shapes of arrays that a mechanism can protect: each a layer, in their order or in the one given.
+    """Return names and shapes of ``arrays`` as layers, in their own order or in ``order``. A mechanism must be able to protect each array.
 
     Raises:
-        PrivacyError: no array, or one that is not float32, is 0-d, or is empty.
+        PrivacyError: there is no array, or an array is not float32, has no dimension or is empty, or ``order`` names other arrays.
     """
     if not arrays:
         raise PrivacyError("there are no arrays to train; nothing was sent")
@@ -63,13 +63,13 @@ def layout_of(arrays: ArrayRecord, order: Sequence[str] | None = None) -> Parame
 
 
 def to_vector(arrays: ArrayRecord, layout: ParameterLayout, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return ``arrays``, which must be exactly those of ``layout`` and all of ``dtype``, as one vector (d,).
+    """Return ``arrays`` as one vector (d,). The arrays must be exactly those of ``layout``, and all of ``dtype``.
 
     Raises:
-        PrivacyError: an array is missing, unknown, of another shape or dtype, or does not hold what it says.
+        PrivacyError: an array is missing, unknown, or of another shape or dtype, or its bytes cannot be read.
     """
     if set(arrays) != set(layout.names):
-        # Not which: an app's own names may be private.
+        # Only the numbers are shown: names that an app chose may be private.
         missing, unknown = len(set(layout.names) - set(arrays)), len(set(arrays) - set(layout.names))
         raise PrivacyError(f"arrays do not match those that the server sent: {missing} missing, {unknown} unknown")
     vector = torch.empty(layout.dimension, dtype=dtype)
@@ -79,11 +79,12 @@ def to_vector(arrays: ArrayRecord, layout: ParameterLayout, dtype: torch.dtype =
 
 
 def _read(name: str, array: Array, shape: Sequence[int], dtype: Any) -> NDArray[Any]:
+    """Return the values of ``array``, which must have this ``shape`` and ``dtype``."""
     try:
         values = _values(array.data)
-    except Exception:  # what NumPy says of bytes it cannot read may repeat them
+    except Exception:  # NumPy's error about unreadable bytes may repeat them
         raise PrivacyError(f"array {name[:_SHOWN]} cannot be read") from None
-    # What the record says of itself is not trusted: the values decide.
+    # The shape and dtype that the record states are not trusted: those of the values count.
     if values.dtype != dtype or values.shape != tuple(shape):
         got = f"{str(values.dtype)[:16]} of shape {values.shape[:8]}"
         raise OtherArray(f"array {name[:_SHOWN]} is not {dtype} of shape {tuple(shape)[:8]}", got)
@@ -91,20 +92,20 @@ def _read(name: str, array: Array, shape: Sequence[int], dtype: Any) -> NDArray[
 
 
 def _values(data: bytes) -> NDArray[Any]:
-    """Return what NumPy wrote as ``data``, seen in place: loading it would copy a model three times."""
+    """Return a view of the array in ``data``, the bytes of an ``.npy`` file. ``numpy.load`` would copy a model three times."""
     file = BytesIO(data)
     version = npy.read_magic(file)
     if version != (1, 0):
-        raise ValueError("a header of another version")
+        raise ValueError("the .npy header is of another version than 1.0")
     shape, fortran, dtype = npy.read_array_header_1_0(file)
     return np.frombuffer(data, dtype, prod(shape), offset=file.tell()).reshape(shape, order="F" if fortran else "C")
 
 
 def only_arrays(content: RecordDict, allowed: Sequence[str] = ()) -> ArrayRecord:
-    """Return the one ArrayRecord of ``content``, which may also hold metrics and the ConfigRecords called ``allowed``.
+    """Return the only ArrayRecord of ``content``, which may also hold metrics and the ConfigRecords named in ``allowed``.
 
     Raises:
-        PrivacyError: it holds anything else.
+        PrivacyError: ``content`` holds no ArrayRecord, several of them, or any other record.
     """
     arrays = list(content.array_records.values())
     if len(arrays) != 1:

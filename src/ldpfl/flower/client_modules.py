@@ -18,9 +18,9 @@ from ldpfl.util.files import from_toml, read_text
 
 @contextmanager
 def importable(app: Path) -> Iterator[None]:
-    """Put the folder ``app`` first among the places that modules are looked for, and forget what was imported from it afterwards.
+    """Put the folder ``app`` first in ``sys.path`` for a while, and remove the modules imported from it afterwards.
 
-    Nothing is written to the folder: bytecode is what Python could run in place of the sources that were reviewed.
+    No bytecode is written to the folder: Python could run it later in place of the sources that the operator has reviewed.
     """
     folder, before, bytecode = app.resolve(), set(sys.modules), sys.dont_write_bytecode
     sys.path.insert(0, str(folder))
@@ -36,25 +36,25 @@ def importable(app: Path) -> Iterator[None]:
 
 
 def client_app_in(app: Path) -> LdpClientApp:
-    """Import the client that the app in this folder names, which runs the code of its client module.
+    """Import and return the client that the app in this folder names. This runs the code of its client module.
 
     Raises:
-        ConfigError: the app names none, or it is no ``LdpClientApp``.
+        ConfigError: the app names no client, or the client is no ``LdpClientApp``.
     """
-    named = str(_settings(app).get("components", {}).get("clientapp", ""))
-    if ":" not in named:
+    import_path = str(_settings(app).get("components", {}).get("clientapp", ""))
+    if ":" not in import_path:
         raise ConfigError(f"{app / 'pyproject.toml'} names no clientapp as package.module:name in [tool.flwr.app.components]")
-    found = pkgutil.resolve_name(named)
-    if not isinstance(found, LdpClientApp):
+    client = pkgutil.resolve_name(import_path)
+    if not isinstance(client, LdpClientApp):
         raise ConfigError(
-            f"the clientapp {named!r} is a {type(found).__name__}, whose replies no policy limits: let it be "
+            f"the clientapp {import_path!r} is a {type(client).__name__}, whose replies no policy limits: replace it by "
             'LdpClientApp("package.module:name"), see docs/flower.md'
         )
-    return found
+    return client
 
 
 def run_config_of(app: Path) -> UserConfig:
-    """Return the run config of the app in this folder as Flower hands it over: keys of tables are joined by points.
+    """Return the run config of the app in this folder as Flower passes it to apps: keys of nested tables are joined by dots.
 
     Raises:
         ConfigError: there is no app.
@@ -62,15 +62,16 @@ def run_config_of(app: Path) -> UserConfig:
     return dict(_flat(_settings(app).get("config", {})))
 
 
-def _flat(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in table.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{key}.")
+            yield from _flat(value, f"{prefix}{key}.")
         else:
-            yield f"{before}{key}", value
+            yield f"{prefix}{key}", value
 
 
 def _settings(app: Path) -> Mapping[str, Any]:
+    """Return the table ``[tool.flwr.app]`` of the app's ``pyproject.toml``."""
     project = app / "pyproject.toml"
     try:
         found: Mapping[str, Any] = from_toml(read_text(project))["tool"]["flwr"]["app"]

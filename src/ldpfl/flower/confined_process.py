@@ -1,7 +1,7 @@
-"""Work in a process of its own: how it ends, what it takes with it and how long it runs are seen by this node alone.
+"""Run work in a process of its own, so that only this node sees how the work ends, which processes it starts and how long it runs.
 
-Processes are forked, so what is done needs no import path and what it reads is shared. Only the forking thread lives on in one: a
-parallel operation of PyTorch hangs there if the parent has ever run one, and so :func:`one_thread` is for what runs before a fork.
+Processes are forked: the work needs no import path, and it shares the memory that it reads. Only the forking thread survives in the child.
+A parallel operation of PyTorch hangs in the child if the parent has ever run one, so code before a fork runs under :func:`one_thread`.
 """
 
 from __future__ import annotations
@@ -36,27 +36,28 @@ _BLOCK = 1 << 20
 _DONE, _FAILED = b"+", b"-"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 TOO_LONG, NO_ANSWER = "it took too long", "its process has ended without an answer"
-"""Troubles of work that gave nothing, beside what it raised."""
+"""Reasons why work gave no result although it raised no exception."""
 
 _MOST_PASSES = 1000
 _MOST_STOPPED = 256
-"""Processes of an app that are stopped rather than killed: beyond, Flower may find no room for the thread that replies."""
+"""Maximum number of an app's processes that are stopped for now and killed later. If there are more, they are killed at once: otherwise
+Flower may be unable to start the thread that sends the reply."""
 
 POSSIBLE = hasattr(os, "fork")
 """Whether this system can fork processes."""
 
 _PACKAGE = Path(ldpfl.__file__).parent
-_OWN = frozenset(_PACKAGE / room for room in ("flower", "mechanisms", "privacy", "relay", "shuffling", "summing"))
-"""Rooms that read no data."""
+_READ_NO_DATA = frozenset(_PACKAGE / package for package in ("flower", "mechanisms", "privacy", "relay", "shuffling", "summing"))
+"""Folders of ldpfl's packages that read no data."""
 
 
 @dataclass(frozen=True, repr=False)
 class Outcome:
-    """What came of the work.
+    """Result of the work, or the reason why there is none.
 
     Attributes:
-        value: what it returned: PRIVATE. None if it did not return in time, or at all.
-        trouble: then why, for the node's operator; it repeats no value.
+        value: bytes that the work returned: PRIVATE. None if it did not return, or not in time.
+        trouble: reason why ``value`` is None, for the node's operator. It repeats no private value. Empty otherwise.
     """
 
     value: memoryview | None
@@ -73,68 +74,72 @@ class Child:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Tell it to end. How long that takes, and what has to be ended with it, is not waited for: it may depend on data."""
+        """Signal the process to end, without waiting: how long it takes, and how many processes end with it, may depend on data."""
         os.close(self.pipe)
         with suppress(ProcessLookupError):
             os.kill(self._pid, self._end)
-            os.kill(self._pid, signal.SIGCONT)  # should its work have stopped it
-        with suppress(RuntimeError):  # its work has used up the threads; then it stays a zombie for as long as this process lives
+            os.kill(self._pid, signal.SIGCONT)  # a stopped process would not handle the signal
+        with suppress(RuntimeError):  # no thread is left, because the work used them up: the child stays a zombie until this process ends
             threading.Thread(target=_reap, args=(self._pid,), daemon=True).start()
 
     def outcome(self, until: float = inf) -> Outcome:
-        """Return what came of the work, at the time ``until`` (of ``time.monotonic``) at the latest."""
-        held, expected, waiting = bytearray(), inf, select.poll()
+        """Wait for the work and return its outcome, by the time ``until`` (of ``time.monotonic``) at the latest."""
+        received, expected, waiting = bytearray(), inf, select.poll()
         waiting.register(self.pipe, select.POLLIN)
-        while len(held) < expected:
+        while len(received) < expected:
             left = max(0.0, until - time.monotonic())
             if left == 0:
                 return Outcome(None, TOO_LONG)
-            if not waiting.poll(min(left, 1.0) * 1000):  # in turns, so that a node that is told to stop is not held up
+            if not waiting.poll(min(left, 1.0) * 1000):  # short waits, so that a node that is told to stop does so soon
                 continue
             block = os.read(self.pipe, _BLOCK)
             if not block:
                 return Outcome(None, NO_ANSWER)
-            held += block
-            if len(held) >= _LENGTH_BYTES:
-                expected = _LENGTH_BYTES + int.from_bytes(held[:_LENGTH_BYTES], "big")
-        kind, said = held[_LENGTH_BYTES : _LENGTH_BYTES + 1], memoryview(held)[_LENGTH_BYTES + 1 :]
-        return Outcome(said) if kind == _DONE else Outcome(None, bytes(said).decode(errors="replace"))
+            received += block
+            if len(received) >= _LENGTH_BYTES:
+                expected = _LENGTH_BYTES + int.from_bytes(received[:_LENGTH_BYTES], "big")
+        kind, content = received[_LENGTH_BYTES : _LENGTH_BYTES + 1], memoryview(received)[_LENGTH_BYTES + 1 :]
+        return Outcome(content) if kind == _DONE else Outcome(None, bytes(content).decode(errors="replace"))
 
 
 def start(work: Callable[[], bytes], asks: Child | None = None) -> Child:
-    """Fork a process that does ``work``, which must start no other one; ``asks`` is whose outcome it asks for.
+    """Fork a process that does ``work``, which must start no other process.
+
+    Args:
+        asks: another child whose outcome ``work`` reads. The new process keeps that child's pipe open.
 
     Raises:
         ConfigError: this system cannot fork processes.
     """
-    return _forked(lambda sending: _alone(work, sending), signal.SIGKILL, asks)
+    return _fork(lambda sending: _run_unguarded(work, sending), signal.SIGKILL, asks)
 
 
 def start_guarded(work: Callable[[], bytes], freed: float = 0.0) -> Child:
-    """Fork a process that does ``work``, under a guard that ends it, and all processes that it has started, whatever became of them.
+    """Fork a process that does ``work``, and a guard that ends this process and all processes that it has started.
 
-    On Linux also those that have left their group, session or parent: orphans are the guard's. Until the time ``freed`` (of
-    ``time.monotonic``) they are only stopped, for as long as this process lives: to give back what they hold takes processor time, and
-    where that has a limit, a reply would be late for it. Errors as for :func:`start`.
+    On Linux the guard also ends processes that have left their group, session or parent, because orphans become the guard's children. Until
+    the time ``freed`` (of ``time.monotonic``) the processes are only stopped, as long as this process lives. Freeing their memory takes
+    processor time, and under a CPU limit this would delay the reply. Errors as for :func:`start`.
     """
     parent = os.getpid()
-    return _forked(lambda sending: _guard(work, sending, parent, freed), signal.SIGTERM)
+    return _fork(lambda sending: _guard(work, sending, parent, freed), signal.SIGTERM)
 
 
-def _forked(live: Callable[[int], NoReturn], end: signal.Signals, asks: Child | None = None) -> Child:
+def _fork(run: Callable[[int], NoReturn], end: signal.Signals, asks: Child | None = None) -> Child:
+    """Fork a process that does ``run``, given the pipe to send to; the signal ``end`` will end it."""
     if not POSSIBLE:
         raise ConfigError("replies at a stated time need a system that can fork processes, such as Linux")
     receiving, sending = os.pipe()
-    sys.stdout.flush()  # else the child would print it once more
+    sys.stdout.flush()  # otherwise the child would print the buffered text again
     sys.stderr.flush()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # until the child has dropped the parent's handlers
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # until the child has removed the parent's handlers
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads: see above
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks with threads: see the module's docstring
             pid = os.fork()
         if pid == 0:
             os.close(receiving)
-            _be_apart(live, sending, mask, set() if asks is None else {asks.pipe})
+            _run_child(run, sending, mask, set() if asks is None else {asks.pipe})
     except OSError:
         os.close(receiving)
         raise
@@ -144,19 +149,19 @@ def _forked(live: Callable[[int], NoReturn], end: signal.Signals, asks: Child | 
     return Child(pid, receiving, end)
 
 
-def _be_apart(live: Callable[[int], NoReturn], sending: int, mask: set[Any], kept: set[int]) -> NoReturn:
-    """Be the forked process; whatever happens, it never goes on as the parent."""
+def _run_child(run: Callable[[int], NoReturn], sending: int, mask: set[Any], kept_pipes: set[int]) -> NoReturn:
+    """Run the forked process to its end. Whatever happens, it never continues with the parent's code."""
     try:
-        _drop_what_speaks_for_the_parent({sending, *kept})
-        signal.pthread_sigmask(signal.SIG_SETMASK, {*mask, signal.SIGTERM})  # the guard waits for it; who works unblocks it
-        live(sending)
+        _drop_parents_handlers_and_pipes({sending, *kept_pipes})
+        signal.pthread_sigmask(signal.SIG_SETMASK, {*mask, signal.SIGTERM})  # the guard waits for SIGTERM; the worker unblocks it
+        run(sending)
     finally:
         os._exit(1)
 
 
 @contextmanager
 def one_thread() -> Iterator[int]:
-    """Let PyTorch use one thread for a while; yields how many it used before."""
+    """Let PyTorch use one thread for a while. Yield the number of threads that it used before."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -166,15 +171,16 @@ def one_thread() -> Iterator[int]:
 
 
 def repeats_nothing(error: BaseException) -> bool:
-    """Tell whether ``error`` was raised where ldpfl itself judges what it was asked or given: then its text repeats no value."""
+    """Tell whether the text of ``error`` repeats no private value: it is ldpfl's own error, raised in a package that reads no data."""
     frames = traceback.extract_tb(error.__traceback__)
-    return isinstance(error, LdpflError) and (not frames or bool(_OWN.intersection(Path(frames[-1].filename).parents)))
+    return isinstance(error, LdpflError) and (not frames or bool(_READ_NO_DATA.intersection(Path(frames[-1].filename).parents)))
 
 
 def place_of(error: BaseException) -> str:
-    """Return an exception's kind and the line that raised it, for the node's log. Its text may repeat private values.
+    """Return an exception's type and the line that raised it, for the node's log. The exception's text may repeat private values.
 
-    So may that of one of ours, which an app can raise, and which may quote what a file holds, unless it :func:`repeats_nothing`.
+    This holds also for ldpfl's own exceptions: an app can raise them, and they may quote a file. The text is returned only if it
+    :func:`repeats_nothing`.
     """
     if repeats_nothing(error):
         return str(error)
@@ -182,35 +188,38 @@ def place_of(error: BaseException) -> str:
     return f"{type(error).__name__} at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else type(error).__name__
 
 
-def _alone(work: Callable[[], bytes], sending: int) -> NoReturn:
-    """Be a process that works without a guard."""
-    _part(signal.SIGKILL)
-    _live(work, sending)
+def _run_unguarded(work: Callable[[], bytes], sending: int) -> NoReturn:
+    """Run the body of a process that works without a guard."""
+    _leave_session(signal.SIGKILL)
+    _run_worker(work, sending)
 
 
-def _live(work: Callable[[], bytes], sending: int, *, stays: bool = False) -> NoReturn:
-    """Be the process that works, from its first step to its last, which is to stop if it ``stays``: what it holds is held until its end."""
+def _run_worker(work: Callable[[], bytes], sending: int, *, stays: bool = False) -> NoReturn:
+    """Run the body of the process that does ``work`` and sends its result.
+
+    If it ``stays``, the process stops itself afterwards and keeps its memory until it is killed: freeing memory could delay the reply.
+    """
     code = 1
     try:
         _control(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        with suppress(OSError):  # where memory runs out, this process goes, and not what answers for it
+        with suppress(OSError):  # if memory runs out, the kernel kills this process rather than the one that replies
             Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        _repeat_no_texts()
-        _send(sending, _said(work))
+        _log_exceptions_without_text()
+        _send(sending, _result_or_trouble(work))
         code = 0
         while stays:
             os.kill(os.getpid(), signal.SIGSTOP)
     finally:
-        # Not sys.exit: what the parent would do at its end, and connections that it holds, are not this process's.
+        # os._exit, not sys.exit: the parent's exit handlers must not run here, and the parent's connections must not be closed here.
         with suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
 
 
-def _repeat_no_texts() -> None:
-    """Have exceptions that nobody catches, in threads and where objects are freed, logged without their text."""
+def _log_exceptions_without_text() -> None:
+    """Log uncaught exceptions, in threads and in destructors, without their text, which may repeat private values."""
 
     def hook(args: Any) -> None:
         print(f"not caught: {place_of(args.exc_value)}" if args.exc_value else "not caught", file=sys.stderr)
@@ -219,50 +228,51 @@ def _repeat_no_texts() -> None:
 
 
 def _guard(work: Callable[[], bytes], sending: int, parent: int, freed: float) -> NoReturn:
-    """Be the guard: wait for the signal to end, which also comes when the parent dies, stop all that there is, then end it.
+    """Run the body of the guard: wait for SIGTERM, which also comes when the parent dies; then stop all processes below it, and kill them.
 
-    The process that works is a grandchild: what it does to its parent and its group leaves the guard alone.
+    The worker is the guard's grandchild: whatever it does to its parent and its group does not reach the guard.
     """
     try:
-        _part(signal.SIGTERM)
+        _leave_session(signal.SIGTERM)
         _control(_PR_SET_CHILD_SUBREAPER, 1)
-        # What is ended in the middle of something leaves its scratch files, and these may be raw data.
+        # A process that is killed leaves its temporary files, which may hold raw data: they go to a folder that the guard removes.
         scratch = tempfile.mkdtemp(prefix="ldpfl-")
-        between = os.fork()
-        if between == 0:
-            _stand_between(work, sending, scratch)
+        leader = os.fork()
+        if leader == 0:
+            _run_group_leader(work, sending, scratch)
         os.close(sending)
         signal.sigwait({signal.SIGTERM})  # blocked since before the fork, and so never missed
         if time.monotonic() < freed:
-            _stop_all(between)
+            _stop_all(leader)
         while time.monotonic() < freed and os.getppid() == parent:
             time.sleep(0.1)
-        _end_all(between)
+        _end_all(leader)
         _remove(scratch)
     finally:
         os._exit(0)
 
 
-def _stand_between(work: Callable[[], bytes], sending: int, scratch: str) -> NoReturn:
-    """Be the parent of the process that works, and lead its group."""
+def _run_group_leader(work: Callable[[], bytes], sending: int, scratch: str) -> NoReturn:
+    """Run the body of the process between guard and worker: the worker's parent, and leader of its process group."""
     try:
-        _part(signal.SIGKILL)
+        _leave_session(signal.SIGKILL)
         worker = os.fork()
         if worker == 0:
             tempfile.tempdir = os.environ["TMPDIR"] = scratch
-            _live(work, sending, stays=True)
+            _run_worker(work, sending, stays=True)
         _, status = os.waitpid(worker, 0)
-        if status != 0:  # said here, for what the work has started may hold the pipe open for as long as it likes
+        if status != 0:  # a message is sent, because processes that the work has started may keep the pipe open after the worker's end
             _send(sending, _FAILED + NO_ANSWER.encode())
     finally:
         os._exit(0)
 
 
-def _drop_what_speaks_for_the_parent(kept: set[int]) -> None:
-    """Leave this process nothing by which the parent's others would hear of it: neither handlers of signals, nor connections and pipes.
+def _drop_parents_handlers_and_pipes(kept: set[int]) -> None:
+    """Remove the parent's signal handlers, connections and pipes from this process, except the descriptors in ``kept``.
 
-    Flower's handlers, for one, report that the task has failed. Descriptors are turned to nothing rather than closed: objects that
-    own them may close them later, and must not close what has their numbers then.
+    Otherwise this process could speak in the parent's name: Flower's handlers, for example, report that the task has failed. Descriptors
+    are redirected to ``/dev/null`` rather than closed. Objects that own them may close them later, and by then a closed descriptor's number
+    could belong to another file.
     """
     signal.set_wakeup_fd(-1)
     for caught in signal.valid_signals():
@@ -270,24 +280,24 @@ def _drop_what_speaks_for_the_parent(kept: set[int]) -> None:
             signal.signal(caught, signal.SIG_DFL)
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in sorted(int(entry.name) for entry in Path("/dev/fd").iterdir()):
-        with suppress(OSError):  # that of the listing itself
-            if number > 2 and number not in {nothing, *kept} and _speaks(os.fstat(number).st_mode):
+        with suppress(OSError):  # the descriptor of the listing itself is closed by now
+            if number > 2 and number not in {nothing, *kept} and _is_socket_or_pipe(os.fstat(number).st_mode):
                 os.dup2(nothing, number)
     os.close(nothing)
 
 
-def _speaks(mode: int) -> bool:
+def _is_socket_or_pipe(mode: int) -> bool:
     return stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode)
 
 
-def _part(on_death: signal.Signals) -> None:
-    """Leave the parent's session, so that its Ctrl-C is not for this process; be told when it dies."""
+def _leave_session(on_death: signal.Signals) -> None:
+    """Leave the parent's session, so that Ctrl-C there does not reach this process. The signal ``on_death`` comes when the parent dies."""
     os.setsid()
     _control(_PR_SET_PDEATHSIG, on_death)
 
 
 def _stop_all(leader: int) -> None:
-    """Stop all descendants, over and over as below. What is stopped starts nothing."""
+    """Stop all descendants, repeatedly as in :func:`_end_all`. A stopped process starts no other."""
     with suppress(OSError):
         os.killpg(leader, signal.SIGSTOP)
     me, stopped = psutil.Process(), set[psutil.Process]()
@@ -304,12 +314,12 @@ def _stop_all(leader: int) -> None:
 
 
 def _end_all(leader: int) -> None:
-    """Kill all descendants: over and over, since one that is killed may just have started another.
+    """Kill all descendants, repeatedly, because a process may have started another one just before it was killed.
 
-    First the group that ``leader`` leads, all at once: they may be so many that to list them takes too long, and Flower needs a thread of
-    its own for the reply, which it does not get while they use up what there may be.
+    The group of ``leader`` is killed first, by one call. It may have so many processes that listing them takes too long. As long as they
+    use up the limit on processes, Flower cannot start the thread that sends the reply.
     """
-    with suppress(OSError):  # there is no group yet, or no longer
+    with suppress(OSError):  # the group does not exist yet, or no longer
         os.killpg(leader, signal.SIGKILL)
     _reap_all()
     me = psutil.Process()
@@ -324,7 +334,7 @@ def _end_all(leader: int) -> None:
 
 
 def _remove(folder: str) -> None:
-    """Remove a folder with all that it holds, also folders in it that its owner may not write to, as unpacked archives have them."""
+    """Remove a folder and its content, including read-only folders, which unpacked archives may contain."""
     for place, names, _ in os.walk(folder):
         for name in names:
             inside = Path(place, name)
@@ -335,21 +345,23 @@ def _remove(folder: str) -> None:
 
 
 def _reap_all() -> None:
-    """Forget those that have ended, which count as processes until then; also orphans, which are the guard's."""
+    """Reap all children that have ended, orphans included. Until then they count as processes."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
-def _said(work: Callable[[], bytes]) -> bytes:
+def _result_or_trouble(work: Callable[[], bytes]) -> bytes:
+    """Do ``work`` and return its result, or the place of its exception, after a byte that says which of the two it is."""
     try:
         return _DONE + work()
-    except BaseException as error:  # also what asks to exit: the parent decides when this process ends
+    except BaseException as error:  # SystemExit as well: the parent decides when this process ends
         return _FAILED + place_of(error).encode()
 
 
-def _send(pipe: int, said: bytes) -> None:
-    left = memoryview(len(said).to_bytes(_LENGTH_BYTES, "big") + said)
+def _send(pipe: int, message: bytes) -> None:
+    """Write the length of ``message``, and the message, to ``pipe``."""
+    left = memoryview(len(message).to_bytes(_LENGTH_BYTES, "big") + message)
     while left:
         left = left[os.write(pipe, left) :]
 

@@ -1,4 +1,4 @@
-"""Data and a federation, made of a config: what both ready apps begin with."""
+"""Load the data and build the federation of a config: the first step of both ready apps, server and client."""
 
 from __future__ import annotations
 
@@ -29,16 +29,19 @@ DATA_DIR = "data-dir"
 
 
 def data_dir_of(context: Context) -> Path | None:
-    """Return the operator's folder with data sets; without one, as in a simulation, that in the node's config, which others can change."""
+    """Return the folder with data sets that the operator named in the environment.
+
+    Without one, as in a simulation, it comes from the node's config, which other users of the machine can change.
+    """
     folder = os.environ.get(DATA_DIR_VARIABLE) or context.node_config.get(DATA_DIR)
     return Path(str(folder)) if folder else None
 
 
 def check_data_there(data: DataConfig, data_dir: Path | None) -> None:
-    """Return if a client needs no data set from the hub, which it does not ask for what a server names.
+    """Raise if a client would have to download data: a client downloads nothing that a server names.
 
     Raises:
-        ConfigError: the terms name a data set, and this client has no folder with data sets.
+        ConfigError: the terms name a data set that is not bundled, and this client has no folder with data sets.
     """
     if not data.at_nodes and data_dir is None and not is_bundled(data.name):
         raise ConfigError(f"this client has no folder with data sets: name it in {DATA_DIR_VARIABLE}, in the environment of the SuperNode")
@@ -65,10 +68,13 @@ def prepare(
     *,
     write_cache: bool = True,
 ) -> Prepared:
-    """Load the data and build the federation; kept for the next message, because a simulation's clients share a process.
+    """Load the data and build the federation of the config ``text``. Cached, because a simulation's clients share a process.
 
-    ``sent`` weights came with the terms: a built-in model of another size is refused before it takes memory. ``table`` is the node's own.
-    ``measured`` says how its columns are scaled, as the terms do. Without ``write_cache`` no data or features are cached.
+    Args:
+        sent: number of weights that came with the terms. A built-in model of another size is refused before it takes memory.
+        table: the node's own table.
+        measured: how the table's columns are scaled, in the form of ``RoundTerms.measured``.
+        write_cache: whether data and features may be written to the user's cache.
     """
     config = parse_config(text, origin="the round's terms")
     task = load_dataset(config, data_dir, table=table, write_cache=write_cache)
@@ -77,16 +83,16 @@ def prepare(
         if size != sent:
             raise ConfigError(f"the model of the terms has {size:,} weights, and {sent:,} came with them")
     federation, start = build(config, task, choose_device(device), measured=encoder_in(measured))
-    chosen = {"server_learning_rate": federation.optimiser.learning_rate, "server_weight_decay": federation.optimiser.decay}
-    config = config.model_copy(update={"training": config.training.model_copy(update=chosen)})  # where it says "auto"
-    return Prepared(_bound(config, task, federation), task, federation, start)
+    resolved = {"server_learning_rate": federation.optimiser.learning_rate, "server_weight_decay": federation.optimiser.decay}
+    config = config.model_copy(update={"training": config.training.model_copy(update=resolved)})  # replaces the value "auto"
+    return Prepared(_with_digests(config, task, federation), task, federation, start)
 
 
-def _bound(config: RunConfig, task: Dataset, federation: Federation) -> RunConfig:
-    """Return ``config`` with the digests of a pretrained model and its tokenizer: no node trains with others than the server's."""
+def _with_digests(config: RunConfig, task: Dataset, federation: Federation) -> RunConfig:
+    """Return ``config`` with digests of the server's pretrained model and tokenizer, so that no node trains with others."""
     if not is_pretrained(config.model.name):
         return config
-    said = {"base": base_digest(federation.task.module), "licence": licence_of(config.model.name, config.model.licence)}
+    model = {"base": base_digest(federation.task.module), "licence": licence_of(config.model.name, config.model.licence)}
     digest = vocabulary_digest(data_of(config).tokenizer) if TOKENS in by_name(task.train.inputs) else ""
-    changed = {"model": config.model.model_copy(update=said), "data": config.data.model_copy(update={"tokenizer_digest": digest})}
+    changed = {"model": config.model.model_copy(update=model), "data": config.data.model_copy(update={"tokenizer_digest": digest})}
     return config.model_copy(update=changed)

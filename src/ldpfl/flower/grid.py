@@ -1,4 +1,4 @@
-"""A Flower Grid in one process, or a few forked ones: rounds without Ray or sockets."""
+"""A Flower Grid that runs clients in this process or a few forked ones, without Ray or sockets."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ from ldpfl.errors import ConfigError
 from ldpfl.flower.internals import APP_RAISED, SERVER_NODE, Run, local_run, set_message_id
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""Of glibc's mallopt."""
+"""Numbers of two options of glibc's ``mallopt``."""
 
 
 _PIPE_BYTES = 1 << 20
 
 
 class InProcessGrid(Grid):
-    """Run a ClientApp for ``clients`` nodes in this process; replies come one by one, in the order of the messages.
+    """A Flower Grid that runs a ClientApp for ``clients`` nodes in this process. Replies come one by one, in the order of the messages.
 
     Node i has ``partition-id`` i and ``num-partitions`` ``clients`` in its config, as in Flower's own simulation, and keeps its
-    context over the rounds. A client is run when its reply is asked for, so few replies are held. An app that raises is answered
-    with an error, as Flower does.
+    context over the rounds. A client runs only when its reply is iterated over, so that few replies are in memory. If the app raises, the
+    reply is an error, as in Flower.
 
-    With several ``workers`` each round forks as many processes, which share the clients out. Then an app must not raise PyTorch's
-    number of threads nor start processes of its own (a DataLoader's workers), what it keeps between rounds must be in the context's
-    state, and global random generators begin anew in each process. The clients of a worker that ends are answered with errors.
-    Threads would wait for each other: encoding is many short steps.
+    With several ``workers``, each round forks that many processes and divides the clients among them. Then the app must not raise PyTorch's
+    number of threads nor start processes (such as a DataLoader's workers), everything that it keeps between rounds must be in the context's
+    state, and global random generators are seeded afresh in each process. If a worker dies, the replies of its clients are errors.
+    Threads are not used, because encoding has many short steps, for which they would wait for each other.
 
     Args:
-        run_config: what ``flwr run`` would give to the apps.
+        run_config: the run config, as ``flwr run`` would give it to the apps.
         node_config: further entries of every node's config.
-        workers: how many clients are run at once; more than 1 on Linux and macOS only, and not on a GPU.
+        workers: number of clients that run at once. More than 1 only on Linux and macOS, and not on a GPU.
 
     Raises:
-        ConfigError: less than one worker, or several where processes cannot be forked.
+        ConfigError: ``workers`` is less than 1, or more than 1 where processes cannot be forked.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class InProcessGrid(Grid):
         self._run_config: UserConfig = dict(run_config or {})
         # The server is a node as well, so clients are numbered after it.
         self._contexts = {SERVER_NODE + 1 + i: self._context(i, clients, node_config or {}) for i in range(clients)}
-        self._names = count(1)
+        self._ids = count(1)
         self._pushed: dict[str, Message] = {}
 
     def _context(self, partition: int, clients: int, extra: Mapping[str, str | int | float | bool]) -> Context:
-        own: UserConfig = {"partition-id": partition, "num-partitions": clients, **extra}
-        return Context(self._run.run_id, SERVER_NODE + 1 + partition, own, RecordDict(), dict(self._run_config))
+        node_config: UserConfig = {"partition-id": partition, "num-partitions": clients, **extra}
+        return Context(self._run.run_id, SERVER_NODE + 1 + partition, node_config, RecordDict(), dict(self._run_config))
 
     def server_context(self) -> Context:
         """Return a context to call a ServerApp with: ``server_app(grid, grid.server_context())``."""
@@ -93,10 +93,10 @@ class InProcessGrid(Grid):
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Keep ``messages`` until their replies are pulled, and return their names."""
-        named = [self._named(message) for message in messages]
-        self._pushed |= {message.metadata.message_id: message for message in named}
-        return [message.metadata.message_id for message in named]
+        """Keep ``messages`` until their replies are pulled, and return their ids."""
+        numbered = [self._with_id(message) for message in messages]
+        self._pushed |= {message.metadata.message_id: message for message in numbered}
+        return [message.metadata.message_id for message in numbered]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
         """Run the clients whose messages were pushed, and yield their replies; each can be pulled once."""
@@ -104,13 +104,14 @@ class InProcessGrid(Grid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         """Yield the replies to ``messages``; after ``timeout`` seconds no further client is started."""
-        return self._replies([self._named(message) for message in messages], timeout)
+        return self._replies([self._with_id(message) for message in messages], timeout)
 
-    def _named(self, message: Message) -> Message:
-        set_message_id(message, str(next(self._names)))
+    def _with_id(self, message: Message) -> Message:
+        set_message_id(message, str(next(self._ids)))
         return message
 
     def _replies(self, messages: Sequence[Message], timeout: float | None = None) -> Iterator[Message]:
+        """Run the clients of ``messages``, here or in workers, and yield their replies until ``timeout`` seconds are over."""
         end = inf if timeout is None else time.monotonic() + timeout
         if self._workers == 1:
             for message in messages:
@@ -133,14 +134,15 @@ class InProcessGrid(Grid):
                     if time.monotonic() < end:
                         yield Message(Error(APP_RAISED, "the worker of this client has ended"), reply_to=message)
                     continue
-                self._contexts[reply.metadata.src_node_id].state = state  # of an earlier client, if that one was late
+                # The reply's own node: if an earlier reply of this pipe was late, this is that reply, and not the one of `message`.
+                self._contexts[reply.metadata.src_node_id].state = state
                 yield reply
 
     @contextmanager
     def _forked(self, messages: Sequence[Message], end: float, others: Sequence[Connection]) -> Iterator[Connection]:
-        """Answer ``messages`` in a process of its own; yields the pipe that replies and the nodes' states come through.
+        """Answer ``messages`` in a forked worker. Yield the pipe through which the replies and the nodes' states come.
 
-        ``others`` are such pipes of other workers, which this one closes: a pipe that anybody else holds never breaks.
+        ``others`` are the pipes of earlier workers. The new worker closes its copies, because a pipe breaks only when no process holds it.
         """
         fork = multiprocessing.get_context("fork")
         receiving, sending = fork.Pipe(duplex=False)
@@ -156,17 +158,18 @@ class InProcessGrid(Grid):
             process.join()
 
     def _work(self, messages: Sequence[Message], end: float, replies: Connection, inherited: Sequence[Connection]) -> None:
+        """Run the body of a worker: answer ``messages`` until the time ``end``, and send each reply and its node's state."""
         for pipe in inherited:
             pipe.close()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that forked this one
-        torch.set_num_threads(1)  # the threads of PyTorch's pool did not come along
-        gc.freeze()  # what was there before the fork stays shared: a collection would write to it
+        torch.set_num_threads(1)  # the threads of PyTorch's pool did not survive the fork
+        gc.freeze()  # a garbage collection would write to objects from before the fork, and so copy the memory that is shared
         _keep_freed_memory()
         _seed_anew()
         parent = multiprocessing.parent_process()
         for message in messages:
             if time.monotonic() >= end or parent is None or not parent.is_alive():
-                return  # nobody would take another reply, and its client would be charged
+                return  # nobody would read another reply, but its client would be charged
             reply = self._answer(message)
             replies.send((reply, self._contexts[message.metadata.dst_node_id].state))
 
@@ -179,23 +182,23 @@ class InProcessGrid(Grid):
 
 
 def _widen(pipe: Connection) -> None:
-    """Let some replies wait in ``pipe``, so that a worker need not wait for another one's turn."""
+    """Enlarge the buffer of ``pipe`` to hold some replies, so that a worker need not wait until another worker's reply is read."""
     if sys.platform == "linux":
         from fcntl import F_SETPIPE_SZ, fcntl
 
-        with suppress(OSError):  # the user has too many of them
+        with suppress(OSError):  # the user's limit on pipe memory is reached
             fcntl(pipe.fileno(), F_SETPIPE_SZ, _PIPE_BYTES)
 
 
 def _seed_anew() -> None:
-    """Give this process other global random numbers than those that were forked beside it."""
+    """Seed the global random generators, so that forked processes do not draw the same numbers."""
     random.seed()
     np.random.seed()
     torch.seed()
 
 
 def _keep_freed_memory() -> None:
-    """Let this process keep what a client frees for the next one: giving it back, and getting it anew, takes a tenth of the time."""
+    """Keep freed memory in this process for the next client: returning it to the system and requesting it again takes 10 % of the time."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_TRIM_THRESHOLD, 1 << 30)

@@ -1,4 +1,4 @@
-"""What of a recipe does nothing on Flower, or is refused there, and what nodes have to be given: said when an app is made of it."""
+"""Notes for the author of a new Flower app: a recipe's settings that are ignored or refused on Flower, and what each node needs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ldpfl.flower.round_kinds import held_back_mean
 
 
 def left_out(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
-    """Yield a line for each setting of ``config`` that means something else on Flower than in a simulation.
+    """Yield a line for each setting of ``config`` whose meaning on Flower differs from a simulation.
 
     Args:
         at_nodes: whether each node trains on its own table, whatever ``config`` says of its data.
@@ -23,25 +23,35 @@ def left_out(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
     if config.training.patience:
         yield f"training.patience = {config.training.patience}: refused on Flower: leave it out, and ask for fewer rounds"
     if is_evaluated(config):
-        held, of = held_back_mean(config), "evaluation.records" if config.evaluation.records else "mechanism.records and evaluation.share"
-        yield f"evaluation at clients: figures count on {held:,} held-back records a client on average, by {of}: set what nodes have"
+        held = held_back_mean(config)
+        keys = "evaluation.records" if config.evaluation.records else "mechanism.records and evaluation.share"
+        yield f"evaluation at clients: figures count on {held:,} held-back records a client on average, by {keys}: set what nodes have"
     if at_nodes:
-        made = "min-clients of a policy, and the noise of a sum, are made for so many nodes in a round: set it to the number of ldpfl.nodes"
-        yield f"clients.count = {clients.count}: {made}"
-        dealt = ("partition", "alpha", "labels_per_client", "private_label", "private_alpha", "validation")
-        for name in dealt:
+        meaning = (
+            "a policy's min_clients, and the noise of a sum, are planned for this number of nodes in a round: set it to the number of "
+            "ldpfl.nodes"
+        )
+        yield f"clients.count = {clients.count}: {meaning}"
+        partition_settings = ("partition", "alpha", "labels_per_client", "private_label", "private_alpha", "validation")
+        for name in partition_settings:
             if getattr(data, name) != getattr(usual.data, name):
                 yield f"data.{name} = {getattr(data, name)}: does nothing, since each node has a table of its own"
     else:
-        yield f"clients.count = {clients.count}: the data are dealt into so many parts, of which each node needs one (partition-id)"
+        yield f"clients.count = {clients.count}: the data are divided into this number of parts, and each node needs one (partition-id)"
     if config.shuffling.channel not in ("direct", "secure-sum"):
-        yield f"shuffling.channel = {config.shuffling.channel}: does nothing: how reports travel is ldpfl.transport: direct, relay or sum"
-    yield f"seed = {config.seed}: decides the initial model and who is asked. Noise is drawn on each node, from its system, not from this"
-    yield "no model without noise is trained to compare with, and ldpfl attack finds nothing to work on: both need all clients' data"
+        yield (
+            f"shuffling.channel = {config.shuffling.channel}: does nothing: set ldpfl.transport (direct, relay or sum) to choose how "
+            "reports travel"
+        )
+    yield (
+        f"seed = {config.seed}: decides the initial model and which nodes are asked. Noise does not depend on it: each node draws its own "
+        "noise from its operating system"
+    )
+    yield "no model without noise is trained for comparison, and ldpfl attack cannot be used: both need all clients' data"
 
 
 def needed_by_nodes(*, at_nodes: bool) -> Iterator[str]:
-    """Yield a line for each thing that a node has to be given, as it is named in the environment of its SuperNode."""
+    """Yield a line for each thing that a node needs, with the variable that names it in the environment of the node's SuperNode."""
     yield "LDPFL_POLICY, LDPFL_BUDGET: its policy and its lifetime budget, which no two nodes share (ldpfl policy init)"
     if at_nodes:
         yield "LDPFL_DATA: its own table"

@@ -1,4 +1,4 @@
-"""All that ldpfl takes from Flower beside its public interface; tried with Flower 1.41.
+"""All uses of Flower's internals, which are not part of its public interface; tested with Flower 1.41.
 
 Flower promises nothing about these names. A new version of Flower needs a look at this file and at its tests only.
 """
@@ -22,7 +22,7 @@ __all__ = ["ABSENT", "APP_RAISED", "REFUSED", "SERVER_NODE", "Run", "local_run",
 APP_RAISED = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 REFUSED = ErrorCode.MOD_FAILED_PRECONDITION
 ABSENT = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
-"""What the SuperLink says of a node that has not replied: what the node has done, it does not know."""
+"""Error codes that the SuperLink returns for a node that has not replied. The node may have sent a report all the same."""
 
 SERVER_NODE = SUPERLINK_NODE_ID
 
@@ -32,52 +32,53 @@ _TTL_S = 3600.0
 
 
 def message_for_app(message: Message) -> Message:
-    """Return a copy of ``message`` that an app may change: neither what a reply says nor what others are sent changes with it.
+    """Return a copy of ``message`` for an app. The app may change it: neither replies nor messages to other clients change with it.
 
-    It carries nothing but what all clients are asked for: a message's own name, numbers, time and group, which could mark a client, are not
-    passed on, and records come in the order of their names, as what all are asked for is compared. The bytes of arrays are shared,
-    and cannot be changed.
+    The copy carries only what is the same for all clients. A message's id, node numbers, time and group could mark a client, so they are
+    replaced. Records are sorted by name, because the agreement that clients compare does not cover their order. The bytes of arrays are
+    shared, and cannot be changed.
     """
-    own = copy.copy(message)
+    clone = copy.copy(message)
     metadata = copy.copy(message.metadata)
     metadata.__dict__ |= {"_message_id": "", "_reply_to_message_id": "", "_group_id": "", "_created_at": time.time(), "_ttl": _TTL_S}
     metadata.__dict__ |= {"_run_id": 0, "_src_node_id": 0, "_dst_node_id": 0, "_src_task_id": None, "_dst_task_id": None}
-    own.__dict__["_metadata"] = metadata
-    own.__dict__["_content"] = RecordDict({name: _copied(record) for name, record in sorted(message.content.items(), key=itemgetter(0))})
-    return own
+    clone.__dict__["_metadata"] = metadata
+    clone.__dict__["_content"] = RecordDict({name: _copy(record) for name, record in sorted(message.content.items(), key=itemgetter(0))})
+    return clone
 
 
-def _copied(record: ArrayRecord | MetricRecord | ConfigRecord) -> ArrayRecord | MetricRecord | ConfigRecord:
+def _copy(record: ArrayRecord | MetricRecord | ConfigRecord) -> ArrayRecord | MetricRecord | ConfigRecord:
+    """Return a copy of ``record``, sorted by key unless it holds arrays."""
     if isinstance(record, ArrayRecord):
         return ArrayRecord({name: copy.copy(array) for name, array in record.items()})
-    own: Any = dict(sorted(copy.deepcopy(dict(record)).items(), key=itemgetter(0)))
-    return type(record)(own)
+    entries: Any = dict(sorted(copy.deepcopy(dict(record)).items(), key=itemgetter(0)))
+    return type(record)(entries)
 
 
 def records_to_bytes(records: RecordDict) -> bytes:
-    """Return records as Flower puts them on the wire: reading them runs no code."""
+    """Serialise ``records`` in Flower's wire format. Reading this format runs no code, unlike pickle."""
     data: bytes = recorddict_to_proto(records).SerializeToString()
     return data
 
 
 def packed(data: bytes) -> RecordDict:
-    """Return records that hold what :func:`records_to_bytes` gave as one array, so that nobody but :func:`unpacked` looks into it."""
+    """Wrap ``data``, serialised by :func:`records_to_bytes`, as the only array of new records, to be read by :func:`unpacked` alone."""
     return RecordDict({_PACKED: ArrayRecord({_PACKED: Array("uint8", (len(data),), "numpy.ndarray", data)})})
 
 
 def unpacked(records: RecordDict) -> RecordDict:
-    """Return the records that :func:`packed` has packed, and others as they are."""
+    """Return the records inside ``records`` if :func:`packed` made them, else ``records`` unchanged."""
     inside = records.array_records.get(_PACKED)
     return records if inside is None else recorddict_from_proto(ProtoRecordDict.FromString(inside[_PACKED].data))
 
 
 def set_message_id(message: Message, identifier: str) -> None:
-    """Give an instruction the name that its reply refers to; else the SuperLink does."""
+    """Set the id of ``message``, which its reply refers to. Without this grid's call, the SuperLink sets it."""
     message.metadata.__dict__["_message_id"] = identifier
 
 
 def local_run() -> Run:
-    """Return the run of this process, so that messages can be made outside of Flower's programs."""
+    """Return a run for this process, so that messages can be created outside of Flower's programs."""
     if TaskIdentity._run_id is None:
         TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = _LOCAL_RUN, _LOCAL_RUN, SERVER_NODE
     return Run.create_empty(TaskIdentity.run_id)

@@ -27,8 +27,7 @@ QUESTION = "query.takes_part"
 
 _RECORD = "question"
 _MAX_WEIGHTS = 2**28
-"""Numbers of the largest vector, or weights of the largest model, that a node thinks about. A few bytes must not make it take all of its
-memory."""
+"""Maximum length of the vector, or number of the model's weights, in a question. A few bytes must not make a node use up its memory."""
 
 
 class _Wire(WireFields):
@@ -48,12 +47,12 @@ class Question:
 
 @dataclass(frozen=True)
 class Answers:
-    """What nodes said to the question.
+    """Answers of several nodes to the question.
 
     Attributes:
         agreed: the nodes that would take part.
-        said: what each of the others said.
-        declined: how many of these said that their operators do not allow it.
+        said: by node, the reason that it gave for not taking part.
+        declined: number of nodes in ``said`` whose operators do not allow it.
         silent: the nodes that did not answer in time.
     """
 
@@ -64,11 +63,15 @@ class Answers:
 
     @property
     def asked(self) -> int:
-        """How many nodes were asked."""
+        """Number of nodes that were asked."""
         return len(self.agreed) + len(self.said) + len(self.silent)
 
     def joined(self, later: Answers, *, again: bool = False) -> Answers:
-        """Return these answers and ``later`` ones, of other nodes or, ``again``, of those that have agreed before."""
+        """Return these answers together with ``later`` ones.
+
+        Args:
+            again: whether ``later`` comes from the nodes that have agreed here, which were asked again, and not from other nodes.
+        """
         agreed = later.agreed if again else (*self.agreed, *later.agreed)
         return Answers(agreed, {**self.said, **later.said}, self.declined + later.declined, (*self.silent, *later.silent))
 
@@ -84,21 +87,24 @@ def question_of(terms: RoundTerms, sizes: Sequence[int], min_clients: int) -> Re
 
 
 def read_question(content: RecordDict, run_config: str) -> Question:
-    """Read a question; ``run_config`` is the digest of the node's own.
+    """Read a question; ``run_config`` is the digest of the node's own run config.
 
     Raises:
-        LdpflError: the content is no question, or does not fit together.
+        LdpflError: the content is no question, or its parts contradict each other.
     """
     if set(content) != {RECORD, _RECORD} or _RECORD not in content.config_records:
         raise ProtocolError(f"a question holds the records {RECORD!r} and {_RECORD!r} and nothing else")
     terms = read_terms(content, run_config)
     wire = _Wire.of(content.config_records[_RECORD], "the server's question")
     if len(set(terms.layers)) != len(terms.layers) or len(wire.sizes) != len(terms.layers):
-        raise ProtocolError(f"a question names {len(terms.layers)} layers, each once, and gives a size for each: it has {len(wire.sizes)}")
+        raise ProtocolError(
+            f"the server's question names {len(terms.layers)} layers and gives {len(wire.sizes)} sizes: expected one size for each layer, "
+            "and no layer twice"
+        )
     dimension = sum(wire.sizes)
     if max(dimension, terms.size) > _MAX_WEIGHTS:
         raise ProtocolError(f"a question is for a vector of at most {_MAX_WEIGHTS:,} numbers, got {max(dimension, terms.size):,}")
-    # What a mechanism releases depends on the round's number and the layers' sizes, and not on the model: zeros stand for it.
+    # A mechanism's release depends on the round's number and the layers' sizes, not on the model's weights: zeros replace them.
     public = PublicState(terms.planned.trained + 1, torch.zeros(()).expand(dimension), None, tuple(wire.sizes))
     sent = sent_in(terms, ParameterLayout(terms.layers, tuple((size,) for size in wire.sizes)), public)
     cohort = wire.min_clients if terms.transport in OVER_RELAY else terms.asked

@@ -1,8 +1,8 @@
-"""What a server may name on a node, by name alone: nothing is opened, fetched or run for it before this has allowed it.
+"""Decide by name alone what a server may ask a node to use. Nothing is opened, downloaded or run before these checks have passed.
 
-Built-in models, features, tasks and data may be named by anyone; mechanisms, and code that is installed on the node, by those only whose
-policy names it in ``mechanisms`` or ``models``; files, folders, the hub and objects by nobody. What a mechanism may do is the policy's to
-judge.
+A server may name built-in models, features, tasks and data. It may name mechanisms, and code that is installed on the node, only if the
+node's policy lists them in ``mechanisms`` or ``models``. It may never name files, folders, the hub or objects. The policy judges later what
+a mechanism may release.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from ldpfl.util.user_code import is_code, lies_in_file
 
 
 def check_mechanism(name: str, policy: Policy) -> None:
-    """Return if the policy names the mechanism ``name``, which is the name that its settings and its releases go by.
+    """Raise if the policy does not list the mechanism ``name``.
+
+    This is checked before the mechanism is looked up. The code of a mechanism from an installed package would run at the look-up, and a
+    built-in mechanism is declined here before the server's terms cost this node any work.
 
     Raises:
-        Declined: it does not. One that is not built in may be of a package that is installed here, whose code would run when it is looked
-            up; and any other is declined before a server's terms make work for this node.
+        Declined: the policy does not list ``name``.
     """
     if name not in policy.mechanisms:
         allowed = ", ".join(policy.mechanisms) or "none at all"
@@ -28,11 +30,11 @@ def check_mechanism(name: str, policy: Policy) -> None:
 
 
 def check_config(config: RunConfig, policy: Policy) -> None:
-    """Return if a server may name the model, the features, the task and the data of ``config``.
+    """Raise if a server may not name the model, the features, the task or the data of ``config``.
 
     Raises:
-        Declined: one of them is code that the policy does not name, an option is text, which may be a path, data would be opened, or rows
-            would be grouped into persons by a column that the policy does not name.
+        Declined: one of them is code that the policy does not list; or an option is text, which may be a path; or data would be opened; or
+            rows would be grouped into persons by another column than the policy's.
     """
     _check_code("model", config.model.name, config.model.options, policy)
     _check_code("features", config.data.features, config.data.feature_options, policy)
@@ -42,8 +44,8 @@ def check_config(config: RunConfig, policy: Policy) -> None:
         raise Declined(f"{_OPENED}; nothing was read or sent")
     if config.data.person not in ("", policy.person):
         raise Declined(
-            f"the round takes rows of one {config.data.person[:40]!r} for one person's, and the policy's person is {policy.person!r}: if "
-            "that column does name persons, set person to it in the policy; nothing was read or sent",
+            f"the round groups rows into persons by the column {config.data.person[:40]!r}, and the policy's person is {policy.person!r}: "
+            "if that column does name persons, set person to it in the policy; nothing was read or sent",
             "person",
         )
     if is_code(config.data.partition):
@@ -51,19 +53,21 @@ def check_config(config: RunConfig, policy: Policy) -> None:
 
 
 def check_needs_nothing(config: RunConfig) -> None:
-    """Return if nothing has to be opened, fetched or run to know what ``config`` asks of nodes; who wrote it may be a stranger.
+    """Raise if something would have to be opened, downloaded or run to know what ``config`` asks of nodes. Its author may be a stranger.
 
     Raises:
-        ConfigError: it names data or a task of its own, or a file of code, which nodes decline anyway.
+        ConfigError: it names data by path, hub or code, a task that is code, or a file of code. Nodes decline these anyway.
     """
     if config.data.brought:
         raise ConfigError(_OPENED)
     for name in code_of(config):
         if lies_in_file(name):
-            raise ConfigError(f"the app names the file {name!r}, and a node loads none: what it is to run comes as package.module:Class")
+            raise ConfigError(
+                f"the app names the file {name!r}, and a node loads no file of code: name installed code, package.module:Class"
+            )
     if is_code(config.task.name):
         raise ConfigError(
-            f"{config.task.name!r} is code, which is not run for this: a node takes a built-in task, or one that its policy names"
+            f"the task {config.task.name!r} is code, which is not run for this: a node takes a built-in task, or one that its policy names"
         )
 
 
@@ -71,13 +75,14 @@ _OPENED = "the round names data by path, hub or code, which a node opens for no 
 
 
 def code_of(config: RunConfig) -> tuple[str, ...]:
-    """Return what ``config`` names that is code: its model, its features."""
+    """Return the names of code in ``config``: of its model and its features, as far as they are not built in."""
     return tuple(dict.fromkeys(name for name in (config.model.name, config.data.features) if is_code(name)))
 
 
 def _check_code(what: str, name: str, options: Mapping[str, object], policy: Policy) -> None:
+    """Raise if ``name`` is code that the policy does not list, or one of its ``options`` is text; ``what`` names it in the error."""
     if is_code(name) and name not in policy.models:
-        said = f"{what} {name[:40]!r} is code that the server names, and not among the policy's models; nothing was run or sent"
-        raise Declined(said, "models")
+        reason = f"{what} {name[:40]!r} is code that the server names, and not among the policy's models; nothing was run or sent"
+        raise Declined(reason, "models")
     if any(isinstance(value, str) for value in options.values()):
         raise Declined(f"an option of the {what} is text, which a server could use as a path; nothing was run or sent")

@@ -1,4 +1,4 @@
-"""A new Flower app around the ready ones: files that a person reads, changes and runs."""
+"""Write the files of a new Flower app that uses ldpfl's ready ServerApp and ClientApp, for a person to read, change and run."""
 
 from __future__ import annotations
 
@@ -43,30 +43,33 @@ clientapp = "{package}.client_app:app"
 _MODULE = '"""The {who}: ldpfl\'s own, for its recipes."""\n\nfrom ldpfl.flower.apps import {who}_app as app\n\n__all__ = ["app"]\n'
 
 NOT_KNOWN = [0, 0]
-"""Bounds that are still to be filled in, and refused until they are."""
+"""Placeholder for the bounds of a column, to be filled in by the app's author. A run with these bounds is refused."""
 
 
 def write_app(folder: Path, settings: RunSettings) -> None:
     """Write an app whose ServerApp and ClientApp are ldpfl's own, with these settings.
 
     Raises:
-        ConfigError: there is something in the folder, or it has no name that a package can have.
+        ConfigError: the folder is not empty, or its name cannot be the name of a Python package.
     """
     package = folder.resolve().name.replace("-", "_")
     if not package.isidentifier():
-        raise ConfigError(f"the folder's name is that of a Python package, and {folder.name!r} cannot be one")
+        raise ConfigError(
+            f"the folder's name becomes the name of a Python package, and {folder.name!r} cannot be one: use letters, digits, - and _, and "
+            "begin with a letter"
+        )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} is there and is left as it is: give a new folder")
+        raise ConfigError(f"{folder} exists already and is left as it is: give a new folder")
     (folder / package).mkdir(parents=True)
-    text = _PYPROJECT.format(name=package.replace("_", "-"), package=package, settings=_as_people_write(settings.to_dict()))
+    text = _PYPROJECT.format(name=package.replace("_", "-"), package=package, settings=_readable_toml(settings.to_dict()))
     write_text(folder / package / "__init__.py", '"""Private training on Flower."""\n')
     for who in ("server", "client"):
         write_text(folder / package / f"{who}_app.py", _MODULE.format(who=who))
     write_text(folder / "pyproject.toml", text)
 
 
-def _as_people_write(settings: Mapping[str, Any]) -> str:
-    """Return ``settings`` as TOML; several lines of changes as lines, without escapes, where that can be."""
+def _readable_toml(settings: Mapping[str, Any]) -> str:
+    """Return ``settings`` as TOML. Text of several lines keeps its lines and needs no escapes, where that is possible."""
     lines = []
     for key, value in settings.items():
         literal = isinstance(value, str) and "\n" in value and "'''" not in value and value.replace("\n", "").isprintable()
@@ -77,13 +80,14 @@ def _as_people_write(settings: Mapping[str, Any]) -> str:
 def public_settings(
     path: Path, target: str, client: str | None, person: str | None, bounds: Mapping[str, Sequence[float]], *, classes: bool
 ) -> tuple[dict[str, Any], str]:
-    """Return what the settings of nodes' own tables say that are like the one at ``path``: taken from it, so it is to be a public one.
+    """Return settings for nodes whose tables have the columns of the example table at ``path``, and a note on columns left out.
 
-    Bounds of columns of numbers are taken from ``bounds``; others are :data:`NOT_KNOWN`. Beside the settings comes a note on columns
-    that are left out for their names, empty where there are none.
+    The settings copy names and classes from the example table, so it must be public. Bounds of number columns come from ``bounds``; a
+    column without bounds there gets :data:`NOT_KNOWN`. Columns whose names suggest identifiers are left out. The note names them, and is
+    empty if there are none.
 
     Raises:
-        DataError: the table cannot be read, or has no such column.
+        DataError: the table cannot be read, or lacks one of the named columns.
     """
     table = read_table(path)
     for name, setting in ((target, "--target"), (client, "--client"), (person, "--person"), *((name, "data.bounds") for name in bounds)):
@@ -93,7 +97,7 @@ def public_settings(
     left_out = [name for name in candidates if whose(name)]
     columns = [name for name in candidates if name not in left_out]
     kinds = {name: table.kind(name) for name in (*columns, *([] if classes else [target]))}
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "data.name": "node",
         "data.target": target,
         "data.columns": columns,
@@ -101,15 +105,15 @@ def public_settings(
         "data.words": [name for name in columns if kinds[name] == "words"],
     }
     if person is not None:
-        found["data.person"] = person
+        settings["data.person"] = person
     if dates := [name for name in columns if kinds[name] == "dates"]:
-        found["data.dates"] = dates
+        settings["data.dates"] = dates
     if classes:
         cells = (f"{cell:.15g}" if isinstance(cell, float) else cell.strip() for cell in table.columns[target])
-        found["data.classes"] = sorted({cell for cell in cells if not table.is_absent(cell)})
-    return found, note_on(left_out, person=person or "", client=client or "") if left_out else ""
+        settings["data.classes"] = sorted({cell for cell in cells if not table.is_absent(cell)})
+    return settings, note_on(left_out, person=person or "", client=client or "") if left_out else ""
 
 
 def written(settings: Mapping[str, Any]) -> list[str]:
-    """Return settings as changes of a config, ``key=value``."""
+    """Return each of the ``settings`` as a change of a config, ``key=value``."""
     return [f"{key}={toml_value(value)}" for key, value in settings.items()]

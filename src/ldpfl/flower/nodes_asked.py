@@ -1,4 +1,4 @@
-"""Which nodes were asked in which rounds: what the ledger needs to know of clients, and no checkpoint holds."""
+"""Count the rounds that each node was told to train in. The ledger needs these counts, and a checkpoint does not hold them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from ldpfl.util.name_limits import FEW
 from ldpfl.util.quantities import MAX_ROUNDS
 
 MAX_BYTES = 1 << 25
-"""Size of the largest file: a million nodes take 30 MB."""
+"""Maximum size of the file. A million nodes take 30 MB."""
 
 _ID_DIGITS = 20
-"""Digits of a node's number in Flower, which has 64 bits."""
+"""Maximum number of digits of a node's id in Flower, which has 64 bits."""
 
 _SHOWN = 200
-"""Characters of a reason in an error: it may repeat what the file holds."""
+"""Maximum number of characters of a reason in an error. The reason may repeat the file's content."""
 
 _Rounds = Annotated[int, Field(ge=0, le=MAX_ROUNDS)]
 
 
 def _plausible(rounds: object) -> object:
-    """Return what is said of nodes, unless one entry is wrong: pydantic would keep an error for each."""
+    """Return ``rounds`` unchanged, or raise at the first wrong entry: pydantic would keep an error for each of a million."""
     if isinstance(rounds, dict):
         for node, count in rounds.items():
             is_node = str(node).lstrip("-").isdecimal() and len(str(node)) <= _ID_DIGITS
@@ -39,16 +39,16 @@ def _plausible(rounds: object) -> object:
 
 
 class Participation(BaseModel):
-    """Rounds that each node was told to train in, an upper bound on those in which it sent a report.
+    """Number of rounds that each node was told to train in: an upper bound on the rounds in which it sent a report.
 
     A node that was only asked whether it would take part has sent nothing, and does not count.
 
     Attributes:
-        run: names the run, the same after a resume; another one for each run, so that no relay takes one for the other.
-        begun: the last round that any node was told to train in.
-        asked: nodes told so in that round.
-        rounds: by node, how many rounds; every node that was ever seen is here.
-        terms: how reports of that round come in: they are charged, and can be read, on these terms only.
+        run: random name of the run. It stays the same after a resume, and differs between runs, so that a relay cannot confuse two runs.
+        begun: number of the last round that any node was told to train in.
+        asked: number of nodes told to train in that round.
+        rounds: number of rounds by node id. Every node that was ever seen has an entry.
+        terms: transport settings of that round, such as the aggregator's key. Its reports can be read and charged on these terms only.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -60,10 +60,10 @@ class Participation(BaseModel):
     terms: Annotated[dict[str, str | int], FEW] = {}
 
     def ask(self, number: int, nodes: Iterable[int], seen: Iterable[int], terms: Mapping[str, str | int]) -> Participation:
-        """Return what follows when ``nodes``, out of those ``seen``, are told to train in round ``number`` on these ``terms``.
+        """Return the participation after ``nodes``, out of those ``seen``, are told to train in round ``number`` on these ``terms``.
 
-        Flower gives a node another number when it is started again without a key. So a new number may be a client that was asked
-        before, and counts as the one that was asked most often.
+        Flower gives a node a new id when it is restarted without a key. So a new id may belong to a client that was asked before. It gets
+        the highest count of any node, to stay an upper bound.
         """
         rounds = dict.fromkeys(seen, max(self.rounds.values(), default=0)) | self.rounds
         chosen = list(nodes)
@@ -72,33 +72,33 @@ class Participation(BaseModel):
         return self.model_copy(update={"begun": number, "asked": len(chosen), "rounds": rounds, "terms": dict(terms)})
 
     def renamed(self) -> Participation:
-        """Return the same for a run of another name: what was begun under the old one, and taken back, cannot be taken for it."""
+        """Return the same participation under a new run name, so that no message of a withdrawn round counts for a later round."""
         return self.model_copy(update={"run": secrets.token_hex(16)})
 
     def check_terms(self, now: Mapping[str, str | int]) -> None:
-        """Return if the round that was begun can be closed on the terms ``now``.
+        """Raise if the round that was begun cannot be aggregated on the terms ``now``.
 
         Raises:
-            ConfigError: it was begun on others.
+            ConfigError: the round was begun on other terms.
         """
-        others = sorted(name for name in now.keys() | self.terms.keys() if now.get(name) != self.terms.get(name))
-        if others:
+        changed = sorted(name for name in now.keys() | self.terms.keys() if now.get(name) != self.terms.get(name))
+        if changed:
             raise ConfigError(
-                f"round {self.begun} was begun on other terms ({', '.join(others)}): its reports can be read and charged on "
-                "those only; start the run with them again (a key that was replaced is named by LDPFL_AGGREGATOR_KEY_BEFORE)"
+                f"round {self.begun} was begun on other terms ({', '.join(changed)}): its reports can be read and charged on the earlier "
+                "terms only. Start the run with the earlier settings again (name a replaced key in LDPFL_AGGREGATOR_KEY_BEFORE)"
             )
 
     def counts(self) -> NDArray[np.int64]:
-        """Return the rounds of all nodes, in no order that means anything."""
+        """Return the number of rounds of each node, in arbitrary order."""
         return np.array(list(self.rounds.values()), dtype=np.int64)
 
     def save(self, path: Path) -> None:
-        """Write to ``path`` so that a crash leaves this or what stood there before."""
+        """Write to ``path`` atomically: after a crash the file holds the new or the previous content."""
         write_text(path, self.model_dump_json() + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Participation:
-        """Read what :meth:`save` wrote; nothing has begun where there is no file.
+        """Read what :meth:`save` wrote. If there is no file, return a participation in which no round has begun.
 
         Raises:
             DataError: the file is damaged.

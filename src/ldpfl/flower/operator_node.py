@@ -1,20 +1,20 @@
-"""What a node's operator has set up: the policy, the lifetime budget, and the way to the relay.
+"""The operator's settings of a node: the policy, the lifetime budget, and the access to the relay.
 
-Each is a file or address that the operator names in the environment in which the SuperNode is started. Nothing of it is read from
-what the server sends or chooses: neither from the message nor from the run's config or the node's number. Nor from the node's config,
-as Flower calls it: SuperNode hands that to its processes over an interface on loopback, where other users of the machine can change it.
+The operator names each file or address in the environment of the SuperNode. No setting comes from the server: not from the message, the
+run's config or the node's id. No setting comes from Flower's node config either: the SuperNode passes it to its processes over a loopback
+interface, where other users of the machine can change it.
 
-| environment           | what                                                                                  |
+| environment           | meaning                                                                               |
 |-----------------------|---------------------------------------------------------------------------------------|
 | ``LDPFL_POLICY``      | policy file; without one nothing leaves                                               |
 | ``LDPFL_BUDGET``      | file of the lifetime budget                                                           |
-| ``LDPFL_BUDGETS``     | in place of it, for simulations, where many clients share a machine and an            |
-|                       | environment: a folder with a file for each ``partition-id``, made at need with the    |
-|                       | policy's lifetime budget                                                              |
+| ``LDPFL_BUDGETS``     | in place of ``LDPFL_BUDGET``, for simulations, where many clients share a machine and |
+|                       | an environment: a folder with a file for each ``partition-id``, created when needed   |
+|                       | with the policy's lifetime budget                                                     |
 | ``LDPFL_RELAY``       | URL of the relay                                                                      |
 | ``LDPFL_RELAY_TOKEN`` | file with the client's token                                                          |
 | ``LDPFL_RELAY_CA``    | file with the relay's certificate authority, if it has its own                        |
-| ``LDPFL_SIGNING_KEY`` | file with the private key by which the node signs what it adds to sums                |
+| ``LDPFL_SIGNING_KEY`` | file with the private key that signs the node's shares of sums                        |
 | ``LDPFL_DEVICE``      | where the recipes train: auto, cpu (if left out) or cuda                              |
 """
 
@@ -55,28 +55,29 @@ Connect = Callable[[], RelayClient]
 Signing = Callable[[], Ed25519PrivateKey]
 
 _GRACE_S = 30.0
-"""Seconds after a round's window in which it may still wait for clients."""
+"""Seconds after the end of a round's window during which an upload is still tried."""
 
 _SHORTEST_UPLOAD_S = UPLOAD_S / 2
-"""Seconds that a round has to leave for an upload when a node is asked. The server leaves twice that: nodes are not asked at once."""
+"""Minimum number of seconds that a round must leave for an upload when a node is asked. The server plans twice as many, because nodes are
+asked one after another."""
 
 _WAITING_S = 600.0
-"""The same for a round that cannot end without all of them."""
+"""Seconds for which an upload is still tried after the window of a round that cannot end without all clients."""
 
 
 def _no_signing_key() -> Ed25519PrivateKey:
-    raise NoSigningKey("this node adds to no sums: it has no signing key; nothing was sent")
+    raise NoSigningKey("this node cannot take part in sums, because it has no signing key; nothing was sent")
 
 
 @dataclass(frozen=True)
 class OperatorNode:
-    """A node as its operator set it up, for the time of one message.
+    """The operator's settings of a node, read anew for each message.
 
     Attributes:
-        policy: what may leave.
-        budget: what that costs, in a file.
-        connect: opens a connection to the operator's relay.
-        signing: gives the key by which this node signs what it adds to sums.
+        policy: what may leave the node.
+        budget: the lifetime budget, in a file, which each release is charged to.
+        connect: function that opens a connection to the operator's relay.
+        signing: function that returns the key by which this node signs its shares of sums.
     """
 
     policy: Policy
@@ -85,7 +86,7 @@ class OperatorNode:
     signing: Signing = _no_signing_key
 
     def check_mechanism(self, name: str) -> None:
-        """Return if a server may name the mechanism ``name``.
+        """Raise if a server may not name the mechanism ``name``; the refusal is recorded in the budget's file.
 
         Raises:
             Declined: :func:`ldpfl.flower.named_by_server.check_mechanism` does not allow it.
@@ -96,23 +97,23 @@ class OperatorNode:
             raise self.budget.refused(refusal) from None
 
     def keeps_state(self, ask: Ask) -> bool:
-        """Whether the app may remember this round: over a relay, only if the policy says so."""
+        """Return whether the app's state of this round is kept for the next. Over a relay it is kept only if the policy says so."""
         return ask.terms.transport == "direct" or self.policy.keep_state
 
     def would_admit(self, ask: Ask, cohort: int) -> None:
-        """Check policy, budget and the way to the relay as :meth:`admit` does, and write nothing: neither a charge nor a refusal.
+        """Check the policy, the budget and the relay settings as :meth:`admit` does, but record neither a charge nor a refusal.
 
         Raises:
             Declined: the operator does not allow the release.
             LdpflError: the relay does not answer.
         """
         self.would_allow(ask, cohort)
-        if ask.terms.transport in OVER_RELAY:  # reads what the operator has set up for it; nothing is sent but, for a sum, the token
+        if ask.terms.transport in OVER_RELAY:  # reads the operator's files. Nothing is sent, except, for a sum, the token
             with self.connect() as relay:
                 self._check_signer(ask, relay)
 
     def would_allow(self, ask: Ask, cohort: int) -> None:
-        """Check policy and budget as :meth:`admit` does, and write nothing. The relay is not asked.
+        """Check policy and budget as :meth:`admit` does, but record nothing. The relay is not asked.
 
         Raises:
             Declined: the operator does not allow the release.
@@ -123,13 +124,13 @@ class OperatorNode:
             self.signing()
 
     def admit(self, ask: Ask) -> float:
-        """Check the policy, and for a relay that its round is open for these reports, and the same for all; then charge the budget.
+        """Check the policy and, over a relay, that its round asks all clients for these reports; then charge the budget.
 
-        Returns for how many seconds the report can be delivered: in a reply, as long as Flower takes it.
+        Return the number of seconds during which the report can be delivered: infinite for a report in a Flower reply.
 
         Raises:
             Declined: the operator does not allow the release.
-            LdpflError: the relay does not answer, has another round, or takes no more uploads when this client may send.
+            LdpflError: the relay does not answer, its round is for other reports, or it ends before this client could upload.
         """
         try:
             self._check_terms(ask)
@@ -139,7 +140,7 @@ class OperatorNode:
         if ask.terms.transport == "direct":
             self.budget.charge(request)
             return inf
-        self.budget.check_policy(request)  # by what the server says, before anything of it is said to the relay
+        self.budget.check_policy(request)  # with the cohort that the server states, before this node contacts the relay
         if ask.terms.transport == "sum":
             self.signing()  # before the charge: without it nothing can be sent
         status = self._relay_round(ask)
@@ -148,15 +149,16 @@ class OperatorNode:
         return self._open_for(status) - (time.monotonic() - asked)
 
     def _check_terms(self, ask: Ask) -> None:
+        """Raise if the policy does not allow what the terms name, or the terms contradict themselves."""
         check_config(ask.terms.config, self.policy)
-        check_sums(ask.terms)  # looks up what the config names, and so comes after the policy has allowed that
+        check_sums(ask.terms)  # after check_config, because this may load code that the config names
         self.policy.check_reply(ask.terms.reply_s, ask.terms.transport)
 
     def seal(self, ask: Ask, payload: bytes) -> bytes:
-        """Make ``payload`` ready for the relay, sealed to the aggregator's key, which the policy has allowed.
+        """Encrypt ``payload`` for the aggregator's key, which the policy has allowed, in the form that the relay expects.
 
-        For the relay that mixes these are records. For a sum ``payload`` holds points of 8 bytes each: a mask is drawn here, and what is
-        returned is the masked vector, and the mask's seed, sealed and signed.
+        For a mixing relay, the result is the payload's encrypted records. For a sum, ``payload`` holds integers of 8 bytes each: a mask is
+        drawn, and the result is the masked vector followed by the mask's seed, encrypted and signed.
         """
         terms, aggregator = ask.terms, X25519PublicKey.from_public_bytes(ask.terms.key)
         if terms.transport == "relay":
@@ -167,7 +169,7 @@ class OperatorNode:
         return shard(np.frombuffer(payload, dtype="<i8"), seed, bits) + seal_seed(seed, aggregator, self.signing(), binding)
 
     def upload(self, ask: Ask, sealed: bytes, within_s: float) -> None:
-        """Upload to the operator's relay; goes on after breaks, as long as the round may be open."""
+        """Upload ``sealed`` to the operator's relay, resuming after interruptions for up to ``within_s`` seconds."""
         run, number = ask.terms.run, ask.terms.round
         with self.connect() as relay:
             if ask.terms.transport == "sum":
@@ -176,46 +178,49 @@ class OperatorNode:
                 relay.upload(run, number, secrets.token_urlsafe(24), sealed, within_s=within_s)
 
     def _relay_round(self, ask: Ask) -> RoundStatus:
-        """Return what the relay says of the round, if the report can be uploaded when it is ready."""
+        """Return the relay's status of the round, or raise if this node's report would not be accepted when it is ready."""
         with self.connect() as relay:
             self._check_signer(ask, relay)
             status = relay.round_status(ask.terms.run, ask.terms.round)
         if status.terms.agreement != ask.agreement:
-            why = "what the server asks of this client differs from what the relay says it asks of all clients"
-            raise self.budget.refused(self._request(ask, status.terms.min_clients).declined(why))
+            reason = "the server's message to this client differs from the agreement that the relay holds for all clients"
+            raise self.budget.refused(self._request(ask, status.terms.min_clients).declined(reason))
         if status.state in ("released", "gone"):
             raise ProtocolError(f"round {ask.terms.round} is over at the relay; nothing was charged or sent")
-        left = self._open_for(status) if _waits_for_all(status.terms) else status.seconds_left
+        left_s = self._open_for(status) if _waits_for_all(status.terms) else status.seconds_left
         reply_s = ask.terms.reply_s
-        if reply_s and left < reply_s + _SHORTEST_UPLOAD_S:
+        if reply_s and left_s < reply_s + _SHORTEST_UPLOAD_S:
             raise ProtocolError(
-                f"the relay's round is over in {left:.0f} s, and clients send after {reply_s:g} s and need {_SHORTEST_UPLOAD_S:g} s for "
-                "it: the server must give its rounds a longer window; nothing was charged or sent"
+                f"the relay's round is over in {left_s:.0f} s, and clients send after {reply_s:g} s and need {_SHORTEST_UPLOAD_S:g} s for "
+                "the upload: the server must give its rounds a longer window; nothing was charged or sent"
             )
         self._check_fitting(ask, status.terms)
         return status
 
     def _check_signer(self, ask: Ask, relay: RelayClient) -> None:
-        """Raise if the relay would refuse what this node adds to a sum, which it would do after the charge."""
+        """Raise if the relay expects another signing key than this node's. The relay itself would refuse only after the charge."""
         if ask.terms.transport != "sum":
             return
-        signer, own = relay.signer(), signer_of(self.signing().public_key()).hex()
-        if signer != own:
-            raise other_signer(signer, own)
+        expected, node_signer = relay.signer(), signer_of(self.signing().public_key()).hex()
+        if expected != node_signer:
+            raise other_signer(expected, node_signer)
 
     def _check_fitting(self, ask: Ask, terms: RelayTerms | SumTerms) -> None:
-        """Raise if the relay's round does not take this report as it is going to be."""
+        """Raise if the relay's round expects reports of another form or length than this node's report will have."""
         if ask.terms.transport == "sum":
             fits = isinstance(terms, SumTerms) and (terms.dimension, terms.bits) == (ask.ranges.dimension, adding_up(ask.mechanism).bits)
         else:
             plan = self._plan(ask)
-            made = (plan.plaintext_bytes + OVERHEAD, plan.records)
-            fits = isinstance(terms, RelayTerms) and (terms.record_bytes, terms.records_per_upload) == made
+            sizes = (plan.plaintext_bytes + OVERHEAD, plan.records)
+            fits = isinstance(terms, RelayTerms) and (terms.record_bytes, terms.records_per_upload) == sizes
         if not fits:
             raise ProtocolError("the relay's round takes reports of another form or length than this one; nothing was sent")
 
     def _open_for(self, status: RoundStatus) -> float:
-        """Return for how long to try to upload: the relay says at once if a round is over, so rather longer, as far as the policy lets."""
+        """Return the number of seconds for which to try the upload, at most the policy's limit.
+
+        It is longer than the round's window. Trying too long costs little, because the relay replies at once if a round is over.
+        """
         return min(status.seconds_left + (_WAITING_S if _waits_for_all(status.terms) else _GRACE_S), self.policy.longest_upload_s)
 
     def _plan(self, ask: Ask) -> RecordPlan:
@@ -236,42 +241,46 @@ class OperatorNode:
 
 
 def operator_node(context: Context) -> OperatorNode:
-    """Return what the operator of this node set up; ``context`` tells simulated nodes apart.
+    """Return the operator's settings of this node; ``context`` identifies the node in a simulation.
 
     Raises:
-        Declined: no policy or budget is named, or one of them cannot be relied on.
+        Declined: no policy or budget is named, or a file of them cannot be trusted.
     """
     policy = read_policy(_path("policy"))
     return OperatorNode(policy, Budget(_budget_file(context, policy), policy), _connecting(), _signing())
 
 
 def other_signer(signer: str | None, own: str) -> OtherSigningKey:
-    """Return the error of a node that signs as ``own``, and whose token at the relay is for another key, or for none."""
+    """Return the error of a node that signs as ``own``, although its token at the relay is for the key ``signer``, or for no key."""
     other = f"the signing key {signer}" if signer else "no signing key"
     return OtherSigningKey(
         f"the relay's token of this node is for {other}, and the node signs as {own}: "
-        "ask the relay's operator for another one (ldpfl relay token renew NAME --signing-key LINE, with the line that ldpfl deploy "
+        "ask the relay's operator for another token (ldpfl relay token renew NAME --signing-key LINE, with the line that ldpfl deploy "
         "node-key FILE --show prints); nothing was sent"
     )
 
 
 def _budget_file(context: Context, policy: Policy) -> Path:
-    simulated = named("budgets")
-    if simulated is None:
+    """Return the file of this node's budget. In a simulation, it is created if it does not exist."""
+    folder = named("budgets")
+    if folder is None:
         return _path("budget")
     if named("budget"):
-        raise Declined("LDPFL_BUDGET and LDPFL_BUDGETS are both set, and only one of them can count; nothing was sent")
+        raise Declined("LDPFL_BUDGET and LDPFL_BUDGETS are both set: unset one of them; nothing was sent")
     client = context.node_config.get("partition-id")
-    if client is None:  # the node's number is the server's to choose, and with it a budget that nothing was charged to
-        raise Declined(f"no partition-id in this node's config says which file in {simulated} is its own; nothing was sent")
-    own = Path(simulated) / f"client-{int(client)}.sqlite"
-    if not own.exists():
-        set_limit(own, policy.lifetime_epsilon, policy.delta)
-    return own
+    if client is None:  # the node's id is no substitute: the server could choose an id whose budget is unspent
+        raise Declined(f"no partition-id in this node's config says which file in {folder} is its own; nothing was sent")
+    budget_file = Path(folder) / f"client-{int(client)}.sqlite"
+    if not budget_file.exists():
+        set_limit(budget_file, policy.lifetime_epsilon, policy.delta)
+    return budget_file
 
 
 def _connecting() -> Connect:
-    """Return what connects to the operator's relay; its files are read the first time only, before the charge: an app may change them."""
+    """Return a function that connects to the operator's relay.
+
+    It reads the operator's files at the first call only, which comes before the charge and before the app, which could change the files.
+    """
 
     @cache
     def settings() -> tuple[str, str, ssl.SSLContext | bool]:
@@ -285,48 +294,51 @@ def _connecting() -> Connect:
         try:
             url, token, verify = settings()
             return RelayClient(url, token, verify=verify)
-        except (ConfigError, OSError) as error:  # of the operator's own files, which the log may name
+        except (ConfigError, OSError) as error:  # its text names only the operator's own files, so the log may have it
             raise NoRelay(f"the relay is not set up on this node: {error}; nothing was sent") from None
 
     return connect
 
 
 def _signing() -> Signing:
-    """Return what gives the node's signing key; its file is read the first time only, before the charge: an app may change it."""
+    """Return a function that loads the node's signing key.
+
+    It reads the file at the first call only, which comes before the charge and before the app, which could change the file.
+    """
 
     @cache
     def key() -> Ed25519PrivateKey:
         try:
             return load_key(_path("signing-key", NoSigningKey))
-        except ConfigError as error:  # of the operator's own file, which the log may name
+        except ConfigError as error:  # its text names only the operator's own file, so the log may have it
             raise NoSigningKey(f"the signing key is not set up on this node: {error}; nothing was sent") from None
 
     return key
 
 
 def _trusted(authority: Path) -> Path:
-    """Return a certificate authority's file; whoever could change it could be the relay."""
+    """Return ``authority`` if no other user can change this file. Another user who could change it could pose as the relay."""
     return require_own(authority, "the relay's certificate authority", ConfigError, secret=False)
 
 
 def read_token(path: Path) -> str:
-    """Return the relay's token in a file.
+    """Return the token for the relay in the file at ``path``.
 
     Raises:
-        ConfigError: there is none, or other users can read it.
+        ConfigError: the file holds no token, or other users can read it.
     """
-    own = require_own(path, "the relay's token", ConfigError, secret=True)
+    token_file = require_own(path, "the relay's token", ConfigError, secret=True)
     try:
-        token = own.read_text(encoding="ascii").strip()
+        token = token_file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
         token = ""
     if not token:
-        raise ConfigError(f"{path} holds no token for the relay: put there what ldpfl relay token add printed")
+        raise ConfigError(f"{path} holds no token for the relay: write into it the token that ldpfl relay token add printed")
     return token
 
 
 def named(name: str) -> str | None:
-    """Return what the operator named under ``LDPFL_NAME`` in the environment."""
+    """Return the environment variable ``LDPFL_NAME``, for a ``name`` in lower case with hyphens; None if it is unset or empty."""
     return os.environ.get(_variable(name)) or None
 
 

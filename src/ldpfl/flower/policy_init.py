@@ -1,4 +1,4 @@
-"""The policy that allows just what an app asks of a client, for an operator to read, judge and change."""
+"""Write the policy that allows what an app asks of a client and hardly more, for an operator to read, judge and change."""
 
 from __future__ import annotations
 
@@ -41,29 +41,31 @@ from ldpfl.transport.shuffling.sealing import read_public
 from ldpfl.util.files import from_toml, read_text
 from ldpfl.util.quantities import cohort_size
 
-_ASKED_BY = ("transport", "linked", "min-clients", "window-s", "reply-s")
-"""Settings of an app by which it is known what its clients are asked for, whatever its ServerApp is."""
+_TRANSPORT_SETTINGS = ("transport", "linked", "min-clients", "window-s", "reply-s")
+"""Settings of an app that say how its clients' reports travel, whichever ServerApp it has."""
 
-_ASKS = {"recipe", "set"}
-"""Settings by which it is known what the ready ServerApp asks for; without one of them a ServerApp may be another."""
+_RECIPE_SETTINGS = {"recipe", "set"}
+"""Settings that say what the ready ServerApp asks for. An app without any of them may have another ServerApp."""
 
 _CHANNELS: Mapping[Transport, Channel] = {"direct": "direct", "relay": "ideal-shuffler", "sum": "secure-sum"}
 
 _DIGITS = 3
-_LARGEST = 10**9
-"""Weights of a model that is made to see what it asks for."""
+"""Significant digits of the bounds in a policy."""
+
+_MAX_WEIGHTS = 10**9
+"""Maximum number of weights of a model that is built to find out what a policy must allow."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What an app is going to ask of its clients.
+    """What an app will ask of its clients.
 
     Attributes:
-        cohort: fewest clients among which a report is mixed; over no relay, those that are asked.
-        linked: units that stay together in the relay.
-        reply_s: seconds after which clients reply; 0 is as soon as they can.
-        window_s: seconds that the relay takes uploads for; infinite if the app does not say.
-        own_model: whether clients train a model of the app's own, and not the one that ``config`` names.
+        cohort: minimum number of clients among which a report is mixed; without a relay, the number of clients asked.
+        linked: number of units (messages) of a report that stay together in the relay.
+        reply_s: seconds after which clients reply; 0 means as soon as they can.
+        window_s: seconds during which the relay accepts uploads; infinite if the app does not say.
+        own_model: whether clients train a model that the app defines itself, instead of the one that ``config`` names.
     """
 
     config: RunConfig
@@ -76,12 +78,14 @@ class Offer:
 
 
 def offer_of(path: str, config: Path | None = None) -> Offer:
-    """Return what the Flower app in the folder ``path`` asks; ``config`` is that of a ServerApp of its own.
+    """Return what the Flower app in the folder ``path`` asks of its clients. None of the app's code is run.
 
-    ``path`` may also name a recipe, or a config file. Nothing of the app is run.
+    Args:
+        path: folder of the app; or a recipe's name, or a config file.
+        config: config file of an app that has a ServerApp of its own.
 
     Raises:
-        ConfigError: it cannot be read, or does not say what it asks.
+        ConfigError: the app cannot be read, or its files do not say what it asks.
     """
     project = Path(path) / "pyproject.toml"
     if project.is_file():
@@ -91,20 +95,20 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
                 f"{project} has no [tool.flwr.app.config.ldpfl], by which the recipes' apps are set: for a ServerApp of its own give "
                 "the config that it uses, with --config"
             )
-        if config is None and not settings.keys() & _ASKS:
+        if config is None and not settings.keys() & _RECIPE_SETTINGS:
             raise ConfigError(
                 f"{project} names no recipe in [tool.flwr.app.config.ldpfl], so it does not say what the app asks: for a ServerApp of its "
                 "own give the config that it uses, with --config; for ldpfl's own, name its recipe there"
             )
-        if config is not None:  # of a ServerApp that may have settings of its own
-            offer = _offer(read_config(config), RunSettings.read({key: settings[key] for key in _ASKED_BY if key in settings}))
+        if config is not None:  # the app may have a ServerApp of its own, with other settings: only the transport's settings are read
+            offer = _offer(read_config(config), RunSettings.read({key: settings[key] for key in _TRANSPORT_SETTINGS if key in settings}))
             offer = offer if "window-s" in settings else replace(offer, window_s=inf)
         else:
             offer = offer_of_settings(RunSettings.read(settings))
-        given = gives(project.parent)
-        _check_gives(offer.config, given)
-        own = given in ("weights", "gradients", "gradients of persons") or (given == "unknown" and config is not None)
-        return replace(offer, own_model=own)
+        output = gives(project.parent)
+        _check_output(offer.config, output)
+        own_model = output in ("weights", "gradients", "gradients of persons") or (output == "unknown" and config is not None)
+        return replace(offer, own_model=own_model)
     if config is not None:
         raise ConfigError(f"--config goes with a Flower app, and {path} is no folder with a pyproject.toml")
     if Path(path).is_dir():
@@ -113,16 +117,19 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
 
 
 def offer_of_settings(settings: RunSettings) -> Offer:
-    """Return what ldpfl's own ServerApp asks with these settings.
+    """Return what ldpfl's own ServerApp asks of its clients with these settings.
 
     Raises:
-        ConfigError: they do not fit together, or not nodes.
+        ConfigError: the settings contradict each other, or cannot run on nodes.
     """
     return _offer(load_recipe(settings.recipe, settings.change_list), settings)
 
 
 def fitting_rows(config: RunConfig, table: Path) -> tuple[int, int, str]:
-    """Return how many rows a node's own ``table`` has, of how many too little fits ``config``, and what does not fit first, if anything.
+    """Check a node's own ``table`` against ``config``.
+
+    Return the number of rows, the number of rows that lack too much to be used, and the first problem. If the table fits, they are the
+    number of rows, 0 and "".
 
     Raises:
         ConfigError: the app does not train on nodes' own tables.
@@ -140,20 +147,20 @@ def fitting_rows(config: RunConfig, table: Path) -> tuple[int, int, str]:
 
 
 def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) -> Policy:
-    """Return the policy that allows all rounds of ``offer`` for a model of the layers of ``ranges``, and hardly more.
+    """Return the policy that allows all rounds of ``offer`` for a model with the layers of ``ranges``, and hardly more.
 
     Raises:
-        ConfigError: nothing would be protected, or a key is none.
+        ConfigError: the mechanism protects nothing, or one of the ``keys`` is no public key.
     """
     config, releases, usual = offer.config, releases_of(offer, ranges), Policy()
     if not all(release.protected for release in releases):
-        raise ConfigError(f"mechanism {config.mechanism.name!r} protects nothing: there is no policy that fits it")
+        raise ConfigError(f"mechanism {config.mechanism.name!r} protects nothing, so no policy can allow it: choose another mechanism")
     for key in keys:
         read_public(key)
     delta = usual.delta
     colluding = min(config.shuffling.colluding, offer.cohort - 1)
     honest = offer.cohort - colluding
-    summed = [in_sum(release, honest) for release in releases if isinstance(release, GaussianRelease) and offer.transport == "sum"]
+    in_sums = [in_sum(release, honest) for release in releases if isinstance(release, GaussianRelease) and offer.transport == "sum"]
     return Policy(
         mechanisms=(releases[0].mechanism,),
         protects=least_protected(release.unit for release in releases),
@@ -161,7 +168,7 @@ def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) 
         epsilon_per_unit=_rounded_up(max(unit_epsilon(release, delta) for release in set(releases))),
         epsilon_per_round=_rounded_up(max(epsilon_of([(release, 1)], delta) for release in set(releases))),
         lifetime_epsilon=_rounded_up(epsilon_needed(Counter(releases).items(), delta)),
-        sum_epsilon=_rounded_up(epsilon_needed(Counter[Release](summed).items(), delta * (1 - ROUNDED))) if summed else "off",
+        sum_epsilon=_rounded_up(epsilon_needed(Counter[Release](in_sums).items(), delta * (1 - ROUNDED))) if in_sums else "off",
         rounds=len(releases),
         min_clients=offer.cohort,
         colluding=colluding,
@@ -176,29 +183,29 @@ def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) 
 
 
 def releases_of(offer: Offer, ranges: LayerRanges) -> list[Release]:
-    """Return what a client releases in each round of ``offer``, of all kinds.
+    """Return the release of a client in each round of ``offer``, in order, for rounds of all kinds.
 
     Raises:
         ConfigError: the mechanism does not run on Flower, or not for these layers.
     """
     config = offer.config
-    mechanism, weights, found = deployable_mechanism(config, ranges), torch.zeros(ranges.dimension), list[Release]()
-    of_sums: dict[Kind, Release] = {}
+    mechanism, weights, releases = deployable_mechanism(config, ranges), torch.zeros(ranges.dimension), list[Release]()
+    sum_releases: dict[Kind, Release] = {}
     for number in range(1, last_round(config, config.training.rounds) + 1):
         planned = planned_round(config, number)
         if planned.kind == "training":
-            # Noise may follow a schedule over rounds; what clients on Flower may run depends on their number alone.
+            # Noise may follow a schedule over rounds. On Flower, such a schedule depends on the round's number alone, so zeros will do.
             bound = in_round(mechanism, PublicState(planned.trained + 1, weights, None, ranges.sizes))
-            found.append(released(bound, ranges, mechanism))
-        else:  # what is released does not depend on how many numbers are summed
-            if planned.kind not in of_sums:
-                of_sums[planned.kind] = released(deployable_mechanism(config_for(config, planned.kind), ranges), ranges)
-            found.append(of_sums[planned.kind])
-    return found
+            releases.append(released(bound, ranges, mechanism))
+        else:  # the release does not depend on how many numbers are summed, so the model's ranges will do
+            if planned.kind not in sum_releases:
+                sum_releases[planned.kind] = released(deployable_mechanism(config_for(config, planned.kind), ranges), ranges)
+            releases.append(sum_releases[planned.kind])
+    return releases
 
 
 def policy_text(policy: Policy, title: str) -> str:
-    """Return ``policy`` as a file, with what each setting means above it."""
+    """Return ``policy`` as the text of a TOML file, with a comment above each setting that explains it."""
     lines = [f"# {printable(title)}", "# What is not stated here is not allowed. docs/budget.md says more."]
     for name, value in policy.model_dump(mode="json").items():
         lines += [
@@ -210,11 +217,14 @@ def policy_text(policy: Policy, title: str) -> str:
 
 
 def ranges_for(offer: Offer, layers: Sequence[int]) -> LayerRanges:
-    """Return ranges of the model that clients train, or for arrays of ``layers`` values each, where the app has a model of its own.
+    """Return ranges with the layer sizes of the model that clients train.
+
+    Args:
+        layers: number of values in each array of the app's own model; empty for a built-in model.
 
     Raises:
-        ConfigError: ``layers`` is empty, and what is released depends on the size of a model that is code, which is not run for this, or
-            the app's own; or the model does not fit the data.
+        ConfigError: ``layers`` is empty, but the releases depend on the size of a model that is code (which is not run for this) or the
+            app's own; or the model does not fit the data.
     """
     if layers:
         return LayerRanges(torch.tensor(0.0), torch.tensor(1.0), tuple(layers))
@@ -230,35 +240,40 @@ def ranges_for(offer: Offer, layers: Sequence[int]) -> LayerRanges:
 
 
 def _larger(ranges: LayerRanges) -> LayerRanges:
-    """Return ranges of a model with as many values again, in one more array."""
+    """Return ranges of a model twice as large: with one more array that has as many values as ``ranges``."""
     return LayerRanges(torch.tensor(0.0), torch.tensor(1.0), (*ranges.sizes, ranges.dimension))
 
 
 def _check_size(config: RunConfig) -> None:
-    """Return if the built-in model of ``config`` fits this machine's memory, by far; none is made for it."""
+    """Raise if the built-in model of ``config`` is too large to be built here. The size is computed without building the model."""
     size = size_of(config, described(config))
-    if size > _LARGEST:
-        raise ConfigError(f"the app's model has {size:,} weights, more than {_LARGEST:,}: decline, or give the sizes of its arrays")
+    if size > _MAX_WEIGHTS:
+        raise ConfigError(
+            f"the app's model has {size:,} weights, more than {_MAX_WEIGHTS:,}: decline the app, or give its arrays' sizes with --layers"
+        )
 
 
-def _check_gives(config: RunConfig, given: str) -> None:
-    """Return if the app's clients give what ``config`` asks for, as far as its client module tells: :func:`ldpfl.flower.app_imports.gives`.
+def _check_output(config: RunConfig, output: str) -> None:
+    """Raise if the app's clients do not return what ``config`` asks for.
+
+    Args:
+        output: what the clients return, as :func:`ldpfl.flower.app_imports.gives` reads it from the client module.
 
     Raises:
-        ConfigError: they would decline each round.
+        ConfigError: each node would decline each round.
     """
     asked = config.mechanism.perturbed
-    if asked == "gradient" and given == "weights":
+    if asked == "gradient" and output == "weights":
         raise ConfigError(
             f"mechanism {config.mechanism.name!r} takes gradients, and this app's LdpClientApp wraps an app that gives trained weights: "
             'each node would decline. Its author is to give LdpClientApp(records="package.module:name"), see docs/flower.md'
         )
-    if asked == "gradient" and config.data.person and given == "gradients":
+    if asked == "gradient" and config.data.person and output == "gradients":
         raise ConfigError(
             f"the app protects persons (data.person is {config.data.person!r}), and its LdpClientApp does not say that its records name "
             "them: each node would decline. Its author is to give RecordTask(persons=...) and LdpClientApp(records=..., persons=True)"
         )
-    if asked != "gradient" and given.startswith("gradients"):
+    if asked != "gradient" and output.startswith("gradients"):
         raise ConfigError(
             f"mechanism.perturbed is {asked!r}, and this app's LdpClientApp(records=...) gives gradients: each node would decline. Set "
             "mechanism.perturbed to 'gradient' and a mechanism that takes them, such as dp-sgd"
@@ -266,6 +281,7 @@ def _check_gives(config: RunConfig, given: str) -> None:
 
 
 def _app_settings(project: Path) -> Mapping[str, Any]:
+    """Return the table ``[tool.flwr.app.config.ldpfl]`` of an app's ``pyproject.toml``; empty if it has none."""
     try:
         tree: Any = from_toml(read_text(project))
         settings: Mapping[str, Any] = tree["tool"]["flwr"]["app"].get("config", {}).get("ldpfl", {})
@@ -277,6 +293,7 @@ def _app_settings(project: Path) -> Mapping[str, Any]:
 
 
 def _offer(config: RunConfig, settings: RunSettings) -> Offer:
+    """Return what an app with this ``config`` and these transport ``settings`` asks of its clients."""
     config = for_nodes(config)
     check_needs_nothing(config)
     code = code_of(config)
@@ -288,8 +305,8 @@ def _offer(config: RunConfig, settings: RunSettings) -> Offer:
     asked = cohort_size(clients.fraction, clients.count)
     if settings.transport in OVER_RELAY and settings.min_clients > asked:
         raise ConfigError(
-            f"ldpfl.min-clients is {settings.min_clients:,}, and a round asks {asked:,} of clients.count = {clients.count:,}: no round "
-            f"could have so many, and each would be declined. Set ldpfl.min-clients to {asked:,} or fewer, or clients.count to more"
+            f"ldpfl.min-clients is {settings.min_clients:,}, but a round asks only {asked:,} of clients.count = {clients.count:,}: each "
+            f"node would decline each round. Set ldpfl.min-clients to {asked:,} or fewer, or raise clients.count"
         )
     config = as_sent(config, settings.transport, settings.linked, settings.min_clients)
     config = config if code else settled(config)
@@ -299,11 +316,11 @@ def _offer(config: RunConfig, settings: RunSettings) -> Offer:
 
 
 def as_sent(config: RunConfig, transport: Transport, linked: int, min_clients: int) -> RunConfig:
-    """Return ``config`` with the channel that reports really take: what noise a target needs depends on it.
+    """Return ``config`` with the channel that reports take on this ``transport``. The noise for a target epsilon depends on the channel.
 
     Raises:
-        ConfigError: a target for records of several units, or for rounds of fewer clients than are asked: what holds for them is
-            accounted, but not solved for.
+        ConfigError: ``config`` has a target epsilon, but several units stay together, or rounds may have fewer clients than are asked.
+            Noise is not calibrated for these cases; they are only accounted.
     """
     if transport in OVER_RELAY and config.privacy.target_epsilon != "off":
         asked = cohort_size(config.clients.fraction, config.clients.count)
@@ -315,12 +332,12 @@ def as_sent(config: RunConfig, transport: Transport, linked: int, min_clients: i
 
 
 def for_nodes(config: RunConfig) -> RunConfig:
-    """Return ``config`` as nodes get it: of their own tables, without the rows that the server measures on."""
+    """Return ``config`` as nodes get it: if they have their own tables, without the path of the server's test rows."""
     return config.model_copy(update={"data": config.data.model_copy(update={"test_path": ""})}) if config.data.at_nodes else config
 
 
 def _rounded_up(value: float) -> float:
-    """Return ``value`` or a little more, with three digits: bounds that a person reads."""
+    """Round ``value`` up to three significant digits, to give bounds that are easy to read. Zero and negative values are unchanged."""
     if value <= 0:
         return value
     step = 10.0 ** (floor(log10(value)) - _DIGITS + 1)

@@ -34,13 +34,14 @@ def serve(grid: Grid, context: Context) -> None:
     asked = load_recipe(settings.recipe, settings.change_list)
     config = settled(as_sent(asked, settings.transport, settings.linked, settings.min_clients))
     prepared = prepare(config.to_toml(), data_dir_of(context), settings.device)
-    federation, start, found = prepared.federation, prepared.start, [prepared]
+    federation, start, latest = prepared.federation, prepared.start, [prepared]
 
     def on_measured(scaled: Scaled) -> tuple[Tensor, ServerRules]:
-        again = prepare(config.to_toml(), data_dir_of(context), settings.device, measured=scaled.text)
-        noted = replace(again.federation, notes=(*again.federation.notes, *scaled.notes))
-        found[:] = [replace(again, federation=noted)]
-        return again.start.state.weights, noted.rules
+        """Build the federation again with columns scaled as ``scaled`` says; return its initial weights and rules."""
+        rescaled = prepare(config.to_toml(), data_dir_of(context), settings.device, measured=scaled.text)
+        with_notes = replace(rescaled.federation, notes=(*rescaled.federation.notes, *scaled.notes))
+        latest[:] = [replace(rescaled, federation=with_notes)]
+        return rescaled.start.state.weights, with_notes.rules
 
     folder = RunFolder(Path(settings.out)) if settings.out else None
     strategy = LdpStrategy(
@@ -59,13 +60,14 @@ def serve(grid: Grid, context: Context) -> None:
     try:
         strategy.start(grid, initial, timeout=settings.timeout_s)
     except TooFewTakePart:
-        if any(metrics.clients for metrics in strategy.checkpoint.history):  # else nothing was trained: there is no model to leave
-            _keep_result(strategy, found[0], folder)
+        if any(metrics.clients for metrics in strategy.checkpoint.history):  # otherwise nothing was trained, and there is no model to save
+            _keep_result(strategy, latest[0], folder)
         raise
-    _keep_result(strategy, found[0], folder)
+    _keep_result(strategy, latest[0], folder)
 
 
 def _keep_result(strategy: LdpStrategy, prepared: Prepared, folder: RunFolder | None) -> None:
+    """Save the run's result and model in ``folder``, if there is one."""
     federation = prepared.federation
     if folder is not None:
         result = summarise(strategy.config, federation, prepared.task, strategy.checkpoint, None)
@@ -74,6 +76,7 @@ def _keep_result(strategy: LdpStrategy, prepared: Prepared, folder: RunFolder | 
 
 
 def _collector(settings: RunSettings) -> Collector | None:
+    """Return the collector for the transport in ``settings``; None for reports in the Flower replies."""
     if settings.transport == "direct":
         return None
     if settings.transport == "sum":

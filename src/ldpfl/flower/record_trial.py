@@ -1,4 +1,4 @@
-"""A look at what an app of one's own gives as its records: at the node, for its operator, before any round."""
+"""Try an app's own records on a node, for the node's operator, before any round."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from ldpfl.util.user_code import GIVEN
 
 _FOUND = "found"
 _MAX_NAMED = 5
-"""Rows that are named, at most."""
+"""Maximum number of rows that are named."""
 
 
 @dataclass(frozen=True)
 class RecordsFound:
-    """What is found of an app's records: no value of them.
+    """Findings about an app's records. They hold no value of a record.
 
     Attributes:
         arrays: the model's trainable parameters, by name.
-        rows: how many there are.
-        left_out: how many rows, or persons where persons are protected, add nothing to training.
-        some: places of a few of them, from 0.
-        reason: why the first of them adds nothing.
-        notes: what else is to be said of the model.
+        rows: number of rows.
+        left_out: number of rows, or of persons where persons are protected, that add nothing to training.
+        some: indices, from 0, of the first few rows or persons that are left out.
+        reason: why the first of these adds nothing.
+        notes: warnings about the model.
     """
 
     arrays: ArrayRecord
@@ -65,17 +65,18 @@ class RecordsFound:
 
 @as_usual()
 def look_at_records(records: Records | str, context: Context, config: RunConfig) -> RecordsFound:
-    """Return what is found of an app's ``records``: model and loss are tried on made-up samples, then each record's gradient is taken.
+    """Try an app's ``records`` and return the findings: the model and the loss on made-up samples, then the gradient of each record.
 
     Raises:
-        ConfigError, PrivacyError: they are none, or model and loss do not fit them; no text repeats a value.
+        ConfigError, PrivacyError: ``records`` returns no ``RecordTask``, or the model and the loss do not fit the records. No text
+            repeats a value.
     """
-    made: Records = pkgutil.resolve_name(records) if isinstance(records, str) else records
-    task = made(context)
+    make_task: Records = pkgutil.resolve_name(records) if isinstance(records, str) else records
+    task = make_task(context)
     if not isinstance(task, RecordTask):
         raise ConfigError(f"the app's records are a {type(task).__name__}, expected ldpfl.flower.RecordTask: let the function return one")
     if config.data.person and task.persons is None:
-        raise ConfigError("the terms protect persons, and RecordTask does not say whose the rows are: give it persons=")
+        raise ConfigError("the terms protect persons, and RecordTask does not say to whom the rows belong: give it `persons`")
     task.check_persons()
     device, notes = choose_device(named("device") or "cpu"), list[str]()
     layout = ParameterLayout.from_module(task.model)
@@ -86,12 +87,12 @@ def look_at_records(records: Records | str, context: Context, config: RunConfig)
     try:
         trainer = trainer_of_records(task, layout, weights, config, mechanism, device, persons, notes.append)
     except LdpflError as error:
-        of_app = str(error).replace(f"model {GIVEN!r}", "the app's model")
-        raise ConfigError(f"{of_app} (tried on two made-up samples; {_described(task)})") from None
+        text = str(error).replace(f"model {GIVEN!r}", "the app's model")
+        raise ConfigError(f"{text} (tried on two made-up samples; {_described(task)})") from None
     left_out, reason, count = list[int](), "", len(task.targets if persons is None else persons)
     if isinstance(trainer, RecordGradientTrainer):
-        looking = replace(trainer, left_out=lambda places: left_out.extend(places.tolist()))
-        confined(looking).train(weights, full_batch([np.arange(count)], count).to(device))
+        watched = replace(trainer, left_out=lambda places: left_out.extend(places.tolist()))
+        confined(watched).train(weights, full_batch([np.arange(count)], count).to(device))
         left_out.sort()
         reason = _why(task, trainer, weights, left_out[0], by_row=persons is None) if left_out else ""
     return RecordsFound(to_arrays(weights, layout), len(task.targets), len(left_out), tuple(left_out[:_MAX_NAMED]), reason, tuple(notes))
@@ -106,13 +107,13 @@ def _why(task: RecordTask, trainer: RecordGradientTrainer, weights: Tensor, plac
     only = full_batch([np.array([place])], 1).to(trainer.task.data.device)
     try:
         trainer.train(weights, only)
-    except (Exception, SystemExit) as error:  # its text may repeat the record
+    except (Exception, SystemExit) as error:  # only the type is shown, because the text may repeat the record
         return f"the model or the loss raises {type(error).__name__} for it: is its target among the classes, or a token beyond the last?"
     return "its gradient is NaN or infinite: are its values huge, or is there a log, sqrt or division in the model or the loss?"
 
 
 def _described(task: RecordTask) -> str:
-    """Return types and shapes of what a task learns from."""
+    """Return dtype and shape of the task's inputs and targets, as text."""
     inputs = {"inputs": task.inputs} if isinstance(task.inputs, Tensor) else dict(task.inputs)
     return ", ".join(f"{name} {str(part.dtype)[6:]} {tuple(part.shape)}" for name, part in [*inputs.items(), ("targets", task.targets)])
 

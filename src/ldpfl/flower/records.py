@@ -1,6 +1,6 @@
-"""Gradients of single records in an app of one's own.
+"""Gradients of single records for an app with its own model.
 
-Its author brings the model, the loss and this node's samples; ldpfl takes the gradients and bounds them.
+The app's author provides the model, the loss and this node's samples. ldpfl computes the gradients and clips them.
 """
 
 from __future__ import annotations
@@ -40,40 +40,40 @@ from ldpfl.util.user_code import GIVEN
 LOGGER = logging.getLogger("flwr.ldpfl")
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""What a model gives for B records, and their targets (B, ...), to their mean loss, or to the loss (B,) of each of them.
+"""Function of a model's outputs for B records and their targets (B, ...). It returns the mean loss, or the loss (B,) of each record.
 
-Where records are protected, B is 1. Where persons are, the records of one person are given together.
+Where records are protected, B is 1. Where persons are protected, it is called with the records of one person.
 """
 
 _TYPES = (torch.float32, torch.int64)
 
 _MADE_UP_TOKENS = 2
-"""Made-up whole numbers are 0 and 1, which every embedding of two words or more knows."""
+"""Made-up tokens are 0 and 1, which are valid for every embedding of at least two words."""
 
 
 @dataclass(frozen=True, eq=False)
 class RecordTask:
-    """What an app of one's own learns from: a model, this node's records, and the loss of one record.
+    """Task of an app with its own model: the model, this node's records, and the loss of one record.
 
-    ldpfl calls the model and the loss with one record at a time, takes the gradient at the weights that the server sent, and bounds it.
-    Where the terms protect persons (``data.person``), it does so with the records of one person at a time: their mean gradient is bounded.
-    So the bound is not the author's affair. What is: that each row holds all of one record, that no other record decides about a row (a
-    column scaled by this node's own mean is no such row), and that model and loss are functions of their arguments alone.
+    ldpfl calls the model and the loss with one record at a time, computes the gradient at the weights that the server sent, and clips it.
+    Where the terms protect persons (``data.person``), it calls them with the records of one person at a time and clips their mean gradient.
+    The author need not clip anything, but must ensure three things. Each row holds all of one record. No row depends on other records; for
+    example, a column scaled by this node's own mean breaks this. Model and loss are functions of their arguments alone.
 
     Attributes:
-        model: its trainable parameters are the arrays that the server sends, by name and shape; their values here do not count.
-        inputs: (N, ...) float32, or int64 for tokens and categories, as the model takes them; or several such tensors, by the names of
-            the arguments of its ``forward``. Values are not looked at: a record that gives no finite gradient adds nothing.
+        model: its trainable parameters must be the arrays that the server sends, by name and shape. Their values here are not used.
+        inputs: (N, ...) float32, or int64 for tokens and categories, as the model expects them; or a dict of several such tensors, by the
+            names of the arguments of ``forward``. Values are not checked: a record whose gradient is not finite adds nothing.
         targets: (N, ...) float32 or int64.
-        loss: such as ``torch.nn.functional.cross_entropy``; it is given one record at a time where records are protected. It runs under
-            ``torch.func.vmap``, where it must not look at values to decide what to do; if it does, records are taken one after
-            another, which is slower.
-        persons: (N,) whose each row is, a whole number or a text, taken as :func:`ldpfl.data.persons.names_of` says; None where nobody
-            says, so that single records can be protected alone. It decides what a person is, whatever column the terms name: the
-            node's operator relies on the author for it. A row that names nobody adds nothing where persons are protected.
+        loss: such as ``torch.nn.functional.cross_entropy``. It is called with one record at a time where records are protected. It runs
+            under ``torch.func.vmap``, where control flow must not depend on values. If it does, records are processed one after another,
+            which is slower.
+        persons: (N,) the person to whom each row belongs, as a whole number or a text, read as :func:`ldpfl.data.persons.names_of` says.
+            None if this is not known: then only single records can be protected. This attribute defines the persons, whatever column the
+            terms name, so the node's operator relies on the author. A row without a person adds nothing where persons are protected.
 
     Raises:
-        ConfigError: there is no record, or rows and types do not fit.
+        ConfigError: there is no record, or rows and dtypes do not fit.
     """
 
     model: nn.Module
@@ -85,35 +85,40 @@ class RecordTask:
     def __post_init__(self) -> None:
         inputs = list(self.inputs.values()) if isinstance(self.inputs, Mapping) else [self.inputs]
         if not all(isinstance(part, Tensor) for part in (*inputs, self.targets)):
-            raise ConfigError("inputs and targets are to be PyTorch tensors, or inputs a dict of them: convert arrays by torch.from_numpy")
+            raise ConfigError(
+                "RecordTask needs `inputs` and `targets` that are PyTorch tensors; `inputs` may be a dict of tensors: convert arrays with "
+                "torch.from_numpy"
+            )
         if not inputs:
-            raise ConfigError("inputs are an empty dict: name a tensor for each argument of the model's forward")
-        for what, part in (*(("inputs", part) for part in inputs), ("targets", self.targets)):
+            raise ConfigError("`inputs` is an empty dict: give a tensor for each argument of the model's forward")
+        for name, part in (*(("inputs", part) for part in inputs), ("targets", self.targets)):
             if problem := not_dense(part):
-                raise ConfigError(f"{what} are {problem}")
+                raise ConfigError(f"`{name}` are {problem}")
             if part.dim() == 0 or part.dtype not in _TYPES:
-                raise ConfigError(f"{what} are {part.dtype} of shape {tuple(part.shape)}, expected rows of float32 or int64: convert them")
+                raise ConfigError(f"`{name}` has {part.dtype} and shape {tuple(part.shape)}, expected rows of float32 or int64: convert it")
             if len(part) != len(self.targets):
-                raise ConfigError(f"inputs have {len(part)} rows and targets have {len(self.targets)}: give one target for each row")
+                raise ConfigError(f"`inputs` has {len(part)} rows and `targets` has {len(self.targets)}: give one target for each row")
         if not len(self.targets):
-            raise ConfigError("there are no records: give one row or more")
+            raise ConfigError("RecordTask has no records: give at least one row")
         if self.persons is not None and len(self.persons) != len(self.targets):
-            raise ConfigError(f"persons are {len(self.persons)} and targets have {len(self.targets)} rows: say of each row whose it is")
+            raise ConfigError(
+                f"`persons` has {len(self.persons)} entries and `targets` has {len(self.targets)} rows: give one person a row"
+            )
 
     def check_persons(self) -> None:
-        """Return if each row that says whose it is names somebody.
+        """Raise if ``persons`` is given and a row has no person.
 
         Raises:
-            ConfigError: a row names nobody.
+            ConfigError: a row's entry in ``persons`` is empty.
         """
         if "" in (names := self._names()):
             raise ConfigError(
-                f"persons name nobody in row {names.index('')} (from 0), and a row of nobody adds nothing: give each row a whole number "
-                "or a text, or leave the row out"
+                f"`persons` names nobody in row {names.index('')} (from 0), and a row without a person adds nothing: give each row a whole "
+                "number or a text, or leave the row out"
             )
 
     def persons_by(self, most: int) -> Persons | None:
-        """Return who has which records, of whom ``most`` rows count in a round; None where nobody says.
+        """Return which rows belong to which person; None if ``persons`` is None. At most ``most`` rows of a person count in a round.
 
         Raises:
             ConfigError: no row names a person.
@@ -139,24 +144,24 @@ class RecordTask:
 
 
 Records = Callable[[Context], RecordTask]
-"""Gives this node's model and records, for Flower's context of a message; it runs in each round, in the app's own process."""
+"""Function that returns this node's model and records for Flower's context. It runs in each round, in the app's own process."""
 
 
 @dataclass(frozen=True)
 class RecordGradients:
-    """A ClientApp that takes the gradients of an app's records at the weights that came, bounded one by one where the terms say so.
+    """A ClientApp that computes the gradients of an app's records at the server's weights, and clips them where the terms ask for it.
 
     Attributes:
-        records: gives the records; or its import path, ``package.module:name``.
+        records: function that returns the records; or its import path, ``package.module:name``.
     """
 
     records: Records | str
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Return the sum over all records, or the gradient of their mean loss, in a reply: PRIVATE, for ``LdpClientApp`` to protect.
+        """Reply with the sum of the clipped gradients, or the gradient of the mean loss: PRIVATE, for ``LdpClientApp`` to protect.
 
         Raises:
-            PrivacyError: what the app gives is no task for the arrays that came. The text repeats nothing of it.
+            PrivacyError: the app's records are no task for the arrays in the message. The text repeats nothing of the records.
         """
         terms = RoundTerms.from_record(message.content.config_records[RECORD])
         arrays = only_arrays(message.content, allowed=tuple(message.content.config_records))
@@ -166,35 +171,41 @@ class RecordGradients:
         if not isinstance(task, RecordTask):
             raise PrivacyError(f"the records of this node's app are a {type(task).__name__}, expected ldpfl.flower.RecordTask")
         if terms.config.data.person and task.persons is None:
-            raise PrivacyError("the terms protect persons, and this node's RecordTask does not say whose the rows are: give it persons=")
+            raise PrivacyError(
+                "the terms protect persons, and this node's RecordTask does not say to whom the rows belong: give it `persons`"
+            )
         mechanism = terms.mechanism(terms.ranges(layout))
-        found = _gradient(task, layout, to_vector(arrays, layout), terms, mechanism)
-        return Message(RecordDict({"gradients": to_arrays(found, layout)}), reply_to=message)
+        gradient = _gradient(task, layout, to_vector(arrays, layout), terms, mechanism)
+        return Message(RecordDict({"gradients": to_arrays(gradient, layout)}), reply_to=message)
 
 
 def check_kind(config: RunConfig, *, weights: bool, gradients: bool, persons: bool) -> None:
-    """Return if an app that gives trained ``weights``, ``gradients`` or both has what the terms ask for. These facts are public.
+    """Raise if an app does not return the values that the terms ask for. All arguments are public facts.
 
-    ``persons`` is whether the app says whose each of its records is.
+    Args:
+        weights: whether the app can return trained weights.
+        gradients: whether the app can return gradients.
+        persons: whether the app says to whom each record belongs.
 
     Raises:
-        Declined: it has not.
+        Declined: the app does not return these values.
     """
     if config.mechanism.perturbed == "gradient" and not gradients:
         raise GivesWeights(
-            f"the terms ask for gradients ({config.mechanism.name}), and this node's app gives trained weights, of which nobody knows what "
-            "one record did to them; nothing was charged or sent. The app's author is to give LdpClientApp(records=...): see docs/flower.md"
+            f"the terms ask for gradients ({config.mechanism.name}), and this node's app gives trained weights, on which one record's "
+            "influence is not bounded; nothing was charged or sent. The app's author should give LdpClientApp(records=...): see "
+            "docs/flower.md"
         )
     if config.mechanism.perturbed != "gradient" and not weights:
         raise GivesGradients(
             f"the terms ask for trained weights (mechanism.perturbed is {config.mechanism.perturbed!r}), and this node's app gives "
-            "gradients of records; nothing was charged or sent. The server is to set mechanism.perturbed to 'gradient', as for dp-sgd"
+            "gradients of records; nothing was charged or sent. The server should set mechanism.perturbed to 'gradient', as for dp-sgd"
         )
 
     if config.data.person and gradients and not persons:
         raise NamesNoPersons(
-            f"the terms protect persons ({config.data.person!r}), and this node's app does not say whose its records are; nothing was "
-            "charged or sent. The app's author is to give RecordTask(persons=...) and LdpClientApp(persons=True): see docs/flower.md"
+            f"the terms protect persons ({config.data.person!r}), and this node's app does not say to whom its records belong; nothing was "
+            "charged or sent. The app's author should give RecordTask(persons=...) and LdpClientApp(persons=True): see docs/flower.md"
         )
 
 
@@ -205,10 +216,10 @@ def _gradient(task: RecordTask, layout: ParameterLayout, weights: Tensor, terms:
     by_person = config.data.person and record_clip_of(mechanism) is not None
     persons = task.persons_by(config.data.person_rows) if by_person else None
     try:
-        own = ParameterLayout.from_module(task.model)
-        fits = dict(zip(own.names, own.shapes, strict=True)) == dict(zip(layout.names, layout.shapes, strict=True))
+        model_layout = ParameterLayout.from_module(task.model)
+        fits = dict(zip(model_layout.names, model_layout.shapes, strict=True)) == dict(zip(layout.names, layout.shapes, strict=True))
         trainer = trainer_of_records(task, layout, weights, config, mechanism, device, persons, _warn_without_names) if fits else None
-    except LdpflError:  # its text names parts of the app
+    except LdpflError:  # its text is dropped, because it names parts of the app
         raise PrivacyError(
             "the model or the loss of this node's app cannot be trained on one record at a time: RecordTask.check() says why, in a test "
             "of the app"
@@ -221,14 +232,14 @@ def _gradient(task: RecordTask, layout: ParameterLayout, weights: Tensor, terms:
 
 
 def _by_record(loss: Loss) -> Loss:
-    """Return what gives the loss (B,) of each record, also where ``loss`` gives the mean over those that it is shown."""
+    """Return a function that gives the loss (B,) of each record, also if ``loss`` returns the mean over its records."""
 
     def losses(outputs: Tensor, targets: Tensor) -> Tensor:
-        found = loss(outputs, targets)
-        if not isinstance(found, Tensor) or found.dim():
-            return found
-        alone = [found] if len(targets) == 1 else [loss(outputs[row : row + 1], targets[row : row + 1]) for row in range(len(targets))]
-        return torch.stack(alone)
+        value = loss(outputs, targets)
+        if not isinstance(value, Tensor) or value.dim():
+            return value
+        single = [value] if len(targets) == 1 else [loss(outputs[row : row + 1], targets[row : row + 1]) for row in range(len(targets))]
+        return torch.stack(single)
 
     return losses
 
@@ -243,17 +254,17 @@ def trainer_of_records(
     persons: Persons | None,
     warn: Warn,
 ) -> Trainer:
-    """Return what takes the gradients, after a trial on made-up samples of the same shapes; ``warn`` is told what it found."""
+    """Return the trainer that computes the gradients, after a trial on made-up samples of the same shapes; ``warn`` gets its warnings."""
     samples = Samples(each(Tensor.detach, task.inputs), task.targets.detach())
-    own = Task("own", "number", _by_record(task.loss), metrics={})
-    local = LocalTask(task.model.to(device), layout, samples.to(device), (), (), LocalOptimiser(1.0), task=own)
+    app_task = Task("own", "number", _by_record(task.loss), metrics={})
+    local = LocalTask(task.model.to(device), layout, samples.to(device), (), (), LocalOptimiser(1.0), task=app_task)
     public = Dataset("records", samples, samples.take(slice(0)), 0, (), (), "", vocabulary=_MADE_UP_TOKENS)
-    ours = {"model": config.model.model_copy(update={"name": GIVEN}), "data": config.data.model_copy(update={"name": GIVEN})}
-    return tried(config.model_copy(update=ours), local, mechanism, weights, public, warn, persons)
+    renamed = {"model": config.model.model_copy(update={"name": GIVEN}), "data": config.data.model_copy(update={"name": GIVEN})}
+    return tried(config.model_copy(update=renamed), local, mechanism, weights, public, warn, persons)
 
 
 def _warn_without_names(message: str) -> None:
-    """Say on a node that there is something to say of the app's model; the message itself may name parts of the app."""
+    """Log on a node that the app's model has a problem. The ``message`` is dropped, because it may name parts of the app."""
     LOGGER.warning(
         "the app's model is slow, mixes rows of a person, or has no finite gradient: RecordTask.check() says which, in a test of the app"
     )

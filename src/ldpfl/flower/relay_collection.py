@@ -1,4 +1,4 @@
-"""The aggregator's end of the relay: opens its rounds, and makes a pool of the mixed records, or a sum of the masked vectors."""
+"""Collect a round's reports over the relay, for the aggregator: open the round, and decode the mixed records or the masked sum."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ LOGGER = logging.getLogger("flwr.ldpfl")
 
 _UNKNOWN = 404
 _NOTHING_THERE = (_UNKNOWN, 409, 410)
-"""How a relay answers to the acknowledgement of a round that was never opened, not released, or deleted."""
+"""HTTP statuses by which a relay answers the acknowledgement of a round that was never opened, not released, or already deleted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RelayedRounds(ABC):
-    """What collectors over the relay share: when a round is opened there, waited for, given up, taken up again and forgotten.
+    """Base of collectors over the relay: open a round there, wait for it, cancel it, recover it after a restart, and delete it.
 
     Attributes:
-        relay: with the aggregator's token.
+        relay: connection to the relay, with the aggregator's token.
         key: the aggregator's private key.
-        min_clients: fewest uploads that the relay releases anything of.
-        window_s: seconds that the relay takes uploads for, from the moment that clients are asked; they train and upload in this time.
-        before: the aggregator's key before ``key``: a round that was begun with it, and is taken up again, is read with it.
+        min_clients: minimum number of uploads for the relay to release a round.
+        window_s: seconds during which the relay accepts uploads, from the moment that clients are asked: the time to train and upload.
+        before: the aggregator's previous private key. A round that was begun with it is decrypted with it after a restart.
     """
 
     relay: RelayAggregator
@@ -58,49 +58,50 @@ class RelayedRounds(ABC):
 
     @abstractmethod
     def terms(self) -> Mapping[str, Any]:
-        """Return what clients are told of it: fields of ``RoundTerms``."""
+        """Return what clients are told about this transport, as fields of ``RoundTerms``."""
 
     @abstractmethod
     def relay_terms(self, round_: OpenRound, agreement: str) -> Terms | SumTerms:
-        """Return what the relay is told of a round.
+        """Return the terms on which a round is opened at the relay.
 
         Raises:
-            ValidationError: it does not fit a relay.
+            ValidationError: the round does not fit a relay.
         """
 
     @abstractmethod
     def released(self, round_: OpenRound) -> Received:
-        """Return what a round brought that the relay has released; errors as for :meth:`collect`."""
+        """Pull the reports of a round that the relay has released, and decode them; errors as for :meth:`collect`."""
 
     def begun_on(self, terms: Mapping[str, str | int]) -> Self:
-        """Return this collector with the key of before, if a round was begun with that one."""
+        """Return this collector, with the previous key if the round with these ``terms`` was begun with that key."""
         if self.before is None or terms.get("key") != self.before.public_key().public_bytes_raw().hex():
             return self
         return replace(self, key=self.before)
 
     def check_ready(self, round_: OpenRound, reply_s: float) -> None:
-        """Ask the relay for the round, which it should not know.
+        """Check that the round could be opened now. The relay is asked for the round's status, to see that it answers.
 
         Raises:
-            ConfigError: the round does not fit a relay: fewer clients are asked than it has to mix, for instance; or it is over
-                before clients have uploaded.
+            ConfigError: the round does not fit a relay (for example, fewer clients are asked than it needs to mix), or its window is
+                over before clients have uploaded.
             RelayRefused, RelayUnreachable: the relay does not answer, or does not know this token.
         """
-        terms = self._fitting(round_, "0" * 64)
+        terms = self._checked_terms(round_, "0" * 64)
         if round_.timeout < self.window_s:
             raise ConfigError(f"the relay's window of {self.window_s:g} s is longer than the round waits for reports, {round_.timeout:g} s")
         check_window(self.window_s, reply_s, fewest=terms.min_clients, asked=terms.max_uploads)
         self._status(round_)
 
     def open(self, round_: OpenRound, content: RecordDict) -> None:
-        """Open the round at the relay, which tells every client the same agreement on ``content``.
+        """Open the round at the relay, which tells every client the same agreement, a digest of ``content``.
 
         Raises:
-            ConfigError, RelayRefused, RelayUnreachable: as for :meth:`check_ready`; or it has other terms already.
+            ConfigError, RelayRefused, RelayUnreachable: as for :meth:`check_ready`; or the relay has other terms for this round.
         """
-        self.relay.open_round(round_.run, round_.number, self._fitting(round_, agreement_of(content, MessageType.TRAIN)))
+        self.relay.open_round(round_.run, round_.number, self._checked_terms(round_, agreement_of(content, MessageType.TRAIN)))
 
-    def _fitting(self, round_: OpenRound, agreement: str) -> Terms | SumTerms:
+    def _checked_terms(self, round_: OpenRound, agreement: str) -> Terms | SumTerms:
+        """Return :meth:`relay_terms`, or raise a ConfigError if the round does not fit a relay."""
         try:
             return self.relay_terms(round_, agreement)
         except ValidationError as error:
@@ -109,22 +110,24 @@ class RelayedRounds(ABC):
             ) from None
 
     def collect(self, round_: OpenRound, answers: Sequence[Answer], left_s: float) -> Received:
-        """Wait up to ``left_s`` seconds for the relay to release the round, and read it; a round that it does not release is cancelled.
+        """Wait up to ``left_s`` seconds for the relay to release the round, and read it. Cancel it if the relay does not release it.
 
         Raises:
-            RelayRefused, RelayUnreachable: the relay does not answer, or not as it should. It keeps the round: started again, the
-                run goes on with it.
+            RelayRefused, RelayUnreachable: the relay does not answer, or not as it should. It keeps the round, and the run goes on with
+                this round when it is started again.
         """
         try:
             self.relay.wait(round_.run, round_.number, left_s)
         except RelayNotReleased:
             self.relay.cancel(round_.run, round_.number)
-            few = f"fewer than {self.min_clients} nodes have uploaded within {round_.timeout:g} s, so the relay released nothing"
-            return Received(None, refused=(few,))
+            reason = f"fewer than {self.min_clients} nodes have uploaded within {round_.timeout:g} s, so the relay released nothing"
+            return Received(None, refused=(reason,))
         return self.released(round_)
 
     def give_up(self, round_: OpenRound) -> bool:
-        """Cancel the round, unless the relay has as many uploads as it mixes: a node whose reply is lost may have uploaded before.
+        """Cancel the round and return True; or return False if the relay has enough uploads to release it.
+
+        The relay may have more uploads than the server has replies, because a node whose reply is lost may have uploaded before.
 
         Raises:
             RelayRefused, RelayUnreachable: as for :meth:`collect`.
@@ -138,13 +141,13 @@ class RelayedRounds(ABC):
         return True
 
     def recover(self, round_: OpenRound) -> Received | None:
-        """Take up a round that the relay still holds; errors as for :meth:`collect`."""
+        """Return the reports of a round that the relay still holds, None if it holds none; errors as for :meth:`collect`."""
         status = self._status(round_)
         return None if status is None or status.state == "gone" else self.collect(round_, (), round_.timeout)
 
     def done(self, run: str, number: int) -> None:
-        """Let the relay delete all that it holds of the round."""
-        for delete in (self.relay.acknowledge, self.relay.cancel):  # the second one for what was never released
+        """Have the relay delete everything that it holds of the round."""
+        for delete in (self.relay.acknowledge, self.relay.cancel):  # a round that was never released cannot be acknowledged, only cancelled
             try:
                 delete(run, number)
                 return
@@ -154,7 +157,7 @@ class RelayedRounds(ABC):
                 LOGGER.info("round %d: nothing left to acknowledge: %s", number, refusal)
 
     def _status(self, round_: OpenRound) -> RoundStatus | None:
-        """Return what the relay says of a round; None if it does not know it."""
+        """Return the relay's status of a round; None if the relay does not know it."""
         try:
             return self.relay.round_status(round_.run, round_.number)
         except RelayRefused as refusal:
@@ -165,12 +168,12 @@ class RelayedRounds(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class RelayCollector(RelayedRounds):
-    """Reports come over the relay, sealed and mixed, so the server sees what was sent and not by whom.
+    """Collects reports that the relay has mixed: the server sees the encrypted records' content, but not who sent them.
 
-    The ledger counts the relay as a shuffler: that holds as long as relay and aggregator do not work together.
+    The ledger counts the relay as a shuffler. This is right only if relay and aggregator do not collude.
 
     Attributes:
-        linked: units that stay together in a record (linked); 1 is LDP-FL's parameter shuffling.
+        linked: number of units of a report that stay together in a record; 1 is LDP-FL's parameter shuffling.
     """
 
     linked: int = 1
@@ -191,10 +194,10 @@ class RelayCollector(RelayedRounds):
         )
 
     def released(self, round_: OpenRound) -> Received:
-        """Open the round's records, and join them."""
+        """Decrypt the round's records, and join them into a pool of reports."""
         plan = round_.plan
         binding = Binding(round_.run, round_.number, plan.fingerprint)
-        sizes = self.relay_terms(round_, "0" * 64)  # as it was opened; what the relay says later bounds nothing
+        sizes = self.relay_terms(round_, "0" * 64)  # this server's own terms: the relay's later statements are not trusted to bound sizes
         joining, refused, read = plan.joining(), Counter[str](), 0
         records = self.relay.pull(round_.run, round_.number, sizes)
         expected = plan.records * round_.asked
@@ -202,7 +205,8 @@ class RelayCollector(RelayedRounds):
             joining.add(plaintexts)
             read += len(plaintexts)
             refused.update({entry.reason: entry.count for entry in left_out})
-        # What was pulled is whole uploads. Counted, not asked: one may have come in between the end of the wait and the release.
+        # The number of clients is computed from the records, which are whole uploads. The status of the wait may be too low: an upload may
+        # have come between the end of the wait and the release.
         joined = joining.joined(max(1, (read + refused.total()) // plan.records))
         refused.update({entry.reason: entry.count for entry in joined.refused})
         notes = [f"{counted(count, 'record')}: {reason}" for reason, count in refused.items()]
@@ -211,13 +215,13 @@ class RelayCollector(RelayedRounds):
 
 @dataclass(frozen=True, kw_only=True)
 class SumCollector(RelayedRounds):
-    """Reports come as a sum that no single server sees: the relay adds up masked vectors, and this end takes the masks off their sum.
+    """Collects the sum of the reports: the relay adds up masked vectors, and the aggregator removes the masks from the sum.
 
-    The ledger counts it as a sum of which nothing else is seen: that holds as long as relay and aggregator do not work together.
+    The ledger counts it as a secure sum. This is right only if relay and aggregator do not collude.
 
     Attributes:
-        nodes: public keys of the nodes that may take part, by :func:`ldpfl.transport.sums.signer_of`. Only what one of them has signed
-            counts, so that a relay cannot invent the others of a sum.
+        nodes: public keys of the nodes that may take part, by :func:`ldpfl.transport.sums.signer_of`. Only shares signed by one of them
+            count, so that a relay cannot invent the other members of a sum.
     """
 
     nodes: Mapping[bytes, Ed25519PublicKey]
@@ -238,24 +242,25 @@ class SumCollector(RelayedRounds):
         )
 
     def released(self, round_: OpenRound) -> Received:
-        """Take the sum apart. One that cannot be, because of what a client or the relay did, stops the run: so would the next one.
+        """Pull the masked sum and remove the masks.
 
-        The relay keeps what it released until it is acknowledged: once more, it hands out the same sum of the same nodes.
+        If a client or the relay has misbehaved so that the masks cannot be removed, the result is ``broken``, which ends the run, because
+        the next round would fail in the same way. The relay keeps the sum until it is acknowledged, and hands out the same sum again.
         """
         sizes, mechanism = self.relay_terms(round_, "0" * 64), adding_up(round_.mechanism)
         total, envelopes = self.relay.pull_sum(round_.run, round_.number, sizes)
-        # What the relay says that clients were asked, they have signed; of anything else no envelope opens.
+        # The relay's statement of the agreement need not be trusted: clients have signed theirs, and no envelope opens with another one.
         agreement = bytes.fromhex(self.relay.round_status(round_.run, round_.number).terms.agreement)
         binding = SumBinding(round_.run, round_.number, agreement, sizes.dimension, sizes.bits)
         try:
             seeds = open_seeds(envelopes, self.key, self.nodes, binding, self.min_clients)
         except ProtocolError as error:
             return Received(None, broken=str(error))
-        found = unshard(total, seeds)
+        unmasked = unshard(total, seeds)
         longest = mechanism.longest_sum(len(seeds), round_.asked, sizes.dimension, round_.vector)
-        if (length := float(np.linalg.norm(found.astype(np.float64)))) > longest:
+        if (length := float(np.linalg.norm(unmasked.astype(np.float64)))) > longest:
             return Received(None, refused=(_too_long(length, longest, len(seeds)),))
-        return Received(ReportPool(mechanism.sum_of(found, len(seeds))), total.nbytes + ENVELOPE_BYTES)
+        return Received(ReportPool(mechanism.sum_of(unmasked, len(seeds))), total.nbytes + ENVELOPE_BYTES)
 
 
 def _too_long(length: float, longest: float, clients: int) -> str:
@@ -266,28 +271,33 @@ def _too_long(length: float, longest: float, clients: int) -> str:
 
 
 def operator_relay(*, linked: int, min_clients: int, window_s: float) -> RelayCollector:
-    """Return the collector for the relay that the ServerApp's operator named in its environment, for records that are mixed.
+    """Return the collector of mixed records, for the relay that the operator named in the ServerApp's environment.
 
     ``LDPFL_RELAY`` is the relay's URL, ``LDPFL_RELAY_CA`` its certificate authority if it has its own,
-    ``LDPFL_AGGREGATOR_TOKEN`` a file with the token, and ``LDPFL_AGGREGATOR_KEY`` one with the private key. After a change of that key,
-    ``LDPFL_AGGREGATOR_KEY_BEFORE`` may name the one before, for a round that was begun with it.
+    ``LDPFL_AGGREGATOR_TOKEN`` a file with the token, and ``LDPFL_AGGREGATOR_KEY`` a file with the private key. After a change of the key,
+    ``LDPFL_AGGREGATOR_KEY_BEFORE`` may name the file of the previous key, for a round that was begun with it.
 
     Raises:
-        ConfigError: one of them is missing or cannot be used.
+        ConfigError: one of these variables is missing, or its value cannot be used.
     """
-    return RelayCollector(**_operators(), linked=linked, min_clients=min_clients, window_s=window_s)
+    return RelayCollector(**_operators_settings(), linked=linked, min_clients=min_clients, window_s=window_s)
 
 
 def operator_sum(*, min_clients: int, window_s: float) -> SumCollector:
-    """Return the same for sums. ``LDPFL_NODE_KEYS`` names the file of public keys, see :func:`ldpfl.transport.sums.read_nodes`.
+    """Return the collector of sums, for the relay that the operator named as for :func:`operator_relay`.
+
+    ``LDPFL_NODE_KEYS`` names the file of the nodes' public keys, see :func:`ldpfl.transport.sums.read_nodes`.
 
     Raises:
-        ConfigError: something is missing or cannot be used.
+        ConfigError: one of these variables is missing, or its value cannot be used.
     """
-    return SumCollector(**_operators(), nodes=read_nodes(Path(_variable("LDPFL_NODE_KEYS"))), min_clients=min_clients, window_s=window_s)
+    return SumCollector(
+        **_operators_settings(), nodes=read_nodes(Path(_variable("LDPFL_NODE_KEYS"))), min_clients=min_clients, window_s=window_s
+    )
 
 
-def _operators() -> dict[str, Any]:
+def _operators_settings() -> dict[str, Any]:
+    """Return the fields of a collector that the operator sets in the ServerApp's environment."""
     url, token, key = (_variable(f"LDPFL_{name}") for name in ("RELAY", "AGGREGATOR_TOKEN", "AGGREGATOR_KEY"))
     authority = os.environ.get("LDPFL_RELAY_CA")
     verify = ssl.create_default_context(cafile=authority) if authority else True

@@ -1,4 +1,4 @@
-"""Replies of nodes to what the server has sent them: until when they are waited for, and what each says."""
+"""Wait for the replies of nodes to the server's messages, and read them."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from ldpfl.flower.terms import RECORD, Answer
 
 _POLL_S = 1.0
 _LONGEST = 80
-"""Characters of what a node says of why it sends no report."""
+"""Maximum number of characters of a node's reason for sending no report."""
 
 
 class Patience:
-    """Until when replies are waited for: ``seconds`` from now, or shorter from when :meth:`renew` says so."""
+    """Deadline for replies: ``seconds`` from now, or an earlier time that :meth:`renew` sets."""
 
     def __init__(self, seconds: float) -> None:
         self._last = self._end = time.monotonic() + seconds
 
     def renew(self, seconds: float) -> None:
-        """Wait for ``seconds`` from now, but not longer than the time that was given first."""
+        """Set the deadline to ``seconds`` from now, but not later than the first deadline."""
         self._end = min(self._last, time.monotonic() + seconds)
 
     @property
     def left(self) -> float:
-        """Seconds left; 0 or less when the time is over."""
+        """Seconds until the deadline; 0 or less when it has passed."""
         return self._end - time.monotonic()
 
     @property
     def most(self) -> float:
-        """Seconds left of the time that was given first."""
+        """Seconds until the first deadline; 0 when it has passed."""
         return max(0.0, self._last - time.monotonic())
 
 
 def replies_as_they_come(
     grid: Grid, messages: Sequence[Message], patience: Patience, awaited: dict[str, int] | None = None
 ) -> Generator[Message, None, None]:
-    """Send ``messages`` and yield each reply when it is there; Flower's own grids return all of them at the end.
+    """Send ``messages`` and yield each reply as soon as it arrives. Flower's own grids return all replies at the end.
 
     Args:
-        awaited: by the name of each message that was sent before and not replied to, the node that it went to. Their replies are
-            yielded, too. Afterwards it holds all messages that can still be replied to.
+        awaited: ids of messages that were sent before and have no reply yet, with the node that each went to. Their replies are yielded,
+            too. The dict is updated: afterwards it holds all messages that can still be replied to.
     """
-    if isinstance(grid, InProcessGrid):  # it runs one client after another, so that none is ever silent
+    if isinstance(grid, InProcessGrid):  # it runs the clients itself, so none can be silent
         yield from grid.send_and_receive(messages, timeout=patience.most)
         return
     waiting = {} if awaited is None else awaited
@@ -65,10 +65,10 @@ def replies_as_they_come(
 
 
 def answer_in(reply: Message, round_: OpenRound) -> Answer:
-    """Return a node's answer for the round that is under way.
+    """Return a node's answer for the current round.
 
     Raises:
-        ProtocolError: the reply is an error, no answer, or one for another run or round.
+        ProtocolError: the reply is an error, holds no answer, or holds an answer for another run or round.
     """
     if reply.has_error():
         raise ProtocolError(f"a node answered {str(reply.error.reason)[:_LONGEST]!r}")
@@ -79,15 +79,15 @@ def answer_in(reply: Message, round_: OpenRound) -> Answer:
 
 
 def said_in(reply: Message) -> str:
-    """Return what a node says that takes no part."""
+    """Return the reason that a node gives for not taking part."""
     return printable(str(reply.error.reason))[:_LONGEST] if reply.has_error() else "no answer to what it was asked"
 
 
 def is_absent(reply: Message) -> bool:
-    """Tell whether a node has not replied, and the SuperLink says so in its place: the node may have sent a report all the same."""
+    """Tell whether the reply comes from the SuperLink because the node has not replied. The node may still have uploaded a report."""
     return reply.has_error() and reply.error.code in ABSENT
 
 
 def is_refusal(reply: Message) -> bool:
-    """Tell whether a node says that its operator does not allow a report: it has charged nothing."""
+    """Tell whether the node replies that its operator does not allow a report. Such a node has charged nothing."""
     return reply.has_error() and reply.error.code == REFUSED

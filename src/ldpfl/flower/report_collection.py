@@ -22,13 +22,13 @@ class OpenRound:
     """A round that clients have been asked to join.
 
     Attributes:
-        run: names the run.
-        number: of the round, from 1.
-        mechanism: of this round.
-        asked: clients that were asked.
+        run: name of the run.
+        number: number of the round, from 1.
+        mechanism: mechanism of this round.
+        asked: number of clients that were asked.
         timeout: seconds that the server waits for reports.
-        linked: units that stay together on the way.
-        vector: length of the longest vector that a client adds up, in clipping norms.
+        linked: number of units of a report that stay together in transit.
+        vector: maximum length of the vector that a client adds to a sum, as a multiple of the clipping norm.
     """
 
     run: str
@@ -42,24 +42,25 @@ class OpenRound:
 
     @cached_property
     def plan(self) -> RecordPlan:
-        """How reports are cut into records; made once a round.
+        """How reports are cut into records; computed once a round.
 
         Raises:
-            ConfigError: they cannot be cut so.
+            ConfigError: reports cannot be cut into records of ``linked`` units.
         """
-        # Whoever sets the mechanism "none" has asked for it; whether clients do it is for their policies to say.
+        # The server allows the mechanism "none", because its operator has asked for it. The clients' policies decide whether they do.
         return RecordPlan(self.mechanism, self.ranges, self.linked, unprotected=True)
 
 
 @dataclass(frozen=True, eq=False)
 class Received:
-    """What came of a round.
+    """The reports of a round, as far as they arrived.
 
     Attributes:
-        pool: the reports that follow the wire format; None if there is none.
+        pool: the valid reports; None if there is none.
         uplink_bytes: length of one client's message.
-        refused: what was not accepted and why, a line each.
-        broken: why what came cannot be opened, as long as nobody mends that; empty if it can. The same is there when it is asked for again.
+        refused: reasons why reports were not accepted, one line each.
+        broken: reason why the relay's release cannot be decoded; empty if it can. The relay would hand out the same release again, so a
+            retry helps only after someone has removed the cause.
     """
 
     pool: ReportPool | PartialPool | None
@@ -69,68 +70,68 @@ class Received:
 
 
 class Collector(Protocol):
-    """How reports come in."""
+    """Way in which reports reach the server."""
 
     @property
     def channel(self) -> Channel:
-        """What the ledger says stands between clients and server."""
+        """The channel between clients and server, as the ledger counts it."""
         ...
 
     @property
     def linked(self) -> int:
-        """Units that stay together on the way."""
+        """Number of units of a report that stay together in transit."""
         ...
 
     @property
     def min_clients(self) -> int:
-        """Fewest clients among which a report can have been, where it is not known how many there were."""
+        """Minimum number of clients whose reports are released together: the cohort to assume if the true number is not known."""
         ...
 
     def terms(self) -> Mapping[str, Any]:
-        """Return what clients are told of it: fields of ``RoundTerms``."""
+        """Return what clients are told about this transport, as fields of ``RoundTerms``."""
         ...
 
     def begun_on(self, terms: Mapping[str, str | int]) -> Collector:
-        """Return the collector that can take up a round that was begun on ``terms``; this one, unless it knows how they came about."""
+        """Return the collector that can resume a round begun on ``terms``: this one, or one with a previous key if ``terms`` name it."""
         ...
 
     def check_ready(self, round_: OpenRound, reply_s: float) -> None:
-        """Raise if the round could not be opened now, with replies after ``reply_s``; called before anything is written down of it."""
+        """Raise if the round could not be opened now, with replies after ``reply_s`` seconds. Called before the round is charged."""
         ...
 
     def open(self, round_: OpenRound, content: RecordDict) -> None:
-        """Get ready for the reports of a round, before anyone is asked; ``content`` is what all clients are going to be sent."""
+        """Prepare for the reports of a round, before any client is told to train. All clients will be sent ``content``."""
         ...
 
     def collect(self, round_: OpenRound, answers: Sequence[Answer], left_s: float) -> Received:
-        """Return what came in.
+        """Return the round's reports.
 
         Args:
-            answers: those of the Flower replies, one a client, in the order of the clients' numbers.
-            left_s: seconds that are left of the time for reports.
+            answers: answers in the Flower replies, one for each client, in the order of the clients' ids.
+            left_s: seconds left until reports are no longer waited for.
         """
         ...
 
     def give_up(self, round_: OpenRound) -> bool:
-        """End the round now, so that none of its reports is released; unless enough have come already. Return whether it was ended."""
+        """End the round now, so that none of its reports is released, unless enough have arrived. Return whether it was ended."""
         ...
 
     def recover(self, round_: OpenRound) -> Received | None:
-        """Return what came in for a round in which the server was stopped; None if that is lost."""
+        """Return the reports of a round in which the server was stopped; None if they are lost."""
         ...
 
     def done(self, run: str, number: int) -> None:
-        """Forget the round: what it led to is on disk. May be called again."""
+        """Delete the transport's copy of the round, whose result is on disk. May be called again."""
         ...
 
 
 @dataclass(frozen=True)
 class DirectCollector:
-    """Reports come in the Flower replies, so the server sees who sent which.
+    """Collects reports from the Flower replies: the server sees who sent each report.
 
     Args:
-        seed: of the run. Reports are put into the order that the simulator gives them, so that both end in the same bits;
-            it hides nothing.
+        seed: seed of the run. Reports are permuted as in the simulator, so that both give the same model bit for bit. The permutation
+            hides nothing.
     """
 
     seed: int

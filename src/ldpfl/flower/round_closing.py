@@ -1,4 +1,4 @@
-"""The server's end of a round: a step, a head that is solved, figures from clients, or histograms of their columns."""
+"""Aggregate a round at the server: a training step, a least-squares solution, figures measured at clients, or column histograms."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from ldpfl.transport.shuffling import PartialPool, ReportPool
 
 
 def closed(course: Course, received: Received, pool: ReportPool | PartialPool, event: RoundEvent) -> Checkpoint:
-    """Return what follows the course's last checkpoint when the reports in ``pool`` have arrived in the round that is under way.
+    """Aggregate the reports in ``pool`` for the current round, and return the checkpoint that follows the course's last one.
 
     Raises:
-        NotFiniteError: what they add up to is no model and no figure.
-        PrivacyError: reports of another model.
+        NotFiniteError: the aggregate is not finite.
+        PrivacyError: the reports are of another model.
     """
     if course.planned.kind == "training":
         return close_round(
@@ -41,23 +41,24 @@ def closed(course: Course, received: Received, pool: ReportPool | PartialPool, e
             began=course.began,
         )
     mechanism = of_records(course.round.mechanism)
-    found = noisy_sum(pool, mechanism, course.round.ranges.dimension)
-    if not np.isfinite(found.points).all():
+    sums = noisy_sum(pool, mechanism, course.round.ranges.dimension)
+    if not np.isfinite(sums.points).all():
         raise NotFiniteError(f"the sums of {course.planned} are not finite; the round is dropped")
     if course.planned.kind == "statistics":
         point = point_of(mechanism.steps, len(course.stages.columns))
-        found = NoisySum(found.points + taken_off(point, mechanism) * pool.clients, found.noise)
-        memory = kept_with(course.last.memory, course.planned.number, found, point)
+        sums = NoisySum(sums.points + taken_off(point, mechanism) * pool.clients, sums.noise)
+        memory = kept_with(course.last.memory, course.planned.number, sums, point)
         return replace(course.last, memory=memory, ledger=course.last.ledger.charge(event))
-    vectors, total = vectors_of(course.config, course.planned.kind), found.in_units(mechanism.steps)
+    vectors, total = vectors_of(course.config, course.planned.kind), sums.in_units(mechanism.steps)
     if isinstance(vectors, LeastSquares):
-        return _solved(course, received, pool.clients, event, total, vectors, mechanism.records)
-    return _measured(course, pool.clients, event, total)
+        return _after_least_squares(course, received, pool.clients, event, total, vectors, mechanism.records)
+    return _after_evaluation(course, pool.clients, event, total)
 
 
-def _solved(
+def _after_least_squares(
     course: Course, received: Received, clients: int, event: RoundEvent, total: NoisySum, head: LeastSquares, records_each: float
 ) -> Checkpoint:
+    """Return the checkpoint whose weights are the least-squares solution of the noisy sums ``total``."""
     before, records = course.last, records_each * clients
     weights = head.solved(total, records)
     state = replace(before.state, round=before.state.round + 1, weights=weights, previous=before.state.weights)
@@ -73,7 +74,8 @@ def _solved(
     )
 
 
-def _measured(course: Course, clients: int, event: RoundEvent, total: NoisySum) -> Checkpoint:
+def _after_evaluation(course: Course, clients: int, event: RoundEvent, total: NoisySum) -> Checkpoint:
+    """Return the last checkpoint with the figures that clients measured, computed from the noisy sums ``total``."""
     before = course.last
     measured = as_measured(total, held_back_mean(course.config) * clients, stated=True)
     history = (*before.history[:-1], replace(before.history[-1], at_clients=measured))
@@ -81,11 +83,11 @@ def _measured(course: Course, clients: int, event: RoundEvent, total: NoisySum) 
 
 
 def figures_said(course: Course) -> str:
-    """Return the figures that clients measured last, each with the half-width of its 95 % interval; empty where there are none."""
+    """Return the figures that clients measured last, each with its 95 % interval, as text for the log; empty if there are none."""
     if course.planned.kind != "evaluation" or (metrics := course.last.history[-1]).at_clients is None:
         return ""
     vectors = vectors_of(course.config, "evaluation")
     if not isinstance(vectors, RecordScores):
         return ""
     figures = told(vectors, metrics.round, metrics.at_clients)["figures"]
-    return "".join(f", {name} {own['value']:.4f} ({own['low']:.4f} to {own['high']:.4f})" for name, own in figures.items())
+    return "".join(f", {name} {figure['value']:.4f} ({figure['low']:.4f} to {figure['high']:.4f})" for name, figure in figures.items())

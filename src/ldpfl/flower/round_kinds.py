@@ -1,6 +1,6 @@
-"""The rounds of a run on Flower, and what each of them asks nodes for.
+"""The rounds of a run on Flower, and what each round asks nodes for.
 
-All of it follows from the config, so that each node can check what it is asked.
+The sequence of rounds follows from the config alone, so that each node can check the server's request.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class PlannedRound:
     """A round of a run.
 
     Attributes:
-        number: number by which relay, budgets and ledger know the round, from 1. Rounds of all kinds are numbered together.
-        kind: what nodes are asked for.
-        trained: number of rounds of training before it.
+        number: number of the round at the relay, in budgets and in the ledger, from 1. Rounds of all kinds are numbered together.
+        kind: kind of values that nodes are asked for.
+        trained: number of training rounds before this round.
     """
 
     number: int
@@ -36,7 +36,7 @@ class PlannedRound:
 
     @property
     def is_training(self) -> bool:
-        """Whether the round leads to another model."""
+        """Whether the round changes the model."""
         return self.kind in ("training", "least-squares")
 
     def __str__(self) -> str:
@@ -49,17 +49,17 @@ def planned_round(config: RunConfig, number: int) -> PlannedRound:
     """Return the round with this ``number`` of a run of ``config``.
 
     Raises:
-        AskedForOther: clients measure the model in this run, and the run has fewer rounds.
+        AskedForOther: the run includes an evaluation at clients, and ``number`` is greater than its last round.
     """
     rounds, every, before = config.training.rounds, config.evaluation.every, statistics_rounds(config)
     training: Kind = "training" if config.training.method == "gradient" else "least-squares"
-    place = number - before
+    place = number - before  # from 1, counted after the statistics rounds; every (`every` + 1)-th place is an evaluation
     if place <= 0:
         return PlannedRound(number, "statistics", 0)
     if not is_evaluated(config):
         return PlannedRound(number, training, place - 1)
     if number > last_round(config, rounds):
-        raise AskedForOther(f"round {number} is none of this run, whose config has {last_round(config, rounds)} rounds; nothing was sent")
+        raise AskedForOther(f"round {number} is not in this run: its config has {last_round(config, rounds)} rounds; nothing was sent")
     if number == last_round(config, rounds):
         return PlannedRound(number, "evaluation", rounds)
     if every and place % (every + 1) == 0:
@@ -74,7 +74,7 @@ def statistics_rounds(config: RunConfig) -> int:
 
 
 def last_round(config: RunConfig, rounds: int) -> int:
-    """Return the number of the last round of a run of ``config`` with so many ``rounds`` of training."""
+    """Return the number of the last round, of any kind, of a run of ``config`` with ``rounds`` training rounds."""
     every, before = config.evaluation.every, statistics_rounds(config)
     if not is_evaluated(config) or rounds == 0:
         return before + rounds
@@ -85,7 +85,7 @@ def config_for(config: RunConfig, kind: Kind) -> RunConfig:
     """Return ``config`` with the mechanism of a round of this ``kind``.
 
     Raises:
-        ConfigError: it does not fit such a round.
+        ConfigError: ``config`` does not allow such a round.
     """
     if kind == "statistics":
         return for_measuring(config)
@@ -93,9 +93,10 @@ def config_for(config: RunConfig, kind: Kind) -> RunConfig:
 
 
 def held_back_mean(config: RunConfig) -> int:
-    """Return how many records, or persons, a client holds back on average, as the config says it: 1 or more.
+    """Return the mean number of records (or persons) that a client holds back for evaluation, as the config states it: 1 or more.
 
-    A node's own number goes nowhere. Without ``evaluation.records``, the number follows from ``mechanism.records``, those that are left.
+    A node's own number is private and not used. Without ``evaluation.records``, the number follows from ``mechanism.records``, the mean
+    number of records that remain for training.
     """
     share, trained = config.evaluation.share, getattr(config.mechanism, "records", 0)
     return max(1, config.evaluation.records or round(trained * share / (1 - share)))

@@ -1,4 +1,4 @@
-"""What a round asks of a client, and what the client's node has to say to it."""
+"""A round's request to a client, as the client itself derives it, and the decisions that the client's node takes on it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from ldpfl.server import ServerState
 
 @dataclass(frozen=True, eq=False)
 class Ask:
-    """What a round would release of this client, as the client itself makes it out.
+    """The release that a round asks of this client, as the client itself derives it from the terms.
 
     Attributes:
-        mechanism: of this round, built here from the server's settings; all that is said of it follows from it.
+        mechanism: mechanism of this round, built here from the server's settings. Its guarantee is computed here as well.
         ranges: public ranges of the vector that is asked for.
-        agreement: over all that the server asks for, see :func:`ldpfl.flower.terms.agreement_of`; empty where no relay compares it.
+        agreement: digest of everything that the server asks for, see :func:`ldpfl.flower.terms.agreement_of`; empty if there is no relay
+            to compare it with.
     """
 
     terms: RoundTerms
@@ -36,29 +37,29 @@ class Ask:
 
 
 class Node(Protocol):
-    """What the node's operator has set up. Whatever it raises, nothing leaves; ``Declined`` says that the operator does not allow it."""
+    """Decisions of a node, by its operator's settings. If a method raises, nothing leaves; ``Declined``: the operator forbids it."""
 
     def admit(self, ask: Ask) -> float:
-        """Decide on the release, and record durably that it is made: from here on a report leaves, whatever the data do.
+        """Decide on the release, and charge it durably. From here on exactly one report leaves, whatever the data are.
 
-        Called once a round, before the data are touched. Returns for how many seconds from now the report can be delivered.
+        Called once a round, before the data are touched. Return for how many seconds from now the report can be delivered.
         """
         ...
 
     def would_admit(self, ask: Ask, cohort: int) -> None:
-        """Raise if :meth:`admit` would decline, as far as that is known before the round is opened.
+        """Raise if :meth:`admit` would decline, as far as this can be known before the round is opened.
 
-        The server asks as often as it likes: so this charges nothing, writes nothing and asks no relay. It is no promise: ``admit``
-        checks everything again. ``cohort`` is the number of clients that the report will be mixed with, as the server says.
+        The server may ask this question any number of times, so nothing is charged or recorded. Passing is no promise: ``admit`` checks
+        everything again. ``cohort`` is the server's statement of how many clients the report will be mixed among.
         """
         ...
 
     def keeps_state(self, ask: Ask) -> bool:
-        """Whether what the app remembers of this round is kept for the next."""
+        """Return whether the app's state of this round is kept for the next."""
         ...
 
     def seal(self, ask: Ask, payload: bytes) -> bytes:
-        """Make ``payload`` ready for the relay."""
+        """Encrypt ``payload`` in the form that the relay expects."""
         ...
 
     def upload(self, ask: Ask, sealed: bytes, within_s: float) -> None:
@@ -68,7 +69,7 @@ class Node(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """What a message asks, and the state of the server that it tells: all of it public.
+    """A message's request, and the server's state that the message holds: all of it public.
 
     Attributes:
         layout: layers of the vector that is asked for.
@@ -80,10 +81,10 @@ class Asked:
 
 
 def read_asked(content: RecordDict, message_type: str, run_config: str) -> Asked:
-    """Read a message; ``run_config`` is the digest of the node's own.
+    """Read a message; ``run_config`` is the digest of the node's own run config.
 
     Raises:
-        LdpflError: it is no round of ``LdpStrategy``, does not fit together, or names another run config than the node's.
+        LdpflError: the message is no round of ``LdpStrategy``, its parts contradict each other, or it names another run config.
     """
     terms = read_terms(content, run_config)
     arrays = only_arrays(content, allowed=tuple(content.config_records))
@@ -97,11 +98,11 @@ def read_asked(content: RecordDict, message_type: str, run_config: str) -> Asked
 
 
 def read_terms(content: RecordDict, run_config: str) -> RoundTerms:
-    """Read the terms in a message; ``run_config`` is the digest of the node's own.
+    """Read the terms in a message; ``run_config`` is the digest of the node's own run config.
 
     Raises:
-        ProtocolError: the message holds none, or they cannot be read.
-        OtherRunConfig: they name another run config than the node's.
+        ProtocolError: the message holds no terms, or they cannot be read.
+        OtherRunConfig: the terms name another run config than the node's.
     """
     records = content.config_records
     if RECORD not in records:

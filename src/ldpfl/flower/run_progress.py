@@ -1,4 +1,4 @@
-"""How far a run on Flower has come, and which replies answer the round that is under way."""
+"""Progress of a run on Flower, and the replies to its current round."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ from ldpfl.simulation.record_sums import APART, ranges_of
 
 @dataclass
 class Course:
-    """How far a run has come.
+    """Progress of a run.
 
     Attributes:
         config: settings of the run, as nodes get them.
-        run: names it, on this server and after a resume.
+        run: name of the run, which stays the same after a resume.
         last: the checkpoint after the last round.
-        before: who had been asked before the round that is under way.
-        asked: nodes of that round.
-        began: when it began.
-        patience: until when its replies are waited for.
-        measured: how nodes scale their columns, as the terms say it; empty where nothing is measured, or not all of it yet.
+        participation: rounds that each node was told to train in, including the current round.
+        before: the participation before the current round, to withdraw that round.
+        asked: nodes of the current round.
+        began: time at which the current round began.
+        patience: deadline for the current round's replies.
+        measured: how nodes scale their columns, in the form of ``RoundTerms.measured``; empty if no column is measured, or not all are yet.
     """
 
     config: RunConfig
@@ -57,14 +58,14 @@ class Course:
 
     @property
     def done(self) -> int:
-        """Number of rounds, of all kinds, that are over: the ledger has an event for each."""
+        """Number of rounds, of all kinds, that are over. The ledger has one event for each."""
         return len(self.last.ledger.events)
 
     def open_round(self, number: int, asked: int, linked: int) -> None:
-        """Make ready for round ``number``, in which ``linked`` units of a report stay together.
+        """Make round ``number`` the current round, with ``asked`` clients and ``linked`` units of a report that stay together.
 
         Raises:
-            ConfigError: it is not the one after the last, or its config does not fit it.
+            ConfigError: ``number`` does not follow the last round, or the config does not allow the round.
         """
         if number != self.done + 1:
             raise ConfigError(f"round {number} does not follow round {self.done}")
@@ -88,7 +89,7 @@ class Course:
 
     @property
     def stages(self) -> ColumnStages:
-        """What was measured of nodes' columns so far."""
+        """Histograms of nodes' columns that were measured so far."""
         return stages_in(self.config, self.last.memory)
 
     @property
@@ -100,20 +101,20 @@ class Course:
 
 
 class Replies:
-    """What nodes replied that were told to train, as far as it has come."""
+    """The replies so far of the nodes that were told to train in the current round."""
 
     def __init__(self, course: Course) -> None:
         self._course, self._answers = course, dict[int, Answer]()
         self._heard, self._failed, self._declined = set[int](), set[int](), set[int]()
         self._absent = False
         self.refused = list[str]()
-        """Why replies were left out, a line each."""
+        """Reasons why replies were left out, one line each."""
         self.said = dict[int, str]()
-        """What each node said that sends no report."""
+        """By node that sends no report, the reason that it gave."""
 
     def add(self, reply: Message) -> None:
-        """Sort one reply."""
-        if is_absent(reply):  # from the SuperLink, as whose own it is numbered: no node has replied
+        """Record one reply."""
+        if is_absent(reply):  # the SuperLink replies under its own id because the node has not: no node is recorded
             self._absent = True
             return
         node = reply.metadata.src_node_id
@@ -134,7 +135,7 @@ class Replies:
 
     @property
     def left_out(self) -> list[str]:
-        """Why nodes are left out once nothing more is waited for, a line each: :attr:`refused`, and one for each node without a reply."""
+        """Reasons why nodes are left out when the wait is over: the lines of :attr:`refused`, and one for each node without a reply."""
         return [*self.refused, *["a node did not reply in time"] * len(self.silent)]
 
     @property
@@ -149,15 +150,15 @@ class Replies:
 
     @property
     def possible(self) -> int:
-        """Number of nodes whose reports have come or can still come."""
+        """Number of nodes whose reports have arrived or can still arrive."""
         return len(self._course.asked) - len(self._failed)
 
     @property
     def only_declined(self) -> bool:
-        """Whether each reply so far says that the node's operator does not allow a report."""
+        """Whether all replies so far are refusals by the nodes' operators."""
         return len(self._declined) == len(self.refused) and not self._answers and not self._absent
 
     @property
     def all_declined(self) -> bool:
-        """Whether every node that was asked has said so: then none has charged or sent anything."""
+        """Whether every node that was asked has declined. Then no node has charged or sent anything."""
         return self.only_declined and self._declined == self._course.asked

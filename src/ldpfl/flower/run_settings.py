@@ -1,4 +1,4 @@
-"""Settings of the ready apps, as a person writes them in an app's pyproject, below ``[tool.flwr.app.config.ldpfl]``."""
+"""Settings of the ready apps, as a person writes them in an app's ``pyproject.toml``, under ``[tool.flwr.app.config.ldpfl]``."""
 
 from __future__ import annotations
 
@@ -14,29 +14,34 @@ from ldpfl.util.quantities import NotNegative, Positive
 from ldpfl.util.suggestions import did_you_mean
 
 SECTION = "ldpfl"
-"""The keys begin with it where Flower hands them over: ``ldpfl.recipe``."""
+"""Prefix of the settings' keys in Flower's run config: ``ldpfl.recipe``."""
 
 
-def _named(field: str) -> str:
+def _setting_name(field: str) -> str:
+    """Return the name in ``pyproject.toml`` of a field of :class:`RunSettings`."""
     return "set" if field == "changes" else field.replace("_", "-")
 
 
 class RunSettings(BaseModel):
-    """What the ready ServerApp is told; a client reads none of it.
+    """Settings of the ready ServerApp. A client reads none of them.
 
     Attributes:
-        recipe, changes: a recipe's name, and under ``set`` changes to it, ``key=value``, separated by semicolons.
-        out: folder on the server for checkpoints and results, which a later run of the same config goes on with; empty for none.
-        nodes: that a round needs; 0 for all clients.
-        agreeing: fewest of them that have to agree to a round; over the relay at least ``min_clients``.
-        wait_s, answer_s, timeout_s: seconds to wait for them, for further answers to the question whether they take part, and for replies.
-        device: where the server measures: auto, cpu or cuda.
-        transport: whether reports are in the replies, go over the relay sealed, or as masked parts of a sum; with the next three as in
-            :class:`ldpfl.flower.relay_collection.RelayCollector`; of a sum, nothing is linked.
-        reply_s: seconds after its charge at which every client replies; 0, as soon as it can, is for simulations.
+        recipe: name of a recipe.
+        changes: changes to the recipe, ``key=value``, separated by semicolons; called ``set`` in ``pyproject.toml``.
+        out: folder on the server for checkpoints and results; a later run of the same config resumes from it. Empty for no folder.
+        nodes: number of connected nodes that a round needs; 0 for all clients.
+        agreeing: minimum number of nodes that must agree to a round; over the relay at least ``min_clients``.
+        wait_s: seconds to wait for nodes to connect.
+        answer_s: seconds to wait for the next answer to the question whether nodes take part.
+        timeout_s: seconds to wait for the replies of a round.
+        device: device on which the server evaluates: auto, cpu or cuda.
+        transport: ``direct``: reports are in the Flower replies; ``relay``: encrypted, over a mixing relay; ``sum``: masked, over a
+            summing relay.
+        linked, min_clients, window_s: as in :class:`ldpfl.flower.relay_collection.RelayCollector`. A sum does not use ``linked``.
+        reply_s: seconds after its charge at which every client replies; 0 means as soon as it can, and is for simulations.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True, alias_generator=_named)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True, alias_generator=_setting_name)
 
     recipe: str = DEFAULT
     changes: str = ""
@@ -55,20 +60,20 @@ class RunSettings(BaseModel):
 
     @classmethod
     def of_run(cls, run_config: Mapping[str, Any]) -> RunSettings:
-        """Return the settings in a run's config, whose other keys are not looked at.
+        """Return the settings in a run's config. Keys without the prefix ``ldpfl.`` are ignored.
 
         Raises:
-            ConfigError: one is unknown, or has no such value.
+            ConfigError: a setting is unknown, or its value is not allowed.
         """
         start = f"{SECTION}."
         return cls.read({key.removeprefix(start): value for key, value in run_config.items() if key.startswith(start)})
 
     @classmethod
     def read(cls, settings: Mapping[str, Any]) -> RunSettings:
-        """Return the settings of an app, by the names that they have there.
+        """Return the settings of an app, given by their names in ``pyproject.toml``.
 
         Raises:
-            ConfigError: one is unknown, or has no such value.
+            ConfigError: a setting is unknown, or its value is not allowed.
         """
         try:
             return cls.model_validate(dict(settings), by_alias=True, by_name=False)
@@ -82,18 +87,18 @@ class RunSettings(BaseModel):
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Return what they are called in an app's pyproject."""
-        return tuple(map(_named, cls.model_fields))
+        """Return the settings' names in an app's ``pyproject.toml``."""
+        return tuple(map(_setting_name, cls.model_fields))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return them by the names that they have in an app's pyproject."""
+        """Return the settings by their names in an app's ``pyproject.toml``."""
         return self.model_dump(by_alias=True)
 
 
 def joined(changes: Iterable[str]) -> str:
-    """Return changes ``key=value`` as one text, one below the other, which :attr:`RunSettings.change_list` takes apart again.
+    """Join changes ``key=value`` into one text, one change a line. :attr:`RunSettings.change_list` splits it again.
 
-    Semicolons within them stand in strings of TOML, which can spell them: what a column or class is called ends no setting.
+    Semicolons separate changes. A semicolon within a change can only be in a TOML string, such as a column's name, and is escaped there.
     """
     return ";\n".join(change.replace(";", "\\u003b") for change in changes)
 

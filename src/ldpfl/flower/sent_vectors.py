@@ -1,6 +1,6 @@
-"""What leaves a node in a round: which vector, of what length, and which mechanism protects it.
+"""The vector that a node sends in a round: its layers, its length, and the mechanism that protects it.
 
-Server and nodes find this out in the same way.
+Server and nodes derive it by the same functions.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ SUMS = "sums"
 
 @dataclass(frozen=True, eq=False)
 class Sent:
-    """What leaves in a round.
+    """Form of the vector that a node sends in a round.
 
     Attributes:
-        layout: layers of the vector: those of the model, or one of sums over records.
-        ranges: those that go with it.
+        layout: layers of the vector: the model's layers, or a single layer of sums over records.
+        ranges: public ranges of the vector.
         mechanism: mechanism of this round.
     """
 
@@ -46,11 +46,11 @@ def sums_layout(size: int) -> ParameterLayout:
 
 
 def sent_in(terms: RoundTerms, layout: ParameterLayout, public: PublicState) -> Sent:
-    """Return what leaves in the round of ``terms``, for a model of ``layout``. Neither data nor code that the terms name is touched.
+    """Return the form of the vector in the round of ``terms``, for a model of ``layout``. No data, and no code named by the terms, is used.
 
     Raises:
         AskedForOther: the terms ask for something else than their config plans.
-        LdpflError: they do not fit together.
+        LdpflError: the terms, the layout or the mechanism contradict each other.
     """
     ranges, kind = terms.ranges(layout), terms.planned.kind
     if kind == "training":
@@ -63,40 +63,40 @@ def sent_in(terms: RoundTerms, layout: ParameterLayout, public: PublicState) -> 
 
 
 def check_sums(terms: RoundTerms) -> None:
-    """Return if a round for sums over records asks for as many numbers as these have. Code that the terms name may run.
+    """Raise if a round for sums over records asks for a vector of the wrong length. Code that the terms name may run.
 
     Raises:
-        AskedForOther: it asks for another number.
+        AskedForOther: the vector has another length than the sums, or the histograms are of another number of columns.
     """
     if terms.kind == "statistics":
         edges, columns = edges_in(terms.measured), len(described(terms.config).unscaled)
         if len(edges) != columns:
             raise AskedForOther(f"round {terms.round} asks for histograms of {len(edges)} columns, and the config names {columns}")
-        check_length(terms, sum(own.size - 1 for own in edges))
+        check_length(terms, sum(column_edges.size - 1 for column_edges in edges))
     elif terms.kind != "training":
         check_length(terms, vectors_of(terms.config, terms.kind).size)
 
 
 def check_length(terms: RoundTerms, size: int) -> None:
-    """Return if ``terms`` ask for a vector of this ``size``.
+    """Raise unless ``terms`` ask for a vector of this ``size``.
 
     Raises:
-        AskedForOther: they ask for another one.
+        AskedForOther: the terms ask for another length.
     """
     if terms.size != size:
         raise AskedForOther(f"round {terms.round} asks for {terms.size:,} numbers, and {terms.kind} has {size:,}; nothing was sent")
 
 
 def vectors_of(config: RunConfig, kind: Kind) -> RecordVectors:
-    """Return what a record adds to the sums of a round of this ``kind``.
+    """Return the vectors that records add to the sums of a round of this ``kind``.
 
     Raises:
-        ConfigError: such a round adds no sums over records, or its config does not fit them.
+        ConfigError: a round of this kind has no sums over records, or its config does not fit them.
     """
     data = described(config)
     if kind == "evaluation":
         return scores_of_records(config, data.outputs)
     head = head_of(config, data)
     if head is None:
-        raise ConfigError("training.method is 'gradient', and has no sums over records")
+        raise ConfigError("training.method is 'gradient', which uses no sums over records: set it to 'least-squares'")
     return head

@@ -1,4 +1,4 @@
-"""The server asks nodes whether they would take part in a round, before any of them is told to train and charges for it."""
+"""Ask nodes whether they would take part in a round, before any of them is told to train and charges its budget."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _FIRST_PAUSE_S = 10.0
 
 @dataclass(frozen=True)
 class Waiting:
-    """How many nodes the server needs for a round, and how patient it is.
+    """How many nodes the server needs for a round, and how long it waits for them.
 
     Attributes:
-        nodes: a round begins when so many nodes are connected.
-        seconds: longest wait for them, and for nodes that do not answer the question whether they take part.
-        agreeing: fewest nodes that have to agree to take part; over a relay at least as many as it mixes.
-        answer_s: a node that has not answered the question is left out when no further answer came for so many seconds.
+        nodes: number of connected nodes at which a round begins.
+        seconds: maximum wait for connected nodes, and for nodes that do not answer the question whether they take part.
+        agreeing: minimum number of nodes that must agree to take part; over a relay at least as many as it mixes.
+        answer_s: seconds without a further answer after which nodes that have not answered the question are left out.
     """
 
     nodes: int = 1
@@ -47,10 +47,10 @@ class Waiting:
     answer_s: float = 60.0
 
     def __post_init__(self) -> None:
-        whole = ("nodes", "agreeing")
+        counts = ("nodes", "agreeing")
         for name, value in vars(self).items():
-            if not is_number(value, whole=name in whole):
-                raise ConfigError(f"{name} must be a {'whole number' if name in whole else 'number of seconds'}, got {shown(value)}")
+            if not is_number(value, whole=name in counts):
+                raise ConfigError(f"{name} must be a {'whole number' if name in counts else 'number of seconds'}, got {shown(value)}")
         if self.nodes < 1 or not self.seconds >= 0:
             raise ConfigError(f"a round needs at least one node and a wait of 0 s or more, got {self.nodes} and {self.seconds}")
         if self.agreeing < 1 or not self.answer_s > 0:
@@ -60,13 +60,13 @@ class Waiting:
 
 @dataclass(eq=False)
 class WaitingLog:
-    """Log line about a wait: written when the wait begins, and again after pauses that double."""
+    """Writer of a log line about a wait: when the wait begins, and again after pauses that double."""
 
     _due: float = 0.0
     _pause_s: float = _FIRST_PAUSE_S
 
     def say(self, what: str, *values: object) -> None:
-        """Log ``what`` with its ``values``, if it is time to."""
+        """Log the text ``what`` with its ``values``, unless the pause since the last line is not over."""
         now = time.monotonic()
         if now >= self._due:
             LOGGER.info(what, *values)
@@ -74,9 +74,11 @@ class WaitingLog:
 
 
 def wait_for_nodes(grid: Grid, waiting: Waiting, end: float, seen: Callable[[list[int]], None], log: WaitingLog) -> list[int]:
-    """Return the connected nodes in ascending order, when they are enough or at ``end`` by the monotonic clock; says so in ``log``.
+    """Wait until enough nodes are connected, or until ``end`` by the monotonic clock. Return the connected nodes in ascending order.
 
-    ``seen`` is called with the nodes that are connected whenever they are looked up.
+    Args:
+        seen: called with the connected nodes each time that they are looked up.
+        log: writes a line about the wait.
     """
     while True:
         seen(nodes := sorted(grid.get_node_ids()))
@@ -89,11 +91,11 @@ def wait_for_nodes(grid: Grid, waiting: Waiting, end: float, seen: Callable[[lis
 
 @dataclass(eq=False)
 class _Question:
-    """What is known of one question, asked of more and more nodes.
+    """Answers so far to one question, which is asked of more and more nodes.
 
     Attributes:
-        agreed: nodes that have agreed, which holds as long as the question is the same: they decide from public facts alone.
-        awaited: by the name of each message that was not answered, the node that it went to.
+        agreed: nodes that have agreed. They need not be asked the same question again, because they decide from public facts alone.
+        awaited: ids of messages without an answer, with the node that each went to.
     """
 
     agreed: set[int] = field(default_factory=set)
@@ -101,57 +103,58 @@ class _Question:
 
 
 class Questions:
-    """The questions of one round. A node that takes long is not asked the same again: its answer counts whenever it comes."""
+    """The questions of one round. A slow node is not asked the same question again: its answer counts whenever it arrives."""
 
     def __init__(self, grid: Grid, answer_s: float) -> None:
-        self._grid, self._answer_s, self._known = grid, answer_s, dict[str, _Question]()
+        self._grid, self._answer_s, self._questions = grid, answer_s, dict[str, _Question]()
 
     def keep(self, connected: Collection[int]) -> None:
-        """Forget the nodes that are not ``connected``: one that comes back may know nothing of what it was asked."""
-        for known in self._known.values():
-            known.agreed.intersection_update(connected)
-            known.awaited = {name: node for name, node in known.awaited.items() if node in connected}
+        """Forget answers of nodes that are not ``connected``: a node that comes back may not remember the question."""
+        for question in self._questions.values():
+            question.agreed.intersection_update(connected)
+            question.awaited = {name: node for name, node in question.awaited.items() if node in connected}
 
     def ask(self, nodes: Sequence[int], content: RecordDict, round_: OpenRound) -> Answers:
-        """Return what ``nodes`` say of whether they would take part in the round; all are asked the same."""
-        known, asked = self._known.setdefault(agreement_of(content, QUESTION), _Question()), set(nodes)
-        awaited = set(known.awaited.values())
-        fresh = [node for node in nodes if node not in known.agreed | awaited]
+        """Ask ``nodes`` whether they would take part in the round, all with the same ``content``, and return their answers."""
+        question, asked = self._questions.setdefault(agreement_of(content, QUESTION), _Question()), set(nodes)
+        awaited = set(question.awaited.values())
+        fresh = [node for node in nodes if node not in question.agreed | awaited]
         messages = [Message(content, node, QUESTION, ttl=round_.timeout, group_id=str(round_.number)) for node in fresh]
-        waiting, said, declined = (asked | awaited) - known.agreed, dict[int, str](), 0
+        waiting, said, declined = (asked | awaited) - question.agreed, dict[int, str](), 0
         patience = Patience(round_.timeout)
         patience.renew(self._answer_s)
-        with closing(replies_as_they_come(self._grid, messages, patience, known.awaited)) as replies:
+        with closing(replies_as_they_come(self._grid, messages, patience, question.awaited)) as replies:
             for reply in replies if waiting & asked else ():
                 node = reply.metadata.src_node_id
                 if node not in waiting or is_absent(reply):
-                    continue  # a second answer, or one of a node that was not asked, or of the SuperLink in a node's place
+                    continue  # a second answer, an answer of a node that was not asked, or the SuperLink's answer for a silent node
                 waiting.discard(node)
                 patience.renew(self._answer_s)
                 try:
                     answer_in(reply, round_)
-                    known.agreed.add(node)
+                    question.agreed.add(node)
                 except LdpflError:
                     if node in asked:
                         said[node] = said_in(reply)
                         declined += is_refusal(reply)
                 if not waiting & asked:
-                    patience.renew(0)  # others are waited for no longer, and those that came with this one are still heard
-        return Answers(tuple(node for node in nodes if node in known.agreed), said, declined, tuple(sorted(waiting & asked)))
+                    patience.renew(0)  # wait no longer for nodes of earlier questions, but read the replies that are already here
+        return Answers(tuple(node for node in nodes if node in question.agreed), said, declined, tuple(sorted(waiting & asked)))
 
 
 def agreement(
     ask: Callable[[Sequence[int], int], Answers], cohort: Sequence[int], reserves: Sequence[int], needed: int, *, exact: bool
 ) -> Answers:
-    """Return what the nodes said of which a round may consist: those of the ``cohort`` that agree, and for the others some ``reserves``.
+    """Find the nodes of a round: those of the ``cohort`` that agree, and some ``reserves`` in place of the others. Return all answers.
 
-    The cohort is chosen first and asked then. So a run in which everybody agrees asks the same nodes as if nobody had been asked, and asks
-    no more of them. Where nodes do not agree, as many of the reserves are asked, in their order, until the cohort is full.
+    The cohort is chosen before it is asked. So a run in which all nodes agree uses the same nodes as a run without questions. For each node
+    that does not agree, the next of the reserves is asked, until the cohort is full.
 
     Args:
-        ask: asks some nodes about a round of so many nodes.
-        needed: fewest nodes for a round.
-        exact: whether nodes may judge by the number of nodes. Then those that agreed to a larger round are asked about the smaller one.
+        ask: asks the given nodes about a round of the given number of nodes.
+        needed: minimum number of nodes for a round.
+        exact: whether a node's answer may depend on the number of nodes. Then the nodes that agreed to a larger round are asked again about
+            the smaller one.
     """
     wanted, total = len(cohort), Answers()
     candidates, spare = list(cohort), list(reserves)
@@ -162,7 +165,7 @@ def agreement(
     while exact and needed <= len(total.agreed) < wanted:
         larger, wanted = wanted, len(total.agreed)
         later = ask(total.agreed, wanted)
-        if len(later.agreed) + len(later.silent) < needed:  # those who decline are the ones who declined the larger round
+        if len(later.agreed) + len(later.silent) < needed:  # `declined` stays the number of nodes that declined the larger round
             only = dict.fromkeys(later.said, f"would take part in a round of {larger}, not of {wanted}")
             return Answers(later.agreed, {**total.said, **only}, total.declined, (*total.silent, *later.silent))
         total = total.joined(later, again=True)
@@ -171,11 +174,11 @@ def agreement(
 
 @dataclass(frozen=True, eq=False)
 class Asking:
-    """Chooses a round's nodes and asks them.
+    """Chooses a round's nodes and asks them whether they take part.
 
     Attributes:
         reply_s: seconds after the charge at which nodes reply.
-        terms: returns the terms of the round that is under way.
+        terms: function that returns the terms of the current round.
     """
 
     course: Course
@@ -187,9 +190,9 @@ class Asking:
     terms: Callable[[Course], RoundTerms]
 
     def agreed(self, number: int) -> tuple[list[int], list[int]]:
-        """Return the nodes that agree to round ``number``, which is ready to be opened for them, and all that are connected.
+        """Return the nodes that agree to round ``number``, and all connected nodes. The round is made ready for the agreeing nodes.
 
-        Nodes that do not answer may be slow, or come back: where they are missing, the round waits for them as for nodes.
+        Nodes that do not answer may be slow, or come back. If too few agree without them, they are waited for as long as for connections.
 
         Raises:
             ConfigError: the round does not fit the relay.
@@ -218,8 +221,8 @@ class Asking:
         return sorted(answers.agreed), connected
 
     def _answers(self, questions: Questions, number: int, connected: Sequence[int], needed: int) -> Answers:
-        """Return what the cohort of a round answers, and those that are asked in the place of others."""
-        # Figures and histograms are of all clients, as in the simulator.
+        """Ask the cohort of a round, and reserves in place of nodes that do not agree; return their answers."""
+        # Evaluation and statistics rounds use all clients, as in the simulator.
         fraction = self.config.clients.fraction if planned_round(self.config, number).is_training else 1.0
         places = round_cohort(self.config.seed, number, len(connected), fraction, None)
         spare = reserves(self.config.seed, number, len(connected), places)

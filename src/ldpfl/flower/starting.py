@@ -27,17 +27,17 @@ from ldpfl.server import Checkpoint, ServerRules, check_log_size, initial_checkp
 from ldpfl.util.quantities import is_number
 
 Terms = Callable[[Mapping[str, str | int]], dict[str, str | int]]
-"""Returns how reports come in; of a round that was begun on the given terms, as far as they can still be met."""
+"""Function that returns the transport's terms. For a round begun on given terms, it returns these as far as they can still be met."""
 
 
 def check_asked(rounds: int | None, timeout: float, reply_s: float) -> None:
     """Check how many rounds are asked for, and how long each waits for replies, which clients send after ``reply_s`` seconds.
 
     Raises:
-        ConfigError: one of them is no possible number, or the wait is too short.
+        ConfigError: one of these numbers is not allowed, or ``timeout`` is too short.
     """
     if rounds is not None and not (is_number(rounds, whole=True) and rounds >= 0):
-        raise ConfigError(f"num_rounds must be a whole number from 0 on, or left out for as many as the config says, got {shown(rounds)}")
+        raise ConfigError(f"num_rounds must be a whole number from 0 on, or left out to use training.rounds, got {shown(rounds)}")
     if not (is_number(timeout) and timeout > 0):
         raise ConfigError(f"timeout must be a number of seconds above 0, got {shown(timeout)}")
     if reply_s >= timeout:
@@ -45,7 +45,7 @@ def check_asked(rounds: int | None, timeout: float, reply_s: float) -> None:
 
 
 def protected(course: Course) -> str:
-    """Return what each client's report protects, and against whom."""
+    """Return the guarantee of each client's report, and against whom it holds, as text for the log."""
     guarantee = guarantee_of(course.mechanism, course.last.state.ranges)
     at_delta = f" at delta {guarantee.delta:g}" if guarantee.delta else ""
     return (
@@ -73,10 +73,10 @@ def started(
     timeout: float,
     rounds: int,
 ) -> Course:
-    """Return how far the run in ``folder`` has come: at its beginning, if the folder is new or there is none.
+    """Start a run, or resume the run in ``folder``, and return its progress.
 
     Args:
-        config, kind, folder, origin, score: those of the strategy.
+        config, kind, folder, origin, score: as given to ``LdpStrategy``.
         initial: the public initial model.
         timeout: seconds to wait for the replies of a round.
         rounds: rounds of training in all.
@@ -99,16 +99,16 @@ def started(
         config.training.at_server(measured_weights(config, layout), weights),
         score,
     )
-    # A simulation of the same config must not go on in the middle of a deployment, nor the other way round.
+    # The origin differs from a simulation's, so that neither can resume the other's run.
     checkpoint, participation = initial_checkpoint(weights, ranges, f"{origin} on Flower"), Participation()
     if folder is not None:
         folder.open(config, resume=True, kind=kind)
-        checkpoint, participation = _taken_up(folder, checkpoint, layout, terms)
+        checkpoint, participation = _resumed(folder, checkpoint, layout, terms)
     return Course(config, participation.run, layout, mechanism, rules, timeout, checkpoint, participation)
 
 
-def _taken_up(folder: RunFolder, initial: Checkpoint, layout: ParameterLayout, terms: Terms) -> tuple[Checkpoint, Participation]:
-    """Return the last checkpoint in ``folder``, ``initial`` where there is none, and which nodes were asked so far."""
+def _resumed(folder: RunFolder, initial: Checkpoint, layout: ParameterLayout, terms: Terms) -> tuple[Checkpoint, Participation]:
+    """Return the last checkpoint in ``folder``, or ``initial`` if there is none, and the participation so far."""
     checkpoint = folder.checkpoint_or(initial)
     if checkpoint.state.ranges.sizes != layout.sizes:
         raise ConfigError(f"{folder.path} holds a run of another model, so it cannot be resumed")
@@ -131,7 +131,7 @@ def _taken_up(folder: RunFolder, initial: Checkpoint, layout: ParameterLayout, t
 
 
 def _check_kinds(config: RunConfig, kind: Kind, rounds: int) -> None:
-    """Raise a :class:`ConfigError` if a round is to ask for what the app's nodes do not form, or for other noise than was planned."""
+    """Raise if a round would ask for sums that the app's nodes do not compute, or the noise was planned for another number of rounds."""
     if kind is not Kind.READY_APP and (config.evaluation.share or config.training.method != "gradient" or statistics_rounds(config)):
         raise ConfigError(
             "evaluation.share, training.method = 'least-squares' and data.scaling = 'measured' are for ldpfl's ready app: an app of "

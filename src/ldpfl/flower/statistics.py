@@ -1,7 +1,7 @@
-"""Histograms of nodes' columns, which rounds before the first round of training take one after another.
+"""Histograms of the columns of nodes' tables, collected in a few rounds before training, to scale the columns.
 
-A node counts its rows between edges that the server names, and scales its table by what the histograms told. Whatever the edges are, a
-record changes one count of each column and no more.
+A node counts its rows between edges that the server names. Later it scales its table by the result. Whatever the edges are, a record
+changes only one count of each column.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ def edges_in(text: str) -> tuple[Floats, ...]:
     """Return the edges that :func:`edges_text` wrote.
 
     Raises:
-        ProtocolError: the text is something else, or some edges do not ascend.
+        ProtocolError: the text holds no edges, or some edges do not ascend.
     """
     try:
-        found = tuple(np.array(own, dtype=np.float64) for own in _EDGES.validate_json(text))
+        edges = tuple(np.array(column, dtype=np.float64) for column in _EDGES.validate_json(text))
     except ValidationError as error:
         raise ProtocolError(f"the server's edges cannot be read: {error.errors(include_input=False)[0]['msg'][:80]}") from None
-    if not all((np.diff(own) > 0).all() for own in found):
+    if not all((np.diff(column) > 0).all() for column in edges):
         raise ProtocolError("the server's edges do not ascend")
-    return found
+    return edges
 
 
 def encoder_in(text: str) -> Encoder | None:
-    """Return what the terms of a round say of columns that were measured; None where nothing was.
+    """Return the encoder that the terms of a round hold for measured columns; None if no column was measured.
 
     Raises:
-        ProtocolError: the text is something else.
+        ProtocolError: the text holds no encoder.
     """
     try:
         return Encoder.model_validate_json(text) if text else None
@@ -69,26 +69,28 @@ def encoder_in(text: str) -> Encoder | None:
 
 
 def begun_for(config: RunConfig) -> ColumnStages:
-    """Return the state before anything is measured of the columns that ``config`` names."""
+    """Return the stages of the columns that ``config`` names, before any measurement."""
     return ColumnStages.begun(described(config).unscaled)
 
 
 def counted_at_node(dataset: Dataset, edges: tuple[Floats, ...], rows: NDArray[np.int64], points: NDArray[np.int64]) -> Tensor:
-    """Return a node's counts (bins,) int64 between ``edges``, in which each of ``rows`` counts so many ``points``: PRIVATE.
+    """Return a node's counts (bins,) int64 between ``edges``: PRIVATE.
 
     Args:
         dataset: the node's own table, whose columns are not scaled yet.
+        rows: rows to count.
+        points: weight of each of the ``rows`` in its bins.
     """
     return torch.from_numpy(ColumnStages(dataset.unscaled, edges).counts(unscaled_values(dataset), rows, points))
 
 
 def kept_with(memory: Mapping[str, Tensor], stage: int, found: NoisySum, point: int) -> dict[str, Tensor]:
-    """Return ``memory`` of a checkpoint with the counts of one more stage, in rows, behind their noise."""
+    """Return a checkpoint's ``memory`` with the counts of one more ``stage``: the noise's standard deviation, then the counts, in rows."""
     return {**memory, f"{_KEPT}.{stage}": torch.from_numpy(np.concatenate([[found.noise], found.points]) / point)}
 
 
 def stages_in(config: RunConfig, memory: Mapping[str, Tensor]) -> ColumnStages:
-    """Return what a checkpoint's ``memory`` tells of the columns. A stage of which nothing came is passed over."""
+    """Return the stages of the columns with the counts in a checkpoint's ``memory``. Stages without counts are skipped."""
     stages = begun_for(config)
     for stage in range(1, STAGES + 1):
         kept = memory.get(f"{_KEPT}.{stage}")
@@ -99,7 +101,7 @@ def stages_in(config: RunConfig, memory: Mapping[str, Tensor]) -> ColumnStages:
 
 @dataclass(frozen=True)
 class Scaled:
-    """How tables are scaled from the first round of training on; ``encoder`` is None where every stage was lost, and bounds alone count."""
+    """Scaling of nodes' tables for training. ``encoder`` is None if the counts of every stage were lost: then only data.bounds are used."""
 
     encoder: Encoder | None
     notes: tuple[str, ...] = ()
@@ -111,13 +113,13 @@ class Scaled:
 
 
 def scaled_by_stages(config: RunConfig, stages: ColumnStages) -> Scaled:
-    """Return how tables are scaled by what was measured.
+    """Return the scaling of nodes' tables that follows from the measured ``stages``.
 
     Raises:
-        DataError: the target is a number, and noise hides where it lies.
+        DataError: the target is a number, and the noise is too large to locate its values.
     """
     if not stages.stages:
         return Scaled(None, ("no histogram of the columns came: they are scaled by data.bounds alone",))
     public = load_dataset(config, None)
-    found = stages.scaled(replace(public, notes=()))
-    return Scaled(found.encoder, found.notes)
+    scaled = stages.scaled(replace(public, notes=()))
+    return Scaled(scaled.encoder, scaled.notes)

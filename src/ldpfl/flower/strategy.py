@@ -1,4 +1,4 @@
-"""The server's end: a Flower Strategy that issues ranges, reads reports, keeps the ledger, and resumes."""
+"""A Flower Strategy for the server: it issues ranges, aggregates reports, keeps the ledger, and resumes stopped runs."""
 
 from __future__ import annotations
 
@@ -53,32 +53,32 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 class LdpStrategy(Strategy):
     """Federated averaging of locally private reports, for ClientApps that are wrapped in ``LdpClientApp``.
 
-    Every report counts the same. A reply that is an error, comes twice, or holds no valid report is left out; a round without any
-    report keeps the model. Before a round, nodes are asked whether they would take part, which costs them nothing: only those that
-    agree are told to train, and none if they are too few.
+    All reports have the same weight. A reply that is an error, a second reply, or a reply without a valid report is left out. A round
+    without any report keeps the model. Before a round, nodes are asked whether they would take part, which costs them nothing. Only nodes
+    that agree are told to train, and none if too few agree.
 
-    After each round the folder holds a checkpoint; started again, the strategy goes on after it. A round
-    in which the server was stopped may have released reports that are lost: it is charged and not repeated.
+    After each round the folder holds a checkpoint, from which the strategy resumes when it is started again. A round in which the server
+    was stopped may have released reports that are lost: it is charged and not repeated.
 
     Args:
         config: mechanism, ranges, noise, rounds, fraction of nodes asked and server learning rate. The ledger's channel is that of
             the ``collector``, whatever the config says.
-        collector: how reports come in; by default in the replies.
-        folder: where to keep checkpoints, metrics and ledger; without one, a run that is stopped is lost.
-        waiting: how many nodes a round needs, how many of them have to agree to it, and how long to wait for them.
-        score: judges global weights (d,) after each round.
-        origin: names the data, so that a run is not resumed on others.
-        reply_s: seconds after its charge at which every client replies, long enough for the slowest to train: one that has nothing
-            to report by then reports no change. With 0 each replies as soon as it can, and tells how long it trained: for
-            simulations; policies refuse it unless they say ``immediate_replies``.
-        run_config: that of the run, ``context.run_config``: clients take part only if theirs is the same.
-        kind: what the run folder says that it holds.
-        on_measured: gives, once columns of nodes' tables were measured, initial weights (d,) and rules by what was measured: for the ready
-            app, whose server scales its own rows in the same way.
+        collector: way in which reports reach the server; by default in the Flower replies.
+        folder: folder for checkpoints, metrics and ledger; without a folder, a run that is stopped is lost.
+        waiting: how many nodes a round needs, how many of them must agree to it, and how long to wait for them.
+        score: function that evaluates global weights (d,) after each round.
+        origin: name of the data, so that a run is not resumed on other data.
+        reply_s: seconds after its charge at which every client replies, long enough for the slowest to train. A client that has nothing
+            to report by then reports no change. With 0 each client replies as soon as it can, which reveals how long it trained. This is
+            for simulations; policies refuse it unless they set ``immediate_replies``.
+        run_config: the run's config, ``context.run_config``. Clients take part only if theirs is the same.
+        kind: kind of run that the run folder states.
+        on_measured: called once the columns of nodes' tables are measured; returns initial weights (d,) and rules for the new scaling. For
+            the ready app, whose server scales its own rows in the same way.
 
     Raises:
-        ConfigError: clients are to decide themselves whether they take part: Flower shows who answers, so that is no secret; or
-            ``reply_s`` is no possible time.
+        ConfigError: the config asks for random check-in or a secret order, which Flower cannot keep secret, because it shows who answers;
+            or ``reply_s`` is not allowed.
     """
 
     def __init__(
@@ -122,11 +122,11 @@ class LdpStrategy(Strategy):
 
         Args:
             initial_arrays: the public initial model; a resumed run goes on from its checkpoint instead.
-            num_rounds: rounds in all, those before a resume included; by default as the config says.
+            num_rounds: total number of training rounds, including those before a resume; by default as the config says.
             timeout: seconds to wait for the replies of a round.
             evaluate_config: must be left out, because clients evaluate nothing.
 
-        An evaluation at clients in which too few nodes take part is charged and brings no figures, and the run goes on.
+        If too few nodes take part in an evaluation at clients, it is charged and gives no figures, and the run goes on.
 
         Raises:
             TooFewTakePart: fewer nodes take part than a round needs; AllDeclined, if all declined. The rounds before are kept.
@@ -145,12 +145,12 @@ class LdpStrategy(Strategy):
                 result.train_metrics_clientapp[metrics.round] = _figures(metrics)
             last = last_round(self.config, rounds)
             if course.participation.begun == course.done > 0:
-                self._forget_again(course, last=course.done >= last)
+                self._delete_last_round(course, last=course.done >= last)
             self._scale(course)
             while course.done < last:
                 number = course.done + 1
                 if course.participation.begun >= number:
-                    self._mend(course)
+                    self._close_interrupted(course)
                 else:
                     self._run_round(course, number, train_config or ConfigRecord(), grid)
                 if course.planned.is_training:
@@ -170,18 +170,18 @@ class LdpStrategy(Strategy):
         return self._started().last
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
-        """Ask the nodes of a round whether they take part: return messages that tell those that do to train, which share one content.
+        """Ask the nodes of a round whether they take part. Return the messages that tell the agreeing nodes to train, all with one content.
 
         Raises:
-            TooFewTakePart: too few agree; nothing was begun or charged.
+            TooFewTakePart: too few nodes agree; nothing was begun or charged.
         """
         course = self._started()
         asking = Asking(course, grid, self._collector, self._waiting, self.config, self._reply_s, self._terms)
         agreed, connected = asking.agreed(server_round)
-        # Before anything is sent: what may have been released is charged, even if the server does not live to see it.
+        # Charged before anything is sent: if the server is killed, the ledger still counts what clients may have released.
         self._charge_ahead(course, course.participation.ask(server_round, agreed, connected, self._collector_terms()))
-        own = ConfigRecord({**config, "server-round": server_round})
-        content = RecordDict({ARRAYS: arrays, CONFIG: own, RECORD: self._terms(course).to_record()})
+        app_config = ConfigRecord({**config, "server-round": server_round})
+        content = RecordDict({ARRAYS: arrays, CONFIG: app_config, RECORD: self._terms(course).to_record()})
         try:
             self._collector.open(course.round, content)
         except LdpflError:
@@ -191,38 +191,38 @@ class LdpStrategy(Strategy):
             raise
         course.began, course.asked, course.patience = time.perf_counter(), frozenset(agreed), Patience(course.timeout)
         LOGGER.info("%s: asking %d of %s", course.planned, len(agreed), counted(len(connected), "node"))
-        # A list, because Flower's grids go over the messages more than once. With ttl, nobody answers when the round is over.
+        # A list, because Flower's grids iterate over the messages more than once. The ttl keeps nodes from answering after the round.
         return [Message(content, node, MessageType.TRAIN, ttl=course.timeout, group_id=str(server_round)) for node in agreed]
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
-        """Take the round's reports and close it; returns the new model and how the round went.
+        """Collect and aggregate the round's reports. Return the new model and the round's figures.
 
         Raises:
             TooFewTakePart: so many nodes declined or failed that no report can be released: the round was ended at once.
         """
         course, needed = self._started(), self._collector.min_clients
-        sorted_, ended = Replies(course), False
+        results, ended = Replies(course), False
         for reply in replies:
-            sorted_.add(reply)
-            if not ended and sorted_.possible < needed:
+            results.add(reply)
+            if not ended and results.possible < needed:
                 ended = self._collector.give_up(course.round)
-                course.patience.renew(self._waiting.answer_s)  # for those that decline as well, which they say at once
-            if ended and not sorted_.only_declined:
+                course.patience.renew(self._waiting.answer_s)  # wait a little for further refusals, which nodes send at once
+            if ended and not results.only_declined:
                 break
-        if ended and sorted_.all_declined:
+        if ended and results.all_declined:
             self._take_back(course)
-            raise all_declined(course, sorted_.said)
-        if not ended and sorted_.silent:
-            LOGGER.warning("%s: no reply in time from %s", course.planned, named(sorted_.silent))
-        received = Received(None) if ended else self._collector.collect(course.round, sorted_.answers, course.patience.most)
-        self._close(course, replace(received, refused=(*(sorted_.refused if ended else sorted_.left_out), *received.refused)))
+            raise all_declined(course, results.said)
+        if not ended and results.silent:
+            LOGGER.warning("%s: no reply in time from %s", course.planned, named(results.silent))
+        received = Received(None) if ended else self._collector.collect(course.round, results.answers, course.patience.most)
+        self._close(course, replace(received, refused=(*(results.refused if ended else results.left_out), *received.refused)))
         if ended:
-            raise too_few_came(course, needed, sorted_.said)
+            raise too_few_came(course, needed, results.said)
         figures = _figures(course.last.history[-1]) if course.last.history else MetricRecord()
         return to_arrays(course.last.state.weights, course.layout), figures
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Ask nobody: a client's loss or accuracy has no noise. What clients measure with noise is asked for as a round of its own."""
+        """Ask nobody: a client's plain loss or accuracy has no noise. Noisy figures are measured in evaluation rounds of their own."""
         return ()
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -230,14 +230,14 @@ class LdpStrategy(Strategy):
         return None
 
     def summary(self) -> None:
-        """Log what each client's report protects, and against whom."""
+        """Log the guarantee of each client's report, and against whom it holds."""
         course = self._started()
         LOGGER.info("%s: %s; after round %d", self.config.mechanism.name, protected(course), course.last.state.round)
 
     def _run_round(self, course: Course, number: int, train_config: ConfigRecord, grid: Grid) -> None:
         """Run one round. If too few nodes take part, an evaluation is charged and brings no figures; any other round ends the run."""
         try:
-            arrays = to_arrays(self._asked_about(course, number), course.layout)
+            arrays = to_arrays(self._weights_to_send(course, number), course.layout)
             messages = self.configure_train(number, arrays, train_config, grid)
             with closing(replies_as_they_come(grid, messages, course.patience)) as replies:
                 self.aggregate_train(number, replies)
@@ -251,13 +251,14 @@ class LdpStrategy(Strategy):
                 self._pass_over(course, number)
 
     def _pass_over(self, course: Course, number: int) -> None:
-        """Close a round that no node was told to take part in. The ledger counts it as planned for all nodes, which is too much."""
+        """Close a round that no node was told to take part in. The ledger overcounts: it charges the round as planned, for all nodes."""
         known = course.participation.rounds
         course.open_round(number, len(known), self._collector.linked)
         self._charge_ahead(course, course.participation.ask(number, known, (), self._collector_terms()))
         self._close_idle(course)
 
     def _terms(self, course: Course) -> RoundTerms:
+        """Return the terms of the current round, which nodes are sent."""
         check_sum_fits(self.config, course.round.asked)
         ranges = course.last.state.ranges
         return RoundTerms(
@@ -276,13 +277,13 @@ class LdpStrategy(Strategy):
             **self._collector.terms(),
         )
 
-    def _asked_about(self, course: Course, number: int) -> Tensor:
-        """Return the weights (d,) that nodes are sent in round ``number``: those that are trained on, or the model that is measured."""
+    def _weights_to_send(self, course: Course, number: int) -> Tensor:
+        """Return the weights (d,) that nodes get in round ``number``: the weights to train from, or the model to evaluate."""
         evaluation = planned_round(self.config, number).kind == "evaluation"
         return course.last.state.model if evaluation else course.last.state.weights
 
     def _scale(self, course: Course) -> None:
-        """Have nodes scale their tables, and the server its rows, by what was measured of columns, once all of it is."""
+        """Once all columns are measured, set how nodes scale their tables, and let the server scale its rows in the same way."""
         if not 0 < statistics_rounds(self.config) <= course.done:
             return
         scaled = scaled_by_stages(self.config, course.stages)
@@ -294,8 +295,8 @@ class LdpStrategy(Strategy):
             if course.last.state.round == 0:
                 course.last = replace(course.last, state=replace(course.last.state, weights=weights))
 
-    def _mend(self, course: Course) -> None:
-        """Close the round in which the server was stopped: with its reports if they can still be had, else as lost."""
+    def _close_interrupted(self, course: Course) -> None:
+        """Close the round in which the server was stopped: with its reports if the collector can still recover them, else as lost."""
         number = course.participation.begun
         course.open_round(number, course.participation.asked, self._collector.linked)
         course.began = time.perf_counter()
@@ -307,6 +308,7 @@ class LdpStrategy(Strategy):
         self._close_idle(course)
 
     def _close(self, course: Course, received: Received) -> None:
+        """Aggregate the ``received`` reports and save the round; or keep the model if there are none."""
         if received.broken:
             self._stop(course, received.broken)
         for reason in sorted(set(received.refused)):
@@ -317,16 +319,19 @@ class LdpStrategy(Strategy):
             return
         try:
             checkpoint = closed(course, received, received.pool, self._event(course, received.pool.clients))
-        except NotFiniteError as error:  # a client that sends huge values must not end the run
+        except NotFiniteError as error:  # a single client that sends huge values must not end the run
             LOGGER.warning("%s: %s; the model stays as it is", course.planned, error)
             self._close_idle(course)
             return
         self._keep(course, checkpoint, received.pool.clients)
 
     def _stop(self, course: Course, why: str) -> NoReturn:
-        """End the run in a round that cannot be opened as things are: the next one would end alike. It stays begun, and charged."""
+        """End the run, because the round's release cannot be decoded, and the next one would fail in the same way.
+
+        The round stays begun and charged, so that the run can be resumed with it.
+        """
         number = course.round.number
-        if self._folder is None:  # nobody can come back for it
+        if self._folder is None:  # without a folder the run cannot be resumed
             self._close_idle(course)
             raise ProtocolError(f"round {number} is charged and brought nothing: {why}")
         raise ProtocolError(
@@ -335,26 +340,29 @@ class LdpStrategy(Strategy):
         )
 
     def _close_idle(self, course: Course) -> None:
-        """Keep the model. The round is charged all the same: reports may have left their clients, late ones for instance."""
+        """Close the round without reports: keep the model, but charge the round, because reports may have left their clients."""
         idle = close_idle_round(course.rules, course.last) if course.planned.is_training else course.last
         self._keep(course, replace(idle, ledger=course.last.ledger.charge(self._idle_event(course))), reports=0)
 
     def _idle_event(self, course: Course) -> RoundEvent:
-        """Return the record of a round of which it is not known who reported."""
+        """Return the ledger's event for a round for which it is not known which nodes reported."""
         return self._event(course, min(course.round.asked, self._collector.min_clients))
 
     def _event(self, course: Course, cohort: int) -> RoundEvent:
-        """Return the ledger's record of the round. Nodes that were told to train count as having taken part, whether or not they did."""
+        """Return the ledger's event for the round. All nodes that were told to train count as participants, with or without a report."""
         prototype = course.mechanism if course.planned.kind == "training" else None
         release = released(course.round.mechanism, course.round.ranges, prototype)
-        # Of so few reports that all may be colluding clients', one is taken for an honest client's: it has its own noise in any case.
+        # At least one report counts as an honest client's, even if all clients could be colluding: that client's own noise protects it.
         colluding = min(self.config.shuffling.colluding, max(0, cohort - 1))
         counts, channel = course.participation.counts(), self._collector.channel
         event = round_event(course.round.number, release, cohort, counts, channel, colluding=colluding)
         return replace(event, linked=self._collector.linked, histograms=not course.planned.is_training)
 
-    def _forget_again(self, course: Course, last: bool) -> None:
-        """Have the records of the round before deleted, if that was interrupted; a finished run does not need the relay."""
+    def _delete_last_round(self, course: Course, last: bool) -> None:
+        """Have the relay delete the last round again, since its deletion may have been interrupted.
+
+        If it was the run's ``last`` round, an error is only logged: a finished run must not depend on the relay.
+        """
         try:
             self._collector.done(course.run, course.done)
         except LdpflError as error:
@@ -363,6 +371,7 @@ class LdpStrategy(Strategy):
             LOGGER.warning("round %d: whether its records are deleted is not known: %s", course.done, error)
 
     def _keep(self, course: Course, checkpoint: Checkpoint, reports: int) -> None:
+        """Save ``checkpoint`` as the result of the round, have the transport delete its copy, and log the round."""
         if self._folder is not None:
             self._folder.save_round(checkpoint)
         self._collector.done(course.run, course.round.number)
@@ -375,17 +384,20 @@ class LdpStrategy(Strategy):
         LOGGER.info("round %d: %s%s", metrics.round, counted(reports, "report"), measured)
 
     def _charge_ahead(self, course: Course, participation: Participation) -> None:
-        """Write down who is told to train, and the round as if no report came: the ledger must not lack it if the server stops for good."""
+        """Save the new participation, and a ledger with the round charged as if no report came, before the round begins.
+
+        If the server is stopped for good, the ledger still counts the round.
+        """
         course.before, course.participation = course.participation, participation
         if self._folder is not None:
             participation.save(self._folder.participation_path)
             self._folder.save_ledger(course.last.ledger.charge(self._idle_event(course)))
 
     def _take_back(self, course: Course) -> None:
-        """Undo :meth:`_charge_ahead`: it is certain that no node has charged or sent anything for the round.
+        """Undo :meth:`_charge_ahead`, since no node has charged or sent anything for the round.
 
-        The round begins anew under another name of the run, so that nothing of it, at a relay or late, is taken for the new one. The
-        ledger is written first: whoever is killed in between finds the round begun, and charges it.
+        The run gets a new name, so that no message of the withdrawn round, late or at a relay, counts for the next one. The ledger is
+        written first: if the server is killed in between, it finds the round begun when it restarts, and charges it.
         """
         course.participation = course.before.renamed()
         course.run = course.participation.run
@@ -394,7 +406,7 @@ class LdpStrategy(Strategy):
             course.participation.save(self._folder.participation_path)
 
     def _collector_terms(self, begun_on: Mapping[str, str | int] = MappingProxyType({})) -> dict[str, str | int]:
-        """Return how reports come in, as JSON has it; of a round that was ``begun_on`` terms, as far as they can still be met."""
+        """Return the transport's terms for JSON. For a round ``begun_on`` some terms, return these as far as they can still be met."""
         collector = self._collector.begun_on(begun_on)
         terms = {**collector.terms(), "min_clients": collector.min_clients}
         return {name: value.hex() if isinstance(value, bytes) else value for name, value in terms.items()}

@@ -1,4 +1,4 @@
-"""What the server asks of a client in a round, and how a client answers: the two ConfigRecords on Flower's wire."""
+"""The terms of a round, and a client's answer to them: the two ConfigRecords that ldpfl sends in Flower's messages."""
 
 from __future__ import annotations
 
@@ -38,22 +38,23 @@ RECORD = "ldpfl"
 
 VERSION = 5
 SHORTEST_REPLY_S, _LONGEST_REPLY_S = 1.0, 7 * 24 * 3600.0
-"""Of a stated time for replies; in less than a second, taking the report would show."""
+"""Bounds of a stated time for replies. Within less than a second, the time that a report takes could be noticed."""
 
 _LONGEST_MEASURED = 1 << 21
-"""Characters of what was measured of columns; those of 400 columns take 200,000."""
+"""Maximum number of characters of column measurements. Those of 400 columns take 200,000."""
 
 _LONGEST_CONFIG = 1 << 17
-"""Characters of a config; the largest recipe has some 2,000, and bounds of 400 columns take 18,000."""
+"""Maximum number of characters of a config. The largest recipe has some 2,000, and bounds of 400 columns take 18,000."""
 
 
 def check_window(window_s: float, reply_s: float, *, fewest: int, asked: int) -> None:
-    """Return if a relay's window leaves clients that send after ``reply_s`` seconds the time to upload.
+    """Raise if a relay's window is too short for clients that send after ``reply_s`` seconds.
 
-    A round that cannot end without all clients that are ``asked`` is open for longer than its window.
+    The window does not matter if ``fewest``, the number of uploads that a round needs, equals ``asked``: such a round stays open until all
+    clients have uploaded.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: the window leaves too little time for an upload.
     """
     if reply_s and window_s < reply_s + UPLOAD_S and fewest < asked:
         raise ConfigError(
@@ -92,24 +93,25 @@ class _Wire(WireFields):
 
 @dataclass(frozen=True, eq=False)
 class RoundTerms:
-    """What the server asks for in one round. A client takes nothing of it on trust: its policy judges what it would release.
+    """The server's request in one round. A client does not trust it: the client's policy judges the release that would follow from it.
 
     Attributes:
-        run: names the run, the same over all rounds and resumes.
+        run: name of the run, the same over all rounds and resumes.
         round: number of the round, from 1; rounds of all kinds are numbered together.
-        kind: what is asked for. It follows from ``config`` and ``round``, and :attr:`planned` compares.
+        kind: kind of values that are asked for. It follows from ``config`` and ``round``; :attr:`planned` checks this.
         size: length of the vector that is asked for.
-        config: mechanism, noise and what they depend on.
-        layers: names, in the order of the flat vector.
+        config: settings of the run: mechanism, noise and everything that they depend on.
+        layers: names of the layers, in the order of the flat vector.
         center, radius: public ranges, by layer.
-        asked: clients that were asked.
-        transport: ``direct``, the report is in the Flower reply; ``relay``, it goes there sealed, and the reply acknowledges.
-        key: the aggregator's public key, for ``relay``.
-        linked: units that stay together in the relay.
-        reply_s: seconds after the charge at which every client replies; 0 is as soon as it can, which tells how long it trained.
+        asked: number of clients that were asked.
+        transport: ``direct``: the report is in the Flower reply; ``relay`` and ``sum``: the report goes to the relay, and the reply only
+            acknowledges.
+        key: the aggregator's public key; empty for ``direct``.
+        linked: number of units of a report that stay together in the relay.
+        reply_s: seconds after the charge at which every client replies; 0 means as soon as it can, which reveals how long it trained.
         run_config: digest of the run config that every client has, see :func:`digest_of`.
-        measured: what was measured of tables' columns so far, see :mod:`ldpfl.flower.statistics`; empty where nothing is measured. In
-            rounds for statistics, edges of the histograms that are asked for; later, how nodes scale their columns.
+        measured: in statistics rounds, the edges of the histograms that are asked for; later, how nodes scale their columns. See
+            :mod:`ldpfl.flower.statistics`. Empty if no column is measured.
     """
 
     run: str
@@ -129,16 +131,16 @@ class RoundTerms:
     measured: str = ""
 
     def to_record(self) -> ConfigRecord:
-        """Return the terms as Flower carries them.
+        """Return the terms as a Flower record.
 
         Raises:
-            ConfigError: they are longer than a node reads.
+            ConfigError: the config or the list of layers is longer than a node reads.
         """
         config = self.config.to_toml()
         if len(config) > _LONGEST_CONFIG or len(self.layers) > MAX_LAYERS:
             raise ConfigError(
-                f"nodes read configs of {_LONGEST_CONFIG:,} characters and models of {MAX_LAYERS:,} layers at most, and these have "
-                f"{len(config):,} and {len(self.layers):,}: name fewer columns, or join layers"
+                f"nodes read configs of {_LONGEST_CONFIG:,} characters and models of {MAX_LAYERS:,} layers at most, and this run has "
+                f"{len(config):,} characters and {len(self.layers):,} layers: name fewer columns, or join layers"
             )
         return ConfigRecord(
             {
@@ -199,12 +201,12 @@ class RoundTerms:
         """Return the ranges for arrays of ``layout``.
 
         Raises:
-            ProtocolError: the ranges are for other layers, or are no ranges.
+            ProtocolError: the ranges are for other layers, or their values are not allowed.
         """
         if self.layers != layout.names or not len(self.layers) == len(self.center) == len(self.radius):
             raise ProtocolError("the server's ranges are not for the layers that it sent")
         try:
-            # Without the dtype these would pass through float32, and clients would clamp to other ranges than the server's.
+            # Without the dtype the numbers would be rounded to float32, and clients would clip to other ranges than the server's.
             center, radius = (torch.tensor(figures, dtype=torch.float64) for figures in (self.center, self.radius))
             return LayerRanges(center, radius, layout.sizes)
         except ConfigError as error:
@@ -212,10 +214,10 @@ class RoundTerms:
 
     @property
     def planned(self) -> PlannedRound:
-        """The round that the config has in this place.
+        """The round that the config plans under this number.
 
         Raises:
-            AskedForOther: the server asks for something else.
+            AskedForOther: the server asks for another kind of values.
         """
         planned = planned_round(self.config, self.round)
         if planned.kind != self.kind:
@@ -226,10 +228,10 @@ class RoundTerms:
         """Return the mechanism that protects what the server asks for.
 
         Args:
-            ranges: those of the vector that is asked for, see :func:`ldpfl.flower.sent_vectors.sent_in`.
+            ranges: ranges of the vector that is asked for, see :func:`ldpfl.flower.sent_vectors.sent_in`.
 
         Raises:
-            ProtocolError: what it sends does not go with the way that it is to leave by.
+            ProtocolError: the config's channel and the transport contradict each other.
         """
         summed = self.config.shuffling.channel == "secure-sum"
         if summed != (self.transport == "sum"):
@@ -243,9 +245,9 @@ class RoundTerms:
 
 @dataclass(frozen=True)
 class Answer:
-    """A client's answer: the report itself, or, over a relay, that there is one.
+    """A client's answer: the report itself, or, over a relay, the acknowledgement that it was uploaded.
 
-    It says which run and round it is for, so that one that comes late is not counted in another round.
+    It names its run and round, so that a late answer is not counted in another round.
     """
 
     run: str
@@ -253,7 +255,7 @@ class Answer:
     report: bytes | None = None
 
     def to_record(self) -> ConfigRecord:
-        """Return the answer as Flower carries it."""
+        """Return the answer as a Flower record."""
         record = ConfigRecord({"version": VERSION, "run": self.run, "round": self.round})
         if self.report is not None:
             record["report"] = self.report
@@ -264,7 +266,7 @@ class Answer:
         """Read what :meth:`to_record` wrote.
 
         Raises:
-            ProtocolError: it is something else.
+            ProtocolError: the record is None or holds no answer.
         """
         values: dict[str, Any] = dict(record or {})
         report = values.pop("report", None)
@@ -276,10 +278,10 @@ class Answer:
 
 
 def agreement_of(content: RecordDict, message_type: str) -> str:
-    """Return the SHA-256, in hex, over all that a message asks of a client: its type, and each record with its arrays' shapes and bytes.
+    """Return the SHA-256, in hex, over everything that a message asks of a client: its type, and each record, with its arrays' bytes.
 
-    Whoever is asked for anything else than the others could be told apart by what it sends. So the relay keeps this, the same for
-    all, and each client compares it with that of its own message.
+    A client that receives a different request could be recognised by its report. So the relay keeps one agreement for all clients, and
+    each client compares it with the agreement of its own message.
     """
     digest = hashlib.sha256()
     for part in (message_type.encode(), *_parts(content)):
@@ -288,16 +290,16 @@ def agreement_of(content: RecordDict, message_type: str) -> str:
 
 
 def digest_of(run_config: Mapping[str, object]) -> str:
-    """Return the SHA-256, in hex, over a run config, which Flower hands to apps beside the message."""
+    """Return the SHA-256, in hex, over a run config, which Flower passes to apps beside the message."""
     digest = hashlib.sha256()
     for key, value in sorted(run_config.items()):
-        part = b"%b=%b" % (repr(key).encode(), _exactly(value))
+        part = b"%b=%b" % (repr(key).encode(), _encode_exactly(value))
         digest.update(len(part).to_bytes(8, "big") + part)
     return digest.hexdigest()
 
 
 def _parts(content: RecordDict) -> Iterator[bytes]:
-    """Yield the records in the order of their names; arrays stay in theirs, which an app may go by."""
+    """Yield the records of ``content`` as bytes, sorted by name. Arrays keep their order, because an app may depend on it."""
     for name, record in sorted(content.items()):
         yield f"{type(record).__name__} {name!r} {len(record)}".encode()
         if isinstance(record, ArrayRecord):
@@ -305,14 +307,14 @@ def _parts(content: RecordDict) -> Iterator[bytes]:
                 yield repr((key, array.dtype, tuple(array.shape), array.stype)).encode()
                 yield array.data
         else:
-            yield from (b"%b=%b" % (repr(key).encode(), _exactly(value)) for key, value in sorted(record.items()))
+            yield from (b"%b=%b" % (repr(key).encode(), _encode_exactly(value)) for key, value in sorted(record.items()))
 
 
-def _exactly(value: object) -> bytes:
-    """Return the kind and every bit of a value of a record: two are the same only if no program can tell them apart."""
+def _encode_exactly(value: object) -> bytes:
+    """Return the type and every bit of a record's value. Two values have equal bytes only if no program can distinguish them."""
     if isinstance(value, list):
         whole = bytearray(b"list%d:" % len(value))
-        for part in map(_exactly, value):  # joined at once, each part of a long list would be in memory as an object
+        for part in map(_encode_exactly, value):  # appended one by one: a list of all parts would take much memory
             whole += len(part).to_bytes(8, "big") + part
         return bytes(whole)
     if isinstance(value, float):
@@ -321,7 +323,7 @@ def _exactly(value: object) -> bytes:
 
 
 def mechanism_named(content: RecordDict) -> str:
-    """Return the name of the mechanism that a message asks for, without looking it up; empty where it cannot be read."""
+    """Return the name of the mechanism that a message asks for, without looking the mechanism up; empty if it cannot be read."""
     record = content.config_records.get(RECORD, ConfigRecord())
     text = record.get("config")
     if not isinstance(text, str) or len(text) > _LONGEST_CONFIG:
@@ -336,8 +338,8 @@ def deployable_mechanism(config: RunConfig, ranges: LayerRanges) -> Mechanism:
     """Return the mechanism of ``config`` as clients on Flower run it.
 
     Raises:
-        ConfigError: its noise depends on private data, on what clients remember, or on the size of others' data sets: such
-            schedules have no guarantee, and run in the simulator only. Or the run is to stop early.
+        ConfigError: the mechanism's noise depends on private data, on what clients remember, or on the size of others' data sets. Such
+            noise has no guarantee, and runs in the simulator only. Or the config asks for early stopping.
     """
     if config.training.patience:
         raise ConfigError("training.patience stops simulations: on Flower leave it out, and ask for fewer rounds")
@@ -350,51 +352,52 @@ def deployable_mechanism(config: RunConfig, ranges: LayerRanges) -> Mechanism:
 
 
 def check_sum_fits(config: RunConfig, asked: int) -> None:
-    """Check that no more clients are asked for their part of a sum than the sum's numbers were made for.
+    """Check that a sum has room for the numbers of all ``asked`` clients.
 
     Raises:
-        ConfigError: more are asked, and their sum could exceed its 32 or 64 bits.
+        ConfigError: more clients are asked than planned, and their sum could exceed its 32 or 64 bits.
     """
-    most = config.shuffling.max_clients or config.clients.count
-    if config.shuffling.channel == "secure-sum" and asked > most:
-        said = f"{asked:,} nodes are asked, and a sum of at most {most:,} was planned"
-        raise ConfigError(f"{said}: set shuffling.max_clients to {asked} or more")
+    max_clients = config.shuffling.max_clients or config.clients.count
+    if config.shuffling.channel == "secure-sum" and asked > max_clients:
+        raise ConfigError(
+            f"{asked:,} nodes are asked, and a sum of at most {max_clients:,} was planned: set shuffling.max_clients to {asked} or more"
+        )
 
 
 @runtime_checkable
 class AddingUp(Protocol):
-    """What mechanisms offer whose reports are points of a lattice, with a share of the noise in them, that a sum is taken over."""
+    """Interface of mechanisms for secure sums. A report is a vector of integers that includes the client's share of the noise."""
 
     @property
     def bits(self) -> Bits:
-        """Number of bits of a coordinate: points are added up modulo 2 to the power of it."""
+        """Number of bits of a coordinate. Vectors are added modulo 2**bits."""
         ...
 
     def points(self, values: Tensor, ranges: LayerRanges, generator: RandomSource) -> NDArray[np.int64]:
-        """Return the (K, d) points of the clients, noise included."""
+        """Return the integer vectors (K, d) of K clients, noise included."""
         ...
 
     def longest_sum(self, clients: int, asked: int, dimension: int, vector: float = 1.0) -> float:
-        """Return the length that a sum over ``clients`` of the ``asked`` has at most if all are honest.
+        """Return the maximum Euclidean length of a sum over ``clients`` of the ``asked`` clients, if all are honest.
 
         Args:
-            vector: length of the longest vector that a client adds up, in clipping norms.
+            vector: maximum length of the vector that a client adds, as a multiple of the clipping norm.
         """
         ...
 
     def sum_of(self, total: NDArray[np.int64], clients: int) -> Any:
-        """Return the reports of ``clients`` of whose points only the ``total`` (d,) is known."""
+        """Return reports that stand for ``clients`` clients, of whose vectors only the sum ``total`` (d,) is known."""
         ...
 
 
 def adding_up(mechanism: Mechanism) -> AddingUp:
-    """Return ``mechanism`` as one whose reports can be added up.
+    """Return ``mechanism`` if its reports can be added up.
 
     Raises:
-        ConfigError: they cannot.
+        ConfigError: its reports cannot be added up.
     """
     if not isinstance(mechanism, AddingUp):
-        raise ConfigError(f"mechanism {mechanism.name!r} sends nothing that could be added up: for sums use dp-sgd or dp-fedavg")
+        raise ConfigError(f"mechanism {mechanism.name!r} has no reports that could be added up: for sums use dp-sgd or dp-fedavg")
     return mechanism
 
 

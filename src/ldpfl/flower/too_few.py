@@ -1,4 +1,4 @@
-"""What the server says when too few nodes take part in a round: which nodes are missing, why, and what its operator may do."""
+"""Errors for rounds in which too few nodes take part: which nodes are missing, why, and what the server's operator can do."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ldpfl.privacy.statement import run_epsilon
 from ldpfl.util.number_format import counted, number
 
 MAX_NAMED = 20
-"""Number of nodes that a message names at most."""
+"""Maximum number of nodes that a message names."""
 
 _LEAST_OVER_RELAY = 2
 
 
 def named(nodes: Collection[int]) -> str:
-    """Return Flower's ids of ``nodes``, as ``flwr supernode list`` shows them; of many nodes the first ones."""
+    """Return Flower's ids of ``nodes`` as text, as ``flwr supernode list`` shows them. Only the first are named if there are many."""
     shown = ", ".join(map(str, sorted(nodes)[:MAX_NAMED]))
     more = f" and {len(nodes) - MAX_NAMED:,} more" if len(nodes) > MAX_NAMED else ""
     return f"{'node' if len(nodes) == 1 else 'nodes'} {shown}{more}"
 
 
 def reasons(said: Mapping[int, str], silent: Collection[int] = ()) -> str:
-    """Return what nodes ``said`` that do not take part, how often and which nodes, and which were ``silent``; empty if there are none."""
+    """Return the reasons of nodes that do not take part, as text: each reason in ``said`` with its nodes, and the ``silent`` nodes."""
     by_reason: dict[str, list[int]] = {}
     for node, reason in said.items():
         by_reason.setdefault(reason, []).append(node)
@@ -39,7 +39,7 @@ def reasons(said: Mapping[int, str], silent: Collection[int] = ()) -> str:
 
 
 def all_declined(course: Course, said: Mapping[int, str]) -> AllDeclined:
-    """Return the error for the round that is under way, in which all nodes declined; ``said`` has each node's reason."""
+    """Return the error for a round in which all nodes declined; ``said`` has each node's reason."""
     return AllDeclined(
         f"{course.planned}: none of {counted(len(said), 'node')} takes part{reasons(said)}. Each waits for its operator, and its log "
         "says for what; a node without policy and budget gets them by: ldpfl policy init APP"
@@ -47,7 +47,7 @@ def all_declined(course: Course, said: Mapping[int, str]) -> AllDeclined:
 
 
 def too_few_connected(course: Course, connected: Collection[int], needed: int, seconds: float) -> TooFewTakePart:
-    """Return the error for a round for which too few nodes are connected after some ``seconds``. Nobody was asked."""
+    """Return the error for a round for which too few nodes are connected after ``seconds`` seconds. No node was asked."""
     return TooFewTakePart(
         f"{len(connected)} of the {needed} nodes that a round needs are connected after {seconds:g} s{_away(course, connected)}. Start the "
         f"missing SuperNodes, and the run again: it goes on with the next round.{going_on_without(course, len(connected))}"
@@ -55,11 +55,11 @@ def too_few_connected(course: Course, connected: Collection[int], needed: int, s
 
 
 def too_few_agree(course: Course, answers: Answers, connected: Collection[int], needed: int, patience: str) -> TooFewTakePart:
-    """Return the error for the round that is under way, which was not begun: too few nodes agreed to it.
+    """Return the error for a round that was not begun, because too few nodes agreed to it.
 
     Args:
         connected: nodes that are connected.
-        patience: how long nodes were waited for; empty if all answered.
+        patience: text about how long nodes were waited for; empty if all answered.
     """
     if answers.declined == answers.asked > 0:
         return all_declined(course, answers.said)
@@ -72,7 +72,7 @@ def too_few_agree(course: Course, answers: Answers, connected: Collection[int], 
 
 
 def too_few_came(course: Course, needed: int, said: Mapping[int, str]) -> TooFewTakePart:
-    """Return the error for the round that is under way, in which nodes that had agreed sent no report. None was released."""
+    """Return the error for a round that was ended, because nodes that had agreed sent no report. No report was released."""
     asked = course.round.asked
     return TooFewTakePart(
         f"{course.planned} was ended, and no report of it was released: {asked - len(said)} of {counted(asked, 'node')} can still "
@@ -88,10 +88,10 @@ _REMEDY = (
 
 
 def going_on_without(course: Course, left: int) -> str:
-    """Return what the operator may do if the missing nodes do not come back and ``left`` nodes take part; empty where these are too few.
+    """Return advice on how to continue with the ``left`` nodes if the missing nodes do not come back; empty if they are too few.
 
-    With a target epsilon the noise was planned for all nodes, so fewer nodes need another plan, and a run of their own. Without a target
-    each round is charged with the noise of the nodes that take part.
+    With a target epsilon, the noise was calibrated for all nodes, so fewer nodes need a new run with another plan. Without a target
+    epsilon, each round is charged with the noise of the nodes that take part, so the run can go on.
     """
     config = course.config
     if config.clients.fraction != 1 or left < (1 if config.shuffling.channel == "direct" else _LEAST_OVER_RELAY):
@@ -116,22 +116,22 @@ def going_on_without(course: Course, left: int) -> str:
 
 
 def _away(course: Course, connected: Collection[int]) -> str:
-    """Return which nodes of this run are not ``connected`` now; empty if all nodes are that it has seen."""
+    """Return text that names the nodes of this run's earlier rounds that are not ``connected``; empty if all are connected."""
     away = course.participation.rounds.keys() - set(connected)
     return f"; not connected: {named(away)}, of the run's earlier rounds" if away else ""
 
 
 def _same_noise(config: RunConfig, left: int) -> str:
-    """Return the epsilon that a whole run of ``left`` nodes would have with the noise of ``config``."""
-    fewer = config.model_copy(update={"clients": config.clients.model_copy(update={"count": left})})
-    with suppress(ConfigError):  # of an app's own model, or of figures that only a run has
-        epsilon = run_epsilon(planned_ledger(fewer), config.privacy.delta)
+    """Return text with the epsilon of a whole run of ``left`` nodes with the noise of ``config``; empty if it cannot be computed."""
+    smaller = config.model_copy(update={"clients": config.clients.model_copy(update={"count": left})})
+    with suppress(ConfigError):  # the ledger cannot be planned for an app's own model, or without figures that only a run has
+        epsilon = run_epsilon(planned_ledger(smaller), config.privacy.delta)
         return f" (with this run's noise, {left} nodes would give epsilon {number(epsilon)})" if epsilon < inf else ""
     return ""
 
 
 def _spent(course: Course) -> str:
-    """Return what the run has released so far, which another run does not give back."""
+    """Return text with the epsilon that this run has spent so far, which a new run does not give back; empty if it has spent nothing."""
     if not course.last.ledger.events:
         return ""
     epsilon = run_epsilon(course.last.ledger, course.config.privacy.delta)

@@ -1,4 +1,4 @@
-"""Read the fields of a record that came over the wire. Reading stops at the first wrong field, so that many of them cost no more."""
+"""Read and check the fields of a received record. Reading stops at the first wrong field, so that many wrong fields cost no more."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt,
 from ldpfl.errors import ProtocolError
 
 MAX_LAYERS = 1 << 14
-"""Layers of the largest model that a node reads ranges for; the largest that were published have some thousand."""
+"""Maximum number of layers in a node's message. The largest published models have some thousand."""
 
 _SHOWN = 120
-"""Characters of a name or a reason in an error."""
+"""Maximum number of characters of a name or a reason in an error."""
 
 
 def _no_integer(value: object) -> object:
@@ -30,16 +30,16 @@ LayerSizes = Annotated[list[PositiveInt], _EACH_LAYER, Field(min_length=1)]
 
 
 class WireFields(BaseModel):
-    """Fields of a record, as they are on the wire: each of its own kind, and no other."""
+    """Base of models for received records. Each field must have exactly its type, and no other field is allowed."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, alias_generator=lambda name: name.replace("_", "-"))
 
     @classmethod
     def of(cls, record: ConfigRecord, what: str) -> Self:
-        """Read ``record``; ``what`` names it in errors.
+        """Read ``record``; errors call it ``what``.
 
         Raises:
-            ProtocolError: a field is missing, unknown, of another kind, or longer than it can be.
+            ProtocolError: a field is missing, unknown, of another type, or too long.
         """
         most = len(cls.model_fields)
         if len(record) > most:

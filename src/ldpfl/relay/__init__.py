@@ -1,8 +1,8 @@
-"""The relay: takes sealed records from clients that it knows, and hands them on mixed, so that nobody sees who sent what.
+"""The relay: takes encrypted records from authenticated clients and passes them on in random order, so that nobody sees who sent which.
 
-Or it takes masked vectors and hands on their sum, so that nobody sees what one client sent.
+It can also take masked vectors and pass on their sum, so that nobody sees a single client's vector.
 
-Servers import ``app``, ``store`` and ``serve``; this package itself gives what its callers need, and loads no server.
+Servers import ``app``, ``store`` and ``serve``. This package itself exports only what callers of the relay need, and loads no server.
 """
 
 from typing import TYPE_CHECKING

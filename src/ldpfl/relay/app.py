@@ -1,4 +1,4 @@
-"""The relay's HTTP interface: who may ask what, and in which form; the store decides the rest."""
+"""The relay's HTTP interface: authentication, roles, and the form of requests and responses. The store implements the rest."""
 
 from __future__ import annotations
 
@@ -48,11 +48,13 @@ from ldpfl.relay.tokens import Owner, Role, Tokens, hashed, is_token, unknown_to
 from ldpfl.relay.usage_limits import Limits, RateLimit, UnderWay
 from ldpfl.transport.sums.envelopes import signer_of
 
-_THREADS = 12  # fewer than the store has connections: a request in a thread never waits for one
-_OF_ONE = 4
-"""Threads that one token can have at once, and that all requests without a known token can, so that nobody has all of them."""
+_THREADS = 12  # fewer than the store's connections, so that a request in a thread never waits for a connection
+_THREADS_PER_TOKEN = 4
+"""Maximum number of threads for one token at once. All requests without a known token share the same number, so none can take them all."""
 
 _STRANGERS = ""
+"""Name of the lane for requests without a known token."""
+
 _MAX_DIGITS = 18
 _PIECE_BYTES = 256 * 2**10
 
@@ -84,7 +86,7 @@ def create_app(store: Store, limits: Limits = Limits()) -> ASGIApp:  # noqa: B00
 
 
 class _Relay:
-    """The endpoints. Calls of the store run in threads; of a request's body at most one block is in memory, but for shares of sums."""
+    """The endpoints. Store calls run in threads. At most one block of a request's body is in memory, except for shares of sums."""
 
     def __init__(self, store: Store, limits: Limits) -> None:
         self._store, self._limits = store, limits
@@ -93,7 +95,7 @@ class _Relay:
         self._handing: Counter[str] = Counter()
         self._under_way = UnderWay(limits.sum_bytes)
         self._threads = asyncio.Semaphore(_THREADS)
-        self._lanes: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_OF_ONE))
+        self._lanes: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_THREADS_PER_TOKEN))
         self._known: dict[bytes, str] = {}
         self._working: set[asyncio.Future[Any]] = set()
         self.metrics = Metrics()
@@ -122,7 +124,7 @@ class _Relay:
         upload = _upload(request)
         length = _stated_length(request)
         offset = _number(request, OFFSET)
-        # All that can be refused is refused before the first byte is stored.
+        # Every check comes before the first byte is stored.
         progress: Progress = await self._call(client, self._store.progress, client, *upload)
         if progress.received != offset:
             raise wrong_offset(progress)
@@ -141,7 +143,7 @@ class _Relay:
             stack.enter_context(self._under_way.held(client.name, length))
             body = stack.enter_context(body_of(length))
             await self._collect(client.name, request, length, body)
-            # From here on it is added up, and its place and its body kept until then, also when who asked has left.
+            # From here on the share is added even if the caller disconnects; its quota and its body are held until then.
             adding = self._store.sums.add(expected, body)
             work = asyncio.ensure_future(_added(adding, stack.pop_all()))
         await self._finished(work)
@@ -149,7 +151,7 @@ class _Relay:
         return Response(status_code=204)
 
     async def _collect(self, client: str, request: Request, length: int, body: BinaryIO) -> None:
-        """Take a whole body of ``length`` bytes; those that are in memory need no thread."""
+        """Read a request's whole body of ``length`` bytes into ``body``. A thread is used only if ``body`` is a file."""
         received = 0
         async for block in self._body(request, length):
             if isinstance(body, BytesIO):
@@ -197,26 +199,28 @@ class _Relay:
         return PlainTextResponse(self.metrics.text(), media_type=CONTENT_TYPE)
 
     async def _authorised(self, request: Request, *roles: Role) -> str:
-        """Return the name of who asks, if its role is one of ``roles`` and it does not ask too often."""
+        """Return the name of the token's owner if its role is one of ``roles`` and its rate limit allows the request."""
         return (await self._owner(request, *roles)).name
 
     async def _owner(self, request: Request, *roles: Role) -> Owner:
+        """Return the token's owner, under the same conditions as :meth:`_authorised`."""
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             raise Unauthenticated("a token is needed: Authorization: Bearer TOKEN", {"WWW-Authenticate": "Bearer"})
         if not is_token(token):
             raise unknown_token()
-        # Whose it was, if it ever was one: that of a stranger does not wait with those of others. The store decides each time.
-        known = hashed(token)
-        owner = await self._call(self._known.get(known, _STRANGERS), self._tokens.owner, token)
-        self._known[known] = owner.name
+        # A token that was valid before is looked up in its owner's lane, so that strangers' requests cannot delay it. The store decides
+        # each time whether the token is still valid.
+        digest = hashed(token)
+        owner = await self._call(self._known.get(digest, _STRANGERS), self._tokens.owner, token)
+        self._known[digest] = owner.name
         self._rate.take(owner.name)
         if owner.role not in roles:
             raise Forbidden(f"this needs the token of {' or '.join(role.value for role in roles)}, not of {owner.role.value}")
         return owner
 
     async def _body(self, request: Request, most: int) -> AsyncIterator[bytes]:
-        """Yield the body in blocks; each has to come within the time for a block, which also ends a caller that stalls."""
+        """Yield the body, of ``most`` bytes at most, in blocks. Each block must arrive within ``block_s`` seconds."""
         stream = aiter(request.stream())
         held = bytearray()
         received, ended = 0, False
@@ -237,10 +241,10 @@ class _Relay:
                 del held[:BLOCK_BYTES]
 
     async def _call(self, lane: str, function: Callable[..., T], *arguments: object) -> T:
-        """Call the store in a thread, once there is one; what waits longer for it than for the store itself is told so.
+        """Call ``function`` of the store in a thread, as soon as the ``lane`` and the pool have a free one.
 
         Raises:
-            StoreUnavailable: it has.
+            StoreUnavailable: no thread was free for as long as the store itself would be waited for.
         """
         async with AsyncExitStack() as stack:
             try:
@@ -249,12 +253,12 @@ class _Relay:
                     await stack.enter_async_context(self._threads)
             except TimeoutError:
                 raise busy() from None
-            # A thread cannot be ended: it keeps its places until it is done, also when who asked has left.
+            # A thread cannot be ended: it keeps its slots until it is done, even if the caller disconnects.
             work = asyncio.ensure_future(_in_thread(stack.pop_all(), partial(function, *arguments)))
         return await self._finished(work)
 
     async def _finished(self, work: asyncio.Future[T]) -> T:
-        """Wait for work that goes on also when who asked for it has left."""
+        """Wait for ``work``, which continues even if the caller disconnects."""
         self._working.add(work)
         work.add_done_callback(self._done)
         return await asyncio.shield(work)
@@ -262,7 +266,7 @@ class _Relay:
     def _done(self, work: asyncio.Future[Any]) -> None:
         self._working.discard(work)
         if not work.cancelled():
-            work.exception()  # else what nobody waits for any more would be said in the log
+            work.exception()  # marks the exception as retrieved: otherwise asyncio logs it with its text
 
 
 async def _in_thread(places: AsyncExitStack, function: Callable[[], T]) -> T:
@@ -276,7 +280,7 @@ async def _added(adding: Future[None], held: ExitStack) -> None:
 
 
 class _Pieces(Response):
-    """A part that is sent as fast as it is read, and then forgotten: ``held`` is closed."""
+    """Response that sends a part in pieces, as fast as the caller reads, and then closes ``held``."""
 
     def __init__(self, part: RecordsPart, held: ExitStack) -> None:
         super().__init__(part.data, media_type="application/octet-stream", headers={PARTS: str(part.count)})
@@ -291,15 +295,15 @@ class _Pieces(Response):
 
 
 _LAST = frozenset({400, 401, 404, 405})
-"""Answers after which a connection ends: a stranger gets no other ones, and is to pay for a connection each time."""
+"""Statuses after which the connection is closed. A stranger gets no other status, and so pays for a new connection each time."""
 
 
 class _Guard:
-    """What holds for every request, known or not, before and after the application has it.
+    """ASGI middleware around the application, for every request, authenticated or not.
 
-    It counts requests, and keeps what the application raises, whose text may repeat a request, from the server's log. Each
-    thing has one path, so one with percent signs is none. A body that was not read to its end, as of a request that is refused,
-    could go on for ever: the connection ends with the answer.
+    It counts requests. It keeps exceptions out of the server's log, because their text may repeat a request. It rejects paths with percent
+    signs, so that each resource has one path. It closes the connection after a response whose request body was not read to its end,
+    because such a body could go on for ever.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
@@ -330,8 +334,8 @@ class _Guard:
         try:
             await app(scope, read, watch)
         except Exception as error:
-            log_fault("request_failed", error)  # Starlette has answered it: see _fault
-        except asyncio.CancelledError:  # its caller has left, or the relay ends; a log line would be for strangers to write
+            log_fault("request_failed", error)  # Starlette has already responded, by _fault
+        except asyncio.CancelledError:  # the caller disconnected, or the relay is ending; not logged, or strangers could fill the log
             if not answered:
                 await _error(503, "the relay is ending")(scope, receive, send)
 
@@ -358,7 +362,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _broken_off(request: Request, error: Exception) -> Response:
-    # For the counters: nobody is there to read it. What was stored stays, and the client asks how far it is.
+    # For the counters alone: the caller has disconnected. Stored bytes stay, and the client asks for the offset when it comes back.
     return _error(400, "the body broke off")
 
 

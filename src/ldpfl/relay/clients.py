@@ -1,4 +1,4 @@
-"""Callers of the relay: a client that uploads, and the aggregator that opens rounds and takes the mixed records."""
+"""Callers of the relay: the client, which uploads, and the aggregator, which opens rounds and pulls mixed records or sums."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ldpfl.util.number_format import counted
 
 
 class RelayClient(Caller):
-    """A client of the relay: uploads its sealed records, or its share of a sum, once a round."""
+    """A client of the relay: uploads its encrypted records, or its share of a sum, once in each round."""
 
     def round_status(self, run: str, number: int) -> RoundStatus:
         """Return the terms and the state of a round.
@@ -33,14 +33,14 @@ class RelayClient(Caller):
         return self._round_status(run, number)
 
     def signer(self) -> str | None:
-        """Return the name of the key by which this client has to sign what it adds to sums; None if its token is for mixed records alone.
+        """Return the name of the key that must sign this client's shares of sums; None if its token is for mixed records alone.
 
-        Nothing is sent but the token.
+        Only the token is sent.
 
         Raises:
-            RelayRefused: the relay does not know the token (401), or as an aggregator's (403).
+            RelayRefused: the relay does not know the token (401), or the token is an aggregator's (403).
             RelayUnreachable: no answer.
-            ProtocolError: what answers is not a relay of this version.
+            ProtocolError: the server that answers is not a relay of this version.
         """
         answer = self._call("GET", "/v1/token")
         try:
@@ -49,17 +49,17 @@ class RelayClient(Caller):
             raise ProtocolError("what answers is not a relay of this version: check the URL") from None
 
     def upload(self, run: str, number: int, upload_id: str, blob: bytes, *, within_s: float) -> None:
-        """Upload ``blob``, whole records of the round's terms, and return once the relay has all of it on disk.
+        """Upload ``blob``, the client's records in one piece, and return once the relay has all of it on disk.
 
-        After a break it asks how far it got and goes on there, as often as it takes, for ``within_s`` seconds: those that the round
-        is open for. ``upload_id`` (16 to 64 letters, digits, - and _) makes the call idempotent: once more, also from another
+        After an interruption the upload resumes where it stopped, any number of times, for up to ``within_s`` seconds: the time that the
+        round is open. ``upload_id`` (16 to 64 letters, digits, - and _) makes the call idempotent: a repeated call, also from another
         process, uploads nothing twice.
 
         Raises:
-            RelayRoundOver: the round is over; whether an upload that was cut off by that counted, it does not say.
-            RelayRefused: the relay does not take it, and why.
+            RelayRoundOver: the round is over. It is not known whether an upload that was in progress still counted.
+            RelayRefused: the relay refuses the upload; the error has its reason.
             RelayUnreachable: ``within_s`` seconds were not enough.
-            ProtocolError: an answer that cannot be right, or a name or id that the relay cannot have.
+            ProtocolError: the relay's answer is invalid, or the name or the id is not allowed.
         """
         path = f"{path_of(run, number)}/uploads/{quote(upload_of(upload_id), safe='')}"
         effort = Within(self._patience, self._sleep, self._clock, max(0.0, within_s))
@@ -69,34 +69,34 @@ class RelayClient(Caller):
             response = self._once("PATCH", path, effort, headers={OFFSET: str(offset)}, content=blob[offset:])
             if response is not None and not is_worth_a_retry(response) and not _is_elsewhere(response):
                 offset = _offset(accepted(response), blob)
-            if offset < len(blob):  # broken off, or answered that not all has come
+            if offset < len(blob):  # the upload was interrupted, or the relay answered that it is not complete
                 effort.failed(response)
                 offset = _offset(self._call("HEAD", path, effort=effort), blob)
-            if offset >= furthest + BLOCK_BYTES or offset == len(blob):  # less is no progress: all that is left was sent for it
+            if offset >= furthest + BLOCK_BYTES or offset == len(blob):  # less than a block does not count as progress
                 furthest = offset
                 effort.progressed()
 
     def upload_share(self, run: str, number: int, share: bytes, *, within_s: float) -> None:
-        """Upload a masked vector with its envelope to a sum round, and return once it is in the sum, on the relay's disk.
+        """Upload ``share``, a masked vector with its envelope, to a sum round, and return once it is in the sum, on the relay's disk.
 
-        After a break it is sent from the start, as often as it takes, for ``within_s`` seconds: those that the round is open for. The
-        envelope makes the call idempotent: once more, also from another process, adds nothing twice.
+        After an interruption the share is sent again from the start, any number of times, for up to ``within_s`` seconds: the time that the
+        round is open. The envelope makes the call idempotent: a repeated call, also from another process, adds nothing twice.
 
         Raises:
-            RelayRoundOver: the round is over; whether an upload that was cut off by that counted, it does not say.
-            RelayRefused: the relay does not take it, and why; 403 if the token's signing key has not signed it (:meth:`signer`).
+            RelayRoundOver: the round is over. It is not known whether a share that was in progress still counted.
+            RelayRefused: the relay refuses the share; status 403 if the token's signing key has not signed it (:meth:`signer`).
             RelayUnreachable: ``within_s`` seconds were not enough.
-            ProtocolError: a name that the relay cannot have.
+            ProtocolError: the name of the run or round is not allowed.
         """
         path = f"{path_of(run, number)}/shares/{hashlib.sha256(share[-ENVELOPE_BYTES:]).hexdigest()}"
         self._call("PUT", path, effort=Within(self._patience, self._sleep, self._clock, max(0.0, within_s)), content=share)
 
 
 class RelayAggregator(Caller):
-    """The aggregator: opens rounds and takes what the relay has mixed or added up."""
+    """The aggregator: opens rounds, and pulls the mixed records or the sum."""
 
     def open_round(self, run: str, number: int, terms: Terms | SumTerms) -> RoundStatus:
-        """Open a round, of mixed records or of a sum; once more with equal terms changes nothing.
+        """Open a round of mixed records or of a sum. A repeated call with equal terms changes nothing.
 
         Raises:
             RelayRefused: the terms are not allowed or differ from those that the round has.
@@ -125,10 +125,10 @@ class RelayAggregator(Caller):
             RelayRefused, RelayUnreachable: as for :meth:`round_status`.
         """
         waited, began = 0.0, self._clock()
-        # A relay that is away for a while may come back; and the last question, when the time is over, has to have an answer.
+        # Longer than the wait by one request: the relay may come back after an outage, and the last request needs time for its answer.
         effort = Within(self._patience, self._sleep, self._clock, timeout_s + self._patience.timeout_s)
         while (status := self._round_status(run, number, effort)).state in ("open", "waiting"):
-            if max(waited, self._clock() - began) >= timeout_s:  # a relay may also take its time to answer
+            if max(waited, self._clock() - began) >= timeout_s:  # both, because slow answers count as waiting, too
                 why = (
                     "is still open"
                     if status.state == "open"
@@ -141,26 +141,26 @@ class RelayAggregator(Caller):
         return status
 
     def pull(self, run: str, number: int, terms: Terms | None = None) -> Iterator[bytes]:
-        """Yield the sealed records of a released round one by one, in the relay's mixed order; one part is in memory at a time.
+        """Yield the encrypted records of a released round one by one, in the relay's mixed order. One part is in memory at a time.
 
-        May be called again until :meth:`acknowledge`: it yields the same records in the same order. How much is read at most goes by
-        ``terms``, those that the round was opened with; without them, by what the relay says that they are.
+        May be called again until :meth:`acknowledge`: it yields the same records in the same order. The amount of data that is read is
+        bounded by ``terms``, the terms that the round was opened with; without them, by the relay's statement of its terms.
 
         Raises:
             RelayRefused: the round is not over yet (status 425), or gone.
             RelayUnreachable: no answer.
-            ProtocolError: what came is not what the terms and the number of uploads promise, or the round is a sum.
+            ProtocolError: the records do not fit the terms and the number of uploads, or the round is a sum.
         """
-        asked = terms or self._round_status(run, number).terms
-        if not isinstance(asked, Terms):
+        round_terms = terms or self._round_status(run, number).terms
+        if not isinstance(round_terms, Terms):
             raise ProtocolError(f"round {number} of {run} is a sum: take it by pull_sum")
-        terms = asked
+        terms = round_terms
         size = terms.record_bytes
         part, parts, records, expected = 0, 1, 0, 0
         while part < parts:
             response = self._call("GET", f"{path_of(run, number)}/records", most=_longest_part(size), params={"part": part})
             if part == 0:
-                uploads = self._round_status(run, number).uploads or 0  # of the released round: how many were mixed
+                uploads = self._round_status(run, number).uploads or 0  # after the release, this is the number of uploads that were mixed
                 if uploads > terms.max_uploads:
                     raise ProtocolError(f"the relay says that round {number} of {run} has {uploads} uploads of {terms.max_uploads} at most")
                 expected = uploads * terms.records_per_upload
@@ -177,15 +177,15 @@ class RelayAggregator(Caller):
             raise ProtocolError(f"round {number} of {run} brought {records} records, not what its uploads hold; nothing was acknowledged")
 
     def pull_sum(self, run: str, number: int, terms: SumTerms) -> tuple[NDArray[np.unsignedinteger], list[bytes]]:
-        """Return the sum (dimension,) of all masked vectors of a released round, and the envelopes of exactly those, in mixed order.
+        """Return the sum (dimension,) of all masked vectors of a released round, and the envelopes of these vectors, in mixed order.
 
-        May be called again until :meth:`acknowledge`: it returns the same. No more is read than ``terms`` allow, those that the round
-        was opened with.
+        May be called again until :meth:`acknowledge`: it returns the same. The amount of data that is read is bounded by ``terms``, the
+        terms that the round was opened with.
 
         Raises:
             RelayRefused: the round is not over yet (status 425), or gone.
             RelayUnreachable: no answer.
-            ProtocolError: what came is not what the terms and the number of uploads promise.
+            ProtocolError: the sum or the envelopes do not fit the terms and the number of uploads.
         """
         total, places, parts = zeros(terms.dimension, terms.bits), terms.sum_parts(), 0
         for part, place in enumerate(places):
@@ -216,7 +216,7 @@ class RelayAggregator(Caller):
         return envelopes
 
     def acknowledge(self, run: str, number: int) -> None:
-        """Tell the relay that the records were taken: it deletes them. Once more changes nothing.
+        """Tell the relay that the round's records or sum were received. The relay deletes them. A repeated call changes nothing.
 
         Raises:
             RelayRefused: the round was not released, or is another aggregator's.
@@ -225,7 +225,7 @@ class RelayAggregator(Caller):
         self._call("DELETE", f"{path_of(run, number)}/records")
 
     def cancel(self, run: str, number: int) -> None:
-        """End a round that is not wanted any more, whatever its state: the relay deletes what it holds of it.
+        """Cancel a round, whatever its state: the relay deletes everything that it holds of the round.
 
         Raises:
             RelayRefused: there is no such round, or it is another aggregator's.
@@ -243,7 +243,7 @@ def _records_in(data: bytes, size: int) -> Iterator[bytes]:
 
 
 def _longest_part(record_bytes: int) -> int:
-    """Return how long a part can be. Its records are binomial, with a mean of PART_BYTES at most: no part has ever so many."""
+    """Return a bound on a part's length. The number of records is binomial, with a mean of PART_BYTES at most: longer parts never occur."""
     return 4 * PART_BYTES + 64 * record_bytes
 
 

@@ -1,4 +1,4 @@
-"""How many connections the relay holds, and for how long one may keep it waiting; both before anybody has shown a token."""
+"""Limits on the number of the relay's connections and on their times. They apply before a caller has authenticated."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ldpfl.relay.usage_limits import Connections
 
 HEAD_BYTES = 4 * 2**10
-"""Longest head of a request. Not much more of one that does not end is in memory."""
+"""Maximum length of a request's head. If a head is longer, not much more of it is in memory."""
 
 TASK = "ldpfl.task"
-"""Where a request's scope has the task that answers it."""
+"""Key of an ASGI scope for the task that answers the request."""
 
 _HEADERS = 64
 _MOST_BLANKS = 16
 _BLANKS = re.compile(rb"[ \t]{%d}" % (_MOST_BLANKS + 1))
-"""No caller sends so many in a head. h11 takes a time for them that grows with the square of their number."""
+"""Matches more consecutive blanks than any honest caller sends in a head. h11's time for blanks grows with the square of their number."""
 
 _BACKLOG = 128
-_COLLECTED = 100  # connections that may come before what they leave is collected
-_IPV6_NETWORK = 64  # bits: what one customer of a provider has to himself
+_COLLECTED = 100  # number of accepted connections after which garbage is collected
+_IPV6_NETWORK = 64  # prefix length in bits: a provider assigns at least such a network to each customer
 
 _HELLO_BYTES = 4 * 2**10
-"""Bytes of a TLS handshake: twice what any caller needs. Lists in it cost a time that grows with the square of their length."""
+"""Maximum bytes of a TLS handshake: twice what any caller needs. The time for lists in it grows with the square of their length."""
 
 _FIRST_BYTES, _EMPTY_BYTES = 24 * 2**10, 96 * 2**10
-"""Bytes that a connection may bring before it says anything, the handshake and a first record, and later beyond twice what it says:
-what is not decrypted yet."""
+"""Maximum bytes of TLS that a connection may bring before any HTTP: the handshake and a first record; and later, beyond twice the bytes of
+HTTP, to allow for data that is not decrypted yet."""
 
 _UNDECRYPTED = 32 * 2**10
 _STRANGERS_TURN, _TURN, _UPLOADS_TURN = 4 * 2**10, 32 * 2**10, 256 * 2**10
-"""Bytes that are taken of a connection before all others have their turn: as long as it has said little, later, and once it has said
-much. A turn of all others may take a tenth of a second where they do nothing but begin."""
+"""Bytes that are read from a connection before all others have their turn: while it has brought little HTTP, later, and once it has brought
+much. If all other connections are new, a turn of all of them may take a tenth of a second."""
 
 _MUCH = 64 * 2**10
 
 
 class Gate(socket.socket):
-    """A listening socket that closes what comes when there are too many connections, before TLS and before any byte is read."""
+    """A listening socket that closes new connections when there are too many, before TLS and before any byte is read."""
 
     def __init__(self, listening: socket.socket, bounds: Connections) -> None:
         super().__init__(fileno=listening.detach())
@@ -59,7 +59,7 @@ class Gate(socket.socket):
         """Return the next connection that is within the bounds.
 
         Raises:
-            BlockingIOError: there is none now.
+            BlockingIOError: no such connection is waiting.
         """
         for _ in range(_BACKLOG):
             accepted, address = super().accept()
@@ -70,17 +70,17 @@ class Gate(socket.socket):
             self._open[network] += 1
             self._since += 1
             if self._since >= _COLLECTED:
-                # Connections leave circles, of up to 400 KB where TLS never ends, sooner than the collector looks for them.
+                # Closed connections leave reference cycles of up to 400 KB faster than Python's collector runs by itself.
                 self._since = 0
                 gc.collect()
             return Accepted(accepted, self, network), address
-        raise BlockingIOError  # others in the event loop have their turn before more are turned away
+        raise BlockingIOError  # give others in the event loop their turn before more connections are rejected
 
     def left(self, network: str) -> None:
         """Count a connection from ``network`` as over."""
         self._open[network] -= 1
         if self._open[network] == 0:
-            del self._open[network]  # else every address that ever called would be kept
+            del self._open[network]  # otherwise the counter would keep every address that ever connected
 
     def _is_full(self, network: str) -> bool:
         bound = self._bounds.an_address
@@ -88,14 +88,14 @@ class Gate(socket.socket):
 
 
 class Accepted(socket.socket):
-    """A connection that counts until it is closed, or forgotten, and whose TLS must say something.
+    """An accepted connection. It counts until it is closed or garbage-collected, and ends if its TLS carries too little HTTP.
 
-    TLS has messages that say nothing and cost much to read, such as KeyUpdate: 8 microseconds for 27 bytes, and OpenSSL reads all that
-    there is of them before anybody else has a turn. So a turn is short, and a connection that brings little else is ended.
+    TLS has messages without content that are expensive to read, such as KeyUpdate: 8 microseconds for 27 bytes, and OpenSSL reads all that
+    are waiting before another connection has a turn. So a turn is short, and a connection that brings little else is ended.
 
     Attributes:
-        shaken: whether TLS's handshake is over, as its protocol says.
-        said: bytes of HTTP that came of it so far, counted by the protocol that reads them.
+        shaken: whether the TLS handshake is over; the protocol sets it.
+        said: bytes of HTTP that the connection has brought so far; the protocol counts them.
     """
 
     def __init__(self, accepted: socket.socket, gate: Gate, network: str) -> None:
@@ -106,13 +106,13 @@ class Accepted(socket.socket):
         self._leave.atexit = False
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
-        """Read into ``buffer``; event loops call this for TLS alone, whose bytes are not HTTP yet.
+        """Read encrypted bytes into ``buffer``. Event loops call this method only for connections with TLS.
 
         Raises:
-            ConnectionAbortedError: too much came that said nothing.
+            ConnectionAbortedError: the connection has brought too much TLS for its HTTP.
         """
-        later = _EMPTY_BYTES + 2 * self.said if self.said else _FIRST_BYTES
-        if self._brought > (later if self.shaken else _HELLO_BYTES):
+        limit = _EMPTY_BYTES + 2 * self.said if self.said else _FIRST_BYTES
+        if self._brought > (limit if self.shaken else _HELLO_BYTES):
             raise ConnectionAbortedError("TLS without content")
         turn = _STRANGERS_TURN
         if 2 * self.said > self._brought:
@@ -136,7 +136,7 @@ def _network(host: str) -> str:
 
 
 class TlsInTime(asyncio.SelectorEventLoop):
-    """An event loop whose servers do not wait long for TLS to begin or to end; uvicorn has no setting for that."""
+    """An event loop whose servers limit the time for a TLS handshake and shutdown; uvicorn has no setting for these limits."""
 
     def __init__(self, bounds: Connections) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class TlsInTime(asyncio.SelectorEventLoop):
 
 
 def protocol_within(bounds: Connections) -> type[asyncio.Protocol]:
-    """Return a protocol that keeps to ``bounds``, for uvicorn, which makes one for each connection."""
+    """Return a protocol class that enforces ``bounds``. Uvicorn makes an instance for each connection."""
 
     class Bounded(_InTime):
         _bounds = bounds
@@ -159,7 +159,8 @@ def protocol_within(bounds: Connections) -> type[asyncio.Protocol]:
 
 
 class _Plain(h11.Connection):
-    """HTTP/1.1 without what costs much more to read than to send: bodies in chunks, which may be of one byte, and crowds of headers."""
+    """HTTP/1.1 without features that cost the relay much more than the sender: chunked bodies, whose chunks may have one byte, and many
+    headers."""
 
     def next_event(self) -> Any:
         event = super().next_event()
@@ -175,7 +176,7 @@ class _Plain(h11.Connection):
 
 
 class _InTime(H11Protocol):
-    """HTTP/1.1 as uvicorn speaks it, with an end to each time that a caller can keep it waiting."""
+    """Uvicorn's HTTP/1.1 protocol with a limit on each time for which a caller can keep the relay waiting."""
 
     _bounds: ClassVar[Connections]
     _accepted: Accepted | None = None
@@ -192,7 +193,7 @@ class _InTime(H11Protocol):
         if isinstance(self._accepted, Accepted):
             self._accepted.shaken = True
         if transport.get_extra_info("ssl_object") is not None:
-            # What is not decrypted yet has said nothing: much of it must not wait while an answer is made.
+            # Encrypted bytes do not count as HTTP yet, so only a few may be buffered while an answer is made.
             cast(Any, transport).set_read_buffer_limits(high=_UNDECRYPTED)
         # So pause_writing means that something waits to be read, and resume_writing that nothing does.
         transport.set_write_buffer_limits(high=1, low=0)
@@ -202,17 +203,17 @@ class _InTime(H11Protocol):
         super().connection_lost(exc)
         task = cast("dict[str, Any]", self.scope or {}).get(TASK)
         if task is not None:
-            # Else who asks and leaves, over and over, has as many requests waiting as it likes, though few connections.
+            # Otherwise a caller that connects, asks and disconnects again and again could have any number of requests waiting.
             task.cancel()
         for timer in (self._head, self._unread, self._closing, self.timeout_keep_alive_task):
             if timer is not None:
                 timer.cancel()
 
     def data_received(self, data: bytes) -> None:
-        """Pass on what came, the head of a request in pieces: h11 bounds one that is not there yet, and reads one that is, however long.
+        """Pass received bytes on to uvicorn. A request's head is passed in pieces, because h11 checks the length of incomplete heads only.
 
-        Callers of the relay wait for an answer before they ask again. More than one request at once, of which the later ones would be
-        read as a whole, ends the connection.
+        Callers of the relay wait for an answer before they ask again. Several requests at once end the connection, because h11 would read
+        the later heads without a limit.
         """
         if isinstance(self._accepted, Accepted):
             self._accepted.said += len(data)
@@ -244,7 +245,7 @@ class _InTime(H11Protocol):
         self._time_closing()
 
     def timeout_keep_alive_handler(self) -> None:
-        if self.flow.write_paused:  # not idle: the answer is being read, which has a time of its own
+        if self.flow.write_paused:  # not idle: the caller is still reading the answer, which has a limit of its own
             self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
             return
         super().timeout_keep_alive_handler()
@@ -256,10 +257,10 @@ class _InTime(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         if self.conn.our_state is h11.SEND_RESPONSE and self.conn._request_method == b"HEAD":
-            self._cut_off()  # its answer has no body, which uvicorn would send
+            self._cut_off()  # the response to HEAD must have no body, but uvicorn would send one
             return
         if self.cycle is not None:
-            self.cycle.disconnected = True  # what the application answers comes too late: it would be an error in the log
+            self.cycle.disconnected = True  # the application's own response comes too late, and would be logged as an error
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
             self._time_closing()

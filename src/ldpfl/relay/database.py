@@ -1,4 +1,4 @@
-"""How the relay's store is opened, a SQLite file or a PostgreSQL database, and what it reports, as refusals."""
+"""Open the relay's store, a SQLite file or a PostgreSQL database, and turn its errors into refusals."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from ldpfl.relay.telemetry import log_fault
 
 CONNECTIONS = 16
 BUSY_S = 60
-"""How long a request waits for a connection. On SQLite there is one, so it waits for the others of this process, and for a release."""
+"""Seconds that a request waits for a connection. SQLite has one connection, so a request waits for all others of this process."""
 
 _HELD_S = 5
-"""How long a SQLite store may be held by another process. It has no part in this one's work, so longer waits would only add up."""
+"""Seconds to wait if another process holds a SQLite store. Short, because this process's requests would all wait one after another."""
 
 _DISK_IS_FULL = frozenset({ENOSPC, EDQUOT, EFBIG})
 _SQLITE_FULL = 13
@@ -42,13 +42,13 @@ _LOCKED = "the relay's store is locked, by a round that is being mixed or by ano
 
 
 def open_engine(store: str) -> Engine:
-    """Open a store, creating its tables if it has none: a path is a SQLite file, ``postgresql://...`` a database.
+    """Open a store, and create its tables if it has none. A path is a SQLite file, ``postgresql://...`` a database.
 
     Raises:
-        ConfigError: the place cannot be opened, or holds a store of another version.
-        UnfitStore: its tables are not as the relay makes them, others may use them, or the way to it is not encrypted.
+        ConfigError: the store cannot be opened, or is of another version.
+        UnfitStore: the store's tables are not as the relay makes them, others may use them, or the connection is not encrypted.
     """
-    shown = store.partition("://")[0]  # no more of it, until it is known what its password is
+    shown = store.partition("://")[0]  # only the scheme, until the URL's password can be left out of messages
     try:
         engine, shown = _engine(store)
         return _with_tables(engine, shown)
@@ -90,8 +90,8 @@ def _is_held(error: Exception) -> bool:
 
 
 def _engine(store: str) -> tuple[Engine, str]:
-    """Return an engine, and the place for messages: a password may stand in a URL, also in its query."""
-    # Parameters are reports and hashes of tokens: no error text may repeat them.
+    """Return an engine for ``store``, and the store's name for messages, which holds no password."""
+    # Parameters of statements are reports and hashes of tokens: no error text may repeat them.
     options: dict[str, Any] = {"hide_parameters": True, "max_overflow": 0, "pool_timeout": BUSY_S}
     if store.startswith(_POSTGRES):
         from ldpfl.relay.postgres import make_engine
@@ -99,7 +99,7 @@ def _engine(store: str) -> tuple[Engine, str]:
         return make_engine(store, pool_size=CONNECTIONS, **options)
     url = _sqlite_url(store)
     create_private(Path(str(url.database)))
-    # A file with a rollback journal is used by one transaction at a time. In the pool they wait for each other without polling.
+    # A file with a rollback journal allows one transaction at a time. With one pooled connection, requests wait without polling.
     engine = create_engine(url, pool_size=1, connect_args={"timeout": _HELD_S}, **options)
     event.listen(engine, "connect", _set_up_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
@@ -131,9 +131,9 @@ def _set_up_sqlite(connection: Any, _: ConnectionPoolEntry) -> None:
     connection.isolation_level = None  # the driver begins nothing by itself: _begin_sqlite does
     connection.execute("PRAGMA secure_delete = ON")  # deleted uploads are overwritten, not only unlinked
     connection.execute("PRAGMA foreign_keys = ON")
-    connection.execute("PRAGMA trusted_schema = OFF")  # what a file that others made holds may call no function with side effects
-    # A write-ahead log would keep what was deleted for as long as anybody reads. A journal is gone when its transaction is over, and
-    # with EXTRA also after a loss of power, which what was acknowledged survives.
+    connection.execute("PRAGMA trusted_schema = OFF")  # the schema of a foreign file may call no function with side effects
+    # A write-ahead log would keep deleted rows as long as somebody reads. A rollback journal is gone when its transaction is over, with
+    # EXTRA even after a power loss. Acknowledged data survives a power loss as well.
     connection.execute("PRAGMA synchronous = EXTRA")
     mode = connection.execute("PRAGMA journal_mode = DELETE").fetchone()[0]
     if mode != "delete":
@@ -141,12 +141,12 @@ def _set_up_sqlite(connection: Any, _: ConnectionPoolEntry) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    # A writer waits for other processes before it has done anything, not when its cache is full or at the end.
+    # EXCLUSIVE: a writer waits for other processes at its beginning, not in the middle or at its commit.
     connection.exec_driver_sql(f"BEGIN {connection.get_execution_options().get('sqlite_begin', 'EXCLUSIVE')}")
 
 
 def _create_tables(engine: Engine, shown: str) -> None:
-    with engine.connect().execution_options(**READ_ONLY) as connection:  # so that one who reads keeps nobody from opening it
+    with engine.connect().execution_options(**READ_ONLY) as connection:  # read-only, so that a concurrent reader does not block opening
         missing = not _has_tables(connection)
     if missing:
         with engine.begin() as connection:
@@ -169,7 +169,7 @@ def _create_missing(connection: Connection, shown: str) -> None:
     metadata.create_all(connection)
     connection.execute(insert(meta).values(version=VERSION))
     if not is_sqlite(connection):
-        for column in INCOMPRESSIBLE:  # sealed records do not compress: do not try
+        for column in INCOMPRESSIBLE:  # encrypted records do not compress
             connection.execute(text(f"ALTER TABLE {SCHEMA}.{column.table.name} ALTER COLUMN {column.name} SET STORAGE EXTERNAL"))
         for table in WITHOUT_SAMPLES:
             for column in table.columns:
@@ -182,12 +182,12 @@ def _has_tables(connection: Connection) -> bool:
 
 @contextmanager
 def store_errors() -> Iterator[None]:
-    """Turn what a database or a disk says into a refusal; its own text, which may hold data, goes no further.
+    """Turn errors of the database or the disk into refusals. The original text is dropped, because it may hold data.
 
     Raises:
-        Refusal: a value of the request is not one that the database can hold, so trying again would not help.
+        Refusal: the database cannot hold a value of the request, so trying again would not help.
         StoreFull: there is no room on the disk.
-        StoreUnavailable: any other trouble that the database reports as its own.
+        StoreUnavailable: the database reports any other error.
     """
     try:
         yield
@@ -212,20 +212,20 @@ def store_errors() -> Iterator[None]:
 
 @contextmanager
 def writing(engine: Engine) -> Iterator[Connection]:
-    """Open a transaction; what goes wrong in it is a refusal, as :func:`store_errors` has it."""
+    """Open a transaction that writes. Errors become refusals as in :func:`store_errors`."""
     with store_errors(), engine.begin() as connection:
         yield connection
 
 
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
-    """Open a transaction that only reads."""
+    """Open a transaction that only reads. Errors become refusals as in :func:`store_errors`."""
     with store_errors(), engine.connect().execution_options(**READ_ONLY) as connection:
         yield connection
 
 
 def busy() -> StoreUnavailable:
-    """Return the refusal of what has waited for too long."""
+    """Return the refusal of a request that has waited too long for a connection or a thread."""
     return StoreUnavailable("the relay is busy; try again later", {"Retry-After": "1"})
 
 

@@ -1,4 +1,4 @@
-"""Whether a round still takes uploads, and whether it is due, by the relay's own time."""
+"""Decide by the relay's clock whether a round still takes uploads, and whether it may be released."""
 
 from __future__ import annotations
 
@@ -14,49 +14,52 @@ from ldpfl.relay.queries import complete_uploads
 
 
 class Deadlines:
-    """Deadlines by ``clock``, which gives seconds; or by that of the PostgreSQL server, where there is none."""
+    """Deadlines by ``clock``, which returns seconds; or by the PostgreSQL server's clock if ``clock`` is None."""
 
     def __init__(self, clock: Callable[[], float] | None) -> None:
         self._clock = clock
 
     def now(self, connection: Connection) -> float:
-        """Return the time that deadlines are judged by."""
+        """Return the current time for deadlines, in seconds."""
         if self._clock is not None:
             return self._clock()
         return float(connection.scalars(text("SELECT extract(epoch FROM pg_catalog.clock_timestamp())")).one())
 
     def state(self, connection: Connection, row: Row[Any]) -> tuple[State, float]:
-        """Return the state and the seconds to the deadline. A round that is due is released to all but the bookkeeping."""
+        """Return a round's state and the seconds to its deadline.
+
+        A round that may be released counts as released, although the store releases it only when its records are pulled.
+        """
         if row.state != "open":
             return row.state, 0.0
-        left = min(row.closes_at - self.now(connection), row.closes_in_s)  # never longer, were the clock behind since a restart
+        left = min(row.closes_at - self.now(connection), row.closes_in_s)  # never longer than the window, even if the clock was set back
         if left > 0:
             return "open", left
         return ("waiting" if complete_uploads(connection, row) < row.min_clients else "released"), 0.0
 
     def check_open(self, connection: Connection, row: Row[Any]) -> None:
-        """Return if the round takes uploads.
+        """Raise if the round takes no uploads any more.
 
         Raises:
-            RoundOver: it does not any more.
+            RoundOver: the round is released or gone.
         """
         if self.state(connection, row)[0] not in ("open", "waiting"):
             raise over(row)
 
     def check_due(self, connection: Connection, row: Row[Any]) -> None:
-        """Return if the round may be released.
+        """Raise if the round may not be released yet.
 
         Raises:
-            TooEarly: the deadline is to come, or too few clients have uploaded.
+            TooEarly: the deadline has not passed, or too few clients have uploaded.
         """
         state, left = self.state(connection, row)
         if state == "open":
             raise TooEarly(f"round {row.round} of {row.run} is open for {left:.1f} seconds more", {"Retry-After": str(math.ceil(left))})
         if state == "waiting":
-            lacking = f"round {row.round} of {row.run} waits for {row.min_clients} clients: too few have uploaded"
-            raise TooEarly(lacking, {"Retry-After": "1"})
+            reason = f"round {row.round} of {row.run} waits for {row.min_clients} clients: too few have uploaded"
+            raise TooEarly(reason, {"Retry-After": "1"})
 
 
 def over(row: Row[Any]) -> RoundOver:
-    """Return the refusal of what comes too late for a round."""
+    """Return the refusal of a request that comes too late for a round."""
     return RoundOver(f"round {row.round} of {row.run} takes no uploads any more")

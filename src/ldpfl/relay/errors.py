@@ -1,4 +1,4 @@
-"""What the relay refuses, with the HTTP status that says so to the caller."""
+"""Refusals of the relay, each with its HTTP status."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ldpfl.errors import ConfigError, ProtocolError
 
 
 class Refusal(ProtocolError):
-    """The relay does not do what was asked, and nothing changed."""
+    """The relay refuses a request. Nothing was changed."""
 
     status: ClassVar[int] = 400
 
@@ -20,11 +20,11 @@ class Refusal(ProtocolError):
 
 
 class UnfitStore(ConfigError):
-    """The relay does not use the store that it was given."""
+    """The relay cannot safely use the store that it was given."""
 
 
 class WrongLength(Refusal):
-    """Not the length that the round's terms ask for."""
+    """An upload's length differs from the round's terms."""
 
     status = 400
 

@@ -1,4 +1,4 @@
-"""Files of a SQLite store: that nobody else may use them, and a reserve of room on the disk."""
+"""Files of a SQLite store: keep other users from them, and reserve room on the disk."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ldpfl.util.file_owners import require_own
 
 RESERVE_BYTES = 16 * 2**20
 HEADROOM_BYTES = 4 * 2**20
-"""What the reserve leaves free: the journal of an upload's block needs some room too."""
+"""Bytes that the reserve leaves free on the disk, for the journal of an upload's block."""
 
 _BESIDE = ("", "-journal", "-wal", "-shm")
 
 
 def create_private(path: Path) -> None:
-    """Make the file of a SQLite store, if there is none, and refuse one, or a journal of it, that is open to others.
+    """Create the file of a SQLite store if there is none. Refuse a file, or a journal beside it, that other users can access.
 
     Raises:
-        ConfigError: it is, or there can be no such file.
+        ConfigError: other users can access the file or a journal, or the file cannot be created.
     """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
@@ -30,23 +30,23 @@ def create_private(path: Path) -> None:
     real = path.resolve()  # a journal lies beside the file itself, whatever link leads to it
     for file in (real.with_name(real.name + end) for end in _BESIDE):
         if file.exists():
-            # Alone: SQLite would take a journal beside it, whoever made that, for its own, and roll it back into the store.
+            # alone=True: SQLite would roll any journal beside the file back into the store, whoever made it.
             try:
                 require_own(file, "the store", ConfigError, secret=True, alone=True)
             except ConfigError:
                 if file == real or file.exists():
                     raise
-                # Another worker's journal, which is gone: there is nothing left that SQLite could take for its own.
+                # It was another worker's journal, and is gone by now.
 
 
 @dataclass(frozen=True)
 class Reserve:
-    """A file that only takes up room, so that there is some left for deleting when the disk is full otherwise."""
+    """A file without content that reserves room on the disk. It is deleted to make room for deletions when the disk is full."""
 
     path: Path
 
     def give_up(self) -> bool:
-        """Give the room back; return whether there was any."""
+        """Delete the reserve; return whether there was one."""
         try:
             self.path.unlink()
         except FileNotFoundError:
@@ -55,17 +55,17 @@ class Reserve:
 
     @property
     def whole(self) -> bool:
-        """Whether all of it is there; then what is written beside it may use what else there is."""
+        """Whether the reserve has its full size. True on systems without ``posix_fallocate``, where there is no reserve."""
         try:
             return self.path.stat().st_size >= RESERVE_BYTES
         except FileNotFoundError:
             return not hasattr(os, "posix_fallocate")
 
     def make(self) -> None:
-        """Take the room that it lacks, as much as there is but for :data:`HEADROOM_BYTES`; where there is too little, do without."""
+        """Enlarge the reserve to its full size, or as far as the disk has room beyond :data:`HEADROOM_BYTES`."""
         if self.whole:
             return
-        with suppress(OSError):  # there is less room than it seemed
+        with suppress(OSError):  # the disk has less room than it reported
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
             try:
                 size = min(RESERVE_BYTES, os.fstat(descriptor).st_size + self._free() - HEADROOM_BYTES)

@@ -1,4 +1,4 @@
-"""Queries that the store's transactions are made of."""
+"""SQL queries that the store's transactions share."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ldpfl.relay.schema import blocks, is_sqlite, rounds, uploads
 from ldpfl.transport.sums.envelopes import ENVELOPE_BYTES
 
 HELD = ("open", "released")
-"""States of rounds that are not gone, as the store has them: all the others are worked out from these."""
+"""Stored states of rounds that are not gone. The state ``waiting`` is not stored; it follows from the deadline."""
 
 ROUNDS_HELD = 1000
-"""Rounds of one aggregator at once that are not gone."""
+"""Maximum number of rounds of one aggregator that are not gone."""
 
 _ROWS_AT_A_TIME = 4
 _BYTES_AT_A_TIME = _ROWS_AT_A_TIME * BLOCK_BYTES
-_UPLOADS_AT_A_TIME = 1000  # fewer than a statement may have parameters
+_UPLOADS_AT_A_TIME = 1000  # below the maximum number of a statement's parameters
 
 AnyKind = TypeVar("AnyKind", Terms, SumTerms)
 
 _DELETED_BYTES, _DELETED_UPLOADS = 64 * 2**20, 1000
-"""How much one statement deletes: it has to end within the time that PostgreSQL gives a statement."""
+"""Maximum that one statement deletes, so that it ends within PostgreSQL's time limit for a statement."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,10 @@ def has_round(connection: Connection, run: str, number: int) -> bool:
 
 
 def round_row(connection: Connection, run: str, number: int, *, lock: str | None = None) -> Row[Any]:
-    """Return a round, which is locked ("shared" or "exclusive") until the transaction ends, if wanted.
+    """Return a round's row. With ``lock`` ("shared" or "exclusive"), the round is locked until the transaction ends.
 
     Raises:
-        Unknown: there is none.
+        Unknown: there is no such round.
     """
     if lock is not None:
         hold(connection, f"round {number} of {run}", shared=lock == "shared")
@@ -62,10 +62,10 @@ def round_row(connection: Connection, run: str, number: int, *, lock: str | None
 
 
 def owned(row: Row[Any], owner: str) -> Row[Any]:
-    """Return a round that belongs to ``owner``.
+    """Return ``row`` if the round belongs to ``owner``.
 
     Raises:
-        Forbidden: it does not.
+        Forbidden: the round belongs to another aggregator.
     """
     if row.owner != owner:
         raise Forbidden("this round was opened by another aggregator")
@@ -73,31 +73,31 @@ def owned(row: Row[Any], owner: str) -> Row[Any]:
 
 
 def check_own_run(connection: Connection, owner: str, run: str) -> None:
-    """Refuse a run of which another aggregator has opened a round: who knows its name could open the next one.
+    """Raise if another aggregator has opened a round of this run. Otherwise anyone who knows a run's name could open its next round.
 
-    Until the transaction ends, nobody else opens a round of it.
+    The run is locked until the transaction ends, so that nobody else opens a round of it.
 
     Raises:
-        Forbidden: it has.
+        Forbidden: another aggregator has opened a round of the run.
     """
     hold(connection, f"run {run}")
-    began = connection.scalar(select(rounds.c.owner).where(rounds.c.run == run).limit(1))  # as every other round of it, so one is enough
-    if began not in (None, owner):
+    run_owner = connection.scalar(select(rounds.c.owner).where(rounds.c.run == run).limit(1))  # all rounds of a run have the same owner
+    if run_owner not in (None, owner):
         raise Forbidden("this run was begun by another aggregator")
 
 
 def hold(connection: Connection, what: str, *, shared: bool = False) -> None:
-    """Hold ``what`` until the transaction ends, alone or with others that share it.
+    """Lock ``what`` until the transaction ends, exclusively or shared.
 
-    PostgreSQL serves those who wait for an advisory lock in their order. For a row it lets new sharers in before one who waits for it
-    alone, so uploads that never pause would keep a round from being closed. SQLite's writers are alone anyway.
+    PostgreSQL grants advisory locks in the order of requests. For row locks, it lets new sharers pass a waiting exclusive request, so
+    continuous uploads would keep a round from being released. SQLite needs no lock, because its writers run one at a time.
     """
     if not is_sqlite(connection):
         _lock(connection, "pg_advisory_xact_lock_shared" if shared else "pg_advisory_xact_lock", what)
 
 
 def held_at_once(connection: Connection, what: str) -> bool:
-    """Hold ``what`` alone until the transaction ends, or return False where another transaction holds it."""
+    """Lock ``what`` exclusively until the transaction ends; or return False at once if another transaction holds it."""
     return is_sqlite(connection) or bool(_lock(connection, "pg_try_advisory_xact_lock", what))
 
 
@@ -107,10 +107,10 @@ def _lock(connection: Connection, function: str, what: str) -> object:
 
 
 def check_few_rounds(connection: Connection, owner: str) -> None:
-    """Refuse one more round of an aggregator that has :data:`ROUNDS_HELD`.
+    """Raise if an aggregator already has :data:`ROUNDS_HELD` rounds.
 
     Raises:
-        Conflict: it has.
+        Conflict: the aggregator has that many rounds that are not gone.
     """
     held = select(func.count()).select_from(rounds).where(rounds.c.owner == owner, rounds.c.state.in_(HELD))
     if count_of(connection, held) >= ROUNDS_HELD:
@@ -118,7 +118,7 @@ def check_few_rounds(connection: Connection, owner: str) -> None:
 
 
 def columns_of(terms: Terms | SumTerms) -> dict[str, object]:
-    """Return terms as a round's columns. What is kept of each upload to a sum round is one record, its envelope."""
+    """Return ``terms`` as the columns of a round. In a sum round, one record of each upload is kept: its envelope."""
     return terms.model_dump() | ({"record_bytes": ENVELOPE_BYTES, "records_per_upload": 1} if isinstance(terms, SumTerms) else {})
 
 
@@ -129,10 +129,10 @@ def terms_of(row: Row[Any]) -> Terms | SumTerms:
 
 
 def terms_as(row: Row[Any], kind: type[AnyKind]) -> AnyKind:
-    """Return the terms of a round that is of one ``kind``.
+    """Return the terms of a round, which must be of the given ``kind``.
 
     Raises:
-        Conflict: it is of the other one.
+        Conflict: the round is of the other kind.
     """
     terms = terms_of(row)
     if not isinstance(terms, kind):
@@ -142,7 +142,7 @@ def terms_as(row: Row[Any], kind: type[AnyKind]) -> AnyKind:
 
 
 def kept_bytes(row: Row[Any]) -> int:
-    """Return how many bytes are kept of each upload to a round until it is released."""
+    """Return how many bytes of each upload are kept until the round is released."""
     return int(row.record_bytes * row.records_per_upload)
 
 
@@ -153,10 +153,10 @@ def upload_row(connection: Connection, row: Row[Any], client: str, upload_id: st
         Unknown: it has none with this id.
     """
     query = select(uploads).where(uploads.c.round_id == row.id, uploads.c.client == client, uploads.c.upload_id == upload_id)
-    mine = connection.execute(query).first()
-    if mine is None:
+    upload = connection.execute(query).first()
+    if upload is None:
         raise Unknown("this client has no such upload in this round; begin it first")
-    return mine
+    return upload
 
 
 def progress_of(connection: Connection, row: Row[Any], client: str, upload_id: str) -> Progress:
@@ -167,7 +167,7 @@ def progress_of(connection: Connection, row: Row[Any], client: str, upload_id: s
 def complete_uploads(connection: Connection, row: Row[Any]) -> int:
     """Return how many uploads of a round are complete."""
     if row.bits is not None:
-        return int(row.uploads)  # of a sum, counted as they come: to count up to a million anew for each batch would take long
+        return int(row.uploads)  # sum rounds keep a counter, because counting up to a million rows for each batch would take long
     query = select(func.count()).select_from(uploads).where(uploads.c.round_id == row.id, uploads.c.received == kept_bytes(row))
     return count_of(connection, query)
 
@@ -183,30 +183,31 @@ def stream_of(connection: Connection, row: Row[Any]) -> Iterator[bytes]:
     complete = connection.scalars(select(uploads.c.id).where(uploads.c.round_id == row.id, uploads.c.received == expected)).all()
     at_once = max(1, min(_UPLOADS_AT_A_TIME, _BYTES_AT_A_TIME // expected))
     for first in range(0, len(complete), at_once):
-        some = complete[first : first + at_once]
-        yield from _all_blocks(connection, some) if at_once > 1 else _blocks_of(connection, some[0], expected)
+        batch = complete[first : first + at_once]
+        yield from _all_blocks(connection, batch) if at_once > 1 else _blocks_of(connection, batch[0], expected)
 
 
-def _all_blocks(connection: Connection, of: Sequence[int]) -> Sequence[bytes]:
-    """Return the blocks of short uploads, in order."""
-    return connection.scalars(select(blocks.c.data).where(blocks.c.upload.in_(of)).order_by(blocks.c.upload, blocks.c.start)).all()
+def _all_blocks(connection: Connection, upload_ids: Sequence[int]) -> Sequence[bytes]:
+    """Return the blocks of several short uploads, in order."""
+    query = select(blocks.c.data).where(blocks.c.upload.in_(upload_ids)).order_by(blocks.c.upload, blocks.c.start)
+    return connection.scalars(query).all()
 
 
 def _blocks_of(connection: Connection, upload: int, expected: int) -> Iterator[bytes]:
     received = 0
     while received < expected:
         query = select(blocks.c.data).where(blocks.c.upload == upload, blocks.c.start >= received).order_by(blocks.c.start)
-        some = connection.scalars(query.limit(_ROWS_AT_A_TIME)).all()
-        if not some:
-            break  # the caller of stream_of counts the records
-        yield from some
-        received += sum(map(len, some))
+        data = connection.scalars(query.limit(_ROWS_AT_A_TIME)).all()
+        if not data:
+            break  # blocks are missing; the caller of stream_of counts the records and raises
+        yield from data
+        received += sum(map(len, data))
 
 
 def delete_uploads(connection: Connection, row: Row[Any]) -> None:
-    """Delete all uploads of a round, and so who has uploaded."""
-    here = connection.scalars(select(uploads.c.id).where(uploads.c.round_id == row.id)).all()
+    """Delete all uploads of a round, including the names of the clients that have uploaded."""
+    upload_ids = connection.scalars(select(uploads.c.id).where(uploads.c.round_id == row.id)).all()
     at_once = min(_DELETED_UPLOADS, max(1, _DELETED_BYTES // kept_bytes(row)))
-    for start in range(0, len(here), at_once):
-        connection.execute(delete(blocks).where(blocks.c.upload.in_(here[start : start + at_once])))
+    for start in range(0, len(upload_ids), at_once):
+        connection.execute(delete(blocks).where(blocks.c.upload.in_(upload_ids[start : start + at_once])))
     connection.execute(delete(uploads).where(uploads.c.round_id == row.id))

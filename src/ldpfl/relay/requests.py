@@ -1,4 +1,4 @@
-"""How callers of the relay ask: what they bear, how long they try, and how much of an answer they read."""
+"""Requests to the relay: retries and their waits, time limits, and limits on the length of answers."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _NUMBER = re.compile("[0-9]{1,18}")
 
 @dataclass(frozen=True)
 class Patience:
-    """How often and how long to try: ``tries`` in a row that bring nothing forward, waiting ``first_s``, twice that, and so on.
+    """How often and how long to retry: up to ``tries`` failures in a row, with waits of ``first_s``, twice that, and so on.
 
-    Each wait is drawn from the upper half of its length, so that clients that a break has hit at once do not come back
-    at once. ``timeout_s`` is for connecting, and for each piece that is sent or read; ``total_s`` for a request with its answer.
-    An upload has a time to be done in instead of a number of tries, and waits ``longest_upload_s`` at most.
+    Each wait is drawn at random from the upper half of its length, so that clients that fail at the same time do not all retry at the same
+    time. ``timeout_s`` is the limit for connecting, and for each piece that is sent or read; ``total_s`` is the limit for a request with
+    its answer. An upload has a time limit instead of a number of tries, and waits ``longest_upload_s`` at most.
     """
 
     tries: int = 8
@@ -52,40 +52,41 @@ class Patience:
     longest_upload_s: float = 5.0
 
     def wait(self, failures: int, asked_s: float) -> float:
-        """Return the seconds to wait after so many failures in a row, of which the relay asked for ``asked_s``."""
-        own = min(self.longest_s, self.first_s * 2.0 ** (failures - 1))
-        return min(self.longest_s, max(asked_s, own * random.SystemRandom().uniform(0.5, 1.0)))
+        """Return the seconds to wait after ``failures`` failures in a row; the relay asked for at least ``asked_s`` (Retry-After)."""
+        backoff = min(self.longest_s, self.first_s * 2.0 ** (failures - 1))
+        return min(self.longest_s, max(asked_s, backoff * random.SystemRandom().uniform(0.5, 1.0)))
 
     def wait_within(self, failures: int, asked_s: float, left_s: float) -> float:
-        """Return the same for an upload that has ``left_s`` seconds: anything up to twice the wait before, so that a crowd spreads out.
+        """Return the seconds to wait before an upload that has ``left_s`` seconds left is tried again.
 
-        What the relay asks for is kept to up to half of what is left: so one that asks for too much costs no upload.
+        The wait is uniform between 0 and a bound that doubles with each failure, so that many clients spread out. The relay's ``asked_s``
+        is limited to half of the time left, so that a relay that asks for too much does not prevent the upload.
         """
-        own = min(self.longest_upload_s, self.first_s * 2.0 ** min(failures, 32))
-        return min(left_s, max(min(asked_s, left_s / 2), random.SystemRandom().uniform(0.0, own)))
+        backoff = min(self.longest_upload_s, self.first_s * 2.0 ** min(failures, 32))
+        return min(left_s, max(min(asked_s, left_s / 2), random.SystemRandom().uniform(0.0, backoff)))
 
 
 class Effort(Protocol):
-    """How long one call is tried."""
+    """Decides how long one call is retried."""
 
     def left_s(self) -> float:
-        """Return for how many seconds one request may take."""
+        """Return the maximum number of seconds for the next request."""
 
     def failed(self, response: httpx.Response | None) -> None:
-        """Wait after one more failure, or give up.
+        """Wait after one more failure, or give up. ``response`` is the relay's answer, None if there was none.
 
         Raises:
-            RelayRefused: the last answer, if it was one.
-            RelayUnreachable: there was none, or no progress.
+            RelayRefused: gave up, and the last answer was a refusal.
+            RelayUnreachable: gave up, and there was no answer, or no progress.
         """
 
     def progressed(self) -> None:
-        """Count failures from here."""
+        """Reset the number of failures."""
 
 
 @dataclass
 class Tries:
-    """Bears so many failures in a row."""
+    """Gives up after ``patience.tries`` failures in a row."""
 
     patience: Patience
     sleep: Callable[[float], None]
@@ -108,7 +109,7 @@ class Tries:
 
 @dataclass
 class Within:
-    """Bears any number of failures for ``seconds``."""
+    """Gives up after ``seconds``, whatever the number of failures."""
 
     patience: Patience
     sleep: Callable[[float], None]
@@ -148,22 +149,22 @@ class Caller:
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare to call the relay at ``url``; ``verify`` may be a context that trusts an own authority.
+        """Prepare to call the relay at ``url``; ``verify`` may be a TLS context that trusts a private authority.
 
         Raises:
-            ConfigError: the URL is none, or would carry the token over a network without TLS.
+            ConfigError: the URL is not valid, or the token would go over a network without TLS.
         """
         self._patience, self._sleep, self._clock = patience, sleep, clock
         self._wire, self._answered = _Wire(), ""
         self._in_process = transport is not None
         self._http = httpx.Client(
             base_url=_checked(url),
-            # An answer that is small when it is packed can be any size.
+            # No compression: a small compressed answer could have any size.
             headers={"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"},
             transport=transport,
             verify=verify,
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # they would pile up, and name this client
-            trust_env=False,  # a .netrc would replace the token, a proxy variable would see when who uploads
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # no cookies: they would accumulate, and identify this client
+            trust_env=False,  # a .netrc file would replace the token, and a proxy would see when this client uploads
         )
 
     def __enter__(self) -> Self:
@@ -180,7 +181,7 @@ class Caller:
         return status_of(self._call("GET", path_of(run, number), effort=effort), run, number)
 
     def _call(self, method: str, path: str, *, effort: Effort | None = None, most: int = ANSWER_BYTES, **parts: Any) -> httpx.Response:
-        """Send a request that may be repeated, until it is answered; return the answer, or raise what it refuses."""
+        """Send an idempotent request, retrying as ``effort`` says. Return the answer, or raise if it is a refusal."""
         effort = effort or Tries(self._patience, self._sleep)
         while True:
             response = self._once(method, path, effort, most, **parts)
@@ -189,9 +190,9 @@ class Caller:
             effort.failed(response)
 
     def _once(self, method: str, path: str, effort: Effort, most: int = ANSWER_BYTES, **parts: Any) -> httpx.Response | None:
-        """Send a request once; None if the connection broke or timed out, or the answer is packed.
+        """Send a request once. Return None if the connection failed or timed out, or the answer is compressed.
 
-        Each of the relay's addresses gets its part of the time that is left to connect in: one that is silent must not use up all of it.
+        The time for connecting is divided among the relay's addresses, so that a silent address does not use up all of it.
         """
         request = self._http.build_request(method, path, **parts)
         name, addresses = request.url.host, self._addresses(request.url)
@@ -219,10 +220,10 @@ class Caller:
         return None
 
     def _addresses(self, url: httpx.URL) -> list[str]:
-        """Return the addresses of the relay, first the one that answered last; its name alone where that is not looked up here."""
+        """Return the relay's addresses, first the one that answered last; the host itself if it is an address, or in-process."""
         if self._in_process or _is_address(url.host):
             return [url.host]
-        if url.scheme == "http":  # to this machine: on the other family's loopback, another user may listen
+        if url.scheme == "http":  # loopback only. IPv4 alone, because another user may listen on the same port of IPv6's loopback
             return [_LOOPBACK]
         try:
             found = socket.getaddrinfo(url.host, url.port or _PORTS[url.scheme], type=socket.SOCK_STREAM)
@@ -233,22 +234,22 @@ class Caller:
 
 
 class _Wire:
-    """The connection in use, so that a request with its answer can be ended from outside: time-outs are for single pieces."""
+    """Handle on the current connection, to cut it after a total time. The HTTP client's timeouts cover only single reads and writes."""
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
         self._over = False
 
     def watch(self, event: str, about: dict[str, Any]) -> None:
-        """Hear of httpcore's connections; its ``trace`` extension calls this."""
+        """Remember the socket of a new connection; httpcore's ``trace`` extension calls this."""
         if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
             self._socket = about["return_value"].get_extra_info("socket")
-            if self._over:  # the time was over while this one began, and so was not there to be cut
+            if self._over:  # the time ended while this connection was being made
                 self._cut()
 
     @contextmanager
     def cut_after(self, seconds: float) -> Iterator[None]:
-        """Break the connection if the block takes longer."""
+        """Break the connection if the block takes longer than ``seconds``."""
         self._over = False
         timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), self._cut)
         timer.daemon = True
@@ -262,15 +263,15 @@ class _Wire:
         self._over = True
         if self._socket is not None:
             with suppress(OSError):  # it is closed already
-                # Not the method of a TLS socket, which for a moment would send what comes next in plain.
+                # Not SSLSocket.shutdown, which removes TLS first: data that is written at this moment would be sent unencrypted.
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
 
 def _read(response: httpx.Response, most: int) -> httpx.Response | None:
-    """Return the answer with its body, of a refusal the beginning; None if that is packed.
+    """Read an answer's body, of a refusal at most its beginning. Return None if the body is compressed.
 
     Raises:
-        ProtocolError: what it grants is longer than ``most`` bytes.
+        ProtocolError: the body of a success is longer than ``most`` bytes.
     """
     if response.headers.get("Content-Encoding", "identity").lower() != "identity":
         return None
@@ -303,10 +304,10 @@ def is_worth_a_retry(response: httpx.Response) -> bool:
 
 
 def accepted(response: httpx.Response) -> httpx.Response:
-    """Return an answer that grants what was asked.
+    """Return ``response`` if it is a success.
 
     Raises:
-        RelayRefused: it does not.
+        RelayRefused: it is a refusal; RelayRoundOver, if its status is 410.
     """
     if response.is_success:
         return response
@@ -324,10 +325,10 @@ def path_of(run: str, number: int) -> str:
 
 
 def status_of(response: httpx.Response, run: str, number: int) -> RoundStatus:
-    """Return what an answer says of a round.
+    """Return the status of a round in an answer.
 
     Raises:
-        ProtocolError: nothing that can be read, or can be true, or of another round.
+        ProtocolError: the status cannot be read, is impossible, or is of another round.
     """
     try:
         status = RoundStatus.model_validate_json(response.content)
@@ -339,10 +340,10 @@ def status_of(response: httpx.Response, run: str, number: int) -> RoundStatus:
 
 
 def number_in(response: httpx.Response, name: str, largest: int) -> int:
-    """Return the number in a header.
+    """Return the number in the header ``name``.
 
     Raises:
-        ProtocolError: there is none up to ``largest``.
+        ProtocolError: the header is missing, or is no number up to ``largest``.
     """
     text = response.headers.get(name, "")
     if not _NUMBER.fullmatch(text) or int(text) > largest:
@@ -363,7 +364,7 @@ def _checked(text: str) -> httpx.URL:
 
 
 def _reason(response: httpx.Response) -> str:
-    """Return why the relay refused, in its words: bounded, and nothing that does something to a log or a screen."""
+    """Return the relay's reason for a refusal, shortened, and without characters that could control a terminal."""
     try:
         text = str(response.json()["error"])
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -1,7 +1,7 @@
-"""How a round ends: it is marked as gone first, then all that it held is deleted, a little at a time.
+"""Delete rounds that have ended: a round is first marked as gone, then its data is deleted in small batches.
 
-So a disk that is full can be made room on: marking needs a page or two of a journal, and each of the deletions some MiB,
-which a file beside a SQLite store keeps free for them. A relay that is killed in between goes on when it is started again.
+This works even on a full disk: marking needs a page or two of a journal, and each batch some MiB, which a reserve file beside a SQLite
+store keeps free. If the relay is killed in between, it continues when it is started again.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ T = TypeVar("T")
 
 
 class _Allowance:
-    """A tenth of the time, of which three seconds may be taken at once."""
+    """Time allowance for a task: a tenth of all time, of which up to three seconds may be saved up."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._left, self._then = clock, _AT_ONCE_S, clock()
 
     @property
     def spent(self) -> bool:
-        """Whether nothing is left for now."""
+        """Whether no time is left for now."""
         now = self._clock()
         self._left, self._then = min(_AT_ONCE_S, self._left + _SHARE * (now - self._then)), now
         return self._left <= 0
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Take what the block takes, which may be more than is left."""
+        """Subtract the duration of the block, which may be more than is left."""
         began = self._clock()
         try:
             yield
@@ -53,41 +53,41 @@ class _Allowance:
             self._left -= self._clock() - began
 
 
-class _Due:
-    """Whether something is to be done, which several threads ask for and do: what one has done hides nothing that was asked for since."""
+class _PendingWork:
+    """A thread-safe flag for pending work. A request that arrives while the work runs is kept for the next run."""
 
     def __init__(self) -> None:
-        self._asked, self._done, self._lock = 1, 0, threading.Lock()  # nobody knows what a process before this one left
+        self._asked, self._done, self._lock = 1, 0, threading.Lock()  # pending at first: an earlier process may have left work
 
     def __bool__(self) -> bool:
         return self._done < self._asked
 
     def set(self) -> int:
-        """Ask for it; return what to tell :meth:`clear` once it is done."""
+        """Request the work. Return the request's number, for :meth:`clear` once the work is done."""
         with self._lock:
             self._asked += 1
             return self._asked
 
     def clear(self, asked: int) -> None:
-        """Note that all is done that was asked for up to then."""
+        """Record that all requests up to the number ``asked`` are done."""
         with self._lock:
             self._done = max(self._done, asked)
 
 
 class Leftovers:
-    """What rounds that are gone have left in the store behind ``engine``."""
+    """Deletes the data of rounds that are gone from the store behind ``engine``."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._undeleted, self._unscrubbed = _Due(), _Due()
+        self._undeleted, self._unscrubbed = _PendingWork(), _PendingWork()
         self._scrubbing = _Allowance()
         self._reserve = Reserve(Path(f"{Path(str(engine.url.database)).resolve()}.reserve")) if is_sqlite(engine) else None
 
     def with_room(self, action: Callable[[], T]) -> T:
-        """Do it, and where the disk is full do it once more with the room that is kept for it.
+        """Do ``action``. If the disk is full, give up the reserve and try once more.
 
         Raises:
-            StoreFull: that was not enough, or there is none.
+            StoreFull: the reserve was not enough, or there is none.
         """
         try:
             return action()
@@ -98,14 +98,14 @@ class Leftovers:
 
     @property
     def waiting(self) -> bool:
-        """Whether something is left that could not be deleted, or not yet, or room is to be taken for that."""
+        """Whether data is still to be deleted or scrubbed, or the reserve is not whole."""
         return bool(self._undeleted or self._unscrubbed) or not (self._reserve is None or self._reserve.whole)
 
     def check_room(self) -> None:
-        """Refuse what would take the room that ending rounds needs.
+        """Raise if storing more data would take the room that ending rounds needs.
 
         Raises:
-            StoreFull: the reserve is not whole.
+            StoreFull: the reserve is not whole, and cannot be made whole.
         """
         if self._reserve is None or self._reserve.whole:
             return
@@ -114,36 +114,39 @@ class Leftovers:
             raise StoreFull("the relay's disk is full; nothing was stored")
 
     def delete(self, *, at_once: bool = False) -> None:
-        """Delete all of it, and then what the database keeps beside its tables, as far as it lets us; ``at_once`` whatever that takes.
+        """Delete the data of all rounds that are gone, then scrub the database's files.
+
+        Args:
+            at_once: whether to scrub regardless of how long it takes.
 
         Raises:
-            StoreFull: the room that is kept for it was not enough.
+            StoreFull: the reserve was not enough.
             StoreUnavailable: the store does not answer, or another process holds it.
         """
-        mine = self._undeleted.set()
-        left = self._rounds()
-        for round_id in left:
+        request = self._undeleted.set()
+        round_ids = self._rounds()
+        for round_id in round_ids:
             self._delete_round(round_id)
-        if left or self._unscrubbed:  # else ending empty rounds, over and over, would have the whole file written as often
+        if round_ids or self._unscrubbed:  # not after each ended round: ending empty rounds would rewrite the whole file each time
             self.scrub(at_once=at_once)
-        self._undeleted.clear(mine)
+        self._undeleted.clear(request)
         if self._reserve is not None:
             self._reserve.make()
 
     def scrub(self, *, at_once: bool = False) -> None:
-        """Take deleted rows out of the database's files.
+        """Remove deleted rows from the database's files, by rewriting the remaining data.
 
-        SQLite overwrites them where they lie, and not the copies that it leaves in the unused room of pages when it moves rows
-        from one to another: so all that is left is written anew. That takes as long as all rounds are large, and must not let whoever
-        ends rounds of his own hold up all others: what would take more than its share of the time is left waiting, as is what fails.
+        SQLite overwrites deleted rows in place, but not the copies that it leaves in unused parts of pages when it moves rows. Rewriting
+        takes time in proportion to all rounds. An aggregator that ends many rounds must not delay all others, so scrubbing gets a share of
+        the time; beyond it, or after an error, scrubbing stays pending.
         """
-        mine = self._unscrubbed.set()
+        request = self._unscrubbed.set()
         if not at_once and self._scrubbing.spent:
             return
         try:
             with self._scrubbing.timed():
                 self._scrub()
-            self._unscrubbed.clear(mine)
+            self._unscrubbed.clear(request)
         except (SQLAlchemyError, sqlite3.Error, OSError, UnfitStore, StoreUnavailable) as error:
             log_fault("scrub_failed", error)
 
@@ -151,7 +154,7 @@ class Leftovers:
         if is_sqlite(self._engine):
             folder = str(Path(str(self._engine.url.database)).resolve().parent).replace("'", "''")
             with closing(self._engine.raw_connection()) as connection:
-                # What is written anew goes by way of a file beside the store, not on a disk that its operator did not choose for it.
+                # VACUUM's temporary file goes beside the store, not to a disk that the operator did not choose for its data.
                 connection.cursor().execute(f"PRAGMA temp_store_directory = '{folder}'")
                 connection.cursor().execute("VACUUM")
             return
@@ -160,16 +163,17 @@ class Leftovers:
         vacuum(self._engine, (blocks, uploads, parts))
 
     def _rounds(self) -> list[int]:
-        held = union(select(uploads.c.round_id), select(parts.c.round_id)).subquery()  # rather than all rounds that ever were
+        """Return the ids of rounds that are gone and still have data."""
+        held = union(select(uploads.c.round_id), select(parts.c.round_id)).subquery()  # few, unlike all rounds that are gone
         gone = select(rounds.c.id).join(held, held.c.round_id == rounds.c.id).where(rounds.c.state == "gone")
         with store_errors(), self._engine.connect().execution_options(**READ_ONLY) as connection:
             return list(connection.scalars(gone))
 
     def _delete_round(self, round_id: int) -> None:
-        """Delete what a round holds, in batches that get smaller where there is no room for the journal of one.
+        """Delete a round's data in batches, which get smaller if the disk has no room for a batch's journal.
 
         Raises:
-            StoreFull: not even for the smallest.
+            StoreFull: the disk has no room even for the smallest batch.
         """
         size, left = _BATCH_BYTES, True
         while left:
@@ -181,7 +185,7 @@ class Leftovers:
                 size //= 4
 
     def _delete_some(self, round_id: int, size: int) -> bool:
-        """Delete some rows of a round, ``size`` bytes and one row at least; return whether there were any."""
+        """Delete rows of a round, about ``size`` bytes and at least one row; return whether there were any."""
         with store_errors(), self._engine.begin() as connection:
             return (
                 _delete_blocks(connection, round_id, size)
@@ -192,7 +196,7 @@ class Leftovers:
 
 def _delete_blocks(connection: Connection, round_id: int, size: int) -> bool:
     found = select(func.length(blocks.c.data), blocks.c.upload, blocks.c.start).join(uploads).where(uploads.c.round_id == round_id)
-    some = _some([tuple(row) for row in connection.execute(found.limit(_BATCH_ROWS))], size)
+    some = _batch_keys([tuple(row) for row in connection.execute(found.limit(_BATCH_ROWS))], size)
     connection.execute(delete(blocks).where(tuple_(blocks.c.upload, blocks.c.start).in_(some)))
     return bool(some)
 
@@ -205,13 +209,13 @@ def _delete_uploads(connection: Connection, round_id: int) -> bool:
 
 def _delete_parts(connection: Connection, round_id: int, size: int) -> bool:
     found = select(func.length(parts.c.data), parts.c.round_id, parts.c.number).where(parts.c.round_id == round_id)
-    some = _some([tuple(row) for row in connection.execute(found.limit(_BATCH_ROWS))], size)
+    some = _batch_keys([tuple(row) for row in connection.execute(found.limit(_BATCH_ROWS))], size)
     connection.execute(delete(parts).where(tuple_(parts.c.round_id, parts.c.number).in_(some)))
     return bool(some)
 
 
-def _some(rows: list[tuple[int, int, int]], most: int) -> list[tuple[int, int]]:
-    """Return the keys of as many ``rows``, (bytes, key, key), as have ``most`` bytes, and one at least."""
+def _batch_keys(rows: list[tuple[int, int, int]], most: int) -> list[tuple[int, int]]:
+    """Return the keys of the first ``rows``, (bytes, key, key), that together have ``most`` bytes; at least one key."""
     taken: list[tuple[int, int]] = []
     size = 0
     for length, *key in rows:

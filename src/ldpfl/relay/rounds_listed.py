@@ -1,4 +1,4 @@
-"""The rounds that a relay holds, as its operator may see them, and the way to end one from the machine of the store."""
+"""List the rounds that a relay holds, for its operator, and cancel a round from the store's machine."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class ListedRound:
     """A round that is not gone. Nothing here names a client.
 
     Attributes:
-        aggregator: who opened it.
-        uploads: complete ones.
-        incomplete: uploads that have begun, and of which bytes are missing.
-        min_clients, max_uploads: of its terms: how many it waits for, and how many it takes.
+        aggregator: name of the aggregator that opened it.
+        uploads: number of complete uploads.
+        incomplete: number of uploads that have begun and are not complete.
+        min_clients, max_uploads: minimum number of uploads for a release, and maximum number of uploads.
         upload_bytes: length of one upload.
-        age_s: seconds since it was opened.
-        seconds_left: until its deadline; negative after it.
+        age_s: seconds since the round was opened.
+        seconds_left: seconds until the deadline; negative after it.
     """
 
     run: str
@@ -44,7 +44,7 @@ class ListedRound:
 def list_rounds(store: Store) -> list[ListedRound]:
     """Return the rounds that are not gone, by run and number.
 
-    All of it stands in the store, which its operator holds anyway: a number of uploads tells this reader nothing new.
+    The operator holds the store, in which all of this is stored, so the list reveals nothing new to the operator.
 
     Raises:
         StoreUnavailable: the store does not answer.
@@ -75,11 +75,11 @@ def list_rounds(store: Store) -> list[ListedRound]:
 
 
 def cancel_round(store: Store, run: str, number: int) -> bool:
-    """End a round for the aggregator that opened it, and return whether it was not gone before. Once more changes nothing.
+    """Cancel a round on behalf of its aggregator. Return False if it was gone before; a repeated call changes nothing.
 
     Raises:
         Unknown: there is no such round.
-        StoreUnavailable, StoreFull: the store does not take it.
+        StoreUnavailable, StoreFull: the store cannot be changed.
     """
     found = select(rounds.c.owner, rounds.c.state).where(rounds.c.run == run, rounds.c.round == number)
     with store_errors(), store.engine.connect().execution_options(**READ_ONLY) as connection:

@@ -40,7 +40,7 @@ _TIDY_S = 2.0
 _GROUP = "prime256v1"
 _PR_SET_DUMPABLE = 4
 _OTHER_FILES = 64
-"""File descriptors for the store, what is mixed, the log and the event loop."""
+"""Number of file descriptors for other things than connections: the store, temporary files, the log and the event loop."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ def serve(
     """Serve the relay over ``store`` until SIGTERM or SIGINT, then close the store and return; port 0 lets the system choose.
 
     Raises:
-        ConfigError: the host is not this machine's own loopback and there is no TLS; others may read the store or the key; or the
-            certificate, store or address cannot be opened.
+        ConfigError: there is no TLS and the host is not a loopback address; others may read the store or the key; or the certificate,
+            the store or the address cannot be opened.
     """
     if tls is None and not is_loopback(host):
         raise ConfigError(f"without TLS the relay listens on this machine only, not on {host}: give --tls-cert and --tls-key")
@@ -73,7 +73,7 @@ def serve(
     _keep_out_of_dumps()
     with closing(Store(open_engine(store))) as relay:
         server = uvicorn.Server(_config(relay, tls, limits, connections))
-        with _told_by_signals(server), Gate(_listen(host, port), _with_descriptors(connections)) as listener:
+        with _ended_by_signals(server), Gate(_listen(host, port), _with_descriptors(connections)) as listener:
             relay.tidy()
             log_listening(host, listener.getsockname()[1], tls=tls is not None)
             with _tidying(relay), asyncio.Runner(loop_factory=partial(TlsInTime, connections)) as runner:
@@ -83,13 +83,13 @@ def serve(
 
 
 def _log_fault(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log by kind and place what nobody caught, instead of as asyncio does, at length and with the error's text."""
+    """Log an uncaught exception by type and place only. asyncio's own handler would log its text, which may hold data."""
     log_fault("connection_failed", context.get("exception") or RuntimeError())
 
 
 @contextmanager
-def _told_by_signals(server: uvicorn.Server) -> Iterator[None]:
-    """End ``server`` when the process is told to, at any time. uvicorn raises the signal again at its end, and this takes it once more."""
+def _ended_by_signals(server: uvicorn.Server) -> Iterator[None]:
+    """End ``server`` on SIGINT or SIGTERM, at any time. Uvicorn raises the signal again at its end; this handler then absorbs it."""
     before = {number: signal.signal(number, server.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -99,7 +99,10 @@ def _told_by_signals(server: uvicorn.Server) -> Iterator[None]:
 
 
 def _with_descriptors(connections: Connections) -> Connections:
-    """Return bounds that this process has file descriptors for, after asking for more: without any, each connection would be a fault."""
+    """Raise this process's limit of file descriptors if possible, and return ``connections`` reduced to the limit.
+
+    Without a free descriptor, each new connection would be a fault.
+    """
     if resource is None:
         return connections
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -112,10 +115,10 @@ def _with_descriptors(connections: Connections) -> Connections:
 
 @contextmanager
 def _tidying(relay: Store) -> Iterator[None]:
-    """Try again, now and then, what could not be deleted: a reader was there, the disk was full, or it would have taken too long.
+    """Run a thread that periodically retries deletions, which fail if a reader holds the store, the disk is full, or time is short.
 
-    And collect what connections have left: see :class:`~ldpfl.relay.connections.Gate`. The objects of the packages that are loaded are left
-    out of that, which makes it a matter of a millisecond or two.
+    The thread also collects the garbage of connections, see :class:`~ldpfl.relay.connections.Gate`. Objects of loaded packages are excluded
+    from the collection, so that it takes only a millisecond or two.
     """
     over = threading.Event()
     gc.collect()
@@ -128,7 +131,7 @@ def _tidying(relay: Store) -> Iterator[None]:
                 if relay.untidy:
                     relay.tidy(at_once=False)
                 relay.end_hung()
-            except OSError as error:  # the store's folder cannot be looked at now: that must not be the last time
+            except OSError as error:  # the store's folder cannot be read now; the thread must live to try again
                 log_fault("tidy_failed", error)
 
     thread = threading.Thread(target=tidy, name="tidying")
@@ -165,13 +168,13 @@ def _config(relay: Store, tls: Tls | None, limits: Limits, connections: Connecti
             f"the certificate or its key cannot be read ({type(error).__name__}): both must be PEM files that fit together"
         ) from None
     if config.ssl is not None:
-        # OpenSSL's own list ends in groups of which one hello costs a tenth of a second; every caller has this one.
+        # OpenSSL's default list includes groups for which one handshake costs a tenth of a second; every caller supports this group.
         config.ssl.set_ecdh_curve(_GROUP)
     return config
 
 
 def _keep_out_of_dumps() -> None:
-    """Let no core dump of this process be written, nor others of its user read its memory: tokens and uploads are there."""
+    """Forbid core dumps of this process, and reading its memory by other processes of the user: it holds tokens and uploads."""
     if resource is not None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":

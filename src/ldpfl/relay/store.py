@@ -1,8 +1,8 @@
 """The relay's store: rounds, uploads as they arrive, and the one release of each round. ``sum_store`` has the uploads of sum rounds.
 
-Every method is one transaction, or nothing: a process that is killed leaves the store as it was before the call. To end a
-round takes several: see ``leftovers``. Any number of threads and processes may share a store. On PostgreSQL the round's row is
-the lock: begin and release take it alone, appends share it. On SQLite each transaction is alone.
+Every method is one transaction: if the process is killed, the store is as it was before the call. Only ending a round takes several
+transactions, see :mod:`ldpfl.relay.round_deletion`. Any number of threads and processes may share a store. On PostgreSQL each round has an
+advisory lock: ``begin`` and the release hold it exclusively, appends share it. On SQLite transactions run one at a time.
 """
 
 from __future__ import annotations
@@ -54,22 +54,25 @@ class RecordsPart:
 
 
 def steady_clock() -> Callable[[], float]:
-    """Return a clock that starts with the wall clock and is not moved by it: one set back would keep rounds open."""
+    """Return a clock that starts at the wall clock's time and then runs steadily, so that rounds end even if the wall clock is set back."""
     start = time.time() - time.monotonic()
     return lambda: start + time.monotonic()
 
 
 def _spool() -> BinaryIO:
-    # It has no name: nothing is left of it when the process ends, however it ends.
+    # The file has no name, so nothing is left of it when the process ends, however it ends.
     return cast(BinaryIO, tempfile.TemporaryFile(prefix="ldpfl-relay-"))
 
 
 class Store:
     """Rounds, uploads and mixed records in the database behind ``engine``.
 
-    ``clock`` gives seconds; left out, it is that of the machine with the SQLite file, as it was when this was made, or of the
-    PostgreSQL server, which all workers share. Deadlines are wall times, so they outlast restarts. ``words`` decide the
-    mixed order; only a test may give another one.
+    Args:
+        engine: engine of the database, from :func:`ldpfl.relay.database.open_engine`.
+        words: source of the random words that decide the mixed order; only a test may give another source than the default.
+        clock: returns seconds. By default it is this machine's clock for a SQLite store (see :func:`steady_clock`), and the server's clock
+            for PostgreSQL, which all workers share. Deadlines are wall times, so they survive restarts.
+        spool: opens the temporary file that records are mixed in.
     """
 
     def __init__(
@@ -88,16 +91,16 @@ class Store:
         self.sums = Sums(engine, self._deadlines, self._leftovers)
 
     def check(self) -> None:
-        """Ask the store whether it answers.
+        """Check that the store answers.
 
         Raises:
-            StoreUnavailable: it does not.
+            StoreUnavailable: the store does not answer.
         """
         with reading(self.engine) as connection:
             connection.execute(select(rounds.c.id).limit(1))
 
     def open_round(self, owner: str, run: str, number: int, terms: Terms | SumTerms) -> RoundStatus:
-        """Open a round for the aggregator ``owner``; once more with equal terms changes nothing.
+        """Open a round for the aggregator ``owner``. A repeated call with equal terms changes nothing.
 
         Raises:
             Conflict: the round has other terms, or the aggregator has too many rounds.
@@ -129,7 +132,7 @@ class Store:
             return self._status(connection, round_row(connection, run, number), owner)
 
     def begin(self, client: str, run: str, number: int, upload_id: str, length: int) -> Progress:
-        """Begin the one upload of ``client`` in this round, or return how far it is.
+        """Begin the only upload of ``client`` in this round, or return the progress of an upload that was begun before.
 
         Raises:
             Unknown: there is no such round.
@@ -217,7 +220,7 @@ class Store:
         return RecordsPart(data, row.parts)
 
     def acknowledge(self, owner: str, run: str, number: int) -> None:
-        """Delete the mixed records; that the round is over stays. Once more changes nothing.
+        """Delete the round's mixed records or sum; the store remembers that the round is over. A repeated call changes nothing.
 
         Raises:
             Unknown: there is no such round.
@@ -227,7 +230,7 @@ class Store:
         self._end(owner, run, number, "round_acknowledged", only_released=True)
 
     def cancel(self, owner: str, run: str, number: int) -> None:
-        """Delete all that the round holds, whatever its state; that it is over stays. Once more changes nothing.
+        """Delete a round's data, whatever its state; the store remembers that the round is over. A repeated call changes nothing.
 
         Raises:
             Unknown: there is no such round.
@@ -237,35 +240,35 @@ class Store:
 
     @property
     def untidy(self) -> bool:
-        """Whether something is left of rounds that are gone, which :meth:`tidy` could not delete, or not yet."""
+        """Whether :meth:`tidy` still has data of rounds that are gone to delete."""
         return self._leftovers.waiting
 
     def tidy(self, *, at_once: bool = True) -> None:
-        """Delete what is left of rounds that are gone, by a process that was killed for instance; what fails is logged, and left for later.
+        """Delete data of rounds that are gone, such as a killed process leaves. Errors are logged, and the rest is left for the next call.
 
         Args:
-            at_once: whatever that takes; else not more than a share of the time.
+            at_once: whether to finish regardless of how long it takes; otherwise only a share of the time is used.
         """
         try:
             if at_once:
                 self._shorten()
             self._leftovers.delete(at_once=at_once)
-        except Exception as error:  # whatever it is, it must not be the last time that this was tried
+        except Exception as error:  # any error: the caller's loop must live to try again
             log_fault("tidy_failed", error)
 
     def _shorten(self) -> None:
-        """Let no round be open for longer than its window from now on, as it would be where the clock was set back meanwhile."""
+        """Limit each open round to its window from now on. If the clock was set back since, it would be open for longer."""
         with writing(self.engine) as connection:
             latest = self._deadlines.now(connection) + rounds.c.closes_in_s
             connection.execute(update(rounds).where(rounds.c.state == "open", rounds.c.closes_at > latest).values(closes_at=latest))
 
     def now(self) -> float:
-        """Return the time that deadlines are judged by, in seconds."""
+        """Return the current time for deadlines, in seconds."""
         with reading(self.engine) as connection:
             return self._deadlines.now(connection)
 
     def end_hung(self) -> None:
-        """End connections of other relays that hang and would hold their rounds for ever; on SQLite the system does when they end."""
+        """End database connections of hung relays, which would hold their rounds' locks for ever. SQLite does not need this."""
         if is_sqlite(self.engine):
             return
         from ldpfl.relay.postgres import end_hung
@@ -277,12 +280,12 @@ class Store:
             log_fault("hung_not_ended", error)
 
     def close(self) -> None:
-        """Add up what waits for that, and close the connections to the store."""
+        """Add the shares that are waiting to their sums, and close the connections to the store."""
         self.sums.close()
         self.engine.dispose()
 
     def _release(self, owner: str, run: str, number: int, index: int) -> None:
-        """Mix the round: the uploads go and the parts come in one transaction, by one of the workers that are asked."""
+        """Release the round: replace its uploads by mixed parts, in one transaction. If several workers try, one of them does it."""
         began = time.monotonic()
         with writing(self.engine) as connection:
             row = owned(round_row(connection, run, number, lock="exclusive"), owner)
@@ -318,7 +321,7 @@ class Store:
         self._leftovers.delete()
 
     def _mark_gone(self, owner: str, run: str, number: int, *, only_released: bool) -> bool:
-        """Return whether it was not yet."""
+        """Mark the round as gone; return False if it was gone already."""
         with writing(self.engine) as connection:
             row = owned(round_row(connection, run, number, lock="exclusive"), owner)
             if row.state == "gone":
@@ -334,19 +337,19 @@ class Store:
         return RoundStatus(run=row.run, round=row.round, state=state, seconds_left=left, terms=terms_of(row), uploads=complete)
 
     def _still_wanted(self, connection: Connection, row: Row[Any], progress: Progress) -> Progress:
-        """Return ``progress``; a complete upload is told so even when the round is over, an incomplete one came too late."""
+        """Return ``progress``, or raise if the upload is incomplete and the round takes no uploads any more."""
         if not progress.complete:
             self._deadlines.check_open(connection, row)
         return progress
 
 
 def wrong_offset(progress: Progress) -> Conflict:
-    """Return the refusal of bytes that are not the next ones; its header says which are."""
+    """Return the refusal of bytes at a wrong offset; its header has the right one."""
     return Conflict(f"the next byte of this upload is number {progress.received}", {OFFSET: str(progress.received)})
 
 
 def _first_part(row: Row[Any]) -> int:
-    """Return the number of the part that mixed records begin with: those before it are the sum, which is there already."""
+    """Return the number of the first part of mixed records: 0, or for a sum round the number of parts of the sum, which come first."""
     terms = terms_of(row)
     return len(terms.sum_parts()) if isinstance(terms, SumTerms) else 0
 

@@ -1,11 +1,11 @@
-"""The uploads of sum rounds: added up as they come, many in one transaction, and of each one only the envelope is kept.
+"""The uploads of sum rounds. They are added up as they arrive, many in one transaction, and only the envelope of each upload is kept.
 
-What is added can never be taken out again, so who signed an envelope is checked before.
+An added upload can never be removed from the sum, so the signature of its envelope is checked first.
 
-Sums lie where mixed records will lie, as the round's first parts, and envelopes lie where uploads do, one block each. So release,
-acknowledgement and deletion are those of all rounds. Relays that add at the same time each have a partial sum of their own: a batch takes
-the first one that no other process holds, so one process alone has one, and the release adds up what there is. The same transaction
-changes a partial sum and the list of who is in the round, so a process that is killed leaves each upload in both or in neither.
+The sum is stored as the round's first parts, where the mixed records of other rounds go. Envelopes are stored as uploads of one block each.
+So release, acknowledgement and deletion work as for all rounds. Relay processes that add at the same time use different partial sums: a
+batch takes the first partial sum that no other process holds, and the release adds all of them up. One transaction changes both the
+partial sum and the list of uploads, so if a process is killed, each upload is in both or in neither.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ from ldpfl.transport.sums.envelopes import ENVELOPE_BYTES, SumBinding, check_sig
 from ldpfl.transport.sums.masks import fold, zeros
 
 _IN_MEMORY_BYTES = 4 * 2**20
-"""Longer bodies wait in a file."""
+"""Maximum size of a body in memory; longer bodies wait in a file."""
 
 _VACUUMED_BYTES = 64 * 2**20
-"""How much of outdated sums PostgreSQL may keep before the relay has it freed."""
+"""Bytes of outdated partial sums in PostgreSQL after which the relay vacuums its tables."""
 
 _PARTIAL_SUMS = 8
-"""How many batches of a round are added at once, in as many processes; one more waits for one of them."""
+"""Number of partial sums of a round, and so of processes that add at once. A further process waits for one of them."""
 
 _RACED = ("23505", "40P01")
-"""How PostgreSQL says that another transaction has added the same client or envelope, or that two wait for each other."""
+"""PostgreSQL's error codes for a duplicate client or envelope (unique violation), and for a deadlock of two transactions."""
 
 
 class _Raced(Exception):
-    """Another process has changed meanwhile who is in the round."""
+    """Another process has changed the list of the round's uploads in the meantime."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Expected:
-    """An upload that is about to come, and what its envelope must be signed by, and for."""
+    """An announced upload, with the key that must have signed its envelope and the round that the signature must name."""
 
     client: str
     run: str
@@ -80,7 +80,7 @@ Batch = list[tuple[Share, Future[None]]]
 
 
 class Sums:
-    """Takes shares into the running sums behind ``engine``; one thread of this process adds up all that wait for it."""
+    """Adds shares to the running sums in the database. One thread of this process adds all shares that are waiting."""
 
     def __init__(self, engine: Engine, deadlines: Deadlines, leftovers: Leftovers) -> None:
         self._engine, self._deadlines, self._leftovers = engine, deadlines, leftovers
@@ -90,7 +90,7 @@ class Sums:
         self._outdated_bytes = 0
 
     def check(self, client: Owner, run: str, number: int, upload_id: str, length: int) -> Expected:
-        """Return what an upload of so many bytes has to be to be taken; it may be in the sum already.
+        """Check that an upload of ``length`` bytes would be accepted, and return how it must be signed. It may be in the sum already.
 
         Raises:
             Forbidden: the client's token has no signing key.
@@ -116,13 +116,13 @@ class Sums:
         return Expected(client.name, run, number, upload_id, client.signing_key, binding)
 
     def add(self, expected: Expected, body: BinaryIO) -> Future[None]:
-        """Have a whole body of the right length added to the sum; the future ends when it is on disk, or refused as by :meth:`check`.
+        """Queue a complete body to be added to the sum. The future ends when the sum is on disk, or with a refusal as of :meth:`check`.
 
-        The body must not be closed before.
+        The body must stay open until the future ends.
 
         Raises:
-            Refusal: the id is not that of the body's envelope.
-            Forbidden: the envelope names another node than the client, or is not signed by it for this round.
+            Refusal: the upload's id is not the digest of the body's envelope.
+            Forbidden: the envelope names another node than the client, or is not signed by the client for this round.
         """
         with store_errors():
             body.seek(-ENVELOPE_BYTES, 2)
@@ -135,7 +135,7 @@ class Sums:
             raise Forbidden(f"{error}; nothing was stored") from None
         run, number = expected.run, expected.number
         done = Future[None]()
-        done.set_running_or_notify_cancel()  # from now on nobody can call it off
+        done.set_running_or_notify_cancel()  # from now on it cannot be cancelled
         with self._lock:
             waiting = self._waiting.setdefault((run, number), [])
             waiting.append((Share(expected.client, expected.upload_id, envelope, body), done))
@@ -144,7 +144,7 @@ class Sums:
         return done
 
     def close(self) -> None:
-        """Add up what waits for it."""
+        """Add all waiting shares, and stop the thread."""
         self._thread.shutdown()
 
     def _fold_waiting(self, run: str, number: int) -> None:
@@ -152,7 +152,7 @@ class Sums:
             batch = self._waiting.pop((run, number))
         try:
             outcomes: Sequence[BaseException | bool] = self._fold(run, number, [share for share, _ in batch])
-        except BaseException as error:  # nobody is left waiting, whatever it is
+        except BaseException as error:  # whatever it is, every future gets an outcome
             outcomes = [error] * len(batch)
         for (_, done), outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, BaseException):
@@ -164,17 +164,17 @@ class Sums:
             self._leftovers.scrub()
 
     def _fold(self, run: str, number: int, shares: list[Share]) -> list[Refusal | bool]:
-        """Add those of ``shares`` that the round takes, all in one transaction; return what :meth:`_admit` says of each."""
+        """Add the acceptable ``shares`` to the sum, all in one transaction; return the decision of :meth:`_admit` on each share."""
         try:
-            return self._fold_beside(run, number, shares, lock="shared")
+            return self._fold_locked(run, number, shares, lock="shared")
         except _Raced:
-            return self._fold_beside(run, number, shares, lock="exclusive")
+            return self._fold_locked(run, number, shares, lock="exclusive")
 
-    def _fold_beside(self, run: str, number: int, shares: list[Share], *, lock: str) -> list[Refusal | bool]:
-        """Do it beside others who share the ``lock``.
+    def _fold_locked(self, run: str, number: int, shares: list[Share], *, lock: str) -> list[Refusal | bool]:
+        """Add the acceptable ``shares`` under the round's ``lock``, which is "shared" with other processes or "exclusive".
 
         Raises:
-            _Raced: one of them has added the same client or envelope, or filled the round; nothing was stored.
+            _Raced: another process has added the same client or envelope, or filled the round; nothing was stored.
         """
         with writing(self._engine) as connection:
             row = round_row(connection, run, number, lock=lock)
@@ -189,7 +189,7 @@ class Sums:
         return outcomes
 
     def _admit(self, connection: Connection, row: Row[Any], askers: list[tuple[str, str]]) -> list[Refusal | bool]:
-        """Return for each client with its upload id whether it is to be added, False if it is in the sum already, or why not."""
+        """Return for each (client, upload id): True if it must be added, False if it is in the sum already, or the refusal."""
         closed = self._closed(connection, row)
         has, taken = _present(connection, row, askers)
         left, outcomes = row.max_uploads - row.uploads, list[Refusal | bool]()
@@ -219,22 +219,22 @@ class Sums:
 
 
 def body_of(length: int) -> BinaryIO:
-    """Return an empty place for a body of so many bytes: memory, or a file without a name, of which a process that ends leaves nothing."""
+    """Return an empty buffer for a body of ``length`` bytes: memory, or a temporary file without a name, which ends with the process."""
     return BytesIO() if length <= _IN_MEMORY_BYTES else cast(BinaryIO, tempfile.TemporaryFile(prefix="ldpfl-relay-"))
 
 
 def append_to(body: BinaryIO, data: bytes) -> None:
-    """Write the next bytes of a body.
+    """Append ``data`` to a body.
 
     Raises:
-        StoreFull: the disk below it is full.
+        StoreFull: the disk of the body's file is full.
     """
     with store_errors():
         body.write(data)
 
 
 def _present(connection: Connection, row: Row[Any], askers: list[tuple[str, str]]) -> tuple[dict[str, str], set[str]]:
-    """Return which of the clients are in the round, with their upload ids, and which of the ids are."""
+    """Return the upload ids of those clients that are in the round already, and all given upload ids that are in it."""
     found = select(uploads.c.client, uploads.c.upload_id).where(uploads.c.round_id == row.id)
     clients, ids = zip(*askers, strict=True)
     there = connection.execute(union(found.where(uploads.c.client.in_(clients)), found.where(uploads.c.upload_id.in_(ids)))).all()
@@ -242,7 +242,7 @@ def _present(connection: Connection, row: Row[Any], askers: list[tuple[str, str]
 
 
 def _keep_envelopes(connection: Connection, row: Row[Any], new: list[Share]) -> None:
-    new = sorted(new, key=lambda share: share.client)  # so that no two transactions with the same clients wait for each other
+    new = sorted(new, key=lambda share: share.client)  # one order for all transactions, which avoids deadlocks
     rows = [{"round_id": row.id, "client": share.client, "upload_id": share.upload_id, "received": ENVELOPE_BYTES} for share in new]
     try:
         made = connection.scalars(insert(uploads).returning(uploads.c.id, sort_by_parameter_order=True), rows).all()
@@ -255,7 +255,7 @@ def _keep_envelopes(connection: Connection, row: Row[Any], new: list[Share]) -> 
 
 
 def _add_up(connection: Connection, row: Row[Any], new: list[Share]) -> int:
-    """Add the masked vectors of ``new`` to a partial sum, a part at a time; return how many bytes were written over."""
+    """Add the masked vectors of ``new`` to a partial sum, one part at a time; return the number of bytes that were overwritten."""
     terms, outdated = terms_as(row, SumTerms), 0
     places = terms.sum_parts()
     first = len(places) * _free_partial_sum(connection, row)
@@ -270,7 +270,7 @@ def _add_up(connection: Connection, row: Row[Any], new: list[Share]) -> int:
 
 
 def merge(connection: Connection, row: Row[Any]) -> None:
-    """Add up the partial sums of a round that is held alone, a part at a time; what is left is its first parts."""
+    """Add up all partial sums of a round into its first parts, one part at a time. The caller must hold the round exclusively."""
     terms = terms_as(row, SumTerms)
     here, count = parts.c.round_id == row.id, len(terms.sum_parts())
     for number in connection.scalars(select(parts.c.number).where(here, parts.c.number >= count)).all():
@@ -281,7 +281,7 @@ def merge(connection: Connection, row: Row[Any]) -> None:
 
 
 def _fold_into(connection: Connection, row: Row[Any], number: int, total: NDArray[np.unsignedinteger]) -> int:
-    """Add ``total``, which is changed, to a part of a sum, which may not be there yet; return how many bytes were written over."""
+    """Add ``total`` to a stored part of a sum, or store it as a new part. Modifies ``total``. Return the number of overwritten bytes."""
     here = and_(parts.c.round_id == row.id, parts.c.number == number)
     held = connection.scalar(select(parts.c.data).where(here))
     if held is None:
@@ -293,7 +293,7 @@ def _fold_into(connection: Connection, row: Row[Any], number: int, total: NDArra
 
 
 def _free_partial_sum(connection: Connection, row: Row[Any]) -> int:
-    """Return the number of a partial sum that this transaction holds alone from now on."""
+    """Lock a partial sum for this transaction, and return its number. Wait for the last one if all others are locked."""
     for number in range(_PARTIAL_SUMS - 1):
         if held_at_once(connection, f"partial sum {number} of round {row.round} of {row.run}"):
             return number

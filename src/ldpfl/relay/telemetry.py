@@ -1,4 +1,4 @@
-"""What the relay's operator sees: its log, and its counters."""
+"""The relay's log and counters, for its operator."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections import Counter
 from pathlib import Path
 
 LOGGER = "ldpfl.relay"
-"""One line of JSON an event, about rounds and faults, never about a request, a client or a token."""
+"""Name of the logger. Each event is one line of JSON about rounds and faults, never about a request, a client or a token."""
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""The text format of Prometheus. A dozen lines instead of a library: counters of one process without histograms, no label of
-which names a client, a token, a run or a round."""
+"""Prometheus' text format. It is written here without a library, because there are only counters of one process. No label names a client,
+a token, a run or a round."""
 
 _METHODS = frozenset({"GET", "PUT", "POST", "PATCH", "HEAD", "DELETE"})
 _log = logging.getLogger(LOGGER)
@@ -25,14 +25,14 @@ def log_round(event: str, run: str, number: int, **figures: float) -> None:
 
 
 def log_fault(event: str, error: BaseException) -> None:
-    """Log that something went wrong by kind and place only: an error's text could repeat a request or a token."""
+    """Log an exception by type and place only, because its text could repeat a request or a token."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     _log.error(json.dumps({"event": event, "error": type(error).__name__, "place": place}))
 
 
 def log_event(event: str, **figures: float | str) -> None:
-    """Log what the store's operator has to look at, by kinds and counts."""
+    """Log an event that needs the operator's attention, without any text of an exception."""
     _log.error(json.dumps({"event": event, **figures}))
 
 

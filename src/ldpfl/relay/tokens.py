@@ -1,6 +1,6 @@
-"""Bearer tokens of clients and aggregators: 256 random bits, of which the store keeps only a hash. Which role may do what, ``app`` says.
+"""Bearer tokens of clients and aggregators: 256 random bits each. The store keeps only a hash. ``app`` decides what each role may do.
 
-A client's token says by which key the client signs what it adds to sums, so that it can add nothing in another one's name.
+A client's token is bound to the key that must sign the client's shares of sums, so that it cannot add shares in another client's name.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Owner:
     """Who a token belongs to.
 
     Attributes:
-        signing_key: public half of the key by which a client signs what it adds to sums; None if it may only send mixed records.
-        older: whether a newer token works beside this one. Whoever has two is still one client, which uploads once a round.
+        signing_key: public half of the key by which a client signs its shares of sums; None if it may only send records to be mixed.
+        older: whether a newer token of the same name works beside this one. Both tokens belong to one client, which uploads once a round.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Tokens:
         self._engine = engine
 
     def add(self, name: str, role: Role, signing_key: Ed25519PublicKey | None = None) -> str:
-        """Make a token for ``name`` and return it: the only time that it can be read.
+        """Create a token for ``name`` and return it. It cannot be read again later.
 
         Args:
             signing_key: public half of the client's key for sums; without one the token is for mixed records alone.
@@ -75,10 +75,10 @@ class Tokens:
         return token
 
     def renew(self, name: str, signing_key: Ed25519PublicKey | None = None) -> str:
-        """Make a second token for ``name`` and return it. The one before works until it is revoked, so that nothing breaks off.
+        """Create a second token for ``name`` and return it. The first works until it is revoked, so that no request fails.
 
         Args:
-            signing_key: for the second token, as for :meth:`add`; left out, it is that of the first one.
+            signing_key: for the second token, as for :meth:`add`; by default the first token's key.
 
         Raises:
             ConfigError: there is no token, or there are two already; or the key is another client's, or an aggregator's.
@@ -102,7 +102,7 @@ class Tokens:
         return token
 
     def all(self) -> list[Owner]:
-        """Return the owner of each token, by name; of two tokens of a name the older one is the second.
+        """Return the owner of each token, sorted by name. Of two tokens of one name, the older comes second.
 
         Raises:
             StoreUnavailable: the store does not answer.
@@ -112,10 +112,10 @@ class Tokens:
             return [_owner(row) for row in connection.execute(known)]
 
     def revoke(self, name: str, *, older: bool = False) -> None:
-        """Take all tokens of ``name`` away, from its next request on; or only the ``older`` one of two.
+        """Revoke all tokens of ``name``, or only the ``older`` of two. Its next request is rejected.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: ``name`` has no such token.
             StoreUnavailable, StoreFull: the store does not take it.
         """
         meant = [tokens.c.name == name, *([tokens.c.older.is_(True)] if older else [])]
@@ -124,10 +124,10 @@ class Tokens:
                 raise ConfigError(f"{name} has no older token: nothing was revoked") if older else _no_token(name)
 
     def owner(self, token: str) -> Owner:
-        """Return whose token this is.
+        """Return the owner of ``token``.
 
         Raises:
-            Unauthenticated: nobody's.
+            Unauthenticated: the token is not valid.
             StoreUnavailable: the store does not answer.
         """
         if is_token(token):
@@ -139,7 +139,7 @@ class Tokens:
 
 
 def _insert(connection: Connection, token: str, owner: Owner) -> None:
-    """Store a token. A signing key is one client's alone: in a sum with two of one key, the aggregator would take one for a forgery."""
+    """Store a token. Two clients may not share a signing key: in a sum with both, the aggregator would reject one as a forgery."""
     key = owner.signing_key
     if key is not None:
         if owner.role is not Role.CLIENT:
@@ -162,21 +162,21 @@ def _no_token(name: str) -> ConfigError:
 
 
 def is_token(text: str) -> bool:
-    """Whether a token can read so."""
+    """Whether ``text`` has the form of a token."""
     return _TOKEN.fullmatch(text) is not None
 
 
 def unknown_token() -> Unauthenticated:
-    """Return the refusal of a token that is nobody's."""
+    """Return the refusal of a token that is not valid."""
     return Unauthenticated("the token is not known to this relay", {"WWW-Authenticate": "Bearer"})
 
 
 def hashed(token: str) -> bytes:
-    """Return what the store keeps of a token.
+    """Return the SHA-256 of a token, which the store keeps in its place.
 
-    Slow, salted hashes protect passwords, which can be guessed. Of 2**256 equally likely tokens none can, however fast
-    the hash, and equal tokens do not occur: SHA-256 is enough, and a stolen store opens nothing. The hash is also what
-    is looked up: how long the index takes can at most tell about hashes, and nobody can choose a token by its hash, so
-    no comparison has to run in constant time.
+    Slow, salted hashes are for passwords, which can be guessed. A token is one of 2**256 equally likely ones, so it cannot be guessed
+    however fast the hash is, and equal tokens do not occur. So SHA-256 is enough, and a stolen store gives no access. Tokens are looked
+    up by hash. The time of the look-up can reveal something about hashes at most, and nobody can choose a token by its hash, so no
+    comparison needs constant time.
     """
     return hashlib.sha256(token.encode("ascii")).digest()

@@ -1,4 +1,4 @@
-"""How much of the relay one may take: connections, times, requests of a token. What enforces the first two is ``connections``."""
+"""Limits on the use of the relay: connections, times, and requests of a token. ``connections`` enforces the first two."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from ldpfl.relay.errors import StoreUnavailable, TooMany
 
 @dataclass(frozen=True)
 class Connections:
-    """Bounds on connections, and on what each may take its time for, in seconds.
+    """Limits on the number of connections, and on their times in seconds.
 
     Attributes:
-        served: requests and connections at once; more are told 503. A block of 256 KiB each is at most 100 MB.
-        in_all: connections at once, those that are told 503 or have no TLS yet included; others are closed when they come.
-        an_address: of these, from one IPv4 address or one /64 of IPv6; 0 is no bound, for a relay behind a proxy.
-        handshake_s: for TLS.
-        head_s: for the head of a request, from the connection's beginning or the first byte of a later request.
-        idle_s: between two requests.
-        answer_s: for a caller to read an answer.
-        closing_s: for a caller to read the rest of what it is sent last, and to end TLS.
+        served: maximum number of requests and connections that are served at once; others get status 503. With a block of 256 KiB each,
+            they take at most 100 MB.
+        in_all: maximum number of connections at once, including those that get status 503 or have no TLS yet; others are closed at once.
+        an_address: maximum number of connections from one IPv4 address or one IPv6 /64; 0 for no limit, behind a proxy.
+        handshake_s: time for the TLS handshake.
+        head_s: time for the head of a request, from the connection's beginning or the first byte of a later request.
+        idle_s: time between two requests.
+        answer_s: time for a caller to read an answer.
+        closing_s: time for a caller to read the rest of the last answer, and to end TLS.
     """
 
     served: int = 400
@@ -38,10 +39,14 @@ class Connections:
 
 @dataclass(frozen=True)
 class Limits:
-    """``requests_per_s`` a token, of which ``burst`` may come at once; ``block_s`` seconds for each block of a body.
+    """Limits on authenticated requests.
 
-    ``parts_at_once`` are those that an aggregator is being sent: each is some MiB, and in memory until it has been read.
-    ``sum_bytes`` are those of all uploads to sum rounds that are under way: in memory, or the longer ones in files.
+    Attributes:
+        requests_per_s: mean rate of requests for one token.
+        burst: number of requests with one token that may come at once.
+        block_s: seconds for each block of a body.
+        parts_at_once: number of parts that an aggregator may be sent at once. Each takes some MiB of memory until it has been read.
+        sum_bytes: bytes of all uploads to sum rounds that are under way: in memory, or in files for longer uploads.
     """
 
     requests_per_s: float = 50.0
@@ -52,10 +57,9 @@ class Limits:
 
 
 class RateLimit:
-    """A token bucket for each name, in this process: with several workers each allows the full rate.
+    """A token bucket for each name, in this process: each of several workers allows the full rate.
 
-    Names are those of known tokens, so the buckets are as many as these at most. Some lines of our own: the libraries
-    for it bring stores of their own, of which this needs none.
+    Only owners of valid tokens have buckets, so their number is bounded. No library is used, because those for rate limits need a store.
     """
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
@@ -66,7 +70,7 @@ class RateLimit:
         """Count one request of ``name``.
 
         Raises:
-            TooMany: the name has none left; the refusal's header says for how many seconds.
+            TooMany: the rate is exceeded; the refusal's header says how many seconds to wait.
         """
         now = self._clock()
         left, then = self._buckets.get(name, (self._limits.burst, now))
@@ -79,18 +83,18 @@ class RateLimit:
 
 
 class UnderWay:
-    """Uploads that are taken whole, of ``most`` bytes together, and one at a time of each client."""
+    """Limit on uploads that are buffered whole: ``most`` bytes for all together, and one at a time for each client."""
 
     def __init__(self, most: int) -> None:
         self._left, self._clients = most, set[str]()
 
     @contextmanager
     def held(self, client: str, size: int) -> Iterator[None]:
-        """Count an upload for as long as the block takes.
+        """Count an upload of ``size`` bytes for as long as the block takes.
 
         Raises:
-            TooMany: another one of the client is under way.
-            StoreUnavailable: all together would be too long.
+            TooMany: another upload of the client is under way.
+            StoreUnavailable: all uploads together would exceed the limit.
         """
         if client in self._clients:
             raise TooMany("an upload with this token is under way already; send one at a time", {"Retry-After": "1"})

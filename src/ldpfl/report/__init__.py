@@ -1,1 +1,1 @@
-"""What a person looks at: tables and progress in a terminal, plots, pages, and what TensorBoard shows."""
+"""Output for people: tables and progress in a terminal, plots, HTML pages, and TensorBoard."""

@@ -1,4 +1,4 @@
-"""Tables of what clients measured on records that they held back."""
+"""Tables of figures that clients measured on held-back records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COLUMNS = ("figure", "measured at clients", "deviation by noise", "deviation by 
 
 
 def said(result: Mapping[str, Any]) -> str:
-    """Return how the figures were measured, in a sentence; nothing where none were."""
+    """Return a sentence that says how the figures were measured; empty if there are no figures."""
     if not result.get("at_clients"):
         return ""
     last = result["at_clients"][-1]
@@ -22,7 +22,7 @@ def said(result: Mapping[str, Any]) -> str:
 
 
 def _stated(last: Mapping[str, Any]) -> str:
-    """Return where the number of records comes from, if nobody has counted them, and what the released sum itself tells of it."""
+    """Return a sentence on the number of records, if it is stated rather than counted, and on the released sum's estimate of it."""
     if not last.get("stated"):
         return ""
     counted = last.get("counted")
@@ -43,14 +43,14 @@ def figure_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
 
 
 def confusion_rows(result: Mapping[str, Any]) -> list[list[str]]:
-    """Return the cells of the confusion matrix, a row for each class as it was observed; none where there is no matrix."""
+    """Return the cells of the confusion matrix, with one row for each observed class; empty if there is no matrix."""
     matrix = result["at_clients"][-1].get("confusion", []) if result.get("at_clients") else []
     names = _class_names(result, len(matrix))
     return [[name, *(f"{count:,.0f}" for count in row)] for name, row in zip(names, matrix, strict=True)]
 
 
 def confusion_columns(result: Mapping[str, Any]) -> list[str]:
-    """Return the headings of the confusion matrix, a column for each class that the model says."""
+    """Return the headings of the confusion matrix, with one column for each predicted class."""
     rows = confusion_rows(result)
     return ["", *(row[0] for row in rows)] if rows else []
 
@@ -61,7 +61,7 @@ def _class_names(result: Mapping[str, Any], count: int) -> list[str]:
 
 
 def confusion_said(result: Mapping[str, Any]) -> str:
-    """Return what stands above the confusion matrix."""
+    """Return the text above the confusion matrix."""
     noise = result["at_clients"][-1].get("confusion_noise") if result.get("at_clients") else None
     return (
         ""
@@ -71,6 +71,6 @@ def confusion_said(result: Mapping[str, Any]) -> str:
 
 
 def bin_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
-    """Yield the cells of a row for each bin of scores that stands out of the noise: predicted, observed with its interval, records."""
+    """Yield the cells of a row for each bin of scores whose count exceeds the noise: predicted, observed with interval, records."""
     for own in result["at_clients"][-1]["calibration"] if result.get("at_clients") else ():
         yield [f"{own['predicted']:.1%}", f"{own['observed']:.1%} ({100 * own['low']:.1f} to {100 * own['high']:.1f})", f"{own['rows']:,}"]

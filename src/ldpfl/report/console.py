@@ -38,7 +38,7 @@ _SHUFFLED = "shuffled_upper_adaptive"
 
 
 def result_table(result: dict[str, Any]) -> Table:
-    """Return the closing table: scores, privacy, communication, time; "-" where a figure is not known."""
+    """Return the table at the end of a run: scores, privacy, communication, time; "-" for a figure that is not known."""
     table = Table(
         title=Text(result["name"] if result.get("seed_is_secret") else f"{result['name']}, seed {result['seed']}"),
         show_header=False,
@@ -81,7 +81,7 @@ def result_table(result: dict[str, Any]) -> Table:
 
 
 def quality_tables(result: dict[str, Any]) -> list[Table]:
-    """Return the table of all figures beside their references, and that of clients; none where there is one figure, or no client."""
+    """Return the table of all figures with their references, and the table of clients; each is left out if it would show too little."""
     tables = []
     if len(result["scores"]) > 1:
         intervals = f"Intervals: 95 %, by a bootstrap over test {units_of(result)}." if result.get("intervals") else ""
@@ -97,7 +97,7 @@ def quality_tables(result: dict[str, Any]) -> list[Table]:
 
 
 def at_clients_tables(result: dict[str, Any]) -> list[Table]:
-    """Return the table of what clients measured; none where they measured nothing."""
+    """Return the tables of figures that clients measured; empty if they measured nothing."""
     rows = list(at_clients.figure_rows(result))
     return [_of_cells("measured at clients", at_clients.COLUMNS, rows, at_clients.said(result))] if rows else []
 
@@ -149,7 +149,7 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> FittedTable:
 
 
 def noise_table(sweep: SweepConfig, rows: Sequence[Row]) -> FittedTable:
-    """Return what noise schedules did in the rows of a sweep that have one."""
+    """Return the table of noise schedules, for the rows of a sweep that have one."""
     noisy = [row for row in rows if row.noise]
     cells = zip(*map(_noise_cells, noisy), strict=True)
     figures = [Column(title, own) for title, own in zip(("noise", "noised weights", "papers' sum"), cells, strict=True)]
@@ -158,7 +158,7 @@ def noise_table(sweep: SweepConfig, rows: Sequence[Row]) -> FittedTable:
 
 
 def _settings(sweep: SweepConfig, rows: Sequence[Row], marks: Sequence[str]) -> list[Column]:
-    """Return the columns that say which row it is."""
+    """Return the columns that identify a row."""
     variants = [row.variant + mark for row, mark in zip(rows, marks, strict=True)]
     points = [[str(value) for _, value in row.point] or ["-"] * len(sweep.axes) for row in rows]
     axes = [Column(title, [point[place] for point in points], is_name=True) for place, title in enumerate(sweep.headings)]
@@ -167,7 +167,7 @@ def _settings(sweep: SweepConfig, rows: Sequence[Row], marks: Sequence[str]) -> 
 
 
 def score_of(row: Row) -> str:
-    """Return the score of a row of a sweep with its spread over the seeds, as it is shown."""
+    """Format the score of a row of a sweep, with its spread over the seeds."""
     if row.mean is None:
         return "stopped"
     times = factor(row.metric)

@@ -1,4 +1,4 @@
-"""Tables that stay readable on a narrow terminal: less important columns go first, then each row becomes a list of its figures."""
+"""Tables for narrow terminals: less important columns are left out first, then each row becomes a list of its figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 _SHORTEST_NAME = 24
-"""Width in characters that a column of names may be folded to, and no further."""
+"""Minimum width, in characters, to which a column of names is folded."""
 
 _FRAME = 3
 """Characters between two columns."""
@@ -22,10 +22,10 @@ class Column:
     """A column of a table.
 
     Attributes:
-        title: its heading.
+        title: heading of the column.
         cells: a text for each row.
-        is_name: whether it says which row it is: to the left, and folded where room is short.
-        dropped: at which step it is left out where room is short, the lowest step first; 0 if it is never left out.
+        is_name: whether the column identifies rows. Such a column is aligned left, and folded if the terminal is narrow.
+        dropped: step at which the column is left out if the terminal is narrow, the lowest step first; 0 if it is never left out.
     """
 
     title: str
@@ -35,7 +35,7 @@ class Column:
 
     @property
     def width(self) -> int:
-        """The least width at which it can be read."""
+        """Minimum width at which the column is readable."""
         longest = max(map(cell_len, [self.title, *self.cells]))
         return min(longest, max(_SHORTEST_NAME, cell_len(self.title))) if self.is_name else longest
 
@@ -45,8 +45,8 @@ class FittedTable:
     """A table for a terminal of any width.
 
     Attributes:
-        title, caption: what stands above and below.
-        columns: from left to right, each with as many cells.
+        title, caption: texts above and below the table.
+        columns: columns from left to right, each with the same number of cells.
     """
 
     title: str
@@ -66,7 +66,7 @@ class FittedTable:
         yield from self._as_records()
 
     def _choices(self) -> Iterator[list[Column]]:
-        """Yield all columns, and then fewer and fewer."""
+        """Yield selections of columns to try: all columns, and then fewer and fewer."""
         for step in sorted({column.dropped for column in self.columns} | {0}):
             yield [column for column in self.columns if not 0 < column.dropped <= step]
 

@@ -44,7 +44,7 @@ def citation() -> str:
 
 
 def bibtex(name: str) -> str:
-    """Return the same for BibTeX, with the ``name`` of a run."""
+    """Return the software's citation for BibTeX, with the ``name`` of a run."""
     fields = {
         "author": "{ldpfl maintainers}",
         "title": "ldpfl: federated learning under local differential privacy",

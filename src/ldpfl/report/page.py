@@ -1,4 +1,4 @@
-"""A page about runs: one HTML file that needs no network and no script, for people who would rather look than read."""
+"""HTML page about runs: a single file that needs no network and no script."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ _POINTS = 8
 
 
 def page(folders: Sequence[Path], *, refresh_s: int = 0, public: bool = False) -> str:
-    """Return the page of the runs in ``folders``; of one that is not finished, as far as it has come.
+    """Return the page of the runs in ``folders``. A run that is not finished is shown as far as it has come.
 
-    Figures are computed from ledgers, as ``ldpfl show`` does: what a result's file says beside them is not repeated.
+    Privacy figures are computed from the ledgers, as ``ldpfl show`` does. Those in a result's file are not used.
 
     Args:
-        refresh_s: seconds after which a browser asks again while a run goes on; 0 for never.
-        public: whether to leave out what the guarantee does not cover, see :mod:`ldpfl.experiments.public_figures`.
+        refresh_s: seconds after which a browser reloads the page while a run goes on; 0 for never.
+        public: whether to leave out everything that the guarantee does not cover, see :mod:`ldpfl.experiments.public_figures`.
 
     Raises:
-        ConfigError: there is no run, or one of which no round is finished.
+        ConfigError: there is no run, or a run has no finished round.
         DataError: a file is damaged.
     """
     runs = [_run(RunFolder(folder), public=public) for folder in folders]
@@ -147,7 +147,7 @@ def _config_text(folder: RunFolder, *, seed: bool, paths: bool) -> str:
 
 
 def _left_out(config: RunConfig) -> str:
-    """Return what a page that is handed on says of what is not in it."""
+    """Return the sentence of a public page that says what was left out."""
     always = "the noise-free baseline, how much was clamped or clipped, and times"
     if scores_are_public(config):
         return f"Left out, because the guarantee does not cover it: {always}. Scores were measured on the public test split."
@@ -198,7 +198,7 @@ def _rounds(result: dict[str, Any]) -> Iterator[tuple[int, str, str]]:
 
 
 def _spent(ledger: Ledger, statement: Statement) -> Markup | str:
-    """Draw what the rounds until some of them cost; nothing where no epsilon is known, or there is one round only."""
+    """Draw the cumulative epsilon by round; empty if no epsilon is known, or there is only one round."""
     best, count = statement.best, len(ledger.events)
     if best is None or not isfinite(best.epsilon) or count < 2:
         return ""
@@ -209,7 +209,7 @@ def _spent(ledger: Ledger, statement: Statement) -> Markup | str:
 
 
 def _measuring(ledger: Ledger, rounds: int) -> str:
-    """Return which rounds measured columns, before the first one of training; nothing where none did."""
+    """Return a sentence on the rounds that measured columns before training; empty if there are none."""
     measured = ledger.measured
     judged = sum(event.histograms for event in ledger.events) - measured
     said = [f"{counted(measured, 'round')} of measuring, then {rounds} of training."] if measured else []
@@ -218,7 +218,7 @@ def _measuring(ledger: Ledger, rounds: int) -> str:
 
 
 def _quality(result: dict[str, Any]) -> dict[str, Any]:
-    """Return what a page shows of how good a model is: figures with intervals, clients, calibration."""
+    """Return the part of the page on the model's quality: figures with intervals, clients, calibration."""
     risks = result.get("event") is not None
     return {
         "quality": figure_rows(result) if len(result.get("scores", {})) > 1 else [],
@@ -255,7 +255,7 @@ def _risk_rows(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _first_clamped(folder: RunFolder) -> Any:
-    """Return which share of each layer was clamped in the first round that anybody took part in, as the file says it."""
+    """Return the fraction of clipped values in each layer, in the first round in which clients took part, from the run's metrics."""
     try:
         lines = from_json_lines(folder.metrics_path)
         return next((line.get("clipped_fraction") for line in lines if isinstance(line, dict) and line.get("clients")), {})

@@ -1,4 +1,4 @@
-"""Plots that a second run of the same figures repeats byte by byte."""
+"""Reproducible plots: the same figures give the same bytes."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def plot_calibration(axes: Axes, result: Mapping[str, Any]) -> None:
 
 
 def plot_risks(axes: Axes, result: Mapping[str, Any]) -> None:
-    """Draw how many test rows have which predicted risk."""
+    """Draw a histogram of the predicted risks of the test rows."""
     edges, rows = result["risks"]["edges"], result["risks"]["rows"]
     axes.bar(edges[:-1], rows, width=[high - low for low, high in pairwise(edges)], align="edge", color="tab:blue")
     axes.set_xlabel("predicted risk")
@@ -103,7 +103,7 @@ def plot_risks(axes: Axes, result: Mapping[str, Any]) -> None:
 
 
 def plot_spent(axes: Axes, points: Sequence[tuple[int, float]], measuring: int) -> None:
-    """Draw the epsilon of all rounds until some of them, (round, epsilon) each; the first ``measuring`` ones measured columns."""
+    """Draw the cumulative epsilon by round; each of ``points`` is (round, epsilon). The first ``measuring`` rounds measured columns."""
     from matplotlib.ticker import MaxNLocator
 
     axes.plot(*zip(*points, strict=True), color="tab:blue", marker="o", markersize=4)
@@ -118,7 +118,7 @@ def plot_spent(axes: Axes, points: Sequence[tuple[int, float]], measuring: int) 
 
 
 def plot_protection(axes: Axes, statement: Statement) -> None:
-    """Draw on one logarithmic scale what a whole run may tell: what holds, and what a paper claims in its place."""
+    """Draw the epsilons of a whole run on one logarithmic scale: proved bounds, and a paper's claims."""
     marks = [
         (row.epsilon, f"{IN_SHORT[row.trust_model]}: {figure(row.epsilon)}{_if_claimed(row)}", True) for row in _over_the_run(statement)
     ]
@@ -145,7 +145,7 @@ def _if_claimed(row: Guarantee) -> str:
 
 
 def _scale_of_epsilon(axes: Axes, epsilons: Sequence[float], *, room: float) -> tuple[float, float]:
-    """Make the horizontal axis a logarithmic one of epsilon, what protects and what does not in its background; return its ends."""
+    """Make the horizontal axis a logarithmic scale of epsilon, with zones of protection in the background; return its ends."""
     low = min([0.1, *(epsilon / 3 for epsilon in epsilons)])
     high = max([1000.0, *(epsilon * room for epsilon in epsilons)])
     axes.set_xscale("log")
@@ -157,7 +157,7 @@ def _scale_of_epsilon(axes: Axes, epsilons: Sequence[float], *, room: float) -> 
 
 
 def plot_worth(axes: Axes, rows: Sequence[tuple[Row, float]], *, joined: bool) -> None:
-    """Draw the score of each row of a sweep against the epsilon that holds for it, a colour a variant, whose rows may be ``joined``."""
+    """Draw the score of each row of a sweep against its proved epsilon, with one colour for each variant, joined by lines if ``joined``."""
     _scale_of_epsilon(axes, [epsilon for _, epsilon in rows], room=3)
     for number, variant in enumerate(dict.fromkeys(row.variant for row, _ in rows)):
         own = sorted(((epsilon, row) for row, epsilon in rows if row.variant == variant), key=lambda pair: pair[0])
@@ -172,7 +172,7 @@ def plot_worth(axes: Axes, rows: Sequence[tuple[Row, float]], *, joined: bool) -
 
 
 ZONES: Mapping[Worth, str] = {"good": "#d9f0dd", "fair": "#f7ecc9", "bad": "#fbdcd8"}
-"""Behind what protects, what protects a little, and what does not."""
+"""Background colours of good, fair and bad protection."""
 
 
 def _over_the_run(statement: Statement) -> list[Guarantee]:

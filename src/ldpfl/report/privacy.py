@@ -33,7 +33,7 @@ _SCHEDULE = "whole run: of rounds and epsilons that were fixed beforehand; what 
 
 
 def print_guarantees(console: Console, privacy: dict[str, Any], target: float | None = None) -> None:
-    """Print the table of guarantees and what has to be said beside it; before all else whether a ``target`` is kept, if there was one."""
+    """Print the table of guarantees and its notes; first of all, whether the ``target`` epsilon is kept, if there is one."""
     if target is not None:
         kept, text = _held_against(privacy, target)
         console.print(Text(text, style="bold green" if kept else "bold red"), soft_wrap=True)
@@ -45,7 +45,7 @@ def print_guarantees(console: Console, privacy: dict[str, Any], target: float | 
 
 
 def guarantees(privacy: dict[str, Any]) -> Group:
-    """Return the same as one thing to be shown, wrapped as wide as the table."""
+    """Return the table of guarantees and its notes as one renderable; the notes are wrapped to the table's width."""
     verdict = [Text(privacy["verdict"], style="bold")] if privacy["verdict"] else []
     return Group(*verdict, guarantee_table(privacy), *_beside(privacy))
 
@@ -55,13 +55,13 @@ look.register(Plan, lambda plan: Group(plan_table(plan.to_dict()), plan.statemen
 
 
 def _beside(privacy: dict[str, Any]) -> Iterator[Text]:
-    """Yield what has to be said beside the table of guarantees."""
+    """Yield the notes on the table of guarantees."""
     yield from (Text(note) for note in privacy["notes"])
     yield from (Text(f"warning: {warning}", style="yellow") for warning in privacy["warnings"])
 
 
 def _held_against(privacy: dict[str, Any], target: float) -> tuple[bool, str]:
-    """Return whether the best line over all that is sent keeps the target, and a sentence that says so."""
+    """Return whether the best guarantee over the whole run keeps the target, and a sentence that says so."""
     whole = [row for row in privacy["guarantees"] if row["scope"] == "run" and row["unit"] in PROTECTED]
     proved = [row for row in whole if row["status"] in HOLDS and row["adaptive"] and isinstance(row["epsilon"], float | int)]
     if not proved:
@@ -91,12 +91,12 @@ def guarantee_table(privacy: dict[str, Any]) -> Table:
 
 
 def guarantee_rows(privacy: dict[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Return what is protected, who is trusted, epsilon and status of each line, in order; the status :data:`CLAIM` is to be struck out."""
+    """Return the protected unit, trust model, epsilon and status of each line, in order. Lines of status :data:`CLAIM` are struck out."""
     return list(_rows(sorted(privacy["guarantees"], key=_place)))
 
 
 def _place(row: dict[str, Any]) -> tuple[bool, bool, bool]:
-    """Return where a line stands: what holds of the whole run first, the paper's claim last."""
+    """Return the sort key of a line: bounds over the whole run come first, a paper's claim last."""
     return row["status"] == "claimed", row["scope"] != "run", row["unit"] not in PROTECTED
 
 
@@ -135,7 +135,7 @@ def lines_table(title: str, lines: Iterable[tuple[str, str]]) -> Table:
 
 
 def plan_title(plan: dict[str, Any]) -> str:
-    """Return what a plan is about."""
+    """Return the title of a plan."""
     budget = "nothing is protected" if plan["epsilon"] is None else f"epsilon {number(plan['epsilon'], ROUND_FLOOR)} a report"
     return f"plan: {plan['mechanism']}, {budget}"
 
@@ -154,7 +154,7 @@ def plan_lines(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def regime_title(plan: dict[str, Any]) -> str:
-    """Return what a regime's plan is about."""
+    """Return the title of a regime's plan."""
     return f"plan: {plan['regime']}, epsilon {plan['target']:g} for all that is sent"
 
 

@@ -1,4 +1,4 @@
-"""Progress while something goes on: bars in a terminal or notebook, else lines."""
+"""Progress of runs, sweeps and attacks: bars in a terminal or notebook, otherwise lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ldpfl.server import RoundMetrics
 
 
 class _SecondsLeft(ProgressColumn):
-    """Time left at the mean speed since this process began; a resumed run does not count what was there before."""
+    """Time left at the mean speed since this process began. Rounds from before a resume do not count."""
 
     def render(self, task: Task) -> Text:
         worked = task.completed - float(task.fields["already"])
@@ -29,9 +29,9 @@ class _SecondsLeft(ProgressColumn):
 
 
 class _Sweep:
-    """How far a sweep is, and how long it will take by the rounds that were timed.
+    """Progress of a sweep, and a forecast of its duration from timed rounds.
 
-    The first round that ends is not timed: data are read before it, and PyTorch warms up in it.
+    The first round is not timed, because it includes reading the data and PyTorch's warm-up.
     """
 
     def __init__(self, rounds: int, of: int, already: int, began: float) -> None:
@@ -41,7 +41,7 @@ class _Sweep:
         self._said = False
 
     def at(self, rounds_done: int, done: int, now: float) -> str:
-        """Take down how far it is; return a forecast, once, of a sweep that takes long."""
+        """Record the progress at the time ``now``. Return a forecast once, if the sweep takes long; empty otherwise."""
         self.rounds_done, self.done = rounds_done, done
         if self._timed_from is None:
             self._timed_from = (rounds_done, now) if rounds_done > self.already else None
@@ -64,7 +64,7 @@ _TIMED_S = 5.0
 
 
 def _lasting(seconds: float) -> str:
-    """Return a time in the unit in which it has two digits or so."""
+    """Format a duration in the unit in which it has about two digits."""
     for unit, name in ((3600.0, "hours"), (60.0, "minutes")):
         if seconds >= 2 * unit:
             return f"{seconds / unit:.0f} {name}"
@@ -72,7 +72,7 @@ def _lasting(seconds: float) -> str:
 
 
 class ProgressDisplay:
-    """A bar for each phase of a run: round, score, time left. Where none can be drawn, a line a round, or nothing."""
+    """Display of a run's progress: a bar for each phase, with round, score and time left. Without a terminal, a line a round, or none."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class ProgressDisplay:
         )
 
     def next_run(self, title: str) -> None:
-        """Print ``title`` above the bars of the run that begins; those of the runs before stay as they are, and that of all runs moves."""
+        """Print ``title`` and begin new bars for the next run. Earlier runs' bars stay above, and the bar of all runs moves down."""
         if self._sweep_bar is not None:
             self._progress.update(self._sweep_bar, visible=False)
         self._progress.stop()
@@ -128,7 +128,7 @@ class ProgressDisplay:
         self._progress.stop()
 
     def preparing(self, what: str, done: int, total: int) -> None:
-        """Show how far something is that comes before the first round."""
+        """Show the progress of a preparation before the first round."""
         self._check()
         if self._prepared is None:
             self._prepared = self._progress.add_task(
@@ -139,7 +139,7 @@ class ProgressDisplay:
         self._progress.update(self._prepared, completed=done, current=done)
 
     def phase(self, name: str, done: int, total: int) -> None:
-        """Show how far a part of an attack is."""
+        """Show the progress of a phase of an attack."""
         self._check()
         if name not in self._phases:
             began = time.monotonic()
@@ -147,7 +147,7 @@ class ProgressDisplay:
         self._progress.update(self._phases[name], completed=done, current=done)
 
     def several(self, rounds_done: int, rounds: int, done: int, of: int) -> None:
-        """Show how far all runs of a sweep are; once its first rounds are timed, say how long a long one will take."""
+        """Show the progress of all runs of a sweep. Print a forecast once, if the sweep takes long."""
         self._check()
         if self._sweep is None:
             self._sweep = _Sweep(rounds, of, rounds_done, self._clock())

@@ -1,4 +1,4 @@
-"""Results that show themselves: what a kind of result looks like is registered by who may draw, which is on a higher floor."""
+"""Results that display themselves in terminals and notebooks. Packages that may draw register how each type of result looks."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
 
 @singledispatch
 def look(result: object) -> RenderableType:
-    """Return what ``result`` is shown as; ``look.register`` adds a kind. One that nobody registered is shown as its repr."""
+    """Return the display of ``result``; ``look.register`` adds a type. A type that is not registered is shown as its repr."""
     from rich.text import Text
 
     return Text(repr(result))
 
 
 class Shown:
-    """A result that notebooks show as a terminal does."""
+    """Base of results that notebooks show in the same form as a terminal."""
 
     def __rich__(self) -> RenderableType:
         return look(self)
 
     def __str__(self) -> str:
-        """Return what a terminal shows, as plain text; the repr of a kind that nobody registered."""
+        """Return a terminal's display as plain text; the repr for a type that is not registered."""
         if type(self).__rich__ is Shown.__rich__ and look.dispatch(type(self)) is look.dispatch(object):
             return object.__repr__(self)
         from rich.console import Console

@@ -1,4 +1,4 @@
-"""Secret random words of the operating system, many at once. It needs no PyTorch, and so a relay needs none."""
+"""Draw many secret random words from the operating system. This module needs no PyTorch, so that a relay needs none either."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 from numpy.typing import NDArray
 
 Words = Callable[[int], NDArray[np.int32]]
-"""Gives as many words as it is asked for, uniform over all 2**32."""
+"""Function that returns the given number of random words, uniform over all 2**32 values."""
 
 _LONG = 4096
-"""Bytes from which on a cipher is faster than the operating system."""
+"""Number of bytes from which on a cipher is faster than the operating system."""
 
 _ZEROS = memoryview(bytes(1 << 18))
 """What is enciphered, as a rule: fresh memory costs half as much as the cipher."""
 
 
 def secure_words(count: int) -> NDArray[np.int32]:
-    """Return ``count`` words of the operating system's cryptographic generator, many of them stretched by a cipher.
+    """Return ``count`` words of the operating system's cryptographic generator; a long draw is expanded by a cipher.
 
-    A long draw is the key stream of AES-256 in counter mode under 32 bytes of the operating system, drawn for it alone. That
-    is how the operating system makes its own bits (Linux: ChaCha20 under a key of 32 bytes), so both rest on a cipher that
-    nobody tells from chance: n blocks of AES differ from uniform bits by n^2 / 2^129 at most (2^-103 for 128 KiB), plus what
-    breaks AES-256 itself. No key and no position outlives a call: threads and forked processes have nothing to share.
+    A long draw is the key stream of AES-256 in counter mode, under a key of 32 bytes that the operating system draws for this call alone.
+    The operating system makes its own bits in the same way (Linux: ChaCha20 under a key of 32 bytes), so both rest on the security of a
+    cipher. The distance of n AES blocks from uniform bits is at most n^2 / 2^129 (2^-103 for 128 KiB), plus the advantage of an attack on
+    AES-256 itself. No key and no position is kept after a call, so threads and forked processes share no state.
     """
     if 4 * count < _LONG:
         return np.frombuffer(bytearray(os.urandom(4 * count)), dtype=np.int32)  # PyTorch's own refuses to read nothing

@@ -1,4 +1,4 @@
-"""Whether a file is its owner's alone: what decides or opens something on this machine must not be anybody else's to change or read."""
+"""Check that no other user can change, or read, files that this machine's security depends on."""
 
 from __future__ import annotations
 
@@ -14,41 +14,42 @@ _OPEN = stat.S_IRWXG | stat.S_IRWXO
 
 
 def require_own(path: Path, what: str, error: type[LdpflError], *, secret: bool, alone: bool = False) -> Path:
-    """Return where ``path`` really lies, if no other user could have changed it, put another in its place, or, if ``secret``, read it.
+    """Return the resolved ``path``, if no other user can change the file, replace it or, if it is ``secret``, read it.
 
-    The file, and each folder and link on the way to it, as it is written and as links lead on, must be this user's or root's, which can
-    do everything anyway. Open what is returned. Only POSIX systems say who may do what in a way that this understands.
+    The file, and each folder and link on the way to it, must belong to this user or to root, who can do everything anyway. Open the
+    returned path, not ``path``. On systems other than POSIX, the path is only resolved.
 
     Args:
         what: what the file is, for the message.
-        error: what to raise.
-        alone: whether files beside it matter as well, as a database's journal does: then others may make none in its folder.
+        error: type of the error to raise.
+        secret: whether other users may not even read the file.
+        alone: whether other users may not create files beside it either, because the reader also uses those, as a database its journal.
 
     Raises:
-        LdpflError: of the kind ``error``: others can, or the file cannot be looked at.
+        LdpflError: of the type ``error``: another user can access the file, or the file's owner cannot be found out.
     """
     try:
-        own = path.resolve(strict=True)
-        passed = {place: place.lstat() for place in (*_passed(path), *own.parents, own)}
+        resolved = path.resolve(strict=True)
+        passed = {place: place.lstat() for place in (*_passed(path), *resolved.parents, resolved)}
     except (OSError, RuntimeError) as problem:
         raise error(f"{what} {path} cannot be read: {getattr(problem, 'strerror', None) or 'its links go in a circle'}") from None
     if os.name != "posix":
-        return own
+        return resolved
     for place, found in passed.items():
         if found.st_uid not in (os.geteuid(), 0):
             raise error(f"{what} {path}: {place} belongs to another user, who can change it: make this user its owner")
-    if passed[own].st_mode & (_OPEN if secret else _WRITABLE):
+    if passed[resolved].st_mode & (_OPEN if secret else _WRITABLE):
         raise error(f"{what} {path} can be {'read' if secret else 'changed'} by other users: chmod {'600' if secret else '644'} it")
     for place, found in passed.items():
-        # In a sticky folder, such as /tmp, others can make files, and move none that are not theirs.
-        sticky = found.st_mode & stat.S_ISVTX and not (alone and place == own.parent)
-        if stat.S_ISDIR(found.st_mode) and place != own and found.st_mode & _WRITABLE and not sticky:
+        # In a sticky folder, such as /tmp, others can create files, but cannot move files that belong to somebody else.
+        sticky = found.st_mode & stat.S_ISVTX and not (alone and place == resolved.parent)
+        if stat.S_ISDIR(found.st_mode) and place != resolved and found.st_mode & _WRITABLE and not sticky:
             raise error(f"{what} {path} lies in a folder that other users can write to: chmod go-w {place}, or move it")
-    return own
+    return resolved
 
 
 def _passed(path: Path) -> Iterator[Path]:
-    """Yield every folder, link and file that is passed on the way to ``path``, which must not go in a circle."""
+    """Yield every folder, link and file on the way to ``path``. Its links must not go in a circle."""
     place = path.absolute()
     for step in (*reversed(place.parents), place):
         yield step

@@ -1,4 +1,4 @@
-"""Write files so that a crash leaves the old content or the new, never a part, and say plainly what the system refuses."""
+"""Write files atomically, so that a crash leaves the old or the new content; read files that strangers may have made."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 def write_error(path: Path, number: int | None, reason: str) -> WriteError:
-    """Return the error for ``path``, given the system's error number, if there is one, and its words."""
+    """Return the error for ``path``, given the system's error number, or None if it is not known, and the system's text."""
     match number:
         case errno.ENOSPC:
             return WriteError(f"no space left on the device of {path.parent}", reason, "make room")
@@ -42,7 +42,7 @@ def write_error(path: Path, number: int | None, reason: str) -> WriteError:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn the errors of the system, while ``path`` is written, into :class:`WriteError`."""
+    """Turn the system's errors in the block, which writes ``path``, into :class:`WriteError`."""
     try:
         yield
     except OSError as error:
@@ -57,12 +57,12 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replace_atomically(path: Path, mode: int | None = None) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; on success, flush it to disk and put it in place of ``path``.
+    """Yield a temporary path beside ``path``; if the block succeeds, flush that file to disk and rename it to ``path``.
 
-    ``mode`` says who may use it; without it, who may use files that this user makes.
+    ``mode`` is the file's mode; by default that of any new file of this user.
 
     Raises:
-        WriteError: the system refuses it, be it in the body; ``path`` is as it was.
+        WriteError: the system refuses it, here or in the block; ``path`` is unchanged.
     """
     with writing(path):
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_SUFFIX, dir=path.parent)
@@ -80,10 +80,10 @@ def replace_atomically(path: Path, mode: int | None = None) -> Iterator[Path]:
 
 
 def check_suffix(path: Path, what: str, *suffixes: str) -> None:
-    """Return if the name of ``path`` does not say that it holds something else than ``what``, which files of the first suffix do.
+    """Raise if ``path`` has a suffix that is none of ``suffixes``. The error calls the file ``what``, and suggests the first suffix.
 
     Raises:
-        ConfigError: it has another suffix: other programs would take the file for what it is not.
+        ConfigError: the suffix is another one, by which other programs would misread the file.
     """
     if path.suffix.lower() not in ("", *suffixes):
         name = path.with_suffix(suffixes[0]).name
@@ -91,17 +91,17 @@ def check_suffix(path: Path, what: str, *suffixes: str) -> None:
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:
-    """Make the folder ``path`` and those above it, unless it is there; ``mode`` is its own, less what this user's files never allow.
+    """Create the folder ``path`` and its parents, unless it exists. ``mode`` is the new folder's mode, before the umask.
 
     Raises:
-        WriteError: the system refuses it.
+        WriteError: the system refuses to create it.
     """
     with writing(path):
         path.mkdir(mode, parents=True, exist_ok=True)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what a killed process left half written in ``folder``; no other process may be writing there."""
+    """Remove temporary files that a killed process left in ``folder``. No other process may be writing there."""
     for pattern in _LEFTOVERS:
         for leftover in folder.glob(pattern):
             leftover.unlink(missing_ok=True)
@@ -114,12 +114,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def append_text(path: Path, text: str, size: int) -> None:
-    """Cut the file at ``path`` to ``size`` bytes, write ``text`` behind them, and flush it to disk.
+    """Truncate the file at ``path`` to ``size`` bytes, append ``text``, and flush it to disk.
 
-    A crash leaves these bytes as they were, and any part of the text behind them.
+    After a crash, the first ``size`` bytes are unchanged, and any part of ``text`` may follow them.
 
     Raises:
-        WriteError: the system refuses it.
+        WriteError: the system refuses to write.
     """
     with writing(path), path.open("rb+") as file:
         file.truncate(size)
@@ -130,7 +130,7 @@ def append_text(path: Path, text: str, size: int) -> None:
 
 
 def ends_with(path: Path, text: str) -> bool:
-    """Whether ``text`` is the end of the file at ``path``."""
+    """Whether the file at ``path`` ends with ``text``."""
     end = text.encode()
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - len(end)))
@@ -138,7 +138,7 @@ def ends_with(path: Path, text: str) -> bool:
 
 
 def finite(value: Any) -> Any:
-    """Return ``value`` with None for every number in it that is not finite: JSON knows neither NaN nor infinity."""
+    """Return ``value`` with None in place of every number that is not finite, because JSON has neither NaN nor infinity."""
     if isinstance(value, dict):
         return {key: finite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -147,7 +147,7 @@ def finite(value: Any) -> Any:
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """Return ``value`` as JSON that every reader takes; see :func:`finite`."""
+    """Return ``value`` as standard JSON; numbers that are not finite become null."""
     return json.dumps(finite(value), indent=indent, allow_nan=False)
 
 
@@ -184,25 +184,25 @@ _TEXT = re.compile(r'"((?:[^"\\]|\\.?)*+)(?:"(\s*+:)?|\Z)', re.DOTALL)
 
 
 def check_regular(path: Path) -> None:
-    """Return if ``path`` is a file that can be read to its end: a pipe in its place would be waited for for ever.
+    """Raise unless ``path`` is a regular file. Reading a pipe in its place could block for ever.
 
     Raises:
-        OSError: it is none.
+        OSError: ``path`` is no regular file.
     """
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
 
 
 def read_text(path: Path, most: int = MAX_CONFIG_BYTES, size: int | None = None) -> str:
-    """Return the text of a file that may be somebody else's: a pipe or a device in its place is refused, which may have no end.
+    """Return the text of a file that a stranger may have made. A pipe or a device, which may have no end, is refused.
 
     Args:
-        most: bytes of the largest file of its kind. What is made of the text takes many times its size.
-        size: bytes to read from the start of a file that grows; None reads all.
+        most: maximum number of bytes. Parsed text takes many times its size in memory.
+        size: number of bytes to read from the start of a file that grows; None reads all.
 
     Raises:
-        OSError: it cannot be read, is no file, or has more than ``most`` bytes, or fewer than ``size``.
-        UnicodeDecodeError: it is no UTF-8 text.
+        OSError: the file cannot be read, is no regular file, has more than ``most`` bytes, or fewer than ``size``.
+        UnicodeDecodeError: the file is no UTF-8 text.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with os.fdopen(descriptor, "rb") as file:
@@ -229,10 +229,10 @@ def from_toml(text: str) -> dict[str, Any]:
 
 
 def from_json(text: str) -> Any:
-    """Read JSON; the bare NaN and infinities that earlier versions wrote read as None.
+    """Parse JSON. A bare NaN or infinity is read as None.
 
     Raises:
-        ValueError: it is not JSON, nested too deeply, has too many parts, says something twice, or has a whole number of too many digits.
+        ValueError: the text is not JSON, is nested too deeply, has too many parts, a repeated field, or an integer of too many digits.
     """
     check_parts(text)
     try:
@@ -242,10 +242,10 @@ def from_json(text: str) -> Any:
 
 
 def whole_number(digits: str) -> int:
-    """Return the number that ``digits`` of a file say.
+    """Parse the ``digits`` of an integer in a file.
 
     Raises:
-        ValueError: there are more than any file of ours has: arithmetic with floats would fail later, far from the file.
+        ValueError: there are more digits than any honest file has. Arithmetic with floats would fail later, far from the file.
     """
     if len(digits) > _MAX_DIGITS:
         raise ValueError(f"a number has {len(digits):,} digits, expected at most {_MAX_DIGITS}")
@@ -257,7 +257,7 @@ _MAX_DIGITS = 39
 
 
 def from_json_lines(path: Path) -> Iterator[Any]:
-    """Yield what stands in each line of a file with an entry a round; errors as in :func:`read_text` and :func:`from_json`."""
+    """Yield the parsed JSON of each line of a file; errors as in :func:`read_text` and :func:`from_json`."""
     for number, line in enumerate(read_text(path, MAX_METRICS_BYTES).splitlines(), start=1):
         if len(line) > MAX_LINE_BYTES:
             raise ValueError(f"line {number} has {len(line):,} characters, expected at most {MAX_LINE_BYTES:,}")
@@ -265,10 +265,10 @@ def from_json_lines(path: Path) -> Iterator[Any]:
 
 
 def check_parts(text: str, most: int = _MAX_PARTS) -> None:
-    """Return if JSON has no more lists and objects than ``most``, which are those of any honest file: each takes many times its bytes.
+    """Raise if JSON has more than ``most`` lists and objects, more than any honest file. Each takes many times its bytes in memory.
 
     Raises:
-        ValueError: it has more.
+        ValueError: the text has more lists and objects.
     """
     parts = text.count("[") + text.count("{")
     if parts > most:
@@ -276,10 +276,10 @@ def check_parts(text: str, most: int = _MAX_PARTS) -> None:
 
 
 def check_events(text: str) -> None:
-    """Return if the JSON of a ledger has no more parts, values and names of fields than one of 100,000 rounds.
+    """Raise if the JSON of a ledger has more parts, values or names of fields than a ledger of 100,000 rounds.
 
     Raises:
-        ValueError: it has more.
+        ValueError: the text has more of them.
     """
     check_parts(text, _MAX_EVENT_PARTS)
     values, names = text.count(","), set[str]()
@@ -293,10 +293,10 @@ def check_events(text: str) -> None:
 
 
 def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build an object of JSON, and refuse one that says the same thing twice: some readers take the first, and some the last.
+    """Build a JSON object from its fields. Refuse a repeated field, of which some readers take the first value, and some the last.
 
     Raises:
-        ValueError: it does.
+        ValueError: a field is repeated.
     """
     fields = dict(pairs)
     if len(fields) < len(pairs):

@@ -1,4 +1,4 @@
-"""Private keys in files, made once and their owner's alone to read; and how bytes are sealed to a public key."""
+"""Private keys in files that only their owner may read, and encryption to a public key (HPKE)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ SEAL_BYTES = 48
 
 
 def sealed(plaintext: bytes, public_key: X25519PublicKey, info: bytes) -> bytes:
-    """Return ``plaintext`` sealed to ``public_key``. It opens with the same ``info`` only.
+    """Encrypt ``plaintext`` for ``public_key``. It can be decrypted with the same ``info`` only.
 
     Raises:
-        ConfigError: the key is one that no secret can be shared with.
+        ConfigError: the key is a point of low order, which gives no secrecy.
     """
     try:
         return SUITE.encrypt(plaintext, public_key, info)
@@ -47,7 +47,7 @@ def save_key(key: X25519PrivateKey | Ed25519PrivateKey, path: Path) -> None:
     except FileExistsError:
         raise ConfigError(f"{path} exists already: choose another file, or remove that key if no round needs it any more") from None
     with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(file.fileno(), 0o600)  # whatever the umask took away
+        os.fchmod(file.fileno(), 0o600)  # restores bits that the umask may have removed
         file.write(pem)
         file.flush()
         os.fsync(file.fileno())
@@ -57,7 +57,7 @@ def load_key(path: Path, kind: type[Key]) -> Key:
     """Read a private key that :func:`save_key` wrote.
 
     Raises:
-        ConfigError: there is no such key, it is of another kind, or others than its owner may read it.
+        ConfigError: the file holds no key of type ``kind``, or other users may read it.
     """
     try:
         with path.open("rb") as file:

@@ -1,11 +1,11 @@
-"""Refuse what has too many names before pydantic looks at them: of each wrong one it keeps an error, which takes a thousand bytes."""
+"""Refuse dictionaries with too many names before pydantic validates them. It keeps an error of a thousand bytes for each wrong name."""
 
 from __future__ import annotations
 
 from pydantic import BeforeValidator
 
 MAX_NAMES = 1 << 14
-"""Entries of the largest table of names, such as the layers of a model."""
+"""Maximum number of entries of a dictionary by name, such as the layers of a model."""
 
 
 def require_few(named: object) -> object:

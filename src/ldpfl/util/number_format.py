@@ -1,4 +1,4 @@
-"""Figures as people read them: few digits, rounded away from what would flatter."""
+"""Format numbers for people: few digits, rounded in the unfavourable direction."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from math import isfinite
 
 
 def number(value: float | str, rounding: str = ROUND_CEILING) -> str:
-    """Return a figure with four digits or so, and thousands apart; rounded up, as befits a bound from above, unless told otherwise.
+    """Format a number with about four digits and thousands separators. By default it is rounded up, as an upper bound must be.
 
-    What binary fractions add to a figure of few digits, less than a part in 1e12 of it, is not rounded up.
+    Rounding errors of binary fractions, relative to the number less than 1e-12, are not rounded up.
     """
     if isinstance(value, str):
         return value
@@ -22,7 +22,7 @@ def number(value: float | str, rounding: str = ROUND_CEILING) -> str:
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
-    """Return ``count`` with thousands apart and the ``noun`` in its singular or ``plural``, which is the noun with an s if none is given.
+    """Return ``count`` with thousands separators, and the ``noun`` in singular or ``plural``; the default plural is the noun with an s.
 
     ``counted(1, "report")`` is "1 report", and ``counted(2000, "entry", "entries")`` is "2,000 entries".
     """

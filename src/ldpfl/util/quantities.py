@@ -23,13 +23,13 @@ Repeats = Annotated[int, Field(ge=1, le=MAX_ROUNDS)]
 
 
 def cohort_size(fraction: float, clients: int) -> int:
-    """Return how many of ``clients`` are asked in a round in which a ``fraction`` of them is: rounded up, one at least.
+    """Return how many of ``clients`` are asked in a round with this ``fraction`` of them: rounded up, at least 1.
 
-    0.07 x 100 is 7, whatever the last digits of the product are.
+    Rounding errors of the product are ignored: 0.07 * 100 gives 7.
     """
     return min(clients, max(1, ceil(fraction * clients - 1e-9)))
 
 
 def is_number(value: object, *, whole: bool = False) -> bool:
-    """Return whether ``value`` is a number, and where asked for a ``whole`` one, of Python's or NumPy's."""
+    """Whether ``value`` is a number of Python's or NumPy's types; an integer, if ``whole``."""
     return isinstance(value, Integral if whole else Real) and not isinstance(value, bool)

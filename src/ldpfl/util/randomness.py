@@ -1,7 +1,7 @@
 """Explicit randomness: seeded words by client, round and purpose, or the operating system's secure source.
 
-What simulated clients draw depends on (run seed, purpose, round, client) alone, so a result does not depend on how many clients are
-handled together. A deployed client draws from :class:`SecureSource`, never from a seed.
+The words of a simulated client depend only on (run seed, purpose, round, client), so a result does not depend on how many clients are
+processed together. A deployed client draws from :class:`SecureSource`, never from a seed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Purpose(IntEnum):
-    """What a stream is drawn for; keeps the streams of one client and round independent."""
+    """Purpose of a random stream. Different purposes make the streams of one client and round independent."""
 
     PARTITION = 1
     COHORT = 2
@@ -45,7 +45,7 @@ class Purpose(IntEnum):
 
 
 WORDS = "aes-256 counters, 2"
-"""How seeded words are made: a run that was begun with others would end as a mixture."""
+"""Version of the way in which seeded words are made. A run must be resumed with the version that it was begun with."""
 
 
 def known(secret: int | None) -> int:
@@ -69,7 +69,7 @@ def stream(seed: int, purpose: Purpose, *key: int) -> np.random.Generator:
 
 
 class RandomSource(Protocol):
-    """Where a mechanism gets its random bits from."""
+    """Source of a mechanism's random bits."""
 
     def int32(self, row: int, count: int) -> Tensor:
         """Return ``count`` int32 values, uniform over all 2**32, for the client in ``row``."""
@@ -77,7 +77,7 @@ class RandomSource(Protocol):
 
 
 class BlockSource(RandomSource, Protocol):
-    """A source that serves many clients in one call. Each of them gets what it would get by itself."""
+    """A source that serves many clients in one call. Each client gets the same words as in a call of its own."""
 
     def block(self, rows: range, count: int) -> NDArray[np.int32]:
         """Return ``count`` words for each of the clients in ``rows``, (k, count)."""
@@ -89,12 +89,12 @@ class BlockSource(RandomSource, Protocol):
 
 
 def stream_key(seed: int, purpose: Purpose, *key: int) -> bytes:
-    """Return the 32 bytes of AES-256 from which the words of all clients for ``(purpose, *key)`` follow."""
+    """Return the AES-256 key (32 bytes) that determines the words of all clients for ``(purpose, *key)``."""
     return hashlib.sha256(f"ldpfl words {index(seed)} {int(purpose)} {_plain(key)}".encode()).digest()
 
 
 def bound_key(seed: int, purpose: Purpose, key: tuple[int, ...], hidden: Tensor, context: bytes) -> bytes:
-    """Return 32 bytes for the noise that hides ``hidden``, on a CPU, of what is named by ``key``; see :meth:`SeededStreams.bound`."""
+    """Return the AES-256 key for the noise on the values ``hidden`` (on the CPU), named by ``key``; see :meth:`SeededStreams.bound`."""
     named = f"{index(seed)} {int(purpose)} {_plain(key)} {hidden.dtype} {tuple(hidden.shape)} "
     digest = hashlib.sha256(named.encode() + context)
     digest.update(hidden.contiguous().numpy().data)
@@ -102,25 +102,25 @@ def bound_key(seed: int, purpose: Purpose, key: tuple[int, ...], hidden: Tensor,
 
 
 def _plain(key: tuple[int, ...]) -> tuple[int, ...]:
-    """Return ``key`` as integers of Python: the text of NumPy's names their type, and so would make another key of the same numbers."""
+    """Return ``key`` as Python integers. NumPy's integers have another repr, which would give another key for the same numbers."""
     return tuple(map(index, key))
 
 
 def bound_stream(seed: int, purpose: Purpose, key: tuple[int, ...], hidden: Tensor, context: bytes) -> np.random.Generator:
-    """Return the stream that hides the values ``hidden`` of what is named by ``key``; see :func:`bound_key`."""
+    """Return the random generator for the noise on the values ``hidden``, named by ``key``; see :func:`bound_key`."""
     return stream(int.from_bytes(bound_key(seed, purpose, key, hidden, context)), purpose, *key)
 
 
 class SeededStreams:
-    """Reproducible words for simulated clients: those of each follow from a key and its number alone. Not for deployment.
+    """Reproducible words for simulated clients. A client's words depend on a key and its number alone. Not for deployment.
 
-    They are the key stream of AES-256 over counters: the client's number in the high half, how many blocks of 16 bytes it had before in
-    the low half. So a client's words do not depend on who is asked for beside it, and thousands of clients are served in one call.
-    Each draw begins at a new block.
+    The words are AES-256 blocks of counters. A counter's high half is the client's number; its low half is the number of 16-byte blocks
+    that the client has drawn before. So a client's words do not depend on the other clients of a call, and thousands of clients are served
+    in one call. Each draw begins at a new block.
 
     Args:
-        keys: one for all clients (from :func:`stream_key`), or one for each of them.
-        clients: their numbers (K,); row i belongs to ``clients[i]``.
+        keys: one key for all clients (from :func:`stream_key`), or one for each client.
+        clients: the clients' numbers (K,); row i belongs to ``clients[i]``.
     """
 
     def __init__(self, keys: bytes | Sequence[bytes], clients: Sequence[int] | NDArray[np.int64]) -> None:
@@ -136,7 +136,7 @@ class SeededStreams:
 
     @classmethod
     def for_clients(cls, seed: int, round_number: int, clients: Sequence[int] | NDArray[np.int64]) -> SeededStreams:
-        """Return the words by which each of ``clients`` randomises in ``round_number``, whatever the order they come in."""
+        """Return the words with which each of ``clients`` randomises in ``round_number``. They do not depend on the clients' order."""
         return cls.of(clients, seed, Purpose.MECHANISM, round_number)
 
     @classmethod
@@ -149,11 +149,13 @@ class SeededStreams:
         context: bytes = b"",
         variance: Tensor | None = None,
     ) -> SeededStreams:
-        """One key for each row of ``values`` (k, ...), which follows from ``seed``, its name in ``keys``, and what is randomised itself.
+        """Return words with one key for each row of ``values`` (k, ...), derived from ``seed``, the row's name in ``keys`` and its values.
 
-        Two releases then have the same bits only if they are of the same values in the same ``context``, and so are one release:
-        whatever else differs between two runs of one seed, nothing cancels. (So nonces are made that must not be used twice: RFC 6979.)
-        ``variance`` (k, ...) of the noise, where that follows from more than ``seed`` and ``context`` do.
+        Two releases have the same noise only if they have the same values and the same ``context``, and then they are one release. So
+        between two runs of one seed, noise never cancels. (RFC 6979 derives nonces that must not repeat in the same way.)
+
+        Args:
+            variance: variance (k, ...) of the noise, if it does not follow from ``seed`` and ``context`` alone.
         """
         inside = hashlib.sha256(context).digest()
         sizes = repeat(b"") if variance is None else (hashlib.sha256(row.contiguous().numpy().tobytes()).digest() for row in variance)
@@ -169,7 +171,7 @@ class SeededStreams:
         own, blocks = self._own(rows.start, rows.stop), -(-count // _WORDS)
         used, clients = self._used[own, None], self._clients[own, None]
         words = np.empty(len(rows) * blocks * _BLOCK + _SPARE, dtype=np.uint8)
-        # Some rows at a time: counters that stay in a core's cache are made in half the time.
+        # A few rows at a time, because counters that fit a core's cache take half the time.
         together = max(1, _AT_ONCE // max(1, blocks))
         counters, numbers = np.empty((min(together, len(rows)), blocks, 2), dtype="<u8"), np.arange(blocks, dtype=np.uint64)
         for start in range(0, len(rows), together):
@@ -236,7 +238,7 @@ _AT_ONCE = 1 << 14
 
 
 class SecureSource:
-    """Bits of :func:`ldpfl.util.entropy.secure_words`; what a deployed client uses."""
+    """Random bits of :func:`ldpfl.util.entropy.secure_words`, for deployed clients."""
 
     def int32(self, row: int, count: int) -> Tensor:
         return torch.from_numpy(secure_words(count))
@@ -265,9 +267,9 @@ def as_source(generator: RandomSource | torch.Generator) -> RandomSource:
 
 
 def draw(source: RandomSource, row: int, count: int) -> Tensor:
-    """Return ``count`` int32 values for ``row``, and stop if the source gives anything else.
+    """Return ``count`` int32 values for ``row``, and check them.
 
-    A source that returns too few would otherwise be broadcast: many weights would share their noise.
+    If a source returned too few values, PyTorch would broadcast them, and many weights would share their noise.
 
     Raises:
         PrivacyError: the source ran out, or returned another shape or dtype.
@@ -310,7 +312,7 @@ def draw_each(source: RandomSource, rows: NDArray[np.int64]) -> NDArray[np.int32
 
 
 def _asked(ask: Callable[[], NDArray[np.int32]], shape: tuple[int, ...], last: int) -> NDArray[np.int32]:
-    """Return what ``ask`` gives for client rows up to ``last``, if it is int32 of ``shape``.
+    """Call ``ask``, for client rows up to ``last``, and return its words, which must be int32 of ``shape``.
 
     Raises:
         PrivacyError: the source ran out, or returned another shape or dtype.

@@ -1,4 +1,4 @@
-"""What PyTorch draws by itself, as the weights of a new model, from a seed and nothing else."""
+"""Make PyTorch's own random draws, such as the weights of a new model, depend on a seed alone."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ldpfl.errors import ConfigError
 
 
 class SeededDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within this context, what PyTorch draws in this thread follows from ``seed``, as after ``torch.manual_seed`` in a new process.
+    """Context in which PyTorch's random draws of this thread depend on ``seed`` alone, as after ``torch.manual_seed`` in a new process.
 
-    The process's own generator is neither asked nor changed: other threads may draw from it meanwhile, or be within a context of their
-    own. A draw for which somebody names a generator stays as it is.
+    The process's global generator is neither used nor changed, so other threads may draw from it, or use such a context of their own. A
+    draw with an explicit generator is unchanged.
     """
 
     def __init__(self, seed: int) -> None:

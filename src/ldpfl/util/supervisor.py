@@ -29,7 +29,7 @@ _LOST = 125
 
 
 class Supervised:
-    """The command, and all that descends from it."""
+    """The command and its descendants."""
 
     def __init__(self, command: list[str]) -> None:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -44,7 +44,7 @@ class Supervised:
         self.code: int | None = None
 
     def reap(self) -> None:
-        """Take note of children that have ended, adopted ones included."""
+        """Reap children that have ended, including adopted ones."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)

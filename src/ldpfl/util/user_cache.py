@@ -1,4 +1,4 @@
-"""What is computed once and kept for this user: the folder, and tensors in it that nobody else could have changed."""
+"""The user's cache: its folder, and cached tensors that no other user can have changed."""
 
 from __future__ import annotations
 
