@@ -122,6 +122,15 @@ def test_texts_are_predicted_by_the_run_and_by_its_export(tmp_path: Path, ldpfl:
     assert ldpfl("predict", tmp_path / "given", tmp_path / "new.csv").out == ldpfl("predict", tmp_path / "run", tmp_path / "new.csv").out
 
 
+def test_a_column_of_booleans_is_read_from_csv_as_it_was_from_a_frame(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"smokes": [True, False] * 40, "ward": ["lung", "bones"] * 40})
+    result = api.run(data=frame, target="ward", settings=FEW, folder=tmp_path / "run", **HOW)
+    wanted = result.predict(frame)
+    for words in ("True", "False"), ("TRUE", "false"), ("1", "0"):
+        frame.assign(smokes=list(words) * 40).to_csv(tmp_path / "new.csv", index=False)
+        pd.testing.assert_frame_equal(api.predict(tmp_path / "run", tmp_path / "new.csv"), wanted)
+
+
 def table() -> pd.DataFrame:
     generator = np.random.default_rng(0)
     age = generator.integers(20, 90, 300)

@@ -18,9 +18,11 @@ from flwr.server.superlink.linkstate.utils import (
 )
 
 from ldpfl.errors import ConfigError, DataError, NotSetUp, PrivacyError
+from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import AllDeclined, InProcessGrid, LdpClientApp, LdpStrategy, TooFewTakePart, Waiting
 from ldpfl.flower.nodes_asked import MAX_BYTES, Participation
+from ldpfl.privacy.statement import run_epsilon
 from ldpfl.server import Checkpoint
 
 CLIENTS = 10
@@ -378,6 +380,17 @@ def test_reports_that_come_after_the_time_out_are_charged_and_messages_end_with_
     strategy.start(Late(app_of(), 3), start_arrays(), 2, timeout=20.0)
     assert [event.joined for event in strategy.checkpoint.ledger.events] == [1, 2]
     assert lives == [20.0] * 6
+
+
+def test_the_strategy_of_an_own_app_asks_for_the_noise_that_keeps_the_target() -> None:
+    """As nodes' policies assume; a config that was settled before is not changed."""
+    config = config_of("mechanism.name=dp-sgd", "mechanism.perturbed=gradient", "mechanism.clip_norm=1.0", "privacy.target_epsilon=2")
+    strategy = LdpStrategy(config)
+    settings: Any = strategy.config.mechanism
+    epsilon = run_epsilon(planned_ledger(strategy.config), config.privacy.delta)
+    assert 1.99 < epsilon <= 2
+    assert settings.noise_multiplier != config.mechanism.model_dump()["noise_multiplier"]
+    assert LdpStrategy(strategy.config).config == strategy.config
 
 
 def test_the_ledger_has_a_round_that_the_server_did_not_live_to_close(tmp_path: Path) -> None:

@@ -18,11 +18,12 @@ from torch.nn import functional as F
 
 from ldpfl import ConfigError, PrivacyError, api, tasks
 from ldpfl.api.results import RunResult
+from ldpfl.data import Samples
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import Given, load_dataset
 from ldpfl.server import Checkpoint
-from ldpfl.simulation import Federation, GradientTrainer, LoopTrainer, VectorizedTrainer, simulate, train_clients
+from ldpfl.simulation import Federation, GradientTrainer, LoopTrainer, RecordGradientTrainer, VectorizedTrainer, simulate, train_clients
 from ldpfl.simulation.compiled_training import CompiledTrainer
 from ldpfl.simulation.compiling import has_compiler
 from ldpfl.simulation.local_steps import full_batch
@@ -186,6 +187,45 @@ def test_one_that_writes_later_is_refused_by_name_where_a_step_is_compiled(also:
     monkeypatch.setattr(Net, "late", True)
     with pytest.raises(PrivacyError, match=f"Net changed {WRITES[also]} while it ran"):
         train_clients(compiled, start.state, np.arange(4))
+
+
+class Switch(nn.Module):
+    """Gives other gradients from one record on until another one undoes it: before and after the round all is as it was.
+
+    Attributes:
+        on: what the first record changes, or the order of a frozen parameter.
+    """
+
+    def __init__(self, *, frozen: bool) -> None:
+        super().__init__()
+        self.layer, self.on, self.frozen = nn.Linear(3, 2), False, frozen
+        self.table = nn.Parameter(torch.arange(3.0), requires_grad=False)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        first = float(rows[0, 0])
+        if abs(first) > 50 and self.frozen:
+            self.table.data.copy_(self.table.flip(0))
+        elif abs(first) > 50:
+            self.on = first > 0
+        return torch.as_tensor(self.layer(rows * (1 - 2 * self.on) + self.table))
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["attribute", "frozen parameter"])
+def test_a_record_that_changes_the_model_changes_no_other_record_even_if_a_third_one_undoes_it(frozen: bool) -> None:
+    federation, start = built(Switch(frozen=frozen), RECORDS)
+    assert isinstance(federation.trainer, RecordGradientTrainer)
+    trainer = replace(federation.trainer, at_once=False)
+
+    def summed(first: float, trainer: RecordGradientTrainer) -> Tensor:
+        inputs = ROWS[0].clone()
+        inputs[0, 0], inputs[40, 0] = first, -100.0
+        task = replace(trainer.task, data=Samples(inputs, ROWS[1]))
+        return replace(trainer, task=task).train(start.state.weights, full_batch([np.arange(41)], 41)).double()
+
+    with pytest.raises(PrivacyError, match=r"Switch changed (on|table) while it ran"):
+        summed(100.0, trainer)
+    node = replace(trainer, confined=True)
+    assert float((summed(100.0, node) - summed(0.5, node)).norm()) <= 2 * trainer.clip.steps  # the two data sets differ in one record
 
 
 def _but_one(trainer: Any) -> list[Any]:

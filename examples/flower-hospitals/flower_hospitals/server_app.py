@@ -10,7 +10,6 @@ from flwr.serverapp import Grid, ServerApp
 from torch import Tensor, nn
 
 from flower_hospitals.patients import Network, read
-from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.config import read_config
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import LdpStrategy, Waiting
@@ -22,7 +21,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Train the hospitals' network, and leave a run folder if one is named."""
     settings = context.run_config
-    config = settled(read_config(Path(__file__).with_name("config.toml")))
+    config = read_config(Path(__file__).with_name("config.toml"))
     torch.manual_seed(config.seed)
     network = Network()
     inputs, came_back = read(Path(str(settings["public-rows"])))

@@ -38,6 +38,10 @@ Column = NDArray[Any]
 """(N,) float64 with NaN for an empty cell, or texts with "" for one."""
 
 
+_BOOLEANS = {"true": 1.0, "false": 0.0}
+"""Cells that are numbers in a column of numbers: a CSV file has these words where a Parquet file or a frame has booleans."""
+
+
 @dataclass(frozen=True, eq=False)
 class Table:
     """Columns of equal length.
@@ -115,6 +119,8 @@ class Table:
         """Return the number, or the day number, in one cell of the column ``name``; NaN if it is empty."""
         if self.is_absent(text):
             return np.nan
+        if kind == "numbers" and (boolean := _BOOLEANS.get(text.strip().lower())) is not None:
+            return boolean
         try:
             value = READERS[kind](text)
         except ValueError:

@@ -130,17 +130,22 @@ def _new_authority() -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
     return key, made
 
 
+_LOOPBACK = ("localhost", "127.0.0.1")
+"""Names that every server has: a SuperLink starts a process of its own, which connects to it at 127.0.0.1."""
+
+
 def _issue(authority: _Authority, names: Sequence[str], place: Path, end: datetime) -> None:
     """Write a server's new private key and its certificate into the folder ``place``."""
     key = ec.generate_private_key(ec.SECP256R1())
     issuer = authority.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    alternatives = [_alternative_name(name) for name in dict.fromkeys((*names, *_LOOPBACK))]
     issued = (
         _certificate(_name(f"server {names[0]}"[:64]), authority.certificate.subject, key.public_key(), end)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer), critical=False)
-        .add_extension(x509.SubjectAlternativeName([_alternative_name(name) for name in names]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         .sign(authority.key, hashes.SHA256())
     )
     make_folder(place, 0o700)

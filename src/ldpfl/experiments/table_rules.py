@@ -92,12 +92,17 @@ class TableStart:
 
 
 def clip_norm_for(config: RunConfig, data: Description, module: nn.Module) -> float:
-    """Return the clipping norm for ``module`` on ``data``."""
+    """Return the clipping norm for ``module`` on ``data``.
+
+    If persons are protected, one mean gradient over all rows of a person is clipped. Gradients of m rows that point in unrelated directions
+    have a mean that is 1 / sqrt(m) as long, so the norm for one row is divided by the root of the largest number of rows.
+    """
     squared = _squared_jacobian(_with_cancelling_pairs(config, data, module), data, _drawn(config, data))
     if squared is None:
         return _CLIP_ELSEWHERE
     usual = _CLIP_FACTOR_LITTLE_NOISE if _noise_share(config, data) < _LITTLE_NOISE else _CLIP_FACTOR
-    return float(f"{usual * _largest_residual(targets_of(config), data.outputs) * sqrt(squared):.3g}")
+    rows = config.data.person_rows if config.data.person else 1
+    return float(f"{usual * _largest_residual(targets_of(config), data.outputs) * sqrt(squared / rows):.3g}")
 
 
 def _noise_share(config: RunConfig, data: Description) -> float:

@@ -47,7 +47,7 @@ POSSIBLE = hasattr(os, "fork")
 """Whether this system can fork processes."""
 
 _PACKAGE = Path(ldpfl.__file__).parent
-_READ_NO_DATA = frozenset(_PACKAGE / package for package in ("flower", "mechanisms", "privacy", "relay", "shuffling", "summing"))
+_READ_NO_DATA = frozenset(_PACKAGE / package for package in ("flower", "mechanisms", "privacy", "relay", "transport"))
 """Folders of ldpfl's packages that read no data."""
 
 

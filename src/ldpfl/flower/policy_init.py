@@ -331,6 +331,11 @@ def as_sent(config: RunConfig, transport: Transport, linked: int, min_clients: i
     return config.model_copy(update={"shuffling": config.shuffling.model_copy(update={"channel": _CHANNELS[transport]})})
 
 
+def transport_of(channel: Channel) -> Transport:
+    """Return the transport whose reports take ``channel``."""
+    return next(transport for transport, own in _CHANNELS.items() if own == channel)
+
+
 def for_nodes(config: RunConfig) -> RunConfig:
     """Return ``config`` as nodes get it: if they have their own tables, without the path of the server's test rows."""
     return config.model_copy(update={"data": config.data.model_copy(update={"test_path": ""})}) if config.data.at_nodes else config

@@ -9,11 +9,14 @@ from torch import Tensor
 
 from ldpfl.errors import ConfigError, DataError, shown
 from ldpfl.experiments.build import initial_ranges, measured_weights
+from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.record_sums import is_evaluated
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.flower.arrays import layout_of, to_vector
 from ldpfl.flower.nodes_asked import Participation
+from ldpfl.flower.policy_init import as_sent, transport_of
+from ldpfl.flower.report_collection import Collector
 from ldpfl.flower.round_kinds import statistics_rounds
 from ldpfl.flower.run_progress import Course
 from ldpfl.flower.statistics import begun_for
@@ -42,6 +45,17 @@ def check_asked(rounds: int | None, timeout: float, reply_s: float) -> None:
         raise ConfigError(f"timeout must be a number of seconds above 0, got {shown(timeout)}")
     if reply_s >= timeout:
         raise ConfigError(f"clients reply after {reply_s:g} s, and a round takes replies for {timeout:g} s: make timeout longer")
+
+
+def settled_for(config: RunConfig, collector: Collector) -> RunConfig:
+    """Return ``config`` on the collector's channel, and with the least noise that keeps ``privacy.target_epsilon``, if there is a target.
+
+    Nodes' policies are made for this noise (``ldpfl policy init``), so the server must ask for the same.
+
+    Raises:
+        ConfigError: no noise of the mechanism meets the target on this channel.
+    """
+    return settled(as_sent(config, transport_of(collector.channel), collector.linked, collector.min_clients))
 
 
 def protected(course: Course) -> str:

@@ -27,7 +27,7 @@ from ldpfl.flower.round_closing import closed, figures_said
 from ldpfl.flower.round_kinds import last_round, planned_round, statistics_rounds
 from ldpfl.flower.run_progress import Course, Replies
 from ldpfl.flower.server_invitations import Asking, Waiting
-from ldpfl.flower.starting import check_asked, protected, started
+from ldpfl.flower.starting import check_asked, protected, settled_for, started
 from ldpfl.flower.statistics import Scaled, edges_text, scaled_by_stages
 from ldpfl.flower.terms import ARRAYS, CONFIG, RECORD, SHORTEST_REPLY_S, RoundTerms, check_sum_fits, digest_of
 from ldpfl.flower.too_few import all_declined, named, too_few_came
@@ -102,7 +102,7 @@ class LdpStrategy(Strategy):
         if not (is_number(reply_s) and isfinite(reply_s) and (reply_s == 0 or reply_s >= SHORTEST_REPLY_S)):
             raise ConfigError(f"reply_s must be 0, or a number of seconds from {SHORTEST_REPLY_S:g} on, got {shown(reply_s)}")
         self._collector = collector or DirectCollector(config.seed)
-        self.config = config.model_copy(update={"shuffling": config.shuffling.model_copy(update={"channel": self._collector.channel})})
+        self.config = config if kind is Kind.READY_APP else settled_for(config, self._collector)
         self._folder, self._waiting, self._score, self._origin = folder, waiting, score, origin
         self._reply_s, self._run_config, self._kind = float(reply_s), digest_of(run_config), kind
         self._on_measured = on_measured

@@ -37,7 +37,7 @@ class Budget:
     def check_policy(self, request: Request) -> None:
         """Raise unless the policy allows ``request``. What was spent before is not looked at.
 
-        So a server that aborts each round before the charge cannot learn what the client sent to others.
+        The answer to a question before a round also looks at what was spent, so a server that asks often can find that out.
 
         Raises:
             Declined: the policy does not allow the request.

@@ -122,9 +122,14 @@ IN_SHORT: Mapping[str, str] = {"local": "trusting nobody", "shuffled": "behind a
 """The trusted party by trust model: for a sentence (``IF_TRUSTED``), for a table (``TRUSTED``), for a plot mark (``IN_SHORT``)."""
 
 _WORTHLESS_IS: Mapping[str, str] = {
-    "client": "This is no protection for a client in practice: what it sends in the run may tell any two data sets apart, {trusted}.",
-    "record": "This is no protection for a record in practice: what its client sends in the run may tell any two records apart, {trusted}.",
-    "person": "This is no protection for a person in practice: what a client sends in the run may tell any two persons apart, {trusted}.",
+    "client": "This is no protection for a client in practice: what it sends in the run may tell any two data sets apart{to_whom}.",
+    "record": "This is no protection for a record in practice: what its client sends in the run may tell any two records apart{to_whom}.",
+    "person": "This is no protection for a person in practice: what a client sends in the run may tell any two persons apart{to_whom}.",
+}
+_TO_WHOM: Mapping[str, str] = {
+    "local": " to a server that sees who sent what",
+    "shuffled": ", even if a shuffler hides who sent what",
+    "summed": ", even to a server that sees only the sum over all clients",
 }
 _RESTS = " That is not proved: it rests on what the author of the mechanism claims."
 _WORTH: Mapping[str, str] = {
@@ -224,9 +229,9 @@ class Statement(Shown):
         best = self.best
         if best is None:
             return ""
-        trusted = IF_TRUSTED[best.trust_model]
         if worth_of(best.epsilon) == "bad":
-            return _WORTHLESS_IS[self.protected].format(trusted=trusted)
+            return _WORTHLESS_IS[self.protected].format(to_whom=_TO_WHOM[best.trust_model])
+        trusted = IF_TRUSTED[best.trust_model]
         rests = "" if self.status == "proved" else _RESTS
         kept = "protected" if worth_of(best.epsilon) == "good" else "protected a little"
         by_epsilon, by_noise = (exp(best.epsilon) + best.delta) / (1 + exp(best.epsilon)), (1 + self.distance) / 2

@@ -6,6 +6,7 @@ Outside of it such writes are possible, so values are compared there, bit by bit
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
@@ -103,15 +104,14 @@ def _held(module: nn.Module) -> dict[str, object]:
 
 
 def _is_frozen(value: object) -> bool:
-    """Whether ``value`` is a frozen parameter whose bits can be added up."""
+    """Whether ``value`` is a frozen parameter whose bits can be read."""
     return isinstance(value, nn.Parameter) and not value.requires_grad and value.layout == torch.strided and value.numel() > 0
 
 
 def _told_of_frozen(value: Tensor) -> object:
-    """Return the write counter, place, shape and sum of bits of a frozen parameter. A copy of a large base would double its memory."""
-    octets = value.detach().reshape(-1).view(torch.uint8)
-    bits = octets.view(torch.int64) if octets.numel() % 8 == 0 else octets  # eight at a time is the quickest
-    return value._version, value.data_ptr(), tuple(value.shape), int(bits.sum(dtype=torch.int64))
+    """Return the write counter, place, shape and SHA-256 of a frozen parameter. A copy of a large base would double its memory."""
+    octets = value.detach().reshape(-1).view(torch.uint8).cpu().numpy()
+    return value._version, value.data_ptr(), tuple(value.shape), hashlib.sha256(octets.data).digest()
 
 
 def _copied(value: object) -> object:

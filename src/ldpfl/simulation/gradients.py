@@ -19,6 +19,7 @@ from ldpfl.data.samples import normalise
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.models import CenteredLinear
 from ldpfl.models.adapters import is_of_transformers
+from ldpfl.models.mending import copied
 from ldpfl.simulation.compiled_records import CompiledSums
 from ldpfl.simulation.forward_side_effects import nothing_kept, nothing_written
 from ldpfl.simulation.local_steps import ALIGNED, BatchSchedule
@@ -236,10 +237,15 @@ def _descents(task: LocalTask, shared: dict[str, Tensor], index: Tensor, mask: T
 
 
 def _descent(task: LocalTask, shared: dict[str, Tensor], index: Tensor, mask: Tensor) -> Tensor:
-    """Return minus the gradient of the mean loss over one row (B,), as (1, d)."""
+    """Return minus the gradient of the mean loss over one row (B,), as (1, d).
+
+    The row has a copy of the model to itself. Otherwise a pass that changes the model could change the gradients of other rows, and a later
+    pass could undo the change before anybody compares.
+    """
+    task = replace(task, module=copied(task.module))
     parameters = {name: value.clone().requires_grad_() for name, value in shared.items()}
     inputs, targets = task.batch(index)
-    with nothing_written(task.module, parameters, by_value=True):
+    with nothing_kept(task.module), nothing_written(task.module, parameters, by_value=True):
         loss = task.loss(parameters, inputs, targets, mask)
         found = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
     return task.layout.flatten(dict(zip(parameters, found, strict=True))).neg_()[None]
