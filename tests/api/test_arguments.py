@@ -131,7 +131,7 @@ ROWS = pd.DataFrame({"secret": [123456]})
         (lambda: any_of.run(more_rounds=1.5), "run: more_rounds is 1.5, expected int"),
         (lambda: any_of.run(more_rounds=True), "run: more_rounds is True, expected int"),
         (lambda: any_of.run(on_round=5), "run: on_round is 5, expected Callable[[RoundMetrics], None] | None"),
-        (lambda: any_of.run(model=nn.Linear), "run: model is the class Linear: give one of it, Linear(...)"),
+        (lambda: any_of.run(model=nn.Linear), "run: model is the class Linear: give an instance, Linear(...)"),
         (lambda: any_of.account(5), "account: what is 5, expected Ledger | RunResult | RunConfig | str | Path"),
         (lambda: any_of.account("quickstart", 5), "account: others is 5, expected Ledger | RunResult | RunConfig | str | Path"),
         (lambda: any_of.account("quickstart", delta="1e-5"), "account: delta is '1e-5', expected float | None"),
@@ -165,7 +165,7 @@ def test_what_is_no_config_is_told_what_one_is(tmp_path: Path, monkeypatch: pyte
     for what, said in (
         (Path("quickstart"), "config file quickstart cannot be read: there is none; the recipe of this name is a text, 'quickstart'"),
         (str(tmp_path), f"{tmp_path} is a folder: expected the name of a recipe, or a config file (*.toml)"),
-        ("run.yaml", "run.yaml is a file, and configs are files of TOML whose names say so: *.toml"),
+        ("run.yaml", "run.yaml is a file, and configs are files of TOML whose names say so: *.toml; for data of your own write --data run.yaml"),
         ("none.toml", "config file none.toml cannot be read: No such file or directory"),
     ):
         with pytest.raises(ConfigError) as refused:

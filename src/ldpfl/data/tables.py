@@ -282,7 +282,8 @@ def _rows(path: Path, reader: Any, names_shown: bool, *, strict: bool) -> tuple[
 def _check_header(path: Path, header: Sequence[str], names_shown: bool) -> None:
     """Raise a :class:`DataError` if a column has no name, or two columns have the same name."""
     if "" in header:
-        raise DataError(f"{path}: the {header.index('') + 1}. column has no name")
+        remedy = "name it, or leave it out: pandas writes such a column of row numbers unless told to_csv(index=False)"
+        raise DataError(f"{path}: the {header.index('') + 1}. column has no name; {remedy}")
     duplicates = [name for name, times in Counter(header).items() if times > 1]
     if duplicates:
         raise DataError(f"{path}: two columns are called {repr(duplicates[0]) if names_shown else f'the same {_HEADER}'}")

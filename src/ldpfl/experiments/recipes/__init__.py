@@ -39,7 +39,9 @@ def recipe_or_file(name: str | Path, overrides: Iterable[str] = ()) -> RunConfig
             raise ConfigError(f"config file {name} cannot be read: there is none; the recipe of this name is a text, {path.as_posix()!r}")
         return read_config(path, overrides)
     if _is(Path.is_file, path):
-        raise ConfigError(f"{name} is a file, and configs are files of TOML whose names say so: *.toml")
+        raise ConfigError(
+            f"{name} is a file, and configs are files of TOML whose names say so: *.toml; for data of your own write --data {name}"
+        )
     return load_recipe(name, overrides)
 
 
