@@ -165,7 +165,10 @@ def test_what_is_no_config_is_told_what_one_is(tmp_path: Path, monkeypatch: pyte
     for what, said in (
         (Path("quickstart"), "config file quickstart cannot be read: there is none; the recipe of this name is a text, 'quickstart'"),
         (str(tmp_path), f"{tmp_path} is a folder: expected the name of a recipe, or a config file (*.toml)"),
-        ("run.yaml", "run.yaml is a file, and configs are files of TOML whose names say so: *.toml; for data of your own write --data run.yaml"),
+        (
+            "run.yaml",
+            "run.yaml is a file, and configs are files of TOML whose names say so: *.toml; for data of your own write --data run.yaml",
+        ),
         ("none.toml", "config file none.toml cannot be read: No such file or directory"),
     ):
         with pytest.raises(ConfigError) as refused:

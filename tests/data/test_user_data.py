@@ -706,7 +706,7 @@ class Talkative(nn.Module):
 
 def test_a_model_that_gives_something_else_is_refused() -> None:
     pair = (torch.randn(50, 3), torch.arange(50) % 2)
-    for model, said in ((Talkative(), "gives a dict, expected a tensor"), (Talkative, r"give one of it, Talkative\(")):
+    for model, said in ((Talkative(), "gives a dict, expected a tensor"), (Talkative, r"give an instance, Talkative\(")):
         with pytest.raises(ConfigError, match=said):
             api.run(data=pair, model=model, settings={**FEW, "clients.count": 4}, progress=False)  # type: ignore[arg-type]
 
@@ -736,7 +736,7 @@ def test_tensors_that_are_not_dense_are_refused_by_name(change: Callable[[torch.
     for pair, what in (((change(rows), classes), "inputs"), (({"x": change(rows)}, classes), "inputs"), ((rows, change(rows)), "targets")):
         with pytest.raises(DataError, match=f"{what} are {said}"):
             api.run(data=pair, settings={**FEW, "clients.count": 4}, progress=False)
-    with pytest.raises(ConfigError, match=f"inputs are {said}"):
+    with pytest.raises(ConfigError, match=f"`inputs` are {said}"):
         RecordTask(nn.Linear(3, 2), change(rows), classes, nn.functional.cross_entropy)
 
 

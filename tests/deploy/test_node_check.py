@@ -238,7 +238,7 @@ def serving(folder: Path) -> Iterator[int]:
     """Shake hands with whoever calls on loopback, and hang up; yields the port."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "server.crt", folder / "server.key")
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+    with socket.create_server(("0.0.0.0", 0)) as listening:
 
         def serve() -> None:
             while True:
@@ -274,7 +274,7 @@ def test_certificates_are_checked_by_authority_name_and_end(node: NodeSetUp, tmp
         late = replace(node, superlink=f"127.0.0.1:{port}", superlink_ca=tmp_path / "soon" / "ca.crt")
         assert "look: its certificate ends on" in said(late, "SuperLink")
     with serving(tmp_path / "other" / "else.example") as port:
-        misnamed = replace(node, relay=f"https://127.0.0.1:{port}", relay_ca=tmp_path / "other" / "ca.crt")
+        misnamed = replace(node, relay=f"https://127.0.0.2:{port}", relay_ca=tmp_path / "other" / "ca.crt")
         assert "not trusted here" in said(misnamed, "relay")
 
 

@@ -119,7 +119,7 @@ def test_the_settings_of_an_app_decide_and_nothing_of_it_runs(app: Path, ldpfl: 
     assert (policy.transports, policy.aggregator_keys, policy.immediate_replies) == (("relay",), (key,), False)
     assert "longest_upload_s = 86400.0" in Path("policy.toml").read_text(encoding="utf-8")
     assert read_books(Path("budget.sqlite")).limit.epsilon == policy.lifetime_epsilon
-    assert "# Most reports that the client ever sends.\nrounds = 7\n" in Path("policy.toml").read_text(encoding="utf-8")
+    assert "# Largest number of reports that the client ever sends.\nrounds = 7\n" in Path("policy.toml").read_text(encoding="utf-8")
 
 
 def test_a_model_that_is_code_is_not_run_but_named(ldpfl: CommandLine) -> None:

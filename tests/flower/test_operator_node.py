@@ -303,7 +303,7 @@ def test_a_round_without_a_time_for_replies_is_declined_unless_the_policy_allows
     tmp_path: Path, budget: Path, log: pytest.LogCaptureFixture
 ) -> None:
     assert declined(reply_of(write_policy(tmp_path, immediate_replies="false"), budget))
-    assert "how long it trained" in log.text
+    assert "how long the client trained" in log.text
     assert reply_of(write_policy(tmp_path, immediate_replies="false"), budget, terms_of(reply_s=2.0)).has_content()
 
 

@@ -367,7 +367,7 @@ def test_what_a_policy_does_not_allow_is_declined(policy: dict[str, Any], why: s
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["duchi", "full-dp"])
 def test_what_cannot_be_added_up_is_no_sum(name: str, world: World) -> None:
-    with pytest.raises(ConfigError, match=f"mechanism '{name}' sends nothing that could be added up"):
+    with pytest.raises(ConfigError, match=f"mechanism '{name}' has no reports that could be added up"):
         LdpStrategy(config_of(f"mechanism.name={name}", "ranges.rule=fixed"), collector=world.adding_up()).start(
             world.grid(), start_arrays(), 1, timeout=100.0
         )

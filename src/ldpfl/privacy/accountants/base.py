@@ -12,7 +12,7 @@ _DELTAS = tuple(0.8**power for power in range(1, 60))
 
 
 class Accountant(ABC):
-    """Composes releases. The results hold for adaptive composition."""
+    """Composes what was released; holds for adaptive composition."""
 
     @abstractmethod
     def epsilon(self, delta: float) -> float:

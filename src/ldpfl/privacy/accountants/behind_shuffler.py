@@ -39,7 +39,7 @@ class Bounds:
 
 
 class ShuffledAccountant(Accountant):
-    """Composes the rounds of one client, in ``groups`` of equal rounds. The bounds of ``local`` hold behind the shuffler too."""
+    """Composes rounds of one client; ``groups`` are those that are alike, ``local`` holds without the shuffler, and so behind it."""
 
     def __init__(self, groups: Sequence[RoundGroup], local: Accountant) -> None:
         self.groups, self.local = tuple(groups), local
@@ -66,7 +66,7 @@ class ShuffledAccountant(Accountant):
 
 
 class CountedBits(ShuffledAccountant):
-    """Bits that travel one by one: the adversary sees how many clients sent a 1 for each unit."""
+    """Single bits: all that is seen of a unit is how many of them were 1."""
 
     @classmethod
     def supports(cls, groups: Sequence[RoundGroup]) -> bool:
@@ -86,10 +86,10 @@ class CountedBits(ShuffledAccountant):
 
 
 class SummedNoise(ShuffledAccountant):
-    """Integer reports with Gaussian noise, of which only the sum over the cohort is seen: the noise of all honest clients adds up exactly.
+    """Gaussian noise of which only the sum over the cohort is seen, of integers: that of all honest clients adds up, and is exact.
 
-    Mechanisms that protect records send integers, and so do others that state it. Reports that are rounded to floats one by one are not
-    composed here: the low digits of such a sum reveal more than its noise hides (decision 0023).
+    Integers are what mechanisms send that protect records, and others that say so. The rest round their reports to floats one by one:
+    the low digits of such a sum tell more than its noise hides (decision 0023).
     """
 
     @classmethod
@@ -115,7 +115,7 @@ def _adds_up(release: Release) -> bool:
 
 
 class ShuffledVectors(ShuffledAccountant):
-    """Vectors with Gaussian noise. All clients of a round clip to the same ball and add noise of the same law."""
+    """Vectors with Gaussian noise, the same of all clients of a round, each in a ball."""
 
     @classmethod
     def supports(cls, groups: Sequence[RoundGroup]) -> bool:
@@ -140,7 +140,7 @@ def _lie_in_a_ball(release: Release) -> bool:
 
 
 class SelfSampledBits(ShuffledAccountant):
-    """Bits that travel one by one, from clients that decide in secret whether they take part. All rounds must be equal."""
+    """Single bits of clients that decide for themselves, in secret, whether they take part; rounds of one kind."""
 
     @classmethod
     def supports(cls, groups: Sequence[RoundGroup]) -> bool:
@@ -153,7 +153,7 @@ class SelfSampledBits(ShuffledAccountant):
 
 
 class LinkedBits(ShuffledAccountant):
-    """Bits of which several travel in one message, or bits about coordinates that each client drew in secret."""
+    """Bits of which several travel together, or of coordinates that each client drew in secret."""
 
     @classmethod
     def supports(cls, groups: Sequence[RoundGroup]) -> bool:
@@ -165,7 +165,7 @@ class LinkedBits(ShuffledAccountant):
 
 
 class BlanketedReports(ShuffledAccountant):
-    """Pure reports with a known privacy blanket. Several units may travel in one message."""
+    """Pure reports of which a known part says nothing, also of several units that travel together."""
 
     @classmethod
     def supports(cls, groups: Sequence[RoundGroup]) -> bool:
@@ -184,7 +184,7 @@ class BlanketedReports(ShuffledAccountant):
 
 
 class ClonedReports(ShuffledAccountant):
-    """Any pure reports. Several units may travel in one message. All rounds must be equal."""
+    """Any pure reports, also of several units that travel together; rounds of one kind."""
 
     @classmethod
     def supports(cls, groups: Sequence[RoundGroup]) -> bool:

@@ -27,8 +27,8 @@ class LocalAccountant(Accountant):
     """Composes releases of some kinds.
 
     Attributes:
-        kinds: classes of releases that this accountant composes.
-        releases: number of times that each release was made.
+        kinds: of releases that it composes.
+        releases: how often each was made.
     """
 
     kinds: ClassVar[frozenset[type]]
@@ -62,7 +62,7 @@ class LocalAccountant(Accountant):
 
 
 class PureAccountant(LocalAccountant):
-    """Reports of pure mechanisms. Exact if all have the same epsilon, else by Rényi divergences; never more than the pure sum."""
+    """Reports of pure mechanisms: exact where all have one epsilon, else by Renyi divergences, and never more than their sum."""
 
     kinds: ClassVar[frozenset[type]] = frozenset({BinaryRelease, PureRelease})
 
@@ -88,7 +88,7 @@ class PureAccountant(LocalAccountant):
 
 
 class GaussianAccountant(LocalAccountant):
-    """Gaussian noise. Exact, except for Poisson-sampled records, for which it gives an upper bound."""
+    """Gaussian noise: exact, but where records take part by chance, which is bounded."""
 
     kinds: ClassVar[frozenset[type]] = frozenset({GaussianRelease})
 
@@ -125,7 +125,7 @@ class GaussianAccountant(LocalAccountant):
 
 
 class RenyiAccountant(LocalAccountant):
-    """Pure reports and Gaussian noise together, by Rényi divergences."""
+    """Pure reports and Gaussian noise together, by Renyi divergences."""
 
     kinds: ClassVar[frozenset[type]] = PureAccountant.kinds | GaussianAccountant.kinds
 
@@ -148,7 +148,7 @@ class RenyiAccountant(LocalAccountant):
 
 
 class NoAccountant(LocalAccountant):
-    """Any releases of which some are unprotected: epsilon is infinite."""
+    """Something left without protection: no epsilon holds."""
 
     kinds: ClassVar[frozenset[type]] = RenyiAccountant.kinds | {UnprotectedRelease}
 

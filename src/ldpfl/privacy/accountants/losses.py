@@ -46,7 +46,7 @@ _FLAT = 600.0
 
 @dataclass(frozen=True, eq=False)
 class GridLosses:
-    """A PLD on a grid: mass ``masses[i]`` at the loss (first + i) * step, and mass ``infinite`` at an infinite loss."""
+    """Losses on a grid: mass ``masses[i]`` at (first + i) * step, and ``infinite`` where nothing is protected."""
 
     step: float
     first: int
