@@ -97,7 +97,6 @@ def deployed(settings: UserConfig, config: RunConfig, data: Path) -> None:
     "signs of updates",
     "no noise",
     "full-dp",
-    "a center of records",
     "laplace",
     "part of the clients",
 )

@@ -96,7 +96,7 @@ def test_relays_that_are_killed_under_load_lose_nothing_and_count_nothing_twice(
             load.run()
         finally:
             over.set()
-        assert sum(each.result(60) for each in killing) >= 2
+        assert sum(each.result(60) for each in killing) >= 1
     assert store.status("server", RUN, 1).uploads == clients
     store.close()
     late = Store(open_engine(place), clock=lambda: time.time() + 2000)

@@ -68,7 +68,7 @@ def test_compiled_steps_are_eager_ones_but_for_last_bits(settings: list[str], ti
 @compiles
 @pytest.mark.slow
 @pytest.mark.thorough
-@pytest.mark.xdist_group("workers")
+@pytest.mark.xdist_group("ray")
 def test_a_compiled_run_ends_in_the_same_bytes_by_two_processes_and_is_not_gone_on_with_by_eager_steps(tiny_task: Dataset) -> None:
     federation, start = federation_of(tiny_task, "model.name=linear", "training.compile=on")
     *_, alone = simulate(federation, start, 2)

@@ -67,7 +67,7 @@ def same(first: Checkpoint, second: Checkpoint) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("workers")
+@pytest.mark.xdist_group("ray")
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_two_processes_end_in_the_bytes_of_one(recipe: str, tiny_task: Dataset, two: Processes) -> None:
     federation, start = federation_of(tiny_task, recipe)
@@ -82,7 +82,7 @@ def test_two_processes_end_in_the_bytes_of_one(recipe: str, tiny_task: Dataset, 
 @pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler")
 @pytest.mark.slow
 @pytest.mark.thorough
-@pytest.mark.xdist_group("workers")
+@pytest.mark.xdist_group("ray")
 @pytest.mark.parametrize(
     ("recipe", "batch", "counts"), [("duchi", 5, (2, 3, 7)), ("duchi", 2, (3,)), ("records", 5, (3,))], ids=["counted", "steps", "records"]
 )
@@ -104,7 +104,7 @@ def test_any_number_of_processes_ends_in_the_same_bytes_where_steps_are_compiled
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("workers")
+@pytest.mark.xdist_group("ray")
 def test_processes_share_a_long_evaluation_and_find_the_figure_of_one(tiny_task: Dataset, two: Processes) -> None:
     federation, _ = federation_of(tiny_task, "duchi")
     long = replace(federation, evaluation=Evaluation(tiny_task.train.take(torch.arange(2_345) % 200)))
@@ -114,7 +114,7 @@ def test_processes_share_a_long_evaluation_and_find_the_figure_of_one(tiny_task:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("workers")
+@pytest.mark.xdist_group("ray")
 def test_a_killed_process_is_replaced_and_its_clients_are_trained_again(tiny_task: Dataset) -> None:
     federation, start = federation_of(tiny_task, "duchi")
     *_, alone = simulate(federation, start, 2)
@@ -139,7 +139,7 @@ def test_a_killed_process_is_replaced_and_its_clients_are_trained_again(tiny_tas
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("workers")
+@pytest.mark.xdist_group("ray")
 def test_what_a_client_must_not_send_ends_the_run_as_in_one_process(tiny_task: Dataset) -> None:
     federation, start = federation_of(tiny_task, "duchi", "training.learning_rate=1e38", "training.epochs=3")
     two = Processes(2)
@@ -201,7 +201,7 @@ print("done", float(result.module().layer.weight.sum()))
 
 @pytest.mark.slow
 @pytest.mark.thorough
-@pytest.mark.xdist_group("workers")
+@pytest.mark.xdist_group("ray")
 def test_a_model_of_a_script_without_a_guard_is_trained_and_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
     before = set(kept_in_memory())  # of other tests
     (tmp_path / "own.py").write_text(SCRIPT.replace("ROUNDS", "2"), encoding="utf-8")
@@ -246,7 +246,7 @@ def of_run(folder: Path) -> dict[str, object]:
 
 @pytest.mark.slow
 @pytest.mark.thorough
-@pytest.mark.xdist_group("workers")  # another test looks at what processes leave behind
+@pytest.mark.xdist_group("ray")  # another test looks at what processes leave behind
 @pytest.mark.parametrize("recipe", ["duchi", "records"])
 def test_the_folder_of_a_run_is_the_same_for_any_number_of_workers(recipe: str, tiny_data: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray")

@@ -150,7 +150,8 @@ def _check_movable(model: str, where: str, trial: LocalTask, weights: Tensor) ->
         ConfigError: there is such a parameter.
     """
     with _explained(where):
-        fixed = immovable(trial, weights)
+        measured = {"center"} if isinstance(trial.module, CenteredLinear) else set()  # set to the mean of samples, by no gradient
+        fixed = [name for name in immovable(trial, weights) if name not in measured]
     if fixed:
         others = f" and {len(fixed) - 1} others" if len(fixed) > 1 else ""
         raise ConfigError(
