@@ -7,6 +7,7 @@ from math import sqrt
 import torch
 from torch import Tensor
 
+from ldpfl.data.inputs import Inputs
 from ldpfl.simulation import LocalTask
 
 _STEPS = 4
@@ -40,13 +41,20 @@ def _gradients(trial: LocalTask, parameters: dict[str, Tensor]) -> dict[str, Ten
     """Return the gradient of a random sum of all outputs, or of the losses where outputs are no tensor."""
     asked = {name: value.clone().requires_grad_() for name, value in parameters.items()}
     batch = trial.data
-    outputs = trial.outputs(dict(asked), trial.normalised(batch.inputs))
+    outputs = trial.outputs(dict(asked), _spread(trial.normalised(batch.inputs)))
     if isinstance(outputs, Tensor):  # a task of one's own may take anything
         direction = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0)).to(outputs.device)
         total = (outputs * direction).sum()
     else:
-        total = trial.losses(outputs, batch.targets).sum()
+        total = trial.losses(trial.outputs(dict(asked), trial.normalised(batch.inputs)), batch.targets).sum()
     if not total.requires_grad:
         return {name: torch.zeros_like(value) for name, value in asked.items()}
     found = torch.autograd.grad(total, list(asked.values()), materialize_grads=True)
     return dict(zip(asked, found, strict=True))
+
+
+def _spread(inputs: Inputs) -> Inputs:
+    """Return numeric ``inputs``, also negated and enlarged: a ReLU that is 0 for all made-up samples is rarely 0 for these as well."""
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+        return inputs
+    return torch.cat([scale * inputs for scale in (1, -1, 64, -64)])
