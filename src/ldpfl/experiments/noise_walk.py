@@ -34,8 +34,12 @@ def longest_within(module: nn.Module, inputs: Tensor, direction: Tensor, noise: 
         most: root mean square by which noise may move an output.
     """
 
+    rows = inputs[:_ROWS]
+    with torch.no_grad():
+        initial = _told(module, {}, rows, direction)
+
     def is_within(length: float) -> bool:
-        return _moved(module, inputs[:_ROWS], direction, noise * length) <= most
+        return _moved(module, rows, direction, initial, noise * length) <= most
 
     if is_within(longest):
         return longest
@@ -51,15 +55,17 @@ def longest_within(module: nn.Module, inputs: Tensor, direction: Tensor, noise: 
     return low
 
 
-def _moved(module: nn.Module, inputs: Tensor, direction: Tensor, spread: float) -> float:
-    """Return the root mean square by which normal noise of this ``spread`` in each trained weight moves outputs; infinity for NaN."""
+def _moved(module: nn.Module, inputs: Tensor, direction: Tensor, initial: Tensor, spread: float) -> float:
+    """Return the root mean square by which normal noise of this ``spread`` in each trained weight moves the ``initial`` outputs (N,).
+
+    It is infinity if an output becomes NaN.
+    """
     generator, total = torch.Generator().manual_seed(_SEED), 0.0
     trained = {name: parameter.detach() for name, parameter in module.named_parameters() if parameter.requires_grad}
     with torch.no_grad():
-        before = _told(module, {}, inputs, direction)
         for _ in range(_DRAWS):
             moved = {name: own + spread * torch.randn(own.shape, generator=generator) for name, own in trained.items()}
-            total += float((_told(module, moved, inputs, direction) - before).square().mean()) / _DRAWS
+            total += float((_told(module, moved, inputs, direction) - initial).square().mean()) / _DRAWS
     return sqrt(total) if total < inf else inf
 
 
