@@ -160,3 +160,17 @@ def ask(app: ClientApp, message: Message | None = None, node_config: dict[str, s
 def ledger_rounds(path: Path) -> list[int]:
     """Rounds that a ledger file has charged."""
     return [event.round for event in Ledger.load(path).events]
+
+
+POLICY = {
+    "mechanisms": '["duchi"]',
+    "epsilon_per_unit": "2.0",
+    "epsilon_per_round": "30.0",
+    "lifetime_epsilon": "100.0",
+    "delta": "0.0",
+    "rounds": "10",
+    "min_clients": "3",
+    "transports": '["direct"]',
+    "immediate_replies": "true",
+}
+"""A policy that allows the tests' rounds, as lines of its file."""

@@ -13,7 +13,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from flower_parts import OpenNode, app_of, ask, config_of, instruction, shift, terms_of
+from flower_parts import POLICY, OpenNode, app_of, ask, config_of, instruction, shift, terms_of
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from relayed_parts import CLIENTS, KEY, policy_of, world_in
 
@@ -25,17 +25,6 @@ from ldpfl.flower.terms import VERSION, digest_of, mechanism_named
 from ldpfl.privacy.budget_file import read_charges, set_limit
 
 SIZES = (12, 3)
-POLICY = {
-    "mechanisms": '["duchi"]',
-    "epsilon_per_unit": "2.0",
-    "epsilon_per_round": "30.0",
-    "lifetime_epsilon": "100.0",
-    "delta": "0.0",
-    "rounds": "10",
-    "min_clients": "3",
-    "transports": '["direct"]',
-    "immediate_replies": "true",
-}
 
 
 def question(terms: RoundTerms | None = None, min_clients: int = 1) -> Message:

@@ -11,7 +11,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from flower_parts import Train, ask, config_of, instruction, shift, start_arrays, terms_of
+from flower_parts import POLICY, Train, ask, config_of, instruction, shift, start_arrays, terms_of
 from flwr.app import Context, Message, RecordDict
 
 from brought_package import install
@@ -22,18 +22,6 @@ from ldpfl.flower.operator_node import read_token
 from ldpfl.flower.terms import digest_of
 from ldpfl.privacy import BinaryRelease
 from ldpfl.privacy.budget_file import read_books, read_charges, set_limit
-
-POLICY = {
-    "mechanisms": '["duchi"]',
-    "epsilon_per_unit": "2.0",
-    "epsilon_per_round": "30.0",
-    "lifetime_epsilon": "100.0",
-    "delta": "0.0",
-    "rounds": "10",
-    "min_clients": "3",
-    "transports": '["direct"]',
-    "immediate_replies": "true",
-}
 
 
 def write_policy(folder: Path, **changes: str) -> Path:
