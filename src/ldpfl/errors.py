@@ -41,7 +41,7 @@ from numbers import Real
 from pathlib import Path
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
-"""What the system says, by number, where a file cannot be written whatever it is: never of one that is read."""
+"""Error numbers of the operating system that mean that no file can be written there. Reading a file never gives them."""
 
 
 class LdpflError(Exception):

@@ -113,7 +113,7 @@ def add_token(store: str, name: str, role: str, signing_key: str | None = None) 
         signing_key: a client's line for sums, as ``ldpfl deploy node-key`` prints it.
 
     Raises:
-        ConfigError: the role is none, ``name`` has a token, or the line is no key.
+        ConfigError: the role is unknown, ``name`` has a token already, or ``signing_key`` is not a key's line.
     """
     with _tokens(store) as tokens:
         from ldpfl.relay.tokens import Role
@@ -138,7 +138,7 @@ def renew_token(store: str, name: str, signing_key: str | None = None) -> str:
     """Make a second token for ``name`` and return it; the first works until it is revoked.
 
     Raises:
-        ConfigError: ``name`` has no token, or two, or the line is no key.
+        ConfigError: ``name`` has no token, or two already, or ``signing_key`` is not a key's line.
     """
     with _tokens(store) as tokens:
         return tokens.renew(name, _public_key(signing_key))
@@ -163,7 +163,7 @@ def list_rounds(store: str) -> list[ListedRound]:
 
 
 def cancel_round(store: str, run: str, number: int) -> bool:
-    """End a round, delete what the relay holds of it, and return whether it was not gone before.
+    """End a round and delete what the relay holds of it. Return false if the relay had deleted the round before.
 
     Raises:
         Unknown: the relay never held such a round.
@@ -178,7 +178,7 @@ def aggregator_key(file: Path, *, make: bool = True) -> str:
     """Return the public half of the aggregator's key in ``file``, which is made first unless ``make`` is false.
 
     Raises:
-        ConfigError: the key is to be made, and ``file`` exists; or it holds no key.
+        ConfigError: ``make`` is true and ``file`` exists, or ``file`` holds no key.
     """
     need_deployment()
     from ldpfl.transport.shuffling.sealing import generate_key, load_key, public_text
@@ -191,7 +191,11 @@ def aggregator_key(file: Path, *, make: bool = True) -> str:
 
 
 def node_key(file: Path, *, make: bool = True) -> str:
-    """Return the line of the node's signing key in ``file``, which is made first unless ``make`` is false; errors as for an aggregator."""
+    """Return the public line of the node's signing key in ``file``. The key is made first unless ``make`` is false.
+
+    Raises:
+        ConfigError: as for :func:`aggregator_key`.
+    """
     need_deployment()
     from ldpfl.transport.sums.node_keys import line_of, load_key, make_key
 
@@ -205,7 +209,7 @@ def issue_certificates(folder: Path, hosts: Sequence[str], days: int, *, renew: 
     """Write an authority, unless ``folder`` has one, and certificates of the servers at ``hosts``.
 
     Raises:
-        ConfigError: a host is no name or address, or its certificate is there and ``renew`` is false.
+        ConfigError: a host is neither a name nor an address, or it has a certificate already and ``renew`` is false.
     """
     need_deployment()
     from ldpfl.deploy.certificates import AUTHORITY, AUTHORITY_KEY, CERTIFICATE, KEY, end_of, issue
@@ -218,7 +222,7 @@ def issue_certificates(folder: Path, hosts: Sequence[str], days: int, *, renew: 
 
 
 def check_node(node: NodeSetUp, trial: Trial | None = None) -> Iterator[Finding]:
-    """Yield what is found of a node's set-up, as its SuperNode would find it. Nothing of the data is sent.
+    """Check a node's set-up as its SuperNode would, and yield each finding. No data is sent.
 
     Args:
         trial: settings of one round's local work, which is done by the app's code and thrown away; without one nothing is tried.
@@ -285,10 +289,12 @@ def node_metrics(budget: Path, log: Path | None = None) -> str:
 def left_open(
     run: Path, *, relay: str | None = None, token: Path | None = None, relay_ca: Path | None = None, cancel: bool = False
 ) -> Iterator[str]:
-    """Yield what a stopped run on Flower has left open, a line each, and have the relay delete what it holds if ``cancel`` says so.
+    """Yield a line for each thing that a stopped run on Flower has left open.
+
+    If ``cancel`` is true, the relay deletes the run's reports that it still holds.
 
     Raises:
-        ConfigError: there is no such run, it is under way, or its reports go over a relay that is not named.
+        ConfigError: there is no such run, the run is under way, or its reports go over a relay and ``relay`` or ``token`` is missing.
         RelayRefused, RelayUnreachable: the relay does not answer, or does not know the token.
     """
     need_deployment()

@@ -1,4 +1,4 @@
-"""A client's policy and lifetime budget: write what fits an app, change keys and limits, read what was charged."""
+"""A client's policy and lifetime budget: write both for an app, change keys and limits, and read the charges."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ __all__ += ["add_key", "fit_policy", "json_number", "move_budget", "read_budget"
 
 @dataclass(frozen=True)
 class RunCharges:
-    """What one run charged.
+    """Charges of one run.
 
     Attributes:
-        run: its name, as a server gave it.
-        mechanisms: names, in the order of their first charge.
-        rounds, reports: how many were charged.
-        epsilon: of all its reports, at the budget's delta.
+        run: name of the run, as a server gave it.
+        mechanisms: names of its mechanisms, in the order of their first charge.
+        rounds, reports: number of rounds and of reports that were charged.
+        epsilon: epsilon of all its reports, at the budget's delta.
         pure_sum: the same at delta 0.
     """
 
@@ -58,7 +58,7 @@ class Budget:
 
     @property
     def claims(self) -> tuple[str, ...]:
-        """Mechanisms whose code is not ldpfl's, with their authors: what they say of themselves is counted."""
+        """Mechanisms of other authors, as ``name (author)``. The budget counts them by what their authors claim."""
         found = dict.fromkeys(f"{release.mechanism} ({release.author})" for release in self.books.counts if release.author != OURS)
         return tuple(found)
 
@@ -81,7 +81,7 @@ def read_budget(file: Path) -> Budget:
     """Return the budget in ``file``.
 
     Raises:
-        ConfigError, DataError: there is none, or it is damaged.
+        ConfigError, DataError: ``file`` is missing, or damaged.
     """
     return Budget(read_books(file), tuple(read_charges(file)))
 

@@ -1,4 +1,4 @@
-"""What a run's folder, or a sweep's, holds: its result, or how far it got."""
+"""Read the folder of a run or a sweep: its result, or its progress so far."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def show(folder: str | Path) -> FinishedRun | UnfinishedRun | StoredSweep:
     """Return what the folder of a run or a sweep holds. Nothing that it names is opened or run: it may be somebody else's.
 
     Raises:
-        ConfigError: it holds neither.
+        ConfigError: the folder holds neither a run nor a sweep.
         DataError: a file is damaged.
     """
     path = Path(folder)

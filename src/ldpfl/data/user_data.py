@@ -314,7 +314,7 @@ def _channels_first(pixels: Tensor) -> Tensor:
 
 
 def _split(name: str, parts: list[Samples], notes: tuple[str, ...], targets: Targets = "class", outputs: int | None = None) -> Dataset:
-    """Return a data set of ``parts``: train and test samples, or samples of which a fifth become test samples."""
+    """Return a data set of two ``parts``, training and test samples. Of a single part a fifth becomes the test samples."""
     if len(parts) == 1:
         is_test = torch.from_numpy(held_out(len(parts[0]), TEST_SHARE))
         parts = [parts[0].take(~is_test), parts[0].take(is_test)]

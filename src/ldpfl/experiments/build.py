@@ -430,7 +430,7 @@ def _scale_columns(
     persons: Persons | None,
     measured: Encoder | None,
 ) -> tuple[Dataset, Ledger]:
-    """Return ``task`` with all its columns scaled, and the ledger of what was released to measure them."""
+    """Return ``task`` with all its columns scaled, and the ledger of the histograms that were released to measure the columns."""
     if task.is_scaled:
         return task, Ledger()
     if config.data.at_nodes:  # nodes measure in separate rounds, which the server charges; until then bounds scale the columns

@@ -21,7 +21,7 @@ def at_clients(federation: Federation, history: tuple[RoundMetrics, ...]) -> lis
 
 
 def lost_evaluations(config: RunConfig, last: Checkpoint) -> list[int]:
-    """Return the rounds after which clients were to measure the model, and of which the run has no figures though it is charged."""
+    """Return the rounds whose evaluation at clients was charged and brought no figures."""
     charged = sum(event.histograms for event in last.ledger.events) - last.ledger.measured
     with_figures = {metrics.round for metrics in last.history if metrics.at_clients is not None}
     return [number for number in evaluations(config)[:charged] if number not in with_figures] if charged else []

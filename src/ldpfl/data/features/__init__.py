@@ -1,4 +1,4 @@
-"""What public, frozen transforms make of samples before anything is trained. No private data are behind any of them."""
+"""Public features: fixed transforms that are applied to samples before training. None was made from private data."""
 
 from ldpfl.data.features.base import FeatureMap
 from ldpfl.data.features.extraction import extracted
