@@ -14,6 +14,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -368,12 +369,14 @@ def postgres_programs() -> Path | None:
 
 
 _processes = multiprocessing.get_context("forkserver")
+_environment = threading.Lock()
+"""Held by the thread that changes the process's environment: of two threads at once, one would restore what the other had set."""
 
 
 def _start_server(module: str) -> None:
     """Start the server that forks processes, unless it runs, with a ``module`` that they take: it costs each of them seconds otherwise."""
     _processes.set_forkserver_preload([__name__, module])
-    with pytest.MonkeyPatch.context() as patched:
+    with _environment, pytest.MonkeyPatch.context() as patched:
         patched.setenv("PYTHONPATH", os.pathsep.join(sys.path))
         ensure_running()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import venv
@@ -19,10 +20,11 @@ PACKAGE = Path(__file__).parents[1]
 def test_an_auditor_needs_one_pip_install(tmp_path: Path) -> None:
     """It downloads NumPy, SciPy, mpmath and the build system unless pip has them."""
     venv.create(tmp_path / "venv", with_pip=True)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     programs = tmp_path / "venv" / ("Scripts" if sys.platform == "win32" else "bin")
 
     def called(program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([programs / program, *arguments], cwd=tmp_path, capture_output=True, text=True)
+        return subprocess.run([programs / program, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True)
 
     installed = called("python", "-m", "pip", "install", "--quiet", PACKAGE)
     assert installed.returncode == 0, installed.stderr
