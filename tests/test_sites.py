@@ -1,0 +1,95 @@
+"""Files that run a federation on other people's machines: images, systemd units, Kubernetes manifests. They name what ldpfl has."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+DOCKERFILE = ROOT / "deploy" / "containers" / "Dockerfile"
+UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
+MANIFESTS = sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))
+PROGRAMS = {"flower-superlink": ["flower-superlink"], "flower-supernode": ["flower-supernode"], "ldpfl": ["ldpfl", "relay", "serve"]}
+SERVICES = ["aggregator", "node", "relay"]
+
+
+def without_continuations(path: Path) -> str:
+    return path.read_text(encoding="utf-8").replace("\\\n", " ")
+
+
+def dockerfile_command(service: str) -> list[str]:
+    stage = without_continuations(DOCKERFILE).split(f"AS {service}\n")[1].split("\nFROM ")[0]
+    words: list[str] = yaml.safe_load(re.findall(r"^(?:CMD|ENTRYPOINT) (\[.*\])$", stage, re.M)[-1])
+    return words[2:] if words[0] == "tini" else words
+
+
+def unit_command(service: str) -> list[str]:
+    text = without_continuations(ROOT / "deploy" / "systemd" / f"ldpfl-{service}.service")
+    (line,) = re.findall(r"^ExecStart=(.*)$", text, re.M)
+    return shlex.split(line)
+
+
+def workload(manifest: Path) -> Any:
+    (found,) = (tree for tree in yaml.safe_load_all(manifest.read_text(encoding="utf-8")) if tree["kind"] == "StatefulSet")
+    return found["spec"]["template"]["spec"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [dockerfile_command, unit_command])
+@pytest.mark.parametrize("service", SERVICES)
+def test_each_option_is_one_that_the_program_has(service: str, command: Any) -> None:
+    program, *rest = command(service)
+    asked = [Path(sys.executable).with_name(word) if place == 0 else word for place, word in enumerate(PROGRAMS[Path(program).name])]
+    shown = subprocess.run([*asked, "--help"], capture_output=True, text=True, check=True).stdout
+    options = {word for word in rest if word.startswith("--")}
+    assert options
+    assert {option for option in options if option not in shown} == set()
+
+
+@pytest.mark.parametrize("path", [DOCKERFILE, *UNITS, *MANIFESTS], ids=lambda path: path.name)
+def test_each_variable_is_one_that_ldpfl_reads(path: Path) -> None:
+    described = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+    assert {name for name in re.findall(r"\bLDPFL_\w+", path.read_text(encoding="utf-8")) if name not in described} == set()
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_has_an_image_a_unit_and_a_manifest_that_run_the_same_command(service: str) -> None:
+    def options(words: list[str]) -> set[str]:
+        return {word for word in words if word.startswith("--")}
+
+    assert options(dockerfile_command(service)) == options(unit_command(service))
+    pod = workload(ROOT / "deploy" / "kubernetes" / f"{service}.yaml")
+    assert {container["image"] for container in (*pod["initContainers"], *pod["containers"])} == {f"ldpfl-{service}"}
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: path.stem)
+def test_a_pod_is_one_user_without_rights_whose_mounts_exist(manifest: Path) -> None:
+    pod = workload(manifest)
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    (container,) = pod["containers"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    volumes = {volume["name"] for volume in pod["volumes"]} | {"state"}
+    assert {mount["name"] for part in (container, *pod["initContainers"]) for mount in part["volumeMounts"]} == volumes
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.stem)
+def test_systemd_takes_the_unit(unit: Path, tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    copy = tmp_path / unit.name
+    copy.write_text(re.sub("/opt/ldpfl/bin/[a-z-]+", sys.executable, unit.read_text(encoding="utf-8")), encoding="utf-8")
+    done = subprocess.run(["systemd-analyze", "verify", copy], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
