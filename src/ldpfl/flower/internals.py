@@ -1,4 +1,4 @@
-"""All uses of Flower's internals, which are not part of its public interface; tested with Flower 1.41.
+"""All uses of Flower's internals, which are not part of its public interface; tested with Flower 1.41 and 1.42.
 
 Flower promises nothing about these names. A new version of Flower needs a look at this file and at its tests only.
 """

@@ -111,7 +111,8 @@ def _connect(where: str, folder: Path) -> None:
     except Exception as error:
         raise LdpflError(
             f"no Ray cluster can be used at {address!r} ({type(error).__name__}: {first_line(error)}): check that it runs, that this "
-            "machine reaches it, and that Ray and Python are of the same versions there and here"
+            "machine reaches it, that Ray and Python have the same versions there and here, and, where the cluster asks for a token, that "
+            "RAY_AUTH_MODE=token is set here and ~/.ray/auth_token holds the cluster's token"
         ) from error
 
 
