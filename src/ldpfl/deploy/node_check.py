@@ -104,6 +104,8 @@ def _check_settings(node: NodeSetUp, connect: Connect, known: _Known) -> Iterato
     try:
         books = read_books(_named(node.budget, "budget", "LDPFL_BUDGET"))
         yield from _check_budget(books, policy)
+        if policy and books.charges:
+            yield from _check_spent(Budget(_named(node.budget, "budget", "LDPFL_BUDGET"), policy))
     except LdpflError as error:
         yield wrong("budget", error)
     if node.relay or (policy and set(OVER_RELAY) & set(policy.transports)):
@@ -173,6 +175,17 @@ def _check_budget(books: Books, policy: Policy | None) -> Iterator[Finding]:
         yield Finding("budget", Standing.WRONG, said)
     if os.environ.get("LDPFL_BUDGETS"):
         yield Finding("budget", Standing.WRONG, "LDPFL_BUDGETS is set, which is for simulations: unset it")
+
+
+def _check_spent(budget: Budget) -> Iterator[Finding]:
+    """Check what was spent of the policy's bounds on what is mixed or summed; the next round's own cost is checked with the app."""
+    for spend in budget.spent_of_policy():
+        if spend.setting == "lifetime_epsilon":
+            continue
+        used_up = spend.epsilon >= spend.allowed
+        end = "; this node takes part no more" if used_up else ""
+        said = f"epsilon {number(spend.epsilon)} of the policy's {spend.setting} = {spend.allowed:g} spent, against {spend.against}{end}"
+        yield Finding("budget", Standing.WRONG if used_up else Standing.FINE, said)
 
 
 def _check_relay(node: NodeSetUp, connect: Connect, *, sums: bool) -> Iterator[Finding]:
