@@ -120,7 +120,7 @@ def test_a_node_in_order_has_nothing_wrong_and_says_which_rows_do_not_fit(node: 
         ("budget", {"budget": Path("missing.sqlite")}, "make it with ldpfl budget set"),
         ("token", {"token": None}, "set LDPFL_RELAY_TOKEN"),
         ("relay", {"relay": None}, "set LDPFL_RELAY to its URL"),
-        ("relay", {"relay": "https://127.0.0.1:1"}, "cannot be reached with TLS"),
+        ("relay", {"relay": "https://127.0.0.1:1"}, "127.0.0.1:1 cannot be reached with TLS"),
         ("data", {"data": None}, "set LDPFL_DATA to its file"),
         ("data", {"data": "missing.csv"}, "missing.csv"),
         ("node key", {"node_key": Path("missing.key")}, "cannot be read"),
