@@ -238,7 +238,7 @@ def test_attention_is_pinned_whatever_the_model_s_config_names(key: str, base: P
     config = json.loads((folder / "config.json").read_text("utf-8"))
     for name in ("eager", "somebody/kernel"):
         (folder / "config.json").write_text(json.dumps({**config, key: name}), "utf-8")
-        module = make(str(folder), "classes", 3, images=False, seed=1, adapter=Adapter())
+        module: Any = make(str(folder), "classes", 3, images=False, seed=1, adapter=Adapter())
         assert module.config._attn_implementation == "sdpa"
 
 
@@ -247,5 +247,5 @@ def test_a_model_without_that_attention_takes_plain_products(tmp_path: Path) -> 
 
     config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], layer_type="basic", num_labels=3)
     ResNetForImageClassification(config).save_pretrained(tmp_path / "resnet")
-    module = make(str(tmp_path / "resnet"), "classes", 3, images=True, seed=1, adapter=Adapter())
+    module: Any = make(str(tmp_path / "resnet"), "classes", 3, images=True, seed=1, adapter=Adapter())
     assert module.config._attn_implementation == "eager"
