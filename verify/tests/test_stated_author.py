@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from golden_files import CERTIFICATE, certificate_of, chained, unsigned
+from golden_files import CERTIFICATE, Change, certificate_of, chained, unsigned
 from ldpfl_verify import CertificateError, read_certificate, verify
 from ldpfl_verify.certificate_file import OURS, ClientRelease
 from ldpfl_verify.ledger_file import read_ledger
@@ -83,10 +83,20 @@ def test_a_blanket_is_believed_up_to_that_of_the_mechanism(mechanism: str, unit:
         assert with_believed_author(release).author == author
 
 
+def stating(realised: object) -> Change:
+    """Return a change of a ledger: its bits are said to have the epsilon ``realised``."""
+
+    def change(tree: dict[str, Any]) -> None:
+        for event in tree["events"]:
+            event["release"].update(realised=realised)
+
+    return change
+
+
 def test_an_epsilon_of_rounded_bits_is_computed_again(tmp_path: Path) -> None:
     """The ledger alone holds it. A certificate that names the project is refused, and one that names nobody is an author's claim."""
     for realised, author in ((1.0, OURS), (1 - 1e-9, OURS), (0.9, DOUBTED), (1e-3, DOUBTED)):
-        ledger = chained(tmp_path, lambda tree, value=realised: [event["release"].update(realised=value) for event in tree["events"]])
+        ledger = chained(tmp_path, stating(realised))
         assert {event.release.author for event in read_ledger(ledger).events} == {author}
         if author == OURS:
             assert verify(certificate_of(tmp_path, ledger), ledger=ledger).holds
@@ -105,7 +115,7 @@ def test_an_epsilon_of_rounded_bits_is_computed_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("realised", [0.0, -1.0, 1.5, "1.0", True])
 def test_bits_do_not_spend_more_than_is_counted(realised: object, tmp_path: Path) -> None:
     with pytest.raises(CertificateError, match="bits at epsilon 1 have a realised epsilon of"):
-        read_ledger(chained(tmp_path, lambda tree: [event["release"].update(realised=realised) for event in tree["events"]]))
+        read_ledger(chained(tmp_path, stating(realised)))
 
 
 def test_what_the_project_s_own_mechanism_states_of_its_bits_is_believed() -> None:
