@@ -72,6 +72,7 @@ def test_a_section_leaves_what_it_does_not_name_and_may_choose_the_mechanism() -
     ("overrides", "said"),
     [
         ({"epsilom": 1}, "configure has no argument 'epsilom': did you mean 'epsilon'?"),
+        ({"eps": 1}, "configure has no argument 'eps': did you mean 'epsilon'?"),
         ({"group": 1}, "configure has no argument 'group' with the mechanism duchi: "),
         (
             {"clients": 5},

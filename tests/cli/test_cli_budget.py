@@ -15,9 +15,11 @@ from conftest import CommandLine
 from ldpfl import LayerRanges, mechanisms
 from ldpfl.errors import BudgetExhausted, PrivacyError
 from ldpfl.mechanisms import Mechanism
+from ldpfl.privacy import GaussianRelease
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import read_books, set_limit
-from ldpfl.privacy.policy import Policy, Request
+from ldpfl.privacy.policy import Policy, Request, read_policy
+from ldpfl.util import number_format
 
 FILE = Path("budget.sqlite")
 RANGES = LayerRanges(center=0.0, radius=0.1, sizes=(10,))
@@ -71,6 +73,46 @@ def test_what_was_spent_and_is_left_is_shown_by_run(spent: CommandLine) -> None:
     assert ["rounds left like the last (duchi, epsilon 0.5 x 10 weights)", "3"] in cells
     assert ["mnist-1", "duchi", "2", "2", "10", "10"] in cells
     assert ["femnist/2", "duchi", "2", "3", "15", "15"] in cells
+
+
+SUMS = """\
+mechanisms = ["dp-sgd"]
+protects = "record"
+epsilon_per_unit = 100.0
+epsilon_per_round = 100.0
+lifetime_epsilon = 90.0
+sum_epsilon = 2.0
+rounds = 7
+transports = ["sum"]
+aggregator_keys = ["AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="]
+"""
+
+
+def test_what_was_spent_of_a_policy_is_shown(ldpfl: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The budget's file knows no bound on sums: only the policy has one."""
+    Path("policy.toml").write_text(SUMS, encoding="utf-8")
+    set_limit(FILE, 100.0)
+    release = GaussianRelease("dp-sgd", 0.5, unit="record", author="ldpfl", integers=True)
+    Budget(FILE, read_policy(Path("policy.toml"))).charge(Request("mnist-1", 1, release, 100, "sum", bytes(range(32))))
+    plain = ldpfl("budget", "show", "--file", FILE)
+    assert "sum_epsilon" not in plain.out
+    assert "--policy FILE" in plain.out
+    assert json.loads(ldpfl("budget", "show", "--file", FILE, "--json").out)["policy"] is None
+    monkeypatch.setenv("LDPFL_POLICY", "policy.toml")  # as the SuperNode has it
+    text = ldpfl("budget", "show", "--file", FILE).out
+    figures = json.loads(ldpfl("budget", "show", "--file", FILE, "--json").out)["policy"]
+    assert 0 < 5 * figures["sum_epsilon"]["spent"] < figures["lifetime_epsilon"]["spent"]
+    assert (figures["sum_epsilon"]["allowed"], figures["rounds"], figures["delta"]) == (2.0, 7, 1e-5)
+    assert f"epsilon {number_format.number(figures['sum_epsilon']['spent'])} of 2 at delta 1e-05, for whoever sees only sums" in text
+    assert (
+        f"epsilon {number_format.number(figures['lifetime_epsilon']['spent'])} of 90 at delta 1e-05, for whoever keeps all reports" in text
+    )
+    assert "1 of the policy's rounds = 7" in text
+    metrics = ldpfl("deploy", "node-metrics", "--budget", FILE).out
+    assert 'ldpfl_node_policy_epsilon{setting="sum_epsilon"} 2\n' in metrics
+    assert f'ldpfl_node_policy_spent_epsilon{{setting="sum_epsilon"}} {figures["sum_epsilon"]["spent"]:.10g}\n' in metrics
+    monkeypatch.setenv("LDPFL_POLICY", "gone.toml")
+    assert "there is no policy at gone.toml" in ldpfl("budget", "show", "--file", FILE).err
 
 
 def test_an_exhausted_budget_says_so_and_why(spent: CommandLine) -> None:

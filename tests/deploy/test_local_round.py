@@ -186,6 +186,17 @@ BROKEN_RECORDS = {
         "torch.nn.Linear(5, 3)",
         "the app's model cannot be trained on these data: RuntimeError: mat1",
     ),
+    "batch normalisation": (
+        "torch.nn.Linear(2, 3)",
+        "torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 3))",
+        "the app's model is refused: Sequential cannot be trained privately: buffers 0.running_mean, 0.running_var, 0.num_batches_tracked: "
+        "batch normalisation mixes private samples and stores their statistics, use torch.nn.GroupNorm instead",
+    ),
+    "dropout": (
+        "torch.nn.Linear(2, 3)",
+        "torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Dropout(0.5))",
+        "dropout in 1 draws from a generator that all clients share: set it to 0",
+    ),
     "no task": ("return RecordTask(", "return list(", "TypeError at training.py"),
     "another file": ('os.environ["LDPFL_DATA"]', '"elsewhere.csv"', "a file that the line opens is not there"),
     "a module": ("import torch\n", "import torch\nimport not_there_at_all\n", "'not_there_at_all', which cannot be imported here"),
@@ -207,6 +218,11 @@ def test_what_is_wrong_with_records_of_one_s_own_is_said(case: str, of_records: 
     found = said(of_records)
     assert found.startswith("wrong try: ")
     assert words in found
+
+
+def test_a_device_that_is_not_there_is_named(of_records: NodeSetUp, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LDPFL_DEVICE", "cudo")
+    assert "LDPFL_DEVICE: unknown device 'cudo': known: auto, cpu, cuda" in said(of_records)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import socket
 import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from ldpfl.deploy.certificates import issue
 from ldpfl.deploy.node_check import check_node
 from ldpfl.deploy.node_set_up import Finding, NodeSetUp, Standing
 from ldpfl.deploy.site import node_key
+from ldpfl.flower.policy_init import offer_of, ranges_for, releases_of
+from ldpfl.privacy.accountants.adaptive import filtered_epsilon
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import set_limit
 from ldpfl.privacy.budget_move import move
@@ -120,7 +124,7 @@ def test_a_node_in_order_has_nothing_wrong_and_says_which_rows_do_not_fit(node: 
         ("budget", {"budget": Path("missing.sqlite")}, "make it with ldpfl budget set"),
         ("token", {"token": None}, "set LDPFL_RELAY_TOKEN"),
         ("relay", {"relay": None}, "set LDPFL_RELAY to its URL"),
-        ("relay", {"relay": "https://127.0.0.1:1"}, "cannot be reached with TLS"),
+        ("relay", {"relay": "https://127.0.0.1:1"}, "127.0.0.1:1 cannot be reached with TLS"),
         ("data", {"data": None}, "set LDPFL_DATA to its file"),
         ("data", {"data": "missing.csv"}, "missing.csv"),
         ("node key", {"node_key": Path("missing.key")}, "cannot be read"),
@@ -219,6 +223,43 @@ def test_a_budget_that_is_moved_spent_or_too_small_for_the_app_is_found(node: No
     assert any("is spent" in one.said for one in found(node))
     move(node.budget, node.budget.with_name("new.sqlite"))
     assert any("is 0, so nothing leaves (this budget was moved to" in one.said for one in found(node))
+
+
+def test_an_app_that_is_checked_while_it_runs_is_counted_once(node: NodeSetUp) -> None:
+    assert node.policy is not None
+    assert node.budget is not None
+    offer = offer_of(str(node.app))
+    planned = releases_of(offer, ranges_for(offer, ()))
+    set_limit(node.budget, filtered_epsilon([(planned[0], 4)], inf, 0.0), 0.0)  # for the app's four rounds, and no more
+    node.policy.write_text(POLICY.replace("rounds = 10", "rounds = 4").replace("min_clients", "delta = 0.0\nmin_clients"), encoding="utf-8")
+    policy = read_policy(node.policy)
+    key = base64.b64decode(policy.aggregator_keys[0])
+    notes = {}
+    for number in range(1, 5):
+        lines = [(one.standing, one.said) for one in found(node) if one.what == "budget"]
+        assert not any("later ones are declined" in line for _, line in lines), number
+        assert {standing for standing, _ in lines} == {Standing.FINE}
+        notes[number] = [line for _, line in lines if "has charged" in line]
+        Budget(node.budget, policy).charge(Request("run-a", number, planned[number - 1], 100, "relay", key))
+    assert notes[1] == []
+    assert notes[3] == ["run run-a has charged 2 of 4 rounds like the app's: the 2 left of it count below, and no new run"]
+    assert "this node takes part no more" in next(
+        one.said for one in found(node) if one.what == "budget"
+    )  # a run that is over is not gone on with
+    assert any("its next round would be declined" in one.said for one in found(node))
+
+
+def test_charges_of_another_app_are_no_rounds_of_this_one(node: NodeSetUp) -> None:
+    assert node.policy is not None
+    assert node.budget is not None
+    node.policy.write_text(POLICY.replace("rounds = 10", "rounds = 6"), encoding="utf-8")
+    policy = read_policy(node.policy)
+    key = base64.b64decode(policy.aggregator_keys[0])
+    ranges = LayerRanges(center=0.0, radius=0.1, sizes=(3,))
+    for number in range(1, 4):
+        asked = Request.of(mechanisms.create("duchi", epsilon=0.25), ranges, run="b", round=number, cohort=100, transport="relay", key=key)
+        Budget(node.budget, policy).charge(asked)
+    assert "3 reports and 4 more exceed the policy's rounds = 6" in said(node, "budget")
 
 
 def test_a_budget_at_another_delta_than_the_policy_s_is_looked_at(node: NodeSetUp) -> None:

@@ -16,9 +16,9 @@ from ldpfl.privacy.policy import Policy, Request
 
 FILE = Path("budget.sqlite")
 LOG = """\
-\x1b[92mINFO \x1b[0m:      would take part: the server asked about round 1; nothing was charged
+\x1b[92mINFO \x1b[0m:      would take part: the server asked about round 1 of run r; nothing was charged
 \x1b[92mINFO \x1b[0m:      Receiving: train message (ID: dbe97)
-\x1b[92mINFO \x1b[0m:      sent: the report of round 1
+\x1b[92mINFO \x1b[0m:      sent: the report of round 1 of run r
 \x1b[91mERROR \x1b[0m:     replaced: round 2 is reported as no change, because training gave nothing to report: ValueError
 \x1b[92mINFO \x1b[0m:      sent: the report of round 2
 \x1b[93mWARNING \x1b[0m:   declined: run secret-run, round 3: a cohort of 1 is below min_clients = 2; nothing was sent

@@ -54,6 +54,12 @@ def test_each_step_is_told_once(site: Site) -> None:
     watch.look()
     watch.look()
     assert sorted(reported.told[1:], key=str) == [("round 2", "node-0", "node-1"), (1, 2, 0.5)]
+    told = len(reported.told)
+    site.operator.mkdir(exist_ok=True)
+    (site.operator / "run.log").write_text("\x1b[92mINFO \x1b[0m:      the rounds are over: figures are computed\n", encoding="utf-8")
+    watch.look()
+    watch.look()
+    assert reported.told[told:] == [("the rounds are over; the aggregator computes the figures and the guarantee of the run",)]
 
 
 def listing(path: Path, **run: str) -> Path:

@@ -69,7 +69,7 @@ def test_the_answer_is_run_and_round_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("error", "would", "does"),
     [
-        (None, "would take part: the server asked about round 1; nothing was charged", "sent: the report of round 1"),
+        (None, "would take part: the server asked about round 1 of run run; nothing was charged", "sent: the report of round 1 of run run"),
         (Declined("no budget"), "would decline: no budget", "declined: no budget"),
         (ValueError("4711"), "not answered: ValueError", "failed: ValueError"),
     ],

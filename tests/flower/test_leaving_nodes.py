@@ -62,6 +62,8 @@ def test_an_evaluation_for_which_a_node_is_missing_brings_no_figures_and_trainin
     assert "evaluation after round 2 brings no figures, and the run goes on. 4 of the 5 nodes" in caplog.text
     assert f"not connected: node {LEFT}" in caplog.text
     assert "evaluation after round 2: 0 reports" in caplog.text
+    assert "either alone sees no report, and the noise of all clients protects the sum; the run begins" in caplog.text
+    assert f"the run's model, figures and ledger are in {folder.path}: see ldpfl show" in caplog.messages[-1]
     assert world.charges() == [4] * CLIENTS
     result: Any = folder.result()
     assert [own["round"] for own in result["at_clients"]] == [3]

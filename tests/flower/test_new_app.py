@@ -31,6 +31,7 @@ def test_the_app_of_a_recipe_comes_with_a_policy_and_a_budget_that_fit(tmp_path:
         "init", "--flower", tmp_path / "digits", "--recipe", "quickstart", "--set", "mechanism.epsilon=2", "--set", "training.rounds=3"
     )
     assert outcome.code == 0, outcome.err
+    assert "seed = 0: decides how the data are divided" in outcome.out
     config, policy = offer_of(str(tmp_path / "digits")).config, read_policy(tmp_path / "digits" / "policy.toml")
     assert (config.mechanism.name, config.training.rounds) == ("duchi", 3)
     assert (policy.mechanisms, policy.rounds, policy.epsilon_per_unit) == (("duchi",), 3, 2.0)
@@ -43,6 +44,8 @@ def test_what_the_public_knows_of_columns_is_left_to_be_said(tmp_path: Path, tab
     own = ("--data", table, "--target", "outcome", "--client", "hospital", "--set", "mechanism.records=10", "--set", "clients.count=2")
     outcome = ldpfl("init", "--flower", tmp_path / "heart", *own)
     assert "fill in data.bounds of age" in outcome.out, outcome.err
+    seed = load_recipe("own", []).seed  # what the app's server reads: a run on one's own data in a simulation draws another one
+    assert f"seed = {seed}: decides the initial weights that are random, and which nodes are asked if not all are" in outcome.out
     assert not (tmp_path / "heart" / "policy.toml").exists()
     files = ("--out", tmp_path / "policy.toml", "--budget", tmp_path / "budget.sqlite")
     assert "expected the least and then the largest value" in ldpfl.refused("policy", "init", tmp_path / "heart", *files)

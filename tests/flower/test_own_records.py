@@ -247,7 +247,7 @@ def test_a_model_that_does_not_fit_is_found_by_a_test_of_its_author_and_reports_
         task.check()
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     assert ask(app_of(task), instruction(TERMS)).content == ask(app_of(NOTHING), instruction(TERMS)).content
-    assert "RecordTask.check() says why" in caplog.text
+    assert "ldpfl deploy check-node --app APP --try says why on this node, and RecordTask.check() in a test" in caplog.text
     assert "4711" not in caplog.text  # how an author calls things may be private
 
 

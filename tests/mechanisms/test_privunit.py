@@ -372,6 +372,7 @@ def test_a_clients_report_does_not_depend_on_its_batch(dimension: int, share: fl
 def test_other_sources_work(source: Any) -> None:
     sent = PrivUnitG(1.0, 1.0).encode(torch.ones(2, 4000), one_layer(4000), source).values
     assert not torch.equal(sent[0], sent[1])
+    # The deviation of 8,000 nearly normal values to 10 %: 12 standard deviations, below 1e-30 in the unseeded case.
     assert float(sent.std()) == pytest.approx(1 / 0.39746, rel=0.1)
 
 

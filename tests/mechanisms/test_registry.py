@@ -42,6 +42,17 @@ def test_records_cannot_take_part_more_often_than_is_stated(monkeypatch: pytest.
         build_mechanism(config)
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "meant"), [("duchi", "eps", "epsilon"), ("harmony", "grop", "group"), ("laplace", "Epsilon", "epsilon")]
+)
+def test_a_mistyped_setting_is_named_before_one_that_is_missing(name: str, given: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"mechanism '{name}' has no setting '{given}': did you mean '{meant}'"):
+        mechanisms.create(name, **{given: 1})
+    with pytest.raises(ConfigError, match=r"has no setting 'qqqq': known: epsilon(, [a-z_]+)*$") as caught:
+        mechanisms.create("duchi", qqqq=1)
+    assert "budget" not in str(caught.value)  # settings of a run, which are refused here
+
+
 @pytest.mark.slow
 def test_another_package_brings_a_mechanism(tmp_path: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is configured, trained, accounted, planned and refused as those of ours, and nothing of ours names it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,9 +20,10 @@ from ldpfl import ParameterLayout
 from ldpfl.data import Samples
 from ldpfl.data.tokens import following
 from ldpfl.errors import ConfigError, PrivacyError
-from ldpfl.models.adapters import base_digest
+from ldpfl.models.adapters import Adapter, base_digest
 from ldpfl.models.layout import validate_module
 from ldpfl.models.mending import mended
+from ldpfl.models.pretrained import make
 from ldpfl.simulation import BatchSchedule, GradientTrainer, LocalTask
 from ldpfl.simulation.local_steps import LocalOptimiser
 
@@ -227,3 +229,23 @@ def test_an_adapter_is_added_to_a_model_that_is_handed_over(tmp_path: Path) -> N
     with torch.no_grad():
         assert torch.equal(again.eval()(**tokens(4)[0]).logits, trained.eval()(**tokens(4)[0]).logits)
     assert not hasattr(whole, "peft_config")
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_attention_is_pinned_whatever_the_model_s_config_names(key: str, base: Path, tmp_path: Path) -> None:
+    """A name such as ``somebody/kernel`` stands for code of the hub, which is not run; another one would round otherwise."""
+    folder = Path(shutil.copytree(base, tmp_path / "base"))
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    for name in ("eager", "somebody/kernel"):
+        (folder / "config.json").write_text(json.dumps({**config, key: name}), "utf-8")
+        module: Any = make(str(folder), "classes", 3, images=False, seed=1, adapter=Adapter())
+        assert module.config._attn_implementation == "sdpa"
+
+
+def test_a_model_without_that_attention_takes_plain_products(tmp_path: Path) -> None:
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], layer_type="basic", num_labels=3)
+    ResNetForImageClassification(config).save_pretrained(tmp_path / "resnet")
+    module: Any = make(str(tmp_path / "resnet"), "classes", 3, images=True, seed=1, adapter=Adapter())
+    assert module.config._attn_implementation == "eager"

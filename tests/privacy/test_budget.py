@@ -791,6 +791,27 @@ def test_a_sum_costs_what_a_hundredth_of_the_variance_would(tmp_path: Path) -> N
     assert fitting_sums(tmp_path / "fewer.sqlite", 3.0, sum_epsilon=3.0, colluding=60) < sent
 
 
+def test_what_was_spent_of_each_bound_of_a_policy_is_what_the_refusal_compares(path: Path) -> None:
+    set_limit(path, 1e5)
+    budget = Budget(path, with_policy(**SUMS, sum_epsilon=1.0))
+    assert [(spend.setting, spend.epsilon) for spend in budget.spent_of_policy()] == [("lifetime_epsilon", 0.0), ("sum_epsilon", 0.0)]
+    for number in range(1, 100):
+        before = budget.spent_of_policy()[1].epsilon
+        try:
+            budget.charge(summed(number, 1.0))
+        except Exhausted as refusal:
+            cost = float(str(refusal).partition("epsilon ")[2].split()[0])
+            break
+        assert before < budget.spent_of_policy()[1].epsilon <= 1.0
+    assert number > 2
+    assert before <= 1.0 < cost  # the refused report is not counted
+    local, hidden = budget.spent_of_policy()
+    assert (hidden.epsilon, hidden.allowed, hidden.delta) == (before, 1.0, 1e-5)
+    assert local.epsilon > 5 * hidden.epsilon
+    Budget(path, with_policy(**SUMS)).charge(summed(number + 1, transport="direct", key=b""))
+    assert budget.spent_of_policy()[1].epsilon == float("inf")
+
+
 def test_the_local_line_bounds_sums_as_well(path: Path) -> None:
     budget = Budget(path, with_policy(**SUMS, sum_epsilon=100.0, lifetime_epsilon=20.0))
     budget.charge(summed(1, 3.0))

@@ -521,6 +521,30 @@ def test_a_token_travels_only_by_tls_or_on_this_machine(url: str) -> None:
         RelayClient(url, "x" * 43)
 
 
+def test_a_relay_that_cannot_be_reached_is_named_with_the_reason_and_without_a_password() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    patience = Patience(tries=2, first_s=0.0)
+    url = f"http://own:secret@127.0.0.1:{port}/"
+    with RelayAggregator(url, "t", patience=patience) as server, pytest.raises(RelayUnreachable) as counted:
+        server.round_status(RUN, 1)
+    with RelayClient(f"http://127.0.0.1:{port}", "t", patience=patience) as client, pytest.raises(RelayUnreachable) as timed:
+        client.upload(RUN, 1, upload_id("alice"), blob("alice"), within_s=0.1)
+    for caught, tried in ((counted, "2 times in a row"), (timed, "for 0 seconds")):
+        text = str(caught.value)
+        assert text.startswith(f"the relay http://127.0.0.1:{port} could not be reached (")
+        assert "refused" in text
+        assert text.endswith(tried)
+
+
+def test_an_answer_of_another_server_names_its_url(world: World) -> None:
+    world.transport.fault = lambda request: httpx.Response(200, content=b"<html>")
+    with world.client() as alice:
+        for call in (lambda: alice.round_status(RUN, 1), alice.signer):
+            with pytest.raises(ProtocolError, match=r"answer of http://127\.0\.0\.1 about a .* cannot be read: check .* URL"):
+                call()
+
+
 @pytest.mark.parametrize("url", ["https://relay.example", "http://127.0.0.1:1", "http://[::1]:1", "http://localhost:1"])
 def test_other_urls_are_accepted(url: str) -> None:
     RelayClient(url, "x" * 43, transport=httpx.MockTransport(lambda request: httpx.Response(200))).close()
@@ -718,5 +742,8 @@ def test_a_token_is_checked_without_sending_anything_else(world: World) -> None:
 
 def test_what_is_no_relay_knows_no_token() -> None:
     page = httpx.MockTransport(lambda request: httpx.Response(200, text="<html>welcome</html>"))
-    with RelayClient("http://127.0.0.1", "token", transport=page) as client, pytest.raises(ProtocolError, match="not a relay"):
+    with (
+        RelayClient("http://127.0.0.1", "token", transport=page) as client,
+        pytest.raises(ProtocolError, match="about a token cannot be read"),
+    ):
         client.signer()

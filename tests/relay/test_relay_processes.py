@@ -180,7 +180,11 @@ def test_over_tls_with_an_authority_of_our_own(tmp_path: Path) -> None:
         with RelayAggregator(f"https://127.0.0.1:{port}", tokens["server"], verify=trusting) as server:
             assert server.open_round(RUN, 1, terms()).state == "open"
         once = Patience(tries=1)
-        with RelayAggregator(f"https://127.0.0.1:{port}", tokens["server"], patience=once) as doubting, pytest.raises(RelayUnreachable):
+        why = rf"https://127\.0\.0\.1:{port} could not be reached \(.*certificate verify failed"
+        with (
+            RelayAggregator(f"https://127.0.0.1:{port}", tokens["server"], patience=once) as doubting,
+            pytest.raises(RelayUnreachable, match=why),
+        ):
             doubting.round_status(RUN, 1)
         with RelayAggregator(f"http://127.0.0.1:{port}", tokens["server"], patience=once) as plain, pytest.raises(RelayUnreachable):
             plain.round_status(RUN, 1)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import exp
+from math import exp, log
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from golden_files import CERTIFICATE, certificate_of, chained, unsigned
-from ldpfl_verify import read_certificate, verify
+from golden_files import CERTIFICATE, Change, certificate_of, chained, unsigned
+from ldpfl_verify import CertificateError, read_certificate, verify
 from ldpfl_verify.certificate_file import OURS, ClientRelease
-from ldpfl_verify.stated_author import DOUBTED, with_believed_author
+from ldpfl_verify.ledger_file import read_ledger
+from ldpfl_verify.stated_author import DOUBTED, with_author_of_bits, with_believed_author
 
 MADE_UP: dict[str, dict[str, Any]] = {
     "no such mechanism": {"mechanism": "evil"},
@@ -80,3 +81,46 @@ def test_a_blanket_is_believed_up_to_that_of_the_mechanism(mechanism: str, unit:
     for factor, author in ((0.9, OURS), (1.0, OURS), (1.01, DOUBTED)):
         release = ClientRelease("pure", mechanism, epsilon, 1, unit, blanket=factor * blanket, author=OURS)
         assert with_believed_author(release).author == author
+
+
+def stating(realised: object) -> Change:
+    """Return a change of a ledger: its bits are said to have the epsilon ``realised``."""
+
+    def change(tree: dict[str, Any]) -> None:
+        for event in tree["events"]:
+            event["release"].update(realised=realised)
+
+    return change
+
+
+def test_an_epsilon_of_rounded_bits_is_computed_again(tmp_path: Path) -> None:
+    """The ledger alone holds it. A certificate that names the project is refused, and one that names nobody is an author's claim."""
+    for realised, author in ((1.0, OURS), (1 - 1e-9, OURS), (0.9, DOUBTED), (1e-3, DOUBTED)):
+        ledger = chained(tmp_path, stating(realised))
+        assert {event.release.author for event in read_ledger(ledger).events} == {author}
+        if author == OURS:
+            assert verify(certificate_of(tmp_path, ledger), ledger=ledger).holds
+            continue
+        with pytest.raises(CertificateError, match=r"'duchi' is the ldpfl project's code, and what .* says of its reports cannot be"):
+            verify(certificate_of(tmp_path, ledger), ledger=ledger)
+
+        def as_doubted(statement: dict[str, Any]) -> None:
+            for one in statement["charged"]:
+                one["release"].update(author=DOUBTED)
+
+        found = verify(certificate_of(tmp_path, ledger, as_doubted), ledger=ledger)
+        assert {verdict.status for verdict in found.lines} == {"author's claim"}
+
+
+@pytest.mark.parametrize("realised", [0.0, -1.0, 1.5, "1.0", True])
+def test_bits_do_not_spend_more_than_is_counted(realised: object, tmp_path: Path) -> None:
+    with pytest.raises(CertificateError, match="bits at epsilon 1 have a realised epsilon of"):
+        read_ledger(chained(tmp_path, stating(realised)))
+
+
+def test_what_the_project_s_own_mechanism_states_of_its_bits_is_believed() -> None:
+    for epsilon in (1e-6, 0.1, 1.0, 8.0, 20.0, 22.0, 40.0, 1e3):
+        rarer = max(1, round(2.0**32 / (exp(min(epsilon, 700)) + 1)))  # of 2^32 words, rounded to the safe side, at least one
+        rarer += log((2**32 - rarer) / rarer) > epsilon
+        bits = ClientRelease("binary", "duchi", epsilon, 1, "weight", author=OURS)
+        assert with_author_of_bits(bits, min(epsilon, log((2**32 - rarer) / rarer))) == bits

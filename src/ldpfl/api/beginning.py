@@ -91,6 +91,7 @@ def begin_app(
     """
     if find_spec("flwr") is None:
         raise ConfigError("apps are for Flower: pip install 'ldpfl[flower]'")
+    from ldpfl.experiments import load_recipe
     from ldpfl.flower.ignored_settings import left_out, needed_by_nodes
     from ldpfl.flower.named_by_server import code_of
     from ldpfl.flower.new_app import NOT_KNOWN, public_settings, write_app, written
@@ -117,7 +118,7 @@ def begin_app(
     at_nodes = bool(public) or config.data.at_nodes
     return BegunApp(
         folder,
-        tuple(left_out(config, at_nodes=at_nodes)),
+        tuple(left_out(load_recipe(recipe, list(changes)), at_nodes=at_nodes)),  # as the app reads it: ``config`` has a seed of its own
         tuple(needed_by_nodes(at_nodes=at_nodes)),
         bool(public),
         note,

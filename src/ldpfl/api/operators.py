@@ -279,11 +279,11 @@ def demo(
             site.remove_secrets()
 
 
-def node_metrics(budget: Path, log: Path | None = None) -> str:
+def node_metrics(budget: Path, log: Path | None = None, policy: Path | None = None) -> str:
     """Return what a node's operator watches, in Prometheus' text format: some of it depends on the node's data."""
     from ldpfl.deploy.node_metrics import metrics_text
 
-    return metrics_text(budget, log)
+    return metrics_text(budget, log, policy)
 
 
 def left_open(

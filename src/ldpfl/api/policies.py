@@ -10,6 +10,8 @@ from pathlib import Path
 from ldpfl.errors import ConfigError, printable
 from ldpfl.privacy import Release
 from ldpfl.privacy.accountants.adaptive import filtered_epsilon
+from ldpfl.privacy.budget import Budget as _LifetimeBudget
+from ldpfl.privacy.budget import PolicySpend
 from ldpfl.privacy.budget_file import Books, Charged, read_books, read_charges
 from ldpfl.privacy.budget_file import set_limit as _set_limit
 from ldpfl.privacy.budget_move import move as move_budget
@@ -20,8 +22,18 @@ from ldpfl.privacy.policy import OVER_RELAY, Policy, read_policy
 from ldpfl.privacy.policy_keys import add_key, remove_key
 from ldpfl.util.files import write_text
 
-__all__ = ["Books", "Budget", "Charged", "FittedPolicy", "Policy", "Release", "Rows", "RunCharges"]
-__all__ += ["add_key", "fit_policy", "json_number", "move_budget", "read_budget", "read_policy", "remove_key", "set_limit"]
+__all__ = ["Books", "Budget", "Charged", "FittedPolicy", "Policy", "PolicySpend", "Release", "Rows", "RunCharges"]
+__all__ += [
+    "add_key",
+    "fit_policy",
+    "json_number",
+    "move_budget",
+    "read_budget",
+    "read_policy",
+    "remove_key",
+    "set_limit",
+    "spent_of_policy",
+]
 
 
 @dataclass(frozen=True)
@@ -84,6 +96,15 @@ def read_budget(file: Path) -> Budget:
         ConfigError, DataError: ``file`` is missing, or damaged.
     """
     return Budget(read_books(file), tuple(read_charges(file)))
+
+
+def spent_of_policy(file: Path, policy: Policy) -> tuple[PolicySpend, ...]:
+    """Return what the charges in ``file`` cost of each lifetime bound that ``policy`` sets.
+
+    Raises:
+        Declined: ``file`` is missing, or damaged.
+    """
+    return _LifetimeBudget(file, policy).spent_of_policy()
 
 
 def set_limit(file: Path, epsilon: float, delta: float | None = None) -> Books:

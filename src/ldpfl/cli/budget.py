@@ -14,7 +14,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from ldpfl.api.policies import Books, Budget, Charged, Release, json_number, move_budget, read_budget, set_limit
+from ldpfl.api import policies
+from ldpfl.api.policies import Books, Budget, Charged, Policy, PolicySpend, Release, json_number, move_budget, read_budget, set_limit
 from ldpfl.cli.commands import Group
 from ldpfl.errors import printable
 from ldpfl.report.terminal import print_json, terminal
@@ -51,15 +52,20 @@ def _budget() -> None:
 @app.command()
 def show(
     file: File,
+    policy: Annotated[
+        Path | None,
+        typer.Option(envvar="LDPFL_POLICY", show_envvar=True, help="The client's policy: shows what was spent of each of its bounds, too."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs that watch over this node.")] = False,
 ) -> None:
     """Print what was spent, what is left, and why something was refused last."""
     budget, console = read_budget(file), terminal()
-    books = budget.books
+    books, bounds = budget.books, None if policy is None else policies.read_policy(policy)
+    spends = () if bounds is None else policies.spent_of_policy(file, bounds)
     if as_json:
-        print_json(_standing(books, budget.charges))
+        print_json(_standing(books, budget.charges, bounds, spends))
         return
-    console.print(_summary(file, budget))
+    console.print(_summary(file, budget, bounds, spends))
     if budget.charges:
         console.print(_by_run(budget))
     if books.refusals is not None:
@@ -115,7 +121,7 @@ def export(
     print(json.dumps({"holds": _HOLDS, "spent": spent, "budgets": granted, "charges": rows}, indent=2))
 
 
-def _standing(books: Books, charges: Sequence[Charged]) -> dict[str, Any]:
+def _standing(books: Books, charges: Sequence[Charged], policy: Policy | None, spends: Sequence[PolicySpend]) -> dict[str, Any]:
     limit, last = books.limit, charges[-1] if charges else None
     refused = books.refusals
     return {
@@ -128,10 +134,16 @@ def _standing(books: Books, charges: Sequence[Charged]) -> dict[str, Any]:
         "rounds_left": None if last is None or not last.release.protected else books.rounds_left(last.release),
         "refusals": 0 if refused is None else refused.times,
         "last_refusal": None if refused is None else {"at": printable(refused.at), "reason": printable(refused.reason)},
+        "policy": None if policy is None else _standing_of_policy(policy, spends),
     }
 
 
-def _summary(file: Path, budget: Budget) -> Table:
+def _standing_of_policy(policy: Policy, spends: Sequence[PolicySpend]) -> dict[str, Any]:
+    bounds = {spend.setting: {"allowed": spend.allowed, "spent": json_number(spend.epsilon)} for spend in spends}
+    return {"delta": policy.delta, "rounds": policy.rounds, **bounds}
+
+
+def _summary(file: Path, budget: Budget, policy: Policy | None, spends: Sequence[PolicySpend]) -> Table:
     """Return the table of what was spent and what is left."""
     books, charges = budget.books, budget.charges
     limit = books.limit
@@ -142,7 +154,12 @@ def _summary(file: Path, budget: Budget) -> Table:
     table.add_row("budget", f"{_limit(books, -1)}, set {printable(books.granted[-1].at)}")
     style = "red" if spent > limit.epsilon else ""
     table.add_row("spent", Text(f"epsilon {number(spent)} at delta {limit.delta:g} ({number(books.spent(0.0))} pure)", style=style))
-    table.add_row("reports charged", f"{books.charges:,}")
+    allowed = "" if policy is None else f" of the policy's rounds = {policy.rounds:,}"
+    table.add_row("reports charged", f"{books.charges:,}{allowed}")
+    for spend in spends:
+        over = "red" if spend.epsilon > spend.allowed else ""
+        said = f"epsilon {number(spend.epsilon)} of {spend.allowed:g} at delta {spend.delta:g}, for {spend.against}"
+        table.add_row(f"policy's {spend.setting}", Text(said, style=over))
     if charges:
         last = charges[-1].release
         table.add_row(Text(f"rounds left like the last ({_kind(last)})"), _rounds_left(books, last))
@@ -150,7 +167,8 @@ def _summary(file: Path, budget: Budget) -> Table:
         said = f"what these say of themselves is counted, and their code is not ldpfl's: {', '.join(budget.claims)}"
         table.add_row("author's claim", Text(printable(said), style="yellow"))
     protected = f"replacing {_REPLACED[books.protected]}" if charges else "and that is nothing so far: what it protects, the policy says"
-    table.caption = f"for whoever keeps all that this client ever sent, {protected}; the policy may allow less"
+    other = "" if policy else "; the policy may allow less: --policy FILE shows what was spent of its bounds"
+    table.caption = f"for whoever keeps all that this client ever sent, {protected}{other}"
     table.caption_justify = "left"
     return table
 

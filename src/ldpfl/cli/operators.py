@@ -110,9 +110,10 @@ _PAIR = re.compile(r"([\w.-]+)\s*=\s*(\"[^\"]*\"|'[^']*'|[^\s\"']+)")
 def node_metrics(
     budget: Annotated[Path, _named("LDPFL_BUDGET", "File of the lifetime budget.")],
     log: Annotated[Path | None, typer.Option(help="The SuperNode's log: counts reports sent, replaced, declined and failed.")] = None,
+    policy: Annotated[Path | None, _named("LDPFL_POLICY", "Policy file: tells what was spent of each of its bounds.")] = None,
 ) -> None:
     """Print what a node's operator watches, in Prometheus' text format. For the operator alone: some of it depends on the node's data."""
-    print(operators.node_metrics(budget, log), end="")
+    print(operators.node_metrics(budget, log, policy), end="")
 
 
 def left_open(

@@ -35,6 +35,7 @@ from ldpfl.experiments.record_sums import is_evaluated
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower.new_app import write_app
 from ldpfl.flower.nodes_asked import Participation
+from ldpfl.flower.ready_server import ROUNDS_OVER
 from ldpfl.flower.round_kinds import PlannedRound, planned_round
 from ldpfl.privacy.budget_file import Books, read_books
 from ldpfl.util.files import write_text
@@ -287,6 +288,7 @@ class Watch:
     _replaced: Counter[str] = field(default_factory=Counter)
     _begun: int = 0
     _done: int = 0
+    _over: bool = False
 
     def look(self) -> None:
         """Tell what is new since the last time."""
@@ -302,6 +304,9 @@ class Watch:
             self._begun = participation.begun
             asked = (self.names.get(node, str(node)) for node, rounds in participation.rounds.items() if rounds == self._begun)
             self.observer.asked(planned_round(self.config, self._begun), tuple(sorted(asked)))
+        if not self._over and any(ROUNDS_OVER in line for line in _lines(self.site.operator / "run.log")):
+            self._over = True
+            self.observer.step("the rounds are over; the aggregator computes the figures and the guarantee of the run")
 
     def _participation(self) -> Participation | None:
         path = RunFolder(self.site.run).participation_path

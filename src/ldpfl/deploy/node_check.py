@@ -10,7 +10,7 @@ import os
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -31,7 +31,8 @@ from ldpfl.flower.policy_init import Offer, offer_of, ranges_for, releases_of
 from ldpfl.flower.terms import check_window
 from ldpfl.privacy.accountants.adaptive import filtered_epsilon
 from ldpfl.privacy.budget import Budget
-from ldpfl.privacy.budget_file import Books, read_books
+from ldpfl.privacy.budget_file import Books, Charged, as_stored, read_books, read_charges
+from ldpfl.privacy.events import Release
 from ldpfl.privacy.policy import OVER_RELAY, Policy, Request, Transport, read_policy
 from ldpfl.relay import Patience, RelayClient
 from ldpfl.transport.sums import signer_of
@@ -104,6 +105,8 @@ def _check_settings(node: NodeSetUp, connect: Connect, known: _Known) -> Iterato
     try:
         books = read_books(_named(node.budget, "budget", "LDPFL_BUDGET"))
         yield from _check_budget(books, policy)
+        if policy and books.charges:
+            yield from _check_spent(Budget(_named(node.budget, "budget", "LDPFL_BUDGET"), policy))
     except LdpflError as error:
         yield wrong("budget", error)
     if node.relay or (policy and set(OVER_RELAY) & set(policy.transports)):
@@ -173,6 +176,17 @@ def _check_budget(books: Books, policy: Policy | None) -> Iterator[Finding]:
         yield Finding("budget", Standing.WRONG, said)
     if os.environ.get("LDPFL_BUDGETS"):
         yield Finding("budget", Standing.WRONG, "LDPFL_BUDGETS is set, which is for simulations: unset it")
+
+
+def _check_spent(budget: Budget) -> Iterator[Finding]:
+    """Check what was spent of the policy's bounds on what is mixed or summed; the next round's own cost is checked with the app."""
+    for spend in budget.spent_of_policy():
+        if spend.setting == "lifetime_epsilon":
+            continue
+        used_up = spend.epsilon >= spend.allowed
+        end = "; this node takes part no more" if used_up else ""
+        said = f"epsilon {number(spend.epsilon)} of the policy's {spend.setting} = {spend.allowed:g} spent, against {spend.against}{end}"
+        yield Finding("budget", Standing.WRONG if used_up else Standing.FINE, said)
 
 
 def _check_relay(node: NodeSetUp, connect: Connect, *, sums: bool) -> Iterator[Finding]:
@@ -304,9 +318,17 @@ def _check_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | Non
     yield Finding("app", Standing.FINE, f"the policy allows {every}; reports are {_TRANSPORT_TEXTS[offer.transport]}")
     if books is None or not all(release.protected for release in releases):
         return
+    budget = _named(node.budget, "budget", "LDPFL_BUDGET")
+    run, done = _under_way(read_charges(budget), planned)
+    if done:
+        left = rounds - done
+        said = f"run {run} has charged {done:,} of {rounds:,} rounds like the app's: the {left:,} left of it count below, and no new run"
+        yield Finding("budget", Standing.FINE, printable(said))
+        planned, rounds = planned[done:], left
+        releases = Counter(planned)
     try:  # the same check as for the server's question, including the policy's limits on sums and on mixed bits
         first = Request(_RUN, 1, planned[0], offer.cohort, offer.transport, _some_key(policy), offer.linked)
-        Budget(_named(node.budget, "budget", "LDPFL_BUDGET"), policy).check(first)
+        Budget(budget, policy).check(first)
     except Declined as refusal:
         yield Finding("budget", Standing.WRONG, f"its next round would be declined: {_why(refusal)}")
         return
@@ -321,6 +343,19 @@ def _check_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | Non
         before = counted(books.charges, "report")
         said = f"{before} and {rounds:,} more exceed the policy's rounds = {policy.rounds:,}: later ones are declined"
         yield Finding("budget", Standing.LOOK, said)
+
+
+def _under_way(charges: Sequence[Charged], planned: Sequence[Release]) -> tuple[str, int]:
+    """Return the run that was charged last and its number of rounds so far, if it may be a run of the app that is not over; else "", 0.
+
+    The rounds of such a run are charged already, so an app that is checked while it runs must not be counted as if it began anew. It is
+    recognised by its releases: each round that the run has charged released what the app plans for the round of that number.
+    """
+    run = charges[-1].run if charges else ""
+    own = {charge.round: charge.release for charge in charges if charge.run == run}
+    done = max(own, default=0)
+    alike = done < len(planned) and all(release == as_stored(planned[number - 1]) for number, release in own.items())
+    return (run, done) if alike and done else ("", 0)
 
 
 def _why(refusal: Declined) -> str:

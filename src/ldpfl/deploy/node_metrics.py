@@ -12,7 +12,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ldpfl.errors import ConfigError
+from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import Books, Charged, read_books, read_charges
+from ldpfl.privacy.policy import read_policy
 
 OUTCOMES = {
     "sent": "left, in a reply or over the relay",
@@ -38,11 +40,11 @@ def outcomes_in(lines: Iterable[str]) -> Counter[str]:
     return Counter(match[1] for match in found if match)
 
 
-def metrics_text(budget: Path, log: Path | None = None) -> str:
+def metrics_text(budget: Path, log: Path | None = None, policy: Path | None = None) -> str:
     """Return the metrics in the text format of Prometheus; no run, round or reason is a label.
 
     Raises:
-        Declined: the budget file is not to be relied on.
+        Declined: the budget file, or the policy, is not to be relied on.
         ConfigError: the log cannot be read.
     """
     books, charges = read_books(budget), read_charges(budget)
@@ -53,6 +55,7 @@ def metrics_text(budget: Path, log: Path | None = None) -> str:
         *_metric("ldpfl_node_reports_charged_total", "counter", "Reports that were charged.", books.charges),
         *_metric("ldpfl_node_refusals_total", "counter", "Requests refused.", books.refusals.times if books.refusals else 0),
         *_rounds_left(books, charges),
+        *([] if policy is None else _spent_of_policy(Budget(budget, read_policy(policy)))),
     ]
     if log is not None:
         try:
@@ -75,6 +78,20 @@ def _rounds_left(books: Books, charges: tuple[Charged, ...]) -> list[str]:
         return []
     left = books.rounds_left(charges[-1].release)
     return _metric("ldpfl_node_rounds_left", "gauge", "Rounds like the last that still fit the budget; the policy may allow fewer.", left)
+
+
+def _spent_of_policy(budget: Budget) -> list[str]:
+    spends = budget.spent_of_policy()
+    allowed = [f'ldpfl_node_policy_epsilon{{setting="{spend.setting}"}} {spend.allowed:.10g}' for spend in spends]
+    spent = [f'ldpfl_node_policy_spent_epsilon{{setting="{spend.setting}"}} {spend.epsilon:.10g}' for spend in spends]
+    return [
+        "# HELP ldpfl_node_policy_epsilon Lifetime bounds of the policy.",
+        "# TYPE ldpfl_node_policy_epsilon gauge",
+        *allowed,
+        "# HELP ldpfl_node_policy_spent_epsilon Epsilon that was spent of them.",
+        "# TYPE ldpfl_node_policy_spent_epsilon gauge",
+        *spent,
+    ]
 
 
 def _metric(name: str, kind: str, what: str, value: float) -> list[str]:

@@ -28,6 +28,7 @@ from ldpfl.flower.arrays import to_arrays, to_vector
 from ldpfl.flower.client_app import LdpClientApp
 from ldpfl.flower.federation_setup import check_data_there, data_dir_of, prepare
 from ldpfl.flower.operator_node import named
+from ldpfl.flower.records import device_of_node
 from ldpfl.flower.round_kinds import Kind
 from ldpfl.flower.sent_vectors import sent_in, sums_layout
 from ldpfl.flower.statistics import counted_at_node, edges_in
@@ -63,7 +64,7 @@ def _trained(message: Message, context: Context, *, write_cache: bool) -> Messag
         table = table_path(named("data"), context.node_config.get("partition-id"))
     check_data_there(data, data_dir)
     scaling = "" if terms.kind == "statistics" else terms.measured
-    prepared = prepare(terms.config.to_toml(), data_dir, named("device") or "cpu", sent, table, scaling, write_cache=write_cache)
+    prepared = prepare(terms.config.to_toml(), data_dir, str(device_of_node()), sent, table, scaling, write_cache=write_cache)
     federation, layout = prepared.federation, prepared.federation.task.layout
     client = 0 if table else _client(context, len(federation.samples))
     weights = to_vector(message.content.array_records[ARRAYS], layout)

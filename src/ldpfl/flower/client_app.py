@@ -136,8 +136,10 @@ class LdpClientApp(ClientApp):
         except (Exception, SystemExit) as error:
             LOGGER.error("%s: %s", "not answered" if question else "failed", confined_process.place_of(error))
             return Message(Error(APP_RAISED, FAILED), reply_to=message)
-        log_line = "would take part: the server asked about round %d; nothing was charged" if question else "sent: the report of round %d"
-        LOGGER.info(log_line, answer.round)
+        if question:
+            LOGGER.info("would take part: the server asked about round %d of run %s; nothing was charged", answer.round, answer.run)
+        else:
+            LOGGER.info("sent: the report of round %d of run %s", answer.round, answer.run)
         return Message(RecordDict({RECORD: answer.to_record()}), reply_to=message)
 
     @property

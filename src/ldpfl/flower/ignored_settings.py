@@ -43,9 +43,10 @@ def left_out(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
             f"shuffling.channel = {config.shuffling.channel}: does nothing: set ldpfl.transport (direct, relay or sum) to choose how "
             "reports travel"
         )
+    divided = "" if at_nodes else "how the data are divided, "
     yield (
-        f"seed = {config.seed}: decides the initial model and which nodes are asked. Noise does not depend on it: each node draws its own "
-        "noise from its operating system"
+        f"seed = {config.seed}: decides {divided}the initial weights that are random, and which nodes are asked if not all are. Noise does "
+        "not depend on it: each node draws its own noise from its operating system"
     )
     yield "no model without noise is trained for comparison, and ldpfl attack cannot be used: both need all clients' data"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +26,11 @@ from ldpfl.flower.server_invitations import Waiting
 from ldpfl.flower.statistics import Scaled
 from ldpfl.flower.strategy import LdpStrategy
 from ldpfl.server import ServerRules
+
+LOGGER = logging.getLogger("flwr.ldpfl")
+
+ROUNDS_OVER = "the rounds are over"
+"""Beginning of the log line after a run's last round."""
 
 
 def serve(grid: Grid, context: Context) -> None:
@@ -69,10 +75,14 @@ def serve(grid: Grid, context: Context) -> None:
 def _keep_result(strategy: LdpStrategy, prepared: Prepared, folder: RunFolder | None) -> None:
     """Save the run's result and model in ``folder``, if there is one."""
     federation = prepared.federation
-    if folder is not None:
-        result = summarise(strategy.config, federation, prepared.task, strategy.checkpoint, None)
-        described = model_file_of(prepared.config, federation, prepared.task)
-        folder.save_result(strategy.checkpoint, federation.task, result, described, federation.encoder)
+    if folder is None:
+        LOGGER.warning("the rounds are over, and the model is not kept: name a folder for it in ldpfl.out")
+        return
+    LOGGER.info("%s: figures and guarantee of the run are computed, which may take some minutes", ROUNDS_OVER)
+    result = summarise(strategy.config, federation, prepared.task, strategy.checkpoint, None)
+    described = model_file_of(prepared.config, federation, prepared.task)
+    folder.save_result(strategy.checkpoint, federation.task, result, described, federation.encoder)
+    LOGGER.info("the run's model, figures and ledger are in %s: see ldpfl show and ldpfl ledger", folder.path)
 
 
 def _collector(settings: RunSettings) -> Collector | None:

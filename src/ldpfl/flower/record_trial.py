@@ -9,15 +9,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
-from torch import Tensor
+from torch import Tensor, nn
 
 from ldpfl.data.inputs import Inputs
-from ldpfl.errors import ConfigError, LdpflError
+from ldpfl.errors import ConfigError, LdpflError, PrivacyError
 from ldpfl.experiments import RunConfig
-from ldpfl.experiments.build import as_usual, choose_device, initial_ranges, mechanism_of
+from ldpfl.experiments.build import as_usual, initial_ranges, mechanism_of
 from ldpfl.flower.arrays import to_arrays
-from ldpfl.flower.operator_node import named
-from ldpfl.flower.records import Records, RecordTask, trainer_of_records
+from ldpfl.flower.records import Records, RecordTask, device_of_node, trainer_of_records
 from ldpfl.flower.terms import ARRAYS
 from ldpfl.mechanisms.hooks import record_clip_of
 from ldpfl.models.layout import ParameterLayout
@@ -78,8 +77,7 @@ def look_at_records(records: Records | str, context: Context, config: RunConfig)
     if config.data.person and task.persons is None:
         raise ConfigError("the terms protect persons, and RecordTask does not say to whom the rows belong: give it `persons`")
     task.check_persons()
-    device, notes = choose_device(named("device") or "cpu"), list[str]()
-    layout = ParameterLayout.from_module(task.model)
+    device, notes, layout = device_of_node(), list[str](), _layout_of(task.model)
     weights = layout.flatten({name: p.detach() for name, p in task.model.named_parameters() if p.requires_grad}).cpu()
     mechanism = mechanism_of(config, initial_ranges(config, layout, weights))
     by_person = config.data.person and record_clip_of(mechanism) is not None
@@ -96,6 +94,19 @@ def look_at_records(records: Records | str, context: Context, config: RunConfig)
         left_out.sort()
         reason = _why(task, trainer, weights, left_out[0], by_row=persons is None) if left_out else ""
     return RecordsFound(to_arrays(weights, layout), len(task.targets), len(left_out), tuple(left_out[:_MAX_NAMED]), reason, tuple(notes))
+
+
+def _layout_of(model: nn.Module) -> ParameterLayout:
+    """Return the layout of ``model``.
+
+    Raises:
+        ConfigError: the model cannot be trained privately. The text is that of :func:`ldpfl.models.layout.validate_module`: advice on the
+            model's layers, by their names and types. It is passed on from here, since no record is read for it.
+    """
+    try:
+        return ParameterLayout.from_module(model)
+    except PrivacyError as error:
+        raise ConfigError(f"the app's model is refused: {error}") from None
 
 
 def _why(task: RecordTask, trainer: RecordGradientTrainer, weights: Tensor, place: int, *, by_row: bool) -> str:

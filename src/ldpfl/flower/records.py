@@ -209,10 +209,23 @@ def check_kind(config: RunConfig, *, weights: bool, gradients: bool, persons: bo
         )
 
 
+def device_of_node() -> torch.device:
+    """Return the device on which this node trains, as its operator has set it.
+
+    Raises:
+        ConfigError: there is no such device. The error is raised here, and not where devices are chosen, because no data are read here:
+            :func:`ldpfl.flower.confined_process.place_of` passes its text on.
+    """
+    try:
+        return choose_device(named("device") or "cpu")
+    except ConfigError as error:
+        raise ConfigError(f"LDPFL_DEVICE: {error}") from None
+
+
 @as_usual()
 def _gradient(task: RecordTask, layout: ParameterLayout, weights: Tensor, terms: RoundTerms, mechanism: Mechanism) -> Tensor:
     """Return the gradient (d,) over all records of ``task``: PRIVATE."""
-    device, config = choose_device(named("device") or "cpu"), terms.config
+    device, config = device_of_node(), terms.config
     by_person = config.data.person and record_clip_of(mechanism) is not None
     persons = task.persons_by(config.data.person_rows) if by_person else None
     try:
@@ -221,8 +234,8 @@ def _gradient(task: RecordTask, layout: ParameterLayout, weights: Tensor, terms:
         trainer = trainer_of_records(task, layout, weights, config, mechanism, device, persons, _warn_without_names) if fits else None
     except LdpflError:  # its text is dropped, because it names parts of the app
         raise PrivacyError(
-            "the model or the loss of this node's app cannot be trained on one record at a time: RecordTask.check() says why, in a test "
-            "of the app"
+            "the model or the loss of this node's app cannot be trained on one record at a time: ldpfl deploy check-node --app APP --try "
+            "says why on this node, and RecordTask.check() in a test of the app"
         ) from None
     if trainer is None:
         raise PrivacyError("the trainable parameters of this node's model are not the arrays that the server sent, by name and shape")

@@ -63,7 +63,7 @@ def protected(course: Course) -> str:
     guarantee = guarantee_of(course.mechanism, course.last.state.ranges)
     at_delta = f" at delta {guarantee.delta:g}" if guarantee.delta else ""
     return (
-        f"epsilon {guarantee.epsilon:g}{at_delta} for each {guarantee.unit} of each report, {guarantee.units_per_round} of them a round, "
+        f"epsilon {guarantee.epsilon:g}{at_delta} for each {guarantee.unit} of each report, {guarantee.units_per_round:,} of them a round, "
         f"{_AGAINST[course.config.shuffling.channel]}"
     )
 

@@ -232,7 +232,8 @@ class LdpStrategy(Strategy):
     def summary(self) -> None:
         """Log the guarantee of each client's report, and against whom it holds."""
         course = self._started()
-        LOGGER.info("%s: %s; after round %d", self.config.mechanism.name, protected(course), course.last.state.round)
+        name, begun = self.config.mechanism.name, course.last.state.round
+        LOGGER.info("%s: %s; %s", name, protected(course), f"the run goes on after round {begun}" if begun else "the run begins")
 
     def _run_round(self, course: Course, number: int, train_config: ConfigRecord, grid: Grid) -> None:
         """Run one round. If too few nodes take part, an evaluation is charged and brings no figures; any other round ends the run."""

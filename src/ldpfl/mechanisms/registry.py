@@ -128,6 +128,9 @@ def create(name: str, **parameters: Any) -> Mechanism:
     kind = settings_of(name)
     if kind.needs_training:
         raise ConfigError(f"mechanism {name!r} depends on how a model is trained: name it in a run's config")
+    for setting in sorted(parameters.keys() - kind.model_fields.keys()):
+        own = kind.model_fields.keys() - _OF_RUNS - {"name"}
+        raise ConfigError(f"mechanism {name!r} has no setting {setting!r}: {did_you_mean(setting, own)}")
     for setting in sorted(_OF_RUNS & parameters.keys()):
         raise ConfigError(f"mechanism {name!r}, {setting}: that is for a run's config; a mechanism by itself spends epsilon on each unit")
     if "epsilon" in kind.model_fields and "epsilon" not in parameters:
@@ -137,8 +140,6 @@ def create(name: str, **parameters: Any) -> Mechanism:
     except ValidationError as error:
         first = error.errors()[0]
         setting = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":
-            raise ConfigError(f"mechanism {name!r} has no setting {setting!r}: {did_you_mean(setting, kind.model_fields)}") from None
         raise ConfigError(f"mechanism {name!r}, {setting}: {first['msg'].lower()}, got {shown(first['input'])}") from None
     mechanism = _build_checked(
         settings, Facts(LayerRanges(0.0, 1.0, (1,)))

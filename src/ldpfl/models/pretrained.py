@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,23 +29,41 @@ def make(name: str, targets: str, outputs: int, *, images: bool, seed: int, adap
     """
     transformers, place = library("transformers"), place_of(name)
     sizes = {} if targets == "tokens" else {"num_labels": outputs}
+    safe = {"local_files_only": Path(place).is_dir(), "trust_remote_code": False}
     with explained(f"model {name!r} cannot be loaded"), SeededDraws(seed), quietly():
-        module, report = getattr(transformers, _class_for(targets, images)).from_pretrained(
+        load = partial(
+            getattr(transformers, _class_for(targets, images)).from_pretrained,
             place,
-            **sizes,
-            local_files_only=Path(place).is_dir(),
-            trust_remote_code=False,
+            config=transformers.AutoConfig.from_pretrained(place, **safe, **sizes),
             use_safetensors=True,
             dtype=torch.float32,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
+            **safe,
         )
-        if module.config.pad_token_id is None and (end := module.config.eos_token_id) is not None:
+        module, report = _with_pinned_attention(load)
+        end = getattr(module.config, "eos_token_id", None)  # a model of images may have no tokens
+        if end is not None and module.config.pad_token_id is None:
             module.config.pad_token_id = end  # as :mod:`ldpfl.data.tokens` fills up texts
         misfits = {key[0] for key in report["mismatched_keys"]}
         absent = {*report["missing_keys"], *misfits}
         _check_complete(module, absent, misfits, name)
         return with_adapter(module, adapter, targets, images, sorted({key.rpartition(".")[0] for key in absent}))
+
+
+def _with_pinned_attention(load: Callable[..., Any]) -> Any:
+    """Return what ``load`` returns for PyTorch's ``scaled_dot_product_attention``, or for plain products if the model has no form for it.
+
+    Without a name, the installed version of ``transformers`` would choose, or the model's ``config.json``: results would depend on the
+    choice, and a name in ``config.json`` may stand for a kernel of the hub, which is code. ``load`` has a config object: beside one that
+    is still to be read from the file, the argument would not count.
+    """
+    try:
+        return load(attn_implementation="sdpa")
+    except ValueError as error:
+        if "attn_implementation" not in str(error):
+            raise
+        return load(attn_implementation="eager")
 
 
 def _class_for(targets: str, images: bool) -> str:

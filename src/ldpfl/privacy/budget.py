@@ -19,6 +19,37 @@ from ldpfl.util.number_format import counted
 
 
 @dataclass(frozen=True)
+class PolicySpend:
+    """Epsilon that was spent of one of a policy's lifetime bounds.
+
+    Attributes:
+        setting: the policy's setting: ``lifetime_epsilon``, ``relay_epsilon`` or ``sum_epsilon``.
+        allowed: the setting's value.
+        delta: the policy's delta.
+        epsilon: epsilon of all charged reports at ``delta``, for the adversary that the setting is about. Infinite if a report left by a
+            way that the setting does not bound.
+    """
+
+    setting: str
+    allowed: float
+    delta: float
+    epsilon: float
+
+    @property
+    def against(self) -> str:
+        """The adversary that the setting is about, for an operator."""
+        return _AGAINST[self.setting]
+
+
+_AGAINST = {
+    "lifetime_epsilon": "whoever keeps all reports",
+    "relay_epsilon": "whoever sees only what the relay has mixed",
+    "sum_epsilon": "whoever sees only sums",
+}
+_WHERE = {"relay_epsilon": "behind the relay", "sum_epsilon": "in sums"}
+
+
+@dataclass(frozen=True)
 class Budget:
     """A client's lifetime budget, kept in the file ``path``. The file's limit and the limit of ``policy`` both apply.
 
@@ -107,21 +138,36 @@ class Budget:
         """Return ``request`` with its cohort limited to the policy's count of honest clients: a server may add clients of its own."""
         return replace(request, cohort=min(request.cohort, self.policy.crowd)) if request.transport in OVER_RELAY else request
 
+    def spent_of_policy(self) -> tuple[PolicySpend, ...]:
+        """Return what all charged reports cost of each lifetime bound that the policy sets.
+
+        Raises:
+            Declined: the file is unreliable.
+        """
+        policy = self.policy
+        with opened(self.path) as connection:
+            lifetime = books_in(connection).spent(policy.delta, order=policy.lifetime.order)
+            hidden = tuple(self._hidden_spend(sent_by(connection)))
+        return PolicySpend("lifetime_epsilon", policy.lifetime_epsilon, policy.delta, lifetime), *hidden
+
     def _check_hidden(self, request: Request, connection: Connection) -> None:
         """Check the policy's ``relay_epsilon`` and ``sum_epsilon`` for all reports ever sent, this one included.
 
         Both bounds hold against an adversary that sees only what the relay forwards.
         """
-        policy = self.policy
-        bounds = (("relay_epsilon", "behind the relay", policy.relay_epsilon), ("sum_epsilon", "in sums", policy.sum_epsilon))
-        for setting, where, allowed in bounds:
-            if allowed == "off":
-                continue
-            new = Sent(as_stored(request.release), request.cohort, request.transport, request.linked, 1)
-            spent = self._epsilon_behind_relay([*sent_by(connection), new], allowed, summed=setting == "sum_epsilon")
-            if not spent <= allowed:
-                why = f"all releases would cost epsilon {spent:.6g} {where}, above the policy's {setting} = {allowed:g}"
-                raise request.declined(why, Exhausted, setting=setting)
+        new = Sent(as_stored(request.release), request.cohort, request.transport, request.linked, 1)
+        for spend in self._hidden_spend([*sent_by(connection), new]):
+            if not spend.epsilon <= spend.allowed:
+                cost = f"all releases would cost epsilon {spend.epsilon:.6g} {_WHERE[spend.setting]}"
+                raise request.declined(f"{cost}, above the policy's {spend.setting} = {spend.allowed:g}", Exhausted, setting=spend.setting)
+
+    def _hidden_spend(self, sent: list[Sent]) -> Iterator[PolicySpend]:
+        """Yield what ``sent`` reports cost of ``relay_epsilon`` and of ``sum_epsilon``, where the policy sets them."""
+        for setting in _WHERE:
+            allowed = getattr(self.policy, setting)
+            if allowed != "off":
+                epsilon = self._epsilon_behind_relay(sent, allowed, summed=setting == "sum_epsilon") if sent else 0.0
+                yield PolicySpend(setting, allowed, self.policy.delta, epsilon)
 
     def _epsilon_behind_relay(self, sent: list[Sent], allowed: float, *, summed: bool) -> float:
         """Return the epsilon of all ``sent`` reports behind the relay: of mixed bits, or with ``summed`` of summed Gaussian noise.

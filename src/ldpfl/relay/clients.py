@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from ldpfl.errors import ProtocolError, RelayNotReleased
 from ldpfl.relay.protocol import BLOCK_BYTES, LENGTH, OFFSET, PARTS, RoundStatus, SumTerms, Terms, TokenStatus, upload_of
-from ldpfl.relay.requests import Caller, Within, accepted, is_worth_a_retry, number_in, path_of, status_of
+from ldpfl.relay.requests import Caller, Within, accepted, is_worth_a_retry, number_in, path_of, status_of, wrong_server
 from ldpfl.relay.uniform_order import PART_BYTES, part_count
 from ldpfl.transport.sums.envelopes import ENVELOPE_BYTES
 from ldpfl.transport.sums.masks import zeros
@@ -46,7 +46,7 @@ class RelayClient(Caller):
         try:
             return TokenStatus.model_validate_json(answer.content).signer
         except ValidationError:
-            raise ProtocolError("what answers is not a relay of this version: check the URL") from None
+            raise wrong_server(answer, "about a token cannot be read") from None
 
     def upload(self, run: str, number: int, upload_id: str, blob: bytes, *, within_s: float) -> None:
         """Upload ``blob``, the client's records in one piece, and return once the relay has all of it on disk.
@@ -70,7 +70,7 @@ class RelayClient(Caller):
             if response is not None and not is_worth_a_retry(response) and not _is_elsewhere(response):
                 offset = _offset(accepted(response), blob)
             if offset < len(blob):  # the upload was interrupted, or the relay answered that it is not complete
-                effort.failed(response)
+                self._failed(effort, response)
                 offset = _offset(self._call("HEAD", path, effort=effort), blob)
             if offset >= furthest + BLOCK_BYTES or offset == len(blob):  # less than a block does not count as progress
                 furthest = offset

@@ -20,7 +20,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import ValidationError
 
-from ldpfl.errors import ConfigError, ProtocolError, RelayRefused, RelayRoundOver, RelayUnreachable
+from ldpfl.errors import ConfigError, ProtocolError, RelayRefused, RelayRoundOver, RelayUnreachable, first_line
 from ldpfl.relay.protocol import RoundStatus, round_of, run_of
 from ldpfl.util.number_format import counted
 
@@ -72,12 +72,13 @@ class Effort(Protocol):
     def left_s(self) -> float:
         """Return the maximum number of seconds for the next request."""
 
-    def failed(self, response: httpx.Response | None) -> None:
-        """Wait after one more failure, or give up. ``response`` is the relay's answer, None if there was none.
+    def failed(self, response: httpx.Response | None) -> str:
+        """Wait after one more failure and return an empty text, or give up and return how long it was tried, for an error's text.
+
+        ``response`` is the relay's answer, None if there was none.
 
         Raises:
             RelayRefused: gave up, and the last answer was a refusal.
-            RelayUnreachable: gave up, and there was no answer, or no progress.
         """
 
     def progressed(self) -> None:
@@ -95,13 +96,14 @@ class Tries:
     def left_s(self) -> float:
         return self.patience.total_s
 
-    def failed(self, response: httpx.Response | None) -> None:
+    def failed(self, response: httpx.Response | None) -> str:
         self.failures += 1
         if self.failures >= self.patience.tries:
             if response is not None and is_worth_a_retry(response):
                 accepted(response)
-            raise RelayUnreachable(f"the relay could not be reached, or took nothing more, {counted(self.failures, 'time')} in a row")
+            return f"{counted(self.failures, 'time')} in a row"
         self.sleep(self.patience.wait(self.failures, _asked_s(response)))
+        return ""
 
     def progressed(self) -> None:
         self.failures = 0
@@ -124,12 +126,13 @@ class Within:
     def left_s(self) -> float:
         return max(0.0, self._began + self.seconds - self.clock())
 
-    def failed(self, response: httpx.Response | None) -> None:
+    def failed(self, response: httpx.Response | None) -> str:
         self.failures += 1
         self.sleep(self.patience.wait_within(self.failures, _asked_s(response), self.left_s()))
-        if self.left_s() <= 0:
-            said = "" if response is None else f"; the last answer was {response.status_code}: {_reason(response)}"
-            raise RelayUnreachable(f"the relay could not be reached, or took nothing more, for {self.seconds:.0f} seconds{said}")
+        if self.left_s() > 0:
+            return ""
+        said = "" if response is None else f"; the last answer was {response.status_code}: {_reason(response)}"
+        return f"for {self.seconds:.0f} seconds{said}"
 
     def progressed(self) -> None:
         self.failures = 0
@@ -155,10 +158,12 @@ class Caller:
             ConfigError: the URL is not valid, or the token would go over a network without TLS.
         """
         self._patience, self._sleep, self._clock = patience, sleep, clock
-        self._wire, self._answered = _Wire(), ""
+        self._wire, self._answered, self._trouble = _Wire(), "", ""
         self._in_process = transport is not None
+        base = _checked(url)
+        self._relay = str(base.copy_with(userinfo=b"", query=None, fragment=None)).rstrip("/")  # for messages, so without a password
         self._http = httpx.Client(
-            base_url=_checked(url),
+            base_url=base,
             # No compression: a small compressed answer could have any size.
             headers={"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"},
             transport=transport,
@@ -187,7 +192,19 @@ class Caller:
             response = self._once(method, path, effort, most, **parts)
             if response is not None and not is_worth_a_retry(response):
                 return accepted(response)
-            effort.failed(response)
+            self._failed(effort, response)
+
+    def _failed(self, effort: Effort, response: httpx.Response | None) -> None:
+        """Wait after one more failure, or raise.
+
+        Raises:
+            RelayRefused: ``effort`` gave up, and the last answer was a refusal.
+            RelayUnreachable: ``effort`` gave up, and there was no answer, or no progress.
+        """
+        tried = effort.failed(response)
+        if tried:
+            why = f" ({self._trouble})" if response is None and self._trouble else ""
+            raise RelayUnreachable(f"the relay {self._relay} could not be reached{why}, or took nothing more, {tried}")
 
     def _once(self, method: str, path: str, effort: Effort, most: int = ANSWER_BYTES, **parts: Any) -> httpx.Response | None:
         """Send a request once. Return None if the connection failed or timed out, or the answer is compressed.
@@ -197,6 +214,8 @@ class Caller:
         request = self._http.build_request(method, path, **parts)
         name, addresses = request.url.host, self._addresses(request.url)
         began, allowed = self._clock(), effort.left_s()
+        if not addresses:
+            self._trouble = f"no address is known of {name}"
         for place, address in enumerate(addresses):
             waited = self._clock() - began if place else 0.0
             left = max(0.0, allowed - waited)
@@ -212,10 +231,13 @@ class Caller:
                     response = self._http.send(request, stream=True)
                     self._answered = address
                     with closing(response):
-                        return _read(response, most)
-            except (httpx.ConnectError, httpx.ConnectTimeout):
+                        return _read(response, most, self._relay)
+            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                if left > 0:  # what a try without time says tells nothing of the relay
+                    self._trouble = first_line(error)[:_LONGEST_TEXT]
                 continue
-            except (httpx.RequestError, httpx.InvalidURL, UnicodeError):  # the latter two for a Location that nobody follows
+            except (httpx.RequestError, httpx.InvalidURL, UnicodeError) as error:  # the latter two for a Location that nobody follows
+                self._trouble = type(error).__name__
                 return None
         return None
 
@@ -267,8 +289,10 @@ class _Wire:
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
 
-def _read(response: httpx.Response, most: int) -> httpx.Response | None:
+def _read(response: httpx.Response, most: int, relay: str) -> httpx.Response | None:
     """Read an answer's body, of a refusal at most its beginning. Return None if the body is compressed.
+
+    The answer keeps the URL of the ``relay``, for :func:`wrong_server`.
 
     Raises:
         ProtocolError: the body of a success is longer than ``most`` bytes.
@@ -281,8 +305,17 @@ def _read(response: httpx.Response, most: int) -> httpx.Response | None:
         if len(body) > most and response.is_error:  # such as a proxy's page about a relay that is away
             break
         if len(body) > most:
-            raise ProtocolError(f"the relay's answer is longer than {most:,} bytes; is this URL a relay of this version?")
-    return httpx.Response(response.status_code, headers=response.headers, content=bytes(body))
+            raise ProtocolError(f"the answer of {relay} is longer than {most:,} bytes: {_OTHER_SERVER}")
+    return httpx.Response(response.status_code, headers=response.headers, content=bytes(body), extensions={_RELAY: relay})
+
+
+_RELAY = "ldpfl.relay"
+_OTHER_SERVER = "check that this is the URL of a relay of this version"
+
+
+def wrong_server(response: httpx.Response, what: str) -> ProtocolError:
+    """Return the error for an answer that ``what`` is wrong with, as if from another server than a relay."""
+    return ProtocolError(f"the answer of {response.extensions[_RELAY]} {what}: {_OTHER_SERVER}")
 
 
 def is_loopback(host: str) -> bool:
@@ -333,7 +366,7 @@ def status_of(response: httpx.Response, run: str, number: int) -> RoundStatus:
     try:
         status = RoundStatus.model_validate_json(response.content)
     except ValidationError:
-        raise ProtocolError("the relay's answer about a round cannot be read; is this URL a relay of this version?") from None
+        raise wrong_server(response, "about a round cannot be read") from None
     if (status.run, status.round) != (run, number):
         raise ProtocolError("the relay's answer is about another round than it was asked for")
     return status
@@ -347,7 +380,7 @@ def number_in(response: httpx.Response, name: str, largest: int) -> int:
     """
     text = response.headers.get(name, "")
     if not _NUMBER.fullmatch(text) or int(text) > largest:
-        raise ProtocolError(f"the relay's answer has no number up to {largest} in {name}; is this URL a relay of this version?")
+        raise wrong_server(response, f"has no number up to {largest} in {name}")
     return int(text)
 
 

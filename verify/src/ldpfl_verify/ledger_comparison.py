@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ldpfl_verify.certificate_file import ChargedRounds, Statement
-from ldpfl_verify.errors import CertificateError
+from ldpfl_verify.certificate_file import OURS, ChargedRounds, Statement
+from ldpfl_verify.errors import CertificateError, quoted
 from ldpfl_verify.ledger_file import Event, read_ledger
-from ldpfl_verify.stated_author import with_believed_author
+from ldpfl_verify.stated_author import DOUBTED, with_believed_author
 
 MAX_COMPARED_PAIRS = 10**6
 """Number of pairs of a charged round and a ledger's round that are compared. More would take minutes."""
@@ -27,9 +27,24 @@ def check_charged(statement: Statement, path: Path) -> None:
     if ledger.sha256 != statement.ledger:
         raise CertificateError(f"{path} is not the ledger that was certified: its SHA-256 differs from the one in the certificate")
     charged = [replace(one, release=with_believed_author(one.release)) for one in statement.charged]  # as of the ledger
+    _check_authors(charged, ledger.events, path)
     why = _missing(charged, ledger.events)
     if why:
         raise CertificateError(f"the certificate charges less than {path} holds: {why}")
+
+
+def _check_authors(charged: Sequence[ChargedRounds], events: Sequence[Event], path: Path) -> None:
+    """Raise if ``charged`` attributes a mechanism to the ldpfl project, and the ledger says of its reports what the project's cannot be.
+
+    A certificate does not hold all that a ledger says of a report, such as the epsilon that rounded probabilities leave.
+    """
+    doubted = {replace(event.release, author=OURS) for event in events if event.release.author == DOUBTED}
+    for one in charged:
+        if one.release in doubted:
+            raise CertificateError(
+                f"the certificate says that mechanism {quoted(one.release.mechanism)} is the ldpfl project's code, and what {path} says of "
+                "its reports cannot be: ask who signed the certificate"
+            )
 
 
 def _missing(charged: Sequence[ChargedRounds], events: Sequence[Event]) -> str:

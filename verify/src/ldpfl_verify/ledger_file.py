@@ -20,7 +20,7 @@ from ldpfl_verify.bounded_json import MAX_LEDGER_BYTES, parse_ledger, read_bytes
 from ldpfl_verify.certificate_file import Channel, ChargedRounds, ClientRelease, Sampling
 from ldpfl_verify.errors import CertificateError, quoted
 from ldpfl_verify.field_checks import MAX_COUNT, check_fields, count, flag, number, object_of, one_of
-from ldpfl_verify.stated_author import with_believed_author
+from ldpfl_verify.stated_author import with_author_of_bits, with_believed_author
 
 LEDGER_FILE = "ledger.json"
 """Name of the ledger in a run's folder."""
@@ -179,7 +179,8 @@ def _release(tree: Any) -> ClientRelease:
     why = _impossible_release(made)
     if why:
         raise ValueError(why)
-    return with_believed_author(made)
+    realised = tree.get("realised")
+    return with_believed_author(made if realised is None or kind != "binary" else with_author_of_bits(made, realised))
 
 
 def _impossible_release(release: ClientRelease) -> str:

@@ -2,8 +2,8 @@
 
 Anybody can write the project's name into a file. So a report that no mechanism of the project makes counts as a report of unknown code.
 That is the case if no mechanism of the project has this name, or if the mechanism of this name makes reports of another kind or unit, has
-other properties of its noise, or has a smaller blanket at that epsilon. Any other report keeps the stated author, because a file cannot
-show more.
+other properties of its noise, has a smaller blanket at that epsilon, or loses less to rounding. Any other report keeps the stated author,
+because a file cannot show more.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from math import exp, expm1
+from math import exp, expm1, log, log1p
 
 from scipy.optimize import minimize_scalar
 from scipy.stats import norm
 
 from ldpfl_verify.certificate_file import OURS, ClientRelease, Kind, Unit
+from ldpfl_verify.errors import quoted
 
 DOUBTED = "not known, a file says ldpfl"
 """Author of a report that a file wrongly attributes to the project's code."""
@@ -57,6 +58,31 @@ _UNITS: Mapping[str, frozenset[Unit]] = {
 def with_believed_author(release: ClientRelease) -> ClientRelease:
     """Return ``release``, with the author :data:`DOUBTED` if it names the project and no mechanism of the project makes it."""
     return release if release.author != OURS or _is_made(release) else replace(release, author=DOUBTED)
+
+
+def with_author_of_bits(release: ClientRelease, realised: object) -> ClientRelease:
+    """Return ``release`` of bits, with the author :data:`DOUBTED` if the project's bits cannot have the epsilon ``realised``.
+
+    A ledger states beside the epsilon that is counted the one that rounded probabilities leave. Nothing is charged by it. It is computed
+    again here, because a file that is wrong about it was not written by the project's mechanism.
+
+    Raises:
+        ValueError: ``realised`` is no number above 0, or exceeds the epsilon that is counted.
+    """
+    counted = release.parameter or 0.0
+    if isinstance(realised, bool) or not isinstance(realised, int | float) or not 0 < realised <= counted:
+        raise ValueError(f"bits at epsilon {counted:g} have a realised epsilon of {quoted(realised)}: expected one above 0, and no larger")
+    return release if release.author != OURS or realised >= _least_realised(counted) else replace(release, author=DOUBTED)
+
+
+def _least_realised(epsilon: float) -> float:
+    """Return the epsilon of a bit whose rarer value is more probable by one step than at ``epsilon``, rounded down."""
+    rarer = 1 / (exp(min(epsilon, _MAX_EXPONENT)) + 1) + SMALLEST_SHARE
+    return log1p(-rarer) - log(rarer) - SMALLEST_SHARE
+
+
+_MAX_EXPONENT = 700.0
+"""Epsilon above which e^epsilon overflows."""
 
 
 def _is_made(release: ClientRelease) -> bool:
