@@ -232,8 +232,6 @@ def test_two_more_rounds_among_fewer_cost_more_behind_a_shuffler() -> None:
     assert alike.bounds(1e-6).adaptive < unlike.epsilon(1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.thorough
 @pytest.mark.parametrize("epsilon0", [1e-6, 1e-3, 0.5])
 def test_a_lone_report_costs_the_mean_of_its_gain_above_zero(epsilon0: float) -> None:
     """The characteristic function of one term is 0 at some frequencies, and 0 has no logarithm: a warning would fail this test."""
@@ -244,6 +242,8 @@ def test_a_lone_report_costs_the_mean_of_its_gain_above_zero(epsilon0: float) ->
         assert exact <= record.delta(1, part * epsilon0) <= 1.005 * exact
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_single_bit_costs_little_more_than_its_count() -> None:
     assert single_delta(0.1, 500, 0.01) <= Bits(0.1, 1).delta(500, 0.01) <= 1.2 * single_delta(0.1, 500, 0.01)
     counted = certified_epsilon([ShuffledRounds(0.1, 2000, 64, 10)], 1e-5)[1]
