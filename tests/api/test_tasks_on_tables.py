@@ -57,6 +57,43 @@ def test_ordered_words() -> None:
         run("ordinal", "grade")
 
 
+@pytest.mark.parametrize(
+    ("task", "target", "settings", "judged_by"),
+    [
+        ("poisson", "visits", {}, {"deviance explained", "MAE"}),
+        ("ordinal", "grade", {"data.classes": ["low", "middle", "high"]}, {"quadratic kappa", "accuracy", "mean class error"}),
+        ("multilabel", ["often", "died"], {}, {"AUROC", "macro F1", "exact match"}),
+    ],
+)
+def test_each_task_has_intervals_and_a_pooled_reference(task: str, target: Any, settings: dict[str, Any], judged_by: set[str]) -> None:
+    frame = FRAME.assign(often=(FRAME["visits"] > 3).astype(int))
+    result = run(task, target, data=frame, settings=settings, baseline=True)
+    figures = result.to_dict()
+    assert set(figures["pooled_scores"]) == set(result.intervals) == judged_by
+    low, high = result.intervals[result.metric]
+    assert low < result.score < high
+    assert figures["pooled_scores"][result.metric] > low  # nothing is better than all rows without noise, but by luck
+    assert result.metric in result.sites_to_dataframe()
+
+
+def test_a_pooled_count_is_scikit_learn_s() -> None:
+    from sklearn.linear_model import PoissonRegressor
+    from sklearn.metrics import d2_tweedie_score
+
+    result, test = run("poisson", "visits", baseline=True), held_out(len(FRAME))
+    fitted = PoissonRegressor(alpha=0.0).fit(FRAME[["age"]][~test], FRAME["visits"][~test])
+    expected = d2_tweedie_score(FRAME["visits"][test], fitted.predict(FRAME[["age"]][test]), power=1)
+    # Ages are brought to normal deviates of their quantiles, which of normal ones changes little.
+    assert result.to_dict()["pooled_scores"]["deviance explained"] == pytest.approx(expected, abs=0.03)
+
+
+def test_rare_counts_have_no_interval_and_the_reason_is_said() -> None:
+    frame = FRAME.assign(rare=(np.arange(len(FRAME)) % 400 == 3).astype(int))
+    result = run("poisson", "rare", data=frame)
+    assert set(result.intervals) == {"MAE"}
+    assert "Some figures have no interval: too few rows with a count above 0: figures need 10." in " ".join(str(result).split())
+
+
 def harrell(times: pd.Series[float], events: pd.Series[int], risks: pd.Series[float]) -> float:
     """Share of the comparable pairs of rows in which the one that died first had the higher risk; equal risks count a half."""
     right = pairs = 0.0

@@ -22,10 +22,11 @@ from ldpfl.report.scores import (
     figure_columns,
     figure_rows,
     heading,
+    intervals_said,
     shown,
     site_columns,
+    site_notes,
     site_rows,
-    units_of,
     untold_labels,
     with_interval,
 )
@@ -84,14 +85,15 @@ def quality_tables(result: dict[str, Any]) -> list[Table]:
     """Return the table of all figures with their references, and the table of clients; each is left out if it would show too little."""
     tables = []
     if len(result["scores"]) > 1:
-        intervals = f"Intervals: 95 %, by a bootstrap over test {units_of(result)}." if result.get("intervals") else ""
-        said = filter(None, (event_of(result), untold_labels(result), intervals, POOLED if result.get("pooled_scores") else ""))
+        pooled = POOLED if result.get("pooled_scores") else ""
+        said = filter(None, (event_of(result), untold_labels(result), intervals_said(result), pooled))
         caption = " ".join(said)
         tables.append(_of_cells("figures on test rows", figure_columns(result), figure_rows(result), caption))
     tables += at_clients_tables(result)
     if result.get("sites"):
         rows, more = site_rows(result), max(0, len(result["sites"]) - _MOST_SITES)
-        caption = f"and {counted(more, 'client')} more, in result.json and report.html" if more else ""
+        beyond = f"and {counted(more, 'client')} more, in result.json and report.html." if more else ""
+        caption = " ".join(filter(None, (beyond, site_notes(result))))
         tables.append(_of_cells("by client, the worst first", site_columns(result), rows[:_MOST_SITES], caption))
     return tables
 
