@@ -32,7 +32,7 @@ from ldpfl.report.scores import (
 )
 from ldpfl.tasks import ACCURACY
 from ldpfl.tasks.weighted_metrics import COMMONEST
-from ldpfl.util.number_format import counted, number
+from ldpfl.util.number_format import NO_EPSILON, counted, epsilon_text
 
 _SHUFFLED = "shuffled_upper_adaptive"
 """The figure behind a shuffler; a sweep in which no run has it shows no column for it."""
@@ -135,6 +135,8 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> FittedTable:
     ]
     if "shuffled" in budgets:
         legend[0] += "; shuffled: behind an ideal shuffler, or a sum that hides its terms"
+    if any(_figure(row, name) == NO_EPSILON for row in rows for name in budgets.values()):
+        legend[0] += f"; {NO_EPSILON}: no epsilon is known, as where no noise is added: nothing is promised"
     protected = {row.privacy.get("protected") for row in rows}
     if "record" in protected:
         legend[0] += "; a record: of one record of a client, which is no promise to the client"
@@ -182,7 +184,10 @@ def score_of(row: Row) -> str:
 def _figure(row: Row, name: str) -> str:
     value = row.privacy.get(name)
     of = f" a {row.privacy['protected']}" if row.privacy.get("protected") in ("record", "person") else ""
-    return "-" if value is None else f"{number(value)}{of}"
+    if value is None:
+        return "-"
+    said = epsilon_text(value)
+    return said if said == NO_EPSILON else f"{said}{of}"
 
 
 def _noise_cells(row: Row) -> tuple[str, ...]:
