@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,11 @@ def test_times_to_an_event(cuts: list[float]) -> None:
 @pytest.mark.parametrize(
     ("task", "target", "settings", "said"),
     [
-        ("survival", "days", {}, "survival needs two columns in data.target: the time, and whether"),
+        ("survival", "days", {}, "It names 'days' alone: give them as a list, --set 'data.target=[\"days\", \"EVENT\"]'"),
+        ("survival", ["days", "died", "age"], {}, 'It names 3 columns: give them as a list, --set \'data.target=["TIME", "EVENT"]\''),
+        ("survival", ["died", "days"], {}, 'name the time first, give them as a list, --set \'data.target=["days", "died"]\''),
+        ("multilabel", "died", {}, "which names 'died' alone: give them as a list, --set 'data.target=[\"died\", \"OTHER\"]'"),
+        ("classification", ["days", "died"], {}, "and for a time and an event to 'survival' (--task survival)"),
         ("survival", ["days", "age"], {}, "the label in the column 'age' must be 0 or 1"),
         ("poisson", "below", {}, "the target 'below' is below 0, and this task expects 0 or more"),
         ("poisson", "visits", {"data.bounds": {"visits": [-1, 9]}}, "data.bounds.visits begin at -1, and counts and times begin at 0"),
@@ -135,7 +140,7 @@ def test_times_to_an_event(cuts: list[float]) -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(task: str, target: str | list[str], settings: dict[str, Any], said: str) -> None:
-    with pytest.raises((ConfigError, DataError), match=said):
+    with pytest.raises((ConfigError, DataError), match=re.escape(said)):
         run(task, target, data=FRAME.assign(below=FRAME["age"] - 60), settings=settings)
 
 

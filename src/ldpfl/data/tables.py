@@ -162,8 +162,18 @@ class Table:
             raise DataError(f"the column {name!r} holds {problem}; or name it in data.words, to take it as words")
         return kind
 
+    def is_text(self, name: str) -> bool:
+        """Return whether most values in the column ``name`` are texts of several words."""
+        column = self.columns[name]
+        present = [] if column.dtype == np.float64 else self._present(column)
+        return 2 * sum(len(text.split()) >= _WORDS_OF_A_TEXT for text in present) > len(present)
+
     def _present(self, column: Column) -> list[str]:
         return [text for text in column if not self.is_absent(text)]
+
+
+_WORDS_OF_A_TEXT = 5
+"""Number of words from which on a cell is a text, and not the name of a category."""
 
 
 def read_table(path: Path, only: Collection[str] | None = None, *, names_shown: bool = True) -> Table:
