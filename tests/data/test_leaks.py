@@ -68,7 +68,7 @@ def test_a_column_that_tells_the_target_is_named(task: str, target: str | list[s
 def test_a_node_notes_nothing_of_its_rows(tmp_path: Path) -> None:
     frame = CLEAN.assign(sick=SICK.astype(int), copy=SICK.astype(int))
     frame.to_csv(tmp_path / "own.csv", index=False)
-    bounds = {"age": [0, 120], "copy": [0, 1]}
+    bounds = {"age": [0.0, 120.0], "copy": [0.0, 1.0]}
     config = DataConfig(name="node", target="sick", columns=["age", "copy"], bounds=bounds, classes=["0", "1"], scaling="bounds")
     own = read_at_node(config, "class", tmp_path / "own.csv")
     assert not any(note.startswith(LEAK) for note in own.notes)

@@ -50,8 +50,8 @@ def leak_note(table: Table, config: DataConfig, targets: Targets) -> tuple[str, 
     if not found:
         return ()
     return (
-        f"{LEAK}: {', '.join(found)} predicts it nearly without error, alone. Where such a column is known only after the outcome, leave it "
-        "out (data.columns names the columns to use): a model that needs it is of no use for new rows",
+        f"{LEAK}: {', '.join(found)} predicts it nearly without error, alone. Where such a column is known only after the outcome, leave "
+        "it out (data.columns names the columns to use): a model that needs it is of no use for new rows",
     )
 
 
@@ -60,11 +60,12 @@ def _leaks(table: Table, config: DataConfig, targets: Targets) -> Iterator[str]:
     targets_as_classes = [_classes(words_of(table, name, values=config.classes)) for name in _names_of_classes(config, targets)]
     for name in config.columns:
         cells = _classes(words_of(table, name, values=config.categories.get(name, ())))
-        is_number = name not in config.words and name not in config.categories
-        values = table.numbers(name, kind="dates" if name in config.dates else "numbers", strict=False) if is_number else None
-        if any(_tells(cells, classes) or (values is not None and _orders(values, classes)) for classes in targets_as_classes) or (
-            values is not None and any(_moves_with(values, numbers) for numbers in targets_as_numbers)
-        ):
+        told = any(_tells(cells, classes) for classes in targets_as_classes)
+        if name not in config.words and name not in config.categories:
+            values = table.numbers(name, kind="dates" if name in config.dates else "numbers", strict=False)
+            told |= any(_orders(values, classes) for classes in targets_as_classes)
+            told |= any(_moves_with(values, numbers) for numbers in targets_as_numbers)
+        if told:
             yield name
 
 
