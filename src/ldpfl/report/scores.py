@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
@@ -74,8 +75,12 @@ def event_of(result: Mapping[str, Any]) -> str:
     if result.get("event") is None:
         names = list(result.get("classes", ()))
         return f"The classes are {', '.join(names[:_MOST_NAMED])}{', ...' * (len(names) > _MOST_NAMED)}." if names else ""
-    share = shown(OBSERVED, result["scores"].get(OBSERVED))
-    return f"The event is {result['event']!r}, the second class: {share} of {result['test_rows']:,} test rows."
+    observed, names = result["scores"].get(OBSERVED), list(result.get("classes", ()))
+    said = f"The event is {result['event']!r}, the second class: {shown(OBSERVED, observed)} of {result['test_rows']:,} test rows."
+    if observed is None or observed <= 0.5 or len(names) != 2:
+        return said
+    turned = json.dumps(names[::-1], ensure_ascii=False)
+    return f"{said} If the rarer {names[0]!r} is the event that you mean, name it second: --set 'data.classes={turned}'."
 
 
 def units_of(result: Mapping[str, Any]) -> str:
