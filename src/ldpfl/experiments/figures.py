@@ -27,6 +27,7 @@ from ldpfl.privacy.guarantee import json_number
 from ldpfl.privacy.statement import account
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation
+from ldpfl.tasks.weighted_metrics import OBSERVED
 from ldpfl.util.files import finite
 
 
@@ -75,7 +76,7 @@ def summarise(
     if one_class := judged.pop("one_class", ""):
         privacy["caveats"].append(
             f"{ONE_CLASS} {one_class}: the accuracy shows no more than how common that class is. Probabilities still differ between rows"
-            + (". Compare them with a threshold near the base rate: ldpfl predict --threshold" if "event" in judged else "")
+            + _threshold_hint(judged["scores"].get(OBSERVED))
         )
     if off := judged.pop("off", ""):
         privacy["caveats"].append(
@@ -133,6 +134,11 @@ def summarise(
     }
     strict: dict[str, Any] = finite(figures)
     return strict
+
+
+def _threshold_hint(observed: float | None) -> str:
+    """Return how to predict the rarer of two classes too, whose ``observed`` share is None for other tasks."""
+    return "" if observed is None else f". To tell both, give a threshold near the base rate: ldpfl predict --threshold {observed:.2g}"
 
 
 def metric_before_data(config: RunConfig, kind: Kind = Kind.SIMULATION) -> str:
