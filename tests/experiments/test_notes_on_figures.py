@@ -94,9 +94,12 @@ def test_a_model_that_says_the_same_of_each_row_is_said(task: str, target: str) 
 def test_one_class_for_all_rows_is_said_where_the_outputs_differ() -> None:
     inputs, _ = samples(told=0.0)
     rare = (np.random.default_rng(2).random(len(inputs)) < 1 / (1 + np.exp(3 - 0.5 * inputs[:, 0]))).astype(np.int64)
-    (note,) = notes_of((inputs, rare), FEW, ONE_CLASS)
-    assert note.startswith(f"{ONE_CLASS} 0: the accuracy shows no more than how common that class is")
-    assert "ldpfl predict --threshold" in note
+    frame = pandas.DataFrame(inputs, columns=list("abcdef")).assign(died=rare)
+    result = api.run(data=frame, target="died", target_epsilon=50.0, settings=FEW, **HOW)
+    (note,) = [note for note in result.to_dict()["caveats"] if note.startswith(ONE_CLASS)]
+    assert note.startswith(f"{ONE_CLASS} '0': the accuracy shows no more than how common that class is")
+    assert f"ldpfl predict --threshold {result.scores['observed share']:.2g}" in note
+    assert not any(note.startswith(ONE_CLASS) for note in without_private(result.config, result.to_dict())["caveats"])
     assert not notes_of(samples(), FEW, ONE_CLASS)
 
 
