@@ -426,8 +426,10 @@ def test_the_tables_of_noise_schedules_fit_a_terminal_of_80_columns() -> None:
     assert len([line for line in text.splitlines() if "plain" in line]) == 1  # in the first table alone
     assert "LaDP-FL adds it up, no guarantee" in text.replace("\n", " ")
     assert "noised" not in printed(config, gathered[3:])
-    assert "none: no epsilon is known" in " ".join(printed(config, gathered[3:]).split())
-    assert "no epsilon is known" not in " ".join(printed(config, gathered[1:2]).split())
+    assert "none under local: no epsilon is known" in " ".join(printed(config, gathered[3:]).split())
+    assert "none under" not in " ".join(printed(config, gathered[1:2]).split())
+    gaussian = replace(gathered[1], privacy={"local": 4.0, "local_pure": "infinity"})
+    assert "none under sum: this noise has an epsilon with a delta alone" in " ".join(printed(config, [gaussian]).split())
     assert "infinity" not in text
 
 

@@ -135,8 +135,7 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> FittedTable:
     ]
     if "shuffled" in budgets:
         legend[0] += "; shuffled: behind an ideal shuffler, or a sum that hides its terms"
-    if any(_figure(row, name) == NO_EPSILON for row in rows for name in budgets.values()):
-        legend[0] += f"; {NO_EPSILON}: no epsilon is known, as where no noise is added: nothing is promised"
+    legend[0] += _none_said(rows)
     protected = {row.privacy.get("protected") for row in rows}
     if "record" in protected:
         legend[0] += "; a record: of one record of a client, which is no promise to the client"
@@ -188,6 +187,14 @@ def _figure(row: Row, name: str) -> str:
         return "-"
     said = epsilon_text(value)
     return said if said == NO_EPSILON else f"{said}{of}"
+
+
+def _none_said(rows: Sequence[Row]) -> str:
+    """Return what it means that a row has no epsilon, as a part of the legend; empty if each row has one."""
+    unprotected = [row for row in rows if _figure(row, "local") == NO_EPSILON]
+    without_sum = [row for row in rows if _figure(row, "local_pure") == NO_EPSILON and _figure(row, "local") != NO_EPSILON]
+    said = f"; {NO_EPSILON} under local: no epsilon is known, as where no noise is added, and nothing is promised" if unprotected else ""
+    return said + (f"; {NO_EPSILON} under sum: this noise has an epsilon with a delta alone" if without_sum else "")
 
 
 def _noise_cells(row: Row) -> tuple[str, ...]:
