@@ -66,7 +66,8 @@ def judged_on_test_rows(federation: Federation, weights: Tensor) -> Judged:
         def watched() -> Iterator[tuple[Tensor, Tensor]]:  # some at a time: the outputs for texts are large
             for outputs, targets in evaluated(federation.task, weights, rows):
                 found.append(bool(unusable(outputs, task.targets).any()))
-                alike.update(outputs)
+                if outputs.dim() <= 2:  # scores of all tokens at all places are too many to compare
+                    alike.update(outputs)
                 yield outputs, targets
 
         return Judged(task.measured(watched(), every=True), unusable=any(found), constant=alike.found)
