@@ -193,7 +193,11 @@ def _none_said(rows: Sequence[Row]) -> str:
     """Return what it means that a row has no epsilon, as a part of the legend; empty if each row has one."""
     unprotected = [row for row in rows if _figure(row, "local") == NO_EPSILON]
     without_sum = [row for row in rows if _figure(row, "local_pure") == NO_EPSILON and _figure(row, "local") != NO_EPSILON]
-    said = f"; {NO_EPSILON} under local: no epsilon is known, as where no noise is added, and nothing is promised" if unprotected else ""
+    said = (
+        f"; {NO_EPSILON} under local: no epsilon is known, as where values leave as they are, and nothing is promised"
+        if unprotected
+        else ""
+    )
     return said + (f"; {NO_EPSILON} under sum: this noise has an epsilon with a delta alone" if without_sum else "")
 
 

@@ -253,7 +253,8 @@ def _rows(guarantees: list[dict[str, Any]]) -> Iterator[tuple[str, str, str, str
 
 def _proved(row: dict[str, Any], pure: str | None) -> str:
     if row["delta"] == 0:
-        return f"{epsilon_text(row['epsilon'])} (pure)"
+        said = epsilon_text(row["epsilon"])
+        return said if said == NO_EPSILON else f"{said} (pure)"
     found = interval(row["lower"], row["epsilon"])
     return found if pure is None or pure == found else f"{found} ({'no pure bound' if pure == NO_EPSILON else f'{pure} pure'})"
 
