@@ -13,6 +13,7 @@ from PIL import Image
 
 from conftest import CommandLine
 from ldpfl import ConfigError, DataError, api
+from ldpfl.api.predicting import predict_csv
 from ldpfl.data.holding_out import TEST_SHARE, held_out
 
 pytestmark = pytest.mark.slow
@@ -137,6 +138,34 @@ def table() -> pd.DataFrame:
     return pd.DataFrame({"age": age, "died": np.where(generator.random(300) < age / 200, "yes", "no")})
 
 
+def test_each_prediction_has_its_row_and_the_column_that_says_whose_it_is(tmp_path: Path, ldpfl: CommandLine) -> None:
+    """That column was left out of training, for its name, and may hold what a spreadsheet would run."""
+    frame = table().assign(patient_id=[f"=p{place}" for place in range(300)])
+    result = api.run(data=frame, target="died", settings=FEW, folder=tmp_path / "run", **HOW)
+    usual = result.predict(frame)
+    frame.to_csv(tmp_path / "new.csv", index=False)
+    for rows in (frame, tmp_path / "new.csv"):
+        found = api.predict(tmp_path / "run", rows, id_column="patient_id")
+        assert list(found) == ["patient_id", *usual]
+        assert found["patient_id"].tolist() == frame["patient_id"].tolist()
+        pd.testing.assert_frame_equal(found.drop(columns="patient_id"), usual)
+    told = ldpfl("predict", tmp_path / "run", tmp_path / "new.csv", "--id", "patient_id").out.splitlines()
+    assert told[0].startswith("row,patient_id,died,")
+    assert [line.split(",")[:2] for line in (told[1], told[300])] == [["1", "'=p0"], ["300", "'=p299"]]
+    told = ldpfl("predict", tmp_path / "run", tmp_path / "new.csv").out.splitlines()
+    assert told[0] == ",".join(["row", *usual])
+    refused = ldpfl.refused("predict", tmp_path / "run", tmp_path / "new.csv", "--id", "patient")
+    assert "no column 'patient', which id_column (--id) names: did you mean patient_id?" in refused.replace("'patient_id'", "patient_id")
+    assert "which is what the model predicts" in ldpfl.refused("predict", tmp_path / "run", tmp_path / "new.csv", "--id", "died")
+
+
+def test_a_target_may_be_called_row(tmp_path: Path) -> None:
+    frame = table().rename(columns={"died": "row"})
+    api.run(data=frame, target="row", settings=FEW, folder=tmp_path / "run", **HOW)
+    frame.to_csv(tmp_path / "new.csv", index=False)
+    assert predict_csv(tmp_path / "run", tmp_path / "new.csv").startswith("row,row,probability of no,")
+
+
 def test_a_threshold_decides_between_two_classes(tmp_path: Path, ldpfl: CommandLine) -> None:
     settings = {**FEW, "task.threshold": 0.2}
     result = api.run(data=table(), target="died", settings=settings, folder=tmp_path / "run", **HOW)
@@ -149,7 +178,9 @@ def test_a_threshold_decides_between_two_classes(tmp_path: Path, ldpfl: CommandL
     pd.testing.assert_frame_equal(early.drop(columns="died"), usual.drop(columns="died"))
     pd.testing.assert_frame_equal(api.predict(tmp_path / "run", table(), threshold=middle), early)
     table().to_csv(tmp_path / "new.csv", index=False)
-    assert ldpfl("predict", tmp_path / "run", tmp_path / "new.csv", "--threshold", f"{middle!r}").out == early.to_csv(index=False)
+    told = ldpfl("predict", tmp_path / "run", tmp_path / "new.csv", "--threshold", f"{middle!r}").out
+    early.insert(0, "row", range(1, 301))
+    assert told == early.to_csv(index=False)
     test = table()[held_out(300, TEST_SHARE)]
     told, died = result.predict(test, threshold=0.2)["died"].to_numpy() == "yes", test["died"].to_numpy() == "yes"
     assert result.scores["sensitivity at 0.2"] == pytest.approx(float((told & died).sum() / died.sum()))

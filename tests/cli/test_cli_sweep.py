@@ -42,7 +42,7 @@ def test_a_sweep_ends_in_a_table_and_is_not_run_twice(ldpfl: CommandLine, file: 
     command: list[str | Path] = ["sweep", file, "--data-dir", tiny_data, "--out", tmp_path / "s", "--set", "shuffling.channel=direct"]
     outcome = ldpfl(*command, "--set", "training.batch_size=5")
     assert outcome.code == 0, outcome.err
-    for word in ("tiny, 2 seeds", "plain", "bits", "worth its price", "infinity"):
+    for word in ("tiny, 2 seeds", "plain", "bits", "worth its price", "none under"):
         assert word in outcome.out, word
     assert "8/8: bits, epsilon 4.0, seed 1" in outcome.err
     found = json.loads((tmp_path / "s" / "rows.json").read_text(encoding="utf-8"))

@@ -80,8 +80,8 @@ def test_names_beyond_the_basic_plane_go_through_a_run(ldpfl: CommandLine) -> No
     few = ("--set", "training.rounds=1", "--set", f"name={EMOJI}", "--no-baseline", "--no-report")
     assert ldpfl("run", "--data", table, "--target", f"={EMOJI}", "--client", f"site{EMOJI}", "--out", f"r{EMOJI}", *few).code == 0
     predicted = ldpfl("predict", f"r{EMOJI}", table).out.splitlines()
-    assert predicted[0].startswith(f"'={EMOJI},probability of -{ASTRAL},")
-    assert {line.partition(",")[0] for line in predicted[1:]} <= {f"'={EMOJI}", f"'-{ASTRAL}"}
+    assert predicted[0].startswith(f"row,'={EMOJI},probability of -{ASTRAL},")
+    assert {line.split(",")[1] for line in predicted[1:]} <= {f"'={EMOJI}", f"'-{ASTRAL}"}
     assert ldpfl("show", f"r{EMOJI}").out.startswith(EMOJI)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 from numpy.typing import NDArray
 
@@ -16,6 +17,7 @@ from ldpfl.report.page import page
 
 NARROW = "predicted probabilities lie far too close together"
 CHANCE = "nothing was found to have been learnt"
+ONE_CLASS = "all test rows are predicted to be of the class"
 SCALE = "the inputs may be on a wrong scale"
 HOW: dict[str, Any] = {"baseline": False, "progress": False, "seed": 1}
 FEW: dict[str, Any] = {"clients.count": 4, "training.rounds": 3}
@@ -69,6 +71,36 @@ def test_a_number_that_is_predicted_no_better_than_by_its_mean_is_said() -> None
     (note,) = notes_of((inputs, targets), settings, CHANCE)
     assert note.startswith(f"{CHANCE}: R2 ")
     assert not notes_of((inputs, inputs[:, 0]), {**settings, "training.rounds": 20}, CHANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "target"),
+    [("classification", "died"), ("classification", "grade"), ("regression", "days"), ("poisson", "visits"), ("ordinal", "grade")],
+)
+def test_a_model_that_says_the_same_of_each_row_is_said(task: str, target: str) -> None:
+    """The only input is 0 in each row, so the output is the model's offset alone."""
+    random = np.random.default_rng(3)
+    frame = pandas.DataFrame({"flat": np.zeros(600), "died": np.arange(600) % 100 == 7, "grade": random.integers(4, size=600)})
+    frame = frame.assign(days=random.normal(size=600), visits=random.poisson(2.0, size=600))
+    settings = {**FEW, "data.bounds": {"flat": [-1, 1]}}
+    found = api.run(data=frame, target=target, columns=["flat"], task=task, target_epsilon=8.0, settings=settings, **HOW).to_dict()
+    (note,) = [note for note in found["caveats"] if note.startswith(CHANCE)]
+    assert f"the model's output is the same for all {found['test_rows']} test rows" in note
+    assert not any(note.startswith(ONE_CLASS) for note in found["caveats"])
+
+
+@pytest.mark.slow
+def test_one_class_for_all_rows_is_said_where_the_outputs_differ() -> None:
+    inputs, _ = samples(told=0.0)
+    rare = (np.random.default_rng(2).random(len(inputs)) < 1 / (1 + np.exp(3 - 0.5 * inputs[:, 0]))).astype(np.int64)
+    frame = pandas.DataFrame(inputs, columns=list("abcdef")).assign(died=rare)
+    result = api.run(data=frame, target="died", target_epsilon=50.0, settings=FEW, **HOW)
+    (note,) = [note for note in result.to_dict()["caveats"] if note.startswith(ONE_CLASS)]
+    assert note.startswith(f"{ONE_CLASS} '0': the accuracy shows no more than how common that class is")
+    assert f"ldpfl predict --threshold {result.scores['observed share']:.2g}" in note
+    assert not any(note.startswith(ONE_CLASS) for note in without_private(result.config, result.to_dict())["caveats"])
+    assert not notes_of(samples(), FEW, ONE_CLASS)
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from ldpfl.data.holding_out import TEST_SHARE, held_out
 from ldpfl.experiments.public_figures import without_private
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.report.page import page
+from ldpfl.report.scores import event_of
 
 RARE = 0.06
 
@@ -53,6 +54,7 @@ def test_two_classes_are_judged_by_auroc_and_accuracy_stands_beside_the_commones
     said = str(kept)
     assert "commonest class, always" in said
     assert "The event is 'died'" in said
+    assert "is the event that you mean" not in said
 
 
 def test_references_are_those_without_noise_and_the_pooled_one_is_scikit_learn_s(kept: ldpfl.RunResult) -> None:
@@ -75,6 +77,11 @@ def test_references_are_those_without_noise_and_the_pooled_one_is_scikit_learn_s
 
 def test_each_client_has_its_own_figures_the_worst_first_or_a_reason(kept: ldpfl.RunResult) -> None:
     sites = kept.to_dict()["sites"]
+    for site in sites:  # the shares stand for each client, however rare the event is
+        low, high = site["intervals"]["observed share"]
+        assert site["scores"]["observed share"] == pytest.approx(site["events"] / site["rows"])
+        assert low <= site["events"] / site["rows"] <= high
+        assert 0 < site["scores"]["mean predicted risk"] < 1
     known, reasons = [site for site in sites if not site["note"]], {site["name"]: site["note"] for site in sites if site["note"]}
     assert {site["name"] for site in known} == {"b", "c", "d"}
     assert sites[: len(known)] == known
@@ -84,6 +91,30 @@ def test_each_client_has_its_own_figures_the_worst_first_or_a_reason(kept: ldpfl
     assert reasons == {"few": "too few rows: figures need 20", "nobody died": "no event among its rows", "a": few}
     assert sum(site["rows"] for site in sites) == 600
     assert list(kept.sites_to_dataframe()["name"]) == [site["name"] for site in sites]
+
+
+def test_how_to_turn_the_event_round_is_said_where_it_is_the_commoner_class() -> None:
+    """As of the words ja and nein, which are in alphabetical order where the settings name none."""
+    figures: dict[str, Any] = {"event": "nein", "classes": ["ja", "nein"], "test_rows": 100, "scores": {"observed share": 0.97}}
+    said = "If the rarer 'ja' is the event that you mean, name it second: --set 'data.classes=[\"nein\", \"ja\"]'."
+    assert event_of(figures).endswith(said)
+    assert "rarer" not in event_of({**figures, "scores": {"observed share": 0.03}})
+
+
+@pytest.mark.slow
+def test_a_rare_event_at_each_client_leaves_its_shares_and_the_reason(tmp_path: Path) -> None:
+    frame = patients(1200).assign(ward=lambda frame: np.arange(len(frame)) % 6)
+    frame["outcome"] = np.where(np.arange(len(frame)) % 40 == 0, "died", "alive")
+    found = ldpfl.run(
+        data=frame, target="outcome", client="ward", rounds=2, settings=SETTINGS, seed=1, folder=tmp_path / "run", progress=False
+    )
+    sites = found.to_dict()["sites"]
+    assert all(set(site["scores"]) == {"mean predicted risk", "observed share"} for site in sites)
+    for said in (str(found), page([tmp_path / "run"])):
+        said = " ".join(said.split())
+        assert "Without AUROC: " in said
+        assert "too few rows with or without the event: figures need 10 of each" in said
+        assert "No intervals: too few rows with or without the event" in said
 
 
 def test_what_no_guarantee_covers_is_left_out_of_what_is_handed_on(kept: ldpfl.RunResult) -> None:

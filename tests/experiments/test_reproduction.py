@@ -12,14 +12,17 @@ from typing import Any
 
 import psutil
 import pytest
+from rich.console import Console
 
 from conftest import TINY_TOML, CommandLine
 from ldpfl import ConfigError, DataError, api
+from ldpfl.api.reproducing import Attacks
 from ldpfl.experiments import read_config
 from ldpfl.experiments.reproduction import Published, Reached, Reproduction, Shows, load_reproduction
 from ldpfl.experiments.shipped import reproduction_files
 from ldpfl.experiments.sweep_config import SweepConfig, cells, load_sweep
 from ldpfl.experiments.sweep_rows import Row
+from ldpfl.report.progress import ProgressDisplay
 from ldpfl.report.reproduction import tidy
 from ldpfl.simulation import workers
 
@@ -111,9 +114,23 @@ def test_runs_go_on_at_once_and_the_paper_stands_beside_them(
     shown = ldpfl("reproduce", own, "--out", out, "--data-dir", tiny_data)  # nothing is run again
     assert "55.5" in shown.out
     assert "1/1" in shown.out
+    assert all(float(line["seconds_a_run"]) > 0 for line in lines)
+    assert "seconds: mean of a run" in " ".join(shown.out.split())
     # One thread each, as one run after the other has them: the same bytes.
     alone = api.reproduce(own, folder=tmp_path / "alone", data_dir=tiny_data, jobs=1, progress=False)
     assert [row.row.score for row in alone.rows if row.row] == [row.row.score for row in result.rows if row.row]
+
+
+def test_attacks_say_how_long_the_others_will_take(own: str, tmp_path: Path) -> None:
+    console, seconds = Console(file=io.StringIO(), width=120), iter([0.0, 90.0, 180.0])
+    (cell, *_) = cells(load_sweep(str(tmp_path / "sweep.toml")), [], settle=False)
+    attacks = Attacks(ProgressDisplay(console, lines=False), lambda: next(seconds))
+    for number in (1, 2, 3):
+        attacks.begins(number, 3, cell)
+    said = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert ["left" in line for line in said] == [False, True, True]
+    assert said[1].endswith(", about 3 minutes left")
+    assert said[2].endswith(", about 90 s left")
 
 
 @pytest.mark.slow

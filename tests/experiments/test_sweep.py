@@ -7,6 +7,7 @@ import io
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -416,7 +417,7 @@ def test_the_tables_of_noise_schedules_fit_a_terminal_of_80_columns() -> None:
     text = printed(config, gathered, width=80)
     assert "…" not in text
     for words in (
-        ("23.45 ± 11.11", "infinity"),
+        ("23.45 ± 11.11", "none"),
         ("AdapLDP", "3,751.5"),
         ("34,002 ± 12", "99.8%", "0.0125"),
         ("AdapLDP", "169.8 ± 0.46"),
@@ -426,6 +427,11 @@ def test_the_tables_of_noise_schedules_fit_a_terminal_of_80_columns() -> None:
     assert len([line for line in text.splitlines() if "plain" in line]) == 1  # in the first table alone
     assert "LaDP-FL adds it up, no guarantee" in text.replace("\n", " ")
     assert "noised" not in printed(config, gathered[3:])
+    assert "none under local: no epsilon is known" in " ".join(printed(config, gathered[3:]).split())
+    assert "none under" not in " ".join(printed(config, gathered[1:2]).split())
+    gaussian = replace(gathered[1], privacy={"local": 4.0, "local_pure": "infinity"})
+    assert "none under sum: this noise has an epsilon with a delta alone" in " ".join(printed(config, [gaussian]).split())
+    assert "infinity" not in text
 
 
 def test_a_column_for_a_shuffler_is_there_only_where_one_is() -> None:

@@ -84,6 +84,34 @@ def test_several_classes_and_labels_and_numbers_have_scikit_learn_s_figures() ->
     )
 
 
+def test_counts_and_ordered_classes_have_scikit_learn_s_figures() -> None:
+    from sklearn import metrics
+
+    random = np.random.default_rng(2)
+    expected = np.exp(random.normal(size=ROWS))
+    counts = random.poisson(expected).astype(np.float64)
+    found = weighted_metrics.point(weighted_metrics.of_counts(expected, counts), ROWS)
+    assert found == pytest.approx(
+        {
+            "deviance explained": metrics.d2_tweedie_score(counts, expected, power=1),
+            "MAE": metrics.mean_absolute_error(counts, expected),
+        }
+    )
+    told, classes = random.integers(4, size=ROWS).astype(np.float64), random.integers(4, size=ROWS)
+    assert weighted_metrics.point(weighted_metrics.of_ordered(told, classes), ROWS) == pytest.approx(
+        {
+            "quadratic kappa": metrics.cohen_kappa_score(classes, told, weights="quadratic"),
+            "accuracy": metrics.accuracy_score(classes, told),
+            "mean class error": metrics.mean_absolute_error(classes, told),
+        }
+    )
+
+
+def test_equal_counts_leave_no_deviance_to_explain() -> None:
+    alike = weighted_metrics.of_counts(np.linspace(1, 2, ROWS), np.full(ROWS, 3.0))
+    assert np.isnan(weighted_metrics.point(alike, ROWS)["deviance explained"])
+
+
 def test_intervals_are_those_of_resamples_that_are_drawn_one_by_one() -> None:
     """Ends of 500 resamples, beside those of 300 others: a tenth of the interval's width, or a little more, apart."""
     logits, events = drawn()

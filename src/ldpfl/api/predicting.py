@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 
 @checked
 def predict(
-    folder: str | Path, rows: pandas.DataFrame | Rows, *, model: str | nn.Module | None = None, threshold: float | None = None
+    folder: str | Path,
+    rows: pandas.DataFrame | Rows,
+    *,
+    model: str | nn.Module | None = None,
+    threshold: float | None = None,
+    id_column: str | None = None,
 ) -> pandas.DataFrame:
     """Return a line for each of ``rows``: the likeliest class and the probability of each, or of each label, or a number in its own unit.
 
@@ -41,15 +46,19 @@ def predict(
         model: the module or its name, where the model is code: a folder may be somebody else's, and no code that it names is run. Of a
             pretrained model its base, where that is not in the folder that the run took it from.
         threshold: of two classes, the probability of the second one from which on a row is told to be of it, instead of 0.5.
+        id_column: column of a table's ``rows`` that comes first in the result, such as a patient's number. The model does not see it,
+            unless it was trained on it.
 
     Raises:
         ConfigError: there is no model that predicts rows; or its model was handed over, or is code and is not named; or ``threshold`` is
-            given for another model than one of two classes.
+            given for another model than one of two classes, or ``id_column`` for a model of something else than a table.
         DataError: a file is damaged; or a column is missing, or a value does not fit.
     """
     kept = RunFolder(Path(folder))
     described = kept.model_file()
     if not kept.encoding_path.exists():
+        if id_column is not None:
+            raise ConfigError(f"{kept.path} holds no model of a table, and id_column (--id) names a table's column: leave it out")
         return said_of_samples(described, lambda: described.module(kept.model_path, model), rows, threshold, str(kept.path))
     encoder, model = kept.encoder(), named_model(model) if isinstance(model, str) else model
     if encoder.data.tokenizer == described.name and isinstance(model, str):
@@ -58,13 +67,22 @@ def predict(
         raise DataError(f"{kept.encoding_path} is damaged: it is not the encoding of the model that {kept.description_path.name} describes")
     if not isinstance(rows, str | Path) and not hasattr(rows, "columns"):
         raise ConfigError(f"rows are a {type(rows).__name__}, and the model is of a table: give a data frame, a file or a folder")
-    return answered(encoder, described.module(kept.model_path, model), rows, threshold)
+    return answered(encoder, described.module(kept.model_path, model), rows, threshold, id_column)
 
 
 def predict_csv(
-    folder: str | Path, rows: Rows, *, model: str | None = None, threshold: float | None = None, file: Path | None = None
+    folder: str | Path,
+    rows: Rows,
+    *,
+    model: str | None = None,
+    threshold: float | None = None,
+    id_column: str | None = None,
+    file: Path | None = None,
 ) -> str:
     """Return what :func:`predict` does as CSV, in which no word is a formula to a spreadsheet, and write it to ``file`` if one is given.
+
+    The first column is the number of each row, from 1, in the order of the file, or of the files of a folder by their names. Images have
+    their file's name instead.
 
     Raises:
         ConfigError, DataError: as for :func:`predict`.
@@ -72,7 +90,11 @@ def predict_csv(
     """
     if file is not None:
         check_suffix(file, "a table in CSV", ".csv", ".txt")
-    text: str = without_formulas(predict(folder, rows, model=model, threshold=threshold)).to_csv(index=False)
+    found = predict(folder, rows, model=model, threshold=threshold, id_column=id_column)
+    named_by_file = "file" in found and not RunFolder(Path(folder)).encoding_path.exists()
+    if not named_by_file:
+        found.insert(0, "row", range(1, len(found) + 1), allow_duplicates=True)  # a target may be called so too
+    text: str = without_formulas(found).to_csv(index=False)
     if file is not None:
         write_text(file, text)
     return text

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,9 +23,9 @@ from ldpfl.attacks.on_run import Attacker, AttackPlan
 from ldpfl.attacks.on_sweep import attack_sweep, distances_of
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.reproduction import Reached, SizeName, load_reproduction, reached
-from ldpfl.experiments.sweep_config import SweepConfig, cells, load_sweep
+from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, load_sweep
 from ldpfl.experiments.sweep_run import open_folder, stored_sweep
-from ldpfl.report.progress import ProgressDisplay
+from ldpfl.report.progress import ProgressDisplay, lasting
 from ldpfl.report.reproduction import draw_reproduction, tidy, to_csv
 from ldpfl.simulation.workers import cores
 from ldpfl.util.files import to_json, write_text
@@ -98,7 +100,22 @@ def _attack(
 ) -> None:
     runner = runner_for(data_dir, "cpu", display)
     attacker = Attacker(runner.data_dir, runner.device, display, display.phase)
-    attack_sweep(cells(config, overrides), out, attacker, plan, lambda number, of, cell: display.next_run(f"attack {number}/{of}: {cell}"))
+    attack_sweep(cells(config, overrides), out, attacker, plan, Attacks(display).begins)
+
+
+class Attacks:
+    """Titles of attacks, each with the time left by the mean duration of those before it."""
+
+    def __init__(self, display: ProgressDisplay, clock: Callable[[], float] = time.monotonic) -> None:
+        self._display, self._clock = display, clock
+        self._began: float | None = None
+
+    def begins(self, number: int, of: int, cell: Cell) -> None:
+        """Show that the attack with this ``number``, from 1, begins."""
+        now, done = self._clock(), number - 1
+        self._began = now if self._began is None else self._began
+        left = f", about {lasting((now - self._began) / done * (of - done))} left" if done else ""
+        self._display.next_run(f"attack {number}/{of}: {cell}{left}")
 
 
 def _reached(config: SweepConfig, overrides: list[str], out: Path, plan: AttackPlan | None) -> list[Reached]:

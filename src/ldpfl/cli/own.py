@@ -54,13 +54,19 @@ def predict(
         float | None,
         typer.Option(help="Of two classes, the probability of the second one from which on it is predicted.", show_default="0.5"),
     ] = None,
+    id_: Annotated[
+        str | None,
+        typer.Option("--id", metavar="COLUMN", help="Column of ROWS to write beside predictions, such as a patient's number."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="CSV file to write.", show_default="printed")] = None,
 ) -> None:
     """Predict new rows of a table, texts or images with a finished run's model: a line each, as CSV.
 
+    The first column is the row's number, from 1 without the header, or the image's file; --id adds a column of the table.
+
     A word that a spreadsheet would take for a formula, such as =A1, has an apostrophe before it; numbers stay as they are.
     """
-    text = api.predict_csv(run, rows, model=model, threshold=threshold, file=out)
+    text = api.predict_csv(run, rows, model=model, threshold=threshold, id_column=id_, file=out)
     if out is None:
         print(text, end="")
         return

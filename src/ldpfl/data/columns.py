@@ -58,6 +58,7 @@ def said_of_all(table: Table, config: DataConfig) -> tuple[DataConfig, tuple[str
     """
     names, notes = _input_columns(table, config)
     kinds = {name: _kind(table, name, config) for name in names}
+    texts = [name for name in names if kinds[name] == "words" and name not in {*config.words, *config.categories} and table.is_text(name)]
     target = config.target_names[0]
     resolved = config.model_copy(
         update={
@@ -69,7 +70,14 @@ def said_of_all(table: Table, config: DataConfig) -> tuple[DataConfig, tuple[str
             "categories": {name: words for name, words in config.categories.items() if name in names},
         }
     )
-    return resolved, notes
+    return resolved, (*notes, *(_TEXTS.format(names=", ".join(texts), name=texts[0]) for _ in texts[:1]))
+
+
+_TEXTS = (
+    "most cells of {names} are texts of several words, and a table takes each different text for a category of its own, hashed: next to "
+    "nothing can be learnt from it. For a model of texts, which reads this column alone, give --text {name} (data.text), see "
+    "docs/transformers.md; else leave it out: data.columns names the columns to use"
+)
 
 
 def _input_columns(train: Table, config: DataConfig) -> tuple[list[str], tuple[str, ...]]:

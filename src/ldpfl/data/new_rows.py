@@ -2,37 +2,54 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ldpfl.data.columns import features_of, texts_of
+from ldpfl.data.columns import features_of, texts_of, words_of
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.inputs import TOKENS, Inputs
-from ldpfl.data.tables import read_table, table_of
+from ldpfl.data.tables import Table, read_table, table_of
+from ldpfl.errors import ConfigError, DataError, printable
 from ldpfl.models.layout import answers_of
+from ldpfl.util.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     import pandas
 
 
-def answered(encoder: Encoder, module: nn.Module, rows: pandas.DataFrame | str | Path, threshold: float | None = None) -> pandas.DataFrame:
+def answered(
+    encoder: Encoder,
+    module: nn.Module,
+    rows: pandas.DataFrame | str | Path,
+    threshold: float | None = None,
+    id_column: str | None = None,
+) -> pandas.DataFrame:
     """Return the predictions of ``module`` for ``rows``, one line for each row.
 
     If ``rows`` is a data frame, the result has the same index.
 
     Args:
         threshold: predict the second of two classes wherever its probability is at least this.
+        id_column: column of ``rows`` that comes first in the result, to tell whose each prediction is.
 
     Raises:
-        ConfigError: there is a ``threshold``, but the model is not a classifier of two classes.
+        ConfigError: there is a ``threshold``, but the model is not a classifier of two classes; or ``id_column`` is also predicted.
         DataError: a column is missing, or a value does not fit. The message names the place.
     """
     encoder.check_threshold(threshold)
+    table = _table(encoder, rows)
+    keys = None if id_column is None else words_of(replace(table, missing=()), _checked_id(table, id_column))
     with torch.no_grad():
-        predictions = encoder.answers(_outputs(module.eval(), encoded(encoder, rows)), threshold)
+        predictions = encoder.answers(_outputs(module.eval(), _inputs(encoder, table)), threshold)
+    if id_column is not None:
+        if (name := printable(id_column)) in predictions:
+            raise ConfigError(f"id_column (--id) names {id_column!r}, which is what the model predicts: name a column that identifies rows")
+        predictions.insert(0, name, np.array([printable(key) for key in keys or ()], dtype=object))
     return predictions if isinstance(rows, str | Path) else predictions.set_axis(rows.index)
 
 
@@ -55,8 +72,22 @@ def encoded(encoder: Encoder, rows: pandas.DataFrame | str | Path) -> Inputs:
     Raises:
         DataError: an input column is missing, or a value does not fit. The message names the place.
     """
+    return _inputs(encoder, _table(encoder, rows))
+
+
+def _table(encoder: Encoder, rows: pandas.DataFrame | str | Path) -> Table:
     table = read_table(Path(rows)) if isinstance(rows, str | Path) else table_of(rows, "the rows")
-    table = table.with_missing(encoder.data.missing_words)
+    return table.with_missing(encoder.data.missing_words)
+
+
+def _checked_id(table: Table, name: str) -> str:
+    """Return ``name``, or raise a :class:`DataError` if the table has no such column."""
+    if name not in table.columns:
+        raise DataError(f"the rows have no column {name!r}, which id_column (--id) names: {did_you_mean(name, table.columns)}")
+    return name
+
+
+def _inputs(encoder: Encoder, table: Table) -> Inputs:
     if encoder.data.text:
         return texts_of(table, encoder.data, encoder.targets)
     return encoder.scaled(torch.from_numpy(features_of(table, encoder.data).values))

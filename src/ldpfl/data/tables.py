@@ -126,7 +126,9 @@ class Table:
         except ValueError:
             if not strict:
                 return np.nan
-            remedy = f"correct it, or list the column's words in data.categories.{name}, or its words for no value in data.missing_words"
+            remedy = (
+                "correct it, name the column in data.words if it holds codes or words, or list its words for no value in data.missing_words"
+            )
             expected = "number, as others there are" if kind == "numbers" else "ISO date (YEAR-MONTH-DAY), as others there are"
             raise DataError(f"{self.where(row)}: what stands in the column {name!r} is no {expected}; {remedy}") from None
         if not np.isfinite(value) and not strict:
@@ -162,8 +164,18 @@ class Table:
             raise DataError(f"the column {name!r} holds {problem}; or name it in data.words, to take it as words")
         return kind
 
+    def is_text(self, name: str) -> bool:
+        """Return whether most values in the column ``name`` are texts of several words."""
+        column = self.columns[name]
+        present = [] if column.dtype == np.float64 else self._present(column)
+        return 2 * sum(len(text.split()) >= _WORDS_OF_A_TEXT for text in present) > len(present)
+
     def _present(self, column: Column) -> list[str]:
         return [text for text in column if not self.is_absent(text)]
+
+
+_WORDS_OF_A_TEXT = 5
+"""Number of words from which on a cell is a text, and not the name of a category."""
 
 
 def read_table(path: Path, only: Collection[str] | None = None, *, names_shown: bool = True) -> Table:
@@ -286,7 +298,9 @@ def _check_header(path: Path, header: Sequence[str], names_shown: bool) -> None:
         raise DataError(f"{path}: the {header.index('') + 1}. column has no name; {remedy}")
     duplicates = [name for name, times in Counter(header).items() if times > 1]
     if duplicates:
-        raise DataError(f"{path}: two columns are called {repr(duplicates[0]) if names_shown else f'the same {_HEADER}'}")
+        raise DataError(
+            f"{path}: two columns are called {repr(duplicates[0]) if names_shown else f'the same {_HEADER}'}: rename one, or leave it out"
+        )
 
 
 def _line_of(path: Path, lines: NDArray[np.int64], row: int) -> str:
@@ -343,7 +357,7 @@ def _table_of_frame(
     duplicates = [name for name, times in Counter(names).items() if times > 1]
     if duplicates:
         fault = f"are called {duplicates[0]!r}" if names_shown else "have the same name"
-        raise DataError(f"two columns {fault}")
+        raise DataError(f"two columns {fault}: rename one, or leave it out")
     labels = [f"the column {name!r}" if names_shown else f"the {place}. column" for place, name in enumerate(names, start=1)]
     columns = {name: _column_of_series(frame.iloc[:, place], labels[place], where, strict=strict) for place, name in enumerate(names)}
     return Table(columns, where, digest, names_shown=names_shown)

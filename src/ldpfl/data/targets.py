@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -55,10 +56,13 @@ def targets_of(tables: Sequence[Table], config: DataConfig, targets: Targets) ->
     if targets != "classes" and len(names) > 1:
         raise ConfigError(
             f"data.target names {len(names)} columns, and this task predicts one; for several labels set task.name to 'multilabel' "
-            "(--task multilabel)"
+            "(--task multilabel), and for a time and an event to 'survival' (--task survival)"
         )
     if targets == "classes" and len(names) < 2:
-        raise ConfigError("a task of several labels needs two columns or more in data.target; for one, take classification")
+        raise ConfigError(
+            f"a task of several labels needs two columns or more in data.target, which names {names[0]!r} alone: "
+            f"{_as_list(names[0], 'OTHER')}; for one label, take classification"
+        )
     if targets == "tokens":
         return Told([_token_targets(table, config) for table in tables], BYTES)
     if targets == "number":
@@ -85,9 +89,31 @@ def _ordered(told: Told, name: str, config: DataConfig) -> Told:
 def _survival_targets(tables: Sequence[Table], names: Sequence[str], config: DataConfig) -> Told:
     """Return the time and the event (N, 2) of each row, with one output for each interval."""
     if len(names) != 2:
-        raise ConfigError("survival needs two columns in data.target: the time, and whether the event occurred then (1) or not (0)")
+        given = f"{len(names)} columns" if len(names) > 1 else f"{names[0]!r} alone"
+        raise ConfigError(
+            "survival needs two columns in data.target: the time, and then whether the event occurred at that time (1) or not (0). "
+            f"It names {given}: {_as_list(names[0] if len(names) == 1 else 'TIME', 'EVENT')}"
+        )
+    time, event = names
+    for table in tables:
+        if table.is_numeric(time) and _is_event(table, time) and not _is_event(table, event):
+            raise ConfigError(
+                f"data.target names {time!r} as the time, which holds 0 and 1 alone, and {event!r} as the event, which does not: name "
+                f"the time first, {_as_list(event, time)}"
+            )
     values = [torch.stack([_count_targets(table, names[0]), _label_targets(table, names[1])], dim=1) for table in tables]
     return Told(values, len(config.cut_points) or INTERVALS)
+
+
+def _as_list(*names: str) -> str:
+    """Return how several target columns are given."""
+    return f"give them as a list, --set 'data.target={json.dumps(names, ensure_ascii=False)}' (or target=[...] from Python)"
+
+
+def _is_event(table: Table, name: str) -> bool:
+    """Return whether each value in the column ``name`` is 0 or 1."""
+    values = table.numbers(name, strict=False)
+    return bool(np.isin(values[~np.isnan(values)], (0, 1)).all())
 
 
 def _count_targets(table: Table, name: str) -> Tensor:

@@ -17,9 +17,10 @@ from torch import Tensor
 from ldpfl.data.from_table import dataset_of
 from ldpfl.data.holding_out import TEST_SHARE, held_out, held_out_by_name
 from ldpfl.data.inputs import TOKENS, Inputs, by_name, each, not_dense
+from ldpfl.data.leaks import leak_note
 from ldpfl.data.samples import Dataset, Owners, Samples, owners_of
 from ldpfl.data.settings import DataConfig
-from ldpfl.data.tables import read_table, table_of
+from ldpfl.data.tables import Table, read_table, table_of
 from ldpfl.data.targets import MOST_CLASSES
 from ldpfl.data.tokens import following
 from ldpfl.data.user_hub import fetched
@@ -59,7 +60,7 @@ def _from_files(text: str, targets: Targets, paths: tuple[Path, ...], stamps: tu
     if holds_images(paths[0]):
         return _as_dataset(fetched(config), config, targets)
     tables = [read_table(path) for path in paths]
-    return dataset_of(paths[0].stem, tables[0], tables[1] if len(tables) > 1 else None, config, targets)
+    return _of_tables(paths[0].stem, tables[0], tables[1] if len(tables) > 1 else None, config, targets)
 
 
 def _stamp(path: Path) -> object:
@@ -87,7 +88,7 @@ def _as_dataset(given: object, config: DataConfig, targets: Targets) -> Dataset:
             raise ConfigError("the rows to measure on are there already: leave data.test_path out")
         named = ("the train rows", "the test rows") if len(given) > 1 else ("the data frame",)
         train, *test = (table_of(part, name) for part, name in zip(given, named, strict=True))
-        return dataset_of(config.name, train, test[0] if test else _given_test(config), config, targets)
+        return _of_tables(config.name, train, test[0] if test else _given_test(config), config, targets)
     if isinstance(given, Pictures):
         if targets != "class":
             raise ConfigError("images of a folder or the hub have one class each: leave task.name at 'classification'")
@@ -115,6 +116,14 @@ def _as_dataset(given: object, config: DataConfig, targets: Targets) -> Dataset:
         f"data are {_kind_of(given)}, which cannot be used: give a file, a folder, a pandas data frame, a pair (inputs, targets), "
         f"a PyTorch data set of such pairs, or an ldpfl.data.Dataset{_conversion_hint(given)}"
     )
+
+
+def _of_tables(name: str, train: Table, test: Table | None, config: DataConfig, targets: Targets) -> Dataset:
+    """Return the data set of a user's own tables, with a note on columns that give the target away."""
+    found = dataset_of(name, train, test, config, targets)
+    if found.encoder is None:
+        return found
+    return found.noted(*leak_note(train.with_missing(config.missing_words), found.encoder.data, targets))
 
 
 def _are_tokens(given: object) -> bool:

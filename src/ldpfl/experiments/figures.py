@@ -27,6 +27,7 @@ from ldpfl.privacy.guarantee import json_number
 from ldpfl.privacy.statement import account
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation
+from ldpfl.tasks.weighted_metrics import OBSERVED
 from ldpfl.util.files import finite
 
 
@@ -64,6 +65,18 @@ def summarise(
         privacy["caveats"].append(
             f"{CHANCE}: {chance}. More clients or rows, a larger epsilon, or a model with fewer weights may help; the "
             "noise-free baseline shows whether the data can be learnt at all"
+        )
+    if judged.pop("constant", False):
+        privacy["caveats"].append(
+            f"{CHANCE}: the model's output is the same for all {judged['test_rows']:,} test rows, whatever their inputs. Either training "
+            "did not move it, or steps or noise were so large that no input has an effect any more: try another step size (a smaller "
+            "training.server_learning_rate or training.learning_rate), more rounds, a larger epsilon, and data.bounds that are not far "
+            "wider than the values"
+        )
+    if one_class := judged.pop("one_class", ""):
+        privacy["caveats"].append(
+            f"{ONE_CLASS} {one_class}: the accuracy shows no more than how common that class is. Probabilities still differ between rows"
+            + _threshold_hint(judged["scores"].get(OBSERVED))
         )
     if off := judged.pop("off", ""):
         privacy["caveats"].append(
@@ -123,6 +136,11 @@ def summarise(
     return strict
 
 
+def _threshold_hint(observed: float | None) -> str:
+    """Return how to predict the rarer of two classes too, whose ``observed`` share is None for other tasks."""
+    return "" if observed is None else f". To tell both, give a threshold near the base rate: ldpfl predict --threshold {observed:.2g}"
+
+
 def metric_before_data(config: RunConfig, kind: Kind = Kind.SIMULATION) -> str:
     """Return the name of a task's main metric if it is known before the data are read, else "score".
 
@@ -153,6 +171,9 @@ NARROW = "predicted probabilities lie far too close together"
 
 CHANCE = "nothing was found to have been learnt"
 """How the note begins that tells of a model whose main figure is no better than chance."""
+
+ONE_CLASS = "all test rows are predicted to be of the class"
+"""How the note begins that names the one class that a model predicts for all rows."""
 
 OFF = "the mean predicted risk is far from the observed share"
 """How the note begins that tells of a model whose risks are too high or too low on the whole."""

@@ -6,7 +6,7 @@ published.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -15,8 +15,9 @@ from scipy.special import expit, log_softmax
 from torch import Tensor
 
 from ldpfl.data.samples import Samples
-from ldpfl.experiments.quality import judged_by
+from ldpfl.experiments.judging import judged_by
 from ldpfl.simulation import Federation
+from ldpfl.tasks.outcomes import LINEAR_FROM, count_losses
 from ldpfl.tasks.weighted_metrics import Floats
 
 _MAX_VALUES = 5 * 10**7
@@ -27,12 +28,17 @@ _STEPS = 300
 def pooled_scores(federation: Federation) -> dict[str, float] | None:
     """Return the figures of the pooled regression on the test rows; None where the data are no table of one target.
 
-    For classes it is logistic regression without a penalty (L-BFGS, at most 300 steps), for a number least squares, and for a time to an
-    event logistic regression of the hazard of each interval, with one slope for all of them. It takes the columns as the model of
-    ``federation`` does.
+    All but least squares are fitted without a penalty by L-BFGS, in at most 300 steps:
+
+    - classes: logistic regression; several labels: one for each label;
+    - a number: least squares; a count: Poisson regression, with the expected count of ``expected_count``;
+    - ordered classes: logistic regression of each threshold, with one slope for all of them (proportional odds);
+    - a time to an event: logistic regression of the hazard of each interval, with one slope for all of them.
+
+    It takes the columns as the model of ``federation`` does.
     """
     train, test, task = federation.task.data, federation.evaluation.samples, federation.task.task
-    fitted = {"classification": _logistic, "regression": _linear, "survival": _hazards}.get(task.name)
+    fitted = _FITTED.get(task.name)
     encoder = federation.encoder
     if fitted is None or encoder is None or encoder.data.text or not len(test) or train.tensor.numel() > _MAX_VALUES:
         return None
@@ -51,6 +57,23 @@ def _linear(rows: Floats, targets: Tensor, outputs: int) -> Floats:
     return found
 
 
+def _poisson(rows: Floats, targets: Tensor, outputs: int) -> Floats:
+    counts = targets.double().numpy().reshape(-1)
+
+    def loss(free: Floats) -> tuple[float, Floats]:
+        found = torch.from_numpy(rows @ free)
+        value = float(count_losses(found, torch.from_numpy(counts)).sum()) / len(rows)
+        return value, rows.T @ (np.exp(np.minimum(found.numpy(), LINEAR_FROM)) - counts) / len(rows)
+
+    return _minimise(loss, rows.shape[1]).reshape(-1, 1)
+
+
+def _labels(rows: Floats, targets: Tensor, outputs: int) -> Floats:
+    """Return weights (F, outputs) of a logistic regression for each label."""
+    columns = [_logistic(rows, label.long(), 2)[:, 1] for label in targets.T]
+    return np.stack(columns, axis=1)
+
+
 def _logistic(rows: Floats, targets: Tensor, outputs: int) -> Floats:
     """Return weights (F, outputs), those of the first class 0."""
     seen = np.eye(outputs)[targets.numpy()]
@@ -63,8 +86,16 @@ def _logistic(rows: Floats, targets: Tensor, outputs: int) -> Floats:
     return _with_first_class(_minimise(loss, rows.shape[1] * (outputs - 1)), outputs)
 
 
-def _hazards(rows: Floats, targets: Tensor, outputs: int) -> Floats:
-    """Return weights (F, outputs), which differ between intervals in the last row, the offsets, alone."""
+def _ordered(rows: Floats, targets: Tensor, outputs: int) -> Floats:
+    above = targets[:, None] > torch.arange(outputs)
+    return _parallel(rows, above, outputs)
+
+
+def _parallel(rows: Floats, targets: Tensor, outputs: int) -> Floats:
+    """Return weights (F, outputs) of logistic regressions of ``targets`` (n, outputs), each 0, 1 or NaN, which does not count.
+
+    The weights differ between outputs only in the last row, the offsets.
+    """
     columns, seen = rows[:, :-1], targets.double().numpy()
     known, events = ~np.isnan(seen), np.nan_to_num(seen)
 
@@ -76,6 +107,17 @@ def _hazards(rows: Floats, targets: Tensor, outputs: int) -> Floats:
 
     found = _minimise(loss, columns.shape[1] + outputs)
     return np.vstack([np.repeat(found[:-outputs, None], outputs, axis=1), found[-outputs:]])
+
+
+_FITTED: Mapping[str, Callable[[Floats, Tensor, int], Floats]] = {
+    "classification": _logistic,
+    "multilabel": _labels,
+    "regression": _linear,
+    "poisson": _poisson,
+    "ordinal": _ordered,
+    "survival": _parallel,
+}
+"""Function from rows (N, F), targets and the number of outputs to weights (F, outputs), by task."""
 
 
 def _minimise(loss: Callable[[Floats], tuple[float, Floats]], size: int) -> Floats:

@@ -10,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ldpfl.data.leaks import LEAK
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.figures import CHANCE, EXTREME, NARROW, OFF, STOPPED, UNUSABLE
+from ldpfl.experiments.figures import CHANCE, EXTREME, NARROW, OFF, ONE_CLASS, STOPPED, UNUSABLE
 from ldpfl.experiments.start_warnings import SCALE
 from ldpfl.tasks.weighted_metrics import MEASURED_AT_CLIENTS
+
+_ON_PRIVATE_ROWS = (CHANCE, EXTREME, LEAK, NARROW, OFF, ONE_CLASS, SCALE, UNUSABLE)
+"""Starts of notes that reveal something about rows that are not protected."""
 
 
 def scores_are_public(config: RunConfig) -> bool:
@@ -25,7 +29,7 @@ def scores_are_public(config: RunConfig) -> bool:
 def public_caveats(config: RunConfig, caveats: list[str]) -> list[str]:
     """Return what a run says against its figures, without the round at which private rows stopped it, and without what they scored."""
     if not scores_are_public(config):
-        caveats = [caveat for caveat in caveats if not caveat.startswith((CHANCE, EXTREME, NARROW, OFF, SCALE, UNUSABLE))]
+        caveats = [caveat for caveat in caveats if not caveat.startswith(_ON_PRIVATE_ROWS)]
     if not config.data.brought or config.training.patience == 0:
         return caveats
     kept = [caveat for caveat in caveats if not caveat.startswith(STOPPED)]
@@ -43,4 +47,5 @@ def without_private(config: RunConfig, result: Mapping[str, Any]) -> dict[str, A
         known = {name: ends for name, ends in result.get("intervals", {}).items() if name in protected}
         hidden |= {"score": None, "scores": protected, "score_per_round": [None] * len(result["score_per_round"])}
         hidden |= {"intervals": known, "test_rows": 0, "event": None, "calibration": [], "risks": None, "sites": []}
+        hidden["intervals_note"] = ""
     return {**result, **hidden}

@@ -96,6 +96,7 @@ class Figures(_Strict):
     score: Figure
     scores: Annotated[dict[str, Figure], FEW]
     intervals: Annotated[dict[str, Interval], FEW] = {}
+    intervals_note: str = ""
     noise_free_scores: Annotated[dict[str, Figure], FEW] = {}
     pooled_scores: Annotated[dict[str, Figure], FEW] = {}
     test_rows: Whole = 0

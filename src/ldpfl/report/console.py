@@ -22,16 +22,17 @@ from ldpfl.report.scores import (
     figure_columns,
     figure_rows,
     heading,
+    intervals_said,
     shown,
     site_columns,
+    site_notes,
     site_rows,
-    units_of,
     untold_labels,
     with_interval,
 )
 from ldpfl.tasks import ACCURACY
 from ldpfl.tasks.weighted_metrics import COMMONEST
-from ldpfl.util.number_format import counted, number
+from ldpfl.util.number_format import NO_EPSILON, counted, epsilon_text
 
 _SHUFFLED = "shuffled_upper_adaptive"
 """The figure behind a shuffler; a sweep in which no run has it shows no column for it."""
@@ -84,14 +85,15 @@ def quality_tables(result: dict[str, Any]) -> list[Table]:
     """Return the table of all figures with their references, and the table of clients; each is left out if it would show too little."""
     tables = []
     if len(result["scores"]) > 1:
-        intervals = f"Intervals: 95 %, by a bootstrap over test {units_of(result)}." if result.get("intervals") else ""
-        said = filter(None, (event_of(result), untold_labels(result), intervals, POOLED if result.get("pooled_scores") else ""))
+        pooled = POOLED if result.get("pooled_scores") else ""
+        said = filter(None, (event_of(result), untold_labels(result), intervals_said(result), pooled))
         caption = " ".join(said)
         tables.append(_of_cells("figures on test rows", figure_columns(result), figure_rows(result), caption))
     tables += at_clients_tables(result)
     if result.get("sites"):
         rows, more = site_rows(result), max(0, len(result["sites"]) - _MOST_SITES)
-        caption = f"and {counted(more, 'client')} more, in result.json and report.html" if more else ""
+        beyond = f"and {counted(more, 'client')} more, in result.json and report.html." if more else ""
+        caption = " ".join(filter(None, (beyond, site_notes(result))))
         tables.append(_of_cells("by client, the worst first", site_columns(result), rows[:_MOST_SITES], caption))
     return tables
 
@@ -133,6 +135,7 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> FittedTable:
     ]
     if "shuffled" in budgets:
         legend[0] += "; shuffled: behind an ideal shuffler, or a sum that hides its terms"
+    legend[0] += _none_said(rows)
     protected = {row.privacy.get("protected") for row in rows}
     if "record" in protected:
         legend[0] += "; a record: of one record of a client, which is no promise to the client"
@@ -180,7 +183,22 @@ def score_of(row: Row) -> str:
 def _figure(row: Row, name: str) -> str:
     value = row.privacy.get(name)
     of = f" a {row.privacy['protected']}" if row.privacy.get("protected") in ("record", "person") else ""
-    return "-" if value is None else f"{number(value)}{of}"
+    if value is None:
+        return "-"
+    said = epsilon_text(value)
+    return said if said == NO_EPSILON else f"{said}{of}"
+
+
+def _none_said(rows: Sequence[Row]) -> str:
+    """Return what it means that a row has no epsilon, as a part of the legend; empty if each row has one."""
+    unprotected = [row for row in rows if _figure(row, "local") == NO_EPSILON]
+    without_sum = [row for row in rows if _figure(row, "local_pure") == NO_EPSILON and _figure(row, "local") != NO_EPSILON]
+    said = (
+        f"; {NO_EPSILON} under local: no epsilon is known, as where values leave as they are, and nothing is promised"
+        if unprotected
+        else ""
+    )
+    return said + (f"; {NO_EPSILON} under sum: this noise has an epsilon with a delta alone" if without_sum else "")
 
 
 def _noise_cells(row: Row) -> tuple[str, ...]:

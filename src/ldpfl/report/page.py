@@ -31,10 +31,11 @@ from ldpfl.report.scores import (
     event_of,
     figure_columns,
     figure_rows,
+    intervals_said,
     shown,
     site_columns,
+    site_notes,
     site_rows,
-    units_of,
     untold_labels,
     with_interval,
 )
@@ -42,7 +43,7 @@ from ldpfl.report.unfinished import figures_so_far, progress_of
 from ldpfl.tasks import ACCURACY
 from ldpfl.tasks.weighted_metrics import COMMONEST
 from ldpfl.util.files import from_json_lines, read_text
-from ldpfl.util.number_format import counted, number
+from ldpfl.util.number_format import NO_EPSILON, counted, epsilon_text
 from ldpfl.util.user_code import public_name
 
 _COMPARED = 8
@@ -112,7 +113,7 @@ def _run(folder: RunFolder, *, public: bool) -> dict[str, Any]:
         "left_out": _left_out(config) if public else "",
         "scores": {name: shown(name, value) for name, value in _compared(result).items()},
         "baseline": shown(result["metric"], result["noise_free_score"]) if result["noise_free_score"] is not None else "",
-        "epsilon": number(best.epsilon) if best and isfinite(best.epsilon) else "none",
+        "epsilon": epsilon_text(best.epsilon) if best else NO_EPSILON,
         "bytes": f"{result['uplink_bytes_per_client_round']:,}",
         "sentence": _sentence(config, result, kind),
         "verdict": statement.verdict if protects and best else "Nothing is protected: values leave as they are.",
@@ -184,7 +185,7 @@ def _figures(result: dict[str, Any], statement: Statement) -> Iterator[_Figure]:
     for trust, name in (("hidden", "epsilon, if the others hide it"), ("local", "epsilon, trusting nobody")):
         row = statement.find(trust, "run")
         if row is not None:
-            yield _Figure(name, number(row.epsilon) if isfinite(row.epsilon) else "none", f"whole run, delta {row.delta:g}")
+            yield _Figure(name, epsilon_text(row.epsilon), f"whole run, delta {row.delta:g}")
     size = result["uplink_bytes_per_client_round"]
     yield _Figure("sent by a client", f"{size:,} bytes", f"a round, for {result['weights']:,} weights")
 
@@ -225,7 +226,7 @@ def _quality(result: dict[str, Any]) -> dict[str, Any]:
         "quality_columns": figure_columns(result),
         "event": event_of(result) or untold_labels(result),
         "pooled": POOLED if result.get("pooled_scores") else "",
-        "units": units_of(result),
+        "intervals": intervals_said(result),
         "at_clients": at_clients.said(result),
         "at_clients_columns": at_clients.COLUMNS,
         "at_clients_rows": list(at_clients.figure_rows(result)),
@@ -235,6 +236,7 @@ def _quality(result: dict[str, Any]) -> dict[str, Any]:
         "bins": list(at_clients.bin_rows(result)),
         "sites": site_rows(result),
         "site_columns": site_columns(result),
+        "site_notes": site_notes(result),
         "calibration": inline(lambda axes: plot_calibration(axes, result), (4.6, 3.6)) if result.get("calibration") else "",
         "calibration_said": _CALIBRATION if risks else _PREDICTED,
         "tenths": [[f"{own['rows']:,}", *(f"{own[name]:.4g}" for name in _OF_A_TENTH)] for own in result.get("calibration", ())],

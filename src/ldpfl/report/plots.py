@@ -16,6 +16,7 @@ from ldpfl.privacy.guarantee import AUTHORS_CLAIM, FAIR, GOOD, IN_SHORT, Worth
 from ldpfl.report.scores import factor, heading
 from ldpfl.tasks import ACCURACY
 from ldpfl.util.files import check_suffix, replace_atomically, write_text
+from ldpfl.util.number_format import epsilon_text
 from ldpfl.util.number_format import number as figure
 
 if TYPE_CHECKING:
@@ -357,4 +358,4 @@ def _label(result: dict[str, Any]) -> str:
         return "not private"
     privacy = result.get("privacy", {})
     delta = "" if privacy.get("local_pure") != "infinity" else f" at δ = {privacy['delta']:g}"
-    return literal(f"{result['mechanism']}, ε = {figure(result['epsilon_per_unit'])} a {result['unit']}{delta}")
+    return literal(f"{result['mechanism']}, ε = {epsilon_text(result['epsilon_per_unit'])} a {result['unit']}{delta}")

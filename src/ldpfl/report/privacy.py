@@ -15,7 +15,7 @@ from ldpfl.errors import printable
 from ldpfl.experiments.planning.planner import LARGEST_EPSILON, Plan
 from ldpfl.privacy.guarantee import AUTHORS_CLAIM, HOLDS, IF_TRUSTED, PROTECTED, TRUSTED, WHAT_IS_PROTECTED, Statement
 from ldpfl.util.displays import look
-from ldpfl.util.number_format import number
+from ldpfl.util.number_format import NO_EPSILON, epsilon_text, number
 
 if TYPE_CHECKING:
     from ldpfl.attacks.canary import RunAudit
@@ -101,6 +101,8 @@ def _place(row: dict[str, Any]) -> tuple[bool, bool, bool]:
 
 
 def _legend(guarantees: list[dict[str, Any]]) -> Iterator[str]:
+    if any(epsilon == NO_EPSILON for _, _, epsilon, _ in _rows(guarantees)):
+        yield f"{NO_EPSILON}: no epsilon is known, as where no noise is added: nothing is promised"
     if any(row["delta"] == 0 and row["status"] in HOLDS for row in guarantees):
         yield "pure: with delta = 0; nobody: against a server that sees who sent what"
     shuffled = [row for row in guarantees if row["trust_model"] in ("shuffled", "summed") and row["status"] in HOLDS]
@@ -237,11 +239,11 @@ def _rows(guarantees: list[dict[str, Any]]) -> Iterator[tuple[str, str, str, str
         trusted = TRUSTED[row["trust_model"]]
         if row["status"] == "claimed":
             at = f" at delta {row['delta']:g}" if row["delta"] else ""
-            yield what, trusted, f"{number(row['epsilon'])}{at}", CLAIM
+            yield what, trusted, f"{epsilon_text(row['epsilon'])}{at}", CLAIM
         elif row["status"] == "estimate":
-            yield what, trusted, f"~ {number(row['epsilon'])}", "estimate"
+            yield what, trusted, f"~ {epsilon_text(row['epsilon'])}", "estimate"
         elif row["delta"] == 0 and row["unit"] in PROTECTED:
-            pure[key] = number(row["epsilon"])  # shares its line with the one for delta, which comes next
+            pure[key] = epsilon_text(row["epsilon"])  # shares its line with the one for delta, which comes next
         elif not row["adaptive"]:
             others = "" if row["status"] == "proved" else f", {row['status']}"
             yield what, trusted, interval(row["lower"], row["epsilon"]), f"fixed inputs{others}"
@@ -251,12 +253,15 @@ def _rows(guarantees: list[dict[str, Any]]) -> Iterator[tuple[str, str, str, str
 
 def _proved(row: dict[str, Any], pure: str | None) -> str:
     if row["delta"] == 0:
-        return f"{number(row['epsilon'])} (pure)"
+        said = epsilon_text(row["epsilon"])
+        return said if said == NO_EPSILON else f"{said} (pure)"
     found = interval(row["lower"], row["epsilon"])
-    return found if pure is None or pure == found else f"{found} ({pure} pure)"
+    return found if pure is None or pure == found else f"{found} ({'no pure bound' if pure == NO_EPSILON else f'{pure} pure'})"
 
 
 def interval(lower: float | None, upper: float | str) -> str:
-    """Return ``lower .. upper``, or one number where both read the same."""
-    below = number(lower, ROUND_FLOOR) if lower is not None else ""
-    return f"{below} .. {number(upper)}" if below and below != number(upper) else number(upper)
+    """Return ``lower .. upper``, or one number where both read the same; ``lower or more`` where no upper bound is known."""
+    below, above = number(lower, ROUND_FLOOR) if lower is not None else "", epsilon_text(upper)
+    if below and above == NO_EPSILON:
+        return f"{below} or more"
+    return f"{below} .. {above}" if below and below != above else above

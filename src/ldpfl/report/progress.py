@@ -53,7 +53,7 @@ class _Sweep:
         left, runs = (self.rounds - rounds_done) * seconds / timed, self.of - done
         if left < _LONG_S or not runs:
             return ""
-        return f"about {_lasting(left)}: {runs} run{'s' * (runs > 1)} of some {_lasting(left / runs)}, by the first rounds"
+        return f"about {lasting(left)}: {runs} run{'s' * (runs > 1)} of some {lasting(left / runs)}, by the first rounds"
 
 
 _LONG_S = 60.0
@@ -63,7 +63,7 @@ _TIMED_S = 5.0
 """Seconds of rounds that a forecast takes to measure."""
 
 
-def _lasting(seconds: float) -> str:
+def lasting(seconds: float) -> str:
     """Format a duration in the unit in which it has about two digits."""
     for unit, name in ((3600.0, "hours"), (60.0, "minutes")):
         if seconds >= 2 * unit:

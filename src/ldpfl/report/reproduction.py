@@ -16,7 +16,7 @@ from ldpfl.report.fitted_table import Column, FittedTable
 from ldpfl.report.plots import figure_file, literal, mark_numbers, named_axis
 from ldpfl.report.scores import factor, heading
 from ldpfl.tasks import ACCURACY
-from ldpfl.util.number_format import number
+from ldpfl.util.number_format import NO_EPSILON, epsilon_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,6 +61,7 @@ def tidy(reproduction: Reproduction, sweep: SweepConfig, found: Sequence[Reached
                 "trusting": None if holds is None else holds[1],
                 "protects": row.privacy.get("protected") if row else None,
                 "bytes_a_client_and_round": row.bytes_per_client if row else None,
+                "seconds_a_run": round(row.seconds, 1) if row else None,
                 "state": _state(one),
                 "changed": reproduction.changed or None,
             }
@@ -91,10 +92,15 @@ def reproduction_table(reproduction: Reproduction, sweep: SweepConfig, found: Se
         Column(_SHORT.get(reproduction.shows, shown_as(found, reproduction.shows)), [_shown_ours(line, form) for line in lines]),
         Column("paper", ["-" if line["paper"] is None else f"{line['paper']:{form}}" for line in lines]),
         Column("claimed", [_text(line["epsilon_claimed"]) for line in lines], dropped=2),
-        Column("holds", ["-" if held is None else number(held[0]) for held in holds]),
+        Column("holds", ["-" if held is None else epsilon_text(held[0]) for held in holds]),
         Column("seeds", [f"{one.seeds}/{one.wanted}" for one in found], dropped=1),
     ]
-    said = "claimed: epsilon as the paper counts it; holds: the smallest that is proved of all that a client, or one record of it, sends"
+    if reproduction.shows != "seconds":
+        columns.append(Column("seconds", ["-" if one.row is None else f"{one.row.seconds:.0f}" for one in found], dropped=1))
+    said = (
+        "claimed: epsilon as the paper counts it; holds: the smallest that is proved of all that a client, or one record of it, sends; "
+        "seconds: mean of a run"
+    )
     reasons = dict.fromkeys(f"{one.variant} {_state(one)}" for one in found if _gave_up(one))
     caption = "\n".join(filter(None, [said, *reasons, reproduction.differs, reproduction.changes_said]))
     return FittedTable(f"{reproduction.source}: {reproduction.title}", columns, caption)
@@ -222,4 +228,4 @@ def _printed(epsilon: Any) -> float | str | None:
 
 
 def _text(epsilon: float | str | None) -> str:
-    return "-" if epsilon is None else epsilon if isinstance(epsilon, str) else f"{epsilon:g}"
+    return "-" if epsilon is None else NO_EPSILON if isinstance(epsilon, str) else f"{epsilon:g}"

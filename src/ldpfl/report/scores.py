@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
 from ldpfl.tasks import ACCURACY
-from ldpfl.tasks.weighted_metrics import COMMONEST, MACRO_F1, MEASURED_AT_CLIENTS, OBSERVED, PPV, PREDICTED, SENSITIVITY, SPECIFICITY
+from ldpfl.tasks.weighted_metrics import (
+    CLASS_ERROR,
+    COMMONEST,
+    EXACT_MATCH,
+    INTEGRATED_BRIER,
+    MACRO_F1,
+    MEASURED_AT_CLIENTS,
+    OBSERVED,
+    PPV,
+    PREDICTED,
+    SENSITIVITY,
+    SPECIFICITY,
+)
 
 _SHARES = (ACCURACY, COMMONEST, PREDICTED, OBSERVED)
 _MOST_NAMED = 10
@@ -62,11 +75,15 @@ def event_of(result: Mapping[str, Any]) -> str:
     if result.get("event") is None:
         names = list(result.get("classes", ()))
         return f"The classes are {', '.join(names[:_MOST_NAMED])}{', ...' * (len(names) > _MOST_NAMED)}." if names else ""
-    share = shown(OBSERVED, result["scores"].get(OBSERVED))
-    return f"The event is {result['event']!r}, the second class: {share} of {result['test_rows']:,} test rows."
+    observed, names = result["scores"].get(OBSERVED), list(result.get("classes", ()))
+    said = f"The event is {result['event']!r}, the second class: {shown(OBSERVED, observed)} of {result['test_rows']:,} test rows."
+    if observed is None or observed <= 0.5 or len(names) != 2:
+        return said
+    turned = json.dumps(names[::-1], ensure_ascii=False)
+    return f"{said} If the rarer {names[0]!r} is the event that you mean, name it second: --set 'data.classes={turned}'."
 
 
-def units_of(result: dict[str, Any]) -> str:
+def units_of(result: Mapping[str, Any]) -> str:
     """Return what intervals draw with replacement."""
     return "persons, each with all its rows" if result.get("resampled") == "persons" else "rows"
 
@@ -74,7 +91,7 @@ def units_of(result: dict[str, Any]) -> str:
 def untold_labels(result: Mapping[str, Any]) -> str:
     """Return why F1 is 0 where a model of several labels tells none of them; nothing elsewhere."""
     scores = result.get("scores", {})
-    if "exact match" not in scores or scores.get(MACRO_F1) != 0:
+    if EXACT_MATCH not in scores or scores.get(MACRO_F1) != 0:
         return ""
     return f"{MACRO_F1} is 0: it counts a label as told from a probability of 0.5 on, and no row that has a label reached that for it."
 
@@ -97,26 +114,56 @@ def figure_rows(result: Mapping[str, Any]) -> list[list[str]]:
 
 def site_columns(result: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the headings of the table of clients."""
-    return "client", "test rows", *(["events"] if result.get("event") is not None else []), *_of_site(result)
+    return "client", "test rows", *(["events"] if _has_events(result) else []), *_of_site(result)
+
+
+def _has_events(result: Mapping[str, Any]) -> bool:
+    """Return whether events are counted at clients: those of two classes, or of times to an event."""
+    return any(site.get("events") is not None for site in result.get("sites", ()))
 
 
 def _of_site(result: Mapping[str, Any]) -> list[str]:
-    """Return the figures that are shown of each client: the headline, and what tells whether its risks are too high or too low."""
-    wanted = (result["metric"], PREDICTED, OBSERVED) if result.get("event") is not None else (result["metric"], COMMONEST, "MAE", "RMSE")
+    """Return the figures that are shown of each client: the main one, and those that tell whether its predictions are too high or low."""
+    beside = (PREDICTED, OBSERVED) if result.get("event") is not None else _BESIDE_THE_MAIN_ONE
     known = {name for site in result.get("sites", ()) for name in site["scores"]}
-    return [name for name in wanted if name in known]
+    return [name for name in dict.fromkeys((result["metric"], *beside)) if name in known]
+
+
+_BESIDE_THE_MAIN_ONE = (ACCURACY, COMMONEST, EXACT_MATCH, CLASS_ERROR, "MAE", "RMSE", INTEGRATED_BRIER)
 
 
 def site_rows(result: Mapping[str, Any]) -> list[list[str]]:
-    """Return the cells of the table of clients, the worst first; one without figures says why in the place of the first figure."""
+    """Return the cells of the table of clients, the worst first; "-" for a figure that a client has not, see :func:`site_notes`."""
     names, rows = _of_site(result), []
     for site in result.get("sites", ()):
         figures = [with_interval(name, site["scores"].get(name), site["intervals"].get(name)) for name in names]
-        if site["note"]:
-            figures = [site["note"], *["-"] * (len(names) - 1)] if names else []
-        events = [f"{site['events']:,}" if site.get("events") is not None else "-"] if result.get("event") is not None else []
+        events = [f"{site['events']:,}" if site.get("events") is not None else "-"] if _has_events(result) else []
         rows.append([site["name"], f"{site['rows']:,}", *events, *figures])
     return rows
+
+
+def site_notes(result: Mapping[str, Any]) -> str:
+    """Return which clients lack figures, and why, in a sentence; empty if none does."""
+    names: dict[str, list[str]] = {}
+    for site in result.get("sites", ()):
+        names.setdefault(site["note"], []).append(site["name"])
+    names.pop("", None)
+    reasons = [f"{listed(own)} ({reason})" for reason, own in names.items()]
+    return f"Without {result['metric']}: {'; '.join(reasons)}." if reasons else ""
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first ``names``, and how many more there are."""
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def intervals_said(result: Mapping[str, Any]) -> str:
+    """Return what the intervals of figures are, and why some have none, in a sentence or two."""
+    said = f"Intervals: 95 %, by a bootstrap over test {units_of(result)}." if result.get("intervals") else ""
+    few = result.get("intervals_note")
+    without = f"{'Some figures have no interval' if said else 'No intervals'}: {few}." if few else ""
+    return " ".join(filter(None, (said, without)))
 
 
 def clipped_records(result: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from ldpfl.report.console import score_of
 from ldpfl.report.plots import panels_of, plot_sweep, plot_worth
 from ldpfl.report.rendering import inline, inline_figure, rendered
 from ldpfl.tasks import ACCURACY
-from ldpfl.util.number_format import number
+from ldpfl.util.number_format import epsilon_text
 
 
 def sweep_page(folder: Path, sweep: SweepConfig, overrides: Sequence[str], command: str) -> str:
@@ -82,7 +82,7 @@ def _shown(row: Row, sweep: SweepConfig) -> dict[str, Any]:
         "point": [str(value) for _, value in row.point] or ["-"] * len(sweep.axes),
         "score": score_of(row),
         "seeds": f"{len(row.score)} of {len(row.score) + len(row.stopped)}" if row.stopped else len(row.score),
-        "epsilon": "-" if held is None else number(held[0]) if isfinite(held[0]) else "none",
+        "epsilon": "-" if held is None else epsilon_text(held[0]),
         "worth": "" if held is None else worth_of(held[0]),
         "trusted": "" if held is None or not isfinite(held[0]) else f"{held[1]}{others}",
         "bytes": f"{row.bytes_per_client:,}" if row.bytes_per_client else "-",

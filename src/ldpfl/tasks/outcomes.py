@@ -14,21 +14,22 @@ from torch.nn import functional as F
 from ldpfl.errors import ConfigError
 from ldpfl.tasks.survival import concordance
 
-_LINEAR_FROM = 4.0
+LINEAR_FROM = 4.0
 """Output above which the expected count, in units of its spread, grows linearly instead of exponentially."""
 
-_LEAST = 1e-12
+LEAST_COUNT = 1e-12
+"""Expected count that a smaller one is taken for, since the deviance takes its logarithm."""
 
 
 def expected_count(outputs: Tensor) -> Tensor:
     """Return the expected count of each output: its exponential, continued by the tangent above an output of 4."""
-    below = outputs.clamp(max=_LINEAR_FROM)
+    below = outputs.clamp(max=LINEAR_FROM)
     return below.exp() * (1 + outputs - below)
 
 
 def count_losses(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the Poisson negative log-likelihood of counts (B,), up to a constant; its gradient is the exponential less the count."""
-    below = outputs.clamp(max=_LINEAR_FROM)
+    below = outputs.clamp(max=LINEAR_FROM)
     return below.exp() * (1 + outputs - below) - targets * outputs
 
 
@@ -122,9 +123,9 @@ class DevianceExplained(Kept):
     def compute(self) -> float:
         outputs, targets = self.kept()
         counts = targets.double()
-        found, mean = expected_count(outputs.reshape(counts.shape)).clamp_min(_LEAST), counts.mean().clamp_min(_LEAST)
+        found, mean = expected_count(outputs.reshape(counts.shape)).clamp_min(LEAST_COUNT), counts.mean().clamp_min(LEAST_COUNT)
         # The terms that both deviances share: those that depend on the counts alone.
-        own = torch.special.xlogy(counts, counts.clamp_min(_LEAST)) - counts
+        own = torch.special.xlogy(counts, counts.clamp_min(LEAST_COUNT)) - counts
         explained, whole = (own - torch.special.xlogy(counts, of) + of for of in (found, mean))
         return 1 - float(explained.sum() / whole.sum()) if bool((counts != counts[0]).any()) else float("nan")
 

@@ -6,10 +6,11 @@ A bootstrap resample counts each row so many times. A figure is a function of th
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit, softmax
+from scipy.special import expit, softmax, xlogy
 
 from ldpfl.tasks import ACCURACY
 from ldpfl.tasks.survival import brier_errors, compared
@@ -21,7 +22,8 @@ Counted = Callable[[Floats], dict[str, Floats]]
 AUROC, PRECISION, BRIER = "AUROC", "average precision", "Brier score"
 PREDICTED, OBSERVED, SLOPE = "mean predicted risk", "observed share", "calibration slope"
 CONCORDANCE, INTEGRATED_BRIER = "concordance", "integrated Brier"
-COMMONEST, MACRO_F1 = "accuracy of the commonest class", "macro F1"
+COMMONEST, MACRO_F1, EXACT_MATCH = "accuracy of the commonest class", "macro F1", "exact match"
+DEVIANCE, KAPPA, CLASS_ERROR = "deviance explained", "quadratic kappa", "mean class error"
 SENSITIVITY, SPECIFICITY, PPV = "sensitivity", "specificity", "positive predictive value"
 AT_HALF, AT_BASE_RATE = "0.5", "the base rate"
 """Thresholds of a risk from which on a row counts as flagged. The base rate is the observed share of events among the rows."""
@@ -118,7 +120,7 @@ def of_labels(logits: Floats, labels: NDArray[np.bool_]) -> Counted:
         found, said, there = np.split(np.array(by_label), 3)
         rows = counts.sum(axis=1)
         f1 = np.where((there > 0) & (there < rows), np.nan_to_num(2 * found / (said + there)), np.nan)
-        return {**auroc(counts), MACRO_F1: _mean(f1[counted]), "exact match": right / rows}
+        return {**auroc(counts), MACRO_F1: _mean(f1[counted]), EXACT_MATCH: right / rows}
 
     return figures
 
@@ -131,6 +133,39 @@ def of_numbers(found: Floats, targets: Floats) -> Counted:
     def figures(counts: Floats) -> dict[str, Floats]:
         rows, squares, sizes, first, second = (counts @ sums_of).T
         return {"R2": 1 - squares / (second - first**2 / rows), "MAE": sizes / rows, "RMSE": np.sqrt(squares / rows)}
+
+    return figures
+
+
+def of_counts(expected: Floats, counts: Floats) -> Counted:
+    """Return the figures of ``expected`` counts (n,) above 0 for observed ``counts`` (n,), in their unit: the share of the Poisson deviance
+    around the mean that is explained, and the mean error."""
+    own = xlogy(counts, counts)
+    deviance = own - xlogy(counts, expected) - counts + expected
+    sums_of = np.stack([np.ones_like(counts), counts, own, deviance, np.abs(expected - counts)], axis=1)
+    varies = float(np.ptp(counts)) > 0
+
+    def figures(drawn: Floats) -> dict[str, Floats]:
+        rows, total, own, deviance, error = (drawn @ sums_of).T
+        around_mean = own - xlogy(total, total / rows)
+        explained = 1 - deviance / around_mean if varies else np.full(len(drawn), np.nan)
+        return {DEVIANCE: explained, "MAE": error / rows}
+
+    return figures
+
+
+def of_ordered(told: Floats, classes: NDArray[np.int64]) -> Counted:
+    """Return the figures of predicted ordered classes ``told`` (n,) for observed ``classes`` (n,).
+
+    Cohen's kappa with quadratic weights is 1 less the mean squared distance over the one that independent draws of both would have.
+    """
+    seen = classes.astype(np.float64)
+    apart = told - seen
+    sums_of = np.stack([np.ones_like(seen), apart**2, told, seen, told**2 + seen**2, apart == 0, np.abs(apart)], axis=1)
+
+    def figures(counts: Floats) -> dict[str, Floats]:
+        rows, squares, found, seen, both, right, error = (counts @ sums_of).T
+        return {KAPPA: 1 - squares / (both - 2 * found * seen / rows), ACCURACY: right / rows, CLASS_ERROR: error / rows}
 
     return figures
 
@@ -195,19 +230,24 @@ def calibration(
     The interval is a 95 % one of the mean (Wilson's) where observations are events, so ``shares``; of numbers it holds the middle 80 %.
     Where rows have persons, ``whose`` (n,), it is as wide as that of as many rows as there are persons: those of one person are alike.
     """
-    from scipy.stats import binomtest  # slow to import
-
     found = []
     for own in np.array_split(np.argsort(predicted, kind="stable"), min(bins, len(predicted))):
         if shares:
             units = own.size if whose is None else np.unique(whose[own]).size
-            ends = binomtest(round(float(observed[own].mean()) * units), units).proportion_ci(method="wilson")
-            low, high = float(ends.low), float(ends.high)
+            low, high = share_interval(observed[own], units)
         else:
             low, high = (float(end) for end in np.quantile(observed[own], (0.1, 0.9)))
         means = {"predicted": float(predicted[own].mean()), "observed": float(observed[own].mean())}
         found.append({**means, "low": low, "high": high, "rows": own.size})
     return found
+
+
+def share_interval(seen: NDArray[Any], units: int) -> tuple[float, float]:
+    """Return the 95 % interval (Wilson's) of the share of events among ``seen`` (n,), as wide as that of so many rows as ``units``."""
+    from scipy.stats import binomtest  # slow to import
+
+    ends = binomtest(round(float(seen.mean()) * units), units).proportion_ci(method="wilson")
+    return float(ends.low), float(ends.high)
 
 
 def _ranked(scores: Floats, seen: Floats) -> Callable[[Floats], tuple[Floats, Floats]]:

@@ -21,6 +21,15 @@ def number(value: float | str, rounding: str = ROUND_CEILING) -> str:
     return f"{float(shown):.4g}" if exact < 100 or exact >= 10**9 else f"{shown:,}"
 
 
+NO_EPSILON = "none"
+"""Text in the place of an infinite epsilon: no bound is known, or nothing is protected."""
+
+
+def epsilon_text(epsilon: float | str, rounding: str = ROUND_CEILING) -> str:
+    """Format an epsilon as :func:`number` does. An infinite one, which JSON holds as the word ``"infinity"``, becomes "none"."""
+    return number(float(epsilon), rounding) if isfinite(float(epsilon)) else NO_EPSILON
+
+
 def counted(count: int, noun: str, plural: str = "") -> str:
     """Return ``count`` with thousands separators, and the ``noun`` in singular or ``plural``; the default plural is the noun with an s.
 

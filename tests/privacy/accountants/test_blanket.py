@@ -232,6 +232,16 @@ def test_two_more_rounds_among_fewer_cost_more_behind_a_shuffler() -> None:
     assert alike.bounds(1e-6).adaptive < unlike.epsilon(1e-6)
 
 
+@pytest.mark.parametrize("epsilon0", [1e-6, 1e-3, 0.5])
+def test_a_lone_report_costs_the_mean_of_its_gain_above_zero(epsilon0: float) -> None:
+    """The characteristic function of one term is 0 at some frequencies, and 0 has no logarithm: a warning would fail this test."""
+    record = Report(epsilon0, (1 + exp(-epsilon0)) / 2)
+    for part in (1e-9, 0.1, 0.5):
+        values, chances = record.gains(part * epsilon0)
+        exact = float(np.dot(np.maximum(values, 0.0), chances))
+        assert exact <= record.delta(1, part * epsilon0) <= 1.005 * exact
+
+
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_a_single_bit_costs_little_more_than_its_count() -> None:

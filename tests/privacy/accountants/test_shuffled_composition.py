@@ -7,6 +7,7 @@ import itertools
 import math
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from ldpfl.privacy.accountants import shuffled_composition
 from ldpfl.privacy.accountants.gaussian import gaussian_epsilon
 from ldpfl.privacy.accountants.losses import GridLosses
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon
-from ldpfl.privacy.accountants.shuffled import ShuffledLosses, shuffled_losses, single_epsilon
+from ldpfl.privacy.accountants.shuffled import ShuffledLosses, attained_losses, shuffled_losses, single_epsilon
 from ldpfl.privacy.accountants.shuffled_composition import (
     Bracket,
     ShuffledRounds,
@@ -440,3 +441,24 @@ def test_where_nobody_hides_a_data_set_attains_what_one_budget_costs_by_itself()
     assert alone == pytest.approx(composed_epsilon(0.2285, 100, 1e-5), rel=1e-6)
     assert attained_epsilon(groups, 1e-5) == alone
     assert shuffled_epsilon(groups, 1e-5).upper > alone
+
+
+@pytest.mark.parametrize("clients", [10**6, 10**9])
+def test_many_kinds_of_bits_among_very_many_clients_take_bounded_work(clients: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each distinct bit takes seconds at 1e9 clients. Here losses are those of few clients, so that only their number is tested."""
+    upper, lower = list[tuple[float, int]](), list[tuple[float, int]]()
+
+    def counted(kept: list[tuple[float, int]], made: Any) -> Any:
+        def losses(epsilon0: float, clients: int, *half: int) -> Any:
+            kept.append((epsilon0, clients))
+            return made(epsilon0, 50, *half)
+
+        return losses
+
+    monkeypatch.setattr(shuffled_composition, "shuffled_losses", counted(upper, shuffled_losses))
+    monkeypatch.setattr(shuffled_composition, "attained_losses", counted(lower, attained_losses))
+    groups = [ShuffledRounds(0.1 + place / 1000, clients - place * (clients // 100), 3) for place in range(40)]
+    shuffled_epsilon(groups, 1e-5)
+    for kept in (upper, lower):
+        assert sum(own**0.5 for _, own in set(kept)) <= 2.1e5
+        assert len(set(kept)) > 1

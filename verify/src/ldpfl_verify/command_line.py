@@ -12,7 +12,6 @@ from math import isfinite
 from pathlib import Path
 from typing import NoReturn
 
-from ldpfl_verify.certificate_file import INFINITY
 from ldpfl_verify.errors import CertificateError, printable
 from ldpfl_verify.second_opinion import SecondOpinion, Verdict, verify
 
@@ -61,15 +60,15 @@ def _lines(file: Path, opinion: SecondOpinion) -> Iterator[str]:
 def _row(verdict: Verdict) -> tuple[str, ...]:
     line = verdict.line
     second = "-" if verdict.second is None else _figure(verdict.second)
-    stated = line.epsilon if isinstance(line.epsilon, str) else _figure(line.epsilon)
+    stated = _figure(float(line.epsilon))
     delta = "0 (pure)" if line.delta == 0 else f"{line.delta:g}"
     return line.protects, delta, _TRUSTED[line.trusted], stated, second, verdict.status, printable(verdict.why)
 
 
 def _figure(value: float) -> str:
-    """Return six digits, or all digits before the point, with thousands apart."""
+    """Return six digits, or all digits before the point, with thousands apart; "none" for infinity, which is no guarantee."""
     if not isfinite(value):
-        return INFINITY
+        return "none"
     return f"{value:,.0f}" if 1e6 <= value < 1e15 else f"{value:,.6g}"
 
 

@@ -69,6 +69,9 @@ MAX_KINDS = 16
 _NOTHING = -80.0
 """Values of a characteristic function with a logarithm below this are set to 0."""
 
+_TINY = 1e-300
+"""Size of a characteristic function below which it counts as this large, since 0 has no logarithm."""
+
 _ROUNDING = 1e-16
 """Allowance for rounding in delta: some ten times the largest error in comparisons with exact arithmetic."""
 
@@ -230,7 +233,7 @@ def _mean_above_zero(values: Array, chances: Array, clients: int, share: float) 
     places, weights = np.concatenate([below, below + 1]), np.concatenate([chances * (1 - part), chances * part])
     power = np.zeros(size // 2 + 1, dtype=np.complex128)
     rough = np.abs(1 - share + share * fft.rfft(np.bincount(places.astype(np.int64) % size, weights, size)))
-    present = np.flatnonzero(clients * np.log(np.maximum(rough, 1e-300)) > _NOTHING)
+    present = np.flatnonzero(clients * np.log(np.maximum(rough, _TINY)) > _NOTHING)
     power[present] = _power(2 * np.pi * present / size, places, weights, clients, share)
     # Sums wrap around at the ends of the lattice, where the probability is negligible.
     mass = fft.irfft(power, size)[: size // 2]
@@ -238,9 +241,15 @@ def _mean_above_zero(values: Array, chances: Array, clients: int, share: float) 
 
 
 def _power(frequency: Array, places: Array, weights: Array, clients: int, share: float) -> Array:
-    """Return the conjugate of the sum's characteristic function: one term's to the power ``clients``, without loss of digits."""
+    """Return the conjugate of the sum's characteristic function: one term's to the power ``clients``, without loss of digits.
+
+    The logarithm of one term's size is taken from the function less 1 where that is small, since there digits would cancel. Where the
+    function is small itself, and may be 0, it is taken from the function.
+    """
     half = np.outer(frequency, places) / 2
     sine = np.sin(half)
     real, imaginary = (-2 * sine**2) @ weights * share, (-2 * sine * np.cos(half)) @ weights * share  # the function less 1
-    size = 0.5 * np.log1p(np.maximum(2 * real + real**2 + imaginary**2, -1 + 1e-300))
+    excess = 2 * real + real**2 + imaginary**2  # the squared size less 1
+    near_one = 0.5 * np.log1p(np.maximum(excess, -0.5))
+    size = np.where(excess > -0.5, near_one, np.log(np.maximum(np.hypot(1 + real, imaginary), _TINY)))
     return np.asarray(np.exp(clients * (size + 1j * np.arctan2(imaginary, 1 + real))))

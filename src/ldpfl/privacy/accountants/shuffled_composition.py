@@ -14,7 +14,7 @@ The lower bound is the epsilon of one data set, in which all other clients have 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf, log, pi, sqrt
@@ -44,6 +44,12 @@ _ATTAINED_SIZES = 16
 """Number of distinct cohort sizes in a lower bound, after rounding: each takes a sixth of a second."""
 _BUDGETS = 16
 """Number of distinct epsilons of a bit, after rounding: each takes seconds, and tens of megabytes."""
+
+_MAX_WORK = 2e5
+"""Largest sum of square roots of cohort sizes, over the distinct bits (epsilon and cohort): some half a minute on one core.
+
+The losses of a bit take time with the square root of its cohort. Of more distinct bits among very many clients, fewer are told apart.
+"""
 
 _UP = 1 + 2.0**-50
 """Factor for rounding epsilon up. Close to the pure sum, the last digits of epsilon change delta by a thousandth."""
@@ -98,7 +104,7 @@ def shuffled_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> Bracket:
 
 def certified_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> tuple[float, float]:
     """Return proved upper bounds of epsilon at ``delta``: for inputs that are fixed beforehand, and for adaptive inputs."""
-    groups = _merged(groups, _SIZES, _BUDGETS)
+    groups = _within_work(lambda sizes, budgets: _merged(groups, sizes, budgets), _SIZES)
     if _shuffling_is_useless(groups, delta):
         return _local(groups, delta), _local(groups, delta)
     if len(groups) == 1 and groups[0].releases == 1:
@@ -120,7 +126,8 @@ def _certified(groups: tuple[ShuffledRounds, ...], delta: float) -> tuple[float,
 
 def attained_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> float:
     """Return the epsilon at ``delta`` of one data set: by convolution, or if that takes too long, a proved lower bound of it."""
-    return _attained(_of_few_sizes(_of_few_budgets(_merged(groups, None, None))), delta)
+    merged = _merged(groups, None, None)
+    return _attained(_within_work(lambda sizes, budgets: _of_few_sizes(_of_few_budgets(merged, budgets), sizes), _ATTAINED_SIZES), delta)
 
 
 @lru_cache(maxsize=64)  # as above
@@ -311,16 +318,27 @@ def _merged(groups: Sequence[ShuffledRounds], sizes: int | None, budgets: int | 
     return tuple(ShuffledRounds(*key, count) for key, count in rounds.items())
 
 
-def _of_few_budgets(groups: Sequence[ShuffledRounds]) -> Sequence[ShuffledRounds]:
+def _within_work(merged: Callable[[int, int], tuple[ShuffledRounds, ...]], sizes: int) -> tuple[ShuffledRounds, ...]:
+    """Return the result of ``merged`` for as many ``sizes`` and epsilons as :data:`_MAX_WORK` allows."""
+    budgets = _BUDGETS
+    while True:
+        groups = merged(sizes, budgets)
+        work = sum(sqrt(clients) for _, clients in {(group.epsilon0, group.clients) for group in groups})
+        if work <= _MAX_WORK or sizes == budgets == 1:
+            return groups
+        sizes, budgets = max(1, sizes // 2), max(1, budgets // 2)
+
+
+def _of_few_budgets(groups: Sequence[ShuffledRounds], budgets: int) -> Sequence[ShuffledRounds]:
     """Keep only the rounds with the most informative epsilons. Leaving rounds out is safe for a lower bound."""
     releases: Counter[float] = Counter()
     for group in groups:
         releases[group.epsilon0] += group.releases
-    kept = sorted(releases, key=lambda epsilon0: epsilon0**2 * releases[epsilon0])[-_BUDGETS:]
+    kept = sorted(releases, key=lambda epsilon0: epsilon0**2 * releases[epsilon0])[-budgets:]
     return [group for group in groups if group.epsilon0 in kept]
 
 
-def _of_few_sizes(groups: Sequence[ShuffledRounds]) -> tuple[ShuffledRounds, ...]:
+def _of_few_sizes(groups: Sequence[ShuffledRounds], sizes: int) -> tuple[ShuffledRounds, ...]:
     """Round cohorts up to a few sizes. This is safe for a lower bound, since more clients hide more."""
-    up = rounded_up({group.clients for group in groups}, _ATTAINED_SIZES)
+    up = rounded_up({group.clients for group in groups}, sizes)
     return _merged([replace(group, clients=up[group.clients]) for group in groups], None, None)

@@ -1,0 +1,83 @@
+"""Columns that give the target away are noted where a user's own rows are read, and nowhere else; texts in a table are noted too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ldpfl import api
+from ldpfl.data.leaks import LEAK
+from ldpfl.data.nodes import read_at_node
+from ldpfl.data.settings import DataConfig
+from ldpfl.experiments.public_figures import without_private
+
+ROWS = 400
+GENERATOR = np.random.default_rng(0)
+SICK = GENERATOR.random(ROWS) < 0.1
+STAGE = GENERATOR.integers(4, size=ROWS)
+DAYS = GENERATOR.exponential(100.0, ROWS)
+CLEAN = pd.DataFrame(
+    {
+        "age": GENERATOR.normal(60, 10, ROWS) + 8 * SICK,
+        "ward": GENERATOR.choice(["a", "b", "c"], ROWS),
+        "code": [f"c{place}" for place in range(ROWS)],
+        "flat": 1.0,
+    }
+)
+HOW: dict[str, Any] = {"count": 2, "rounds": 1, "seed": 1, "target_epsilon": 8.0, "baseline": False, "progress": False}
+
+
+def notes(frame: pd.DataFrame, target: str | list[str], task: str, **changes: Any) -> list[str]:
+    """Return the notes on leaks of a run; of these none may be handed on."""
+    result = api.run(data=frame, target=target, task=task, **{**HOW, **changes})
+    figures = result.to_dict()
+    assert not any(note.startswith(LEAK) for note in without_private(result.config, figures)["caveats"])
+    return [note for note in figures["caveats"] if note.startswith(LEAK)]
+
+
+@pytest.mark.parametrize(
+    ("task", "target", "values"),
+    [
+        ("classification", "sick", {"copy": SICK.astype(int)}),
+        ("classification", "sick", {"cause": np.where(SICK, "virus", "")}),
+        ("classification", "sick", {"treated_days": np.where(SICK, 5 + DAYS, np.nan)}),
+        ("classification", "sick", {"score": np.where(SICK, 100 + DAYS, -DAYS)}),
+        ("classification", "stage", {"stage_again": STAGE + 7}),
+        ("ordinal", "stage", {"grade": np.array(["i", "ii", "iii", "iv"])[STAGE]}),
+        ("regression", "days", {"hours": 24 * DAYS}),
+        ("regression", "days", {"logarithm": -np.log(DAYS)}),
+        ("poisson", "visits", {"bills": 3 * STAGE}),
+        ("multilabel", ["sick", "late"], {"delay": np.where(DAYS > 100, "yes", "no")}),
+        ("survival", ["days", "sick"], {"left_on_day": DAYS}),
+        ("survival", ["days", "sick"], {"died": SICK.astype(int)}),
+    ],
+)
+def test_a_column_that_tells_the_target_is_named(task: str, target: str | list[str], values: dict[str, Any]) -> None:
+    targets = {"sick": SICK.astype(int), "stage": STAGE, "days": DAYS, "visits": STAGE, "late": (DAYS > 100).astype(int)}
+    frame = CLEAN.assign(**{name: targets[name] for name in ([target] if isinstance(target, str) else target)})
+    assert notes(frame, target, task) == []
+    (note,) = notes(frame.assign(**values), target, task)
+    (name,) = values
+    assert note.startswith(f"{LEAK}: {name} predicts it nearly without error")
+
+
+def test_a_node_notes_nothing_of_its_rows(tmp_path: Path) -> None:
+    frame = CLEAN.assign(sick=SICK.astype(int), copy=SICK.astype(int))
+    frame.to_csv(tmp_path / "own.csv", index=False)
+    bounds = {"age": [0.0, 120.0], "copy": [0.0, 1.0]}
+    config = DataConfig(name="node", target="sick", columns=["age", "copy"], bounds=bounds, classes=["0", "1"], scaling="bounds")
+    own = read_at_node(config, "class", tmp_path / "own.csv")
+    assert not any(note.startswith(LEAK) for note in own.notes)
+
+
+def test_texts_in_a_table_are_said_and_how_they_are_trained_on() -> None:
+    frame = CLEAN.assign(sick=SICK.astype(int), letter=[f"seen on day {place} and sent home" for place in range(ROWS)])
+    (note,) = [note for note in api.run(data=frame, target="sick", **HOW).to_dict()["caveats"] if "texts of several words" in note]
+    assert note.startswith("most cells of letter are texts")
+    assert "--text letter (data.text), see docs/transformers.md" in note
+    named = api.run(data=frame, target="sick", settings={"data.words": ["letter"]}, **HOW).to_dict()["caveats"]
+    assert not any("texts of several words" in note for note in named)
