@@ -1,6 +1,6 @@
 """What a guarantee costs on tables: one for each row, trusting nobody, beside scikit-learn on all rows together.
 
-    python benchmarks/tables.py [--seeds 5] [--bounds FACTOR ...] [CASE ...]
+    python benchmarks/tables.py [--seeds 5] [--bounds FACTOR ...] [--set KEY=VALUE ...] [CASE ...]
 
 Cases whose names contain one of the words given are run. Made-up tables are drawn anew for each seed; real ones are divided anew into
 rows to train on and rows to measure on. No bounds, categories or class shares are given, so that all is measured within the guarantee.
@@ -194,6 +194,7 @@ def main() -> None:
     parser.add_argument("words", nargs="*", metavar="CASE")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--bounds", type=float, nargs="*", default=[], metavar="FACTOR")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of the private runs")
     options = parser.parse_args()
     table = Table(title=f"means of {options.seeds} seeds (lowest .. highest)")
     for heading in ("", "AUROC", "largest gap", "mean risk / true", "Brier", "accuracy"):
@@ -207,7 +208,7 @@ def main() -> None:
             train, test = case.split(seed)
             reference.append(figures(test, pooled(train, test)))
             for factor, rows in found.items():
-                settings: dict[str, object] = {"model.name": case.model}
+                settings: dict[str, object] = {"model.name": case.model, **dict(change.split("=", 1) for change in options.set)}
                 if factor is not None:
                     settings["data.bounds"] = bounds_around(train, factor)
                 rows.append(figures(test, private(train, test, case.epsilon, seed, settings)))

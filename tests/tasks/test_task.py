@@ -10,7 +10,7 @@ from torch.func import vmap
 from torch.nn import functional as F
 
 from ldpfl import ConfigError, tasks
-from ldpfl.tasks import NO_TOKEN, Task
+from ldpfl.tasks import NO_TOKEN, Emphasis, Task
 
 
 def figures(task: Task, outputs: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
@@ -151,3 +151,26 @@ def test_confident_outputs_are_no_ties() -> None:
         iter([(logits[:, [1, 1]], torch.stack([targets, targets], dim=1).float())]), every=True
     )
     assert several["AUROC"] == pytest.approx(0.75)
+
+
+def test_classes_count_by_their_weights_and_samples_by_how_wrong_the_model_is() -> None:
+    """Against PyTorch's own weights, and the focal loss as its paper states it."""
+    logits, targets = drawn(50, 3), torch.arange(50) % 3
+    plain, weights = F.cross_entropy(logits, targets, reduction="none"), (0.5, 1.0, 4.0)
+    weighted = tasks.create("classification", 3, emphasis=Emphasis(weights))
+    torch.testing.assert_close(weighted.losses(logits, targets), F.cross_entropy(logits, targets, torch.tensor(weights), reduction="none"))
+    own = logits.softmax(dim=1)[torch.arange(50), targets]
+    both = tasks.create("classification", 3, emphasis=Emphasis(weights, 2.0))
+    torch.testing.assert_close(both.losses(logits, targets), torch.tensor(weights)[targets] * (1 - own) ** 2 * plain)
+    torch.testing.assert_close(vmap(both.losses)(logits[:, None], targets[:, None])[:, 0], both.losses(logits, targets))
+
+
+@pytest.mark.parametrize("focusing", [0.5, 2.0])
+def test_a_sample_that_is_certain_or_absent_has_a_finite_gradient(focusing: float) -> None:
+    losses = tasks.create("classification", 2, emphasis=Emphasis((1.0, 2.0), focusing)).losses
+    logits = torch.tensor([[1e4, -1e4], [-1e4, 1e4], [3.0, 1.0]], requires_grad=True)
+    losses(logits, torch.tensor([0, 0, NO_TOKEN])).sum().backward()  # type: ignore[no-untyped-call]
+    assert logits.grad is not None
+    assert logits.grad.isfinite().all()
+    assert logits.grad[1].abs().min() > 0.9
+    assert logits.grad[[0, 2]].abs().max() == 0

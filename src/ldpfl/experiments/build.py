@@ -31,6 +31,7 @@ from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import LOWEST_PROBABILITY, ModelConfig, RangesConfig, RunConfig
 from ldpfl.experiments.dataset import Description
+from ldpfl.experiments.emphasis import emphasis_of
 from ldpfl.experiments.record_sums import divided_for_evaluation, for_evaluation, head_of, is_evaluated, scores_of_records
 from ldpfl.experiments.start_warnings import start_warnings
 from ldpfl.experiments.table_rules import start_on_table
@@ -153,7 +154,8 @@ def build(
     parts, held_back = (parts, None) if config.evaluation.share == 0 else divided_for_evaluation(config, parts, persons, task)
     mechanism = mechanism_of(config, ranges if head is None else head.ranges, parts.sizes.tolist())
     task, ledger = _scale_columns(config, task, parts, mechanism, secret, persons, measured)
-    start = start_on_table(config, Description.of(task), module, layout, weights, mechanism, len(parts), task.shares)
+    emphasis = emphasis_of(config, task.outputs, task.shares)
+    start = start_on_table(config, Description.of(task), module, layout, weights, mechanism, len(parts), task.shares, emphasis)
     config, weights = start.config, start.weights
     if outside := _warn_of_ranges(config, layout, weights, ranges):
         warn(outside)
@@ -168,7 +170,7 @@ def build(
         task.std,
         config.training.at_client(),
         None if config.training.clip_norm == "off" else config.training.clip_norm,
-        tasks.create(config.task.name, task.outputs, scale=task.unit),
+        tasks.create(config.task.name, task.outputs, scale=task.unit, emphasis=emphasis),
         config.training.precision,
     )
     noise_seed = secret_seed(config, task, secret)

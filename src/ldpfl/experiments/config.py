@@ -61,6 +61,12 @@ class TaskConfig(_Section):
     threshold: Annotated[FiniteFloat, Field(gt=0, lt=1)] | Literal["off"] = "off"
     """For two classes, the predicted risk from which a row counts as flagged. Sensitivity, specificity and positive predictive value are
     reported at it, in addition to 0.5 and the base rate. It does not change the model."""
+    class_weights: list[Positive] | Literal["off", "balanced"] = "off"
+    """For ``classification``, a public factor on the loss of each class, in the order of the classes. ``balanced`` divides by the class'
+    share, as stated by ``data.class_shares`` or measured, and gives the rarest class the factor 1. Predicted probabilities are no longer
+    those of the data."""
+    focusing: Annotated[FiniteFloat, Field(ge=0, le=100)] = 0.0
+    """For ``classification``, gamma of the focal loss: samples that the model predicts well count less. 2 is usual."""
 
 
 class ModelConfig(_Section):

@@ -42,6 +42,7 @@ from ldpfl.data.features.registry import NONE
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import Description, targets_of
+from ldpfl.experiments.emphasis import weighted
 from ldpfl.experiments.noise_walk import longest_within
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings
@@ -49,7 +50,7 @@ from ldpfl.mechanisms.hooks import record_clip_of
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.models.layout import ParameterLayout
 from ldpfl.models.mending import copied
-from ldpfl.tasks import PARALLEL, Targets
+from ldpfl.tasks import EVEN, PARALLEL, Emphasis, Targets
 
 _DRAWN = 64
 """Number of synthetic rows on which gradient norms are estimated."""
@@ -102,7 +103,14 @@ def clip_norm_for(config: RunConfig, data: Description, module: nn.Module) -> fl
         return _CLIP_ELSEWHERE
     usual = _CLIP_FACTOR_LITTLE_NOISE if _noise_share(config, data) < _LITTLE_NOISE else _CLIP_FACTOR
     rows = config.data.person_rows if config.data.person else 1
-    return float(f"{usual * _largest_residual(targets_of(config), data.outputs) * sqrt(squared / rows):.3g}")
+    longest = _largest_residual(targets_of(config), data.outputs) * _largest_weight(config)
+    return float(f"{usual * longest * sqrt(squared / rows):.3g}")
+
+
+def _largest_weight(config: RunConfig) -> float:
+    """Return the largest weight of a class in the loss."""
+    weights = config.task.class_weights
+    return max(weights, default=1.0) if isinstance(weights, list) else 1.0  # balanced weights are at most 1
 
 
 def _noise_share(config: RunConfig, data: Description) -> float:
@@ -123,6 +131,7 @@ def start_on_table(
     mechanism: Mechanism,
     clients: int,
     shares: Sequence[float],
+    emphasis: Emphasis = EVEN,
 ) -> TableStart:
     """Choose the initial weights and the server's settings that are ``auto``. Without any ``auto``, nothing changes.
 
@@ -130,6 +139,7 @@ def start_on_table(
         weights: (d,) initial weights of ``module``.
         clients: number of clients.
         shares: measured shares of the classes, or empty; see :class:`ldpfl.data.encoder.Encoder`.
+        emphasis: how much the classes count in the loss.
 
     Raises:
         ConfigError: ``data.class_shares`` does not have one value for each class.
@@ -145,14 +155,14 @@ def start_on_table(
     if squared is None or drawn is None:
         return TableStart(weights, _chosen(config, _RATE_ELSEWHERE, 0.0))
     targets = targets_of(config)
-    shares = list(shares) or _public_shares(config, targets, data.outputs)
-    curvature = _output_curvature(targets, shares)
+    shares, mean_weight = weighted(list(shares) or _public_shares(config, targets, data.outputs), emphasis)
+    curvature = mean_weight * _output_curvature(targets, shares)
     record_clip = record_clip_of(mechanism)
     clip = 1.0 if record_clip is None else record_clip.norm
     ranges = LayerRanges(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), (layout.dimension,))
     noise = float(mechanism.noise(ranges).largest_std(clients)[0]) * clip / sqrt(training.rounds)
     if data.encoder is None:
-        pull, rate = 0.0, _rate_on_images(config, data, initial, drawn, squared, noise)
+        pull, rate = 0.0, _rate_on_images(config, data, initial, drawn, squared * _largest_weight(config), noise)
     else:
         pull = noise**2 / (_PRIOR * curvature)
         rate = (1 - training.server_momentum**2) / (curvature * squared + pull)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import nan
 from typing import Any, Literal, Protocol
 
@@ -113,15 +113,51 @@ def names() -> tuple[str, ...]:
     return tuple(_REGISTRY)
 
 
-def create(name: str, outputs: int, *, scale: float = 1.0) -> Task:
+@dataclass(frozen=True)
+class Emphasis:
+    """How much each sample counts in the loss of a classification. The default counts all alike.
+
+    Attributes:
+        class_weights: factor on the loss of the samples of each class; empty for 1 everywhere.
+        focusing: gamma of the focal loss (Lin et al. 2017), at least 0. The loss of a sample whose class has the predicted probability p
+            is multiplied by (1 - p)^gamma, so samples that the model predicts well count less.
+    """
+
+    class_weights: tuple[float, ...] = ()
+    focusing: float = 0.0
+
+    def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Return the losses (B,) for ``logits`` (B, C) and classes ``targets`` (B,)."""
+        losses = _cross_entropy(logits, targets)
+        if self.focusing:
+            wrong = -torch.expm1(-losses)
+            losses = losses * wrong.clamp_min(_LEAST_WRONG) ** self.focusing
+        if self.class_weights:
+            losses = losses * logits.new_tensor(self.class_weights)[targets.clamp_min(0)]  # the loss of an absent target is 0 already
+        return losses
+
+
+EVEN = Emphasis()
+"""All samples count alike."""
+
+_LEAST_WRONG = 1e-12
+"""Smallest 1 - p whose power is taken: the derivative of a power below 1 is infinite at 0."""
+
+
+def create(name: str, outputs: int, *, scale: float = 1.0, emphasis: Emphasis = EVEN) -> Task:
     """Return the task called ``name`` for models with ``outputs`` outputs.
 
     ``"package.module:function"`` is called with ``outputs`` and returns a :class:`Task`. ``scale`` is the size of one unit of the scaled
-    targets, in their original unit.
+    targets, in their original unit. ``emphasis`` changes the loss of ``classification``, and is for no other task.
 
     Raises:
         ConfigError: the name is unknown, or the path does not give a task.
     """
+    task = _named(name, outputs, scale)
+    return task if emphasis == EVEN else replace(task, losses=emphasis.losses)
+
+
+def _named(name: str, outputs: int, scale: float) -> Task:
     if is_code(name):
         return _imported(name, outputs)
     if name not in _REGISTRY:

@@ -1,0 +1,56 @@
+"""How much the samples of each class count in the loss, and what follows for a rule that expects them to count alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ldpfl.errors import ConfigError
+from ldpfl.experiments.config import RunConfig
+from ldpfl.tasks import EVEN, Emphasis
+
+
+def emphasis_of(config: RunConfig, outputs: int, shares: Sequence[float]) -> Emphasis:
+    """Return the emphasis that ``task.class_weights`` and ``task.focusing`` set.
+
+    Args:
+        outputs: number of classes.
+        shares: measured share of each class, or empty.
+
+    Raises:
+        ConfigError: the task is another one, the number of weights is wrong, or balanced weights have no shares to balance.
+    """
+    task = config.task
+    if task.class_weights == "off" and not task.focusing:
+        return EVEN
+    if task.name != "classification" or config.training.method != "gradient":
+        raise ConfigError(
+            "task.class_weights and task.focusing change the loss of a classification that is trained by gradients, and this run has "
+            f"task.name = {task.name!r} and training.method = {config.training.method!r}: leave them out"
+        )
+    if task.class_weights == "off":
+        return Emphasis((), task.focusing)
+    if task.class_weights == "balanced":
+        known = list(shares) or list(config.data.class_shares)
+        if not known:
+            raise ConfigError(
+                "task.class_weights = 'balanced' needs the share of each class, which nothing measures here: state data.class_shares = "
+                "[0.9, 0.1], in the order of the classes, or give the weights themselves"
+            )
+        return Emphasis(tuple(min(known) / share for share in known), task.focusing)
+    weights = task.class_weights
+    if len(weights) != outputs:
+        raise ConfigError(f"task.class_weights has {len(weights)} values, and there are {outputs} classes: give one for each class")
+    return Emphasis(tuple(weights), task.focusing)
+
+
+def weighted(shares: Sequence[float], emphasis: Emphasis) -> tuple[list[float], float]:
+    """Return the share that each class has in the loss, and the mean weight of a sample.
+
+    Args:
+        shares: share that each class has among the samples.
+    """
+    if not emphasis.class_weights:
+        return list(shares), 1.0
+    products = [weight * share for weight, share in zip(emphasis.class_weights, shares, strict=True)]
+    mean = sum(products) / sum(shares)
+    return [product / sum(products) for product in products], mean
