@@ -11,6 +11,7 @@ The pooled model sees all training rows and has no noise: scikit-learn's logisti
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -189,6 +190,15 @@ def figures(test: pd.DataFrame, risks: np.ndarray) -> tuple[float, float, float,
     )
 
 
+def parsed(change: str) -> tuple[str, object]:
+    """Return key and value of ``key=value``. A value that is not JSON is a word."""
+    key, _, value = change.partition("=")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", metavar="CASE")
@@ -208,7 +218,7 @@ def main() -> None:
             train, test = case.split(seed)
             reference.append(figures(test, pooled(train, test)))
             for factor, rows in found.items():
-                settings: dict[str, object] = {"model.name": case.model, **dict(change.split("=", 1) for change in options.set)}
+                settings: dict[str, object] = {"model.name": case.model, **dict(parsed(change) for change in options.set)}
                 if factor is not None:
                     settings["data.bounds"] = bounds_around(train, factor)
                 rows.append(figures(test, private(train, test, case.epsilon, seed, settings)))
