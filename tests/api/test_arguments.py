@@ -156,6 +156,8 @@ def test_what_is_of_another_kind_is_refused_in_one_line(call: Callable[[], objec
 def test_a_device_may_be_one_of_pytorch() -> None:
     assert choose_device(torch.device("cpu")) == choose_device("cpu")
     assert choose_device(None) == choose_device("auto")
+    with pytest.raises(ConfigError, match="mps has no float64"):
+        ldpfl.run(device="mps")
     with pytest.raises(ConfigError, match="unknown device 'meta'"):
         choose_device(torch.device("meta"))
 

@@ -77,6 +77,8 @@ def choose_device(device: str | torch.device | None) -> torch.device:
     """
     name = "auto" if device is None else str(device)
     kind, _, number = name.partition(":")
+    if kind == "mps":
+        raise ConfigError(f"{name} has no float64, in which values are clipped exactly: choose the device cpu")
     if kind not in ("auto", "cpu", "cuda") or (":" in name and not (kind == "cuda" and number.isdecimal())):
         raise ConfigError(f"unknown device {name!r}: known: auto, cpu, cuda, cuda:0 and so on")
     if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
