@@ -12,6 +12,7 @@ from ldpfl.data.persons import Persons
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import Description
+from ldpfl.experiments.evaluation_bits import bit_scores, bit_settings, check_bits
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
 from ldpfl.simulation.evaluating import RecordScores, is_due
@@ -82,7 +83,10 @@ def is_evaluated(config: RunConfig) -> bool:
     """
     if config.evaluation.epsilon == "off":
         return False
-    _require_records(config, "evaluation.epsilon")
+    if isinstance(config.mechanism, DpSgdSettings):
+        _require_records(config, "evaluation.epsilon")
+    else:
+        check_bits(config)
     target = config.privacy.target_epsilon
     if target != "off" and config.evaluation.epsilon >= target:
         raise ConfigError(
@@ -102,8 +106,10 @@ def for_evaluation(config: RunConfig, *, records: int = 0) -> RunConfig:
     """Return ``config`` with the mechanism for one evaluation at clients, which has its own noise.
 
     Args:
-        records: mean number of records that a client holds back; 0 uses that of the simulated clients.
+        records: mean number of records that a client holds back; 0 uses that of the simulated clients. Bits do not depend on it.
     """
+    if not isinstance(config.mechanism, DpSgdSettings):
+        return config.model_copy(update={"mechanism": bit_settings(config, len(evaluations(config)))})
     epsilon, through = config.evaluation.epsilon, config.shuffling
     if epsilon == "off":
         raise ConfigError("evaluation.epsilon is 'off', so nothing is measured at clients: set it to a number")
@@ -116,6 +122,8 @@ def for_evaluation(config: RunConfig, *, records: int = 0) -> RunConfig:
 
 def scores_of_records(config: RunConfig, outputs: int) -> RecordScores:
     """Return the layout of the vector that each held-back record contributes."""
+    if not isinstance(config.mechanism, DpSgdSettings):
+        return bit_scores(config, outputs)
     return RecordScores(tasks.create(config.task.name, outputs).targets, outputs, config.evaluation.loss_bound)
 
 
