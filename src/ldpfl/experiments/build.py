@@ -216,7 +216,7 @@ def _client_evaluation(config: RunConfig, task: Dataset, units: Division, person
     """Return the evaluation at clients, on the records or persons ``units`` that each client holds back."""
     vectors = scores_of_records(config, task.outputs)
     if isinstance(vectors, BitScores):
-        if not units.sizes.all():
+        if not config.data.at_nodes and not units.sizes.all():  # a node without such records sends uniform bits
             raise ConfigError(
                 f"evaluation.share = {config.evaluation.share:g} of the records of a client: some client holds none back, and each client "
                 "counts as one in figures that protect whole clients; set a larger share, or fewer clients"
@@ -224,9 +224,7 @@ def _client_evaluation(config: RunConfig, task: Dataset, units: Division, person
         bits = mechanism_of(for_evaluation(config), vectors.ranges)
         return BitEvaluation(units, vectors, bits, config.training.rounds, config.evaluation.every)
     mechanism = of_records(
-        mechanism_of(
-            for_evaluation(config, records=config.evaluation.records), ranges_of(vectors.size), np.maximum(units.sizes, 1).tolist()
-        )
+        mechanism_of(for_evaluation(config, records=config.evaluation.records), vectors.ranges, np.maximum(units.sizes, 1).tolist())
     )
     return ClientEvaluation(units, vectors, mechanism, config.training.rounds, config.evaluation.every, persons)
 

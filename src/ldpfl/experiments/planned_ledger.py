@@ -18,9 +18,8 @@ from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.models.layout import ParameterLayout
 from ldpfl.privacy import Ledger, Release
 from ldpfl.privacy.authors import released
+from ldpfl.privacy.events import without_claim
 from ldpfl.server import evaluation_event, histogram_event, once_cohort, round_cohort, round_event
-from ldpfl.simulation.evaluating_bits import BitScores
-from ldpfl.simulation.record_sums import ranges_of
 
 _MAX_CLIENT_ROUNDS = 2 * 10**8
 """Maximum number of clients times rounds, which takes about ten seconds."""
@@ -87,9 +86,8 @@ def planned_ledger(config: RunConfig, given: Given = NOTHING) -> Ledger:
 
 def evaluation_release(config: RunConfig) -> Release:
     """Return the release of one evaluation at clients. It does not depend on the data."""
-    vectors = scores_of_records(config, 2)
-    ranges = vectors.ranges if isinstance(vectors, BitScores) else ranges_of(vectors.size)
-    return released(mechanism_of(for_evaluation(config), ranges), ranges)
+    ranges = scores_of_records(config, 2).ranges
+    return without_claim(released(mechanism_of(for_evaluation(config), ranges), ranges))
 
 
 def check_fit(config: RunConfig, given: Given = NOTHING) -> None:

@@ -25,6 +25,7 @@ from ldpfl.mechanisms.dp_sgd import of_records
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.privacy import Release
 from ldpfl.privacy.authors import released
+from ldpfl.privacy.events import without_claim
 from ldpfl.simulation.local_training import LocalTask, evaluated
 from ldpfl.simulation.record_sums import APART, NoisySum, client_sums, ranges_of, released_sum
 from ldpfl.tasks import ACCURACY, Targets, unusable, without_answer
@@ -83,6 +84,11 @@ class RecordScores:
     @property
     def size(self) -> int:
         return 1 + self.of_classes * (2 + self.cells + 2 * BINS)
+
+    @property
+    def ranges(self) -> LayerRanges:
+        """Public ranges of the vector that a client sends."""
+        return ranges_of(self.size)
 
     @property
     def cells(self) -> int:
@@ -154,12 +160,7 @@ class ClientEvaluation:
     @property
     def release(self) -> Release:
         """Release of one evaluation, for the ledger."""
-        return released(self.mechanism, self.ranges)
-
-    @property
-    def ranges(self) -> LayerRanges:
-        """Public ranges of the vector that a client sends."""
-        return ranges_of(self.vectors.size)
+        return without_claim(released(self.mechanism, self.vectors.ranges))
 
     def measured(self, task: LocalTask, weights: Tensor, seed: int, number: int) -> dict[str, Any]:
         """Evaluate the model with ``weights`` (d,) after round ``number``; return the noisy sum in the form of :class:`RoundMetrics`."""

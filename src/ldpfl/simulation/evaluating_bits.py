@@ -25,7 +25,7 @@ from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.simulation.evaluating import BINS, NUMBERS, ClientEvaluation, RecordScores, Weights, as_measured
 from ldpfl.simulation.local_training import LocalTask
-from ldpfl.simulation.record_sums import NoisySum, RecordVectors, one_by_one, released_pool, vectors_of_units
+from ldpfl.simulation.record_sums import NoisySum, RecordVectors, one_by_one, ranges_of, released_pool, vectors_of_units
 from ldpfl.transport.shuffling import PartialPool, ReportPool
 from ldpfl.util.randomness import Purpose
 
@@ -79,7 +79,7 @@ class BitScores(RecordScores):
     @property
     def ranges(self) -> LayerRanges:
         """Public ranges of u: all entries lie in [-1, 1]."""
-        return LayerRanges(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), (self.entries,))
+        return ranges_of(self.entries)
 
     def asked(self, task: LocalTask, weights: Tensor, units: Division, *, confined: bool = False) -> Tensor:
         """Return u (K, entries) float32 of each client, whose held-back records are its ``units``: PRIVATE.
@@ -114,16 +114,12 @@ class BitEvaluation(ClientEvaluation):
 
     vectors: BitScores
 
-    @property
-    def ranges(self) -> LayerRanges:
-        return self.vectors.ranges
-
     def measured(self, task: LocalTask, weights: Tensor, seed: int, number: int) -> dict[str, Any]:
         def own(some: range) -> Tensor:
             return self.vectors.asked(task, weights, self.units[some.start : some.stop])
 
         context, clients = b"evaluation" + weights.numpy().tobytes(), len(self.units)
         pool = released_pool(
-            own, clients, self.ranges, self.mechanism, seed=seed, purpose=Purpose.EVALUATION, number=number, context=context
+            own, clients, self.vectors.ranges, self.mechanism, seed=seed, purpose=Purpose.EVALUATION, number=number, context=context
         )
         return as_measured(self.vectors.told(pool, self.mechanism), clients)

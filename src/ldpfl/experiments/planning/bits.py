@@ -1,0 +1,58 @@
+"""Find the epsilon of the bits with which clients measure a model, before anything is run."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import sqrt
+
+from ldpfl.errors import ConfigError
+from ldpfl.experiments.planning.search import smallest
+from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms.duchi import Duchi
+from ldpfl.mechanisms.harmony import Harmony
+from ldpfl.mechanisms.ranges import LayerRanges
+from ldpfl.privacy.accountants.gaussian import gaussian_mu
+from ldpfl.privacy.accountants.registry import least_epsilon
+from ldpfl.privacy.authors import released
+from ldpfl.privacy.charged_rounds import RoundGroup
+from ldpfl.privacy.events import Channel, without_claim
+
+ENTRIES_OF_CLASSES = 88
+"""Number of entries that the bits about a classification are about (``BitScores.entries``)."""
+
+_LEAST, _MOST = 1e-6, 20.0
+"""Range of the epsilon of one bit. Above, a bit has no noise left."""
+_PRECISE = 1e-3
+
+
+def is_seen(channel: Channel) -> bool:
+    """Return whether reports can be linked to their senders, so that nobody is trusted."""
+    return channel in ("direct", "random-delay")
+
+
+@lru_cache(maxsize=256)
+def epsilon_of_bit(epsilon: float, delta: float, channel: Channel, honest: int, entries: int, evaluations: int) -> float:
+    """Return the largest epsilon of a bit with which all ``evaluations`` of ``honest`` clients keep ``epsilon``.
+
+    Args:
+        channel: channel between clients and server. It decides whether a client sends one bit, or one about each of the ``entries``.
+
+    Raises:
+        ConfigError: no bit keeps it.
+    """
+
+    def reached(strength: float) -> float:
+        return least_epsilon([bit_rounds(strength, channel, honest, entries, evaluations)], delta)
+
+    guess = evaluations / epsilon if is_seen(channel) else sqrt(entries * evaluations / honest) / gaussian_mu(epsilon, delta)
+    inverse = smallest(lambda x: reached(1 / x), guess, epsilon, 1 / _MOST, 1 / _LEAST, _PRECISE)
+    if inverse is None:
+        raise ConfigError(f"evaluation.epsilon = {epsilon:g} is below all that bits reach here, {reached(_LEAST):.3g}: set it higher")
+    return 1 / inverse
+
+
+def bit_rounds(epsilon: float, channel: Channel, honest: int, entries: int, evaluations: int) -> RoundGroup:
+    """Return the evaluations that a client is charged for, with bits at ``epsilon``."""
+    mechanism: Mechanism = Harmony(epsilon) if is_seen(channel) else Duchi(epsilon)
+    release = without_claim(released(mechanism, LayerRanges(0.0, 1.0, (entries,))))
+    return RoundGroup(release, honest, honest, evaluations, channel=channel, known=False, histograms=True)
