@@ -94,6 +94,10 @@ class BitScores(RecordScores):
         for owners, found in vectors_of_units(vectors, task, weights, units):
             sums.index_add_(0, owners, found)
         means = sums / torch.from_numpy(np.maximum(units.sizes, 1))[:, None]
+        return self.turned(means)
+
+    def turned(self, means: Tensor) -> Tensor:
+        """Return u (K, entries) float32 of clients whose mean vectors v are ``means`` (K, size)."""
         return (SCALE * means @ self.rotation).clamp(-1, 1).float()
 
     def told(self, pool: ReportPool | PartialPool, mechanism: Mechanism) -> NoisySum:
