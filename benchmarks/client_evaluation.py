@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ldpfl.experiments.planning.bits import epsilon_of_bit
+from ldpfl.experiments.planning.evaluation_noise import epsilon_of_bit, noise_of_sum
 from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms.dp_fedavg import DpFedAvg
 from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.duchi import Duchi
 from ldpfl.mechanisms.harmony import Harmony
@@ -27,7 +28,7 @@ from ldpfl.privacy.accountants.gaussian import gaussian_mu
 from ldpfl.privacy.events import Channel
 from ldpfl.simulation import LocalTask
 from ldpfl.simulation.evaluating import LOSS, RANKED, RIGHT, ClientFigures, RecordScores
-from ldpfl.simulation.evaluating_bits import BitScores
+from ldpfl.simulation.evaluating_clients import BitScores, ClientScores, MeanScores
 from ldpfl.simulation.local_steps import LocalOptimiser
 from ldpfl.simulation.record_sums import points_of, released_pool, released_sum
 from ldpfl.util.randomness import Purpose
@@ -72,14 +73,16 @@ class Made:
     def regimes(self, epsilon: float) -> Mapping[tuple[str, str], Figures]:
         """Return the figures of each regime, by who is trusted and what is protected."""
         mu, records = gaussian_mu(epsilon, DELTA), float(self.held)
-        entries = BitScores("class", self.classes, BOUND).entries
+        bits, means = BitScores("class", self.classes, BOUND), MeanScores("class", self.classes, BOUND)
         channels: Sequence[Channel] = ("ideal-shuffler", "direct")
-        mixed, seen = (epsilon_of_bit(epsilon, DELTA, channel, self.clients, entries, 1) for channel in channels)
+        mixed, seen = (epsilon_of_bit(epsilon, DELTA, channel, self.clients, bits.entries, 1) for channel in channels)
+        share = noise_of_sum(epsilon, DELTA, self.clients, 1)
         return {
-            ("a sum", "a record"): self.summed(DpSgd(RecordClip(1.0), 2 / mu / np.sqrt(self.clients), summed=True, records=records)),
-            ("a shuffler", "a client"): self.in_bits(Duchi(mixed)),
+            ("a sum", "a record"): self.summed(DpSgd(RecordClip(1.0), share, summed=True, records=records)),
+            ("a sum", "a client"): self.of_clients(means, DpFedAvg(RecordClip(1.0), share, summed=True)),
+            ("a shuffler", "a client"): self.of_clients(bits, Duchi(mixed)),
             ("nobody", "a record"): self.summed(DpSgd(RecordClip(1.0), 2 / mu, records=records)),
-            ("nobody", "a client"): self.in_bits(Harmony(seen)),
+            ("nobody", "a client"): self.of_clients(bits, Harmony(seen)),
         }
 
     def by_client(self, vectors: Tensor) -> Tensor:
@@ -98,8 +101,7 @@ class Made:
 
         return figures
 
-    def in_bits(self, mechanism: Mechanism) -> Figures:
-        scores = BitScores("class", self.classes, BOUND)
+    def of_clients(self, scores: ClientScores, mechanism: Mechanism) -> Figures:
         asked = scores.turned(self.by_client(scores.vectors(self.task, self.outputs, self.targets)) / self.held)
 
         def figures(seed: int) -> ClientFigures:

@@ -53,7 +53,7 @@ from ldpfl.simulation import (
     Trainer,
 )
 from ldpfl.simulation.evaluating import ClientEvaluation
-from ldpfl.simulation.evaluating_bits import BitEvaluation, BitScores
+from ldpfl.simulation.evaluating_clients import ClientScores, WholeClientEvaluation
 from ldpfl.simulation.federation import Evaluation, LocalWork, Participation, Stopping
 from ldpfl.simulation.measuring import Measuring, charged
 from ldpfl.simulation.record_sums import ranges_of
@@ -215,14 +215,14 @@ def build(
 def _client_evaluation(config: RunConfig, task: Dataset, units: Division, persons: Persons | None) -> ClientEvaluation:
     """Return the evaluation at clients, on the records or persons ``units`` that each client holds back."""
     vectors = scores_of_records(config, task.outputs)
-    if isinstance(vectors, BitScores):
-        if not config.data.at_nodes and not units.sizes.all():  # a node without such records sends uniform bits
+    if isinstance(vectors, ClientScores):
+        if not config.data.at_nodes and not units.sizes.all():  # a node without such records sends noise
             raise ConfigError(
                 f"evaluation.share = {config.evaluation.share:g} of the records of a client: some client holds none back, and each client "
                 "counts as one in figures that protect whole clients; set a larger share, or fewer clients"
             )
-        bits = mechanism_of(for_evaluation(config), vectors.ranges)
-        return BitEvaluation(units, vectors, bits, config.training.rounds, config.evaluation.every)
+        mechanism = mechanism_of(for_evaluation(config), vectors.ranges)
+        return WholeClientEvaluation(units, vectors, mechanism, config.training.rounds, config.evaluation.every)
     mechanism = of_records(
         mechanism_of(for_evaluation(config, records=config.evaluation.records), vectors.ranges, np.maximum(units.sizes, 1).tolist())
     )

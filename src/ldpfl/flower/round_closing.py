@@ -16,7 +16,7 @@ from ldpfl.mechanisms.dp_sgd import of_records
 from ldpfl.privacy import RoundEvent
 from ldpfl.server import Checkpoint, NotFiniteError, Observed, close_round, close_with
 from ldpfl.simulation.evaluating import RecordScores, as_measured
-from ldpfl.simulation.evaluating_bits import BitScores
+from ldpfl.simulation.evaluating_clients import ClientScores
 from ldpfl.simulation.least_squares import LeastSquares
 from ldpfl.simulation.measuring import point_of, taken_off
 from ldpfl.simulation.record_sums import NoisySum, noisy_sum
@@ -42,7 +42,7 @@ def closed(course: Course, received: Received, pool: ReportPool | PartialPool, e
             began=course.began,
         )
     vectors = None if course.planned.kind == "statistics" else vectors_of(course.config, course.planned.kind)
-    if isinstance(vectors, BitScores):
+    if isinstance(vectors, ClientScores):
         return _after_evaluation(course, pool.clients, event, vectors.told(pool, course.round.mechanism))
     mechanism = of_records(course.round.mechanism)
     sums = noisy_sum(pool, mechanism, course.round.ranges.dimension)
@@ -81,8 +81,8 @@ def _after_least_squares(
 def _after_evaluation(course: Course, clients: int, event: RoundEvent, total: NoisySum) -> Checkpoint:
     """Return the last checkpoint with the figures that clients measured, computed from the noisy sums ``total``."""
     before = course.last
-    by_bits = isinstance(vectors_of(course.config, "evaluation"), BitScores)
-    measured = as_measured(total, clients if by_bits else held_back_mean(course.config) * clients, stated=not by_bits)
+    by_client = isinstance(vectors_of(course.config, "evaluation"), ClientScores)
+    measured = as_measured(total, clients if by_client else held_back_mean(course.config) * clients, stated=not by_client)
     history = (*before.history[:-1], replace(before.history[-1], at_clients=measured))
     return replace(before, history=history, ledger=before.ledger.charge(event))
 

@@ -27,6 +27,7 @@ from ldpfl.data.division import Division
 from ldpfl.data.persons import Persons
 from ldpfl.mechanisms.base import Mechanism
 from ldpfl.mechanisms.dp_sgd import DpSgd
+from ldpfl.mechanisms.lattice import LatticeMechanism
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.reports.summed import SummedReports
 from ldpfl.simulation.local_training import LocalTask
@@ -208,7 +209,7 @@ def released_pool(
 ) -> ReportPool:
     """Return the mixed reports of ``clients`` clients, whose values (k, size) ``own`` returns. Arguments are as in :func:`released_sum`."""
     reports, at_once = [], max(1, _SUMS_AT_ONCE // ranges.dimension)
-    summed = isinstance(mechanism, DpSgd) and mechanism.summed
+    summed = isinstance(mechanism, LatticeMechanism) and mechanism.summed
     for first in range(0, clients, at_once):
         some = range(first, min(first + at_once, clients))
         values = own(some)

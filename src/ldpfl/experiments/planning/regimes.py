@@ -8,7 +8,7 @@ from math import ceil, inf, log10, sqrt
 from typing import Any, Literal, get_args
 
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.planning.bits import ENTRIES_OF_CLASSES, bit_rounds, epsilon_of_bit
+from ldpfl.experiments.planning.evaluation_noise import ENTRIES_OF_CLASSES, bit_rounds, epsilon_of_bit
 from ldpfl.experiments.planning.planner import MOST_CLIENTS, MOST_REPORTS
 from ldpfl.experiments.planning.search import smallest
 from ldpfl.mechanisms import Mechanism, payload_bits
@@ -179,11 +179,10 @@ class _Asked:
             raise ConfigError(f"coordinates are drawn and linked in groups in the regime shuffled, not in {self.regime}")
         if self.part not in get_args(Part) or (self.part != "record" and not self.of_records):
             raise ConfigError(f"persons are protected in the regimes records and records-summed, not in {self.regime}; got {self.part!r}")
-        measured = self.of_records or self.regime == "shuffled"
-        if self.evaluation_epsilon and not (measured and 0 < self.evaluation_epsilon < self.target):
+        if self.evaluation_epsilon and not (not self.once and 0 < self.evaluation_epsilon < self.target):
             raise ConfigError(
                 f"evaluation_epsilon is {self.evaluation_epsilon:g}: expected a number above 0 and below the target of {self.target:g}, "
-                "in the regimes shuffled, records and records-summed"
+                "in any regime but local, in which a client reports once"
             )
         if self.once and self.clients < self.rounds:
             raise ConfigError(f"{self.clients:,} clients cannot take part once each in {self.rounds:,} rounds")

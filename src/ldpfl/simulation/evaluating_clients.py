@@ -1,15 +1,20 @@
-"""Evaluate the model at clients in randomised bits, which protect everything of a client: behind a shuffler, or with nobody trusted.
+"""Evaluate the model at clients where everything of a client is protected: in randomised bits, or by a sum with noise.
 
-A client takes the mean v of its held-back records' vectors (:class:`RecordScores`) and sends bits about u = SCALE Q^T v. The rows of Q are
-orthonormal, and all entries of u lie in [-1, 1]. The mean of all clients' u is estimated from the bits, with noise of one standard
-deviation s in each entry. So n Q u / SCALE estimates the sum of n clients' v, with noise of standard deviation n s / SCALE in each entry.
+A client takes the mean v of its held-back records' vectors (:class:`RecordScores`). Any mean is possible, so a mechanism that protects the
+whole vector protects the client.
 
-Q copies a number several times, so that its figures have less noise. It turns a one-hot part by a Hadamard matrix. Then each entry of u is
-1 or -1 for a client with one record, and a bit loses nothing by rounding. (Hadamard response: Acharya, Sun and Zhang 2019.)
+In bits (:class:`BitScores`), a client sends bits about u = SCALE Q^T v. The rows of Q are orthonormal, and all entries of u lie in [-1, 1].
+The mean of all clients' u is estimated from the bits, with noise of one standard deviation s in each entry. So n Q u / SCALE estimates the
+sum of n clients' v, with noise of standard deviation n s / SCALE in each entry. Q copies a number several times, so that its figures have
+less noise. It turns a one-hot part by a Hadamard matrix. Then each entry of u is 1 or -1 for a client with one record, and a bit loses
+nothing by rounding. (Hadamard response: Acharya, Sun and Zhang 2019.)
+
+By a sum (:class:`MeanScores`), a client sends v itself in a ball, with its share of the noise.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
@@ -36,6 +41,9 @@ _TURNED = 64
 _LOSS_COPIES, _RIGHT_COPIES = 8, 16
 """Number of entries of u that hold the loss, and whether the prediction is right."""
 
+_ROUNDED = 1 + 2.0**-20
+"""Factor on a length, so that rounding to float32 makes no vector longer."""
+
 
 def _weight(copies: int) -> float:
     """Return the range of a number in v whose ``copies`` in u have the range [-1, 1]."""
@@ -43,7 +51,35 @@ def _weight(copies: int) -> float:
 
 
 @dataclass(frozen=True)
-class BitScores(RecordScores):
+class ClientScores(RecordScores):
+    """The vector v of a held-back record, as in :class:`RecordScores`, and what a client sends of the mean over its records."""
+
+    def asked(self, task: LocalTask, weights: Tensor, units: Division, *, confined: bool = False) -> Tensor:
+        """Return what the mechanism randomises (K, d) float32 of each client, whose held-back records are its ``units``: PRIVATE.
+
+        A client without held-back records has zeros, and so sends noise or uniform bits.
+
+        Args:
+            confined: as in :func:`~ldpfl.simulation.record_sums.client_sums`.
+        """
+        vectors: RecordVectors = one_by_one(self) if confined else self
+        sums = torch.zeros(len(units), self.size, dtype=torch.float64)
+        for owners, found in vectors_of_units(vectors, task, weights, units):
+            sums.index_add_(0, owners, found)
+        means = sums / torch.from_numpy(np.maximum(units.sizes, 1))[:, None]
+        return self.turned(means)
+
+    @abstractmethod
+    def turned(self, means: Tensor) -> Tensor:
+        """Return what the mechanism randomises (K, d) float32, for clients whose mean vectors v are ``means`` (K, size)."""
+
+    @abstractmethod
+    def told(self, pool: ReportPool | PartialPool, mechanism: Mechanism) -> NoisySum:
+        """Return the sum of all clients' v that the reports in ``pool`` tell, which the ``mechanism`` has made."""
+
+
+@dataclass(frozen=True)
+class BitScores(ClientScores):
     """The vector v of a held-back record, as in :class:`RecordScores`, and its form u as entries for one bit each.
 
     There is no confusion matrix, whose many cells would cost too many bits. The mean of predicted less observed is left out, because its
@@ -81,27 +117,11 @@ class BitScores(RecordScores):
         """Public ranges of u: all entries lie in [-1, 1]."""
         return ranges_of(self.entries)
 
-    def asked(self, task: LocalTask, weights: Tensor, units: Division, *, confined: bool = False) -> Tensor:
-        """Return u (K, entries) float32 of each client, whose held-back records are its ``units``: PRIVATE.
-
-        A client without held-back records has zeros, so that its bits are uniform.
-
-        Args:
-            confined: as in :func:`~ldpfl.simulation.record_sums.client_sums`.
-        """
-        vectors: RecordVectors = one_by_one(self) if confined else self
-        sums = torch.zeros(len(units), self.size, dtype=torch.float64)
-        for owners, found in vectors_of_units(vectors, task, weights, units):
-            sums.index_add_(0, owners, found)
-        means = sums / torch.from_numpy(np.maximum(units.sizes, 1))[:, None]
-        return self.turned(means)
-
     def turned(self, means: Tensor) -> Tensor:
-        """Return u (K, entries) float32 of clients whose mean vectors v are ``means`` (K, size)."""
         return (SCALE * means @ self.rotation).clamp(-1, 1).float()
 
     def told(self, pool: ReportPool | PartialPool, mechanism: Mechanism) -> NoisySum:
-        """Return the sum of all clients' v that the bits in ``pool`` tell, which the ``mechanism`` has made.
+        """Return the sum of all clients' v that the bits in ``pool`` tell.
 
         The noise is that of the bits of clients with one record each. Bits of a client with several records also hide which of its records
         they are about. Together with the deviation by the number of clients this makes at most the deviation that is stated.
@@ -112,11 +132,30 @@ class BitScores(RecordScores):
         return NoisySum((clients / SCALE * self.rotation @ mean).numpy(), clients * deviation / SCALE)
 
 
-@dataclass(frozen=True, eq=False)
-class BitEvaluation(ClientEvaluation):
-    """The evaluation at clients in randomised bits. A client counts once, however many records it holds back."""
+@dataclass(frozen=True)
+class MeanScores(ClientScores):
+    """The vector v of a held-back record, whose mean over a client's records is sent as a vector of length 1 at most."""
 
-    vectors: BitScores
+    @property
+    def longest(self) -> float:
+        """Length that no v exceeds: a number lies within half its weight of 0, and a one-hot part has one entry."""
+        weights = self.weights
+        return sqrt((weights.loss**2 + weights.right**2 + weights.gap**2) / 4 + weights.cell**2 + weights.bin**2) * _ROUNDED
+
+    def turned(self, means: Tensor) -> Tensor:
+        return (means / self.longest).float()
+
+    def told(self, pool: ReportPool | PartialPool, mechanism: Mechanism) -> NoisySum:
+        unit, ranges = pool.clients * self.longest, self.ranges
+        mean = pool.aggregate(mechanism, ranges).mean.double().numpy()
+        return NoisySum(mean * unit, float(mechanism.noise(ranges).largest_std(pool.clients)[0]) * unit)
+
+
+@dataclass(frozen=True, eq=False)
+class WholeClientEvaluation(ClientEvaluation):
+    """The evaluation at clients where clients are protected. A client counts once, however many records it holds back."""
+
+    vectors: ClientScores
 
     def measured(self, task: LocalTask, weights: Tensor, seed: int, number: int) -> dict[str, Any]:
         def own(some: range) -> Tensor:

@@ -1,4 +1,4 @@
-"""Find the epsilon of the bits with which clients measure a model, before anything is run."""
+"""Find the noise with which clients measure a model, before anything is run: the epsilon of bits, or the noise of a sum."""
 
 from __future__ import annotations
 
@@ -28,6 +28,15 @@ _PRECISE = 1e-3
 def is_seen(channel: Channel) -> bool:
     """Return whether reports can be linked to their senders, so that nobody is trusted."""
     return channel in ("direct", "random-delay")
+
+
+_NOISE_MARGIN = 1 + 1e-6
+"""Factor on the noise for an epsilon, so that rounding does not exceed the epsilon."""
+
+
+def noise_of_sum(epsilon: float, delta: float, honest: int, evaluations: int) -> float:
+    """Return a client's noise multiplier with which all ``evaluations`` keep ``epsilon``, if the noise of ``honest`` clients adds up."""
+    return 2 / gaussian_mu(epsilon, delta) * sqrt(evaluations / honest) * _NOISE_MARGIN
 
 
 @lru_cache(maxsize=256)

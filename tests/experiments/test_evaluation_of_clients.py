@@ -1,4 +1,4 @@
-"""Runs that protect whole clients, whose model clients measure in randomised bits: cost, estimates, error bars, and what is refused."""
+"""Runs that protect whole clients, whose model clients measure in bits or by a sum: cost, estimates, error bars, and what is refused."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ from ldpfl.experiments.client_evaluation import at_clients
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.experiments.dataset import Given
 from ldpfl.experiments.planned_ledger import planned_ledger
-from ldpfl.experiments.planning.bits import ENTRIES_OF_CLASSES
+from ldpfl.experiments.planning.evaluation_noise import ENTRIES_OF_CLASSES
 from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms.dp_fedavg import DpFedAvg
 from ldpfl.mechanisms.duchi import Duchi
 from ldpfl.mechanisms.harmony import Harmony
 from ldpfl.mechanisms.ranges import LayerRanges
+from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.mechanisms.registry import settings_of
 from ldpfl.mechanisms.settings import Facts
 from ldpfl.privacy import BinaryRelease, Ledger
@@ -34,7 +36,7 @@ from ldpfl.report.page import page
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import Federation, simulate
 from ldpfl.simulation.evaluating import LOSS, RIGHT
-from ldpfl.simulation.evaluating_bits import BitEvaluation, BitScores
+from ldpfl.simulation.evaluating_clients import BitScores, ClientScores, MeanScores, WholeClientEvaluation
 from ldpfl.tasks.weighted_metrics import AUROC
 
 CLIENTS = 60
@@ -53,6 +55,7 @@ REGIMES: dict[str, dict[str, str]] = {
     "signs, shuffled": {"mechanism.name": "rotated-sign", "shuffling.channel": "ideal-shuffler"},
     "bits, shuffled": {"mechanism.name": "duchi", "shuffling.channel": "ideal-shuffler"},
     "drawn bits, shuffled": {"mechanism.name": "harmony", "shuffling.channel": "ideal-shuffler"},
+    "vectors, summed": {"mechanism.name": "dp-fedavg", "shuffling.channel": "secure-sum"},
     "signs, summed": {"mechanism.name": "rotated-sign", "shuffling.channel": "secure-sum"},
     "signs, nobody trusted": {"mechanism.name": "rotated-sign", "shuffling.channel": "direct"},
     "directions, nobody trusted": {"mechanism.name": "privunit-g", "shuffling.channel": "direct"},
@@ -90,10 +93,11 @@ def test_a_target_covers_training_and_bits_and_the_plan_is_the_ledger(regime: st
 
 
 @pytest.mark.slow
-def test_colluding_clients_are_no_help_to_bits() -> None:
+@pytest.mark.parametrize("regime", ["signs, summed", "vectors, summed"])
+def test_colluding_clients_are_no_help(regime: str) -> None:
     alone = []
     for colluding in (0, 30):
-        config = config_of({**REGIMES["signs, summed"], "shuffling.colluding": colluding})
+        config = config_of({**REGIMES[regime], "shuffling.colluding": colluding})
         event = planned_ledger(config, Given(dataset(2))).events[-1]
         assert event.colluding == colluding
         alone.append(event.release.parameter)
@@ -117,20 +121,25 @@ def test_a_certificate_of_such_a_run_is_confirmed_by_other_accountants(tmp_path:
 # --- estimates and error bars ---------------------------------------------------------------------------------------------
 
 
-def bits_of(mechanism: Mechanism, *, clients: int = 600, held: int = 1) -> tuple[Federation, Checkpoint, BitEvaluation]:
+def scores_for(mechanism: Mechanism) -> ClientScores:
+    return (MeanScores if isinstance(mechanism, DpFedAvg) else BitScores)("class", 2, 5.0)
+
+
+def bits_of(mechanism: Mechanism, *, clients: int = 600, held: int = 1) -> tuple[Federation, Checkpoint, WholeClientEvaluation]:
     """Return an evaluation of a trained model at ``clients`` with ``held`` records each."""
     _, federation, last = run_of(REGIMES["signs, shuffled"])
     order = np.random.default_rng(0).permutation(len(dataset(2).train))[: clients * held].reshape(clients, held)
     units = Division.of(list(order.astype(np.int64)))
-    judged = BitEvaluation(units, BitScores("class", 2, 5.0), mechanism, 1)
+    judged = WholeClientEvaluation(units, scores_for(mechanism), mechanism, 1)
     return replace(federation, judged=judged), last, judged
 
 
 DRAWS = 60
+SUM = DpFedAvg(RecordClip(1.0), 0.25, summed=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mechanism", [Duchi(0.5), Harmony(3.0)], ids=["all", "drawn"])
+@pytest.mark.parametrize("mechanism", [Duchi(0.5), Harmony(3.0), SUM], ids=["all", "drawn", "sum"])
 @pytest.mark.parametrize("held", [1, 2])
 def test_figures_are_unbiased_and_their_noise_is_as_stated(mechanism: Mechanism, held: int) -> None:
     """60 draws of noise: means within 4.5 deviations (false alarm below 1e-4 in all), deviations within 45 % (1e-5).
@@ -145,7 +154,7 @@ def test_figures_are_unbiased_and_their_noise_is_as_stated(mechanism: Mechanism,
         for name, figure in at_clients(federation, (replace(last.history[-1], at_clients=measured),))[0]["figures"].items():
             found.setdefault(name, []).append((figure["value"], figure["noise"]))
     assert len(found.get(AUROC, ())) == DRAWS or isinstance(mechanism, Harmony)  # one drawn bit each tells too little of it here
-    for name in (RIGHT, LOSS, AUROC) if isinstance(mechanism, Duchi) else (RIGHT, LOSS):
+    for name in (RIGHT, LOSS, AUROC) if not isinstance(mechanism, Harmony) else (RIGHT, LOSS):
         values = found[name]
         drawn, noise = np.array(values).T
         assert abs(drawn.mean() - expected[name]) < 4.5 * noise.mean() / np.sqrt(len(drawn)) + 0.03 * (name == AUROC), name
@@ -153,7 +162,7 @@ def test_figures_are_unbiased_and_their_noise_is_as_stated(mechanism: Mechanism,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mechanism", [Duchi(2.0), Harmony(6.0)], ids=["all", "drawn"])
+@pytest.mark.parametrize("mechanism", [Duchi(2.0), Harmony(6.0), SUM], ids=["all", "drawn", "sum"])
 @pytest.mark.parametrize("held", [1, 3])
 def test_intervals_hold_the_figure_of_all_records_in_about_95_percent_of_draws(mechanism: Mechanism, held: int) -> None:
     """Other clients and other bits in each of 200 draws. At a rate of 95 %, fewer than 176 of 200 come about once in 10,000 draws.
@@ -161,12 +170,12 @@ def test_intervals_hold_the_figure_of_all_records_in_about_95_percent_of_draws(m
     For clients with one record the interval of the accuracy is no longer than it must be: all 200 come about once in 10,000 draws too.
     """
     federation, last, _ = bits_of(mechanism)
-    whole = replace(federation, judged=BitEvaluation(Division.of([np.arange(1200)]), BitScores("class", 2, 5.0), mechanism, 1))
+    whole = replace(federation, judged=WholeClientEvaluation(Division.of([np.arange(1200)]), scores_for(mechanism), mechanism, 1))
     true = exact(whole, last)
     inside = dict.fromkeys((RIGHT, LOSS), 0)
     for seed in range(200):
         chosen = np.random.default_rng(seed).integers(0, 1200, (400, held)).astype(np.int64)
-        judged = BitEvaluation(Division.of(list(chosen)), BitScores("class", 2, 5.0), mechanism, 1)
+        judged = WholeClientEvaluation(Division.of(list(chosen)), scores_for(mechanism), mechanism, 1)
         measured = judged.measured(federation.task, last.state.model, seed, 1)
         history = (replace(last.history[-1], at_clients=measured),)
         figures = at_clients(replace(federation, judged=judged), history)[0]["figures"]
@@ -201,9 +210,12 @@ def test_entries_are_bounded_whatever_a_model_says() -> None:
     assert scores.entries == ENTRIES_OF_CLASSES
     for scale in (0.0, 1.0, 1e30, float("nan")):
         weights = torch.full((federation.task.layout.dimension,), scale)
-        asked = scores.asked(federation.task, weights, Division.of([np.arange(5), np.empty(0, dtype=np.int64)]))
+        units = Division.of([np.arange(5), np.arange(5, 6), np.empty(0, dtype=np.int64)])
+        asked, sent = scores.asked(federation.task, weights, units), MeanScores("class", 2, 5.0).asked(federation.task, weights, units)
         assert bool((asked.abs() <= 1).all())
-        assert not asked[1].any()
+        assert bool((sent.double().norm(dim=1) <= 1).all())
+        assert not asked[2].any()
+        assert not sent[2].any()
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------------
@@ -213,7 +225,7 @@ def test_entries_are_bounded_whatever_a_model_says() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"mechanism.name": "dp-fedavg", "shuffling.channel": "secure-sum"}, "hides only beside other bits"),
+        ({"mechanism.name": "dp-fedavg", "shuffling.channel": "ideal-shuffler"}, "hides only beside other bits"),
         ({"mechanism.name": "privunit-g", "shuffling.channel": "ideal-shuffler"}, "set mechanism.name to 'rotated-sign'"),
         ({"mechanism.name": "none", "mechanism.perturbed": "update", "shuffling.channel": "direct"}, "protects nobody"),
         ({**REGIMES["signs, shuffled"], "clients.once": True}, "leave clients.self_sampling and clients.once out"),
@@ -245,5 +257,5 @@ def test_a_plan_of_a_shuffled_run_includes_the_measurement() -> None:
     assert planned.statement.best is not None
     assert planned.statement.best.epsilon <= 2.0
     assert 0.75 * plain.value < planned.value < 0.95 * plain.value
-    with pytest.raises(ConfigError, match="in the regimes shuffled, records and records-summed"):
+    with pytest.raises(ConfigError, match="in any regime but local"):
         ldpfl.plan_regime("local", 2.0, clients=200, weights=8, rounds=2, evaluation_epsilon=1.0)
