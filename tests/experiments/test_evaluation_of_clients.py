@@ -114,7 +114,7 @@ def test_a_certificate_of_such_a_run_is_confirmed_by_other_accountants(tmp_path:
     assert "paper's claim" not in str(result.to_dict()["privacy"])
     assert ldpfl.verify(ldpfl.certify(tmp_path / "run"), ledger=tmp_path / "run").holds
     text = page([tmp_path / "run"])
-    assert "by 60 clients on records that they hold back from training, released in bits" in text
+    assert "by 60 clients, each of which counts once, on records that they hold back from training, released with noise" in text
     assert "randomised bits about the mean of each client were released" in text
 
 
@@ -251,11 +251,14 @@ def _facts() -> Facts:
 
 
 @pytest.mark.slow
-def test_a_plan_of_a_shuffled_run_includes_the_measurement() -> None:
+def test_a_plan_includes_the_measurement() -> None:
     planned = ldpfl.plan_regime("shuffled", 2.0, clients=200, weights=8, rounds=2, evaluation_epsilon=1.0)
     plain = ldpfl.plan_regime("shuffled", 2.0, clients=200, weights=8, rounds=2)
     assert planned.statement.best is not None
     assert planned.statement.best.epsilon <= 2.0
     assert 0.75 * plain.value < planned.value < 0.95 * plain.value
+    summed = ldpfl.plan_regime("clients-summed", 2.0, clients=200, weights=8, rounds=2, evaluation_epsilon=1.0)
+    assert summed.statement.best is not None
+    assert 1.99 < summed.statement.best.epsilon <= 2.0
     with pytest.raises(ConfigError, match="in any regime but local"):
         ldpfl.plan_regime("local", 2.0, clients=200, weights=8, rounds=2, evaluation_epsilon=1.0)

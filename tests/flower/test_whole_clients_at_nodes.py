@@ -1,4 +1,4 @@
-"""Nodes whose whole data are protected measure a model in bits: over Flower's replies to a server that sees senders, and over a relay."""
+"""Nodes whose whole data are protected measure a model: in bits over Flower's replies and over a relay, and by a sum."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from ldpfl.simulation.evaluating import LOSS, RIGHT
 
 PLAIN: dict[str, Any] = {"mechanism__records": None, "mechanism__noise_multiplier": None, "mechanism__clip_norm": None}
 BITS: dict[str, Any] = {**PLAIN, "mechanism__name": "rotated-sign", "mechanism__epsilon": 2.0, "shuffling__channel": "direct"}
+SUMMED: dict[str, Any] = {"mechanism__name": "dp-fedavg", "mechanism__records": None, "mechanism__perturbed": "gradient"}
 SHUFFLED: dict[str, Any] = {**BITS, "shuffling__channel": "ideal-shuffler"}
 
 
@@ -27,7 +28,8 @@ SHUFFLED: dict[str, Any] = {**BITS, "shuffling__channel": "ideal-shuffler"}
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setenv("LDPFL_DATA", write_tables(tmp_path))
     with world_in(tmp_path) as made:
-        allowed = {"mechanisms": ("rotated-sign", "duchi", "harmony"), "protects": "client", "transports": ("direct", "relay"), "linked": 1}
+        allowed = {"mechanisms": ("rotated-sign", "duchi", "harmony", "dp-fedavg"), "protects": "client", "linked": 1}
+        allowed |= {"transports": ("direct", "relay", "sum")}
         made.policy, made.min_clients, made.budget = open_policy(**{**ANY, **allowed}), CLIENTS, 1e9
         yield made
 
@@ -38,7 +40,7 @@ def over(world: World, transport: str, **more: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("transport", "settings"), [("direct", BITS), ("relay", SHUFFLED)])
+@pytest.mark.parametrize(("transport", "settings"), [("direct", BITS), ("relay", SHUFFLED), ("sum", SUMMED)])
 def test_the_ledger_is_the_plan_and_each_node_is_charged_for_each_round(world: World, transport: str, settings: dict[str, Any]) -> None:
     folder = over(world, transport, **settings, training__rounds=3, evaluation__every=2)
     ledger, config = folder.ledger(), folder.config()
