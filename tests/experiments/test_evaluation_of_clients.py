@@ -21,7 +21,7 @@ from ldpfl.experiments.client_evaluation import at_clients
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.experiments.dataset import Given
 from ldpfl.experiments.planned_ledger import planned_ledger
-from ldpfl.experiments.planning.evaluation_noise import ENTRIES_OF_CLASSES
+from ldpfl.experiments.planning.evaluation_noise import ENTRIES_OF_CLASSES, epsilon_of_bit
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.dp_fedavg import DpFedAvg
 from ldpfl.mechanisms.duchi import Duchi
@@ -237,6 +237,15 @@ def test_entries_are_bounded_whatever_a_model_says() -> None:
 def test_what_does_not_fit_is_refused_with_what_to_do(settings: Mapping[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         build(config_of(settings), dataset(2), torch.device("cpu"))
+
+
+@pytest.mark.slow
+def test_a_node_computes_the_noise_in_seconds_whatever_a_server_says() -> None:
+    """More clients than bits need are not counted: the epsilon of a bit is smaller than it could be, so nobody is protected less."""
+    found = [epsilon_of_bit(1.0, 1e-5, "ideal-shuffler", clients, ENTRIES_OF_CLASSES, 1) for clients in (10**5, 10**12)]
+    assert found[0] == found[1]
+    with pytest.raises(ConfigError, match=r"set evaluation\.every higher"):
+        epsilon_of_bit(1.0, 1e-5, "ideal-shuffler", 1000, ENTRIES_OF_CLASSES, 10**6)
 
 
 def test_mechanisms_that_say_so_send_bits_and_no_others() -> None:

@@ -16,9 +16,9 @@ def said(result: Mapping[str, Any]) -> str:
         return ""
     last = result["at_clients"][-1]
     unit, held = last.get("unit", "record"), "records that they hold back from training, released with noise"
-    where = (
-        f"on {last['records']:,} {held}" if unit == "record" else f"by {last['records']:,} clients, each of which counts once, on {held}"
-    )
+    where = f"on {last['records']:,} {held}"
+    if unit == "client":
+        where = f"by {last['records']:,} clients, each of which counts once, on {held}"
     return (
         f"Measured at clients after round {last['round']:,}, {where}: the guarantee covers these figures. Intervals: 95 %, of the noise "
         f"and of the number of {unit}s.{_stated(last)}"

@@ -24,6 +24,11 @@ _LEAST, _MOST = 1e-6, 20.0
 """Range of the epsilon of one bit. Above, a bit has no noise left."""
 _PRECISE = 1e-3
 
+_MAX_HIDDEN = 10**5
+"""Number of clients above which others are not counted: bits have next to no noise there, and nodes have to compute this in seconds."""
+MAX_EVALUATIONS = 1000
+"""Maximum number of evaluations in bits."""
+
 
 def is_seen(channel: Channel) -> bool:
     """Return whether reports can be linked to their senders, so that nobody is trusted."""
@@ -47,8 +52,11 @@ def epsilon_of_bit(epsilon: float, delta: float, channel: Channel, honest: int, 
         channel: channel between clients and server. It decides whether a client sends one bit, or one about each of the ``entries``.
 
     Raises:
-        ConfigError: no bit keeps it.
+        ConfigError: no bit keeps it, or there are more than :data:`MAX_EVALUATIONS`.
     """
+    if evaluations > MAX_EVALUATIONS:
+        raise ConfigError(f"{evaluations:,} evaluations in bits, and at most {MAX_EVALUATIONS:,} are planned: set evaluation.every higher")
+    honest = min(honest, _MAX_HIDDEN)
 
     def reached(strength: float) -> float:
         return least_epsilon([bit_rounds(strength, channel, honest, entries, evaluations)], delta)
