@@ -236,7 +236,6 @@ def test_a_resumed_run_ends_as_one_that_was_not_interrupted(tmp_path: Path) -> N
         ({**STEPS, "evaluation.epsilon": 3.0, "privacy.target_epsilon": 2.0}, "set evaluation.epsilon lower than that"),
         ({**STEPS, "evaluation.epsilon": 1.0, "evaluation.share": 0.0}, "set evaluation.share"),
         ({**STEPS, "evaluation.epsilon": 1.0, "evaluation.share": 0.001}, "no client holds any back"),
-        ({**STEPS, "evaluation.epsilon": 1.0, "mechanism.name": "duchi", "shuffling.channel": "direct"}, "set mechanism.name to 'dp-sgd'"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_what_to_do(settings: Mapping[str, Any], said: str) -> None:

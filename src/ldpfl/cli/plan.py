@@ -43,7 +43,8 @@ def plan(
     records: Annotated[int, typer.Option(min=1, help="Records of a client, for the regime records.")] = 1,
     persons: Annotated[bool, typer.Option("--persons", help="--records counts persons, who may have several, and protects them.")] = False,
     evaluation_epsilon: Annotated[
-        float, typer.Option(min=0.0, help="Of the target, what clients spend on measuring the model; for the regimes of records.")
+        float,
+        typer.Option(min=0.0, help="Of the target, what clients spend on measuring the model; not in the regime local."),
     ] = 0.0,
     group: Annotated[int, typer.Option(min=1, help="Coordinates of which a client sends one, for the regime shuffled.")] = 1,
     linked: Annotated[
@@ -74,7 +75,7 @@ def plan(
         _plan_regime(regime, target, as_json, cost, **own, **sizes)
         return
     if evaluation_epsilon:
-        raise ConfigError("--evaluation-epsilon is a part of --target: give it with --regime records or records-summed")
+        raise ConfigError("--evaluation-epsilon is a part of --target: give it with --regime, any but local")
     setting: dict[str, Any] = {
         "epsilon": epsilon,
         "clients": clients,

@@ -54,6 +54,7 @@ from ldpfl.simulation import (
     Trainer,
 )
 from ldpfl.simulation.evaluating import ClientEvaluation
+from ldpfl.simulation.evaluating_clients import ClientScores, WholeClientEvaluation
 from ldpfl.simulation.federation import Evaluation, LocalWork, Participation, Stopping
 from ldpfl.simulation.measuring import Measuring, charged
 from ldpfl.simulation.record_sums import ranges_of
@@ -218,10 +219,16 @@ def build(
 def _client_evaluation(config: RunConfig, task: Dataset, units: Division, persons: Persons | None) -> ClientEvaluation:
     """Return the evaluation at clients, on the records or persons ``units`` that each client holds back."""
     vectors = scores_of_records(config, task.outputs)
+    if isinstance(vectors, ClientScores):
+        if not config.data.at_nodes and not units.sizes.all():  # a node without such records sends noise
+            raise ConfigError(
+                f"evaluation.share = {config.evaluation.share:g} of the records of a client: some client holds none back, and each client "
+                "counts as one in figures that protect whole clients; set a larger share, or fewer clients"
+            )
+        mechanism = mechanism_of(for_evaluation(config), vectors.ranges)
+        return WholeClientEvaluation(units, vectors, mechanism, config.training.rounds, config.evaluation.every)
     mechanism = of_records(
-        mechanism_of(
-            for_evaluation(config, records=config.evaluation.records), ranges_of(vectors.size), np.maximum(units.sizes, 1).tolist()
-        )
+        mechanism_of(for_evaluation(config, records=config.evaluation.records), vectors.ranges, np.maximum(units.sizes, 1).tolist())
     )
     return ClientEvaluation(units, vectors, mechanism, config.training.rounds, config.evaluation.every, persons)
 

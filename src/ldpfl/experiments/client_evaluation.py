@@ -9,6 +9,7 @@ from ldpfl.experiments.record_sums import evaluations
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation
 from ldpfl.simulation.evaluating import ClientFigures, RecordScores
+from ldpfl.simulation.evaluating_clients import ClientScores
 from ldpfl.tasks.weighted_metrics import MEASURED_AT_CLIENTS
 
 
@@ -35,6 +36,8 @@ def told(scores: RecordScores, number: int, measured: dict[str, Any]) -> dict[st
         low, high = figure.interval
         figures[name] = {"value": figure.value, "noise": figure.noise, "sampling": figure.records, "low": low, "high": high}
     result = {"round": number, "records": found.records, "figures": figures, "calibration": found.calibration()}
+    if isinstance(scores, ClientScores):
+        result["unit"] = "client"
     if measured["stated"]:
         result["stated"] = True
         if (counted := found.counted()) is not None:

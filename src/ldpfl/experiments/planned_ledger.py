@@ -10,14 +10,15 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import initial_ranges, measures, measuring_mechanism, mechanism_of, model_of, self_sampling_of
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import NOTHING, Given, check_persons_named, described
-from ldpfl.experiments.record_sums import evaluations, for_evaluation, head_of
+from ldpfl.experiments.record_sums import evaluations, for_evaluation, head_of, scores_of_records
 from ldpfl.mechanisms import payload_bits
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.mechanisms.hooks import in_round
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.models.layout import ParameterLayout
-from ldpfl.privacy import Ledger
+from ldpfl.privacy import Ledger, Release
 from ldpfl.privacy.authors import released
+from ldpfl.privacy.events import without_claim
 from ldpfl.server import evaluation_event, histogram_event, once_cohort, round_cohort, round_event
 
 _MAX_CLIENT_ROUNDS = 2 * 10**8
@@ -36,7 +37,7 @@ def planned_ledger(config: RunConfig, given: Given = NOTHING) -> Ledger:
     weights, ranges = start_of(config, given)
     mechanism = mechanism_of(config, ranges)
     judged = set(evaluations(config))
-    scores = released(mechanism_of(for_evaluation(config), ranges), ranges) if judged else None
+    scores = evaluation_release(config) if judged else None
     measured = STAGES if measures(config, described(config, given).unscaled, mechanism) else 0
     if not mechanism.properties.foreseeable:
         raise ConfigError(f"what {mechanism.name!r} guarantees depends on the data or on how training goes: run it, then see its ledger")
@@ -81,6 +82,12 @@ def planned_ledger(config: RunConfig, given: Given = NOTHING) -> Ledger:
             joined, place = joined + 1, place + 1
             ledger = ledger.charge(evaluation_event(place, scores, joined, through.channel, through.colluding))
     return ledger
+
+
+def evaluation_release(config: RunConfig) -> Release:
+    """Return the release of one evaluation at clients. It does not depend on the data."""
+    ranges = scores_of_records(config, 2).ranges
+    return without_claim(released(mechanism_of(for_evaluation(config), ranges), ranges))
 
 
 def check_fit(config: RunConfig, given: Given = NOTHING) -> None:

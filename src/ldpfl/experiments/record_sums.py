@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import prod, sqrt
+from math import prod
 
 from ldpfl import tasks
 from ldpfl.data import Dataset
@@ -12,16 +12,14 @@ from ldpfl.data.persons import Persons
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import Description
+from ldpfl.experiments.evaluation_of_clients import check_clients, client_scores, client_settings
+from ldpfl.experiments.planning.evaluation_noise import noise_of_sum
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings
-from ldpfl.privacy.accountants.gaussian import gaussian_mu
 from ldpfl.simulation.evaluating import RecordScores, is_due
 from ldpfl.simulation.least_squares import LeastSquares
 
 LINEAR, WITH_BIAS = "linear", "logistic-regression"
 """Models that consist of a linear head."""
-
-_NOISE_MARGIN = 1 + 1e-6
-"""Factor on the noise for an epsilon, so that rounding does not exceed the epsilon."""
 
 
 def head_of(config: RunConfig, data: Description) -> LeastSquares | None:
@@ -82,7 +80,10 @@ def is_evaluated(config: RunConfig) -> bool:
     """
     if config.evaluation.epsilon == "off":
         return False
-    _require_records(config, "evaluation.epsilon")
+    if isinstance(config.mechanism, DpSgdSettings):
+        _require_records(config, "evaluation.epsilon")
+    else:
+        check_clients(config)
     target = config.privacy.target_epsilon
     if target != "off" and config.evaluation.epsilon >= target:
         raise ConfigError(
@@ -102,13 +103,15 @@ def for_evaluation(config: RunConfig, *, records: int = 0) -> RunConfig:
     """Return ``config`` with the mechanism for one evaluation at clients, which has its own noise.
 
     Args:
-        records: mean number of records that a client holds back; 0 uses that of the simulated clients.
+        records: mean number of records that a client holds back; 0 uses that of the simulated clients. Bits do not depend on it.
     """
+    if not isinstance(config.mechanism, DpSgdSettings):
+        return config.model_copy(update={"mechanism": client_settings(config, len(evaluations(config)))})
     epsilon, through = config.evaluation.epsilon, config.shuffling
     if epsilon == "off":
         raise ConfigError("evaluation.epsilon is 'off', so nothing is measured at clients: set it to a number")
     honest = config.clients.count - through.colluding if through.channel == "secure-sum" else 1
-    noise = 2 / gaussian_mu(epsilon, config.privacy.delta) * sqrt(len(evaluations(config)) / honest) * _NOISE_MARGIN
+    noise = noise_of_sum(epsilon, config.privacy.delta, honest, len(evaluations(config)))
     settings = _require_records(config, "evaluation.epsilon")
     changed = settings.model_copy(update={"noise_multiplier": noise, "clip_norm": 1.0, "records": records})
     return config.model_copy(update={"mechanism": changed})
@@ -116,6 +119,8 @@ def for_evaluation(config: RunConfig, *, records: int = 0) -> RunConfig:
 
 def scores_of_records(config: RunConfig, outputs: int) -> RecordScores:
     """Return the layout of the vector that each held-back record contributes."""
+    if not isinstance(config.mechanism, DpSgdSettings):
+        return client_scores(config, outputs)
     return RecordScores(tasks.create(config.task.name, outputs).targets, outputs, config.evaluation.loss_bound)
 
 

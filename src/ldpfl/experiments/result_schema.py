@@ -77,6 +77,7 @@ class _AtClients(_Strict):
 class _Measured(_Strict):
     round: Whole
     records: Whole
+    unit: Literal["record", "client"] = "record"
     stated: bool = False
     counted: Annotated[list[float], Field(max_length=3)] = []
     figures: Annotated[dict[str, _AtClients], FEW]

@@ -36,6 +36,7 @@ from ldpfl.flower.terms import ARRAYS, RECORD, RoundTerms
 from ldpfl.mechanisms.dp_sgd import DpSgd, of_records
 from ldpfl.server import ServerState
 from ldpfl.simulation import Federation, train_clients
+from ldpfl.simulation.evaluating_clients import WholeClientEvaluation
 from ldpfl.simulation.gradients import confined
 from ldpfl.simulation.measuring import point_of, taken_off
 from ldpfl.simulation.record_sums import RecordVectors, client_sums
@@ -69,6 +70,10 @@ def _trained(message: Message, context: Context, *, write_cache: bool) -> Messag
     client = 0 if table else _client(context, len(federation.samples))
     weights = to_vector(message.content.array_records[ARRAYS], layout)
     state = ServerState(terms.planned.trained, weights, prepared.start.state.ranges)
+    if terms.kind == "evaluation" and isinstance(federation.judged, WholeClientEvaluation):
+        judged = federation.judged
+        asked = judged.vectors.asked(federation.task, weights, judged.units[client : client + 1], confined=True)[0]
+        return Message(RecordDict({ARRAYS: to_arrays(asked, sums_layout(terms.size))}), reply_to=message)
     if terms.kind != "training":
         mechanism = of_records(sent_in(terms, layout, state.public()).mechanism)
         if terms.kind == "statistics":

@@ -25,7 +25,7 @@ from ldpfl.flower.operator_node import OperatorNode, operator_node
 from ldpfl.flower.records import RecordGradients, Records, check_kind
 from ldpfl.flower.round_request import Ask, Asked, Node, read_asked
 from ldpfl.flower.terms import RECORD, Answer, RoundTerms, adding_up, digest_of, mechanism_named
-from ldpfl.mechanisms import is_built_in, payload_bits
+from ldpfl.mechanisms import Perturbed, is_built_in, payload_bits
 from ldpfl.mechanisms.base import is_finite
 from ldpfl.mechanisms.hooks import record_clip_of
 from ldpfl.mechanisms.reports.bits import packed_size
@@ -341,7 +341,7 @@ class LdpClientApp(ClientApp):
     def _payload(self, asked: Asked, context: Context, trained: Tensor) -> bytes:
         """Return the randomised report of ``trained`` weights (d,), which are PRIVATE and modified in place."""
         ask = asked.ask
-        values = client_values(trained[None], asked.state, ask.terms.config.mechanism.perturbed)
+        values = client_values(trained[None], asked.state, _perturbed(ask.terms))
         if not is_finite(values):
             # The whole vector is checked before a random bit is drawn. A mechanism that samples coordinates would fail only if it hit the
             # bad ones, and so its failure would depend on the data.
@@ -385,9 +385,14 @@ def _dtype(asked: Asked) -> torch.dtype:
     return torch.float32 if record_clip_of(asked.ask.mechanism) is None else torch.int64
 
 
+def _perturbed(terms: RoundTerms) -> Perturbed:
+    """Return what the mechanism randomises in a round: only training rounds may ask for weights or their change."""
+    return terms.config.mechanism.perturbed if terms.kind == "training" else "gradient"
+
+
 def _unchanged(asked: Asked) -> Tensor:
-    """Return the vector (d,) that means no change, which is public: the broadcast weights, or a gradient of 0."""
-    if asked.ask.terms.config.mechanism.perturbed == "gradient":
+    """Return the vector (d,) that means no change, which is public: the broadcast weights, or a gradient or sums of 0."""
+    if _perturbed(asked.ask.terms) == "gradient":
         return torch.zeros(asked.layout.dimension, dtype=_dtype(asked))
     return asked.state.weights.clone()
 

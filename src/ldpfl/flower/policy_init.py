@@ -21,6 +21,7 @@ from ldpfl.experiments.config import read_config
 from ldpfl.experiments.dataset import described, targets_of
 from ldpfl.experiments.planned_ledger import start_of
 from ldpfl.experiments.recipes import recipe_or_file
+from ldpfl.experiments.record_sums import scores_of_records
 from ldpfl.flower.app_imports import gives
 from ldpfl.flower.named_by_server import check_needs_nothing, code_of
 from ldpfl.flower.round_kinds import Kind, config_for, last_round, planned_round
@@ -162,7 +163,7 @@ def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) 
     honest = offer.cohort - colluding
     in_sums = [in_sum(release, honest) for release in releases if isinstance(release, GaussianRelease) and offer.transport == "sum"]
     return Policy(
-        mechanisms=(releases[0].mechanism,),
+        mechanisms=tuple(dict.fromkeys(release.mechanism for release in releases)),
         protects=least_protected(release.unit for release in releases),
         person=config.data.person,
         epsilon_per_unit=_rounded_up(max(unit_epsilon(release, delta) for release in set(releases))),
@@ -197,9 +198,10 @@ def releases_of(offer: Offer, ranges: LayerRanges) -> list[Release]:
             # Noise may follow a schedule over rounds. On Flower, such a schedule depends on the round's number alone, so zeros will do.
             bound = in_round(mechanism, PublicState(planned.trained + 1, weights, None, ranges.sizes))
             releases.append(released(bound, ranges, mechanism))
-        else:  # the release does not depend on how many numbers are summed, so the model's ranges will do
+        else:  # a release of sums does not depend on how many numbers are summed, so the model's ranges will do
             if planned.kind not in sum_releases:
-                sum_releases[planned.kind] = released(deployable_mechanism(config_for(config, planned.kind), ranges), ranges)
+                sent = scores_of_records(config, 2).ranges if planned.kind == "evaluation" else ranges
+                sum_releases[planned.kind] = released(deployable_mechanism(config_for(config, planned.kind), sent), sent)
             releases.append(sum_releases[planned.kind])
     return releases
 

@@ -16,6 +16,7 @@ from ldpfl.mechanisms.dp_sgd import of_records
 from ldpfl.privacy import RoundEvent
 from ldpfl.server import Checkpoint, NotFiniteError, Observed, close_round, close_with
 from ldpfl.simulation.evaluating import RecordScores, as_measured
+from ldpfl.simulation.evaluating_clients import ClientScores
 from ldpfl.simulation.least_squares import LeastSquares
 from ldpfl.simulation.measuring import point_of, taken_off
 from ldpfl.simulation.record_sums import NoisySum, noisy_sum
@@ -40,16 +41,19 @@ def closed(course: Course, received: Received, pool: ReportPool | PartialPool, e
             observed=Observed(memory=course.last.memory),
             began=course.began,
         )
+    vectors = None if course.planned.kind == "statistics" else vectors_of(course.config, course.planned.kind)
+    if isinstance(vectors, ClientScores):
+        return _after_evaluation(course, pool.clients, event, vectors.told(pool, course.round.mechanism))
     mechanism = of_records(course.round.mechanism)
     sums = noisy_sum(pool, mechanism, course.round.ranges.dimension)
     if not np.isfinite(sums.points).all():
         raise NotFiniteError(f"the sums of {course.planned} are not finite; the round is dropped")
-    if course.planned.kind == "statistics":
+    if vectors is None:
         point = point_of(mechanism.steps, len(course.stages.columns))
         sums = NoisySum(sums.points + taken_off(point, mechanism) * pool.clients, sums.noise)
         memory = kept_with(course.last.memory, course.planned.number, sums, point)
         return replace(course.last, memory=memory, ledger=course.last.ledger.charge(event))
-    vectors, total = vectors_of(course.config, course.planned.kind), sums.in_units(mechanism.steps)
+    total = sums.in_units(mechanism.steps)
     if isinstance(vectors, LeastSquares):
         return _after_least_squares(course, received, pool.clients, event, total, vectors, mechanism.records)
     return _after_evaluation(course, pool.clients, event, total)
@@ -77,7 +81,8 @@ def _after_least_squares(
 def _after_evaluation(course: Course, clients: int, event: RoundEvent, total: NoisySum) -> Checkpoint:
     """Return the last checkpoint with the figures that clients measured, computed from the noisy sums ``total``."""
     before = course.last
-    measured = as_measured(total, held_back_mean(course.config) * clients, stated=True)
+    by_client = isinstance(vectors_of(course.config, "evaluation"), ClientScores)
+    measured = as_measured(total, clients if by_client else held_back_mean(course.config) * clients, stated=not by_client)
     history = (*before.history[:-1], replace(before.history[-1], at_clients=measured))
     return replace(before, history=history, ledger=before.ledger.charge(event))
 

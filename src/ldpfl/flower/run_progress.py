@@ -75,7 +75,7 @@ class Course:
             mechanism = in_round(self.mechanism, public)
         else:
             statistics = planned.kind == "statistics"
-            ranges = ranges_of(sum(self.stages.bins) if statistics else vectors_of(self.config, planned.kind).size)
+            ranges = ranges_of(sum(self.stages.bins)) if statistics else vectors_of(self.config, planned.kind).ranges
             mechanism = in_round(deployable_mechanism(config_for(self.config, planned.kind), ranges), public)
             vector = max(APART, sqrt(ranges.dimension / 2)) if statistics else APART  # counts of a single column have points taken off
         self._round, self._planned = OpenRound(self.run, number, mechanism, ranges, asked, self.timeout, linked, vector), planned

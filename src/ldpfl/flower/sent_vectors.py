@@ -19,7 +19,9 @@ from ldpfl.mechanisms.base import PublicState
 from ldpfl.mechanisms.hooks import in_round
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.models.layout import ParameterLayout
-from ldpfl.simulation.record_sums import RecordVectors, ranges_of
+from ldpfl.simulation.evaluating import RecordScores
+from ldpfl.simulation.least_squares import LeastSquares
+from ldpfl.simulation.record_sums import ranges_of
 
 SUMS = "sums"
 """Name of the array that holds a client's sums over its records."""
@@ -41,7 +43,7 @@ class Sent:
 
 
 def sums_layout(size: int) -> ParameterLayout:
-    """Return the layout of a client's sums over its records."""
+    """Return the layout of a client's sums over its records, or of what its bits are about."""
     return ParameterLayout((SUMS,), ((size,),))
 
 
@@ -74,7 +76,7 @@ def check_sums(terms: RoundTerms) -> None:
             raise AskedForOther(f"round {terms.round} asks for histograms of {len(edges)} columns, and the config names {columns}")
         check_length(terms, sum(column_edges.size - 1 for column_edges in edges))
     elif terms.kind != "training":
-        check_length(terms, vectors_of(terms.config, terms.kind).size)
+        check_length(terms, vectors_of(terms.config, terms.kind).ranges.dimension)
 
 
 def check_length(terms: RoundTerms, size: int) -> None:
@@ -87,7 +89,7 @@ def check_length(terms: RoundTerms, size: int) -> None:
         raise AskedForOther(f"round {terms.round} asks for {terms.size:,} numbers, and {terms.kind} has {size:,}; nothing was sent")
 
 
-def vectors_of(config: RunConfig, kind: Kind) -> RecordVectors:
+def vectors_of(config: RunConfig, kind: Kind) -> RecordScores | LeastSquares:
     """Return the vectors that records add to the sums of a round of this ``kind``.
 
     Raises:

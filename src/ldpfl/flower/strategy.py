@@ -33,6 +33,7 @@ from ldpfl.flower.terms import ARRAYS, CONFIG, RECORD, SHORTEST_REPLY_S, RoundTe
 from ldpfl.flower.too_few import all_declined, named, too_few_came
 from ldpfl.privacy import RoundEvent
 from ldpfl.privacy.authors import released
+from ldpfl.privacy.events import without_claim
 from ldpfl.server import (
     Checkpoint,
     NotFiniteError,
@@ -353,6 +354,7 @@ class LdpStrategy(Strategy):
         """Return the ledger's event for the round. All nodes that were told to train count as participants, with or without a report."""
         prototype = course.mechanism if course.planned.kind == "training" else None
         release = released(course.round.mechanism, course.round.ranges, prototype)
+        release = release if course.planned.is_training else without_claim(release)
         # At least one report counts as an honest client's, even if all clients could be colluding: that client's own noise protects it.
         colluding = min(self.config.shuffling.colluding, max(0, cohort - 1))
         counts, channel = course.participation.counts(), self._collector.channel

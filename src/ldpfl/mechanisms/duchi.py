@@ -165,6 +165,7 @@ class DuchiSettings(EpsilonSettings):
     """Settings of ``duchi``."""
 
     name: Literal["duchi"] = "duchi"
+    sends_bits: ClassVar[bool] = True
 
     def at(self, epsilon: float) -> Duchi:
         return Duchi(epsilon)

@@ -142,6 +142,7 @@ class HarmonySettings(EpsilonSettings):
     name: Literal["harmony"] = "harmony"
     group: Count | Literal["layer"] = "layer"
     """Weights of which one is sent; ``layer`` as in Optimal LDP-FL."""
+    sends_bits: ClassVar[bool] = True
 
     def at(self, epsilon: float) -> Harmony:
         return Harmony(epsilon, as_none(self.group, "layer"))

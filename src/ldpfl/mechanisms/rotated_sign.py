@@ -238,6 +238,7 @@ class RotatedSignSettings(EpsilonSettings):
     """Of so many rotated coordinates one is drawn, in secret, and sent: it saves bytes, and costs little while epsilon is small."""
 
     uses_ranges: ClassVar[bool] = False
+    sends_bits: ClassVar[bool] = True
 
     @property
     def nearly_noise_free(self) -> RotatedSignSettings:

@@ -77,6 +77,9 @@ class MechanismSettings(BaseModel):
     needs_training: ClassVar[bool] = False
     """Whether the mechanism can be built only for a known training. Such mechanisms are not planned, audited or created on their own."""
 
+    sends_bits: ClassVar[bool] = False
+    """Whether a report is randomised bits, whose cost accountants add to that of other bits behind a shuffler."""
+
     @abstractmethod
     def build(self, facts: Facts) -> Mechanism:
         """Return the mechanism.

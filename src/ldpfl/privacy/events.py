@@ -261,6 +261,11 @@ def for_one_record(release: Release) -> Release:
     return release
 
 
+def without_claim(release: Release) -> Release:
+    """Return ``release`` without the claim of its mechanism's paper, for a use of the mechanism that the paper does not describe."""
+    return replace(release, claim="") if isinstance(release, BinaryRelease | PureRelease) else release
+
+
 @dataclass(frozen=True)
 class RoundEvent:
     """A round: what each client of the cohort released, and what others could see of it.

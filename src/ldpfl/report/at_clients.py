@@ -7,7 +7,7 @@ from typing import Any
 
 from ldpfl.report.scores import shown, with_interval
 
-COLUMNS = ("figure", "measured at clients", "deviation by noise", "deviation by records")
+COLUMNS = ("figure", "measured at clients", "deviation by noise", "deviation by sample")
 
 
 def said(result: Mapping[str, Any]) -> str:
@@ -15,9 +15,13 @@ def said(result: Mapping[str, Any]) -> str:
     if not result.get("at_clients"):
         return ""
     last = result["at_clients"][-1]
+    unit, held = last.get("unit", "record"), "records that they hold back from training, released with noise"
+    where = f"on {last['records']:,} {held}"
+    if unit == "client":
+        where = f"by {last['records']:,} clients, each of which counts once, on {held}"
     return (
-        f"Measured at clients after round {last['round']:,}, on {last['records']:,} records that they hold back from training, released "
-        f"with noise: the guarantee covers these figures. Intervals: 95 %, of the noise and of the number of records.{_stated(last)}"
+        f"Measured at clients after round {last['round']:,}, {where}: the guarantee covers these figures. Intervals: 95 %, of the noise "
+        f"and of the number of {unit}s.{_stated(last)}"
     )
 
 

@@ -169,10 +169,13 @@ def _span(values: Sequence[float]) -> str:
 
 def _measured(config: RunConfig, ledger: Ledger) -> Iterator[str]:
     measured = ledger.events[: ledger.measured]
-    if judged := sum(event.histograms for event in ledger.events) - len(measured):
+    if judged := [event for event in ledger.events[len(measured) :] if event.histograms]:
+        how = "sums of what they measured were released by that mechanism with noise"
+        if isinstance(judged[0].release, BinaryRelease):
+            how = "randomised bits about the mean of each client were released"
         yield (
             f"Clients held a share of {config.evaluation.share:g} of their records back from training and measured the model on them "
-            f"{'once' if judged == 1 else f'{judged} times'}; sums of what they measured were released by that mechanism with noise for "
+            f"{'once' if len(judged) == 1 else f'{len(judged)} times'}; {how} for "
             f"epsilon = {config.evaluation.epsilon} in all, which the guarantee includes."
         )
     if not measured:

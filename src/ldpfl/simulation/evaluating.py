@@ -20,9 +20,12 @@ from torch import Tensor
 
 from ldpfl.data.division import Division
 from ldpfl.data.persons import Persons
-from ldpfl.mechanisms.dp_sgd import DpSgd
+from ldpfl.mechanisms.base import Mechanism
+from ldpfl.mechanisms.dp_sgd import of_records
+from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.privacy import Release
 from ldpfl.privacy.authors import released
+from ldpfl.privacy.events import without_claim
 from ldpfl.simulation.local_training import LocalTask, evaluated
 from ldpfl.simulation.record_sums import APART, NoisySum, client_sums, ranges_of, released_sum
 from ldpfl.tasks import ACCURACY, Targets, unusable, without_answer
@@ -40,7 +43,7 @@ class Weights(NamedTuple):
     bin: float = 0.0
 
 
-_NUMBERS = 3
+NUMBERS = 3
 """Number of entries before the one-hot parts: loss, right, gap."""
 
 MOST_CLASSES = 32
@@ -83,6 +86,11 @@ class RecordScores:
         return 1 + self.of_classes * (2 + self.cells + 2 * BINS)
 
     @property
+    def ranges(self) -> LayerRanges:
+        """Public ranges of the vector that a client sends."""
+        return ranges_of(self.size)
+
+    @property
     def cells(self) -> int:
         """Number of cells of the confusion matrix, which has a row for each class."""
         return self.outputs**2 if self.has_cells else 0
@@ -115,9 +123,9 @@ class RecordScores:
             score, seen = (chances[:, 1], own == 1) if self.outputs == 2 else (chances.amax(dim=1), right)
             found[:, 2] = weights.gap * (score - seen.double()) / 2
             if self.has_cells:
-                found[every, _NUMBERS + own * self.outputs + told] = weights.cell
+                found[every, NUMBERS + own * self.outputs + told] = weights.cell
             place = torch.from_numpy(np.clip(np.searchsorted(EDGES, score.numpy(), side="right") - 1, 0, BINS - 1))
-            found[every, _NUMBERS + self.cells + seen.long() * BINS + place] = weights.bin
+            found[every, NUMBERS + self.cells + seen.long() * BINS + place] = weights.bin
             found[:, 2:] = found[:, 2:].where(~lost[:, None], 0.0)
         return found.where(~absent[:, None], 0.0)
 
@@ -136,7 +144,7 @@ class ClientEvaluation:
 
     units: Division
     vectors: RecordScores
-    mechanism: DpSgd
+    mechanism: Mechanism
     rounds: int
     every: int = 0
     persons: Persons | None = None
@@ -152,18 +160,19 @@ class ClientEvaluation:
     @property
     def release(self) -> Release:
         """Release of one evaluation, for the ledger."""
-        return released(self.mechanism, ranges_of(1))
+        return without_claim(released(self.mechanism, self.vectors.ranges))
 
     def measured(self, task: LocalTask, weights: Tensor, seed: int, number: int) -> dict[str, Any]:
         """Evaluate the model with ``weights`` (d,) after round ``number``; return the noisy sum in the form of :class:`RoundMetrics`."""
+        mechanism = of_records(self.mechanism)
 
         def sums_of(some: range) -> Tensor:
-            return client_sums(self.vectors, task, weights, self.units[some.start : some.stop], self.mechanism.steps, self.persons)
+            return client_sums(self.vectors, task, weights, self.units[some.start : some.stop], mechanism.steps, self.persons)
 
         context = b"evaluation" + weights.numpy().tobytes()
         clients, size = len(self.units), self.vectors.size
-        total = released_sum(sums_of, clients, size, self.mechanism, seed=seed, purpose=Purpose.EVALUATION, number=number, context=context)
-        return as_measured(total.in_units(self.mechanism.steps), int(self.units.sizes.sum()))
+        total = released_sum(sums_of, clients, size, mechanism, seed=seed, purpose=Purpose.EVALUATION, number=number, context=context)
+        return as_measured(total.in_units(mechanism.steps), int(self.units.sizes.sum()))
 
 
 def as_measured(total: NoisySum, records: int, *, stated: bool = False) -> dict[str, Any]:
@@ -235,9 +244,10 @@ class ClientFigures:
         found = {LOSS: Figure(bound * loss, bound * noise / (weights.loss * count), bound * _deviation(loss, count), most=bound)}
         if self.scores.of_classes:
             right = 0.5 + float(self.total.points[1]) / (weights.right * count)
-            gap = 2 * float(self.total.points[2]) / (weights.gap * count)
             found[RIGHT] = Figure(right, noise / (weights.right * count), _deviation(right, count))
-            found[GAP] = Figure(gap, 2 * noise / (weights.gap * count), self._deviation_of_gap(gap), least=-1.0)
+            if weights.gap:
+                gap = 2 * float(self.total.points[2]) / (weights.gap * count)
+                found[GAP] = Figure(gap, 2 * noise / (weights.gap * count), self._deviation_of_gap(gap), least=-1.0)
             found |= self._auroc()
         return found
 
@@ -253,7 +263,7 @@ class ClientFigures:
         if not self.scores.has_cells:
             return None
         weight, size = self.scores.weights.cell, self.scores.outputs
-        return self.total.points[_NUMBERS : _NUMBERS + size**2].reshape(size, size) / weight, self.total.noise / weight
+        return self.total.points[NUMBERS : NUMBERS + size**2].reshape(size, size) / weight, self.total.noise / weight
 
     def calibration(self) -> list[dict[str, float]]:
         """Return the predicted and the observed share, with a 95 % interval, of each bin of scores that stands out from the noise."""
@@ -273,7 +283,7 @@ class ClientFigures:
     def _bins(self) -> tuple[NDArray[np.float64], float]:
         """Return the records in each bin of scores (2, BINS), negative and positive ones, and the noise of each entry."""
         weight = self.scores.weights.bin
-        return self.total.points[_NUMBERS + self.scores.cells :].reshape(2, BINS) / weight, self.total.noise / weight
+        return self.total.points[NUMBERS + self.scores.cells :].reshape(2, BINS) / weight, self.total.noise / weight
 
     def _deviation_of_gap(self, gap: float) -> float:
         """Return the standard deviation of the gap due to the finite number of records, estimated from the bins of scores."""

@@ -13,7 +13,7 @@ vector is the mean of the vectors of its rows, and a mean of such vectors lies n
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import isqrt
 from typing import Protocol
@@ -25,7 +25,9 @@ from torch import Tensor
 
 from ldpfl.data.division import Division
 from ldpfl.data.persons import Persons
+from ldpfl.mechanisms.base import Mechanism
 from ldpfl.mechanisms.dp_sgd import DpSgd
+from ldpfl.mechanisms.lattice import LatticeMechanism
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.reports.summed import SummedReports
 from ldpfl.simulation.local_training import LocalTask
@@ -91,15 +93,28 @@ def client_sums(
         confined: whether records are taken one by one, and one for which the model or the loss raises adds nothing, as on a node. Then no
             record decides how another is rounded, and a failure shows to nobody.
     """
-    vectors = _OneByOne(vectors) if confined else vectors
+    vectors = one_by_one(vectors) if confined else vectors
     sums = torch.zeros(len(units), vectors.size, dtype=torch.int64)
+    for owners, found in vectors_of_units(vectors, task, weights, units, persons):
+        sums.index_add_(0, owners, points_of(found, steps))
+    return sums
+
+
+def vectors_of_units(
+    vectors: RecordVectors, task: LocalTask, weights: Tensor, units: Division, persons: Persons | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the vectors of all clients' ``units``, some at a time: the number of each vector's client (R,), and the vectors (R, size)."""
     owners, own = np.repeat(np.arange(len(units)), units.sizes), np.concatenate([np.empty(0, dtype=np.int64), *units])
     at_once = max(1, _VALUES_AT_ONCE // vectors.size)
     for start in range(0, len(own), at_once):
         some = own[start : start + at_once]
         found = _of_rows(vectors, task, weights, some) if persons is None else _means(vectors, task, weights, some, persons, at_once)
-        sums.index_add_(0, torch.from_numpy(owners[start : start + at_once]), points_of(found, steps))
-    return sums
+        yield torch.from_numpy(owners[start : start + at_once]), found
+
+
+def one_by_one(vectors: RecordVectors) -> RecordVectors:
+    """Return ``vectors`` whose records are taken one by one, and a record that fails has zeros."""
+    return _OneByOne(vectors)
 
 
 @dataclass(frozen=True)
@@ -177,15 +192,30 @@ def released_sum(
         number: which of the releases of this ``purpose`` it is, from 1.
         context: what is public about the release and no setting says.
     """
-    ranges = ranges_of(size)
-    reports, at_once = [], max(1, _SUMS_AT_ONCE // size)
+    pool = released_pool(own, clients, ranges_of(size), mechanism, seed=seed, purpose=purpose, number=number, context=context)
+    return noisy_sum(pool, mechanism, size)
+
+
+def released_pool(
+    own: Callable[[range], Tensor],
+    clients: int,
+    ranges: LayerRanges,
+    mechanism: Mechanism,
+    *,
+    seed: int,
+    purpose: Purpose,
+    number: int,
+    context: bytes = b"",
+) -> ReportPool:
+    """Return the mixed reports of ``clients`` clients, whose values (k, size) ``own`` returns. Arguments are as in :func:`released_sum`."""
+    reports, at_once = [], max(1, _SUMS_AT_ONCE // ranges.dimension)
+    summed = isinstance(mechanism, LatticeMechanism) and mechanism.summed
     for first in range(0, clients, at_once):
         some = range(first, min(first + at_once, clients))
-        sums = own(some)
-        keys = [] if mechanism.summed else [(number, client) for client in some]  # all noise of a sum is drawn where it is mixed
-        reports.append(mechanism.encode(sums, ranges, SeededStreams.bound(seed, purpose, keys, sums, context)))
-    pool = mix(reports, bound_stream(seed, Purpose.MIXING, (0, number), SummedReports.total_of(reports), context))
-    return noisy_sum(pool, mechanism, size)
+        values = own(some)
+        keys = [] if summed else [(number, client) for client in some]  # all noise of a sum is drawn where it is mixed
+        reports.append(mechanism.encode(values, ranges, SeededStreams.bound(seed, purpose, keys, values, context)))
+    return mix(reports, bound_stream(seed, Purpose.MIXING, (0, number), SummedReports.total_of(reports), context))
 
 
 def noisy_sum(pool: ReportPool | PartialPool, mechanism: DpSgd, size: int) -> NoisySum:

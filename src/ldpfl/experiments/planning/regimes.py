@@ -8,6 +8,7 @@ from math import ceil, inf, log10, sqrt
 from typing import Any, Literal, get_args
 
 from ldpfl.errors import ConfigError
+from ldpfl.experiments.planning.evaluation_noise import ENTRIES_OF_CLASSES, bit_rounds, epsilon_of_bit
 from ldpfl.experiments.planning.planner import MOST_CLIENTS, MOST_REPORTS
 from ldpfl.experiments.planning.search import smallest
 from ldpfl.mechanisms import Mechanism, payload_bits
@@ -112,7 +113,8 @@ def plan_regime(
         group: size of groups of rotated coordinates of which a client secretly draws one and sends it, in the regime shuffled.
         linked: number of these that stay together behind the shuffler, in the regime shuffled.
         part: ``person`` to protect persons in the regimes of records; ``records`` is then the number of persons per client.
-        evaluation_epsilon: part of the target that clients spend on measuring the model on held-out records; 0 for none.
+        evaluation_epsilon: part of the target that clients spend on measuring the model on held-out records; 0 for none. In the regime
+            shuffled, the model classifies.
 
     Raises:
         ConfigError: the regime is unknown, a value is out of range, or no noise reaches the target.
@@ -177,10 +179,10 @@ class _Asked:
             raise ConfigError(f"coordinates are drawn and linked in groups in the regime shuffled, not in {self.regime}")
         if self.part not in get_args(Part) or (self.part != "record" and not self.of_records):
             raise ConfigError(f"persons are protected in the regimes records and records-summed, not in {self.regime}; got {self.part!r}")
-        if self.evaluation_epsilon and not (self.of_records and 0 < self.evaluation_epsilon < self.target):
+        if self.evaluation_epsilon and not (not self.once and 0 < self.evaluation_epsilon < self.target):
             raise ConfigError(
                 f"evaluation_epsilon is {self.evaluation_epsilon:g}: expected a number above 0 and below the target of {self.target:g}, "
-                "in the regimes records and records-summed"
+                "in any regime but local, in which a client reports once"
             )
         if self.once and self.clients < self.rounds:
             raise ConfigError(f"{self.clients:,} clients cannot take part once each in {self.rounds:,} rounds")
@@ -230,6 +232,9 @@ class _Asked:
         rounds = self.rounds_at(strength)
         if not self.evaluation_epsilon:
             return [rounds]
+        if self.regime == "shuffled":
+            bit = epsilon_of_bit(self.evaluation_epsilon, self.delta, rounds.channel, self.honest, ENTRIES_OF_CLASSES, 1)
+            return [replace(rounds, known=False), bit_rounds(bit, rounds.channel, self.honest, ENTRIES_OF_CLASSES, 1)]
         mu = gaussian_mu(self.evaluation_epsilon, self.delta) * sqrt(self.honest if self.summed else 1)
         release = released(self.mechanism(mu / 2), self.ranges)
         return [replace(rounds, known=False), replace(rounds, release=release, rounds=1, histograms=True, known=False)]

@@ -1,0 +1,75 @@
+"""Find the noise with which clients measure a model, before anything is run: the epsilon of bits, or the noise of a sum."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import sqrt
+
+from ldpfl.errors import ConfigError
+from ldpfl.experiments.planning.search import smallest
+from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms.duchi import Duchi
+from ldpfl.mechanisms.harmony import Harmony
+from ldpfl.mechanisms.ranges import LayerRanges
+from ldpfl.privacy.accountants.gaussian import gaussian_mu
+from ldpfl.privacy.accountants.registry import least_epsilon
+from ldpfl.privacy.authors import released
+from ldpfl.privacy.charged_rounds import RoundGroup
+from ldpfl.privacy.events import Channel, without_claim
+
+ENTRIES_OF_CLASSES = 88
+"""Number of entries that the bits about a classification are about (``BitScores.entries``)."""
+
+_LEAST, _MOST = 1e-6, 20.0
+"""Range of the epsilon of one bit. Above, a bit has no noise left."""
+_PRECISE = 1e-3
+
+_MAX_HIDDEN = 10**5
+"""Number of clients above which others are not counted: bits have next to no noise there, and nodes have to compute this in seconds."""
+MAX_EVALUATIONS = 1000
+"""Maximum number of evaluations in bits."""
+
+
+def is_seen(channel: Channel) -> bool:
+    """Return whether reports can be linked to their senders, so that nobody is trusted."""
+    return channel in ("direct", "random-delay")
+
+
+_NOISE_MARGIN = 1 + 1e-6
+"""Factor on the noise for an epsilon, so that rounding does not exceed the epsilon."""
+
+
+def noise_of_sum(epsilon: float, delta: float, honest: int, evaluations: int) -> float:
+    """Return a client's noise multiplier with which all ``evaluations`` keep ``epsilon``, if the noise of ``honest`` clients adds up."""
+    return 2 / gaussian_mu(epsilon, delta) * sqrt(evaluations / honest) * _NOISE_MARGIN
+
+
+@lru_cache(maxsize=256)
+def epsilon_of_bit(epsilon: float, delta: float, channel: Channel, honest: int, entries: int, evaluations: int) -> float:
+    """Return the largest epsilon of a bit with which all ``evaluations`` of ``honest`` clients keep ``epsilon``.
+
+    Args:
+        channel: channel between clients and server. It decides whether a client sends one bit, or one about each of the ``entries``.
+
+    Raises:
+        ConfigError: no bit keeps it, or there are more than :data:`MAX_EVALUATIONS`.
+    """
+    if evaluations > MAX_EVALUATIONS:
+        raise ConfigError(f"{evaluations:,} evaluations in bits, and at most {MAX_EVALUATIONS:,} are planned: set evaluation.every higher")
+    honest = min(honest, _MAX_HIDDEN)
+
+    def reached(strength: float) -> float:
+        return least_epsilon([bit_rounds(strength, channel, honest, entries, evaluations)], delta)
+
+    guess = evaluations / epsilon if is_seen(channel) else sqrt(entries * evaluations / honest) / gaussian_mu(epsilon, delta)
+    inverse = smallest(lambda x: reached(1 / x), guess, epsilon, 1 / _MOST, 1 / _LEAST, _PRECISE)
+    if inverse is None:
+        raise ConfigError(f"evaluation.epsilon = {epsilon:g} is below all that bits reach here, {reached(_LEAST):.3g}: set it higher")
+    return 1 / inverse
+
+
+def bit_rounds(epsilon: float, channel: Channel, honest: int, entries: int, evaluations: int) -> RoundGroup:
+    """Return the evaluations that a client is charged for, with bits at ``epsilon``."""
+    mechanism: Mechanism = Harmony(epsilon) if is_seen(channel) else Duchi(epsilon)
+    release = without_claim(released(mechanism, LayerRanges(0.0, 1.0, (entries,))))
+    return RoundGroup(release, honest, honest, evaluations, channel=channel, known=False, histograms=True)

@@ -1,0 +1,168 @@
+"""Evaluate the model at clients where everything of a client is protected: in randomised bits, or by a sum with noise.
+
+A client takes the mean v of its held-back records' vectors (:class:`RecordScores`). Any mean is possible, so a mechanism that protects the
+whole vector protects the client.
+
+In bits (:class:`BitScores`), a client sends bits about u = SCALE Q^T v. The rows of Q are orthonormal, and all entries of u lie in [-1, 1].
+The mean of all clients' u is estimated from the bits, with noise of one standard deviation s in each entry. So n Q u / SCALE estimates the
+sum of n clients' v, with noise of standard deviation n s / SCALE in each entry. Q copies a number several times, so that its figures have
+less noise. It turns a one-hot part by a Hadamard matrix. Then each entry of u is 1 or -1 for a client with one record, and a bit loses
+nothing by rounding. (Hadamard response: Acharya, Sun and Zhang 2019.)
+
+By a sum (:class:`MeanScores`), a client sends v itself in a ball, with its share of the noise.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from math import sqrt
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.linalg import hadamard
+from torch import Tensor
+
+from ldpfl.data.division import Division
+from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms.ranges import LayerRanges
+from ldpfl.simulation.evaluating import BINS, NUMBERS, ClientEvaluation, RecordScores, Weights, as_measured
+from ldpfl.simulation.local_training import LocalTask
+from ldpfl.simulation.record_sums import NoisySum, RecordVectors, one_by_one, ranges_of, released_pool, vectors_of_units
+from ldpfl.transport.shuffling import PartialPool, ReportPool
+from ldpfl.util.randomness import Purpose
+
+SCALE = 8.0
+"""Length of the part of u that stands for a one-hot part of length 1: the root of :data:`_TURNED`."""
+_TURNED = 64
+"""Size of the Hadamard matrix for the bins of scores: the smallest power of two that holds them all."""
+_LOSS_COPIES, _RIGHT_COPIES = 8, 16
+"""Number of entries of u that hold the loss, and whether the prediction is right."""
+
+_ROUNDED = 1 + 2.0**-20
+"""Factor on a length, so that rounding to float32 makes no vector longer."""
+
+
+def _weight(copies: int) -> float:
+    """Return the range of a number in v whose ``copies`` in u have the range [-1, 1]."""
+    return 2 * sqrt(copies) / SCALE
+
+
+@dataclass(frozen=True)
+class ClientScores(RecordScores):
+    """The vector v of a held-back record, as in :class:`RecordScores`, and what a client sends of the mean over its records."""
+
+    def asked(self, task: LocalTask, weights: Tensor, units: Division, *, confined: bool = False) -> Tensor:
+        """Return what the mechanism randomises (K, d) float32 of each client, whose held-back records are its ``units``: PRIVATE.
+
+        A client without held-back records has zeros, and so sends noise or uniform bits.
+
+        Args:
+            confined: as in :func:`~ldpfl.simulation.record_sums.client_sums`.
+        """
+        vectors: RecordVectors = one_by_one(self) if confined else self
+        sums = torch.zeros(len(units), self.size, dtype=torch.float64)
+        for owners, found in vectors_of_units(vectors, task, weights, units):
+            sums.index_add_(0, owners, found)
+        means = sums / torch.from_numpy(np.maximum(units.sizes, 1))[:, None]
+        return self.turned(means)
+
+    @abstractmethod
+    def turned(self, means: Tensor) -> Tensor:
+        """Return what the mechanism randomises (K, d) float32, for clients whose mean vectors v are ``means`` (K, size)."""
+
+    @abstractmethod
+    def told(self, pool: ReportPool | PartialPool, mechanism: Mechanism) -> NoisySum:
+        """Return the sum of all clients' v that the reports in ``pool`` tell, which the ``mechanism`` has made."""
+
+
+@dataclass(frozen=True)
+class BitScores(ClientScores):
+    """The vector v of a held-back record, as in :class:`RecordScores`, and its form u as entries for one bit each.
+
+    There is no confusion matrix, whose many cells would cost too many bits. The mean of predicted less observed is left out, because its
+    values are small beside the noise of a bit.
+    """
+
+    @property
+    def has_cells(self) -> bool:
+        return False
+
+    @cached_property
+    def weights(self) -> Weights:
+        if not self.of_classes:
+            return Weights(loss=_weight(1))
+        return Weights(loss=_weight(_LOSS_COPIES), right=_weight(_RIGHT_COPIES), bin=1.0)
+
+    @property
+    def entries(self) -> int:
+        """Number of entries of u."""
+        return _LOSS_COPIES + _RIGHT_COPIES + _TURNED if self.of_classes else 1
+
+    @cached_property
+    def rotation(self) -> Tensor:
+        """Q, (size, entries) float64. The row of the entry that is left out is 0."""
+        if not self.of_classes:
+            return torch.ones(1, 1, dtype=torch.float64)
+        found = torch.zeros(self.size, self.entries, dtype=torch.float64)
+        found[0, :_LOSS_COPIES] = 1 / sqrt(_LOSS_COPIES)
+        found[1, _LOSS_COPIES : _LOSS_COPIES + _RIGHT_COPIES] = 1 / sqrt(_RIGHT_COPIES)
+        found[NUMBERS:, _LOSS_COPIES + _RIGHT_COPIES :] = torch.from_numpy(hadamard(_TURNED)[: 2 * BINS] / sqrt(_TURNED))
+        return found
+
+    @property
+    def ranges(self) -> LayerRanges:
+        """Public ranges of u: all entries lie in [-1, 1]."""
+        return ranges_of(self.entries)
+
+    def turned(self, means: Tensor) -> Tensor:
+        return (SCALE * means @ self.rotation).clamp(-1, 1).float()
+
+    def told(self, pool: ReportPool | PartialPool, mechanism: Mechanism) -> NoisySum:
+        """Return the sum of all clients' v that the bits in ``pool`` tell.
+
+        The noise is that of the bits of clients with one record each. Bits of a client with several records also hide which of its records
+        they are about. Together with the deviation by the number of clients this makes at most the deviation that is stated.
+        """
+        clients, ranges = pool.clients, self.ranges
+        mean = pool.aggregate(mechanism, ranges).mean.double()
+        deviation = sqrt(max(float(mechanism.noise(ranges).largest_std(clients)[0]) ** 2 - 1 / clients, 0.0))
+        return NoisySum((clients / SCALE * self.rotation @ mean).numpy(), clients * deviation / SCALE)
+
+
+@dataclass(frozen=True)
+class MeanScores(ClientScores):
+    """The vector v of a held-back record, whose mean over a client's records is sent as a vector of length 1 at most."""
+
+    @property
+    def longest(self) -> float:
+        """Length that no v exceeds: a number lies within half its weight of 0, and a one-hot part has one entry."""
+        weights = self.weights
+        return sqrt((weights.loss**2 + weights.right**2 + weights.gap**2) / 4 + weights.cell**2 + weights.bin**2) * _ROUNDED
+
+    def turned(self, means: Tensor) -> Tensor:
+        return (means / self.longest).float()
+
+    def told(self, pool: ReportPool | PartialPool, mechanism: Mechanism) -> NoisySum:
+        unit, ranges = pool.clients * self.longest, self.ranges
+        mean = pool.aggregate(mechanism, ranges).mean.double().numpy()
+        return NoisySum(mean * unit, float(mechanism.noise(ranges).largest_std(pool.clients)[0]) * unit)
+
+
+@dataclass(frozen=True, eq=False)
+class WholeClientEvaluation(ClientEvaluation):
+    """The evaluation at clients where clients are protected. A client counts once, however many records it holds back."""
+
+    vectors: ClientScores
+
+    def measured(self, task: LocalTask, weights: Tensor, seed: int, number: int) -> dict[str, Any]:
+        def own(some: range) -> Tensor:
+            return self.vectors.asked(task, weights, self.units[some.start : some.stop])
+
+        context, clients = b"evaluation" + weights.numpy().tobytes(), len(self.units)
+        pool = released_pool(
+            own, clients, self.vectors.ranges, self.mechanism, seed=seed, purpose=Purpose.EVALUATION, number=number, context=context
+        )
+        return as_measured(self.vectors.told(pool, self.mechanism), clients)
