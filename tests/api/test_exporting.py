@@ -279,11 +279,12 @@ class Stubborn(Net):
 def test_code_is_exchanged_once_it_is_named_and_no_path_of_this_machine_is_in_it(rows: Path, tmp_path: Path) -> None:
     (tmp_path / "net_of_mine.py").write_text(NET)
     name = f"{tmp_path / 'net_of_mine.py'}:Net"
-    api.run(data=rows, **HOW, settings={**FEW, "model.name": name}, folder=tmp_path / "run", baseline=False)
+    found = api.run(data=rows, **HOW, settings={**FEW, "model.name": name}, folder=tmp_path / "run", baseline=False)
     with pytest.raises(ConfigError, match="is code, which would be run"):
         api.export(tmp_path / "run", tmp_path / "given", onnx=True)
     assert not (tmp_path / "given").exists()
     given = api.export(tmp_path / "run", tmp_path / "given", onnx=True, pt2=True, model=name)
+    assert (api.export(found, tmp_path / "again", onnx=True) / "model.onnx").exists()
     with zipfile.ZipFile(given / "model.pt2") as archive:
         files = [archive.read(entry) for entry in archive.namelist()]
     for file in (*files, (given / "model.onnx").read_bytes()):

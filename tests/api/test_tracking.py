@@ -197,6 +197,7 @@ def test_weights_and_biases_gets_each_round_and_nothing_that_it_collects_itself(
     rounds = [{item.nested_key[0] or item.key: item.value_json for item in one.history.item} for one in records if one.HasField("history")]
     assert [float(one["accuracy"]) for one in rounds] == [metrics.score for metrics in result.history]
     assert {one.artifact.type for one in records if one.HasField("artifact")} == {"model"}
+    assert {one.run.host for one in records} == {""}
     assert not any(one.HasField(kind) for one in records for kind in ("output", "output_raw", "stats", "environment"))
     assert [path for path in (kept / "files").rglob("*") if path.is_file()] == []
 

@@ -46,7 +46,7 @@ def export(
         key: file of the private key that signs the certificate, see :func:`ldpfl.certify`.
         onnx, pt2: also write the model for other programs, as ``model.onnx`` or as ``model.pt2``, a program of ``torch.export``. Both take
             what the module takes, for a table the encoded columns, and any number of rows.
-        model: for these, the module or its name where the model is code, as for :func:`ldpfl.predict`.
+        model: for these, the module or its name where the model is code and ``run`` a folder, as for :func:`ldpfl.predict`.
 
     Raises:
         ConfigError: the run is not finished, has no folder or protects nothing of a user's own data; or ``folder`` is not empty.
@@ -75,7 +75,8 @@ def export(
     with writing(out):
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ConfigError(f"{out} is not empty: give a new folder, so that nothing else is handed on with the model")
-    exchanged = dict(_exchanged(kept, described, suffixes, model))
+    own = run.module() if isinstance(run, RunResult) and model is None else model
+    exchanged = dict(_exchanged(kept, described, suffixes, own))
     target = RunFolder(out)
     make_folder(out)
     with replace_atomically(target.model_path) as temporary:
