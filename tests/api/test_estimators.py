@@ -36,9 +36,9 @@ FRAME = pd.DataFrame(
 INPUTS = FRAME[["age", "sex"]]
 
 
-def run(target: str | list[str], task: str | None = None) -> RunResult:
-    task_of: dict[str, Any] = {} if task is None else {"task.name": task}
-    settings = {"data.columns": ["age", "sex"], "data.bounds": {"age": [0, 100]}, "training.rounds": 2, "data.target": target, **task_of}
+def run(target: str | list[str], task: str = "classification", **bounds: list[int]) -> RunResult:
+    settings: dict[str, Any] = {"data.columns": ["age", "sex"], "data.bounds": {"age": [0, 100], **bounds}, "training.rounds": 2}
+    settings |= {"data.target": target, "task.name": task}
     return ldpfl.run(data=FRAME, settings=settings, count=4, seed=1, baseline=False, progress=False)
 
 
@@ -112,7 +112,7 @@ def test_ordered_classes_labels_numbers_and_counts() -> None:
     np.testing.assert_array_equal(result.to_sklearn().predict(INPUTS), result.predict(INPUTS) > 0.5)
 
     for target, task in (("weight", "regression"), ("visits", "poisson")):
-        result = run(target, task)
+        result = run(target, task, **{target: [0, 100]})
         model = result.to_sklearn()
         assert is_regressor(model)
         np.testing.assert_array_equal(model.predict(INPUTS), result.predict(INPUTS)[target])
@@ -120,7 +120,7 @@ def test_ordered_classes_labels_numbers_and_counts() -> None:
 
 def test_what_scikit_learn_has_no_estimator_for_is_refused(tiny_data: Any) -> None:
     with pytest.raises(ConfigError, match="the target 'survival', for which scikit-learn has no estimator"):
-        run(["visits", "cough"], "survival").to_sklearn()
+        run(["visits", "cough"], "survival", visits=[0, 10]).to_sklearn()
     small = {"data.name": "mnist", "model.name": "linear", "shuffling.channel": "direct"}
     images = ldpfl.run("quickstart", settings=small, count=4, rounds=1, data_dir=tiny_data, baseline=False, progress=False)
     with pytest.raises(ConfigError, match="something else than a table"):
