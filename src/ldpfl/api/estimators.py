@@ -84,12 +84,12 @@ class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 
     def predict_proba(self, rows: Rows) -> NDArray[np.float64]:
         """Return the probability of each class (N, K)."""
-        return self._answered(rows).iloc[:, 1:].to_numpy(dtype=float)
+        return np.asarray(self._answered(rows).iloc[:, 1:], dtype=np.float64)
 
     def predict(self, rows: Rows) -> NDArray[Any]:
         """Return the likeliest class (N,) of each row; of ordered classes, the median."""
         places = {printable(name): place for place, name in enumerate(self.encoder.classes)}
-        return self.classes_[[places[name] for name in self._answered(rows).iloc[:, 0]]]
+        return np.asarray(self.classes_[[places[name] for name in self._answered(rows).iloc[:, 0]]])
 
 
 class MultiLabelClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
@@ -101,7 +101,7 @@ class MultiLabelClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 
     def predict_proba(self, rows: Rows) -> NDArray[np.float64]:
         """Return the probability of each label (N, L)."""
-        return self._answered(rows).to_numpy(dtype=float)
+        return np.asarray(self._answered(rows), dtype=np.float64)
 
     def predict(self, rows: Rows) -> NDArray[np.int64]:
         """Return 1 for each label (N, L) with a probability above one half, else 0."""
@@ -113,10 +113,10 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
 
     def predict(self, rows: Rows) -> NDArray[np.float64]:
         """Return a number (N,) for each row."""
-        return self._answered(rows).iloc[:, 0].to_numpy(dtype=float)
+        return np.asarray(self._answered(rows).iloc[:, 0], dtype=np.float64)
 
 
-_KINDS = {
+_KINDS: Mapping[str, type[Classifier] | type[MultiLabelClassifier] | type[Regressor]] = {
     "class": Classifier,
     "ordered": Classifier,
     "classes": MultiLabelClassifier,

@@ -100,7 +100,7 @@ class WandB:
             dir=os.environ.get("WANDB_DIR", str(self._folder.absolute())),  # its service may have another current folder
             config=dict(settings),
             reinit="create_new",
-            settings=self._library.Settings(console="off", disable_git=True, disable_code=True, save_code=False, **silent),
+            settings=self._library.Settings(host="", console="off", disable_git=True, disable_code=True, save_code=False, **silent),
         )
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
