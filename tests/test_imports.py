@@ -66,7 +66,7 @@ def test_the_command_line_starts_without_plots_and_data_sets() -> None:
 WITHOUT_EXTRAS = """
 import sys
 
-EXTRAS = "flwr httpx peft psycopg ray sqlalchemy starlette tensorboard transformers uvicorn".split()
+EXTRAS = "flwr httpx mlflow onnx onnxscript peft psycopg ray sqlalchemy starlette tensorboard transformers uvicorn wandb".split()
 
 class Missing:
     def find_spec(self, name, path=None, target=None):
@@ -157,7 +157,7 @@ FORMATS = tuple(f"report.{name}" for name in ("attacks", "console", "linkage", "
 
 NOT_YET_BY_THE_FRONT_DOOR: Mapping[str, Set[str]] = {
     "demo_display": {"deploy.demo", "deploy.trial", "flower.round_kinds", "tasks"},
-    "runs": {"experiments.figures", "experiments.run_folder", "report.tensorboard", "report.watching"},
+    "runs": {"experiments.run_folder", "report.watching"},
 }
 """Modules of the package that commands still import themselves, by command. Remove what is mended; add nothing."""
 

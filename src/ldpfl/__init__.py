@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ldpfl.api import run as run
     from ldpfl.api import sweep as sweep
     from ldpfl.api import verify as verify
+    from ldpfl.api.callbacks import Callback as Callback
     from ldpfl.api.results import ReproductionResult as ReproductionResult
     from ldpfl.api.results import RunResult as RunResult
     from ldpfl.api.results import SweepResult as SweepResult
@@ -43,6 +44,7 @@ __getattr__, __dir__ = lazy_imports.exports(
     __name__,
     {
         "BudgetExhausted": "ldpfl.errors",
+        "Callback": "ldpfl.api.callbacks",
         "ConfigError": "ldpfl.errors",
         "DataError": "ldpfl.errors",
         "Guarantee": "ldpfl.privacy",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from conftest import CommandLine
 from ldpfl import ConfigError, DataError, api
 from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.privacy.statement import account
 from ldpfl.report.page import page
 from ldpfl.report.scores import shown
 
@@ -65,6 +69,13 @@ def test_an_export_predicts_and_holds_no_figure_of_private_rows(run: Path, rows:
     assert "rows.csv" not in texts["encoding.json"].decode()
     card = texts["README.md"].decode()
     assert card.startswith("---\nlibrary_name: ldpfl\npipeline_tag: tabular-classification\n")
+    front, statement = yaml.safe_load(card.split("---\n")[1]), account(RunFolder(run).ledger(), 1e-5)
+    assert "datasets" not in front
+    assert statement.best is not None
+    said_best = {"delta": 1e-5, "protected": "record", "trusted": "nobody", "status": "proved", "certificate": "certificate.json"}
+    epsilon = front["differential_privacy"].pop("epsilon")
+    assert front["differential_privacy"] == said_best
+    assert statement.best.epsilon <= epsilon <= 1.01 * statement.best.epsilon
     for said in ("`sick`", "`age`", "**taken from the rows**", "How good the model is is not said", "ldpfl predict FOLDER rows.csv"):
         assert said in card, said
     assert json.loads(texts["guarantee.json"])["verdict"] in card
@@ -101,6 +112,7 @@ def test_the_score_on_public_rows_is_exported(tiny_data: Path, config_file: Path
     assert {path.name for path in given.iterdir()} == FILES - {"encoding.json"}
     card = (given / "README.md").read_text()
     assert f"accuracy on the public test split: {found.accuracy:.2%}" in card
+    assert yaml.safe_load(card.split("---\n")[1])["datasets"] == ["mnist"]
     assert "ldpfl.load_model" in card
     module = api.load_model(given)
     for name, value in found.module().state_dict().items():
@@ -226,3 +238,67 @@ def test_a_model_s_file_that_is_something_else_is_not_exported(run: Path, tmp_pa
         api.export(copy, tmp_path / "text")
     assert not list(tmp_path.glob("*/model.safetensors.*"))
     assert not (tmp_path / "linked" / "model.safetensors").exists()
+
+
+def test_a_model_in_onnx_says_what_the_module_says(run: Path, rows: Path, ldpfl: CommandLine) -> None:
+    import onnxruntime
+
+    outcome = ldpfl("export", run, "given", "--onnx", "--pt2")
+    assert outcome.code == 0, outcome.err
+    assert {path.name for path in Path("given").iterdir()} == FILES | {"model.onnx", "model.pt2"}
+    assert "`model.onnx`" in Path("given/README.md").read_text()
+    module = api.load_model("given").eval()
+    session, program = onnxruntime.InferenceSession("given/model.onnx"), torch.export.load("given/model.pt2").module()
+    for count in (1, 7):
+        inputs = torch.randn(count, 1, generator=torch.Generator().manual_seed(count))
+        expected = module(inputs).detach()
+        torch.testing.assert_close(torch.from_numpy(session.run(["outputs"], {"inputs": inputs.numpy()})[0]), expected)
+        torch.testing.assert_close(program(inputs), expected, rtol=0, atol=0)
+
+
+NET = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.within = nn.Linear(1, 2)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.within(rows))
+
+
+class Stubborn(Net):
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return super().forward(rows) * (1 if rows.sum().item() > -1e9 else 2)
+"""
+
+
+def test_code_is_exchanged_once_it_is_named_and_no_path_of_this_machine_is_in_it(rows: Path, tmp_path: Path) -> None:
+    (tmp_path / "net_of_mine.py").write_text(NET)
+    name = f"{tmp_path / 'net_of_mine.py'}:Net"
+    found = api.run(data=rows, **HOW, settings={**FEW, "model.name": name}, folder=tmp_path / "run", baseline=False)
+    with pytest.raises(ConfigError, match="is code, which would be run"):
+        api.export(tmp_path / "run", tmp_path / "given", onnx=True)
+    assert not (tmp_path / "given").exists()
+    given = api.export(tmp_path / "run", tmp_path / "given", onnx=True, pt2=True, model=name)
+    assert (api.export(found, tmp_path / "again", onnx=True) / "model.onnx").exists()
+    with zipfile.ZipFile(given / "model.pt2") as archive:
+        files = [archive.read(entry) for entry in archive.namelist()]
+    for file in (*files, (given / "model.onnx").read_bytes()):
+        for said in (tmp_path, Path(torch.__file__).parent):
+            assert str(said).encode() not in file
+
+
+def test_a_model_that_cannot_be_exchanged_is_not_exported_by_halves(rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "net_of_mine.py").write_text(NET)
+    name = f"{tmp_path / 'net_of_mine.py'}:Stubborn"
+    api.run(data=rows, **HOW, settings={**FEW, "model.name": name}, folder=tmp_path / "run", baseline=False)
+    with pytest.raises(ConfigError, match=r"the model cannot be written as \.pt2"):
+        api.export(tmp_path / "run", tmp_path / "given", pt2=True, model=name)
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(ConfigError, match=r"pip install 'ldpfl\[onnx\]'"):
+        api.export(tmp_path / "run", tmp_path / "given", onnx=True, model=f"{tmp_path / 'net_of_mine.py'}:Net")
+    assert not (tmp_path / "given").exists()

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ldpfl.api.beginning import begin_app as begin_app
     from ldpfl.api.beginning import begin_config as begin_config
     from ldpfl.api.beginning import begin_mechanism as begin_mechanism
+    from ldpfl.api.callbacks import Callback as Callback
+    from ldpfl.api.callbacks import OnRound as OnRound
     from ldpfl.api.certifying import certify as certify
     from ldpfl.api.configuring import configure as configure
     from ldpfl.api.configuring import named_data as named_data
@@ -43,7 +45,6 @@ if TYPE_CHECKING:
     from ldpfl.api.predicting import predict_csv as predict_csv
     from ldpfl.api.regimes import plan_regime as plan_regime
     from ldpfl.api.reproducing import reproduce as reproduce
-    from ldpfl.api.running import OnRound as OnRound
     from ldpfl.api.running import check as check
     from ldpfl.api.running import load_run as load_run
     from ldpfl.api.running import prepare as prepare
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_imports.exports(
     __name__,
     {
+        "Callback": "ldpfl.api.callbacks",
         "DATA_DIR_VARIABLE": "ldpfl.data.loading",
         "DEFAULT": "ldpfl.experiments.shipped",
         "DELTA": "ldpfl.privacy.statement",
@@ -72,7 +74,7 @@ __getattr__, __dir__ = lazy_imports.exports(
         "MOST_SEEDS": "ldpfl.experiments.sweep_config",
         "NOISE_PLOT": "ldpfl.api.sweeping",
         "OWN": "ldpfl.experiments.shipped",
-        "OnRound": "ldpfl.api.running",
+        "OnRound": "ldpfl.api.callbacks",
         "RoundMetrics": "ldpfl.server",
         "SCORE_PLOT": "ldpfl.api.sweeping",
         "Settings": "ldpfl.api.arguments",

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+
+import torch
+from torch import nn
 
 import ldpfl
 from ldpfl.api.arguments import checked
 from ldpfl.api.certifying import certify
 from ldpfl.api.results import RunResult
 from ldpfl.errors import ConfigError
+from ldpfl.experiments.model_file import ModelFile
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.models.adapters import ADAPTER_FILES
 from ldpfl.privacy.statement import account
 from ldpfl.report.methods import methods
 from ldpfl.report.model_card import model_card
 from ldpfl.util.files import check_regular, make_folder, replace_atomically, to_json, write_text, writing
+from ldpfl.util.user_code import is_pretrained, named_model
 
 
 @checked
-def export(run: RunResult | str | Path, folder: str | Path, *, key: str | Path | None = None) -> Path:
+def export(
+    run: RunResult | str | Path,
+    folder: str | Path,
+    *,
+    key: str | Path | None = None,
+    onnx: bool = False,
+    pt2: bool = False,
+    model: str | nn.Module | None = None,
+) -> Path:
     """Write the shareable part of a finished run to a new folder, and return the folder.
 
     The folder holds the model, its description and encoding, the guarantee, a certificate and a model card (README.md), with a paragraph
@@ -30,6 +44,9 @@ def export(run: RunResult | str | Path, folder: str | Path, *, key: str | Path |
         run: a finished run that has a folder, or its folder.
         folder: a new or empty folder.
         key: file of the private key that signs the certificate, see :func:`ldpfl.certify`.
+        onnx, pt2: also write the model for other programs, as ``model.onnx`` or as ``model.pt2``, a program of ``torch.export``. Both take
+            what the module takes, for a table the encoded columns, and any number of rows.
+        model: for these, the module or its name where the model is code and ``run`` a folder, as for :func:`ldpfl.predict`.
 
     Raises:
         ConfigError: the run is not finished, has no folder or protects nothing of a user's own data; or ``folder`` is not empty.
@@ -50,13 +67,16 @@ def export(run: RunResult | str | Path, folder: str | Path, *, key: str | Path |
             f"{place} was trained on your data without noise: its model may hold what any row says, and is not exported; train it with "
             "another mechanism than 'none'"
         )
+    suffixes = [suffix for suffix, wanted in ((".onnx", onnx), (".pt2", pt2)) if wanted]
     certificate = certify(place, key=key)
     statement = account(kept.ledger(), config.privacy.delta)
     said = methods(config, result, kept.ledger(), statement, kept.kind())
-    card = model_card(config, described, encoder, statement, result, ldpfl.__version__, said)
+    card = model_card(config, described, encoder, statement, result, ldpfl.__version__, said, [f"model{suffix}" for suffix in suffixes])
     with writing(out):
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ConfigError(f"{out} is not empty: give a new folder, so that nothing else is handed on with the model")
+    own = run.module() if isinstance(run, RunResult) and model is None else model
+    exchanged = dict(_exchanged(kept, described, suffixes, own))
     target = RunFolder(out)
     make_folder(out)
     with replace_atomically(target.model_path) as temporary:
@@ -65,10 +85,31 @@ def export(run: RunResult | str | Path, folder: str | Path, *, key: str | Path |
     if encoder is not None:
         write_text(target.encoding_path, encoder.model_dump_json(indent=1) + "\n")
     write_text(target.description_path, described.model_dump_json(indent=1) + "\n")
+    for name, content in exchanged.items():
+        with replace_atomically(out / name) as temporary:
+            temporary.write_bytes(content)
     write_text(out / "guarantee.json", to_json(statement.to_dict(), indent=2) + "\n")
     write_text(out / "certificate.json", certificate.to_json())
     write_text(out / "README.md", card)
     return out
+
+
+def _exchanged(kept: RunFolder, described: ModelFile, suffixes: list[str], model: str | nn.Module | None) -> Iterator[tuple[str, bytes]]:
+    """Yield name and content of the file for each suffix.
+
+    Raises:
+        ConfigError: the model is pretrained or takes several tensors, or it cannot be written in this format.
+    """
+    if not suffixes:
+        return
+    from ldpfl.models.exchange_formats import exchanged
+
+    if described.shape is None or is_pretrained(described.name):
+        raise ConfigError("the model is pretrained, or takes several tensors: it is exported as it is, and not as ONNX or .pt2")
+    example = torch.zeros(1, *described.shape, dtype=torch.float32 if described.vocabulary is None else torch.int64)
+    module = kept.model_file().module(kept.model_path, named_model(model) if isinstance(model, str) else model)
+    for suffix in suffixes:
+        yield f"model{suffix}", exchanged(module, example, suffix)
 
 
 def _copy_adapter(folder: Path, out: Path) -> None:

@@ -43,6 +43,8 @@ from ldpfl.util.number_format import counted
 if TYPE_CHECKING:
     import pandas
 
+    from ldpfl.api.estimators import Classifier, MultiLabelClassifier, Regressor
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RunResult(Shown):
@@ -158,6 +160,19 @@ class RunResult(Shown):
         if not isinstance(rows, str | Path) and not hasattr(rows, "columns"):
             raise ConfigError(f"rows are a {type(rows).__name__}, and the model is of a table: give a data frame, a file or a folder")
         return answered(self.encoder, self.module(), rows, threshold)
+
+    def to_sklearn(self, *, threshold: float | None = None) -> Classifier | MultiLabelClassifier | Regressor:
+        """Return the model of a table as a fitted estimator of scikit-learn, which takes the original columns and can be pickled.
+
+        ``fit`` trains nothing, and ``clone`` returns the same estimator. A cross-validation of it would measure rows that it was trained
+        on. ``threshold`` is that of :meth:`predict`.
+
+        Raises:
+            ConfigError: the model is not of a table, scikit-learn has no estimator for its target, or ``threshold`` does not fit.
+        """
+        from ldpfl.api.estimators import estimator
+
+        return estimator(self.encoder, self.module(), threshold)
 
     def plot(self) -> Picture:
         """Return the score against rounds as a picture, which a notebook shows and :meth:`Picture.save` writes."""

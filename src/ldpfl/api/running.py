@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,10 @@ import torch
 from torch import nn
 
 from ldpfl.api.arguments import Settings, checked
+from ldpfl.api.callbacks import Announcer, Callback, OnRound
 from ldpfl.api.configuring import brought, configured_for, listed
 from ldpfl.api.results import RunResult
+from ldpfl.api.tracking import tracked
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import as_usual, build, choose_device
 from ldpfl.experiments.calibration import settled
@@ -27,10 +29,7 @@ from ldpfl.experiments.shipped import DEFAULT, OWN
 from ldpfl.report.plots import draw_score_curve
 from ldpfl.report.progress import ProgressDisplay
 from ldpfl.report.terminal import terminal
-from ldpfl.server import RoundMetrics
 from ldpfl.simulation.workers import Count, checked_count, cores
-
-OnRound = Callable[[RoundMetrics], None]
 
 _OF_COLUMNS = frozenset(f"{section}{key}" for section in ("", "data.") for key in ("target", "client", "person"))
 """Settings that name columns of a user's data."""
@@ -51,6 +50,8 @@ def run(
     workers: Count = "auto",
     progress: bool | ProgressDisplay = True,
     on_round: OnRound | None = None,
+    callbacks: Sequence[Callback] = (),
+    track: str | Sequence[str] = (),
     data: object = None,
     model: str | nn.Module | None = None,
     **overrides: Any,
@@ -80,6 +81,9 @@ def run(
             ``ray://HOST:PORT`` takes a Ray cluster. Results are the same, bit by bit.
         progress: whether to draw a bar, in a terminal or a notebook; or what draws it.
         on_round: called with the figures of each private round when it is done; what it raises ends the run.
+        callbacks: called at the start, after each private round and at the end; see :class:`ldpfl.Callback`, which says what they get.
+        track: ``mlflow``, ``wandb`` or ``tensorboard``, or several: they get the figures that may be handed on, round by round, and at the
+            end the files of :func:`ldpfl.export`. It needs ``folder``; TensorBoard's files stay in that folder and have all figures.
         data: one's own: a file or folder of tables, a data frame, a pair of inputs and targets (tensors or arrays), a PyTorch data set of
             such pairs, an :class:`ldpfl.data.Dataset`; or the name of a built-in data set, or of one on the hub.
         model: one's own module, whose weights are public and where training begins; or its name or import path.
@@ -105,11 +109,17 @@ def run(
     config = settled(configured_for(run, default if what is None else what, [*listed(settings), *listed(named)], overrides), given)
     if more_rounds and (changes := longer.differences(config)):
         raise ConfigError(f"a run goes on for more rounds as it was: {'; '.join(changes)}")
-    with displayed(progress) as display:
-        runner = runner_for(data_dir, device, display if on_round is None else _OnRound(display, on_round), given, workers)
+    names = [track] if isinstance(track, str) else track
+    with displayed(progress) as display, tracked(names, path, display.warn) as trackers:
+        told = Announcer(display, config, [*callbacks, *trackers], on_round)
+        runner = runner_for(data_dir, device, told, given, workers)
         if path is None:
-            return RunResult.of(runner.in_memory(config, baseline=baseline is not False), None)
-        return RunResult.of(runner.run(config, RunFolder(path), resume=resume, baseline=baseline, more_rounds=more_rounds > 0), path)
+            finished = runner.in_memory(config, baseline=baseline is not False)
+        else:
+            finished = runner.run(config, RunFolder(path), resume=resume, baseline=baseline, more_rounds=more_rounds > 0)
+        result = RunResult.of(finished, path)
+        told.finished(result)
+        return result
 
 
 def prepare(device: str) -> None:
@@ -185,7 +195,7 @@ def load_run(folder: str | Path, *, data_dir: str | Path | None = None, data: ob
 def runner_for(
     data_dir: str | Path | None,
     device: str | torch.device | None,
-    display: ProgressDisplay | _OnRound,
+    display: ProgressDisplay | Announcer,
     given: Given = NOTHING,
     workers: Count = "auto",
 ) -> Runner:
@@ -202,20 +212,3 @@ def displayed(progress: bool | ProgressDisplay) -> Iterator[ProgressDisplay]:
         return
     with ProgressDisplay(terminal(stderr=True, quiet=not progress), lines=False) as display:
         yield display
-
-
-class _OnRound:
-    """Tells a display how a run gets on, and a caller of each private round: those of the first phase."""
-
-    def __init__(self, display: ProgressDisplay, on_round: OnRound) -> None:
-        self._display, self._on_round, self._phase = display, on_round, 0
-        self.clients_done, self.warn, self.preparing = display.clients_done, display.warn, display.preparing
-
-    def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...], metric: str) -> None:
-        self._phase += 1
-        self._display.started(label, rounds, done, metric)
-
-    def round_done(self, metrics: RoundMetrics) -> None:
-        self._display.round_done(metrics)
-        if self._phase == 1:
-            self._on_round(metrics)

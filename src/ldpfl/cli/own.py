@@ -77,10 +77,13 @@ def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="New folder to write.")],
     key: Annotated[Path | None, typer.Option(help="Private key that signs the certificate (Ed25519); made if there is none.")] = None,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Also write model.onnx, for ONNX Runtime and others.")] = False,
+    pt2: Annotated[bool, typer.Option("--pt2", help="Also write model.pt2, a program of torch.export.")] = False,
+    model: Annotated[str | None, typer.Option(help="For these, the model, where that is code of yours (package.module:Class).")] = None,
 ) -> None:
     """Write what may be handed on of a finished run to a new folder: model, guarantee, certificate and model card, and nothing secret."""
     with terminal(stderr=True).status("accounting ..."):
-        api.export(run, folder, key=key)
+        api.export(run, folder, key=key, onnx=onnx, pt2=pt2, model=model)
     seed = api.given_seed(run)
     what = "to be handed on as it is" if seed is None else "written"
     terminal().print(Text(f"{folder}: {what}; {folder / 'README.md'} says what is in it"), soft_wrap=True)

@@ -22,13 +22,11 @@ from ldpfl.cli.options import DataDirOption
 from ldpfl.cli.own import AdapterOption, ClientOption, DataOption, PersonOption, TargetOption, TaskOption, TextOption
 from ldpfl.errors import ConfigError, WriteError, in_short, printable
 from ldpfl.experiments import RunConfig
-from ldpfl.experiments.figures import metric_before_data
 from ldpfl.experiments.run_folder import SWEEP, RunFolder
 from ldpfl.report.console import layer_table, quality_tables, result_table
 from ldpfl.report.privacy import print_guarantees
 from ldpfl.report.progress import ProgressDisplay
 from ldpfl.report.scores import shown
-from ldpfl.report.tensorboard import board
 from ldpfl.report.terminal import print_json, terminal
 from ldpfl.util.number_format import counted
 
@@ -62,7 +60,9 @@ def run(
         typer.Option("--baseline/--no-baseline", help="Also train without noise, to compare (cached).", show_default="on, or as begun"),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Serve the run's page on 127.0.0.1 while it trains.")] = False,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write each round's figures for TensorBoard into the folder.")] = False,
+    track: Annotated[
+        list[str] | None, typer.Option(help="Hand public figures and files to mlflow or wandb, or all figures to tensorboard; repeatable.")
+    ] = None,
     report: Annotated[bool, typer.Option("--report/--no-report", envvar="LDPFL_REPORT", help="Write report.html at the end.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print result.json instead of tables.")] = False,
 ) -> None:
@@ -84,7 +84,6 @@ def run(
     try:
         with (
             _watched(folder.path, errors) if watch else nullcontext(),
-            board(folder.path, metric_before_data(config or folder.config())) if tensorboard else nullcontext() as written,
             Interrupts() as interrupts,
             ProgressDisplay(errors, lines=not as_json, check=interrupts.check) as display,
         ):
@@ -96,13 +95,9 @@ def run(
                 "data_dir": data_dir,
                 "device": device,
                 "workers": int(workers) if workers.isdecimal() else workers,
-                "on_round": written and written.round_done,
+                "track": track or (),
             }
-            trained = api.run(config, settings=() if config else overrides, progress=display, **options)
-            if written:
-                with _said(errors, "no guarantee for TensorBoard"):
-                    written.guaranteed(trained.privacy, len(trained.history))
-            result = trained.to_dict()
+            result = api.run(config, settings=() if config else overrides, progress=display, **options).to_dict()
     except KeyboardInterrupt:
         if not folder.config_path.exists():
             raise

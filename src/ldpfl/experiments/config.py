@@ -344,9 +344,13 @@ class RunConfig(_Section):
         """Return the whole config, defaults included, as TOML."""
         return tomli_w.dumps(self.model_dump())
 
+    def by_key(self) -> dict[str, Any]:
+        """Return each setting, defaults included, by its dotted key."""
+        return _flat(self.model_dump())
+
     def differences(self, other: RunConfig) -> list[str]:
         """Return a line ``key: ours -> theirs`` for each setting in which ``other`` differs."""
-        ours, theirs = _flat(self.model_dump()), _flat(other.model_dump())
+        ours, theirs = self.by_key(), other.by_key()
         hidden = {"seed"} if self.hides_seed or other.hides_seed else set()
         return [
             f"{key}: another one" if key in hidden else f"{key}: {ours.get(key)!r} -> {theirs.get(key)!r}"

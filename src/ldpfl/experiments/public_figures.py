@@ -8,13 +8,18 @@ which training stopped.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from math import nan
+from pathlib import Path
 from typing import Any
 
 from ldpfl.data.leaks import LEAK
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.figures import CHANCE, EXTREME, NARROW, OFF, ONE_CLASS, STOPPED, UNUSABLE
 from ldpfl.experiments.start_warnings import SCALE
+from ldpfl.server import RoundMetrics
 from ldpfl.tasks.weighted_metrics import MEASURED_AT_CLIENTS
+from ldpfl.util.user_code import lies_in_file, public_name
 
 _ON_PRIVATE_ROWS = (CHANCE, EXTREME, LEAK, NARROW, OFF, ONE_CLASS, SCALE, UNUSABLE)
 """Starts of notes that reveal something about rows that are not protected."""
@@ -49,3 +54,30 @@ def without_private(config: RunConfig, result: Mapping[str, Any]) -> dict[str, A
         hidden |= {"intervals": known, "test_rows": 0, "event": None, "calibration": [], "risks": None, "sites": []}
         hidden["intervals_note"] = ""
     return {**result, **hidden}
+
+
+def public_round(config: RunConfig, metrics: RoundMetrics) -> RoundMetrics | None:
+    """Return the metrics of a round with NaN or nothing in the place of each figure that may not be handed on.
+
+    None if private rows decide when training stops: the metrics of later rounds would show that nobody trained.
+    """
+    if config.data.brought and config.training.patience:
+        return None
+    score = metrics.score if scores_are_public(config) else nan
+    return replace(metrics, score=score, seconds=nan, clipped_fraction={}, clipped_records=None, validation=None, noise={})
+
+
+def public_settings(config: RunConfig) -> dict[str, Any]:
+    """Return the settings by key, without a seed that noise follows from, and without folders of this machine."""
+    hidden = {"data.path", "data.test_path", *(["seed"] if config.hides_seed else [])}
+    return {key: _without_folder(value) for key, value in config.by_key().items() if key not in hidden}
+
+
+def _without_folder(value: Any) -> Any:
+    """Return a setting without the folder of the file, code or pretrained model that it names."""
+    if not isinstance(value, str):
+        return value
+    file, colon, name = value.partition(":")
+    if colon and lies_in_file(value):
+        return f"{Path(file).name}{colon}{name}"
+    return Path(value).name if Path(value).is_absolute() else public_name(value)

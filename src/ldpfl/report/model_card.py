@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from math import isfinite
 from typing import Any
 
 from ldpfl.data.encoder import Encoder
@@ -10,11 +12,11 @@ from ldpfl.errors import printable
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.model_file import ModelFile
 from ldpfl.experiments.public_figures import public_caveats, scores_are_public
-from ldpfl.privacy.guarantee import Statement
+from ldpfl.privacy.guarantee import TRUSTED, Statement
 from ldpfl.report.methods import citation
 from ldpfl.report.privacy import guarantee_rows
 from ldpfl.report.scores import shown
-from ldpfl.util.number_format import counted
+from ldpfl.util.number_format import counted, number
 from ldpfl.util.user_code import GIVEN, PRETRAINED, is_code, is_pretrained, public_name
 
 _OF_NUMBERS = ("number", "count", "survival")
@@ -29,6 +31,7 @@ def model_card(
     result: Mapping[str, Any],
     version: str,
     methods: str,
+    formats: Sequence[str] = (),
 ) -> str:
     """Return the card of a finished run's model as Markdown.
 
@@ -36,26 +39,43 @@ def model_card(
         result: figures of the run; scores are stated only where they were measured on public data.
         version: of ldpfl.
         methods: the paragraph about the run, see :mod:`ldpfl.report.methods`.
+        formats: names of further files of the model.
     """
     sections = (
         ("", _head(config, encoder)),
         ("What it was trained on", _data(config, described, encoder, result["rounds"])),
         ("What is guaranteed", _guarantee(config, statement)),
         ("Limits", _limits(config, encoder, statement, result)),
-        ("How to use it", _use(described, encoder)),
+        ("How to use it", chain(_use(described, encoder), _further(formats, encoder))),
         ("For a paper or an ethics board", (f"{_text(methods)}\n",)),
         ("How to cite", (f"{_text(citation())}\n",)),
     )
     body = "\n".join(f"{f'## {title}' if title else f'# {_text(config.name)}'}\n\n{''.join(lines)}" for title, lines in sections)
-    return f"{_front_matter(described, encoder)}\n{body}\nMade with ldpfl {version}.\n"
+    return f"{_front_matter(config, described, encoder, statement)}\n{body}\nMade with ldpfl {version}.\n"
 
 
-def _front_matter(described: ModelFile, encoder: Encoder | None) -> str:
+def _front_matter(config: RunConfig, described: ModelFile, encoder: Encoder | None, statement: Statement) -> str:
     pipeline = "" if encoder is None or encoder.data.text else f"pipeline_tag: tabular-{_kind(encoder)}\n"
     if is_pretrained(described.name):
         licence = f"license: {_text(described.licence)}\n" if described.licence else ""
         pipeline = f"base_model: {_text(described.name.removeprefix(PRETRAINED))}\n{licence}"
-    return f"---\nlibrary_name: ldpfl\n{pipeline}tags:\n- differential-privacy\n- federated-learning\n---\n"
+    own = config.data.brought or config.data.at_nodes
+    data = "" if own else f"datasets:\n- {config.data.name}\n"
+    tags = "tags:\n- differential-privacy\n- federated-learning\n"
+    return f"---\nlibrary_name: ldpfl\n{pipeline}{data}{tags}{''.join(_privacy(statement))}---\n"
+
+
+def _privacy(statement: Statement) -> Iterator[str]:
+    """Yield the best guarantee over the whole run as lines of YAML; nothing if no finite epsilon is known."""
+    best = statement.best
+    if best is None or not isfinite(best.epsilon):
+        return
+    yield "differential_privacy:\n"
+    delta = repr(best.delta)
+    delta = delta if "." in delta else delta.replace("e", ".0e")  # a number of YAML has a point
+    yield f"  epsilon: {number(best.epsilon).replace(',', '')}\n  delta: {delta}\n"
+    yield f"  protected: {best.unit}\n  trusted: {TRUSTED[best.trust_model]}\n  status: {best.status}\n"
+    yield "  certificate: certificate.json\n"
 
 
 def _kind(encoder: Encoder) -> str:
@@ -126,6 +146,12 @@ def _use(described: ModelFile, encoder: Encoder | None) -> Iterator[str]:
         return
     yield f"```\nldpfl predict FOLDER rows.csv{' --model file.py:Class' if code else ''}\n```\n"
     yield f'\n```python\nimport ldpfl\n\nldpfl.predict("FOLDER", "rows.csv"{", model=MODULE" if code else ""})\n```\n'
+
+
+def _further(formats: Sequence[str], encoder: Encoder | None) -> Iterator[str]:
+    if formats:
+        inputs = "inputs as the module does" if encoder is None else "rows in numbers, which `encoding.json` describes"
+        yield f"\n{_names(list(formats))}: the same model for other programs. It takes {inputs}, and gives the module's outputs.\n"
 
 
 def _names(names: list[str] | tuple[str, ...]) -> str:

@@ -1,0 +1,75 @@
+"""Callbacks of a run: user code, or a tracker, that is called as the run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from ldpfl.errors import ConfigError
+from ldpfl.experiments.config import RunConfig
+from ldpfl.report.progress import ProgressDisplay
+from ldpfl.server import RoundMetrics
+
+if TYPE_CHECKING:
+    from ldpfl.api.results import RunResult
+
+OnRound = Callable[[RoundMetrics], None]
+
+
+@runtime_checkable
+class Callback(Protocol):
+    """Receiver of a run's events. Inherit from it and write the methods that you need; an exception in a method ends the run.
+
+    A callback gets everything that the run's owner may see, and not only public figures: on your own data the score of each round is an
+    exact figure of test rows, and the guarantee does not cover it. The noise-free baseline is trained without callbacks.
+    """
+
+    def on_run_start(self, config: RunConfig, metric: str, history: Sequence[RoundMetrics]) -> None:
+        """Begin: the data are read and checked. ``metric`` names the score; ``history`` has the rounds of a run that goes on."""
+        return
+
+    def on_round_end(self, metrics: RoundMetrics) -> None:
+        """Take the metrics of a round. Its checkpoint is already in the run's folder."""
+        return
+
+    def on_run_end(self, result: RunResult) -> None:
+        """Take the result of the finished run. The run's folder is complete."""
+        return
+
+
+class Announcer:
+    """Observer of a run that passes everything to a display, and the rounds of the private training to callbacks."""
+
+    def __init__(self, display: ProgressDisplay, config: RunConfig, callbacks: Sequence[Callback], on_round: OnRound | None) -> None:
+        for place, one in enumerate(callbacks):
+            if isinstance(one, type) or not isinstance(one, Callback):
+                raise ConfigError(f"callbacks[{place}] is no callback: give an instance of a class that inherits from ldpfl.Callback")
+        self._display, self._config, self._callbacks, self._on_round = display, config, callbacks, on_round
+        self._phases = 0
+        self.clients_done, self.warn, self.preparing = display.clients_done, display.warn, display.preparing
+
+    def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...], metric: str) -> None:
+        self._phases += 1
+        self._display.started(label, rounds, done, metric)
+        if self._phases == 1:
+            self._begin(metric, done)
+
+    def round_done(self, metrics: RoundMetrics) -> None:
+        self._display.round_done(metrics)
+        if self._phases > 1:  # the noise-free baseline
+            return
+        if self._on_round is not None:
+            self._on_round(metrics)
+        for one in self._callbacks:
+            one.on_round_end(metrics)
+
+    def finished(self, result: RunResult) -> None:
+        """Tell all callbacks that the run is finished. A run that was finished before begins only now for them."""
+        if self._phases == 0:
+            self._begin(result.metric, result.history)
+        for one in self._callbacks:
+            one.on_run_end(result)
+
+    def _begin(self, metric: str, history: Sequence[RoundMetrics]) -> None:
+        for one in self._callbacks:
+            one.on_run_start(self._config, metric, history)

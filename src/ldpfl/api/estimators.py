@@ -1,0 +1,144 @@
+"""A run's model of a table as a fitted estimator of scikit-learn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from torch import nn
+
+from ldpfl.data.encoder import Encoder
+from ldpfl.data.new_rows import answered
+from ldpfl.errors import ConfigError, DataError, printable
+
+if TYPE_CHECKING:
+    import pandas
+
+Rows = Any
+"""A data frame with the columns of the run's table, an array of them in order, or records as dicts."""
+
+
+class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """Trained model with the encoding of its columns.
+
+    Attributes:
+        feature_names_in_: names of the columns.
+    """
+
+    def __init__(self, encoder: Encoder, module: nn.Module, threshold: float | None = None) -> None:
+        self.encoder, self.module, self.threshold = encoder, module, threshold
+
+    @property
+    def feature_names_in_(self) -> NDArray[np.object_]:
+        data = self.encoder.data
+        return np.array([data.text] if data.text else data.columns, dtype=object)
+
+    @property
+    def n_features_in_(self) -> int:
+        return len(self.feature_names_in_)
+
+    def fit(self, rows: Rows, targets: object = None) -> Self:
+        """Return the estimator as it is. It was trained by the run, and any other training would not be private."""
+        return self
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return True
+
+    def __sklearn_clone__(self) -> Self:
+        """Return the estimator itself: a clone that is not fitted could not be fitted."""
+        return self
+
+    def _answered(self, rows: Rows) -> pandas.DataFrame:
+        """Return the answers of :func:`ldpfl.predict`, of which those on classes have a first column with the likeliest."""
+        return answered(self.encoder, self.module, self._framed(rows), self.threshold)
+
+    def _framed(self, rows: Rows) -> pandas.DataFrame:
+        import pandas
+
+        if hasattr(rows, "columns"):
+            return rows
+        if isinstance(rows, Sequence) and rows and all(isinstance(row, Mapping) for row in rows):
+            return pandas.DataFrame.from_records(rows)
+        values = np.asarray(rows, dtype=object)
+        if values.ndim != 2 or values.shape[1] != self.n_features_in_:
+            expected = f"{self.n_features_in_} columns: {', '.join(self.feature_names_in_)}"
+            raise DataError(f"rows have the shape {values.shape}, expected {expected}: give a data frame, records, or an array of these")
+        return pandas.DataFrame(values, columns=list(self.feature_names_in_)).infer_objects()
+
+
+class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
+    """Classifier of rows of a table.
+
+    Attributes:
+        classes_: the classes in the order of :meth:`predict_proba`; integers if the names of all are.
+        threshold: of two classes, probability of the second one from which on it is predicted, instead of 0.5.
+    """
+
+    @property
+    def classes_(self) -> NDArray[Any]:
+        names = self.encoder.classes
+        return np.array([int(name) for name in names] if all(map(_is_whole, names)) else names)
+
+    def predict_proba(self, rows: Rows) -> NDArray[np.float64]:
+        """Return the probability of each class (N, K)."""
+        return np.asarray(self._answered(rows).iloc[:, 1:], dtype=np.float64)
+
+    def predict(self, rows: Rows) -> NDArray[Any]:
+        """Return the likeliest class (N,) of each row; of ordered classes, the median."""
+        places = {printable(name): place for place, name in enumerate(self.encoder.classes)}
+        return np.asarray(self.classes_[[places[name] for name in self._answered(rows).iloc[:, 0]]])
+
+
+class MultiLabelClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
+    """Classifier of several labels that a row may have."""
+
+    @property
+    def classes_(self) -> list[NDArray[np.int64]]:
+        return [np.array([0, 1])] * self.encoder.outputs
+
+    def predict_proba(self, rows: Rows) -> NDArray[np.float64]:
+        """Return the probability of each label (N, L)."""
+        return np.asarray(self._answered(rows), dtype=np.float64)
+
+    def predict(self, rows: Rows) -> NDArray[np.int64]:
+        """Return 1 for each label (N, L) with a probability above one half, else 0."""
+        return (self.predict_proba(rows) > 0.5).astype(np.int64)
+
+
+class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
+    """Regression on rows of a table, in the unit of the target: of a number, or of a count."""
+
+    def predict(self, rows: Rows) -> NDArray[np.float64]:
+        """Return a number (N,) for each row."""
+        return np.asarray(self._answered(rows).iloc[:, 0], dtype=np.float64)
+
+
+_KINDS: Mapping[str, type[Classifier] | type[MultiLabelClassifier] | type[Regressor]] = {
+    "class": Classifier,
+    "ordered": Classifier,
+    "classes": MultiLabelClassifier,
+    "number": Regressor,
+    "count": Regressor,
+}
+
+
+def estimator(encoder: Encoder | None, module: nn.Module, threshold: float | None) -> Classifier | MultiLabelClassifier | Regressor:
+    """Return the estimator of a trained ``module``.
+
+    Raises:
+        ConfigError: the model is not one of rows of a table, scikit-learn has no kind of estimator for its target, or ``threshold`` is
+            given for another model than one of two classes.
+    """
+    if encoder is None or encoder.targets not in _KINDS:
+        what = "something else than a table" if encoder is None else f"the target {encoder.targets!r}"
+        raise ConfigError(f"the model is of {what}, for which scikit-learn has no estimator: use its module or predict")
+    encoder.check_threshold(threshold)
+    return _KINDS[encoder.targets](encoder, module.eval(), threshold)
+
+
+def _is_whole(name: str) -> bool:
+    digits = name.removeprefix("-")
+    return digits.isdecimal() and str(int(name)) == name

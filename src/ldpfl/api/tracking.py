@@ -1,0 +1,125 @@
+"""Hand a run's figures, settings, guarantee and files to trackers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from math import isfinite
+from pathlib import Path
+from shlex import quote
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from ldpfl.api.callbacks import Callback
+from ldpfl.errors import ConfigError, LdpflError, first_line
+from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.public_figures import public_round, public_settings, without_private
+from ldpfl.report.privacy import guarantee_rows
+from ldpfl.report.trackers import TRACKERS, Tracker, round_figures
+from ldpfl.server import RoundMetrics
+from ldpfl.util.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    from ldpfl.api.results import RunResult
+    from ldpfl.privacy.guarantee import Statement
+
+
+class Tracked(Callback):
+    """Hands a run to one tracker: public figures alone, unless all figures stay in the run's folder.
+
+    A tracker that fails later than at the start does not end the run: a warning says so, and it gets no further figures.
+    """
+
+    def __init__(self, name: str, tracker: Tracker, folder: Path, warn: Callable[[str], None]) -> None:
+        self._name, self._tracker, self._folder, self._warn = name, tracker, folder, warn
+        self._config, self._metric, self._is_lost = RunConfig(), "", False
+
+    def on_run_start(self, config: RunConfig, metric: str, history: Sequence[RoundMetrics]) -> None:
+        self._config, self._metric = config, metric
+        try:
+            self._tracker.begin(config.name, public_settings(config))
+        except Exception as error:
+            why = f"{type(error).__name__}: {first_line(error)}"
+            raise ConfigError(
+                f"{self._name} cannot track the run, {why}; mend its settings, and resume the run with or without it"
+            ) from error
+        for metrics in history:
+            self.on_round_end(metrics)
+
+    def on_round_end(self, metrics: RoundMetrics) -> None:
+        shown = metrics if self._tracker.is_local else public_round(self._config, metrics)
+        if shown is not None:
+            self._or_warn(lambda: self._tracker.log(round_figures(self._metric, shown), metrics.round))
+
+    def on_run_end(self, result: RunResult) -> None:
+        figures, rounds = result.to_dict(), len(result.history)
+        shown = figures if self._tracker.is_local else without_private(self._config, figures)
+        numbers = {shown["metric"]: shown["score"], **shown["scores"]} | {f"epsilon/{n}": v for n, v in _epsilons(result.privacy).items()}
+        finite = {name: float(value) for name, value in numbers.items() if isinstance(value, int | float) and isfinite(value)}
+        with TemporaryDirectory() as made:
+            files = None if self._tracker.is_local else self._written(Path(made) / "run")
+            self._or_warn(lambda: self._tracker.conclude(finite, _texts(result.privacy), rounds, files))
+
+    def close(self, *, failed: bool) -> None:
+        """End the tracker's own run. ``failed`` says whether an error ended the training."""
+        try:
+            self._tracker.close(failed=failed or self._is_lost)
+        except Exception as error:
+            self._warn(f"{self._name} still takes the run for unfinished: {type(error).__name__}: {first_line(error)}")
+
+    def _written(self, place: Path) -> Path | None:
+        """Write the files that may be handed on to ``place``: the export and the public page. None if the run may not be exported."""
+        from ldpfl.api.exporting import export
+        from ldpfl.api.paging import page
+
+        try:
+            export(self._folder, place)
+            page([self._folder], place / "report-public.html", public=True)
+        except LdpflError as error:
+            self._warn(f"{self._name} gets no files of the run: {error}")
+            return None
+        return place
+
+    def _or_warn(self, call: Callable[[], object]) -> None:
+        if self._is_lost:
+            return
+        try:
+            call()
+        except Exception as error:  # a service that is away for a while must not end the training
+            self._is_lost = True
+            again = f"hand the finished run over by: ldpfl run --resume --out {quote(str(self._folder))} --track {self._name}"
+            self._warn(f"{self._name} gets no further figures, {type(error).__name__}: {first_line(error)}; {again}")
+
+
+def _epsilons(privacy: Statement) -> dict[str, Any]:
+    return {name: value for name, value in privacy.figures().items() if name != "delta"}
+
+
+def _texts(privacy: Statement) -> dict[str, str]:
+    """Return the verdict and the rows of the guarantee, what holds and what a paper claims, as texts."""
+    rows = guarantee_rows(privacy.to_dict())
+    heads = ("protected", "trusted", f"epsilon (delta {privacy.delta:g})", "status")
+    table = "\n".join(f"| {' | '.join(row)} |" for row in (heads, ("---",) * len(heads), *rows))
+    return {"verdict": privacy.verdict or "Nothing is protected: values leave as they are.", "guarantee": table}
+
+
+@contextmanager
+def tracked(names: Sequence[str], folder: Path | None, warn: Callable[[str], None]) -> Iterator[list[Tracked]]:
+    """Give a callback for each tracker in ``names``, and end what it began with the block.
+
+    Raises:
+        ConfigError: there is no such tracker, its client is not installed, or the run has no ``folder``.
+    """
+    unknown = [name for name in names if name not in TRACKERS]
+    if unknown:
+        raise ConfigError(f"unknown tracker {unknown[0]!r}: {did_you_mean(unknown[0], TRACKERS)}")
+    if names and folder is None:
+        raise ConfigError("track needs folder, from which a tracker gets the model and the guarantee: give ldpfl.run a folder=")
+    callbacks = [Tracked(name, TRACKERS[name](folder), folder, warn) for name in dict.fromkeys(names) if folder is not None]
+    failed = True
+    try:
+        yield callbacks
+        failed = False
+    finally:
+        for one in callbacks:
+            one.close(failed=failed)

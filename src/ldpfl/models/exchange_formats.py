@@ -1,0 +1,63 @@
+"""Write a trained module in a form that runs without its Python code: ONNX, or a program of ``torch.export``."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ldpfl.errors import ConfigError, first_line
+
+INPUTS, OUTPUTS = "inputs", "outputs"
+"""Names of a model's only input and output in ONNX."""
+
+
+def exchanged(module: nn.Module, example: Tensor, suffix: str) -> bytes:
+    """Return a file of ``module`` in the format of a suffix, ``.onnx`` or ``.pt2``. The number of rows stays free.
+
+    Args:
+        example: inputs (N, ...) as the module takes them. Their values do not matter.
+
+    Raises:
+        ConfigError: a library is missing, or the module cannot be written in this format.
+    """
+    two = example.expand(2, *example.shape[1:])  # one row would be taken for a fixed number of rows
+    try:
+        program = torch.export.export(module.eval(), (two,), dynamic_shapes=({0: torch.export.Dim("rows")},))
+        for node in program.graph.nodes:
+            node.meta.pop("stack_trace", None)  # it names files of this machine
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / f"model{suffix}"
+            _WRITERS[suffix](program, path)
+            return path.read_bytes()
+    except ImportError as error:
+        raise ConfigError("ONNX needs its libraries: pip install 'ldpfl[onnx]'") from error
+    except Exception as error:  # of whatever code a user's module has
+        raise ConfigError(f"the model cannot be written as {suffix}: {type(error).__name__}: {first_line(error)}") from error
+
+
+def _write_onnx(program: Any, path: Path) -> None:
+    import onnx  # noqa: F401
+    import onnxscript  # noqa: F401
+
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)  # it warns that torchvision, which nothing here needs, is not installed
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)", FutureWarning)  # PyTorch says it of itself
+            made = torch.onnx.export(program, dynamo=True, external_data=False, verbose=False, input_names=[INPUTS], output_names=[OUTPUTS])
+    finally:
+        log.setLevel(level)
+    if made is None:
+        raise ValueError("PyTorch made no program of it")
+    made.save(path)
+
+
+_WRITERS: Mapping[str, Callable[[Any, Path], None]] = {".onnx": _write_onnx, ".pt2": torch.export.save}

@@ -1,0 +1,172 @@
+"""Trackers of runs: MLflow, Weights & Biases and TensorBoard, each through its own client, imported when it is asked for."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from importlib import import_module
+from math import isfinite
+from pathlib import Path
+from time import time
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from ldpfl.errors import ConfigError
+from ldpfl.server import RoundMetrics
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+class Tracker(Protocol):
+    """Client of a tracker, for one run."""
+
+    is_local: ClassVar[bool]
+    """Whether all figures stay in the run's folder, which holds those that are not public anyway."""
+
+    def begin(self, name: str, settings: Mapping[str, Any]) -> None:
+        """Begin a run called ``name``."""
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        """Record figures of the round ``step``."""
+
+    def conclude(self, figures: Mapping[str, float], texts: Mapping[str, str], step: int, files: Path | None) -> None:
+        """Record the final figures and texts of a run of ``step`` rounds, and keep the files in a folder."""
+
+    def close(self, *, failed: bool) -> None:
+        """End the run, if it was begun."""
+
+
+class MLflow:
+    """A run of MLflow, where ``MLFLOW_TRACKING_URI`` and ``MLFLOW_EXPERIMENT_NAME`` say; else in the experiment ``ldpfl``.
+
+    The low-level client adds no tags about the user, the command and the machine, as ``mlflow.start_run`` would.
+    """
+
+    is_local: ClassVar[bool] = False
+
+    def __init__(self, folder: Path) -> None:
+        self._entities, self._client, self._run = _library("mlflow.entities", "mlflow"), _library("mlflow", "mlflow").MlflowClient(), ""
+
+    def begin(self, name: str, settings: Mapping[str, Any]) -> None:
+        experiment = os.environ.get("MLFLOW_EXPERIMENT_ID") or self._experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "ldpfl"))
+        self._run = self._client.create_run(experiment, run_name=name).info.run_id
+        texts = [self._entities.Param(key, str(value)[:_MLFLOW_PARAM]) for key, value in settings.items()]
+        for start in range(0, len(texts), _MLFLOW_PARAMS):
+            self._client.log_batch(self._run, params=texts[start : start + _MLFLOW_PARAMS])
+
+    def _experiment(self, name: str) -> str:
+        found = self._client.get_experiment_by_name(name)
+        return str(self._client.create_experiment(name) if found is None else found.experiment_id)
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        now = int(1000 * time())
+        named = {re.sub(r"[^\w\-. :/]", "_", name): value for name, value in figures.items()}
+        self._client.log_batch(self._run, metrics=[self._entities.Metric(name, value, now, step) for name, value in named.items()])
+
+    def conclude(self, figures: Mapping[str, float], texts: Mapping[str, str], step: int, files: Path | None) -> None:
+        self.log(figures, step)
+        for name, text in texts.items():
+            self._client.set_tag(self._run, f"ldpfl.{name}", text[:_MLFLOW_TAG])
+        if files is not None:
+            self._client.log_artifacts(self._run, str(files))
+
+    def close(self, *, failed: bool) -> None:
+        if self._run:
+            self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
+
+
+_MLFLOW_PARAMS, _MLFLOW_PARAM, _MLFLOW_TAG = 100, 6000, 5000
+"""MLflow's limits: parameters of a request, and characters of a parameter and of a tag."""
+
+
+class WandB:
+    """A run of Weights & Biases, in the project ``WANDB_PROJECT``, else ``ldpfl``; its local files are in the run's folder.
+
+    What its client collects of itself is switched off: the console's text has exact scores, the command may have a seed or a path.
+    """
+
+    is_local: ClassVar[bool] = False
+
+    def __init__(self, folder: Path) -> None:
+        self._library, self._folder = _library("wandb", "wandb"), folder
+        self._run: Any = None
+
+    def begin(self, name: str, settings: Mapping[str, Any]) -> None:
+        silent = {"x_disable_machine_info": True, "x_disable_meta": True, "x_disable_stats": True, "x_save_requirements": False}
+        self._run = self._library.init(
+            project=os.environ.get("WANDB_PROJECT", "ldpfl"),
+            name=name,
+            dir=os.environ.get("WANDB_DIR", str(self._folder.absolute())),  # its service may have another current folder
+            config=dict(settings),
+            reinit="create_new",
+            settings=self._library.Settings(host="", console="off", disable_git=True, disable_code=True, save_code=False, **silent),
+        )
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(figures), step=step)
+
+    def conclude(self, figures: Mapping[str, float], texts: Mapping[str, str], step: int, files: Path | None) -> None:
+        self._run.summary.update({**figures, **texts})
+        if files is not None:
+            made = self._library.Artifact(f"ldpfl-{self._run.id}", type="model")
+            made.add_dir(str(files))
+            self._run.log_artifact(made)
+
+    def close(self, *, failed: bool) -> None:
+        if self._run is not None:
+            self._run.finish(exit_code=int(failed))
+
+
+class TensorBoard:
+    """Files for TensorBoard, in the run's folder."""
+
+    is_local: ClassVar[bool] = True
+
+    def __init__(self, folder: Path) -> None:
+        _library("torch.utils.tensorboard", "tensorboard")
+        self._folder = folder / "tensorboard"
+        self._writer: SummaryWriter | None = None
+
+    def begin(self, name: str, settings: Mapping[str, Any]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(self._folder)
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        if self._writer is not None:
+            for name, value in figures.items():
+                self._writer.add_scalar(name, value, step)
+            self._writer.flush()
+
+    def conclude(self, figures: Mapping[str, float], texts: Mapping[str, str], step: int, files: Path | None) -> None:
+        if self._writer is not None:
+            self._writer.add_text("privacy", "\n\n".join(texts.values()), step)
+
+    def close(self, *, failed: bool) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+TRACKERS: Mapping[str, type[MLflow] | type[WandB] | type[TensorBoard]] = {"mlflow": MLflow, "wandb": WandB, "tensorboard": TensorBoard}
+"""Trackers by name, which is also the name of the extra that installs the client."""
+
+
+def _library(module: str, extra: str) -> Any:
+    """Import the client of a tracker.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ConfigError(f"tracking by {extra} needs its client: pip install 'ldpfl[{extra}]'") from error
+
+
+def round_figures(metric: str, metrics: RoundMetrics) -> dict[str, float]:
+    """Return the figures of a round by name, without those that have no value. ``metric`` is the name of the score."""
+    figures = {metric: metrics.score, "clients": metrics.clients, "bytes": metrics.uplink_bytes_per_client, "seconds": metrics.seconds}
+    layers = {"noise std": metrics.noise_std, "radius": metrics.radius, "clipped": metrics.clipped_fraction}
+    figures |= {f"{kind}/{layer}": value for kind, own in layers.items() for layer, value in own.items()}
+    return {name: float(value) for name, value in figures.items() if isfinite(value)}
