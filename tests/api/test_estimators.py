@@ -51,7 +51,7 @@ def test_a_classifier_predicts_what_the_run_does(of_classes: RunResult) -> None:
     model = of_classes.to_sklearn()
     told = of_classes.predict(FRAME)
     assert is_classifier(model)
-    assert model.classes_.tolist() == ["no", "yes"]
+    assert np.asarray(model.classes_).tolist() == ["no", "yes"]
     assert model.predict(FRAME).tolist() == told["sick"].tolist()
     np.testing.assert_array_equal(model.predict_proba(FRAME), told[["probability of no", "probability of yes"]])
     assert model.score(FRAME, FRAME["sick"]) == accuracy_score(FRAME["sick"], told["sick"])
@@ -95,7 +95,7 @@ def test_a_threshold_decides_between_two_classes(of_classes: RunResult) -> None:
 def test_classes_that_are_whole_numbers_are_numbers() -> None:
     result = run("stage")
     model = result.to_sklearn()
-    assert model.classes_.tolist() == [0, 1, 2]
+    assert np.asarray(model.classes_).tolist() == [0, 1, 2]
     assert model.predict(INPUTS).tolist() == result.predict(INPUTS)["stage"].astype(int).tolist()
     assert 0 <= model.score(INPUTS, FRAME["stage"]) <= 1
     with pytest.raises(ConfigError, match="threshold"):
