@@ -44,6 +44,10 @@ def certify(what: str | Path, *, delta: float | None = None, key: str | Path | N
         check_suffix(Path(out), "a certificate in JSON", ".json")
     path = Path(what)
     folder = RunFolder(path) if path.is_dir() else None
+    if folder is not None and folder.is_trial:
+        raise ConfigError(
+            f"{path} is a trial of a tuning, and its ledger does not count the other trials: hand on the tuning's folder 'release' instead"
+        )
     file = path if folder is None else folder.ledger_path
     kept = Ledger.load(file) if folder is None else folder.ledger()
     chosen = DELTA if folder is None else folder.config().privacy.delta

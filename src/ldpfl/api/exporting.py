@@ -57,18 +57,23 @@ def export(run: RunResult | str | Path, folder: str | Path, *, key: str | Path |
     with writing(out):
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ConfigError(f"{out} is not empty: give a new folder, so that nothing else is handed on with the model")
-    target = RunFolder(out)
-    make_folder(out)
-    with replace_atomically(target.model_path) as temporary:
-        described.copy_weights(kept.model_path, temporary)
-    _copy_adapter(kept.adapter_path, out)
-    if encoder is not None:
-        write_text(target.encoding_path, encoder.model_dump_json(indent=1) + "\n")
-    write_text(target.description_path, described.model_dump_json(indent=1) + "\n")
+    write_model(kept, out)
     write_text(out / "guarantee.json", to_json(statement.to_dict(), indent=2) + "\n")
     write_text(out / "certificate.json", certificate.to_json())
     write_text(out / "README.md", card)
     return out
+
+
+def write_model(kept: RunFolder, out: Path) -> None:
+    """Write the model of the finished run ``kept``, and what is needed to use it, to the folder ``out``."""
+    described, target = kept.model_file().handed_on(), RunFolder(out)
+    make_folder(out)
+    with replace_atomically(target.model_path) as temporary:
+        described.copy_weights(kept.model_path, temporary)
+    _copy_adapter(kept.adapter_path, out)
+    if kept.encoding_path.exists():
+        write_text(target.encoding_path, kept.encoder().handed_on().model_dump_json(indent=1) + "\n")
+    write_text(target.description_path, described.model_dump_json(indent=1) + "\n")
 
 
 def _copy_adapter(folder: Path, out: Path) -> None:

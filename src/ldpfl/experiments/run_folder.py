@@ -143,6 +143,11 @@ class RunFolder:
         return self.path / "stopped.txt"
 
     @property
+    def is_trial(self) -> bool:
+        """Whether the run is a trial of a tuning. Its ledger does not count the other trials."""
+        return trials_mark(self.path.resolve().parent.parent).exists()
+
+    @property
     def secret_path(self) -> Path:
         """Secret seed of the noise on a user's own rows. No other file in the folder reveals it."""
         return self.path / secret_seed.FILE
@@ -535,6 +540,12 @@ _MAX_WORDS = 1 << 16
 """Maximum text length of an encoding from an untrusted folder, in words. Each row takes memory for all of them."""
 SWEEP = "sweep.json"
 """File that marks the folder of a sweep."""
+
+
+def trials_mark(folder: Path) -> Path:
+    """Return the file that marks ``folder`` as the private folder of a tuning, and describes the tuning."""
+    return folder / "PRIVATE-tuning.json"
+
 
 _READY_ORIGIN = re.compile(r".+ [0-9a-f]{16} on \w+ on Flower")
 _NOT_ON_FLOWER: dict[str, tuple[str, ...]] = {
