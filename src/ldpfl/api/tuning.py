@@ -193,7 +193,7 @@ def _space(what: str | Path | SweepConfig, axes: Mapping[str, Any]) -> SweepConf
     """Return the sweep whose settings a tuning chooses from."""
     if isinstance(what, SweepConfig) or str(what) in sweep_names() or _is_sweep_file(Path(what)):
         if axes:
-            raise ConfigError("a sweep names the settings that are tuned itself: give axes, or --set with several values, with a recipe")
+            raise ConfigError("a sweep gives its settings itself: leave out axes, and --set with several values, or name a recipe in its place")
         return what if isinstance(what, SweepConfig) else load_sweep(str(what))
     return sweep_of(str(what), [], axes, 1, Path(what).stem if str(what).endswith(".toml") else str(what))
 
