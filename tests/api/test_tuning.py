@@ -77,9 +77,13 @@ def test_what_is_released_is_one_trial_and_its_guarantee(tmp_path: Path) -> None
     assert "at most 8 trials have epsilon" in told
     assert oct((tmp_path / "t" / "private").stat().st_mode)[-3:] == "700"
     for path in (tmp_path / "t" / "private" / "runs").iterdir():
-        for refused in (lambda path=path: api.certify(path), lambda path=path: api.export(path, tmp_path / "out")):
+        for hand_on in (
+            api.certify,
+            lambda run: api.export(run, tmp_path / "x"),
+            lambda run: api.page([run], tmp_path / "x.html", public=True),
+        ):
             with pytest.raises(ConfigError, match="is a trial of a tuning"):
-                refused()
+                hand_on(path)
 
 
 @pytest.mark.slow

@@ -41,9 +41,8 @@ class TuneResult(Shown):
     """The release of a tuning. It holds nothing of the other trials.
 
     Attributes:
-        setting: name of the chosen setting, with its value of each tuned setting.
+        setting: the chosen variant, if there are several, and the value of each tuned setting, as text.
         values: value of each tuned setting, by dotted key.
-        variant: name of the chosen variant.
         metric: name of the score.
         score: noisy score of the chosen trial. It is the best of several, and so a little too high.
         interval: 95 % interval of the score, as if it were not the best of several.
@@ -55,7 +54,6 @@ class TuneResult(Shown):
 
     setting: str
     values: Mapping[str, Any]
-    variant: str
     metric: str
     score: float
     interval: tuple[float, float]
@@ -69,7 +67,6 @@ class TuneResult(Shown):
         return {
             "setting": self.setting,
             "values": dict(self.values),
-            "variant": self.variant,
             "metric": self.metric,
             "score": self.score,
             "interval": list(self.interval),
@@ -193,7 +190,7 @@ def _space(what: str | Path | SweepConfig, axes: Mapping[str, Any]) -> SweepConf
     """Return the sweep whose settings a tuning chooses from."""
     if isinstance(what, SweepConfig) or str(what) in sweep_names() or _is_sweep_file(Path(what)):
         if axes:
-            raise ConfigError("a sweep gives its settings itself: leave out axes, and --set with several values, or name a recipe in its place")
+            raise ConfigError("a sweep gives its settings itself: leave out axes, and --set with several values, or name a recipe")
         return what if isinstance(what, SweepConfig) else load_sweep(str(what))
     return sweep_of(str(what), [], axes, 1, Path(what).stem if str(what).endswith(".toml") else str(what))
 
@@ -212,7 +209,6 @@ def _released(tuning: Tuning, chosen: Chosen, out: Path) -> TuneResult:
     result = TuneResult(
         setting=label(chosen.cell),
         values=dict(chosen.cell.point),
-        variant=chosen.cell.variant,
         metric=chosen.metric,
         score=figure["value"],
         interval=(figure["low"], figure["high"]),

@@ -142,10 +142,13 @@ class RunFolder:
         """Reason why a sweep stopped the run early."""
         return self.path / "stopped.txt"
 
-    @property
-    def is_trial(self) -> bool:
-        """Whether the run is a trial of a tuning. Its ledger does not count the other trials."""
-        return trials_mark(self.path.resolve().parent.parent).exists()
+    def check_may_be_handed_on(self) -> None:
+        """Raise a :class:`ConfigError` if the run is a trial of a tuning: its ledger does not count the other trials."""
+        if trials_mark(self.path.resolve().parent.parent).exists():
+            raise ConfigError(
+                f"{self.path} is a trial of a tuning, and its guarantee does not count the other trials: hand on the tuning's folder "
+                "'release' instead"
+            )
 
     @property
     def secret_path(self) -> Path:

@@ -8,7 +8,7 @@ their number, stay in a private folder.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from math import floor, inf, isfinite, log10
 from pathlib import Path
@@ -24,7 +24,7 @@ from ldpfl.experiments.record_sums import is_evaluated
 from ldpfl.experiments.run_folder import RunFolder, trials_mark
 from ldpfl.experiments.runner import Runner
 from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, check_cells
-from ldpfl.experiments.sweep_run import run_cell
+from ldpfl.experiments.sweep_run import Ahead, OnRun, run_cell
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.accountants.best_of_trials import TrialCount, best_of_gaussian_epsilon, trial_mu
 from ldpfl.privacy.accountants.gaussian import gaussian_epsilon, gaussian_mu
@@ -51,9 +51,6 @@ _PRIVATE_TRIALS = (
     "whoever runs the trials holds all data and is trusted",
     "nothing else of the trials becomes known: neither their number, nor how long they took, nor another trial",
 )
-
-OnTrial = Callable[[int, int, Cell], None]
-"""Called at the start of each trial with its number from 1, the number of all trials, and the trial."""
 
 
 @dataclass(frozen=True)
@@ -125,11 +122,8 @@ class Chosen:
     labels: tuple[str, ...]
 
 
-def run_tuning(tuning: Tuning, runner: Runner, out: Path, on_trial: OnTrial, ahead: Callable[[Sequence[Cell], Path], None]) -> Chosen:
+def run_tuning(tuning: Tuning, runner: Runner, out: Path, on_trial: OnRun, ahead: Ahead) -> Chosen:
     """Run the unfinished trials of ``tuning`` in the private folder below ``out``, and return the trial to release.
-
-    Args:
-        ahead: called before trials are run one by one. It may finish some of them, for example in parallel.
 
     Raises:
         ConfigError: settings do not fit together, found before anything is trained; or ``out`` holds something else.
