@@ -89,7 +89,7 @@ _STATED = ("delta", "protected", "status", "guarantees", "warnings")
 def tune(
     what: str | Path | SweepConfig | None = None,
     *,
-    trials: float,
+    trials: float = 10.0,
     target_epsilon: float,
     folder: str | Path,
     settings: Settings = (),
@@ -136,10 +136,8 @@ def tune(
         LdpflError: as for :func:`run`.
     """
     named, given = brought(data, model)
-    recipe = what if what is not None else OWN if data is not None else DEFAULT
-    base = recipe.recipe if isinstance(recipe, SweepConfig) else DEFAULT if str(recipe) in sweep_names() else recipe
-    changes = [*listed(named), *listed(by_key(tune, overrides, base)), *listed(settings)]
-    space = _space(recipe, axes or {})
+    space = _space(what if what is not None else OWN if data is not None else DEFAULT, axes or {})
+    changes = [*listed(named), *listed(by_key(tune, overrides, space.recipe)), *listed(settings)]
     tuning = Tuning(space, tuple(changes), target_epsilon, TrialCount.of(trials, max_trials, law), evaluation_epsilon, seed)
     if not (isfinite(target_epsilon) and target_epsilon > 0):
         raise ConfigError(f"target_epsilon is {target_epsilon:g}: set a positive number, such as 2")

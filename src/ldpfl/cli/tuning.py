@@ -18,14 +18,12 @@ from ldpfl.report.terminal import print_json, terminal
 
 
 def tune(
+    target_epsilon: Annotated[float, typer.Option(help="Epsilon of the release: training, scores and choice together.")],
     what: Annotated[
         str | None,
         typer.Argument(help="A recipe, a config file, a sweep or its file.", show_default=f"{DEFAULT}; {OWN} with --data"),
     ] = None,
     trials: Annotated[float, typer.Option(help="Mean number of trials. The number that is run is random and secret.")] = 10.0,
-    target_epsilon: Annotated[
-        float, typer.Option(help="Epsilon of the release: training, scores and choice together.", show_default=False)
-    ] = ...,  # type: ignore[assignment]
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE,...", help="A setting of every trial; with several values, one that is tuned."),
