@@ -235,6 +235,6 @@ def _sentences(tuning: Tuning, guarantee: TunedGuarantee, settings: int) -> tupl
         f"this covers training, scores and the choice among {settings} settings; a trial alone has {number(guarantee.trial_epsilon)}",
         f"the number of trials is secret ({count.mean:g} on average, at most {count.limit}): do not tell how long the tuning took, and "
         f"hand on nothing of the folder {PRIVATE!r}",
-        f"whoever sees what clients send in the trials gains from each of them: at most {count.limit} trials have epsilon {seen}",
+        f"whoever sees what clients send in the trials learns from every one: at most {count.limit} trials together have epsilon {seen}",
         *seeded,
     )
