@@ -24,15 +24,16 @@ def main() -> None:
     parser.add_argument("--trials", type=float, default=10.0)
     parser.add_argument("--settings", type=int, default=10)
     chosen = parser.parse_args()
-    table = Table("law", "a trial", "all trials, at most", f"one of the best {BEST} is tried")
+    table = Table("law", "a trial", "all trials, at most", "only one trial", f"one of the best {BEST} is tried")
     for law in get_args(Law):
         count = TrialCount.of(chosen.trials, law=law)
         mu, missed = trial_mu(chosen.epsilon, count, DELTA), 1 - BEST / chosen.settings
         none = sum(weight * missed**number for number, weight in enumerate(count.weights, start=1)) / sum(count.weights)
         most = gaussian_epsilon(mu * sqrt(count.limit), DELTA)
-        table.add_row(law, f"{gaussian_epsilon(mu, DELTA):.3f}", f"{count.limit} have {most:.1f}", f"{1 - none:.0%}")
+        single = count.weights[0] / sum(count.weights)
+        table.add_row(law, f"{gaussian_epsilon(mu, DELTA):.3f}", f"{count.limit} have {most:.1f}", f"{single:.0%}", f"{1 - none:.0%}")
     alone = gaussian_epsilon(gaussian_mu(chosen.epsilon, DELTA) / sqrt(chosen.settings), DELTA)
-    table.add_row("each setting once, added up", f"{alone:.3f}", f"{chosen.settings} have {chosen.epsilon:.1f}", "100%")
+    table.add_row("each setting once, added up", f"{alone:.3f}", f"{chosen.settings} have {chosen.epsilon:.1f}", "0%", "100%")
     Console(width=120).print(table)
 
 

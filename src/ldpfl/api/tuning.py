@@ -96,7 +96,7 @@ def tune(
     axes: Mapping[str, Any] | None = None,
     evaluation_epsilon: float | None = None,
     max_trials: int | None = None,
-    law: Law = "geometric",
+    law: Law = "poisson",
     seed: int | None = None,
     data_dir: str | Path | None = None,
     device: str | torch.device | None = "auto",
@@ -121,7 +121,7 @@ def tune(
         axes: values of each setting that is tuned, by dotted key; every combination may be chosen.
         evaluation_epsilon: epsilon of a trial's score, a part of the trial's epsilon; 0.3 of it by default.
         max_trials: maximum number of trials; four times ``trials`` by default.
-        law: law of the number of trials: ``geometric``, ``logarithmic`` or ``poisson``.
+        law: law of the number of trials: ``poisson``, or ``geometric`` or ``logarithmic``, which vary more and cost less for many trials.
         seed: seed from which everything follows. The guarantee then holds only while the seed is secret.
         data_dir: as for :func:`run`.
         device: as for :func:`run`.

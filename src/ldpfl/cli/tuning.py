@@ -32,7 +32,7 @@ def tune(
         float | None, typer.Option(help="Epsilon of a trial's score, a part of the trial's epsilon.", show_default="0.3 of it")
     ] = None,
     max_trials: Annotated[int | None, typer.Option(help="Maximum number of trials.", show_default="4 times --trials")] = None,
-    law: Annotated[str, typer.Option(help="Law of the number of trials: geometric, logarithmic or poisson.")] = "geometric",
+    law: Annotated[str, typer.Option(help="Law of the number of trials: poisson, geometric or logarithmic.")] = "poisson",
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of everything. The guarantee holds only while it is secret.")] = None,
     data: DataOption = None,
     target: TargetOption = None,

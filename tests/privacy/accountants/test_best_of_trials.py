@@ -176,7 +176,7 @@ def test_a_law_has_the_stated_mean_and_shape(law: Law) -> None:
 
 def test_numbers_of_trials_are_drawn_by_their_law() -> None:
     """Chi-squared over ten numbers and the rest: false alarm in one of a million."""
-    count, draws = TrialCount.of(4), 20_000
+    count, draws = TrialCount.of(4, law="geometric"), 20_000
     found = np.bincount([count.drawn(int.from_bytes(stream_key(place, Purpose.TUNING))) for place in range(draws)], minlength=17)[1:]
     expected = draws * numbers_of(count)
     assert len(found) == len(expected) == 16
@@ -224,4 +224,4 @@ def test_a_wide_power_function_is_bounded_between_grid_points() -> None:
     exact = TrialCount.of(10)
     p = np.linspace(0, 1, 100_001)
     least = log(float((exact.slope(1 - p) / exact.slope(1 - np.minimum(1.0, p + 0.01))).max()))
-    assert least <= found <= 1.01 * least
+    assert least <= found <= least + 0.006

@@ -77,7 +77,7 @@ class TrialCount:
 
     mean: float
     limit: int
-    law: Law = "geometric"
+    law: Law = "poisson"
 
     def __post_init__(self) -> None:
         if self.law not in get_args(Law):
@@ -90,7 +90,7 @@ class TrialCount:
             )
 
     @classmethod
-    def of(cls, mean: float, limit: int | None = None, law: Law = "geometric") -> TrialCount:
+    def of(cls, mean: float, limit: int | None = None, law: Law = "poisson") -> TrialCount:
         """Return the law with a ``mean`` and a ``limit``, which is four times the mean by default."""
         usual = ceil(DEFAULT_LIMIT_FACTOR * mean) if isfinite(mean) else MAX_TRIALS
         return cls(mean, min(usual, MAX_TRIALS) if limit is None else limit, law)
