@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from ldpfl.api import reproduce as reproduce
     from ldpfl.api import run as run
     from ldpfl.api import sweep as sweep
+    from ldpfl.api import tune as tune
     from ldpfl.api import verify as verify
     from ldpfl.api.callbacks import Callback as Callback
     from ldpfl.api.results import ReproductionResult as ReproductionResult
     from ldpfl.api.results import RunResult as RunResult
     from ldpfl.api.results import SweepResult as SweepResult
+    from ldpfl.api.tuning import TuneResult as TuneResult
     from ldpfl.errors import BudgetExhausted as BudgetExhausted
     from ldpfl.errors import ConfigError as ConfigError
     from ldpfl.errors import DataError as DataError
@@ -58,6 +60,7 @@ __getattr__, __dir__ = lazy_imports.exports(
         "SecureSource": "ldpfl.util.randomness",
         "SeededStreams": "ldpfl.util.randomness",
         "SweepResult": "ldpfl.api.results",
+        "TuneResult": "ldpfl.api.tuning",
         "__version__": "ldpfl.version",
         "account": "ldpfl.api",
         "audit": "ldpfl.api",
@@ -75,6 +78,7 @@ __getattr__, __dir__ = lazy_imports.exports(
         "reproduce": "ldpfl.api",
         "run": "ldpfl.api",
         "sweep": "ldpfl.api",
+        "tune": "ldpfl.api",
         "validate_module": "ldpfl.models.layout",
         "verify": "ldpfl.api",
     },

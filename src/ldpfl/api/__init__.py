@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from ldpfl.api.sweeping import SCORE_PLOT as SCORE_PLOT
     from ldpfl.api.sweeping import sweep as sweep
     from ldpfl.api.sweeping import sweep_config as sweep_config
+    from ldpfl.api.tuning import tune as tune
+    from ldpfl.api.tuning import tuned_settings as tuned_settings
     from ldpfl.api.verifying import verify as verify
     from ldpfl.auditing import ERROR_RATE as ERROR_RATE
     from ldpfl.data.loading import DATA_DIR_VARIABLE as DATA_DIR_VARIABLE
@@ -117,6 +119,8 @@ __getattr__, __dir__ = lazy_imports.exports(
         "sweep_config": "ldpfl.api.sweeping",
         "sweep": "ldpfl.api.sweeping",
         "sweeps": "ldpfl.api.listing",
+        "tune": "ldpfl.api.tuning",
+        "tuned_settings": "ldpfl.api.tuning",
         "verify": "ldpfl.api.verifying",
         "warned": "ldpfl.api.accounting",
     },

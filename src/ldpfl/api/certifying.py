@@ -36,7 +36,7 @@ def certify(what: str | Path, *, delta: float | None = None, key: str | Path | N
         out: file to write the certificate to; without one nothing is written.
 
     Raises:
-        ConfigError: there is no such run, it stands between two rounds, or delta is out of range.
+        ConfigError: there is no such run, it is a trial of a tuning, it stands between two rounds, or delta is out of range.
         DataError: a file is damaged.
         WriteError: ``out`` cannot be written.
     """
@@ -44,6 +44,8 @@ def certify(what: str | Path, *, delta: float | None = None, key: str | Path | N
         check_suffix(Path(out), "a certificate in JSON", ".json")
     path = Path(what)
     folder = RunFolder(path) if path.is_dir() else None
+    if folder is not None:
+        folder.check_may_be_handed_on()
     file = path if folder is None else folder.ledger_path
     kept = Ledger.load(file) if folder is None else folder.ledger()
     chosen = DELTA if folder is None else folder.config().privacy.delta

@@ -77,14 +77,7 @@ def export(
             raise ConfigError(f"{out} is not empty: give a new folder, so that nothing else is handed on with the model")
     own = run.module() if isinstance(run, RunResult) and model is None else model
     exchanged = dict(_exchanged(kept, described, suffixes, own))
-    target = RunFolder(out)
-    make_folder(out)
-    with replace_atomically(target.model_path) as temporary:
-        described.copy_weights(kept.model_path, temporary)
-    _copy_adapter(kept.adapter_path, out)
-    if encoder is not None:
-        write_text(target.encoding_path, encoder.model_dump_json(indent=1) + "\n")
-    write_text(target.description_path, described.model_dump_json(indent=1) + "\n")
+    write_model(kept, out)
     for name, content in exchanged.items():
         with replace_atomically(out / name) as temporary:
             temporary.write_bytes(content)
@@ -110,6 +103,18 @@ def _exchanged(kept: RunFolder, described: ModelFile, suffixes: list[str], model
     module = kept.model_file().module(kept.model_path, named_model(model) if isinstance(model, str) else model)
     for suffix in suffixes:
         yield f"model{suffix}", exchanged(module, example, suffix)
+
+
+def write_model(kept: RunFolder, out: Path) -> None:
+    """Write the model of the finished run ``kept``, and what is needed to use it, to the folder ``out``."""
+    described, target = kept.model_file().handed_on(), RunFolder(out)
+    make_folder(out)
+    with replace_atomically(target.model_path) as temporary:
+        described.copy_weights(kept.model_path, temporary)
+    _copy_adapter(kept.adapter_path, out)
+    if kept.encoding_path.exists():
+        write_text(target.encoding_path, kept.encoder().handed_on().model_dump_json(indent=1) + "\n")
+    write_text(target.description_path, described.model_dump_json(indent=1) + "\n")
 
 
 def _copy_adapter(folder: Path, out: Path) -> None:

@@ -144,7 +144,7 @@ def _sweep(config: SweepConfig, overrides: list[str], out: Path, runner: Runner,
         if jobs > 1:
             run_ahead(some, out, runner.data_dir, jobs, display.several)
 
-    watched = _Watched(display)
+    watched = WatchedRuns(display)
 
     def begins(number: int, of: int, cell: Cell) -> None:
         if jobs == 1:
@@ -167,8 +167,8 @@ def _sweep(config: SweepConfig, overrides: list[str], out: Path, runner: Runner,
     return SweepResult(config, tuple(rows), tuple(curves), out, together)
 
 
-class _Watched:
-    """Tells a display how each run gets on, and how far all of them are."""
+class WatchedRuns:
+    """An observer that shows the progress of each run, and of all runs of a sweep or a tuning."""
 
     def __init__(self, display: ProgressDisplay) -> None:
         self._display = display

@@ -15,6 +15,10 @@ from ldpfl.util.suggestions import did_you_mean
 COMMANDS = {
     "run": ("runs:run", "Train a model over simulated clients and write a run folder."),
     "sweep": ("runs:sweep", "Run a recipe's variants over settings and seeds; start it again to go on where it was stopped."),
+    "tune": (
+        "tuning:tune",
+        "Choose settings by private trials, and release the best one under one epsilon. Start it again to go on where it was stopped.",
+    ),
     "reproduce": (
         "reproduce:reproduce",
         "Make a table or figure of a paper again: ours, the paper's and what really holds. Start it again to go on where it stopped.",

@@ -142,6 +142,14 @@ class RunFolder:
         """Reason why a sweep stopped the run early."""
         return self.path / "stopped.txt"
 
+    def check_may_be_handed_on(self) -> None:
+        """Raise a :class:`ConfigError` if the run is a trial of a tuning: its ledger does not count the other trials."""
+        if trials_mark(self.path.resolve().parent.parent).exists():
+            raise ConfigError(
+                f"{self.path} is a trial of a tuning, and its guarantee does not count the other trials: hand on the tuning's folder "
+                "'release' instead"
+            )
+
     @property
     def secret_path(self) -> Path:
         """Secret seed of the noise on a user's own rows. No other file in the folder reveals it."""
@@ -535,6 +543,12 @@ _MAX_WORDS = 1 << 16
 """Maximum text length of an encoding from an untrusted folder, in words. Each row takes memory for all of them."""
 SWEEP = "sweep.json"
 """File that marks the folder of a sweep."""
+
+
+def trials_mark(folder: Path) -> Path:
+    """Return the file that marks ``folder`` as the private folder of a tuning, and describes the tuning."""
+    return folder / "PRIVATE-tuning.json"
+
 
 _READY_ORIGIN = re.compile(r".+ [0-9a-f]{16} on \w+ on Flower")
 _NOT_ON_FLOWER: dict[str, tuple[str, ...]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -183,8 +183,8 @@ def _name_of(recipe: str, settings: Sequence[str], axes: Iterable[str]) -> str:
     return re.sub(r"[^\w.-]+", "-", "-".join(words)).strip("-.")[:_LONGEST_NAME]
 
 
-def axis_of(text: str) -> tuple[str, list[Any]]:
-    """Return the key and the values of ``KEY=VALUE,VALUE``; a comma within brackets or quotes separates nothing.
+def axis_of(text: str, option: str = "--axis") -> tuple[str, list[Any]]:
+    """Return the key and the values of ``KEY=VALUE,VALUE``, given with ``option``; a comma within brackets or quotes separates nothing.
 
     Raises:
         ConfigError: it has no key or no values.
@@ -192,7 +192,7 @@ def axis_of(text: str) -> tuple[str, list[Any]]:
     key, _, values = text.partition("=")
     found = [value.strip() for value in _split_at_commas(values)]
     if not key.strip() or not all(found):
-        raise ConfigError(f"--axis {shown(text)} has no values: give KEY=VALUE,VALUE, such as privacy.target_epsilon=1,2,4")
+        raise ConfigError(f"{option} {shown(text)} has no values: give KEY=VALUE,VALUE, such as privacy.target_epsilon=1,2,4")
     return key.strip(), [setting_value(value) for value in found]
 
 
@@ -213,13 +213,21 @@ def _split_at_commas(text: str) -> Iterator[str]:
     yield text[begun:]
 
 
-def cells(sweep: SweepConfig, overrides: Sequence[str] = (), *, settle: bool = True, given: Given = NOTHING) -> list[Cell]:
+def cells(
+    sweep: SweepConfig,
+    overrides: Sequence[str] = (),
+    *,
+    settle: bool = True,
+    given: Given = NOTHING,
+    load: Callable[..., RunConfig] = load_recipe,
+) -> list[Cell]:
     """Return all runs of ``sweep``, with checked configs.
 
     Args:
         overrides: settings for every run, applied last.
         settle: whether to fill in values that depend on the data. Without it, nothing that a config names, such as data, is opened.
         given: data or a model that a caller passes from Python.
+        load: function that returns the config of ``sweep.recipe``. The default opens no file, since a stored sweep may be somebody else's.
     """
     count = prod(map(len, sweep.axes.values())) * len(sweep.each_seed) * len(sweep.variants)
     if count > _MOST_CELLS:
@@ -230,7 +238,7 @@ def cells(sweep: SweepConfig, overrides: Sequence[str] = (), *, settle: bool = T
         for seed in sweep.each_seed
         for point in points
         for variant, settings in sweep.variants.items()
-        for config in [_config(sweep, settings, point, seed, overrides)]
+        for config in [_config(sweep, settings, point, seed, overrides, load)]
     ]
 
 
@@ -239,12 +247,17 @@ def _shown_point(point: Sequence[tuple[str, Any]]) -> tuple[tuple[str, AxisValue
 
 
 def _config(
-    sweep: SweepConfig, settings: Sequence[str], point: Sequence[tuple[str, Any]], seed: int, overrides: Sequence[str]
+    sweep: SweepConfig,
+    settings: Sequence[str],
+    point: Sequence[tuple[str, Any]],
+    seed: int,
+    overrides: Sequence[str],
+    load: Callable[..., RunConfig],
 ) -> RunConfig:
     # Axes before the variant: a variant that fixes a setting, such as no noise at all, is not moved along that axis.
     at = [f"{key}={toml_value(value)}" for key, value in point]
     named = [f"seed={seed}", 'description=""', f"name={toml_value(sweep.name)}"]
-    return load_recipe(sweep.recipe, [*sweep.settings, *at], settings, [*named, *overrides])
+    return load(sweep.recipe, [*sweep.settings, *at], settings, [*named, *overrides])
 
 
 def same_runs(one: SweepConfig, its: Sequence[str], other: SweepConfig, others: Sequence[str]) -> bool:

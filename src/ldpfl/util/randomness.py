@@ -42,6 +42,7 @@ class Purpose(IntEnum):
     MEASURING = 10
     LEAST_SQUARES = 11
     EVALUATION = 12
+    TUNING = 13
 
 
 WORDS = "aes-256 counters, 2"

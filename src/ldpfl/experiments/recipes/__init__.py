@@ -23,26 +23,28 @@ def load_recipe(name: str, *overrides: Iterable[str]) -> RunConfig:
     return parse_config(recipes[name].read_text(encoding="utf-8"), *overrides, origin=f"recipe {name}")
 
 
-def recipe_or_file(name: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
+def recipe_or_file(name: str | Path, *overrides: Iterable[str]) -> RunConfig:
     """Return the config of the recipe ``name``, or of the file if it is a path or ends in .toml; it is the user's own, never a server's.
+
+    Lists of ``key=value`` overrides are applied as in :func:`~ldpfl.experiments.config.parse_config`.
 
     Raises:
         ConfigError: there is no such recipe or file, or an override does not fit.
     """
     recipes, path = recipe_files(), Path(name)
     if name in recipes:
-        return load_recipe(str(name), overrides)
+        return load_recipe(str(name), *overrides)
     if _is(Path.is_dir, path):
         raise ConfigError(f"{name} is a folder: expected the name of a recipe, or a config file (*.toml)")
     if path.suffix == ".toml" or isinstance(name, Path):
         if path.as_posix() in recipes and not _is(Path.exists, path):
             raise ConfigError(f"config file {name} cannot be read: there is none; the recipe of this name is a text, {path.as_posix()!r}")
-        return read_config(path, overrides)
+        return read_config(path, *overrides)
     if _is(Path.is_file, path):
         raise ConfigError(
             f"{name} is a file, and configs are files of TOML whose names say so: *.toml; for data of your own write --data {name}"
         )
-    return load_recipe(name, overrides)
+    return load_recipe(name, *overrides)
 
 
 def _is(kind: Callable[[Path], bool], path: Path) -> bool:

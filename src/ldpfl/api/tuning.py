@@ -1,0 +1,240 @@
+"""Tune settings under one guarantee."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Group
+from rich.text import Text
+from torch import nn
+
+from ldpfl.api.arguments import Settings, checked
+from ldpfl.api.configuring import brought, by_key, listed
+from ldpfl.api.exporting import write_model
+from ldpfl.api.running import displayed, runner_for
+from ldpfl.api.sweeping import WatchedRuns
+from ldpfl.errors import ConfigError
+from ldpfl.experiments.shipped import DEFAULT, OWN, sweep_names
+from ldpfl.experiments.sweep_config import Cell, SweepConfig, axis_of, load_sweep, sweep_of
+from ldpfl.experiments.sweep_parallel import run_ahead
+from ldpfl.experiments.tuning import PRIVATE, Chosen, TunedGuarantee, Tuning, label, run_tuning
+from ldpfl.privacy.accountants.best_of_trials import Law, TrialCount
+from ldpfl.privacy.guarantee import IF_TRUSTED
+from ldpfl.report.privacy import guarantee_table
+from ldpfl.report.progress import ProgressDisplay
+from ldpfl.report.scores import shown
+from ldpfl.util.displays import Shown
+from ldpfl.util.files import from_toml, read_text, to_json, write_text
+from ldpfl.util.number_format import number
+
+RELEASE = "release"
+"""Folder within that of a tuning with all that may be handed on."""
+
+
+@dataclass(frozen=True, eq=False)
+class TuneResult(Shown):
+    """The release of a tuning. It holds nothing of the other trials.
+
+    Attributes:
+        setting: the chosen variant, if there are several, and the value of each tuned setting, as text.
+        values: value of each tuned setting, by dotted key.
+        metric: name of the score.
+        score: noisy score of the chosen trial. It is the best of several, and so a little too high.
+        interval: 95 % interval of the score, as if it were not the best of several.
+        settings: names of all settings that were to choose from.
+        guarantee: the guarantee of the release, and that of all trials.
+        sentences: meaning of the guarantee in plain words.
+        folder: folder with the model, for :func:`ldpfl.load_model` and :func:`ldpfl.predict`.
+    """
+
+    setting: str
+    values: Mapping[str, Any]
+    metric: str
+    score: float
+    interval: tuple[float, float]
+    settings: tuple[str, ...]
+    guarantee: TunedGuarantee
+    sentences: tuple[str, ...]
+    folder: Path
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the folder, for JSON."""
+        return {
+            "setting": self.setting,
+            "values": dict(self.values),
+            "metric": self.metric,
+            "score": self.score,
+            "interval": list(self.interval),
+            "settings": list(self.settings),
+            "privacy": {key: value for key, value in self.guarantee.statement.to_dict().items() if key in _STATED},
+            "sentences": list(self.sentences),
+        }
+
+    def __rich__(self) -> Group:
+        low, high = (shown(self.metric, end) for end in self.interval)
+        chosen = f"chosen: {self.setting}; {self.metric} {shown(self.metric, self.score)} ({low} to {high}), measured at clients with noise"
+        return Group(Text(chosen), guarantee_table(self.guarantee.statement.to_dict()), *map(Text, self.sentences))
+
+
+_STATED = ("delta", "protected", "status", "guarantees", "warnings")
+"""Parts of a statement's dictionary that mean the same for a tuning. Its figures and verdict know no trusted server."""
+
+
+@checked
+def tune(
+    what: str | Path | SweepConfig | None = None,
+    *,
+    trials: float = 10.0,
+    target_epsilon: float,
+    folder: str | Path,
+    settings: Settings = (),
+    axes: Mapping[str, Any] | None = None,
+    evaluation_epsilon: float | None = None,
+    max_trials: int | None = None,
+    law: Law = "poisson",
+    seed: int | None = None,
+    data_dir: str | Path | None = None,
+    device: str | torch.device | None = "auto",
+    jobs: int = 1,
+    progress: bool | ProgressDisplay = True,
+    data: object = None,
+    model: str | nn.Module | None = None,
+    **overrides: Any,
+) -> TuneResult:
+    """Choose settings by a random number of private trials, and release the best trial alone, under one epsilon in all.
+
+        ldpfl.tune("sum/records-mnist", axes={"training.server_learning_rate": [32, 64, 128]}, trials=10, target_epsilon=2, folder="tuned")
+
+    The guarantee holds for whoever sees only the release, if whoever runs the trials is trusted. The same call goes on where it stopped.
+
+    Args:
+        what: a recipe, a config file, a sweep's name or file; by default the quickstart, or the recipe ``own`` with ``data``.
+        trials: mean number of trials. The number that is run is random and secret.
+        target_epsilon: epsilon of the release: training, scores and choice together.
+        folder: folder of the tuning. Its subfolder ``release`` may be handed on, and ``private`` must not.
+        settings: changes of every trial, by dotted key.
+        axes: values of each setting that is tuned, by dotted key; every combination may be chosen.
+        evaluation_epsilon: epsilon of a trial's score, a part of the trial's epsilon; 0.3 of it by default.
+        max_trials: maximum number of trials; four times ``trials`` by default.
+        law: law of the number of trials: ``poisson``, or ``geometric`` or ``logarithmic``, which vary more and cost less for many trials.
+        seed: seed from which everything follows. The guarantee then holds only while the seed is secret.
+        data_dir: as for :func:`run`.
+        device: as for :func:`run`.
+        jobs: how many trials go on at once, each in a process of its own on one thread; on a CPU.
+        progress: as for :func:`run`. It shows the number of trials, so it is for whoever runs them.
+        data: as for :func:`run`.
+        model: as for :func:`run`.
+        overrides: changes of every trial by the last word of the key, as for :func:`run`.
+
+    Raises:
+        ConfigError: no such recipe or setting, or one that does not fit; found before anything is trained.
+        LdpflError: as for :func:`run`.
+    """
+    named, given = brought(data, model)
+    space = _space(what if what is not None else OWN if data is not None else DEFAULT, axes or {})
+    changes = [*listed(named), *listed(by_key(tune, overrides, space.recipe)), *listed(settings)]
+    tuning = Tuning(space, tuple(changes), target_epsilon, TrialCount.of(trials, max_trials, law), evaluation_epsilon, seed)
+    if not (isfinite(target_epsilon) and target_epsilon > 0):
+        raise ConfigError(f"target_epsilon is {target_epsilon:g}: set a positive number, such as 2")
+    if jobs > 1 and (given.data is not None or given.module is not None):
+        raise ConfigError(f"jobs is {jobs}, and trials in processes of their own take data and a model from files: give these, or jobs=1")
+    out = Path(folder)
+    with displayed(progress) as display:
+        runner = runner_for(data_dir, device, display, given)
+        if jobs > 1 and runner.device.type != "cpu":
+            raise ConfigError(f"several trials at once are for a CPU, not for {device}: leave jobs at 1")
+        watched = WatchedRuns(display)
+
+        def begins(number: int, of: int, cell: Cell) -> None:
+            if jobs == 1:
+                display.next_run(f"trial {number}/{of}: {label(cell)}")
+            watched.begins(cell)
+
+        def ahead(some: Sequence[Cell], private: Path) -> None:
+            if jobs > 1:
+                run_ahead(some, private, runner.data_dir, jobs, display.several)
+            watched.planned(some, private)
+
+        chosen = run_tuning(tuning, replace(runner, observer=watched), out, begins, ahead)
+        watched.ended()
+    return _released(tuning, chosen, out)
+
+
+def tuned_settings(texts: Sequence[str]) -> tuple[list[str], dict[str, list[Any]]]:
+    """Return the settings of every trial, and the values of those that are tuned, from texts ``KEY=VALUE`` and ``KEY=VALUE,VALUE``.
+
+    Raises:
+        ConfigError: a text has no key or no value, or a key is given twice.
+    """
+    fixed: list[str] = []
+    axes: dict[str, list[Any]] = {}
+    for text in texts:
+        key, values = axis_of(text, "--set")
+        if key in axes:
+            raise ConfigError(f"--set names {key} twice: give all of its values in one")
+        if len(values) > 1:
+            axes[key] = values
+        else:
+            fixed.append(text)
+    return fixed, axes
+
+
+def _space(what: str | Path | SweepConfig, axes: Mapping[str, Any]) -> SweepConfig:
+    """Return the sweep whose settings a tuning chooses from."""
+    if isinstance(what, SweepConfig) or str(what) in sweep_names() or _is_sweep_file(Path(what)):
+        if axes:
+            raise ConfigError("a sweep gives its settings itself: leave out axes, and --set with several values, or name a recipe")
+        return what if isinstance(what, SweepConfig) else load_sweep(str(what))
+    return sweep_of(str(what), [], axes, 1, Path(what).stem if str(what).endswith(".toml") else str(what))
+
+
+def _is_sweep_file(path: Path) -> bool:
+    """Whether the file defines a sweep rather than a run: it names a recipe."""
+    try:
+        return path.suffix == ".toml" and "recipe" in from_toml(read_text(path))
+    except (OSError, ValueError):
+        return False  # reading it as a config says what is wrong
+
+
+def _released(tuning: Tuning, chosen: Chosen, out: Path) -> TuneResult:
+    """Write the release of a tuning, and return it."""
+    release, figure = out / RELEASE, chosen.figure
+    result = TuneResult(
+        setting=label(chosen.cell),
+        values=dict(chosen.cell.point),
+        metric=chosen.metric,
+        score=figure["value"],
+        interval=(figure["low"], figure["high"]),
+        settings=chosen.labels,
+        guarantee=chosen.guarantee,
+        sentences=_sentences(tuning, chosen.guarantee, len(chosen.labels)),
+        folder=release,
+    )
+    write_model(chosen.folder, release)
+    write_text(release / "tuned.json", to_json(result.to_dict(), indent=2) + "\n")
+    return result
+
+
+def _sentences(tuning: Tuning, guarantee: TunedGuarantee, settings: int) -> tuple[str, ...]:
+    """Return what the guarantee of a tuning means, and what it does not cover."""
+    release, count = guarantee.release, tuning.count
+    seen = ", ".join(f"{number(row.epsilon)} {IF_TRUSTED[row.trust_model]}" for row in guarantee.trials)
+    seeded = (
+        ()
+        if tuning.seed is None
+        else ("the number of trials and their noise follow from the seed that was given: the guarantee holds while nobody else knows it",)
+    )
+    return (
+        f"whoever sees only the release (setting, model and noisy score) has epsilon {number(release.epsilon)} at delta {release.delta:g} "
+        f"for each {guarantee.statement.protected}, if whoever runs the trials holds all data and is trusted",
+        f"this covers training, scores and the choice among {settings} settings; a trial alone has {number(guarantee.trial_epsilon)}",
+        f"the number of trials is secret ({count.mean:g} on average, at most {count.limit}): do not tell how long the tuning took, and "
+        f"hand on nothing of the folder {PRIVATE!r}",
+        f"whoever sees what clients send in the trials learns from every one: at most {count.limit} trials together have epsilon {seen}",
+        *seeded,
+    )

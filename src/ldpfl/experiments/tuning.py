@@ -1,0 +1,314 @@
+"""Tune settings under one guarantee: run a random number of private trials, and choose the one with the best noisy score.
+
+The proof is in :mod:`ldpfl.privacy.accountants.best_of_trials`. It needs three things. Trials are independent: each draws its setting, its
+seed and its noise anew. A trial's score is private, so clients measure it with noise. Only the chosen trial is released: the others, and
+their number, stay in a private folder.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from math import floor, inf, isfinite, log10
+from pathlib import Path
+from typing import Any
+
+from ldpfl.errors import ConfigError, DataError, PrivacyError
+from ldpfl.experiments import secret_seed
+from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.dataset import NOTHING, Given
+from ldpfl.experiments.planned_ledger import planned_ledger
+from ldpfl.experiments.recipes import recipe_or_file
+from ldpfl.experiments.record_sums import is_evaluated
+from ldpfl.experiments.run_folder import RunFolder, trials_mark
+from ldpfl.experiments.runner import Runner
+from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, check_cells
+from ldpfl.experiments.sweep_run import Ahead, OnRun, run_cell
+from ldpfl.privacy import Ledger
+from ldpfl.privacy.accountants.best_of_trials import TrialCount, best_of_gaussian_epsilon, trial_mu
+from ldpfl.privacy.accountants.gaussian import gaussian_epsilon, gaussian_mu
+from ldpfl.privacy.events import GaussianRelease
+from ldpfl.privacy.guarantee import HOLDS, Guarantee, Statement
+from ldpfl.privacy.statement import account_together, run_epsilon
+from ldpfl.simulation.evaluating import LOSS
+from ldpfl.tasks import ACCURACY
+from ldpfl.tasks.weighted_metrics import AUROC
+from ldpfl.util.files import make_folder, read_text, to_json, write_text
+from ldpfl.util.randomness import Purpose, known, stream_key
+
+PRIVATE = "private"
+"""Folder with all trials, within that of a tuning. It must not be handed on."""
+
+_DEFAULT_EVALUATION = 0.3
+"""Default for the epsilon of a trial's score, as a fraction of the trial's epsilon."""
+
+_DIGITS = 4
+_MARGIN = 1 + 1e-9
+"""Margin for rounding errors of mu."""
+
+_PRIVATE_TRIALS = (
+    "whoever runs the trials holds all data and is trusted",
+    "nothing else of the trials becomes known: neither their number, nor how long they took, nor another trial",
+)
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What is tuned, and under which guarantee.
+
+    Attributes:
+        space: sweep whose variants and points are the settings to choose from. Its seeds are not used.
+        overrides: settings of every trial, applied last.
+        epsilon: target epsilon of the release.
+        count: law of the number of trials.
+        evaluation_epsilon: epsilon of a trial's score, a part of the trial's epsilon; None takes 0.3 of the trial's epsilon.
+        seed: seed from which everything follows; None draws a secret from the operating system.
+    """
+
+    space: SweepConfig
+    overrides: tuple[str, ...]
+    epsilon: float
+    count: TrialCount
+    evaluation_epsilon: float | None = None
+    seed: int | None = None
+
+    def to_json(self) -> str:
+        """Return everything as JSON, to recognise the same tuning when it is started again."""
+        return to_json({**asdict(self), "space": self.space.model_dump()}, indent=1)
+
+
+@dataclass(frozen=True)
+class TunedGuarantee:
+    """The guarantee of a tuning, known before its first trial.
+
+    Attributes:
+        statement: a row for whoever sees only the release, and rows for whoever sees what clients send in all trials.
+        trial_epsilon: epsilon of one trial at the same delta.
+    """
+
+    statement: Statement
+    trial_epsilon: float
+
+    @property
+    def release(self) -> Guarantee:
+        """The guarantee against whoever sees only the release."""
+        return self.statement.rows[0]
+
+    @property
+    def trials(self) -> tuple[Guarantee, ...]:
+        """The guarantees against whoever sees what clients send in all trials."""
+        return self.statement.rows[1:]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The trial that is released.
+
+    Attributes:
+        cell: its setting.
+        metric: name of its score.
+        figure: the score's value, deviations and 95 % interval, as in ``result.json``.
+        folder: its run folder, which is private.
+        guarantee: the guarantee of the tuning.
+        labels: all settings that were to choose from.
+    """
+
+    cell: Cell
+    metric: str
+    figure: dict[str, Any]
+    folder: RunFolder
+    guarantee: TunedGuarantee
+    labels: tuple[str, ...]
+
+
+def run_tuning(tuning: Tuning, runner: Runner, out: Path, on_trial: OnRun, ahead: Ahead) -> Chosen:
+    """Run the unfinished trials of ``tuning`` in the private folder below ``out``, and return the trial to release.
+
+    Raises:
+        ConfigError: settings do not fit together, found before anything is trained; or ``out`` holds something else.
+        PrivacyError: no trial came to its end.
+        WriteError: ``out`` cannot be written. Finished rounds are kept.
+    """
+    found = candidates(tuning, runner.given)
+    guarantee = guarantee_of(tuning, found, runner.given)
+    private = out / PRIVATE
+    secret = _open(tuning, out, private)
+    trials = _drawn(tuning, found, secret)
+    ahead(trials, private)
+    best: tuple[tuple[float, ...], Cell, dict[str, Any]] | None = None
+    for number, cell in enumerate(trials, start=1):
+        on_trial(number, len(trials), cell)
+        figures = run_cell(cell, runner, private)
+        _check_charged(cell, cell.folder(private), guarantee)
+        if "stopped" in figures or not figures["at_clients"]:
+            continue
+        measured = figures["at_clients"][-1]["figures"]
+        if best is None or _rank(measured) > best[0]:  # of equal scores the first one is taken, as the proof assumes
+            best = _rank(measured), cell, measured
+    if best is None:
+        raise PrivacyError("no trial came to its end with a score: every setting made training diverge; give settings with smaller steps")
+    _, cell, measured = best
+    metric = next(name for name in (AUROC, ACCURACY, *measured) if name in measured)
+    return Chosen(cell, metric, measured[metric], cell.folder(private), guarantee, tuple(map(label, found)))
+
+
+def label(cell: Cell) -> str:
+    """Return the name of a cell's setting, without its seed."""
+    point = [f"{key} = {value}" for key, value in cell.point]
+    return ", ".join([cell.variant, *point] if cell.variant != "as it is" or not point else point)
+
+
+def candidates(tuning: Tuning, given: Given = NOTHING) -> list[Cell]:
+    """Return all settings to choose from, each with the noise that the guarantee of the release needs.
+
+    Raises:
+        ConfigError: there is nothing to choose from, or a setting does not fit a tuning.
+    """
+    space = tuning.space.model_copy(update={"seeds": [0]})
+    plain = cells(space, tuning.overrides, settle=False, load=recipe_or_file)
+    if len(plain) < 2:
+        raise ConfigError(f"{space.name} has one setting, and a tuning chooses from several: give the values of one, such as KEY=1,2,4")
+    varied = [*space.axes, *(text.partition("=")[0].strip() for settings in space.variants.values() for text in settings)]
+    if fixed := [key for key in varied if key == "seed" or key.startswith(("privacy.", "evaluation."))]:
+        raise ConfigError(f"{fixed[0]} is the same in all trials, and {space.name} varies it: leave it out, or set it for all of them")
+    trial, evaluation = _epsilons(tuning, plain[0].config.privacy.delta)
+    private = [f"privacy.target_epsilon={trial!r}", f"evaluation.epsilon={evaluation!r}"]
+    for cell in cells(space, [*tuning.overrides, *private], settle=False, load=recipe_or_file):
+        _check_trial(cell.config)
+    found = cells(space, [*tuning.overrides, *private], given=given, load=recipe_or_file)
+    check_cells(found, given)
+    return found
+
+
+def _epsilons(tuning: Tuning, delta: float) -> tuple[float, float]:
+    """Return the epsilon of a trial, and the part of it that is for its score."""
+    trial = _rounded_down(gaussian_epsilon(trial_mu(tuning.epsilon, tuning.count, delta), delta))
+    evaluation = tuning.evaluation_epsilon
+    if evaluation is None:
+        return trial, _rounded_down(_DEFAULT_EVALUATION * trial)
+    if not 0 < evaluation < trial:
+        raise ConfigError(
+            f"the evaluation epsilon is {evaluation:g}, and a trial has epsilon {trial:g} in all: set it above 0 and below that, or leave "
+            f"it out for {_DEFAULT_EVALUATION:g} of the trial's epsilon"
+        )
+    return trial, evaluation
+
+
+def _rounded_down(value: float) -> float:
+    if value <= 0:
+        raise ConfigError("the target epsilon is so small that nothing is left for a trial: set a larger one, or fewer trials")
+    step = 10.0 ** (floor(log10(value)) - _DIGITS + 1)
+    return float(f"{floor(value / step) * step:.{_DIGITS}g}")
+
+
+def _check_trial(config: RunConfig) -> None:
+    """Raise a :class:`ConfigError` if runs of ``config`` are not independent mechanisms with a score of known cost."""
+    is_evaluated(config)  # raises if the mechanism protects no sums over records
+    if config.shuffling.channel not in ("direct", "secure-sum"):
+        raise ConfigError(
+            f"shuffling.channel is {config.shuffling.channel!r}, behind which clients measure no score: set it to 'secure-sum' or 'direct'"
+        )
+    if config.clients.fraction != 1:
+        raise ConfigError(f"clients.fraction is {config.clients.fraction:g}, and in a trial all clients take part: set it to 1")
+    if config.training.patience:
+        raise ConfigError(
+            f"training.patience is {config.training.patience}, and stopping early looks at rows without noise, which no trial may: set it "
+            "to 0, or tune training.rounds"
+        )
+
+
+def guarantee_of(tuning: Tuning, found: Sequence[Cell], given: Given = NOTHING) -> TunedGuarantee:
+    """Return the guarantee of a tuning over the settings ``found``.
+
+    Raises:
+        ConfigError: the settings protect different units, or differ in delta.
+        PrivacyError: the target is missed, which no rounding should cause.
+    """
+    delta = found[0].config.privacy.delta
+    ledgers = list(dict.fromkeys(planned_ledger(cell.config, given).events for cell in found))
+    together = [account_together([Ledger(events)] * tuning.count.limit, delta) for events in ledgers]
+    if len({statement.protected for statement in together}) > 1 or {cell.config.privacy.delta for cell in found} != {delta}:
+        raise ConfigError(f"the settings of {tuning.space.name} protect different units, or have different deltas: make these the same")
+    mu = max(_trial_mu(Ledger(events), delta) for events in ledgers)
+    total = best_of_gaussian_epsilon(mu, tuning.count, delta)
+    if total > tuning.epsilon:
+        raise PrivacyError(f"the release would have epsilon {total:.6g}, and {tuning.epsilon:g} was asked for: report this as a fault")
+    rows = [row for statement in together for row in statement.rows if _is_of_run(row, statement)]
+    worst = {row.trust_model: row for row in sorted(rows, key=lambda row: row.epsilon)}
+    limit = f"at most {tuning.count.limit} trials, which add up"
+    seen = [replace(row, lower=None, assumptions=(limit, *row.assumptions)) for row in worst.values()]
+    private = (*_PRIVATE_TRIALS, *seen[0].assumptions[1:])
+    central = replace(seen[0], epsilon=total, trust_model="central", assumptions=private)
+    statement = Statement(delta, (central, *seen), warnings=tuple(dict.fromkeys(line for each in together for line in each.warnings)))
+    return TunedGuarantee(statement, gaussian_epsilon(mu, delta))
+
+
+def _is_of_run(row: Guarantee, statement: Statement) -> bool:
+    whole = (row.scope, row.unit, row.adaptive) == ("run", statement.protected, True)
+    return whole and row.delta > 0 and row.status in HOLDS
+
+
+def _trial_mu(ledger: Ledger, delta: float) -> float:
+    """Return the mu of everything that a trial releases.
+
+    All noise of a trial is Gaussian, so its epsilon determines its mu exactly.
+    """
+    for event in ledger.events:
+        if not isinstance(event.release, GaussianRelease) or event.release.rate != 1:
+            raise PrivacyError(
+                f"{event.release.mechanism} adds other noise than Gaussian noise in a round: a tuning does not account for it"
+            )
+    return gaussian_mu(run_epsilon(ledger, delta), delta) * _MARGIN
+
+
+def _check_charged(cell: Cell, folder: RunFolder, guarantee: TunedGuarantee) -> None:
+    """Raise a :class:`PrivacyError` if a trial released more than was planned for it."""
+    if folder.ledger_path.exists() and run_epsilon(folder.ledger(), cell.config.privacy.delta) > guarantee.trial_epsilon * _MARGIN:
+        raise PrivacyError(f"the trial in {folder.path} released more than was planned: nothing is released of this tuning")
+
+
+def _rank(measured: dict[str, Any]) -> tuple[float, ...]:
+    """Return the order of a trial's noisy figures: by AUROC, then accuracy, then mean loss. A figure without a value comes last."""
+
+    def value(name: str, sign: float = 1.0) -> float:
+        found = measured.get(name, {}).get("value")
+        return -inf if found is None or not isfinite(found) else sign * float(found)
+
+    return value(AUROC), value(ACCURACY), value(LOSS, -1.0)
+
+
+def _open(tuning: Tuning, out: Path, private: Path) -> int:
+    """Prepare the folders, which only this user can read, and return the secret from which all draws of the tuning follow."""
+    mark, text = trials_mark(private), tuning.to_json()
+    if not mark.exists():
+        if out.exists() and (not out.is_dir() or any(path.name != PRIVATE for path in out.iterdir())):
+            raise ConfigError(f"{out} holds something else than a tuning: give a new folder")
+        for folder in (out, private):
+            make_folder(folder, 0o700)
+            folder.chmod(0o700)
+        if tuning.seed is not None and not 0 <= tuning.seed < 2**128:
+            raise ConfigError(f"seed is {tuning.seed}: expected a number from 0 to 2^128 - 1; leave it out for a secret one")
+        secret_seed.save(secrets.randbits(128) if tuning.seed is None else tuning.seed, private / secret_seed.FILE)
+        write_text(mark, text)
+    try:
+        begun = read_text(mark)
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{mark} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if begun != text:
+        raise ConfigError(f"{out} holds another tuning, or this one with other settings: give another folder, or the same settings")
+    return known(secret_seed.load(private / secret_seed.FILE))
+
+
+def _drawn(tuning: Tuning, found: Sequence[Cell], secret: int) -> list[Cell]:
+    """Return the trials: a random number of them, each with a setting and a seed drawn independently."""
+
+    def word(*key: int) -> int:
+        return int.from_bytes(stream_key(secret, Purpose.TUNING, *key))
+
+    def trial(number: int) -> Cell:
+        cell, seed = found[word(number, 0) % len(found)], word(number, 1) >> 128
+        hidden = {"secret_noise": True} if tuning.seed is None and cell.config.data.brought else {}
+        return replace(cell, seed=seed, config=cell.config.model_copy(update={"seed": seed, **hidden}))
+
+    return [trial(number) for number in range(1, tuning.count.drawn(word(0)) + 1)]

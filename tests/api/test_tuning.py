@@ -1,0 +1,205 @@
+"""Tuning: one guarantee for the released trial, and nothing of the others outside the private folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from conftest import CommandLine
+from ldpfl import ConfigError, PrivacyError, api
+from ldpfl.experiments.runner import Runner
+from ldpfl.experiments.sweep_config import sweep_of
+from ldpfl.experiments.tuning import Tuning, candidates, guarantee_of
+from ldpfl.privacy.accountants.best_of_trials import TrialCount, best_of_gaussian_epsilon
+from ldpfl.privacy.accountants.gaussian import gaussian_epsilon, gaussian_mu
+from ldpfl.privacy.ledger import Ledger
+from ldpfl.privacy.statement import run_epsilon
+
+draws = np.random.default_rng(0)
+AGES = draws.integers(20, 80, 300)
+FRAME = pd.DataFrame(
+    {
+        "age": AGES,
+        "dose": draws.normal(size=300).round(3),
+        "sick": np.where(AGES + draws.normal(0, 8, 300) > 50, "yes", "no"),
+        "site": [f"S{place % 5}" for place in range(300)],
+    }
+)
+HOW: dict[str, Any] = {
+    "target": "sick",
+    "client": "site",
+    "settings": {"training.rounds": 2, "data.bounds": {"age": [20, 80], "dose": [-4, 4]}, "data.classes": ["no", "yes"]},
+    "axes": {"training.server_learning_rate": [0.5, 2.0, 8.0]},
+    "trials": 2,
+    "target_epsilon": 6,
+    "progress": False,
+}
+
+
+def ledgers(folder: Path) -> list[Ledger]:
+    return [Ledger.load(path) for path in sorted(folder.glob("private/runs/*/ledger.json"))]
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.slow
+def test_what_is_released_is_one_trial_and_its_guarantee(tmp_path: Path) -> None:
+    made = api.tune(data=FRAME, folder=tmp_path / "t", seed=1, **HOW)
+    found = ledgers(tmp_path / "t")
+    assert len(found) > 1  # by the seed
+    trial = max(run_epsilon(ledger) for ledger in found)
+    total = made.guarantee.release.epsilon
+    assert best_of_gaussian_epsilon(gaussian_mu(trial, 1e-5), TrialCount.of(2), 1e-5) <= total <= 6
+    assert total > 5.99
+    assert (made.guarantee.release.trust_model, made.guarantee.release.unit) == ("central", "record")
+    (local,) = made.guarantee.trials
+    assert local.trust_model == "local"
+    assert local.epsilon == pytest.approx(gaussian_epsilon(gaussian_mu(trial, 1e-5) * 8**0.5, 1e-5), rel=1e-6)
+
+    figures = [json.loads(path.read_text()) for path in sorted((tmp_path / "t").glob("private/runs/*/result.json"))]
+    scores = [figure["at_clients"][-1]["figures"] for figure in figures]
+    best = max(score["AUROC"]["value"] if "AUROC" in score else -1 for score in scores)
+    if best > -1:
+        assert (made.metric, made.score) == ("AUROC", best)
+    assert set(contents(made.folder)) == set(map(Path, ("encoding.json", "model.json", "model.safetensors", "tuned.json")))
+    assert len(api.predict(made.folder, FRAME.drop(columns="sick"))) == 300
+    told = (made.folder / "tuned.json").read_text() + str(made)
+    for secret in ("seed", "fingerprint", "seconds", "private/", *(str(figure["score"]) for figure in figures)):
+        assert secret not in told.replace("the seed that was given", "")
+    assert "if whoever runs the trials holds all data and is trusted" in told
+    assert "at most 8 trials together have epsilon" in told
+    assert oct((tmp_path / "t" / "private").stat().st_mode)[-3:] == "700"
+    for path in (tmp_path / "t" / "private" / "runs").iterdir():
+        for hand_on in (
+            api.certify,
+            lambda run: api.export(run, tmp_path / "x"),
+            lambda run: api.page([run], tmp_path / "x.html", public=True),
+        ):
+            with pytest.raises(ConfigError, match="is a trial of a tuning"):
+                hand_on(path)
+
+
+@pytest.mark.slow
+def test_a_tuning_goes_on_where_it_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = api.tune(data=FRAME, folder=tmp_path / "whole", seed=1, **HOW)
+    run, begun = Runner.run, []
+
+    def killed(self: Runner, *arguments: Any, **how: Any) -> Any:
+        begun.append(1)
+        if len(begun) == 2:
+            raise KeyboardInterrupt
+        return run(self, *arguments, **how)
+
+    monkeypatch.setattr(Runner, "run", killed)
+    with pytest.raises(KeyboardInterrupt):
+        api.tune(data=FRAME, folder=tmp_path / "t", seed=1, **HOW)
+    assert not (tmp_path / "t" / "release").exists()
+    again = api.tune(data=FRAME, folder=tmp_path / "t", seed=1, **HOW)
+    assert again.to_dict() == whole.to_dict()
+    assert contents(again.folder) == contents(whole.folder)
+    with pytest.raises(ConfigError, match="another tuning, or this one with other settings"):
+        api.tune(data=FRAME, folder=tmp_path / "t", seed=1, **{**HOW, "target_epsilon": 7})
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    with pytest.raises(ConfigError, match="something else than a tuning"):
+        api.tune(data=FRAME, folder=tmp_path / "other", **HOW)
+
+
+@pytest.mark.slow
+def test_trials_without_a_seed_have_secret_noise_of_their_own(tmp_path: Path) -> None:
+    api.tune(data=FRAME, folder=tmp_path / "t", **{**HOW, "trials": 4})
+    runs = list((tmp_path / "t" / "private" / "runs").iterdir())
+    secrets = {(path / "SECRET-seed").read_text() for path in runs} | {(tmp_path / "t" / "private" / "SECRET-seed").read_text()}
+    assert len(secrets) == len(runs) + 1
+
+
+@pytest.mark.slow
+def test_the_command_is_the_function(ldpfl: CommandLine, tmp_path: Path) -> None:
+    """Two processes at once, a file in place of a recipe, and a sweep's file in place of values."""
+    FRAME.to_csv(tmp_path / "table.csv", index=False)
+    config, space = tmp_path / "own.toml", tmp_path / "space.toml"
+    data = {"path": str(tmp_path / "table.csv"), "target": "sick", "client": "site", "classes": ["no", "yes"]}
+    lines = "\n".join(f"{key} = {json.dumps(value)}" for key, value in data.items())
+    config.write_text(
+        f'[data]\n{lines}\nbounds = {{age = [20, 80], dose = [-4, 4]}}\n[model]\nname = "logistic-regression"\n[training]\nrounds = 2\n'
+        '[mechanism]\nname = "dp-sgd"\nclip_norm = 1.0\n[shuffling]\nchannel = "secure-sum"\n'
+    )
+    how = ("--trials", "2", "--target-epsilon", "6", "--seed", "1", "--json")
+    rates = ("--set", "training.server_learning_rate=0.5,2,8")
+    one = ldpfl("tune", config, *rates, *how, "--out", tmp_path / "one")
+    assert one.code == 0, one.err
+    two = ldpfl("tune", config, *rates, *how, "--out", tmp_path / "two", "--jobs", "2")
+    assert json.loads(one.out) == json.loads(two.out)
+    assert [row["trust_model"] for row in json.loads(one.out)["privacy"]["guarantees"]] == ["central", "summed", "local"]
+    space.write_text(
+        'name = "space"\nrecipe = "own"\n[settings]\ntraining.rounds = 2\n'
+        f'data = {{path = "{tmp_path / "table.csv"}", target = "sick", client = "site", classes = ["no", "yes"]}}\n'
+        "[variants]\nslow = {training.server_learning_rate = 0.5}\n"
+        "fast = {training.server_learning_rate = 8.0}\n"
+    )
+    told = ldpfl("tune", space, *how[:-1], "--out", tmp_path / "three")
+    assert told.code == 0, told.err
+    assert "chosen: fast" in told.out or "chosen: slow" in told.out
+    assert "to hand on:" in told.out
+    assert "gives its settings itself" in ldpfl.refused("tune", space, *rates, *how, "--out", tmp_path / "four")
+    assert "names training.rounds twice" in ldpfl.refused(
+        "tune", config, *how, "--set", "training.rounds=1,2", "--set", "training.rounds=3,4"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"axes": {"training.rounds": [2]}}, "has one setting"),
+        ({"axes": {"privacy.delta": [1e-5, 1e-6]}}, "privacy.delta is the same in all trials"),
+        ({"axes": {"evaluation.share": [0.1, 0.2]}}, "evaluation.share is the same in all trials"),
+        ({"axes": {"training.patience": [1, 2]}}, "training.patience is 1"),
+        ({"axes": {"clients.fraction": [0.5, 1.0]}}, "clients.fraction is 0.5"),
+        ({"axes": {"mechanism.name": ["duchi", "dp-sgd"]}}, "set mechanism.name to 'dp-sgd'"),
+        ({"axes": {"shuffling.channel": ["ideal-shuffler", "direct"]}}, "set it to 'secure-sum' or 'direct'"),
+        ({"axes": {"mechanism.noise_multiplier": [1.0, 2.0]}}, "it was set as well"),
+        ({"evaluation_epsilon": 5.9}, "a trial has epsilon 5.127"),
+        ({"target_epsilon": -1.0}, "set a positive number"),
+        ({"trials": 0.5}, "mean number of trials is 0.5"),
+        ({"law": "uniform"}, "law"),
+        ({"seed": 2**128}, "expected a number from 0"),
+    ],
+)
+def test_what_is_no_tuning_is_refused_before_anything_is_run(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        api.tune(data=FRAME, folder=tmp_path / "t", **{**HOW, **changes})
+    assert not list(tmp_path.rglob("ledger.json"))
+
+
+def test_the_guarantee_is_known_beforehand_for_every_law_and_channel() -> None:
+    for law, channel in (("geometric", "direct"), ("logarithmic", "secure-sum"), ("poisson", "secure-sum")):
+        space = sweep_of("sum/records-mnist", ["data.name=mnist-5k"], {"training.rounds": [5, 10, 20]}, 1, "rounds")
+        tuning = Tuning(space, (f"shuffling.channel={channel}",), 2.0, TrialCount.of(5, law=law))  # type: ignore[arg-type]
+        found = candidates(tuning)
+        guarantee = guarantee_of(tuning, found)
+        assert 1.99 < guarantee.release.epsilon <= 2
+        assert {cell.config.privacy.target_epsilon for cell in found} == {found[0].config.privacy.target_epsilon}
+        assert guarantee.trial_epsilon < 2 < guarantee.trials[0].epsilon
+        assert len(guarantee.trials) == (1 if channel == "direct" else 2)
+
+
+@pytest.mark.slow
+def test_a_trial_that_released_more_than_planned_ends_the_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ldpfl.experiments.tuning._drawn", _noisier)
+    with pytest.raises(PrivacyError, match="released more than was planned"):
+        api.tune(data=FRAME, folder=tmp_path / "t", **HOW)
+    assert [path.name for path in (tmp_path / "t").iterdir()] == ["private"]
+
+
+def _noisier(tuning: Tuning, found: Any, secret: int) -> Any:
+    del tuning, secret
+    cell = found[0]
+    louder = cell.config.mechanism.model_copy(update={"noise_multiplier": 1.0})
+    return [type(cell)(cell.variant, cell.point, 1, cell.config.model_copy(update={"mechanism": louder}))]
