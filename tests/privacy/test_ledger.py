@@ -15,6 +15,7 @@ from operator import add
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -620,3 +621,13 @@ def test_events_are_chained(change: str) -> None:
             events[1]["release"], events[2]["release"] = {**events[2]["release"], "units": 5}, events[1]["release"]
     assert "event 2: its chain hash does not match" in refusal(json.dumps(tree)) or change == "one twice"
     assert "event was changed, or one before it was changed, left out or put in" in refusal(json.dumps(tree))
+
+
+@pytest.mark.parametrize("one", [1, np.float32(1), np.float64(1), np.int64(1)])
+def test_a_number_of_any_kind_is_written_as_it_is_read(one: Any) -> None:
+    """An author's mechanism may state any: the chain of hashes once was that of another text."""
+    releases = PureRelease("x", one, int(one), "weight"), BinaryRelease("x", one, 3, "weight"), GaussianRelease("x", one)
+    ledger = Ledger(tuple(RoundEvent(place, release, 10, 10, place) for place, release in enumerate(releases, start=1)))
+    again = Ledger.from_json(ledger.to_json())
+    assert again == ledger
+    assert again.to_json() == ledger.to_json()

@@ -708,3 +708,17 @@ def test_a_guess_is_bounded_from_above_where_records_take_part_by_chance_or_kind
     assert attained <= sampled <= (1 + 1.2 * (2 * attained - 1)) / 2
     mixed = guessed(account(ledger_of(NOISE, NOISE, PureRelease("other", 0.2, 1, "vector"), channel="direct")))
     assert ndtr(0.3 * sqrt(2) / 2) < mixed < 0.75
+
+
+def test_among_many_kinds_of_rounds_the_costliest_is_bounded_by_few_that_dominate_them() -> None:
+    """No round dominates another: each has a larger epsilon and fewer units. To account each would take minutes where clients are many."""
+
+    def of_rounds(ledger: Ledger) -> dict[tuple[str, bool], float]:
+        rows = [row for row in accounted(ledger).rows if row.scope == "round" and row.unit == "client" and row.status == "proved"]
+        return {(row.trust_model, row.delta == 0): row.epsilon for row in rows}
+
+    releases = [BinaryRelease("x", 0.5 + 0.01 * place, 60 - place, "weight", author=OURS) for place in range(40)]
+    together, alone = of_rounds(ledger_of(*releases)), [of_rounds(ledger_of(release)) for release in releases]
+    assert together.keys() == alone[0].keys()
+    for kind, epsilon in together.items():
+        assert max(each[kind] for each in alone) <= epsilon < 1.15 * max(each[kind] for each in alone)

@@ -272,12 +272,22 @@ def _short(value: Any) -> str:
 
 
 def _to_tree(event: RoundEvent) -> dict[str, Any]:
-    tree = asdict(event)
-    release = {name: value for name, value in tree["release"].items() if (name, value) not in _NOT_STATED}
+    tree = {**asdict(event), **_numbers(event)}
+    release = {name: value for name, value in {**tree["release"], **_numbers(event.release)}.items() if (name, value) not in _NOT_STATED}
     for name in ("histograms", "colluding"):
         if not tree[name]:
             del tree[name]  # older ledgers lack these fields of a round too
     return {**tree, "release": {"kind": _NAMES[type(event.release)], **release}}
+
+
+def _numbers(thing: RoundEvent | Release) -> dict[str, float]:
+    """Return the numbers among the fields of ``thing`` as Python's own, of the declared kind, as they are read back.
+
+    A mechanism may state a whole number or one of NumPy, whose text would have another hash.
+    """
+    stated = {field.name: (str(field.type).partition(" ")[0], getattr(thing, field.name)) for field in fields(thing)}
+    kinds = {"float": float, "int": int}
+    return {name: kinds[declared](value) for name, (declared, value) in stated.items() if declared in kinds and value is not None}
 
 
 def _from_tree(tree: Any, version: int) -> RoundEvent:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from math import inf, sqrt
 from typing import Any
 
@@ -235,29 +236,61 @@ def check_delta(delta: float) -> None:
         raise ConfigError(f"delta {delta:g} is below {SMALLEST_DELTA:g}, the smallest that is computed reliably; rely on the pure figures")
 
 
+_MAX_COSTLIEST = 8
+"""Maximum number of single rounds of a kind that are accounted one by one. Each may take seconds."""
+
+
 def _costliest(groups: Sequence[RoundGroup]) -> list[RoundGroup]:
-    """Return single rounds that include the costliest one under any trust model: those that no other round dominates."""
+    """Return single rounds, one of which costs at least as much as the costliest one under any trust model.
+
+    They are those that no other round dominates. Where these are many, made-up rounds that dominate several of them take their place.
+    """
     kept: list[RoundGroup] = []
     for one in dict.fromkeys(replace(group, rounds=1) for group in groups):
         if not any(_exceeds(other, one) for other in kept):  # of two equally costly rounds, the first stays
             kept = [*(other for other in kept if not _exceeds(one, other)), one]
-    return kept
+    kinds: dict[tuple[object, ...], list[RoundGroup]] = {}
+    for one in kept:
+        kinds.setdefault(_kind(one), []).append(one)
+    return [one for alike in kinds.values() for one in _few(alike)]
+
+
+def _few(rounds: Sequence[RoundGroup]) -> Sequence[RoundGroup]:
+    """Return at most ``_MAX_COSTLIEST`` rounds, each of which costs at least as much as some of ``rounds``, which are of one kind."""
+    if len(rounds) <= _MAX_COSTLIEST:
+        return rounds
+    ordered = sorted(rounds, key=lambda group: group.release.parameter)
+    ends = [len(ordered) * place // _MAX_COSTLIEST for place in range(_MAX_COSTLIEST + 1)]
+    return [_dominating(ordered[begin:end]) for begin, end in pairwise(ends)]
+
+
+def _dominating(rounds: Sequence[RoundGroup]) -> RoundGroup:
+    """Return a round that costs at least as much as each of ``rounds``. No data set is known to attain its cost."""
+    largest = max((group.release for group in rounds), key=lambda release: release.parameter)
+    release: Release = replace(largest, units=max(group.release.units for group in rounds))
+    if isinstance(release, PureRelease):
+        common = [group.release.blanket for group in rounds if isinstance(group.release, PureRelease)]
+        release = replace(release, blanket=None if None in common else min(each for each in common if each is not None))
+    cohort, population = min(group.cohort for group in rounds), min(group.population for group in rounds)
+    return replace(rounds[0], release=release, cohort=cohort, population=population, known=False)
+
+
+def _kind(group: RoundGroup) -> tuple[object, ...]:
+    """Return what two rounds have to share for their costs to be comparable factor by factor."""
+    sampled = group.release.sampled if isinstance(group.release, BinaryRelease) else 1
+    stated = (group.release.alike, group.release.integers) if isinstance(group.release, GaussianRelease) else ()
+    travelled = group.sampling, group.rate, group.channel, group.linked
+    return type(group.release), group.release.unit, sampled, stated, group.batch_rate, *travelled
 
 
 def _exceeds(other: RoundGroup, one: RoundGroup) -> bool:
     """Whether a round of ``other`` costs at least as much as one of ``one``: of the same kind, with no cost factor smaller."""
 
-    def rest(group: RoundGroup) -> tuple[object, ...]:
-        sampled = group.release.sampled if isinstance(group.release, BinaryRelease) else 1
-        stated = (group.release.alike, group.release.integers) if isinstance(group.release, GaussianRelease) else ()
-        travelled = group.sampling, group.rate, group.channel, group.linked
-        return type(group.release), group.release.unit, sampled, stated, group.batch_rate, *travelled
-
     def size(group: RoundGroup) -> tuple[float, int, int, int, float]:
         common = group.release.blanket if isinstance(group.release, PureRelease) else None
         return group.release.parameter, group.release.units, -group.cohort, -group.population, -(common or 0.0)
 
-    return rest(other) == rest(one) and all(x >= y for x, y in zip(size(other), size(one), strict=True))
+    return _kind(other) == _kind(one) and all(x >= y for x, y in zip(size(other), size(one), strict=True))
 
 
 def _not_computed(error: Exception) -> str:
