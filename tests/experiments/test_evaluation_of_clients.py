@@ -135,11 +135,11 @@ def bits_of(mechanism: Mechanism, *, clients: int = 600, held: int = 1) -> tuple
 
 
 DRAWS = 60
-SUM = DpFedAvg(RecordClip(1.0), 0.25, summed=True)
+SUM = DpFedAvg(RecordClip(1.0), 0.1, summed=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mechanism", [Duchi(0.5), Harmony(3.0), SUM], ids=["all", "drawn", "sum"])
+@pytest.mark.parametrize("mechanism", [Duchi(1.0), Harmony(3.0), SUM], ids=["all", "drawn", "sum"])
 @pytest.mark.parametrize("held", [1, 2])
 def test_figures_are_unbiased_and_their_noise_is_as_stated(mechanism: Mechanism, held: int) -> None:
     """60 draws of noise: means within 4.5 deviations (false alarm below 1e-4 in all), deviations within 45 % (1e-5).
@@ -172,7 +172,8 @@ def test_intervals_hold_the_figure_of_all_records_in_about_95_percent_of_draws(m
     federation, last, _ = bits_of(mechanism)
     whole = replace(federation, judged=WholeClientEvaluation(Division.of([np.arange(1200)]), scores_for(mechanism), mechanism, 1))
     true = exact(whole, last)
-    inside = dict.fromkeys((RIGHT, LOSS), 0)
+    judged_by = (RIGHT, LOSS) if isinstance(mechanism, Harmony) else (RIGHT, LOSS, AUROC)  # one drawn bit tells too little of the latter
+    inside = dict.fromkeys(judged_by, 0)
     for seed in range(200):
         chosen = np.random.default_rng(seed).integers(0, 1200, (400, held)).astype(np.int64)
         judged = WholeClientEvaluation(Division.of(list(chosen)), scores_for(mechanism), mechanism, 1)
@@ -180,7 +181,8 @@ def test_intervals_hold_the_figure_of_all_records_in_about_95_percent_of_draws(m
         history = (replace(last.history[-1], at_clients=measured),)
         figures = at_clients(replace(federation, judged=judged), history)[0]["figures"]
         for name in inside:
-            inside[name] += figures[name]["low"] <= true[name] <= figures[name]["high"]
+            rounded = 0.01 * (name == AUROC)  # by the bins of scores
+            inside[name] += figures[name]["low"] - rounded <= true[name] <= figures[name]["high"] + rounded
     assert min(inside.values()) >= 176
     assert held > 1 or inside[RIGHT] < 200
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ldpfl import ConfigError
+from ldpfl.experiments import load_recipe
 from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.flower.policy_init import as_sent, fitting_policy, offer_of, ranges_for
 from ldpfl.privacy.statement import run_epsilon
@@ -82,6 +83,14 @@ def test_a_target_is_met_by_what_really_leaves(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"rounds of all clients that are asked: set ldpfl\.min-clients to 8"):
         as_sent(config, "relay", 1, 7)
     assert as_sent(config, "relay", 1, 8).shuffling.channel == "ideal-shuffler"
+    evaluated = load_recipe("sound/shuffled-mnist", ["clients.count=8", "evaluation.epsilon=0.3", "evaluation.share=0.1"])
+    assert evaluated.privacy.target_epsilon == "off"
+    with pytest.raises(ConfigError, match=r"evaluation\.epsilon is met by records of one unit"):
+        as_sent(evaluated, "relay", 8, 8)
+    with pytest.raises(
+        ConfigError, match=r"evaluation\.epsilon is met by rounds of all clients that are asked: set ldpfl\.min-clients to 8"
+    ):
+        as_sent(evaluated, "relay", 1, 7)
 
 
 def test_more_clients_than_a_round_asks_are_refused_with_both_numbers(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor, inf, log10
 from pathlib import Path
@@ -317,19 +317,28 @@ def _offer(config: RunConfig, settings: RunSettings) -> Offer:
     return Offer(config, settings.transport, settings.min_clients, settings.linked, settings.reply_s, settings.window_s)
 
 
+_CALIBRATED_FOR: Mapping[str, Callable[[RunConfig], float | str]] = {
+    "privacy.target_epsilon": lambda config: config.privacy.target_epsilon,
+    "evaluation.epsilon": lambda config: config.evaluation.epsilon,
+}
+"""Settings of an epsilon that noise is calibrated for."""
+
+
 def as_sent(config: RunConfig, transport: Transport, linked: int, min_clients: int) -> RunConfig:
     """Return ``config`` with the channel that reports take on this ``transport``. The noise for a target epsilon depends on the channel.
 
     Raises:
-        ConfigError: ``config`` has a target epsilon, but several units stay together, or rounds may have fewer clients than are asked.
-            Noise is not calibrated for these cases; they are only accounted.
+        ConfigError: ``config`` has a target epsilon, or one of evaluations, but several units stay together, or rounds may have fewer
+            clients than are asked. Noise is not calibrated for these cases; they are only accounted.
     """
-    if transport in OVER_RELAY and config.privacy.target_epsilon != "off":
+    met = [key for key, epsilon in _CALIBRATED_FOR.items() if epsilon(config) != "off"]
+    if transport in OVER_RELAY and met:
         asked = cohort_size(config.clients.fraction, config.clients.count)
         if linked > 1:
-            raise ConfigError("privacy.target_epsilon is met by records of one unit: set ldpfl.linked to 1, or leave the target out")
-        if min_clients < asked:
-            raise ConfigError(f"privacy.target_epsilon is met by rounds of all clients that are asked: set ldpfl.min-clients to {asked}")
+            raise ConfigError(f"{met[0]} is met by records of one unit: set ldpfl.linked to 1, or leave {met[0]} out")
+        fewest = asked if config.privacy.target_epsilon != "off" else config.clients.count - config.shuffling.colluding
+        if min_clients < fewest:
+            raise ConfigError(f"{met[0]} is met by rounds of all clients that are asked: set ldpfl.min-clients to {fewest}")
     return config.model_copy(update={"shuffling": config.shuffling.model_copy(update={"channel": _CHANNELS[transport]})})
 
 

@@ -74,8 +74,12 @@ class ClientScores(RecordScores):
         """Return what the mechanism randomises (K, d) float32, for clients whose mean vectors v are ``means`` (K, size)."""
 
     @abstractmethod
-    def told(self, pool: ReportPool | PartialPool, mechanism: Mechanism) -> NoisySum:
-        """Return the sum of all clients' v that the reports in ``pool`` tell, which the ``mechanism`` has made."""
+    def told(self, pool: ReportPool | PartialPool, mechanism: Mechanism, *, single: bool = False) -> NoisySum:
+        """Return the sum of all clients' v that the reports in ``pool`` tell, which the ``mechanism`` has made.
+
+        Args:
+            single: whether it is public that no client holds back more than one record.
+        """
 
 
 @dataclass(frozen=True)
@@ -120,15 +124,15 @@ class BitScores(ClientScores):
     def turned(self, means: Tensor) -> Tensor:
         return (SCALE * means @ self.rotation).clamp(-1, 1).float()
 
-    def told(self, pool: ReportPool | PartialPool, mechanism: Mechanism) -> NoisySum:
+    def told(self, pool: ReportPool | PartialPool, mechanism: Mechanism, *, single: bool = False) -> NoisySum:
         """Return the sum of all clients' v that the bits in ``pool`` tell.
 
-        The noise is that of the bits of clients with one record each. Bits of a client with several records also hide which of its records
-        they are about. Together with the deviation by the number of clients this makes at most the deviation that is stated.
+        The noise is that of bits about an entry of 0, the largest. A client with a ``single`` record has entries of 1 or -1 in a one-hot
+        part, about which bits vary less.
         """
         clients, ranges = pool.clients, self.ranges
         mean = pool.aggregate(mechanism, ranges).mean.double()
-        deviation = sqrt(max(float(mechanism.noise(ranges).largest_std(clients)[0]) ** 2 - 1 / clients, 0.0))
+        deviation = sqrt(max(float(mechanism.noise(ranges).largest_std(clients)[0]) ** 2 - single / clients, 0.0))
         return NoisySum((clients / SCALE * self.rotation @ mean).numpy(), clients * deviation / SCALE)
 
 
@@ -145,7 +149,7 @@ class MeanScores(ClientScores):
     def turned(self, means: Tensor) -> Tensor:
         return (means / self.longest).float()
 
-    def told(self, pool: ReportPool | PartialPool, mechanism: Mechanism) -> NoisySum:
+    def told(self, pool: ReportPool | PartialPool, mechanism: Mechanism, *, single: bool = False) -> NoisySum:
         unit, ranges = pool.clients * self.longest, self.ranges
         mean = pool.aggregate(mechanism, ranges).mean.double().numpy()
         return NoisySum(mean * unit, float(mechanism.noise(ranges).largest_std(pool.clients)[0]) * unit)
@@ -165,4 +169,5 @@ class WholeClientEvaluation(ClientEvaluation):
         pool = released_pool(
             own, clients, self.vectors.ranges, self.mechanism, seed=seed, purpose=Purpose.EVALUATION, number=number, context=context
         )
-        return as_measured(self.vectors.told(pool, self.mechanism), clients)
+        single = bool(self.units.sizes.max(initial=0) <= 1)
+        return as_measured(self.vectors.told(pool, self.mechanism, single=single), clients)
