@@ -73,6 +73,22 @@ def test_an_app_and_a_config_for_persons_name_their_column(tmp_path: Path, table
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("flag", [("--text", "review"), ("--set", "data.text=review")], ids=lambda flag: flag[0])
+def test_an_app_of_texts_has_no_other_inputs(flag: tuple[str, str], tmp_path: Path, ldpfl: CommandLine) -> None:
+    frame = pd.DataFrame({"review": ["good film", "bad film"] * 3, "stars": [5, 1] * 3, "label": ["up", "down"] * 3})
+    frame.to_csv(tmp_path / "texts.csv", index=False)
+    own = ("--data", tmp_path / "texts.csv", "--target", "label", "--model", "embedding-bag", "--set", "mechanism.records=6", *flag)
+    said = ldpfl("init", "--flower", tmp_path / "app", *own)
+    assert "policy.toml holds the policy" in said.out, said.err
+    data = offer_of(str(tmp_path / "app")).config.data
+    assert (data.text, data.columns, data.bounds, data.classes) == ("review", [], {}, ["down", "up"])
+    files = ("--out", tmp_path / "policy.toml", "--budget", tmp_path / "budget.sqlite")
+    assert "All 6 rows" in ldpfl("policy", "init", tmp_path / "app", "--data", tmp_path / "texts.csv", *files).out
+    assert ldpfl("init", tmp_path / "config.toml", *own).code == 0
+    assert read_config(tmp_path / "config.toml").data.text == "review"
+
+
+@pytest.mark.slow
 def test_classes_that_are_numbers_are_written_as_they_are_read(tmp_path: Path, ldpfl: CommandLine) -> None:
     pd.DataFrame({"age": [1.0, 2.0, 3.0], "grade": [0, 1, 1]}).to_parquet(tmp_path / "rows.parquet")
     own = ("--data", tmp_path / "rows.parquet", "--target", "grade", "--set", "mechanism.records=3", "--set", "data.bounds={age = [0, 9]}")

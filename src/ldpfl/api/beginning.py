@@ -104,8 +104,7 @@ def begin_app(
     if data is not None:
         if target is None:
             raise ConfigError("--target has to name the column that is to be predicted")
-        classes = config.task.name == "classification"
-        public, note = public_settings(Path(data), target, client, person, config.data.bounds, classes=classes)
+        public, note = public_settings(Path(data), target, client, person, config)
         changes = [change for change in changes if not change.startswith("data.bounds")]
     together = joined([*written(public), *changes])
     way: dict[str, Any] = {"transport": "sum", "min_clients": config.clients.count} if config.shuffling.channel == "secure-sum" else {}

@@ -167,6 +167,7 @@ def init(
     target: TargetOption = None,
     client: ClientOption = None,
     person: PersonOption = None,
+    text: TextOption = None,
     task: TaskOption = None,
     model: Annotated[str | None, typer.Option(help="A built-in model, or your own as file.py:Class.")] = None,
     target_epsilon: Annotated[float | None, typer.Option(help="Epsilon of the whole run.")] = None,
@@ -186,7 +187,9 @@ def init(
         return
     if flower is not None:
         chosen = recipe or (OWN if data is not None else DEFAULT)
-        changes = overrides_of(None, None, None, task, model, target_epsilon, set_, chosen, evaluation_epsilon=evaluation_epsilon)
+        changes = overrides_of(
+            None, None, None, task, model, target_epsilon, set_, chosen, evaluation_epsilon=evaluation_epsilon, text=text
+        )
         _init_app(flower, chosen, data, target, client, person, changes)
         return
     if file.exists():
@@ -201,7 +204,7 @@ def init(
     if asks and target_epsilon is None:
         target_epsilon = typer.prompt("Epsilon of the whole run", default=4.0, type=float)
     chosen = recipe or (OWN if data is not None else DEFAULT)
-    changes = overrides_of(data, target, client, task, model, target_epsilon, set_, recipe, person, evaluation_epsilon)
+    changes = overrides_of(data, target, client, task, model, target_epsilon, set_, recipe, person, evaluation_epsilon, text)
     api.begin_config(file, chosen, changes)
     print(f"wrote {file}; run it with: ldpfl run {file}" if file.suffix == ".toml" else f"wrote {file}, which ldpfl run takes as FILE.toml")
 
