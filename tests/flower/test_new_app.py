@@ -44,6 +44,9 @@ def test_what_the_public_knows_of_columns_is_left_to_be_said(tmp_path: Path, tab
     own = ("--data", table, "--target", "outcome", "--client", "hospital", "--set", "mechanism.records=10", "--set", "clients.count=2")
     outcome = ldpfl("init", "--flower", tmp_path / "heart", *own)
     assert "fill in data.bounds of age" in outcome.out, outcome.err
+    assert "mechanism.records" not in outcome.out
+    own_mean = ldpfl("init", "--flower", tmp_path / "mean", "--data", table, "--target", "outcome", "--client", "hospital")
+    assert "the mean number of rows of a node" in own_mean.out
     seed = load_recipe("own", []).seed  # what the app's server reads: a run on one's own data in a simulation draws another one
     assert f"seed = {seed}: decides the initial weights that are random, and which nodes are asked if not all are" in outcome.out
     assert not (tmp_path / "heart" / "policy.toml").exists()
@@ -62,6 +65,7 @@ def test_what_the_public_knows_of_columns_is_left_to_be_said(tmp_path: Path, tab
 def test_an_app_and_a_config_for_persons_name_their_column(tmp_path: Path, table: Path, ldpfl: CommandLine) -> None:
     pd.read_csv(table).assign(pseudonym=list("aabbccddee")).to_csv(table, index=False)
     own = ("--data", table, "--target", "outcome", "--client", "hospital", "--person", "pseudonym", "--set", "mechanism.records=5")
+    assert "the mean number of persons of a node" in ldpfl("init", "--flower", tmp_path / "open", *own[:-2]).out
     said = ldpfl("init", "--flower", tmp_path / "heart", *own, "--set", "data.bounds={age = [0, 120]}", "--set", "clients.count=2")
     assert "all records of any one person in this client's table" in said.out, said.err
     config, policy = offer_of(str(tmp_path / "heart")).config, read_policy(tmp_path / "heart" / "policy.toml")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ldpfl.api.configuring import configure, configured
 from ldpfl.errors import ConfigError
@@ -29,7 +29,7 @@ class BegunApp:
         from_table: whether columns, their types and classes were copied from a table. They are sent to every node.
         note: names of that table's columns that were left out, if any.
         open_bounds: columns whose bounds must still be filled in.
-        without_records: whether the mean number of a node's rows must still be given.
+        mean_left: what ``mechanism.records`` counts, rows or persons, if their mean number at a node must still be given; else empty.
         is_sized: whether the sizes of the model's arrays are known. They are unknown for a model that is code.
         by_sum: whether reports are added up over a relay, which needs the aggregator's key.
     """
@@ -40,7 +40,7 @@ class BegunApp:
     from_table: bool
     note: str
     open_bounds: tuple[str, ...]
-    without_records: bool
+    mean_left: Literal["", "rows", "persons"]
     is_sized: bool
     by_sum: bool
 
@@ -101,6 +101,7 @@ def begin_app(
     public: dict[str, Any] = {}
     note = ""
     config = configure(recipe, changes)
+    person = person or config.data.person or None
     if data is not None:
         if target is None:
             raise ConfigError("--target has to name the column that is to be predicted")
@@ -122,7 +123,7 @@ def begin_app(
         bool(public),
         note,
         left,
-        bool(config.mechanism.unsaid),
+        "" if not config.mechanism.unsaid else "rows" if person is None else "persons",
         is_sized,
         bool(way),
     )

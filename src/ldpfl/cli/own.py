@@ -238,7 +238,7 @@ def _init_app(
 def _left_to_do(made: BegunApp) -> str:
     """Return what a person has to fill in, or to ask for, before a policy and a budget are written."""
     if made.open_bounds:
-        records = ", and add the line mechanism.records=NUMBER, the mean number of rows of a node" if made.without_records else ""
+        records = f", and add the line mechanism.records=NUMBER, the mean number of {made.mean_left} of a node" if made.mean_left else ""
         bounds = f"fill in data.bounds of {', '.join(made.open_bounds)} in {made.folder / 'pyproject.toml'}"
         return f"{bounds}, by what the public knows of them{records}; then: ldpfl policy init {made.folder}"
     if not made.is_sized:
