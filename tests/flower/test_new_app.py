@@ -102,6 +102,14 @@ def test_classes_that_are_numbers_are_written_as_they_are_read(tmp_path: Path, l
     assert "All 3 rows" in ldpfl("policy", "init", tmp_path / "grades", "--data", tmp_path / "rows.parquet", *files).out
 
 
+def test_images_are_for_an_app_of_one_s_own(tmp_path: Path, ldpfl: CommandLine) -> None:
+    (tmp_path / "images" / "cat").mkdir(parents=True)
+    (tmp_path / "images" / "cat" / "1.png").touch()
+    said = ldpfl.refused("init", "--flower", tmp_path / "app", "--data", tmp_path / "images")
+    assert "holds images, and ready apps on nodes read tables alone" in said
+    assert "RecordTask, see docs/flower.md" in said
+
+
 def test_nothing_is_written_over_and_a_folder_has_the_name_of_a_package(tmp_path: Path, table: Path, ldpfl: CommandLine) -> None:
     assert "left as it is" in ldpfl.refused("init", "--flower", tmp_path, "--recipe", "quickstart") or tmp_path.name[0].isdigit()
     assert "cannot be one" in ldpfl.refused("init", "--flower", tmp_path / "2 apps", "--recipe", "quickstart")

@@ -87,10 +87,11 @@ def begin_app(
         target, client, person: columns of that table.
 
     Raises:
-        ConfigError: Flower is missing, a setting does not fit, ``target`` is missing, or no policy fits the app.
+        ConfigError: Flower is missing, a setting does not fit, ``data`` are images, ``target`` is missing, or no policy fits the app.
     """
     if find_spec("flwr") is None:
         raise ConfigError("apps are for Flower: pip install 'ldpfl[flower]'")
+    from ldpfl.data.user_images import holds_images
     from ldpfl.experiments import load_recipe
     from ldpfl.flower.ignored_settings import left_out, needed_by_nodes
     from ldpfl.flower.named_by_server import code_of
@@ -103,6 +104,11 @@ def begin_app(
     config = configure(recipe, changes)
     person = person or config.data.person or None
     if data is not None:
+        if Path(data).exists() and holds_images(Path(data)):
+            raise ConfigError(
+                f"{data} holds images, and ready apps on nodes read tables alone: write an app of your own with a RecordTask, see "
+                "docs/flower.md"
+            )
         if target is None:
             raise ConfigError("--target has to name the column that is to be predicted")
         public, note = public_settings(Path(data), target, client, person, config)
