@@ -102,6 +102,15 @@ def test_classes_that_are_numbers_are_written_as_they_are_read(tmp_path: Path, l
     assert "All 3 rows" in ldpfl("policy", "init", tmp_path / "grades", "--data", tmp_path / "rows.parquet", *files).out
 
 
+@pytest.mark.slow
+def test_nodes_with_tables_that_settings_describe_reply_at_a_fixed_time(tmp_path: Path, ldpfl: CommandLine) -> None:
+    described = ("data.name=node", "data.target=outcome", "data.columns=['age']", "data.bounds={age=[0, 9]}", "data.classes=['no', 'yes']")
+    changes = [word for change in (*described, "mechanism.records=10") for word in ("--set", change)]
+    assert ldpfl("init", "--flower", tmp_path / "app", "--recipe", "own", *changes).code == 0
+    assert offer_of(str(tmp_path / "app")).reply_s == 60.0
+    assert not read_policy(tmp_path / "app" / "policy.toml").immediate_replies
+
+
 def test_images_are_for_an_app_of_one_s_own(tmp_path: Path, ldpfl: CommandLine) -> None:
     (tmp_path / "images" / "cat").mkdir(parents=True)
     (tmp_path / "images" / "cat" / "1.png").touch()

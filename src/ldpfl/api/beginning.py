@@ -115,13 +115,13 @@ def begin_app(
         changes = [change for change in changes if not change.startswith("data.bounds")]
     together = joined([*written(public), *changes])
     way: dict[str, Any] = {"transport": "sum", "min_clients": config.clients.count} if config.shuffling.channel == "secure-sum" else {}
-    settings = RunSettings(recipe=recipe, changes=together, out="run", reply_s=_REPLY_S if public else 0.0, **way)
+    at_nodes = bool(public) or config.data.at_nodes
+    settings = RunSettings(recipe=recipe, changes=together, out="run", reply_s=_REPLY_S if at_nodes else 0.0, **way)
     left = tuple(name for name, bounds in public.get("data.bounds", {}).items() if bounds == NOT_KNOWN)
     is_sized = not left and not code_of((offer := offer_of_settings(settings)).config)
     if is_sized:
         fitting_policy(offer, ranges_for(offer, ()))  # so that nothing is written for which there is no policy
     write_app(folder, settings)
-    at_nodes = bool(public) or config.data.at_nodes
     return BegunApp(
         folder,
         tuple(left_out(load_recipe(recipe, list(changes)), at_nodes=at_nodes)),  # as the app reads it: ``config`` has a seed of its own
