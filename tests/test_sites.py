@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 import shutil
@@ -71,6 +72,21 @@ def test_each_option_is_one_that_the_program_has(service: str, command: Any) -> 
 def test_each_variable_is_one_that_ldpfl_reads(path: Path) -> None:
     described = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
     assert {name for name in re.findall(r"\bLDPFL_\w+", path.read_text(encoding="utf-8")) if name not in described} == set()
+
+
+@pytest.mark.parametrize(
+    ("file", "variables"),
+    [
+        ("containers/Dockerfile", ["LDPFL_NODE_KEYS", "LDPFL_SIGNING_KEY"]),
+        ("systemd/ldpfl-aggregator.service", ["LDPFL_NODE_KEYS"]),
+        ("systemd/ldpfl-node.service", ["LDPFL_SIGNING_KEY"]),
+        ("kubernetes/node.yaml", ["LDPFL_SIGNING_KEY"]),
+    ],
+)
+def test_the_first_lines_name_what_sums_need(file: str, variables: list[str]) -> None:
+    lines = (ROOT / "deploy" / file).read_text(encoding="utf-8").splitlines()
+    first = " ".join(itertools.takewhile(lambda line: not line or line.startswith("#"), lines))
+    assert {name for name in variables if name not in first} == set()
 
 
 @pytest.mark.parametrize("service", SERVICES)
