@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +41,16 @@ def unit_command(service: str) -> list[str]:
     return shlex.split(line)
 
 
+def unit_environment(unit: Path) -> dict[str, str]:
+    lines = re.findall(r"^Environment=(.*)$", unit.read_text(encoding="utf-8"), re.M)
+    return dict(word.split("=", 1) for line in lines for word in shlex.split(line))
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) == 0
+
+
 def workload(manifest: Path) -> Any:
     (found,) = (tree for tree in yaml.safe_load_all(manifest.read_text(encoding="utf-8")) if tree["kind"] == "StatefulSet")
     return found["spec"]["template"]["spec"]
@@ -58,6 +72,21 @@ def test_each_option_is_one_that_the_program_has(service: str, command: Any) -> 
 def test_each_variable_is_one_that_ldpfl_reads(path: Path) -> None:
     described = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
     assert {name for name in re.findall(r"\bLDPFL_\w+", path.read_text(encoding="utf-8")) if name not in described} == set()
+
+
+@pytest.mark.parametrize(
+    ("file", "variables"),
+    [
+        ("containers/Dockerfile", ["LDPFL_NODE_KEYS", "LDPFL_SIGNING_KEY"]),
+        ("systemd/ldpfl-aggregator.service", ["LDPFL_NODE_KEYS"]),
+        ("systemd/ldpfl-node.service", ["LDPFL_SIGNING_KEY"]),
+        ("kubernetes/node.yaml", ["LDPFL_SIGNING_KEY"]),
+    ],
+)
+def test_the_first_lines_name_what_sums_need(file: str, variables: list[str]) -> None:
+    lines = (ROOT / "deploy" / file).read_text(encoding="utf-8").splitlines()
+    first = " ".join(itertools.takewhile(lambda line: not line or line.startswith("#"), lines))
+    assert {name for name in variables if name not in first} == set()
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -93,3 +122,43 @@ def test_systemd_takes_the_unit(unit: Path, tmp_path: Path) -> None:
     copy.write_text(re.sub("/opt/ldpfl/bin/[a-z-]+", sys.executable, unit.read_text(encoding="utf-8")), encoding="utf-8")
     done = subprocess.run(["systemd-analyze", "verify", copy], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.stem)
+def test_the_path_of_a_unit_has_the_folder_of_its_program(unit: Path) -> None:
+    program, *_ = unit_command(unit.stem.removeprefix("ldpfl-"))
+    assert str(Path(program).parent) in unit_environment(unit)["PATH"].split(":")
+
+
+@pytest.mark.slow
+def test_a_superlink_starts_with_its_unit_s_environment_alone(tmp_path: Path) -> None:
+    text = " ".join(unit_command("aggregator"))
+    text = re.sub(r" --(ssl-\S+|host|port|database) \S+", "", text).replace(" --enable-supernode-auth", "")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**unit_environment(ROOT / "deploy" / "systemd" / "ldpfl-aggregator.service"), "FLWR_HOME": str(tmp_path / "flwr")}
+    programs = str(Path(sys.executable).parent)
+    words = [*text.replace("/opt/ldpfl/bin", programs).split(), "--insecure", "--host", "127.0.0.1", "--port", str(port)]
+    given = [f"{name}={value.replace('/opt/ldpfl/bin', programs)}" for name, value in environment.items()]
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        started = subprocess.Popen(
+            ["env", "-i", *given, *words, "--database", str(tmp_path / "superlink.db")],
+            cwd=tmp_path,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        until = time.monotonic() + 120
+        while not listens(port):
+            assert started.poll() is None, log.read_text()
+            assert time.monotonic() < until, log.read_text()
+            time.sleep(0.2)
+    finally:
+        started.send_signal(signal.SIGINT)
+        try:
+            started.wait(30)
+        except subprocess.TimeoutExpired:
+            started.kill()
+            started.wait()

@@ -441,14 +441,18 @@ def test_values_outside_their_bounds_are_counted(node: NodeSetUp) -> None:
     assert "the column 'age' has 2 of 3 values outside its data.bounds" in said(node, "data")
 
 
-def test_a_stated_number_of_records_far_below_the_node_s_own_is_wrong(node: NodeSetUp, tmp_path: Path) -> None:
-    """Each mean gradient would be as many times too long; a node that has a few times the mean may be a large one."""
-    (tmp_path / "table.csv").write_text("age,died\n" + "40,no\n70,yes\n" * 50, encoding="utf-8")
+@pytest.mark.parametrize("persons", [False, True], ids=["records", "persons"])
+def test_a_stated_mean_far_from_the_node_s_own_number_is_said(persons: bool, node: NodeSetUp, tmp_path: Path) -> None:
+    """Each mean gradient would be as many times too long or too short. A node a few times above or below the mean may be unusual."""
+    rows = (f"{40 + number % 30},{('no', 'yes')[number % 2]},p{number % 100}\n" for number in range(300 if persons else 100))
+    (tmp_path / "table.csv").write_text("age,died,patient\n" + "".join(rows), encoding="utf-8")
     (tmp_path / "table.csv").chmod(0o600)
     mechanism = 'mechanism.name="dp-sgd";\nmechanism.perturbed="gradient";\nmechanism.clip_norm=1.0;\nmechanism.records=RECORDS'
-    app = APP.replace("mechanism.epsilon=0.5", mechanism)
-    for records, wrong in ((10, True), (50, False), (1000, False)):
-        (tmp_path / "app" / "pyproject.toml").write_text(app.replace("RECORDS", str(records)), encoding="utf-8")
-        told = [one.said for one in found(node) if one.what == "data" and one.standing is Standing.WRONG]
-        assert len(told) == wrong
-        assert all(f"100 records, and the app's mechanism.records says {records} a client on average" in line for line in told)
+    app = APP.replace("mechanism.epsilon=0.5", mechanism + ';\ndata.person="patient"' * persons)
+    means = {20: Standing.WRONG, 21: Standing.LOOK, 33: Standing.LOOK, 34: None, 299: None, 300: Standing.LOOK}
+    for mean, standing in means.items():
+        (tmp_path / "app" / "pyproject.toml").write_text(app.replace("RECORDS", str(mean)), encoding="utf-8")
+        told = [one for one in found(node) if one.what == "data" and one.standing is not Standing.FINE]
+        assert [one.standing for one in told] == ([standing] if standing else []), mean
+        counts = f"100 {'persons' if persons else 'records'}, and the app's mechanism.records says {mean} a client on average"
+        assert all(counts in one.said for one in told)

@@ -44,6 +44,9 @@ def test_what_the_public_knows_of_columns_is_left_to_be_said(tmp_path: Path, tab
     own = ("--data", table, "--target", "outcome", "--client", "hospital", "--set", "mechanism.records=10", "--set", "clients.count=2")
     outcome = ldpfl("init", "--flower", tmp_path / "heart", *own)
     assert "fill in data.bounds of age" in outcome.out, outcome.err
+    assert "mechanism.records" not in outcome.out
+    own_mean = ldpfl("init", "--flower", tmp_path / "mean", "--data", table, "--target", "outcome", "--client", "hospital")
+    assert "the mean number of rows of a node" in own_mean.out
     seed = load_recipe("own", []).seed  # what the app's server reads: a run on one's own data in a simulation draws another one
     assert f"seed = {seed}: decides the initial weights that are random, and which nodes are asked if not all are" in outcome.out
     assert not (tmp_path / "heart" / "policy.toml").exists()
@@ -62,6 +65,7 @@ def test_what_the_public_knows_of_columns_is_left_to_be_said(tmp_path: Path, tab
 def test_an_app_and_a_config_for_persons_name_their_column(tmp_path: Path, table: Path, ldpfl: CommandLine) -> None:
     pd.read_csv(table).assign(pseudonym=list("aabbccddee")).to_csv(table, index=False)
     own = ("--data", table, "--target", "outcome", "--client", "hospital", "--person", "pseudonym", "--set", "mechanism.records=5")
+    assert "the mean number of persons of a node" in ldpfl("init", "--flower", tmp_path / "open", *own[:-2]).out
     said = ldpfl("init", "--flower", tmp_path / "heart", *own, "--set", "data.bounds={age = [0, 120]}", "--set", "clients.count=2")
     assert "all records of any one person in this client's table" in said.out, said.err
     config, policy = offer_of(str(tmp_path / "heart")).config, read_policy(tmp_path / "heart" / "policy.toml")
@@ -73,6 +77,22 @@ def test_an_app_and_a_config_for_persons_name_their_column(tmp_path: Path, table
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("flag", [("--text", "review"), ("--set", "data.text=review")], ids=lambda flag: flag[0])
+def test_an_app_of_texts_has_no_other_inputs(flag: tuple[str, str], tmp_path: Path, ldpfl: CommandLine) -> None:
+    frame = pd.DataFrame({"review": ["good film", "bad film"] * 3, "stars": [5, 1] * 3, "label": ["up", "down"] * 3})
+    frame.to_csv(tmp_path / "texts.csv", index=False)
+    own = ("--data", tmp_path / "texts.csv", "--target", "label", "--model", "embedding-bag", "--set", "mechanism.records=6", *flag)
+    said = ldpfl("init", "--flower", tmp_path / "app", *own)
+    assert "policy.toml holds the policy" in said.out, said.err
+    data = offer_of(str(tmp_path / "app")).config.data
+    assert (data.text, data.columns, data.bounds, data.classes) == ("review", [], {}, ["down", "up"])
+    files = ("--out", tmp_path / "policy.toml", "--budget", tmp_path / "budget.sqlite")
+    assert "All 6 rows" in ldpfl("policy", "init", tmp_path / "app", "--data", tmp_path / "texts.csv", *files).out
+    assert ldpfl("init", tmp_path / "config.toml", *own).code == 0
+    assert read_config(tmp_path / "config.toml").data.text == "review"
+
+
+@pytest.mark.slow
 def test_classes_that_are_numbers_are_written_as_they_are_read(tmp_path: Path, ldpfl: CommandLine) -> None:
     pd.DataFrame({"age": [1.0, 2.0, 3.0], "grade": [0, 1, 1]}).to_parquet(tmp_path / "rows.parquet")
     own = ("--data", tmp_path / "rows.parquet", "--target", "grade", "--set", "mechanism.records=3", "--set", "data.bounds={age = [0, 9]}")
@@ -80,6 +100,23 @@ def test_classes_that_are_numbers_are_written_as_they_are_read(tmp_path: Path, l
     assert offer_of(str(tmp_path / "grades")).config.data.classes == ["0", "1"]
     files = ("--out", tmp_path / "policy.toml", "--budget", tmp_path / "budget.sqlite")
     assert "All 3 rows" in ldpfl("policy", "init", tmp_path / "grades", "--data", tmp_path / "rows.parquet", *files).out
+
+
+@pytest.mark.slow
+def test_nodes_with_tables_that_settings_describe_reply_at_a_fixed_time(tmp_path: Path, ldpfl: CommandLine) -> None:
+    described = ("data.name=node", "data.target=outcome", "data.columns=['age']", "data.bounds={age=[0, 9]}", "data.classes=['no', 'yes']")
+    changes = [word for change in (*described, "mechanism.records=10") for word in ("--set", change)]
+    assert ldpfl("init", "--flower", tmp_path / "app", "--recipe", "own", *changes).code == 0
+    assert offer_of(str(tmp_path / "app")).reply_s == 60.0
+    assert not read_policy(tmp_path / "app" / "policy.toml").immediate_replies
+
+
+def test_images_are_for_an_app_of_one_s_own(tmp_path: Path, ldpfl: CommandLine) -> None:
+    (tmp_path / "images" / "cat").mkdir(parents=True)
+    (tmp_path / "images" / "cat" / "1.png").touch()
+    said = ldpfl.refused("init", "--flower", tmp_path / "app", "--data", tmp_path / "images")
+    assert "holds images, and ready apps on nodes read tables alone" in said
+    assert "RecordTask, see docs/flower.md" in said
 
 
 def test_nothing_is_written_over_and_a_folder_has_the_name_of_a_package(tmp_path: Path, table: Path, ldpfl: CommandLine) -> None:

@@ -28,6 +28,14 @@ def app(folder: Path, changes: str) -> str:
     return str(folder)
 
 
+@pytest.mark.parametrize("name", ["nowhere", "apps/nowhere", "quickstar"])
+def test_a_name_of_nothing_is_no_folder_and_no_recipe(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    hint = "did you mean 'quickstart'" if name == "quickstar" else "known: "
+    with pytest.raises(ConfigError, match=f"there is no folder '{name}', and no recipe of this name: .*{hint}"):
+        offer_of(name)
+
+
 def test_features_that_are_code_are_named_and_not_run(tmp_path: Path) -> None:
     told = tmp_path / "told"
     path = app(tmp_path, f'data.features="os:mkdir";data.feature_options.path="{told}"')

@@ -12,12 +12,14 @@ from flwr.app import ArrayRecord, Message, UserConfig
 from test_same_model import SimulatedNode, simulator_source
 
 import ldpfl
+from ldpfl.api import begin_app
 from ldpfl.errors import ConfigError, Declined
 from ldpfl.experiments.config import RunConfig, toml_value
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import InProcessGrid, LdpClientApp, apps
 from ldpfl.flower.federation_setup import prepare
 from ldpfl.flower.named_by_server import check_config
+from ldpfl.flower.policy_init import offer_of
 from ldpfl.privacy.policy import Policy
 
 pytest.importorskip("peft")
@@ -33,6 +35,14 @@ def config_on(base: Path) -> RunConfig:
     data = {"name": "node", "text": "text", "target": "label", "classes": ["down", "up"], "length": 16}
     settings = {"data": data, "model": {"name": f"hf:{base}", "adapter": "lora"}, "clients.count": 2, "mechanism.clip_norm": 1.0}
     return ldpfl.configure("own", settings, target_epsilon="off")
+
+
+def test_an_app_reads_the_only_column_of_texts(base: Path, tmp_path: Path) -> None:
+    texts(12).to_csv(tmp_path / "own.csv", index=False)
+    changes = [f"model.name='hf:{base}'", "model.adapter=lora", "mechanism.records=6", "privacy.target_epsilon=off"]
+    begin_app(tmp_path / "app", "own", changes, data=str(tmp_path / "own.csv"), target="label")
+    data = offer_of(str(tmp_path / "app")).config.data
+    assert (data.text, data.columns) == ("text", [])
 
 
 def test_a_node_trains_on_the_server_s_base_alone(base: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ldpfl.api.configuring import configure, configured
 from ldpfl.errors import ConfigError
@@ -29,7 +29,7 @@ class BegunApp:
         from_table: whether columns, their types and classes were copied from a table. They are sent to every node.
         note: names of that table's columns that were left out, if any.
         open_bounds: columns whose bounds must still be filled in.
-        without_records: whether the mean number of a node's rows must still be given.
+        mean_left: what ``mechanism.records`` counts, rows or persons, if their mean number at a node must still be given; else empty.
         is_sized: whether the sizes of the model's arrays are known. They are unknown for a model that is code.
         by_sum: whether reports are added up over a relay, which needs the aggregator's key.
     """
@@ -40,7 +40,7 @@ class BegunApp:
     from_table: bool
     note: str
     open_bounds: tuple[str, ...]
-    without_records: bool
+    mean_left: Literal["", "rows", "persons"]
     is_sized: bool
     by_sum: bool
 
@@ -87,10 +87,11 @@ def begin_app(
         target, client, person: columns of that table.
 
     Raises:
-        ConfigError: Flower is missing, a setting does not fit, ``target`` is missing, or no policy fits the app.
+        ConfigError: Flower is missing, a setting does not fit, ``data`` are images, ``target`` is missing, or no policy fits the app.
     """
     if find_spec("flwr") is None:
         raise ConfigError("apps are for Flower: pip install 'ldpfl[flower]'")
+    from ldpfl.data.user_images import holds_images
     from ldpfl.experiments import load_recipe
     from ldpfl.flower.ignored_settings import left_out, needed_by_nodes
     from ldpfl.flower.named_by_server import code_of
@@ -101,21 +102,26 @@ def begin_app(
     public: dict[str, Any] = {}
     note = ""
     config = configure(recipe, changes)
+    person = person or config.data.person or None
     if data is not None:
+        if Path(data).exists() and holds_images(Path(data)):
+            raise ConfigError(
+                f"{data} holds images, and ready apps on nodes read tables alone: write an app of your own with a RecordTask, see "
+                "docs/flower.md"
+            )
         if target is None:
             raise ConfigError("--target has to name the column that is to be predicted")
-        classes = config.task.name == "classification"
-        public, note = public_settings(Path(data), target, client, person, config.data.bounds, classes=classes)
+        public, note = public_settings(Path(data), target, client, person, config)
         changes = [change for change in changes if not change.startswith("data.bounds")]
     together = joined([*written(public), *changes])
     way: dict[str, Any] = {"transport": "sum", "min_clients": config.clients.count} if config.shuffling.channel == "secure-sum" else {}
-    settings = RunSettings(recipe=recipe, changes=together, out="run", reply_s=_REPLY_S if public else 0.0, **way)
+    at_nodes = bool(public) or config.data.at_nodes
+    settings = RunSettings(recipe=recipe, changes=together, out="run", reply_s=_REPLY_S if at_nodes else 0.0, **way)
     left = tuple(name for name, bounds in public.get("data.bounds", {}).items() if bounds == NOT_KNOWN)
     is_sized = not left and not code_of((offer := offer_of_settings(settings)).config)
     if is_sized:
         fitting_policy(offer, ranges_for(offer, ()))  # so that nothing is written for which there is no policy
     write_app(folder, settings)
-    at_nodes = bool(public) or config.data.at_nodes
     return BegunApp(
         folder,
         tuple(left_out(load_recipe(recipe, list(changes)), at_nodes=at_nodes)),  # as the app reads it: ``config`` has a seed of its own
@@ -123,7 +129,7 @@ def begin_app(
         bool(public),
         note,
         left,
-        bool(config.mechanism.unsaid),
+        "" if not config.mechanism.unsaid else "rows" if person is None else "persons",
         is_sized,
         bool(way),
     )

@@ -167,6 +167,7 @@ def init(
     target: TargetOption = None,
     client: ClientOption = None,
     person: PersonOption = None,
+    text: TextOption = None,
     task: TaskOption = None,
     model: Annotated[str | None, typer.Option(help="A built-in model, or your own as file.py:Class.")] = None,
     target_epsilon: Annotated[float | None, typer.Option(help="Epsilon of the whole run.")] = None,
@@ -186,7 +187,9 @@ def init(
         return
     if flower is not None:
         chosen = recipe or (OWN if data is not None else DEFAULT)
-        changes = overrides_of(None, None, None, task, model, target_epsilon, set_, chosen, evaluation_epsilon=evaluation_epsilon)
+        changes = overrides_of(
+            None, None, None, task, model, target_epsilon, set_, chosen, evaluation_epsilon=evaluation_epsilon, text=text
+        )
         _init_app(flower, chosen, data, target, client, person, changes)
         return
     if file.exists():
@@ -201,7 +204,7 @@ def init(
     if asks and target_epsilon is None:
         target_epsilon = typer.prompt("Epsilon of the whole run", default=4.0, type=float)
     chosen = recipe or (OWN if data is not None else DEFAULT)
-    changes = overrides_of(data, target, client, task, model, target_epsilon, set_, recipe, person, evaluation_epsilon)
+    changes = overrides_of(data, target, client, task, model, target_epsilon, set_, recipe, person, evaluation_epsilon, text)
     api.begin_config(file, chosen, changes)
     print(f"wrote {file}; run it with: ldpfl run {file}" if file.suffix == ".toml" else f"wrote {file}, which ldpfl run takes as FILE.toml")
 
@@ -235,7 +238,7 @@ def _init_app(
 def _left_to_do(made: BegunApp) -> str:
     """Return what a person has to fill in, or to ask for, before a policy and a budget are written."""
     if made.open_bounds:
-        records = ", and add the line mechanism.records=NUMBER, the mean number of rows of a node" if made.without_records else ""
+        records = f", and add the line mechanism.records=NUMBER, the mean number of {made.mean_left} of a node" if made.mean_left else ""
         bounds = f"fill in data.bounds of {', '.join(made.open_bounds)} in {made.folder / 'pyproject.toml'}"
         return f"{bounds}, by what the public knows of them{records}; then: ldpfl policy init {made.folder}"
     if not made.is_sized:

@@ -9,14 +9,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ldpfl.data.folders import visible_files
-from ldpfl.data.nodes import table_path, values_beyond_bounds
+from ldpfl.data.nodes import read_at_node, table_path, values_beyond_bounds
 from ldpfl.data.tables import SUFFIXES, read_table
 from ldpfl.data.user_images import IMAGES
 from ldpfl.deploy.node_set_up import Finding, NodeSetUp, Standing, wrong
 from ldpfl.errors import DataError, LdpflError, printable
 from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.dataset import targets_of
 from ldpfl.flower.policy_init import Offer, fitting_rows
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings
+from ldpfl.tasks import without_answer
 from ldpfl.util.number_format import counted
 from ldpfl.util.suggestions import nearest
 
@@ -24,7 +26,10 @@ _READABLE = stat.S_IRWXG | stat.S_IRWXO
 _MAX_NAMED = 5
 """Maximum number of names in a finding."""
 _MAX_TIMES_MEAN = 5
-"""A node's own number of records is refused from this multiple of the stated mean on. Three times the mean may still be right."""
+"""A node's own number of records (or persons) is wrong from this multiple of the stated mean on."""
+_UNUSUAL_TIMES_MEAN = 3
+"""A node's own number of records (or persons) is looked at from this multiple of the stated mean on, or this part of it. Nodes may differ
+as much and the mean be right."""
 
 
 def of_data(node: NodeSetUp, offer: Offer | None) -> Iterator[Finding]:
@@ -58,21 +63,32 @@ def _check_table(offer: Offer, table: Path) -> Iterator[Finding]:
     said = f"{table} has {counted(rows, 'row')}, {rows - without:,} of which can be trained on"
     standing = Standing.WRONG if without == rows else Standing.LOOK if misfit else Standing.FINE
     yield Finding("data", standing, printable(f"{said}{'. The first that does not fit: ' + misfit if misfit else ''}"))
-    yield from _check_record_count(offer.config, rows - without)
+    yield from _check_record_count(offer.config, rows - without, table)
     for name, count in values_beyond_bounds(offer.config.data, table).items():
         said = f"the column {name!r} has {count:,} of {counted(rows, 'value')} outside its data.bounds"
         yield Finding("data", Standing.LOOK, printable(f"{said}, which count as the nearer bound: is its unit that of the bounds?"))
 
 
-def _check_record_count(config: RunConfig, records: int) -> Iterator[Finding]:
-    """Check whether the node holds far more records than ``mechanism.records``, the app's mean number for a client."""
-    stated = config.mechanism.records if isinstance(config.mechanism, DpSgdSettings) and not config.data.person else 0
-    if stated and records >= _MAX_TIMES_MEAN * stated:
-        said = (
-            f"this node has {records:,} records, and the app's mechanism.records says {stated:,} a client on average: if other nodes have "
-            "as many, training diverges; ask who runs the app to set it to the mean"
-        )
-        yield Finding("data", Standing.WRONG, said)
+def _check_record_count(config: RunConfig, records: int, table: Path) -> Iterator[Finding]:
+    """Check whether the node's number of records, or of persons, is far from ``mechanism.records``, the app's mean for a client."""
+    stated = config.mechanism.records if isinstance(config.mechanism, DpSgdSettings) else 0
+    if not stated or not records:
+        return
+    own, what = (_count_persons(config, table), "person") if config.data.person else (records, "record")
+    said = f"this node has {counted(own, what)}, and the app's mechanism.records says {stated:,} a client on average"
+    if own >= _MAX_TIMES_MEAN * stated:
+        why = "if other nodes have as many, training diverges; ask who runs the app to set it to the mean"
+        yield Finding("data", Standing.WRONG, f"{said}: {why}")
+    elif own >= _UNUSUAL_TIMES_MEAN * stated or _UNUSUAL_TIMES_MEAN * own <= stated:
+        why = "unless this node is unusually large or small, steps have the wrong length; ask who runs the app whether that is the mean"
+        yield Finding("data", Standing.LOOK, f"{said}: {why}. The node's own number is private: only this terminal shows it")
+
+
+def _count_persons(config: RunConfig, table: Path) -> int:
+    """Return the number of persons in the node's own ``table`` with a row that can be trained on."""
+    dataset = read_at_node(config.data, targets_of(config), table)
+    usable = ~without_answer(dataset.train.targets).numpy()
+    return 0 if dataset.persons is None else len(set(dataset.persons[usable]))
 
 
 def _check_files(path: Path, classes: Sequence[str]) -> Iterator[Finding]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
+from ldpfl.data.columns import with_text
 from ldpfl.data.identifiers import note_on, whose
 from ldpfl.data.tables import read_table
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.config import toml_value
+from ldpfl.experiments.config import RunConfig, toml_value
+from ldpfl.experiments.dataset import data_of
 from ldpfl.flower.run_settings import RunSettings
 from ldpfl.util.files import write_text
 
@@ -77,33 +79,37 @@ def _readable_toml(settings: Mapping[str, Any]) -> str:
     return "".join(lines)
 
 
-def public_settings(
-    path: Path, target: str, client: str | None, person: str | None, bounds: Mapping[str, Sequence[float]], *, classes: bool
-) -> tuple[dict[str, Any], str]:
+def public_settings(path: Path, target: str, client: str | None, person: str | None, config: RunConfig) -> tuple[dict[str, Any], str]:
     """Return settings for nodes whose tables have the columns of the example table at ``path``, and a note on columns left out.
 
-    The settings copy names and classes from the example table, so it must be public. Bounds of number columns come from ``bounds``; a
+    The settings copy names and classes from the example table, so it must be public. Bounds of number columns come from ``config``; a
     column without bounds there gets :data:`NOT_KNOWN`. Columns whose names suggest identifiers are left out. The note names them, and is
-    empty if there are none.
+    empty if there are none. A model of texts reads one column, so no other columns are named for it.
 
     Raises:
+        ConfigError: ``config`` names no column of texts, and a pretrained model has several to choose from.
         DataError: the table cannot be read, or lacks one of the named columns.
     """
-    table = read_table(path)
+    table, bounds, classes = read_table(path), config.data.bounds, config.task.name == "classification"
     for name, setting in ((target, "--target"), (client, "--client"), (person, "--person"), *((name, "data.bounds") for name in bounds)):
         if name is not None:
             table.column(name, setting)
-    candidates = [name for name in table.columns if name not in (target, client, person)]
+    named = {"target": target, "client": client or "", "person": person or ""}
+    if text := with_text(table, data_of(config).model_copy(update=named)).text:
+        table.column(text, "--text")
+    candidates = [] if text else [name for name in table.columns if name not in (target, client, person)]
     left_out = [name for name in candidates if whose(name)]
     columns = [name for name in candidates if name not in left_out]
     kinds = {name: table.kind(name) for name in (*columns, *([] if classes else [target]))}
     settings: dict[str, Any] = {
         "data.name": "node",
         "data.target": target,
-        "data.columns": columns,
         "data.bounds": {name: list(bounds.get(name, NOT_KNOWN)) for name, kind in kinds.items() if kind != "words"},
-        "data.words": [name for name in columns if kinds[name] == "words"],
     }
+    if text:
+        settings["data.text"] = text
+    else:
+        settings |= {"data.columns": columns, "data.words": [name for name in columns if kinds[name] == "words"]}
     if person is not None:
         settings["data.person"] = person
     if dates := [name for name in columns if kinds[name] == "dates"]:

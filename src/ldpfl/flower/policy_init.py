@@ -22,6 +22,7 @@ from ldpfl.experiments.dataset import described, targets_of
 from ldpfl.experiments.planned_ledger import start_of
 from ldpfl.experiments.recipes import recipe_or_file
 from ldpfl.experiments.record_sums import scores_of_records
+from ldpfl.experiments.shipped import recipe_files
 from ldpfl.flower.app_imports import gives
 from ldpfl.flower.named_by_server import check_needs_nothing, code_of
 from ldpfl.flower.round_kinds import Kind, config_for, last_round, planned_round
@@ -41,6 +42,7 @@ from ldpfl.tasks import without_answer
 from ldpfl.transport.shuffling.sealing import read_public
 from ldpfl.util.files import from_toml, read_text
 from ldpfl.util.quantities import cohort_size
+from ldpfl.util.suggestions import did_you_mean
 
 _TRANSPORT_SETTINGS = ("transport", "linked", "min-clients", "window-s", "reply-s")
 """Settings of an app that say how its clients' reports travel, whichever ServerApp it has."""
@@ -114,6 +116,9 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
         raise ConfigError(f"--config goes with a Flower app, and {path} is no folder with a pyproject.toml")
     if Path(path).is_dir():
         raise ConfigError(f"the folder {path} holds no app: it has no pyproject.toml")
+    if path not in (recipes := recipe_files()) and Path(path).suffix != ".toml" and not Path(path).exists():
+        hint = did_you_mean(path, recipes)
+        raise ConfigError(f"there is no folder {path!r}, and no recipe of this name: give an app's folder or a recipe; {hint}")
     return _offer(recipe_or_file(path), RunSettings())
 
 
