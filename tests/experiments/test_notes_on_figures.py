@@ -17,6 +17,7 @@ from ldpfl.report.page import page
 
 NARROW = "predicted probabilities lie far too close together"
 CHANCE = "nothing was found to have been learnt"
+OFF = "the mean predicted risk is far from the observed share"
 ONE_CLASS = "all test rows are predicted to be of the class"
 SCALE = "the inputs may be on a wrong scale"
 HOW: dict[str, Any] = {"baseline": False, "progress": False, "seed": 1}
@@ -30,6 +31,13 @@ def samples(classes: int = 2, count: int = 600, told: float = 2.0) -> tuple[NDAr
     labels = np.arange(count) % classes
     inputs = generator.normal(size=(count, 6)) + told * np.eye(6)[labels]
     return inputs.astype(np.float32), labels.astype(np.int64)
+
+
+def rare_samples() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return samples of 6 numbers, about one in ten of which is of the second class."""
+    inputs, _ = samples(told=0.0)
+    risks = 1 / (1 + np.exp(3 - 1.5 * inputs[:, 0]))
+    return inputs, (np.random.default_rng(2).random(len(inputs)) < risks).astype(np.int64)
 
 
 def notes_of(data: Any, settings: dict[str, Any], start: str, epsilon: float = 50.0) -> list[str]:
@@ -101,6 +109,24 @@ def test_one_class_for_all_rows_is_said_where_the_outputs_differ() -> None:
     assert f"ldpfl predict --threshold {result.scores['observed share']:.2g}" in note
     assert not any(note.startswith(ONE_CLASS) for note in without_private(result.config, result.to_dict())["caveats"])
     assert not notes_of(samples(), FEW, ONE_CLASS)
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({"task.class_weights": [1.0, 20.0]}, "task.class_weights"),
+        ({"task.class_weights": [1.0, 20.0], "task.focusing": 1.0}, "task.class_weights and task.focusing"),
+    ],
+)
+def test_a_loss_that_moves_the_predicted_risks_is_named_as_their_cause(settings: dict[str, Any], names: str) -> None:
+    data = rare_samples()
+    (note,) = notes_of(data, {**FEW, **settings}, OFF)
+    assert f"was observed. {names} moved the predicted probabilities: train with the default loss" in note
+    assert "class_shares" not in note
+    table = pandas.DataFrame(data[0], columns=list("abcdef")).assign(died=data[1])
+    how = {**HOW, "target_epsilon": 50.0, "settings": {**FEW, **settings}}
+    (note,) = [note for note in api.run(data=table, target="died", **how).to_dict()["caveats"] if note.startswith(OFF)]
+    assert f"{names} moved the predicted probabilities" in note
 
 
 @pytest.mark.slow

@@ -79,10 +79,7 @@ def summarise(
             + _threshold_hint(judged["scores"].get(OBSERVED))
         )
     if off := judged.pop("off", ""):
-        privacy["caveats"].append(
-            f"{OFF}: {off}. Of images, arrays and texts no base rate is measured: say the shares of the classes in data.class_shares, "
-            "where the public knows them; else take more rounds, or correct the predicted risks by the share that you expect"
-        )
+        privacy["caveats"].append(f"{OFF}: {off}. {_off_remedy(config, federation)}")
     if lost := lost_evaluations(config, last):
         after = ", ".join(f"{number:,}" for number in lost)
         privacy["caveats"].append(
@@ -134,6 +131,28 @@ def summarise(
     }
     strict: dict[str, Any] = finite(figures)
     return strict
+
+
+def _off_remedy(config: RunConfig, federation: Federation) -> str:
+    """Return why the mean predicted risk may be far from the observed share, and what to do about it."""
+    if emphasis := _emphasis(config):
+        return (
+            f"{emphasis} moved the predicted probabilities: train with the default loss, or use the predictions as a ranking, with a "
+            "threshold of your own (ldpfl predict --threshold)"
+        )
+    remedy = "take more rounds, or correct the predicted risks by the share that you expect"
+    if config.data.class_shares or (federation.encoder is not None and federation.encoder.shares):
+        return remedy.capitalize()
+    return (
+        "No base rate was measured for these data: state the shares of the classes in data.class_shares, where the public knows them; "
+        f"else {remedy}"
+    )
+
+
+def _emphasis(config: RunConfig) -> str:
+    """Return the settings that move predicted probabilities away from the frequencies of the classes, as text; "" if none is set."""
+    weights = ["task.class_weights"] * (config.task.class_weights != "off")
+    return " and ".join([*weights, *["task.focusing"] * (config.task.focusing > 0)])
 
 
 def _threshold_hint(observed: float | None) -> str:
