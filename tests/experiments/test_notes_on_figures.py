@@ -129,6 +129,14 @@ def test_a_loss_that_moves_the_predicted_risks_is_named_as_their_cause(settings:
     assert f"{names} moved the predicted probabilities" in note
 
 
+def test_a_mean_risk_far_from_the_share_of_a_common_event_is_said() -> None:
+    """The mean risk is less than twice the share of the event, but the other class is predicted far too often."""
+    inputs, rare = rare_samples()
+    (note,) = notes_of((inputs, 1 - rare), {**FEW, "task.class_weights": [20.0, 1.0]}, OFF)
+    assert "was observed" in note
+    assert not notes_of(samples(), FEW, OFF)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "said"),

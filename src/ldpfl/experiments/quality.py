@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil, inf, isfinite, nan
+from math import ceil, isfinite, nan
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -151,10 +151,19 @@ def _chance(metric: str, judged: Judged, intervals: Intervals) -> str:
 
 
 def _off(scores: Scores, intervals: Intervals) -> str:
-    """Return the mean predicted risk and the observed share as text if one is more than twice the other, else ""."""
+    """Return the mean predicted risk and the observed share as text if they are far apart, else "".
+
+    They are far apart if one is more than twice the other, or if this holds for the risk and the share of the other class.
+    """
     risk, seen = scores.get(weighted_metrics.PREDICTED, nan), scores.get(weighted_metrics.OBSERVED, nan)
-    low, high = intervals.get(weighted_metrics.OBSERVED, (0.0, inf))
-    return f"{risk:.1%}, and {seen:.1%} was observed" if risk > max(2 * seen, high) or risk < min(seen / 2, low) else ""
+    low, high = intervals.get(weighted_metrics.OBSERVED, (0.0, 1.0))
+    far = _is_far(risk, seen, low, high) or _is_far(1 - risk, 1 - seen, 1 - high, 1 - low)
+    return f"{risk:.1%}, and {seen:.1%} was observed" if far else ""
+
+
+def _is_far(risk: float, seen: float, low: float, high: float) -> bool:
+    """Return whether ``risk`` is more than twice or less than half of ``seen``, and outside its interval."""
+    return risk > max(2 * seen, high) or risk < min(seen / 2, low)
 
 
 def scores_of(federation: Federation, weights: Tensor) -> dict[str, float]:
