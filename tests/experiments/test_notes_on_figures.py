@@ -106,7 +106,9 @@ def test_one_class_for_all_rows_is_said_where_the_outputs_differ() -> None:
     result = api.run(data=frame, target="died", target_epsilon=50.0, settings=FEW, **HOW)
     (note,) = [note for note in result.to_dict()["caveats"] if note.startswith(ONE_CLASS)]
     assert note.startswith(f"{ONE_CLASS} '0': the accuracy shows no more than how common that class is")
-    assert f"ldpfl predict --threshold {result.scores['observed share']:.2g}" in note
+    threshold = float(note.rpartition("--threshold ")[2])
+    flagged = (result.predict(frame, threshold=threshold)["died"] == "1").mean()
+    assert flagged == pytest.approx(rare.mean(), abs=0.03)
     assert not any(note.startswith(ONE_CLASS) for note in without_private(result.config, result.to_dict())["caveats"])
     assert not notes_of(samples(), FEW, ONE_CLASS)
 
@@ -135,6 +137,18 @@ def test_a_mean_risk_far_from_the_share_of_a_common_event_is_said() -> None:
     (note,) = notes_of((inputs, 1 - rare), {**FEW, "task.class_weights": [20.0, 1.0]}, OFF)
     assert "was observed" in note
     assert not notes_of(samples(), FEW, OFF)
+
+
+def test_the_threshold_that_is_suggested_lies_within_the_predicted_risks() -> None:
+    """All risks lie above the base rate, so that a threshold there would flag each row."""
+    inputs, rare = rare_samples()
+    frame = pandas.DataFrame(inputs, columns=list("abcdef")).assign(died=rare)
+    settings = {**FEW, "task.class_weights": [1.0, 100.0]}
+    result = api.run(data=frame, target="died", target_epsilon=50.0, settings=settings, **HOW)
+    (note,) = [note for note in result.to_dict()["caveats"] if note.startswith(ONE_CLASS)]
+    risks = result.predict(frame)["probability of 1"]
+    assert risks.min() > 0.5
+    assert (risks >= float(note.rpartition("--threshold ")[2])).mean() == pytest.approx(rare.mean(), abs=0.05)
 
 
 @pytest.mark.slow

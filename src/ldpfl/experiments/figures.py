@@ -27,7 +27,6 @@ from ldpfl.privacy.guarantee import json_number
 from ldpfl.privacy.statement import account
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation
-from ldpfl.tasks.weighted_metrics import OBSERVED
 from ldpfl.util.files import finite
 
 
@@ -73,10 +72,15 @@ def summarise(
             "training.server_learning_rate or training.learning_rate), more rounds, a larger epsilon, and data.bounds that are not far "
             "wider than the values"
         )
+    threshold = judged.pop("threshold", "")
     if one_class := judged.pop("one_class", ""):
         privacy["caveats"].append(
             f"{ONE_CLASS} {one_class}: the accuracy shows no more than how common that class is. Probabilities still differ between rows"
-            + _threshold_hint(judged["scores"].get(OBSERVED))
+            + (
+                f". To predict both, give a threshold within the predicted risks: ldpfl predict --threshold {threshold}"
+                if threshold
+                else ""
+            )
         )
     if off := judged.pop("off", ""):
         privacy["caveats"].append(f"{OFF}: {off}. {_off_remedy(config, federation)}")
@@ -153,11 +157,6 @@ def _emphasis(config: RunConfig) -> str:
     """Return the settings that move predicted probabilities away from the frequencies of the classes, as text; "" if none is set."""
     weights = ["task.class_weights"] * (config.task.class_weights != "off")
     return " and ".join([*weights, *["task.focusing"] * (config.task.focusing > 0)])
-
-
-def _threshold_hint(observed: float | None) -> str:
-    """Return how to predict the rarer of two classes too, whose ``observed`` share is None for other tasks."""
-    return "" if observed is None else f". To tell both, give a threshold near the base rate: ldpfl predict --threshold {observed:.2g}"
 
 
 def metric_before_data(config: RunConfig, kind: Kind = Kind.SIMULATION) -> str:

@@ -17,6 +17,7 @@ from ldpfl.errors import printable
 from ldpfl.experiments.judging import Judged, judged_on_test_rows
 from ldpfl.simulation import Federation
 from ldpfl.tasks import ACCURACY, LOWER_IS_BETTER, weighted_metrics
+from ldpfl.tasks.weighted_metrics import Floats
 
 EXTREME_SLOPE, _SURELY_EXTREME = 0.5, 0.8
 """Predicted probabilities count as far too close to 0 and 1 if the calibration slope is below the first and its interval's upper end below
@@ -61,7 +62,8 @@ def quality(federation: Federation, weights: Tensor, seed: int, classes: Sequenc
     The result also has findings that the caller turns into caveats: ``unusable`` is True if the outputs for some rows are NaN or infinite,
     and ``constant`` if all rows have the same outputs. The texts ``extreme``, ``narrow``, ``off``, ``chance`` and ``one_class`` are not
     empty if probabilities are far too close to 0 and 1, if they are far too close together, if the mean risk is far from the observed
-    share, if the main metric is no better than chance, or if different outputs make one class of all rows.
+    share, if the main metric is no better than chance, or if different outputs make one class of all rows. With ``one_class``, the text
+    ``threshold`` is the risk that flags about as many rows as have the event.
 
     Args:
         seed: seed of the bootstrap.
@@ -88,6 +90,7 @@ def quality(federation: Federation, weights: Tensor, seed: int, classes: Sequenc
     found["sites"] = list(_by_site(federation, judged, seed))
     if judged.is_of_two_classes:
         risks = expit(judged.told)
+        found["threshold"] = _threshold(risks, float(judged.seen.mean())) if found["one_class"] else ""
         found["event"] = printable(named[1]) if named else "1"
         found["calibration"] = weighted_metrics.calibration(risks, judged.seen.astype(np.float64), shares=True, whose=whose)
         counts, edges = np.histogram(risks, bins=_RISK_BINS, range=(0.0, ceil(20 * risks.max()) / 20))
@@ -120,6 +123,21 @@ def _one_class(judged: Judged, names: Sequence[str]) -> str:
         return ""
     told = int(judged.classes[0])
     return repr(printable(names[told])) if told < len(names) else str(told)
+
+
+def _threshold(risks: Floats, share: float) -> str:
+    """Return the threshold in few digits at which about a ``share`` of ``risks`` (n,) is flagged; "" if all risks are equal.
+
+    It lies within the range of the risks, so that some rows are flagged and some are not.
+    """
+    values, counts = np.unique(risks, return_counts=True)
+    if len(values) < 2:
+        return ""
+    flagged = counts[::-1].cumsum()[::-1][1:]  # rows at or above each value but the smallest
+    best = np.abs(flagged - share * len(risks)).argmin()
+    near = min(flagged[best], len(risks) - flagged[best]) / 10
+    texts = (f"{values[1:][best]:.{digits}g}" for digits in range(2, 17))
+    return next((text for text in texts if abs((risks >= float(text)).sum() - flagged[best]) <= near), "")
 
 
 def _is_one(classes: NDArray[Any]) -> bool:
