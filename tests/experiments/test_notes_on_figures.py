@@ -18,6 +18,7 @@ from ldpfl.report.page import page
 NARROW = "predicted probabilities lie far too close together"
 CHANCE = "nothing was found to have been learnt"
 OFF = "the mean predicted risk is far from the observed share"
+EXTREME = "predicted probabilities are far too close to 0 and 1"
 ONE_CLASS = "all test rows are predicted to be of the class"
 SCALE = "the inputs may be on a wrong scale"
 HOW: dict[str, Any] = {"baseline": False, "progress": False, "seed": 1}
@@ -149,6 +150,17 @@ def test_the_threshold_that_is_suggested_lies_within_the_predicted_risks() -> No
     risks = result.predict(frame)["probability of 1"]
     assert risks.min() > 0.5
     assert (risks >= float(note.rpartition("--threshold ")[2])).mean() == pytest.approx(rare.mean(), abs=0.05)
+
+
+def test_a_reversed_ranking_is_not_called_too_extreme() -> None:
+    inputs, labels = samples(count=1200)
+    train, test = (pandas.DataFrame(inputs[own], columns=list("abcdef")) for own in (slice(0, 600), slice(600, 1200)))
+    data = (train.assign(died=labels[:600]), test.assign(died=1 - labels[600:]))
+    result = api.run(data=data, target="died", target_epsilon=50.0, settings={**FEW, "training.rounds": 10}, **HOW)
+    assert result.intervals["calibration slope"][1] < 0
+    notes = result.to_dict()["caveats"]
+    assert any(note.startswith(CHANCE) for note in notes)
+    assert not any(note.startswith(EXTREME) for note in notes)
 
 
 @pytest.mark.slow

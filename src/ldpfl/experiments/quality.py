@@ -20,8 +20,8 @@ from ldpfl.tasks import ACCURACY, LOWER_IS_BETTER, weighted_metrics
 from ldpfl.tasks.weighted_metrics import Floats
 
 EXTREME_SLOPE, _SURELY_EXTREME = 0.5, 0.8
-"""Predicted probabilities count as far too close to 0 and 1 if the calibration slope is below the first and its interval's upper end below
-the second."""
+"""Predicted probabilities count as far too close to 0 and 1 if the calibration slope is below the first, and its interval lies above 0 and
+below the second."""
 NARROW_SLOPE, _SURELY_NARROW = 1 / EXTREME_SLOPE, 1 / _SURELY_EXTREME
 """Predicted probabilities count as far too close together if the calibration slope is above the first and its interval's lower end above
 the second."""
@@ -84,9 +84,10 @@ def quality(federation: Federation, weights: Tensor, seed: int, classes: Sequenc
         found["resampled"] = "persons"
     if intervals := {name: known[name] for name in judged.scores if name in known and name not in unsure}:
         found["intervals"] = intervals
-    found |= {"extreme": _extreme(judged.scores, intervals), "narrow": _narrow(judged.scores, intervals)}
     found |= {"off": _off(judged.scores, intervals), "one_class": _one_class(judged, named)}
     found["chance"] = _chance(federation.task.task.metric, judged, intervals)
+    if not found["chance"]:
+        found |= {"extreme": _extreme(judged.scores, intervals), "narrow": _narrow(judged.scores, intervals)}
     found["sites"] = list(_by_site(federation, judged, seed))
     if judged.is_of_two_classes:
         risks = expit(judged.told)
@@ -101,9 +102,12 @@ def quality(federation: Federation, weights: Tensor, seed: int, classes: Sequenc
 
 
 def _extreme(scores: Scores, intervals: Intervals) -> str:
-    """Return the calibration slope as text if the predicted probabilities are clearly too far apart, else ""."""
-    slope, (_, high) = scores.get(weighted_metrics.SLOPE, nan), intervals.get(weighted_metrics.SLOPE, (nan, nan))
-    return _slope_of(scores, intervals) if slope < EXTREME_SLOPE and high < _SURELY_EXTREME else ""
+    """Return the calibration slope as text if the predicted probabilities are clearly too far apart, else "".
+
+    A slope that may be 0 or less is another fault: then a higher prediction does not mean more events.
+    """
+    slope, (low, high) = scores.get(weighted_metrics.SLOPE, nan), intervals.get(weighted_metrics.SLOPE, (nan, nan))
+    return _slope_of(scores, intervals) if low > 0 and slope < EXTREME_SLOPE and high < _SURELY_EXTREME else ""
 
 
 def _narrow(scores: Scores, intervals: Intervals) -> str:
