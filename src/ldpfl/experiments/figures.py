@@ -159,6 +159,13 @@ def _emphasis(config: RunConfig) -> str:
     return " and ".join([*weights, *["task.focusing"] * (config.task.focusing > 0)])
 
 
+def _emphasis_caveats(config: RunConfig) -> list[str]:
+    if not (emphasis := _emphasis(config)):
+        return []
+    how = "with class weights" if config.task.class_weights != "off" else "with the focal loss"
+    return [f"trained {how} ({emphasis}): predicted probabilities are not frequencies; rank rows by them, or choose a threshold"]
+
+
 def metric_before_data(config: RunConfig, kind: Kind = Kind.SIMULATION) -> str:
     """Return the name of a task's main metric if it is known before the data are read, else "score".
 
@@ -257,6 +264,7 @@ def _privacy(config: RunConfig, federation: Federation, last: Checkpoint) -> dic
         *_ending_caveats(config, last),
         *of_extending(config),
         *_delta_caveats(config, federation),
+        *_emphasis_caveats(config),
     ]
     return {
         "mechanism": config.mechanism.name,
