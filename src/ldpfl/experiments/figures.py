@@ -65,7 +65,7 @@ def summarise(
             f"{CHANCE}: {chance}. More clients or rows, a larger epsilon, or a model with fewer weights may help; the "
             "noise-free baseline shows whether the data can be learnt at all"
         )
-    if judged.pop("constant", False):
+    if judged.pop("constant", False) and not _lacks_inputs(federation):
         privacy["caveats"].append(
             f"{CHANCE}: the model's output is the same for all {judged['test_rows']:,} test rows, whatever their inputs. Either training "
             "did not move it, or steps or noise were so large that no input has an effect any more: try another step size (a smaller "
@@ -151,6 +151,14 @@ def _off_remedy(config: RunConfig, federation: Federation) -> str:
         "No base rate was measured for these data: state the shares of the classes in data.class_shares, where the public knows them; "
         f"else {remedy}"
     )
+
+
+def _lacks_inputs(federation: Federation) -> bool:
+    """Return whether the noise of measuring hid all columns of a table, so that a note on it tells why all outputs are the same."""
+    encoder = federation.encoder
+    if encoder is None or not encoder.knots or encoder.data.words or encoder.data.categories:
+        return False
+    return all(knots is None for knots in encoder.knots)
 
 
 def _emphasis(config: RunConfig) -> str:
