@@ -156,9 +156,7 @@ def _off_remedy(config: RunConfig, federation: Federation) -> str:
 def _lacks_inputs(federation: Federation) -> bool:
     """Return whether the noise of measuring hid all columns of a table, so that a note on it tells why all outputs are the same."""
     encoder = federation.encoder
-    if encoder is None or not encoder.knots or encoder.data.words or encoder.data.categories:
-        return False
-    return all(knots is None for knots in encoder.knots)
+    return encoder is not None and not encoder.data.text and encoder.hidden == frozenset(encoder.data.columns)
 
 
 def _emphasis(config: RunConfig) -> str:
