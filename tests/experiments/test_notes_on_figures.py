@@ -152,6 +152,14 @@ def test_the_threshold_that_is_suggested_lies_within_the_predicted_risks() -> No
     assert (risks >= float(note.rpartition("--threshold ")[2])).mean() == pytest.approx(rare.mean(), abs=0.05)
 
 
+def test_why_there_is_no_calibration_slope_is_said(tmp_path: Path) -> None:
+    settings = {**FEW, "training.rounds": 10}
+    result = api.run(data=samples(told=20.0), model="linear", target_epsilon=50.0, settings=settings, folder=tmp_path / "run", **HOW)
+    assert (result.scores["AUROC"], result.scores["calibration slope"]) == (1.0, None)
+    for text in (str(result), page([tmp_path / "run"])):
+        assert "There is no calibration slope: the predicted risks separate the classes perfectly" in " ".join(text.split())
+
+
 def test_a_reversed_ranking_is_not_called_too_extreme() -> None:
     inputs, labels = samples(count=1200)
     train, test = (pandas.DataFrame(inputs[own], columns=list("abcdef")) for own in (slice(0, 600), slice(600, 1200)))
