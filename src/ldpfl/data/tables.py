@@ -54,6 +54,7 @@ class Table:
         missing: texts, in lower case, that mean "no value". An empty cell has no value either.
         names_shown: whether messages may name columns that the settings do not name. In a file without a header, the first record is
             read as the names, so they are private.
+        remedy: what a message advises for a cell that cannot be read.
     """
 
     columns: Mapping[str, Column]
@@ -61,6 +62,9 @@ class Table:
     digest: str
     missing: Collection[str] = MISSING_WORDS
     names_shown: bool = True
+    remedy: str = (
+        "correct it, name the column in data.words if it holds codes or words, or list its words for no value in data.missing_words"
+    )
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
@@ -126,11 +130,8 @@ class Table:
         except ValueError:
             if not strict:
                 return np.nan
-            remedy = (
-                "correct it, name the column in data.words if it holds codes or words, or list its words for no value in data.missing_words"
-            )
             expected = "number, as others there are" if kind == "numbers" else "ISO date (YEAR-MONTH-DAY), as others there are"
-            raise DataError(f"{self.where(row)}: what stands in the column {name!r} is no {expected}; {remedy}") from None
+            raise DataError(f"{self.where(row)}: what stands in the column {name!r} is no {expected}; {self.remedy}") from None
         if not np.isfinite(value) and not strict:
             return np.nan
         if not np.isfinite(value):
