@@ -1378,6 +1378,12 @@ def test_counts_below_0_are_refused() -> None:
         ("multilabel", ["outcome", "ward"], "the target 'outcome' holds words, and this task expects 0 or 1"),
         ("survival", ["days", "outcome"], "the target 'outcome' holds words, and this task expects 0 or 1"),
         ("multilabel", "age,marker", """for several columns give a list, --set 'data.target=["age", "marker"]'"""),
+        (
+            "classification",
+            "days,outcome",
+            """--set 'data.target=["days", "outcome"]'; for several labels set task.name to 'multilabel' (--task multilabel), and for a """
+            "time and an event to 'survival' (--task survival)",
+        ),
     ],
 )
 def test_a_target_of_words_where_numbers_are_told_is_one_clear_line(task: str, target: Any, said: str) -> None:

@@ -69,8 +69,11 @@ class Table:
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
 
-    def column(self, name: str, setting: str) -> Column:
+    def column(self, name: str, setting: str, if_several: str = "") -> Column:
         """Return the column ``name``, which the setting ``setting`` names.
+
+        Args:
+            if_several: what a message advises in addition if ``name`` is several columns with commas between them.
 
         Raises:
             DataError: the table has no such column.
@@ -80,7 +83,7 @@ class Table:
         if name not in self.columns:
             parts = list(map(str.strip, name.split(",")))
             listed = ", ".join(json.dumps(part, ensure_ascii=False) for part in parts)
-            hint = f"for several columns give a list, --set '{setting}=[{listed}]'" if self.columns.keys() >= set(parts) else ""
+            hint = f"for several columns give a list, --set '{setting}=[{listed}]'{if_several}" if self.columns.keys() >= set(parts) else ""
             raise DataError(f"{setting} names no column {shown(name)}: {hint or did_you_mean(name, self.columns)}")
         return self.columns[name]
 

@@ -50,14 +50,11 @@ def targets_of(tables: Sequence[Table], config: DataConfig, targets: Targets) ->
     names = config.target_names
     for table in tables:
         for name in names:
-            table.column(name, "data.target")
+            table.column(name, "data.target", "" if targets in ("classes", "survival") else f"; {_TASK_OF_SEVERAL}")
     if targets == "survival":
         return _survival_targets(tables, names, config)
     if targets != "classes" and len(names) > 1:
-        raise ConfigError(
-            f"data.target names {len(names)} columns, and this task predicts one; for several labels set task.name to 'multilabel' "
-            "(--task multilabel), and for a time and an event to 'survival' (--task survival)"
-        )
+        raise ConfigError(f"data.target names {len(names)} columns, and this task predicts one; {_TASK_OF_SEVERAL}")
     if targets == "classes" and len(names) < 2:
         raise ConfigError(
             f"a task of several labels needs two columns or more in data.target, which names {names[0]!r} alone: "
@@ -73,6 +70,11 @@ def targets_of(tables: Sequence[Table], config: DataConfig, targets: Targets) ->
         return Told([torch.stack([_label_targets(table, name) for name in names], dim=1) for table in tables], len(names))
     told = _class_targets(tables, names[0], config)
     return _ordered(told, names[0], config) if targets == "ordered" else told
+
+
+_TASK_OF_SEVERAL = (
+    "for several labels set task.name to 'multilabel' (--task multilabel), and for a time and an event to 'survival' (--task survival)"
+)
 
 
 def _ordered(told: Told, name: str, config: DataConfig) -> Told:
