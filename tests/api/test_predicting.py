@@ -106,6 +106,8 @@ def test_images_that_do_not_fit_are_refused(of_images: Path, images: Path, tmp_p
             api.predict(of_images, rows)
     with pytest.raises(ConfigError, match="holds a model of something else than a table"):
         api.predict(of_images, pd.DataFrame({"a": [1]}))
+    with pytest.raises(ConfigError, match="id_column names a table's column: leave it out"):
+        api.load_run(of_images).predict(images, id_column="a")
 
 
 def test_texts_are_predicted_by_the_run_and_by_its_export(tmp_path: Path, ldpfl: CommandLine) -> None:
