@@ -106,6 +106,8 @@ def test_images_that_do_not_fit_are_refused(of_images: Path, images: Path, tmp_p
             api.predict(of_images, rows)
     with pytest.raises(ConfigError, match="holds a model of something else than a table"):
         api.predict(of_images, pd.DataFrame({"a": [1]}))
+    with pytest.raises(ConfigError, match="id_column names a table's column: leave it out"):
+        api.load_run(of_images).predict(images, id_column="a")
 
 
 def test_texts_are_predicted_by_the_run_and_by_its_export(tmp_path: Path, ldpfl: CommandLine) -> None:
@@ -149,6 +151,7 @@ def test_each_prediction_has_its_row_and_the_column_that_says_whose_it_is(tmp_pa
         assert list(found) == ["patient_id", *usual]
         assert found["patient_id"].tolist() == frame["patient_id"].tolist()
         pd.testing.assert_frame_equal(found.drop(columns="patient_id"), usual)
+        pd.testing.assert_frame_equal(result.predict(rows, id_column="patient_id"), found)
     told = ldpfl("predict", tmp_path / "run", tmp_path / "new.csv", "--id", "patient_id").out.splitlines()
     assert told[0].startswith("row,patient_id,died,")
     assert [line.split(",")[:2] for line in (told[1], told[300])] == [["1", "'=p0"], ["300", "'=p299"]]
@@ -157,6 +160,16 @@ def test_each_prediction_has_its_row_and_the_column_that_says_whose_it_is(tmp_pa
     refused = ldpfl.refused("predict", tmp_path / "run", tmp_path / "new.csv", "--id", "patient")
     assert "no column 'patient', which id_column (--id) names: did you mean patient_id?" in refused.replace("'patient_id'", "patient_id")
     assert "which is what the model predicts" in ldpfl.refused("predict", tmp_path / "run", tmp_path / "new.csv", "--id", "died")
+
+
+def test_a_cell_of_new_rows_that_cannot_be_read_is_refused_with_no_advice_on_training(tmp_path: Path, ldpfl: CommandLine) -> None:
+    api.run(data=table(), target="died", settings=FEW, folder=tmp_path / "run", **HOW)
+    (tmp_path / "new.csv").write_text("age\n50\n?!\n60\n")
+    refused = ldpfl.refused("predict", tmp_path / "run", tmp_path / "new.csv")
+    assert "line 3: what stands in the column 'age' is no number, as others there are; correct the cell, or leave it empty" in refused
+    assert "data.words" not in refused
+    (tmp_path / "new.csv").write_text("age,ward\n50,a\n,b\n60,c\n")
+    assert len(api.predict(tmp_path / "run", tmp_path / "new.csv")) == 3
 
 
 def test_a_target_may_be_called_row(tmp_path: Path) -> None:

@@ -483,3 +483,9 @@ def test_the_help_names_every_option(command: str, ldpfl: CommandLine) -> None:
 def test_a_regime_says_on_which_settings_its_figures_rest(ldpfl: CommandLine) -> None:
     printed = ldpfl("plan", "--regime", "local", "--target", "4", "--clients", "500", "--weights", "20", "--rounds", "2").out
     assert "norm 1, magnitude_share 0" in " ".join(printed.split())
+
+
+def test_a_plan_of_records_says_that_it_counts_one_each_where_none_are_given(ldpfl: CommandLine) -> None:
+    plan = ("plan", "--regime", "records", "--persons", "--target", "8", "--clients", "5", "--weights", "20", "--rounds", "2")
+    assert "5, 1 person each; --records sets how many" in " ".join(ldpfl(*plan).out.split())
+    assert "5, 100 persons each │" in " ".join(ldpfl(*plan, "--records", "100").out.split())

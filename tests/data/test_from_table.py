@@ -176,6 +176,12 @@ def test_all_rows_with_a_stray_word_in_a_target_of_numbers_are_named_and_no_word
     assert ("name all classes" in str(refused.value)) == (targets == "class")
 
 
+@pytest.mark.parametrize("targets", ["number", "count"])
+def test_a_gap_in_a_target_of_numbers_is_refused_without_advice_on_classes(targets: Targets) -> None:
+    with pytest.raises(DataError, match=r"row 2: the target 'ill' has no value \(.*\): leave such rows out$"):
+        made(rows().assign(ill=[0, None, *[1] * 18]), targets)
+
+
 def test_many_rows_without_a_target_are_named_in_part() -> None:
     frame = rows(40).assign(ill=[None] * 9 + [0, 1] * 15 + [0])
     with pytest.raises(DataError, match=r"row 1, row 2, row 3, row 4, row 5 and 4 others: the target 'ill' has no value"):

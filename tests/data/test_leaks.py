@@ -28,7 +28,7 @@ CLEAN = pd.DataFrame(
         "flat": 1.0,
     }
 )
-HOW: dict[str, Any] = {"count": 2, "rounds": 1, "seed": 1, "target_epsilon": 8.0, "baseline": False, "progress": False}
+HOW: dict[str, Any] = {"count": 2, "rounds": 1, "seed": 1, "target_epsilon": 50.0, "baseline": False, "progress": False}
 
 
 def notes(frame: pd.DataFrame, target: str | list[str], task: str, **changes: Any) -> list[str]:
@@ -62,7 +62,20 @@ def test_a_column_that_tells_the_target_is_named(task: str, target: str | list[s
     assert notes(frame, target, task) == []
     (note,) = notes(frame.assign(**values), target, task)
     (name,) = values
-    assert note.startswith(f"{LEAK}: {name} predicts it nearly without error")
+    assert note.startswith(f"{LEAK}: {name} predicts it nearly without error, alone. Where such a column is known")
+
+
+def test_several_columns_that_tell_the_target_are_named_together() -> None:
+    frame = CLEAN.assign(sick=SICK.astype(int), copy=SICK.astype(int), cause=np.where(SICK, "virus", ""))
+    (note,) = notes(frame, "sick", "classification")
+    assert note.startswith(f"{LEAK}: copy, cause each predict it nearly without error, alone. Where such columns are known")
+
+
+def test_a_column_that_noise_hid_from_the_model_is_not_named() -> None:
+    frame = CLEAN.assign(sick=SICK.astype(int), score=np.where(SICK, 100 + DAYS, -DAYS))
+    assert notes(frame, "sick", "classification", target_epsilon=0.1) == []
+    hidden = notes(frame.assign(cause=np.where(frame["sick"], "virus", "")), "sick", "classification", target_epsilon=0.1)
+    assert [note.partition(" predicts")[0] for note in hidden] == [f"{LEAK}: cause"]
 
 
 def test_a_node_notes_nothing_of_its_rows(tmp_path: Path) -> None:

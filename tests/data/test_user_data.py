@@ -635,6 +635,10 @@ def test_columns_that_noise_hides_are_left_out_and_said(tmp_path: Path) -> None:
     frame = patients(60).drop(columns="days")
     result = api.run(data=frame, target="outcome", target_epsilon=0.3, settings=settings, baseline=False, progress=False)
     assert any("and so left out: age, marker" in note for note in result.to_dict()["caveats"])
+    alone = api.run(data=frame, target="outcome", columns=["age", "marker"], target_epsilon=0.3, settings=settings, baseline=False)
+    notes = alone.to_dict()["caveats"]
+    assert any("and so left out: age, marker" in note for note in notes)
+    assert not any("output is the same for all" in note for note in notes)
 
 
 @pytest.mark.parametrize(
@@ -1374,6 +1378,12 @@ def test_counts_below_0_are_refused() -> None:
         ("multilabel", ["outcome", "ward"], "the target 'outcome' holds words, and this task expects 0 or 1"),
         ("survival", ["days", "outcome"], "the target 'outcome' holds words, and this task expects 0 or 1"),
         ("multilabel", "age,marker", """for several columns give a list, --set 'data.target=["age", "marker"]'"""),
+        (
+            "classification",
+            "days,outcome",
+            """--set 'data.target=["days", "outcome"]'; for several labels set task.name to 'multilabel' (--task multilabel), and for a """
+            "time and an event to 'survival' (--task survival)",
+        ),
     ],
 )
 def test_a_target_of_words_where_numbers_are_told_is_one_clear_line(task: str, target: Any, said: str) -> None:

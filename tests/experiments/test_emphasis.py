@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import ldpfl
 from ldpfl import ConfigError
 from ldpfl.experiments.emphasis import emphasis_of, weighted
 from ldpfl.experiments.recipes import load_recipe
+from ldpfl.report.page import page
 from ldpfl.tasks import EVEN, Emphasis
 
 
@@ -61,3 +63,22 @@ def test_a_rare_class_is_predicted_as_often_as_it_is_weighed() -> None:
     share = float(frame.ill.mean())
     assert flagged() < share
     assert flagged(class_weights="balanced") > 2 * share
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ({"class_weights": [1.0, 5.0]}, "trained with class weights (task.class_weights): predicted probabilities are not frequencies"),
+        ({"focusing": 2.0}, "trained with the focal loss (task.focusing): predicted probabilities are not frequencies"),
+        ({}, ""),
+    ],
+)
+def test_who_receives_the_model_learns_that_its_probabilities_are_no_frequencies(task: dict[str, Any], said: str, tmp_path: Path) -> None:
+    frame = pd.DataFrame({"age": np.linspace(-1, 1, 200), "ill": np.arange(200) % 2})
+    settings = {"data.bounds": {"age": [-1, 1]}, "clients.count": 2, "training.rounds": 1, "task": task}
+    ldpfl.run("own", settings=settings, data=frame, target="ill", target_epsilon=8, baseline=False, folder=tmp_path / "run", progress=False)
+    ldpfl.export(tmp_path / "run", tmp_path / "model")
+    card = (tmp_path / "model" / "README.md").read_text().replace("\\", "")
+    for text in (card, page([tmp_path / "run"], public=True)):
+        assert ("are not frequencies" in text) == bool(said)
+        assert said in text

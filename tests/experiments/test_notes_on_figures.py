@@ -17,6 +17,8 @@ from ldpfl.report.page import page
 
 NARROW = "predicted probabilities lie far too close together"
 CHANCE = "nothing was found to have been learnt"
+OFF = "the mean predicted risk is far from the observed share"
+EXTREME = "predicted probabilities are far too close to 0 and 1"
 ONE_CLASS = "all test rows are predicted to be of the class"
 SCALE = "the inputs may be on a wrong scale"
 HOW: dict[str, Any] = {"baseline": False, "progress": False, "seed": 1}
@@ -30,6 +32,13 @@ def samples(classes: int = 2, count: int = 600, told: float = 2.0) -> tuple[NDAr
     labels = np.arange(count) % classes
     inputs = generator.normal(size=(count, 6)) + told * np.eye(6)[labels]
     return inputs.astype(np.float32), labels.astype(np.int64)
+
+
+def rare_samples() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return samples of 6 numbers, about one in ten of which is of the second class."""
+    inputs, _ = samples(told=0.0)
+    risks = 1 / (1 + np.exp(3 - 1.5 * inputs[:, 0]))
+    return inputs, (np.random.default_rng(2).random(len(inputs)) < risks).astype(np.int64)
 
 
 def notes_of(data: Any, settings: dict[str, Any], start: str, epsilon: float = 50.0) -> list[str]:
@@ -98,9 +107,68 @@ def test_one_class_for_all_rows_is_said_where_the_outputs_differ() -> None:
     result = api.run(data=frame, target="died", target_epsilon=50.0, settings=FEW, **HOW)
     (note,) = [note for note in result.to_dict()["caveats"] if note.startswith(ONE_CLASS)]
     assert note.startswith(f"{ONE_CLASS} '0': the accuracy shows no more than how common that class is")
-    assert f"ldpfl predict --threshold {result.scores['observed share']:.2g}" in note
+    threshold = float(note.rpartition("--threshold ")[2])
+    flagged = (result.predict(frame, threshold=threshold)["died"] == "1").mean()
+    assert flagged == pytest.approx(rare.mean(), abs=0.03)
     assert not any(note.startswith(ONE_CLASS) for note in without_private(result.config, result.to_dict())["caveats"])
     assert not notes_of(samples(), FEW, ONE_CLASS)
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({"task.class_weights": [1.0, 20.0]}, "task.class_weights"),
+        ({"task.class_weights": [1.0, 20.0], "task.focusing": 1.0}, "task.class_weights and task.focusing"),
+    ],
+)
+def test_a_loss_that_moves_the_predicted_risks_is_named_as_their_cause(settings: dict[str, Any], names: str) -> None:
+    data = rare_samples()
+    (note,) = notes_of(data, {**FEW, **settings}, OFF)
+    assert f"was observed. {names} moved the predicted probabilities: train with the default loss" in note
+    assert "class_shares" not in note
+    table = pandas.DataFrame(data[0], columns=list("abcdef")).assign(died=data[1])
+    how = {**HOW, "target_epsilon": 50.0, "settings": {**FEW, **settings}}
+    (note,) = [note for note in api.run(data=table, target="died", **how).to_dict()["caveats"] if note.startswith(OFF)]
+    assert f"{names} moved the predicted probabilities" in note
+
+
+def test_a_mean_risk_far_from_the_share_of_a_common_event_is_said() -> None:
+    """The mean risk is less than twice the share of the event, but the other class is predicted far too often."""
+    inputs, rare = rare_samples()
+    (note,) = notes_of((inputs, 1 - rare), {**FEW, "task.class_weights": [20.0, 1.0]}, OFF)
+    assert "was observed" in note
+    assert not notes_of(samples(), FEW, OFF)
+
+
+def test_the_threshold_that_is_suggested_lies_within_the_predicted_risks() -> None:
+    """All risks lie above the base rate, so that a threshold there would flag each row."""
+    inputs, rare = rare_samples()
+    frame = pandas.DataFrame(inputs, columns=list("abcdef")).assign(died=rare)
+    settings = {**FEW, "task.class_weights": [1.0, 100.0]}
+    result = api.run(data=frame, target="died", target_epsilon=50.0, settings=settings, **HOW)
+    (note,) = [note for note in result.to_dict()["caveats"] if note.startswith(ONE_CLASS)]
+    risks = result.predict(frame)["probability of 1"]
+    assert risks.min() > 0.5
+    assert (risks >= float(note.rpartition("--threshold ")[2])).mean() == pytest.approx(rare.mean(), abs=0.05)
+
+
+def test_why_there_is_no_calibration_slope_is_said(tmp_path: Path) -> None:
+    settings = {**FEW, "training.rounds": 10}
+    result = api.run(data=samples(told=20.0), model="linear", target_epsilon=50.0, settings=settings, folder=tmp_path / "run", **HOW)
+    assert (result.scores["AUROC"], result.scores["calibration slope"]) == (1.0, None)
+    for text in (str(result), page([tmp_path / "run"])):
+        assert "There is no calibration slope: the predicted risks separate the classes perfectly" in " ".join(text.split())
+
+
+def test_a_reversed_ranking_is_not_called_too_extreme() -> None:
+    inputs, labels = samples(count=1200)
+    train, test = (pandas.DataFrame(inputs[own], columns=list("abcdef")) for own in (slice(0, 600), slice(600, 1200)))
+    data = (train.assign(died=labels[:600]), test.assign(died=1 - labels[600:]))
+    result = api.run(data=data, target="died", target_epsilon=50.0, settings={**FEW, "training.rounds": 10}, **HOW)
+    assert result.intervals["calibration slope"][1] < 0
+    notes = result.to_dict()["caveats"]
+    assert any(note.startswith(CHANCE) for note in notes)
+    assert not any(note.startswith(EXTREME) for note in notes)
 
 
 @pytest.mark.slow

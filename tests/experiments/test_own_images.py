@@ -138,7 +138,7 @@ def test_a_mean_risk_far_from_the_observed_share_is_said_and_stated_shares_mend_
     shares = {"data.class_shares": [0.92, 0.08]}
     without, stated = (api.run(data=data, settings={**few, **own}, target_epsilon=8.0, **HOW) for own in ({}, shares))
     (note,) = [one for one in without.to_dict()["caveats"] if one.startswith(OFF)]
-    assert "say the shares of the classes in data.class_shares" in note
+    assert "state the shares of the classes in data.class_shares" in note
     assert not any(one.startswith(OFF) for one in stated.to_dict()["caveats"])
     assert stated.scores["mean predicted risk"] == pytest.approx(0.08, abs=0.03)
     assert not any(one.startswith(OFF) for one in without_private(without.config, without.to_dict())["caveats"])

@@ -148,18 +148,20 @@ class RunResult(Shown):
         """Return the trained model, a plain PyTorch module of one's own, on the CPU."""
         return copy.deepcopy(self._trained)
 
-    def predict(self, rows: pandas.DataFrame | Rows, *, threshold: float | None = None) -> pandas.DataFrame:
+    def predict(self, rows: pandas.DataFrame | Rows, *, threshold: float | None = None, id_column: str | None = None) -> pandas.DataFrame:
         """Return what the model says of ``rows``, a line each: rows of a table, texts, images or an array; see :func:`ldpfl.predict`.
 
         Raises:
-            ConfigError: the model is no classifier of samples, and none of rows of a table; or ``threshold`` does not fit.
+            ConfigError: the model is no classifier of samples, and none of rows of a table; or ``threshold`` or ``id_column`` does not fit.
             DataError: a column is missing, or a value or an image does not fit.
         """
         if self.encoder is None:
+            if id_column is not None:
+                raise ConfigError("this run holds no model of a table, and id_column names a table's column: leave it out")
             return said_of_samples(self._described, self.module, rows, threshold, "this run")
         if not isinstance(rows, str | Path) and not hasattr(rows, "columns"):
             raise ConfigError(f"rows are a {type(rows).__name__}, and the model is of a table: give a data frame, a file or a folder")
-        return answered(self.encoder, self.module(), rows, threshold)
+        return answered(self.encoder, self.module(), rows, threshold, id_column)
 
     def to_sklearn(self, *, threshold: float | None = None) -> Classifier | MultiLabelClassifier | Regressor:
         """Return the model of a table as a fitted estimator of scikit-learn, which takes the original columns and can be pickled.

@@ -82,6 +82,12 @@ class Encoder(BaseModel):
                 raise ValueError("knots must be two or more ascending values, with one finite scaled value for each")
         return self
 
+    @property
+    def hidden(self) -> frozenset[str]:
+        """Columns of numbers whose scale noise hid, so that they are 0 in each row."""
+        numbers = [name for name in self.data.columns if name not in self.data.words and name not in self.data.categories]
+        return frozenset(name for name, knots in zip(numbers, self.knots, strict=False) if knots is None)
+
     def scaled(self, inputs: Tensor) -> Tensor:
         """Return ``inputs`` (N, width) with their numbers scaled as in training.
 

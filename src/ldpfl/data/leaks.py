@@ -5,14 +5,16 @@ This looks at private cells, so only a simulation on the user's own rows calls i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ldpfl.data.columns import words_of
+from ldpfl.data.encoder import Encoder
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table
+from ldpfl.errors import printable
 from ldpfl.tasks import Targets
 
 LEAK = "columns may give the target away"
@@ -38,35 +40,48 @@ Floats = NDArray[np.float64]
 Classes = NDArray[np.int64]
 
 
-def leak_note(table: Table, config: DataConfig, targets: Targets) -> tuple[str, ...]:
-    """Return a note on the input columns of ``table`` that predict a target nearly without error; empty if none does.
+def leaks_in(table: Table, config: DataConfig, targets: Targets) -> dict[str, bool]:
+    """Return the input columns of ``table`` that predict a target nearly without error, with whether they do so without a scale.
 
-    ``config`` has the kind of each column filled in.
+    Words need no scale, and neither does it where a number is missing. ``config`` has the kind of each column filled in.
     """
     if config.text or targets == "tokens":
-        return ()
+        return {}
     table = table.take(np.unique(np.linspace(0, len(table) - 1, min(len(table), _MAX_ROWS)).astype(np.int64)))
-    found = list(_leaks(table, config, targets))
+    return dict(_leaks(table, config, targets))
+
+
+def leak_note(leaks: Mapping[str, bool], encoder: Encoder | None) -> tuple[str, ...]:
+    """Return a note on the columns ``leaks``, which give the target away; empty if the model reads none of them.
+
+    ``encoder`` is that of the scaled rows. It tells which columns the noise of measuring hid: the model does not read their numbers.
+    """
+    found = [printable(name) for name, unscaled in leaks.items() if unscaled or encoder is None or name not in encoder.hidden]
     if not found:
         return ()
+    each, such = ("predicts", "such a column is") if len(found) == 1 else ("each predict", "such columns are")
     return (
-        f"{LEAK}: {', '.join(found)} predicts it nearly without error, alone. Where such a column is known only after the outcome, leave "
-        "it out (data.columns names the columns to use): a model that needs it is of no use for new rows",
+        f"{LEAK}: {', '.join(found)} {each} it nearly without error, alone. Where {such} known only after the outcome, leave "
+        f"{'it' if len(found) == 1 else 'them'} out (data.columns names the columns to use): a model that needs "
+        f"{'it' if len(found) == 1 else 'them'} is of no use for new rows",
     )
 
 
-def _leaks(table: Table, config: DataConfig, targets: Targets) -> Iterator[str]:
+def _leaks(table: Table, config: DataConfig, targets: Targets) -> Iterator[tuple[str, bool]]:
     targets_as_numbers = [table.numbers(name) for name in _names_of_numbers(config, targets)]
     targets_as_classes = [_classes(words_of(table, name, values=config.classes)) for name in _names_of_classes(config, targets)]
     for name in config.columns:
         cells = _classes(words_of(table, name, values=config.categories.get(name, ())))
         told = any(_tells(cells, classes) for classes in targets_as_classes)
+        unscaled = True
         if name not in config.words and name not in config.categories:
             values = table.numbers(name, kind="dates" if name in config.dates else "numbers", strict=False)
             told |= any(_orders(values, classes) for classes in targets_as_classes)
             told |= any(_moves_with(values, numbers) for numbers in targets_as_numbers)
+            gaps = np.isnan(values).astype(np.int64)
+            unscaled = config.missing == "indicator" and any(_tells(gaps, classes) for classes in targets_as_classes)
         if told:
-            yield name
+            yield name, unscaled
 
 
 def _names_of_numbers(config: DataConfig, targets: Targets) -> Sequence[str]:

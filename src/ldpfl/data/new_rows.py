@@ -77,7 +77,8 @@ def encoded(encoder: Encoder, rows: pandas.DataFrame | str | Path) -> Inputs:
 
 def _table(encoder: Encoder, rows: pandas.DataFrame | str | Path) -> Table:
     table = read_table(Path(rows)) if isinstance(rows, str | Path) else table_of(rows, "the rows")
-    return table.with_missing(encoder.data.missing_words)
+    remedy = "correct the cell" + ("" if encoder.data.missing == "refuse" else ", or leave it empty where there is no value")
+    return replace(table.with_missing(encoder.data.missing_words), remedy=remedy)
 
 
 def _checked_id(table: Table, name: str) -> str:

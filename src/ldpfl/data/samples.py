@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -122,6 +122,7 @@ class Dataset:
         classes: name of each output, if the samples are images and their classes have names.
         unit: size of one unit of the scaled targets, in the targets' original unit.
         notes: assumptions about the data that the guarantee relies on.
+        leaks: columns of a user's own table that give the target away, see :func:`ldpfl.data.leaks.leaks_in`.
         encoder: encodes new rows, if the samples are rows of a table.
     """
 
@@ -144,6 +145,7 @@ class Dataset:
     classes: tuple[str, ...] = ()
     unit: float = 1.0
     notes: tuple[str, ...] = ()
+    leaks: Mapping[str, bool] = field(default_factory=dict)
     encoder: Encoder | None = None
 
     def tokens(self, name: str = "") -> int | None:

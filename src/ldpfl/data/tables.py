@@ -54,6 +54,7 @@ class Table:
         missing: texts, in lower case, that mean "no value". An empty cell has no value either.
         names_shown: whether messages may name columns that the settings do not name. In a file without a header, the first record is
             read as the names, so they are private.
+        remedy: what a message advises for a cell that cannot be read.
     """
 
     columns: Mapping[str, Column]
@@ -61,12 +62,18 @@ class Table:
     digest: str
     missing: Collection[str] = MISSING_WORDS
     names_shown: bool = True
+    remedy: str = (
+        "correct it, name the column in data.words if it holds codes or words, or list its words for no value in data.missing_words"
+    )
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
 
-    def column(self, name: str, setting: str) -> Column:
+    def column(self, name: str, setting: str, if_several: str = "") -> Column:
         """Return the column ``name``, which the setting ``setting`` names.
+
+        Args:
+            if_several: what a message advises in addition if ``name`` is several columns with commas between them.
 
         Raises:
             DataError: the table has no such column.
@@ -76,7 +83,7 @@ class Table:
         if name not in self.columns:
             parts = list(map(str.strip, name.split(",")))
             listed = ", ".join(json.dumps(part, ensure_ascii=False) for part in parts)
-            hint = f"for several columns give a list, --set '{setting}=[{listed}]'" if self.columns.keys() >= set(parts) else ""
+            hint = f"for several columns give a list, --set '{setting}=[{listed}]'{if_several}" if self.columns.keys() >= set(parts) else ""
             raise DataError(f"{setting} names no column {shown(name)}: {hint or did_you_mean(name, self.columns)}")
         return self.columns[name]
 
@@ -126,11 +133,8 @@ class Table:
         except ValueError:
             if not strict:
                 return np.nan
-            remedy = (
-                "correct it, name the column in data.words if it holds codes or words, or list its words for no value in data.missing_words"
-            )
             expected = "number, as others there are" if kind == "numbers" else "ISO date (YEAR-MONTH-DAY), as others there are"
-            raise DataError(f"{self.where(row)}: what stands in the column {name!r} is no {expected}; {remedy}") from None
+            raise DataError(f"{self.where(row)}: what stands in the column {name!r} is no {expected}; {self.remedy}") from None
         if not np.isfinite(value) and not strict:
             return np.nan
         if not np.isfinite(value):

@@ -50,14 +50,11 @@ def targets_of(tables: Sequence[Table], config: DataConfig, targets: Targets) ->
     names = config.target_names
     for table in tables:
         for name in names:
-            table.column(name, "data.target")
+            table.column(name, "data.target", "" if targets in ("classes", "survival") else f"; {_TASK_OF_SEVERAL}")
     if targets == "survival":
         return _survival_targets(tables, names, config)
     if targets != "classes" and len(names) > 1:
-        raise ConfigError(
-            f"data.target names {len(names)} columns, and this task predicts one; for several labels set task.name to 'multilabel' "
-            "(--task multilabel), and for a time and an event to 'survival' (--task survival)"
-        )
+        raise ConfigError(f"data.target names {len(names)} columns, and this task predicts one; {_TASK_OF_SEVERAL}")
     if targets == "classes" and len(names) < 2:
         raise ConfigError(
             f"a task of several labels needs two columns or more in data.target, which names {names[0]!r} alone: "
@@ -73,6 +70,11 @@ def targets_of(tables: Sequence[Table], config: DataConfig, targets: Targets) ->
         return Told([torch.stack([_label_targets(table, name) for name in names], dim=1) for table in tables], len(names))
     told = _class_targets(tables, names[0], config)
     return _ordered(told, names[0], config) if targets == "ordered" else told
+
+
+_TASK_OF_SEVERAL = (
+    "for several labels set task.name to 'multilabel' (--task multilabel), and for a time and an event to 'survival' (--task survival)"
+)
 
 
 def _ordered(told: Told, name: str, config: DataConfig) -> Told:
@@ -127,7 +129,7 @@ def _count_targets(table: Table, name: str) -> Tensor:
 def _number_targets(table: Table, name: str) -> Tensor:
     _check_numeric(table, name, "a number", "to tell words apart, set task.name to 'classification' (--task classification)")
     values = table.numbers(name)
-    _check_none_missing(table, name, np.isnan(values))
+    _check_none_missing(table, name, np.isnan(values), "leave such rows out")
     return torch.from_numpy(np.clip(values, -_LARGEST, _LARGEST).astype(np.float32))
 
 
@@ -180,7 +182,8 @@ def _class_targets(tables: Sequence[Table], name: str, config: DataConfig) -> To
         _check_no_stray(table, name, float, "correct the row, leave it out, or name all classes, --set 'data.classes=[\"0\", ...]'")
     words = [words_of(table, name, numeric=numeric, values=config.classes) for table in tables]
     for table, table_words in zip(tables, words, strict=True):
-        _check_none_missing(table, name, np.array([not word for word in table_words]))
+        remedy = "leave such rows out; or, if the word is a class, name all classes, --set 'data.classes=[\"none\", ...]'"
+        _check_none_missing(table, name, np.array([not word for word in table_words]), remedy)
     known = list(config.classes) or _found_classes(tables[0], name, words[0])
     numbers = {word: place for place, word in enumerate(known)}
     targets = []
@@ -221,14 +224,11 @@ def _natural(word: str) -> tuple[int, float, str]:
         return 1, 0.0, word
 
 
-def _check_none_missing(table: Table, name: str, absent: NDArray[np.bool_]) -> None:
+def _check_none_missing(table: Table, name: str, absent: NDArray[np.bool_], remedy: str) -> None:
     if absent.any():
         where = _places(table, np.flatnonzero(absent))
         none = "an empty cell, or a word that stands for none, such as NA or None"
-        raise DataError(
-            f"{where}: the target {name!r} has no value ({none}): leave such rows out; or, if the word is a class, name all classes, "
-            "--set 'data.classes=[\"none\", ...]'"
-        )
+        raise DataError(f"{where}: the target {name!r} has no value ({none}): {remedy}")
 
 
 def _token_targets(table: Table, config: DataConfig) -> Tensor:

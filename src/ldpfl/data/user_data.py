@@ -17,7 +17,7 @@ from torch import Tensor
 from ldpfl.data.from_table import dataset_of
 from ldpfl.data.holding_out import TEST_SHARE, held_out, held_out_by_name
 from ldpfl.data.inputs import TOKENS, Inputs, by_name, each, not_dense
-from ldpfl.data.leaks import leak_note
+from ldpfl.data.leaks import leaks_in
 from ldpfl.data.samples import Dataset, Owners, Samples, owners_of
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table, read_table, table_of
@@ -119,11 +119,11 @@ def _as_dataset(given: object, config: DataConfig, targets: Targets) -> Dataset:
 
 
 def _of_tables(name: str, train: Table, test: Table | None, config: DataConfig, targets: Targets) -> Dataset:
-    """Return the data set of a user's own tables, with a note on columns that give the target away."""
+    """Return the data set of a user's own tables, with the columns that give the target away."""
     found = dataset_of(name, train, test, config, targets)
     if found.encoder is None:
         return found
-    return found.noted(*leak_note(train.with_missing(config.missing_words), found.encoder.data, targets))
+    return replace(found, leaks=leaks_in(train.with_missing(config.missing_words), found.encoder.data, targets))
 
 
 def _are_tokens(given: object) -> bool:

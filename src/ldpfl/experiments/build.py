@@ -22,6 +22,7 @@ from ldpfl.data.division import Division
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.holding_out import TEST_SHARE, with_validation, without_a_tenth
 from ldpfl.data.inputs import TOKENS, by_name
+from ldpfl.data.leaks import leak_note
 from ldpfl.data.partition import LABEL_BLIND, partition_by_code, partition_by_name
 from ldpfl.data.persons import Names, Persons
 from ldpfl.data.scaling import STAGES, by_bounds, scaled_as
@@ -199,7 +200,7 @@ def build(
         ),
         work=LocalWork(config.training.epochs, config.training.batch_size, _full_weight(config, mechanism)),
         measured=len(ledger.events),
-        notes=task.notes,
+        notes=(*task.notes, *leak_note(task.leaks, task.encoder)),
         encoder=task.encoder,
         stopping=None if validation is None else Stopping(validation.to(device), config.training.patience),
         persons=persons,

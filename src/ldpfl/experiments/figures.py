@@ -27,7 +27,6 @@ from ldpfl.privacy.guarantee import json_number
 from ldpfl.privacy.statement import account
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation
-from ldpfl.tasks.weighted_metrics import OBSERVED
 from ldpfl.util.files import finite
 
 
@@ -66,23 +65,25 @@ def summarise(
             f"{CHANCE}: {chance}. More clients or rows, a larger epsilon, or a model with fewer weights may help; the "
             "noise-free baseline shows whether the data can be learnt at all"
         )
-    if judged.pop("constant", False):
+    if judged.pop("constant", False) and not _lacks_inputs(federation):
         privacy["caveats"].append(
             f"{CHANCE}: the model's output is the same for all {judged['test_rows']:,} test rows, whatever their inputs. Either training "
             "did not move it, or steps or noise were so large that no input has an effect any more: try another step size (a smaller "
             "training.server_learning_rate or training.learning_rate), more rounds, a larger epsilon, and data.bounds that are not far "
             "wider than the values"
         )
+    threshold = judged.pop("threshold", "")
     if one_class := judged.pop("one_class", ""):
         privacy["caveats"].append(
             f"{ONE_CLASS} {one_class}: the accuracy shows no more than how common that class is. Probabilities still differ between rows"
-            + _threshold_hint(judged["scores"].get(OBSERVED))
+            + (
+                f". To predict both, give a threshold within the predicted risks: ldpfl predict --threshold {threshold}"
+                if threshold
+                else ""
+            )
         )
     if off := judged.pop("off", ""):
-        privacy["caveats"].append(
-            f"{OFF}: {off}. Of images, arrays and texts no base rate is measured: say the shares of the classes in data.class_shares, "
-            "where the public knows them; else take more rounds, or correct the predicted risks by the share that you expect"
-        )
+        privacy["caveats"].append(f"{OFF}: {off}. {_off_remedy(config, federation)}")
     if lost := lost_evaluations(config, last):
         after = ", ".join(f"{number:,}" for number in lost)
         privacy["caveats"].append(
@@ -136,9 +137,39 @@ def summarise(
     return strict
 
 
-def _threshold_hint(observed: float | None) -> str:
-    """Return how to predict the rarer of two classes too, whose ``observed`` share is None for other tasks."""
-    return "" if observed is None else f". To tell both, give a threshold near the base rate: ldpfl predict --threshold {observed:.2g}"
+def _off_remedy(config: RunConfig, federation: Federation) -> str:
+    """Return why the mean predicted risk may be far from the observed share, and what to do about it."""
+    if emphasis := _emphasis(config):
+        return (
+            f"{emphasis} moved the predicted probabilities: train with the default loss, or use the predictions as a ranking, with a "
+            "threshold of your own (ldpfl predict --threshold)"
+        )
+    remedy = "take more rounds, or correct the predicted risks by the share that you expect"
+    if config.data.class_shares or (federation.encoder is not None and federation.encoder.shares):
+        return remedy.capitalize()
+    return (
+        "No base rate was measured for these data: state the shares of the classes in data.class_shares, where the public knows them; "
+        f"else {remedy}"
+    )
+
+
+def _lacks_inputs(federation: Federation) -> bool:
+    """Return whether the noise of measuring hid all columns of a table, so that a note on it tells why all outputs are the same."""
+    encoder = federation.encoder
+    return encoder is not None and not encoder.data.text and encoder.hidden == frozenset(encoder.data.columns)
+
+
+def _emphasis(config: RunConfig) -> str:
+    """Return the settings that move predicted probabilities away from the frequencies of the classes, as text; "" if none is set."""
+    weights = ["task.class_weights"] * (config.task.class_weights != "off")
+    return " and ".join([*weights, *["task.focusing"] * (config.task.focusing > 0)])
+
+
+def _emphasis_caveats(config: RunConfig) -> list[str]:
+    if not (emphasis := _emphasis(config)):
+        return []
+    how = "with class weights" if config.task.class_weights != "off" else "with the focal loss"
+    return [f"trained {how} ({emphasis}): predicted probabilities are not frequencies; rank rows by them, or choose a threshold"]
 
 
 def metric_before_data(config: RunConfig, kind: Kind = Kind.SIMULATION) -> str:
@@ -239,6 +270,7 @@ def _privacy(config: RunConfig, federation: Federation, last: Checkpoint) -> dic
         *_ending_caveats(config, last),
         *of_extending(config),
         *_delta_caveats(config, federation),
+        *_emphasis_caveats(config),
     ]
     return {
         "mechanism": config.mechanism.name,

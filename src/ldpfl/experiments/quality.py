@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil, inf, isfinite, nan
+from math import ceil, isfinite, nan
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,10 +17,11 @@ from ldpfl.errors import printable
 from ldpfl.experiments.judging import Judged, judged_on_test_rows
 from ldpfl.simulation import Federation
 from ldpfl.tasks import ACCURACY, LOWER_IS_BETTER, weighted_metrics
+from ldpfl.tasks.weighted_metrics import Floats
 
 EXTREME_SLOPE, _SURELY_EXTREME = 0.5, 0.8
-"""Predicted probabilities count as far too close to 0 and 1 if the calibration slope is below the first and its interval's upper end below
-the second."""
+"""Predicted probabilities count as far too close to 0 and 1 if the calibration slope is below the first, and its interval lies above 0 and
+below the second."""
 NARROW_SLOPE, _SURELY_NARROW = 1 / EXTREME_SLOPE, 1 / _SURELY_EXTREME
 """Predicted probabilities count as far too close together if the calibration slope is above the first and its interval's lower end above
 the second."""
@@ -61,7 +62,8 @@ def quality(federation: Federation, weights: Tensor, seed: int, classes: Sequenc
     The result also has findings that the caller turns into caveats: ``unusable`` is True if the outputs for some rows are NaN or infinite,
     and ``constant`` if all rows have the same outputs. The texts ``extreme``, ``narrow``, ``off``, ``chance`` and ``one_class`` are not
     empty if probabilities are far too close to 0 and 1, if they are far too close together, if the mean risk is far from the observed
-    share, if the main metric is no better than chance, or if different outputs make one class of all rows.
+    share, if the main metric is no better than chance, or if different outputs make one class of all rows. With ``one_class``, the text
+    ``threshold`` is the risk that flags about as many rows as have the event.
 
     Args:
         seed: seed of the bootstrap.
@@ -82,12 +84,14 @@ def quality(federation: Federation, weights: Tensor, seed: int, classes: Sequenc
         found["resampled"] = "persons"
     if intervals := {name: known[name] for name in judged.scores if name in known and name not in unsure}:
         found["intervals"] = intervals
-    found |= {"extreme": _extreme(judged.scores, intervals), "narrow": _narrow(judged.scores, intervals)}
     found |= {"off": _off(judged.scores, intervals), "one_class": _one_class(judged, named)}
     found["chance"] = _chance(federation.task.task.metric, judged, intervals)
+    if not found["chance"]:
+        found |= {"extreme": _extreme(judged.scores, intervals), "narrow": _narrow(judged.scores, intervals)}
     found["sites"] = list(_by_site(federation, judged, seed))
     if judged.is_of_two_classes:
         risks = expit(judged.told)
+        found["threshold"] = _threshold(risks, float(judged.seen.mean())) if found["one_class"] else ""
         found["event"] = printable(named[1]) if named else "1"
         found["calibration"] = weighted_metrics.calibration(risks, judged.seen.astype(np.float64), shares=True, whose=whose)
         counts, edges = np.histogram(risks, bins=_RISK_BINS, range=(0.0, ceil(20 * risks.max()) / 20))
@@ -98,9 +102,12 @@ def quality(federation: Federation, weights: Tensor, seed: int, classes: Sequenc
 
 
 def _extreme(scores: Scores, intervals: Intervals) -> str:
-    """Return the calibration slope as text if the predicted probabilities are clearly too far apart, else ""."""
-    slope, (_, high) = scores.get(weighted_metrics.SLOPE, nan), intervals.get(weighted_metrics.SLOPE, (nan, nan))
-    return _slope_of(scores, intervals) if slope < EXTREME_SLOPE and high < _SURELY_EXTREME else ""
+    """Return the calibration slope as text if the predicted probabilities are clearly too far apart, else "".
+
+    A slope that may be 0 or less is another fault: then a higher prediction does not mean more events.
+    """
+    slope, (low, high) = scores.get(weighted_metrics.SLOPE, nan), intervals.get(weighted_metrics.SLOPE, (nan, nan))
+    return _slope_of(scores, intervals) if low > 0 and slope < EXTREME_SLOPE and high < _SURELY_EXTREME else ""
 
 
 def _narrow(scores: Scores, intervals: Intervals) -> str:
@@ -120,6 +127,21 @@ def _one_class(judged: Judged, names: Sequence[str]) -> str:
         return ""
     told = int(judged.classes[0])
     return repr(printable(names[told])) if told < len(names) else str(told)
+
+
+def _threshold(risks: Floats, share: float) -> str:
+    """Return the threshold in few digits at which about a ``share`` of ``risks`` (n,) is flagged; "" if all risks are equal.
+
+    It lies within the range of the risks, so that some rows are flagged and some are not.
+    """
+    values, counts = np.unique(risks, return_counts=True)
+    if len(values) < 2:
+        return ""
+    flagged = counts[::-1].cumsum()[::-1][1:]  # rows at or above each value but the smallest
+    best = np.abs(flagged - share * len(risks)).argmin()
+    near = min(flagged[best], len(risks) - flagged[best]) / 10
+    texts = (f"{values[1:][best]:.{digits}g}" for digits in range(2, 17))
+    return next((text for text in texts if abs((risks >= float(text)).sum() - flagged[best]) <= near), "")
 
 
 def _is_one(classes: NDArray[Any]) -> bool:
@@ -151,10 +173,19 @@ def _chance(metric: str, judged: Judged, intervals: Intervals) -> str:
 
 
 def _off(scores: Scores, intervals: Intervals) -> str:
-    """Return the mean predicted risk and the observed share as text if one is more than twice the other, else ""."""
+    """Return the mean predicted risk and the observed share as text if they are far apart, else "".
+
+    They are far apart if one is more than twice the other, or if this holds for the risk and the share of the other class.
+    """
     risk, seen = scores.get(weighted_metrics.PREDICTED, nan), scores.get(weighted_metrics.OBSERVED, nan)
-    low, high = intervals.get(weighted_metrics.OBSERVED, (0.0, inf))
-    return f"{risk:.1%}, and {seen:.1%} was observed" if risk > max(2 * seen, high) or risk < min(seen / 2, low) else ""
+    low, high = intervals.get(weighted_metrics.OBSERVED, (0.0, 1.0))
+    far = _is_far(risk, seen, low, high) or _is_far(1 - risk, 1 - seen, 1 - high, 1 - low)
+    return f"{risk:.1%}, and {seen:.1%} was observed" if far else ""
+
+
+def _is_far(risk: float, seen: float, low: float, high: float) -> bool:
+    """Return whether ``risk`` is more than twice or less than half of ``seen``, and outside its interval."""
+    return risk > max(2 * seen, high) or risk < min(seen / 2, low)
 
 
 def scores_of(federation: Federation, weights: Tensor) -> dict[str, float]:

@@ -23,6 +23,7 @@ from ldpfl.report.scores import (
     figure_rows,
     heading,
     intervals_said,
+    no_slope,
     shown,
     site_columns,
     site_notes,
@@ -86,7 +87,7 @@ def quality_tables(result: dict[str, Any]) -> list[Table]:
     tables = []
     if len(result["scores"]) > 1:
         pooled = POOLED if result.get("pooled_scores") else ""
-        said = filter(None, (event_of(result), untold_labels(result), intervals_said(result), pooled))
+        said = filter(None, (event_of(result), untold_labels(result), no_slope(result), intervals_said(result), pooled))
         caption = " ".join(said)
         tables.append(_of_cells("figures on test rows", figure_columns(result), figure_rows(result), caption))
     tables += at_clients_tables(result)

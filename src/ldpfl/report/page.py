@@ -32,6 +32,7 @@ from ldpfl.report.scores import (
     figure_columns,
     figure_rows,
     intervals_said,
+    no_slope,
     shown,
     site_columns,
     site_notes,
@@ -224,7 +225,7 @@ def _quality(result: dict[str, Any]) -> dict[str, Any]:
     return {
         "quality": figure_rows(result) if len(result.get("scores", {})) > 1 else [],
         "quality_columns": figure_columns(result),
-        "event": event_of(result) or untold_labels(result),
+        "event": " ".join(filter(None, (event_of(result), untold_labels(result), no_slope(result)))),
         "pooled": POOLED if result.get("pooled_scores") else "",
         "intervals": intervals_said(result),
         "at_clients": at_clients.said(result),

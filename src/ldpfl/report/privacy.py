@@ -15,7 +15,7 @@ from ldpfl.errors import printable
 from ldpfl.experiments.planning.planner import LARGEST_EPSILON, Plan
 from ldpfl.privacy.guarantee import AUTHORS_CLAIM, HOLDS, IF_TRUSTED, PROTECTED, TRUSTED, WHAT_IS_PROTECTED, Statement
 from ldpfl.util.displays import look
-from ldpfl.util.number_format import NO_EPSILON, epsilon_text, number
+from ldpfl.util.number_format import NO_EPSILON, counted, epsilon_text, number
 
 if TYPE_CHECKING:
     from ldpfl.attacks.canary import RunAudit
@@ -163,7 +163,8 @@ def regime_title(plan: dict[str, Any]) -> str:
 def regime_lines(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield name and value of each figure of a regime's plan."""
     by_record = plan["regime"].startswith("records")
-    yield "clients", f"{plan['clients']:,}" + (f", {plan['records']:,} {plan['part']}s each" if by_record else "")
+    each = f", {counted(plan['records'], plan['part'])} each" if by_record else ""
+    yield "clients", f"{plan['clients']:,}{each}{'; --records sets how many' if by_record and plan['records'] == 1 else ''}"
     yield "weights, rounds", f"{plan['weights']:,}; {plan['rounds']:,}"
     value = number(plan["value"], ROUND_FLOOR if plan["parameter"] == "epsilon" else ROUND_CEILING)
     more = ", norm 1, magnitude_share 0" if plan["regime"] == "local" else ""  # on which the figures rest, and which are no defaults

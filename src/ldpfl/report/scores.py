@@ -9,6 +9,7 @@ from typing import Any
 
 from ldpfl.tasks import ACCURACY
 from ldpfl.tasks.weighted_metrics import (
+    AUROC,
     CLASS_ERROR,
     COMMONEST,
     EXACT_MATCH,
@@ -19,6 +20,7 @@ from ldpfl.tasks.weighted_metrics import (
     PPV,
     PREDICTED,
     SENSITIVITY,
+    SLOPE,
     SPECIFICITY,
 )
 
@@ -94,6 +96,14 @@ def untold_labels(result: Mapping[str, Any]) -> str:
     if EXACT_MATCH not in scores or scores.get(MACRO_F1) != 0:
         return ""
     return f"{MACRO_F1} is 0: it counts a label as told from a probability of 0.5 on, and no row that has a label reached that for it."
+
+
+def no_slope(result: Mapping[str, Any]) -> str:
+    """Return why there is no calibration slope where the classes are perfectly separated; "" elsewhere."""
+    scores = result.get("scores", {})
+    if SLOPE not in scores or scores[SLOPE] is not None or scores.get(AUROC) not in (0, 1):
+        return ""
+    return f"There is no {SLOPE}: the predicted risks separate the classes perfectly, and no slope fits such rows best."
 
 
 def figure_columns(result: Mapping[str, Any]) -> tuple[str, ...]:
