@@ -114,6 +114,16 @@ def test_a_pod_is_one_user_without_rights_whose_mounts_exist(manifest: Path) -> 
     assert {mount["name"] for part in (container, *pod["initContainers"]) for mount in part["volumeMounts"]} == volumes
 
 
+def test_only_the_ingress_controller_reaches_the_aggregator() -> None:
+    manifest = ROOT / "deploy" / "kubernetes" / "aggregator.yaml"
+    trees = {tree["kind"]: tree for tree in yaml.safe_load_all(manifest.read_text(encoding="utf-8"))}
+    policy, labels = trees["NetworkPolicy"]["spec"], trees["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    (rule,) = policy["ingress"]
+    assert rule["from"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress-nginx"}}}]
+    assert [port["port"] for port in rule["ports"]] == [port["port"] for port in trees["Service"]["spec"]["ports"]]
+
+
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.stem)
 def test_systemd_takes_the_unit(unit: Path, tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:

@@ -49,10 +49,15 @@ class LdpflError(Exception):
 
     A message may quote what a file or somebody else's machine says. It is one line of printable characters all the same: line
     breaks and terminal codes are spelled out, so that they forge no line in a log and no colour on a screen.
+
+    Attributes:
+        advice: the fixed part of a message about a user's model. It repeats no name, size or text that the user's code chose, since that
+            code may choose them by private values. Empty for most errors.
     """
 
-    def __init__(self, message: object = "") -> None:
+    def __init__(self, message: object = "", *, advice: str = "") -> None:
         super().__init__(printable(str(message)))
+        self.advice = advice
 
 
 def printable(text: str) -> str:

@@ -242,6 +242,19 @@ def test_attention_is_pinned_whatever_the_model_s_config_names(key: str, base: P
         assert module.config._attn_implementation == "sdpa"
 
 
+@pytest.mark.parametrize("key", ["experts_implementation", "_experts_implementation"])
+def test_experts_are_pinned_whatever_the_model_s_config_names(key: str, tmp_path: Path) -> None:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    MixtralForCausalLM(MixtralConfig(vocab_size=32, num_local_experts=2, **sizes)).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text("utf-8"))
+    for name in ("grouped_mm", "batched_mm", "somebody/kernel"):
+        (tmp_path / "config.json").write_text(json.dumps({**config, key: name}), "utf-8")
+        module: Any = make(str(tmp_path), "tokens", 32, images=False, seed=1, adapter=Adapter())
+        assert module.config._experts_implementation == "eager"
+
+
 def test_a_model_without_that_attention_takes_plain_products(tmp_path: Path) -> None:
     from transformers import ResNetConfig, ResNetForImageClassification
 

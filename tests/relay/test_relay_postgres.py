@@ -24,6 +24,7 @@ from ldpfl.relay.errors import StoreUnavailable, UnfitStore
 from ldpfl.relay.protocol import BLOCK_BYTES
 from ldpfl.relay.schema_checks import check_schema
 from ldpfl.relay.store import Store
+from ldpfl.relay.tokens import Role, Tokens
 
 pytest_plugins = ["relay_fixtures"]
 
@@ -790,3 +791,26 @@ def test_a_silent_relay_does_not_hold_a_round(postgres: Postgres, clock: Clock, 
     connection.close()
     silent.dispose()
     store.close()
+
+
+@pytest.mark.slow
+def test_a_second_token_leaves_no_name_in_the_servers_log() -> None:
+    programs = postgres_programs()
+    if programs is None:
+        pytest.skip("PostgreSQL is not installed")
+    server = Postgres(programs, logging_collector="on", log_directory="log")
+    try:
+        engine = open_engine(server.new_store())
+        known = Tokens(engine)
+        known.add("dr-who", Role.CLIENT)
+        with pytest.raises(ConfigError, match="has a token already"):
+            known.add("dr-who", Role.CLIENT)
+        known.renew("dr-who")
+        with pytest.raises(ConfigError, match="has two tokens already"):
+            known.renew("dr-who")
+        engine.dispose()
+        logs = list((server.folder / "data" / "log").iterdir())
+        assert logs
+        assert not [line for file in logs for line in file.read_text().splitlines() if "dr-who" in line or "ERROR" in line]
+    finally:
+        server.stop()

@@ -18,12 +18,16 @@ import pytest
 
 from conftest import CommandLine
 from ldpfl import ConfigError, api
+from ldpfl.experiments.public_figures import public_settings
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.privacy.guarantee import REPLACE_ONE, Guarantee, Statement
 from ldpfl.privacy.statement import account
+from ldpfl.report import at_clients
 from ldpfl.report.page import page
+from ldpfl.report.scores import intervals_said
 from ldpfl.report.watching import watching
 from ldpfl.server import RoundMetrics
+from ldpfl.tasks.weighted_metrics import MEASURED_AT_CLIENTS
 from ldpfl.util.number_format import number
 
 
@@ -261,3 +265,47 @@ def test_its_epsilons_are_those_of_the_ledger(folder: Path, text: str, tmp_path:
     shuffled = page([folder])
     for name, figure in (("epsilon, if the others hide it", 3), ("epsilon, trusting nobody", 7)):
         assert f"<dt>{name}</dt><dd>{figure}<small>" in shuffled
+
+
+CODE = """
+import torch
+
+class Net(torch.nn.Sequential):
+    def __init__(self):
+        super().__init__(torch.nn.Flatten(), torch.nn.Linear(400, 10))
+
+def deal(samples, clients, seed):
+    return [place % clients for place in range(samples)]
+"""
+
+
+def test_a_public_page_names_no_folder_of_this_machine(tiny_data: Path, config_file: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
+    secret = tmp_path / "ward-of-dr-who"
+    secret.mkdir()
+    (secret / "code.py").write_text(CODE, encoding="utf-8")
+    run = tmp_path / "run"
+    named = {"model.name": f"{secret}/code.py:Net", "data.partition": f"{secret}/code.py:deal", "data.tokenizer": f"hf:{secret}"}
+    api.run(config_file, folder=run, data_dir=tiny_data, progress=False, settings=named)
+    own, public = page([run]), page([run], public=True)
+    assert str(secret) in own
+    assert "code.py:Net" in public
+    assert "code.py:deal" in public
+    assert not any(folder in public for folder in (str(tmp_path), str(tiny_data), tmp_path.name))
+    assert str(tmp_path) not in str(public_settings(RunFolder(run).config()))
+
+
+@pytest.mark.parametrize(
+    ("unit", "words"), [("record", "on 40 records that they hold back"), ("person", "on 40 persons, all of whose records")]
+)
+def test_figures_of_clients_count_the_protected_unit_and_are_drawn_by_no_bootstrap(unit: str, words: str) -> None:
+    figure = {"value": 0.5, "noise": 0.1, "sampling": 0.1, "low": 0.3, "high": 0.7}
+    measured = {"round": 2, "records": 40, "figures": {"accuracy": figure}, "calibration": [], "confusion_noise": 2.0, "stated": True}
+    name = f"accuracy{MEASURED_AT_CLIENTS}"
+    result = {"at_clients": [measured], "privacy": {"guarantees": [{"unit": unit}]}, "intervals": {name: [0.3, 0.7]}}
+    said = at_clients.said(result)
+    assert words in said
+    assert f"the number of {unit}s." in said
+    assert f"state the number of {unit}s" in said
+    assert at_clients.confusion_said(result).startswith(f"{unit.capitalize()}s by their class")
+    assert intervals_said(result) == ""
+    assert "bootstrap over test rows" in intervals_said({"intervals": {"accuracy": [0.3, 0.7], name: [0.3, 0.7]}})

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,6 +62,21 @@ def test_of_several_certificates_each_is_looked_at_and_the_worst_code_wins(run: 
     assert (out.count("certificate of"), "not confirmed" in out) == (2, True)
     assert err.splitlines() == [f"ldpfl-verify: certificate {missing} cannot be read: No such file or directory"]
     assert run(CERTIFICATE, less)[0] == 3
+
+
+@pytest.mark.parametrize("mu", [6e8, 1e9])
+def test_figures_that_no_accountant_takes_are_not_checked_and_stop_no_other_file(mu: float, run: Run, tmp_path: Path) -> None:
+    def spoil(statement: dict[str, Any]) -> None:
+        bits = {"kind": "gaussian", "unit": "person", "parameter": mu, "units": 1, "mechanism": "dp-sgd"}
+        statement["charged"][0]["release"].update(bits)
+        for line in statement["guarantees"]:
+            line.update(protects="record", adjacency="replace one record of one client")
+
+    huge = unsigned(tmp_path, spoil)
+    code, out, err = run(huge, CERTIFICATE)
+    assert (code, err) == (4, "")
+    assert "its figures are too large or too small to compute with" in out
+    assert out.count("  confirmed  ") == 3
 
 
 def test_json_is_an_object_for_one_file_and_a_list_for_several(run: Run) -> None:

@@ -48,6 +48,8 @@ CONTRADICTIONS: dict[str, tuple[Callable[[list[dict[str, Any]]], object], str]] 
     "two rounds of one": (lambda events: [event.update(sampling="once") for event in events], "event 2: every client takes part once"),
     "an unknown field": (lambda events: events[0].update(discount=0.5), "event 1: its fields are"),
     "an unknown field of a release": (lambda events: events[0]["release"].update(discount=0.5), "event 1: a release of kind 'binary' has"),
+    "a field of another kind": (lambda events: events[0]["release"].update(claimed_epsilon=0.1), "event 1: a release of kind 'binary' has"),
+    "a rate of bits": (lambda events: events[0]["release"].update(rate=1.0), "event 1: a release of kind 'binary' has"),
     "an unknown kind": (lambda events: events[0]["release"].update(kind="new"), "event 1: got a release of kind 'new'"),
     "a bit that protects a record": (lambda events: events[0]["release"].update(unit="record"), "does not protect a record as one unit"),
     "no event": (lambda events: events.append({"chain": ""}), "event 4"),

@@ -166,16 +166,19 @@ def _findings_on_records(found: RecordsFound) -> Iterator[Finding]:
 
 
 def _check_shapes(start: ArrayRecord, node: NodeSetUp) -> None:
-    """Raise if the app's model has other arrays than the operator has stated by ``--layers``."""
+    """Raise if the app's model has other arrays than the operator has stated by ``--layers``.
+
+    Only arrays that the operator stated are named: the app may have chosen other names and sizes by values of records.
+    """
     shapes = {name: tuple(array.shape) for name, array in start.items()}
     if node.shapes and shapes != dict(node.shapes):
-        raise ConfigError(
-            f"the app's model has the arrays {_shapes_text(shapes)}, and --layers says {_shapes_text(node.shapes)}: give the server's"
-        )
+        other = {name: shape for name, shape in node.shapes.items() if shapes.get(name) != shape}
+        what = f"lacks {_shapes_text(other)} of --layers, or has another shape there" if other else "has more arrays than --layers says"
+        raise ConfigError(f"the app's model {what}: give the arrays that the server has")
     sizes = tuple(torch.Size(shape).numel() for shape in shapes.values())
     if node.layers and sizes != node.layers:
-        said = f"arrays of {', '.join(map(str, sizes))} values, and --layers says {', '.join(map(str, node.layers))}"
-        raise ConfigError(f"the app's model has {said}: make policy and check with the model's own, --layers {_shapes_text(shapes)}")
+        said = f"arrays of other sizes than --layers says ({', '.join(map(str, node.layers))})"
+        raise ConfigError(f"the app's model has {said}: make policy and check with the sizes that the server has")
 
 
 def _made_up_arrays(node: NodeSetUp) -> ArrayRecord:

@@ -219,11 +219,14 @@ def stopped_after(federation: Federation, last: Checkpoint) -> int | None:
     return trained[-1] if federation.has_stopped(last.history) and trained[-1] < last.state.round else None
 
 
-def _stopping_caveats(federation: Federation, last: Checkpoint) -> list[str]:
+def _stopping_caveats(config: RunConfig, federation: Federation, last: Checkpoint) -> list[str]:
     after, rounds = stopped_after(federation, last), last.state.round
     if after is None:
         return []
-    return [f"{STOPPED} {after} of {rounds}, and all are counted: when to stop followed from what was released"]
+    why = "what was released and the public rows of data.validation"
+    if config.data.brought:
+        why = "the loss on the rows of data.validation, which are not protected: the guarantee does not cover it"
+    return [f"{STOPPED} {after} of {rounds}, and all are counted: when to stop followed from {why}"]
 
 
 def of_extending(config: RunConfig) -> list[str]:
@@ -266,7 +269,7 @@ def last_trained(last: Checkpoint) -> RoundMetrics:
 def _privacy(config: RunConfig, federation: Federation, last: Checkpoint) -> dict[str, Any]:
     """Return the privacy entries of ``result.json``: epsilon of one unit of one round, and the guarantee from the ledger's events."""
     caveats = [
-        *_stopping_caveats(federation, last),
+        *_stopping_caveats(config, federation, last),
         *_ending_caveats(config, last),
         *of_extending(config),
         *_delta_caveats(config, federation),

@@ -92,8 +92,7 @@ class ModelFile(BaseModel):
         base: str = "",
     ) -> ModelFile:
         """Return what is said of the trained ``model`` on such ``data``; ``base`` is the digest of its frozen weights."""
-        module, colon, attribute = model.name.partition(":")
-        name = f"{Path(module).name}{colon}{attribute}" if lies_in_file(model.name) else model.name
+        name = public_name(model.name) if lies_in_file(model.name) else model.name
         return cls(
             name=name,
             options=dict(model.options),

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from math import nan
-from pathlib import Path
 from typing import Any
 
 from ldpfl.data.leaks import LEAK
@@ -19,7 +18,7 @@ from ldpfl.experiments.figures import CHANCE, EXTREME, NARROW, OFF, ONE_CLASS, S
 from ldpfl.experiments.start_warnings import SCALE
 from ldpfl.server import RoundMetrics
 from ldpfl.tasks.weighted_metrics import MEASURED_AT_CLIENTS
-from ldpfl.util.user_code import lies_in_file, public_name
+from ldpfl.util.user_code import public_name
 
 _ON_PRIVATE_ROWS = (CHANCE, EXTREME, LEAK, NARROW, OFF, ONE_CLASS, SCALE, UNUSABLE)
 """Starts of notes that reveal something about rows that are not protected."""
@@ -74,10 +73,7 @@ def public_settings(config: RunConfig) -> dict[str, Any]:
 
 
 def _without_folder(value: Any) -> Any:
-    """Return a setting without the folder of the file, code or pretrained model that it names."""
-    if not isinstance(value, str):
-        return value
-    file, colon, name = value.partition(":")
-    if colon and lies_in_file(value):
-        return f"{Path(file).name}{colon}{name}"
-    return Path(value).name if Path(value).is_absolute() else public_name(value)
+    """Return a setting without the folders of the files, code and pretrained models that it names."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(_without_folder, value))
+    return public_name(value) if isinstance(value, str) else value

@@ -76,6 +76,8 @@ def tried(
     data: Dataset,
     warn: Warn,
     persons: Persons | None = None,
+    *,
+    quotes: bool = True,
 ) -> Trainer:
     """Return the trainer of the run, after a trial with two clients on made-up samples. An unfit model is refused before the run.
 
@@ -86,6 +88,9 @@ def tried(
     The trial cannot detect a forward that deliberately behaves differently on other samples. Training also checks that the model's state
     is unchanged, see :mod:`ldpfl.simulation.forward_side_effects`. Beyond that, the guarantee assumes that the model is a function of one
     sample.
+
+    Args:
+        quotes: whether warnings may quote exceptions of the model. They may not where the model is made of a node's private rows.
 
     Raises:
         ConfigError: the model or the loss fails, or does not fit the data.
@@ -109,10 +114,11 @@ def tried(
         trainer = trainer_of(config, as_trained, mechanism, at_once=not reason, persons=made_up)
         once, _, again = (trainer.train(weights, schedule) for schedule in (clients, others, clients))
     if not torch.equal(once.nan_to_num(), again.nan_to_num()):
-        raise PrivacyError(
-            f"model {model!r} makes something else of the same samples after it saw others: it remembers samples, or draws random numbers, "
-            "and no mechanism protects that; let forward be a function of one sample"
+        found = (
+            "makes something else of the same samples after it saw others: it remembers samples, or draws random numbers, and no mechanism "
+            "protects that; let forward be a function of one sample"
         )
+        raise PrivacyError(f"model {model!r} {found}", advice=f"it {found}")
     if model not in models.names():
         with _explained(where):
             mixes = mixes_samples(trial, weights)
@@ -126,7 +132,8 @@ def tried(
             "into them in bounds, as by x.clamp(min=1e-6)"
         )
     if reason:
-        warn(f"model {model!r} cannot be trained for many clients at once ({reason}): one after another, which is slower")
+        why = f" ({reason})" if quotes else ""
+        warn(f"model {model!r} cannot be trained for many clients at once{why}: one after another, which is slower")
     return trainer_of(config, local, mechanism, at_once=not reason, persons=persons)
 
 
@@ -154,9 +161,13 @@ def _check_movable(model: str, where: str, trial: LocalTask, weights: Tensor) ->
         fixed = [name for name in immovable(trial, weights) if name not in measured]
     if fixed:
         others = f" and {len(fixed) - 1} others" if len(fixed) > 1 else ""
+        remedy = (
+            "its outputs do not change with it. Freeze what forward does not use (requires_grad=False); of an adapter see that it is "
+            "switched on, and that not both of its factors are zeros"
+        )
         raise ConfigError(
-            f"model {model!r} cannot train parameter {fixed[0]}{others}: its outputs do not change with it. Freeze what forward does not "
-            "use (requires_grad=False); of an adapter see that it is switched on, and that not both of its factors are zeros"
+            f"model {model!r} cannot train parameter {fixed[0]}{others}: {remedy}",
+            advice=f"it cannot train one of its parameters: {remedy}",
         )
 
 
@@ -269,24 +280,30 @@ def _eager_unless_on(asked: str, trainer: Trainer) -> Trainer:
 
 def _refuse_mixing(model: str, warn: Warn | None) -> None:
     """Raise a :class:`PrivacyError` about a model that mixes the samples of a batch. With ``warn``, only warn, as for one person's rows."""
-    found = f"model {model!r} makes something else of samples together than of each by itself: it mixes the samples of a batch"
+    found = "makes something else of samples together than of each by itself: it mixes the samples of a batch"
     if warn is None:
-        raise PrivacyError(
+        found = (
             f"{found}, as a mean over the first axis does, or nn.MultiheadAttention, nn.LSTM or nn.TransformerEncoderLayer without "
             "batch_first=True. Expected a function of one sample, because training forms batches of any samples: let forward "
             "treat each entry of the first axis by itself"
         )
-    warn(f"{found}. In training these are the rows of one person; scores and predictions depend on which rows are given together")
+        raise PrivacyError(f"model {model!r} {found}", advice=f"it {found}")
+    rows = "In training these are the rows of one person; scores and predictions depend on which rows are given together"
+    warn(f"model {model!r} {found}. {rows}")
 
 
 @contextmanager
 def _explained(trouble: str) -> Iterator[None]:
-    """Turn any exception of a user's model or loss on made-up samples into a :class:`ConfigError` that begins with ``trouble``."""
+    """Turn any exception of a user's model or loss on made-up samples into a :class:`ConfigError` that begins with ``trouble``.
+
+    The text quotes the exception, which may repeat private values: an app's author may have made the model of a node's rows. So a node
+    shows the exception's place alone, see :mod:`ldpfl.flower.record_trial`.
+    """
     try:
         yield
     except LdpflError:
         raise
-    except Exception as error:  # it is the user's code, on made-up samples: no private value is in the message
+    except Exception as error:  # it is the user's code
         raise ConfigError(f"{trouble}: {type(error).__name__}: {first_line(error)}") from error
 
 
@@ -373,7 +390,8 @@ def _check_parts(model: str, local: LocalTask) -> None:
     except TypeError as error:
         raise ConfigError(
             f"model {model!r} cannot be trained on these data: TypeError: {error}. Samples are the parts {names}, and its forward takes "
-            f"{', '.join(form.parameters)}: let forward take the parts by name, forward(self, {names})"
+            f"{', '.join(form.parameters)}: let forward take the parts by name, forward(self, {names})",
+            advice="its forward does not take the parts of a sample by name: let it take each part as an argument of the part's name",
         ) from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import traceback
@@ -39,7 +40,8 @@ def explained(error: BaseException, app: Path | None, data: tuple[str, ...]) -> 
 
     The text of an exception may repeat values of records. It is shown only where it is known to repeat none
     (:func:`ldpfl.flower.confined_process.repeats_nothing`). For any other exception the explanation has its type, the line of the app that
-    raised it and a hint. A path is shown only as the operator named it.
+    raised it and a hint. A path is shown only as the operator named it, and a type's name only if it is no type of the app's
+    (:func:`ldpfl.flower.confined_process.type_of`).
 
     Args:
         app: folder of the app. The line shown is the innermost one that lies in this folder.
@@ -47,7 +49,7 @@ def explained(error: BaseException, app: Path | None, data: tuple[str, ...]) -> 
     """
     if confined_process.repeats_nothing(error):
         return f"{error}, it is {error.got}" if isinstance(error, OtherArray) else str(error)
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.line]  # the name of any other file may be made up
     app_frames = [frame for frame in frames if app is not None and app.resolve() in Path(frame.filename).resolve().parents]
     frame = next(reversed(app_frames or frames), None)
     line = (frame and frame.line) or ""
@@ -55,7 +57,7 @@ def explained(error: BaseException, app: Path | None, data: tuple[str, ...]) -> 
     about = f" about {name!r}" if (name := _missing_key(line, error)) else ""
     code = f", in: {line[:_MAX_SHOWN]}" if line else ""
     hint = _hint(error, line, data)
-    return printable(f"{type(error).__name__}{about}{place}{code} -- {hint}{'' if hint.endswith('?') else '.'} {_LEFT_OUT}")
+    return printable(f"{confined_process.type_of(error)}{about}{place}{code} -- {hint}{'' if hint.endswith('?') else '.'} {_LEFT_OUT}")
 
 
 def _missing_key(line: str, error: BaseException) -> str:
@@ -96,18 +98,32 @@ _LEFT_OUT = "The exception's text is not shown, because it may repeat values of 
 
 def _hint(error: BaseException, line: str, data: tuple[str, ...]) -> str:
     """Return a hint on ``error``, which was raised at ``line`` of the app. It names only files in ``data``, and no value of a record."""
-    if isinstance(error, ImportError) and (not line or line.startswith(("import ", "from "))):  # a module's name is code, not data
+    if isinstance(error, ImportError) and error.name and _is_imported(error.name, line):
         return f"the app needs the module {error.name!r}, which cannot be imported here: install it, or mend its name"
     if isinstance(error, OSError) and error.filename is not None:
         path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else Path()
         for named in data:
             if path == Path(named):
-                return f"{named}: {error.strerror}"
+                return f"{named}: {_reason(error)}"
             if Path(named) in path.parents:  # the file's own name may say whose record it is, so it is not shown
-                return f"a file or folder below {named}: {error.strerror}. Is all there that the line opens, and can it be read?"
-        return f"a file that no setting of this node names: {error.strerror}. Is its name in the app right, and set in the environment?"
+                return f"a file or folder below {named}: {_reason(error)}. Is all there that the line opens, and can it be read?"
+        return f"a file that no setting of this node names: {_reason(error)}. Is its name in the app right, and set in the environment?"
     if isinstance(error, SystemExit | KeyboardInterrupt):
         return "the app has ended its process: let the function return instead"
     if line.startswith("raise"):
         return "the app itself refuses here: see the lines before this one"
     return next((hint for kind, hint in _HINTS.items() if isinstance(error, kind)), "the app's code has failed")
+
+
+def _is_imported(module: str, line: str) -> bool:
+    """Tell whether ``line`` is an import statement that spells out ``module``. A name that was computed may repeat a value."""
+    found = _IMPORT.match(line)
+    return found is not None and f"{found[1]}.".startswith(f"{module}.")
+
+
+_IMPORT = re.compile(r"(?:import|from)\s+([\w.]+)")
+
+
+def _reason(error: OSError) -> str:
+    """Return what the system says of the error's number. The exception's own text may be the app's."""
+    return os.strerror(error.errno) if error.errno is not None and error.errno in errno.errorcode else "it cannot be used"

@@ -176,6 +176,16 @@ def repeats_nothing(error: BaseException) -> bool:
     return isinstance(error, LdpflError) and (not frames or bool(_READ_NO_DATA.intersection(Path(frames[-1].filename).parents)))
 
 
+_KNOWN_MODULES = ("builtins", "torch", "numpy", "pandas", "json.decoder", "ldpfl.errors", "ldpfl.flower.arrays")
+"""Modules whose classes are named to a node's operator. Other code may make classes whose names repeat private values."""
+
+
+def type_of(value: object) -> str:
+    """Return the name of the type of ``value``, or of the nearest base that a known module holds by that name."""
+    known = (kind for kind in type(value).__mro__ if kind.__module__ in _KNOWN_MODULES)
+    return next(str(kind.__name__) for kind in known if getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind)
+
+
 def place_of(error: BaseException) -> str:
     """Return an exception's type and the line that raised it, for the node's log. The exception's text may repeat private values.
 
@@ -185,7 +195,7 @@ def place_of(error: BaseException) -> str:
     if repeats_nothing(error):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
-    return f"{type(error).__name__} at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else type(error).__name__
+    return f"{type_of(error)} at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else type_of(error)
 
 
 def _run_unguarded(work: Callable[[], bytes], sending: int) -> NoReturn:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import pkgutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
-from torch import Tensor, nn
+from torch import Tensor
 
 from ldpfl.data.inputs import Inputs
-from ldpfl.errors import ConfigError, LdpflError, PrivacyError
+from ldpfl.errors import ConfigError, LdpflError
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import as_usual, initial_ranges, mechanism_of
 from ldpfl.flower.arrays import to_arrays
+from ldpfl.flower.confined_process import type_of
 from ldpfl.flower.records import Records, RecordTask, device_of_node, trainer_of_records
 from ldpfl.flower.terms import ARRAYS
 from ldpfl.mechanisms.hooks import record_clip_of
@@ -23,7 +26,7 @@ from ldpfl.models.layout import ParameterLayout
 from ldpfl.simulation import RecordGradientTrainer
 from ldpfl.simulation.gradients import confined
 from ldpfl.simulation.local_steps import full_batch
-from ldpfl.util.user_code import GIVEN
+from ldpfl.util.number_format import counted
 
 _FOUND = "found"
 _MAX_NAMED = 5
@@ -40,7 +43,7 @@ class RecordsFound:
         left_out: number of rows, or of persons where persons are protected, that add nothing to training.
         some: indices, from 0, of the first few rows or persons that are left out.
         reason: why the first of these adds nothing.
-        notes: warnings about the model.
+        notes: warnings about the model. They quote nothing of the app.
     """
 
     arrays: ArrayRecord
@@ -67,26 +70,26 @@ def look_at_records(records: Records | str, context: Context, config: RunConfig)
     """Try an app's ``records`` and return the findings: the model and the loss on made-up samples, then the gradient of each record.
 
     Raises:
-        ConfigError, PrivacyError: ``records`` returns no ``RecordTask``, or the model and the loss do not fit the records. No text
-            repeats a value.
+        ConfigError, PrivacyError: ``records`` returns no ``RecordTask``, or the model and the loss do not fit the records. The text is
+            fixed. The app may make the model of the node's rows, so names and sizes of layers may repeat values.
+        Exception: the app's own. Its text may repeat values, see :func:`ldpfl.flower.app_failures.explained`.
     """
     make_task: Records = pkgutil.resolve_name(records) if isinstance(records, str) else records
     task = make_task(context)
     if not isinstance(task, RecordTask):
-        raise ConfigError(f"the app's records are a {type(task).__name__}, expected ldpfl.flower.RecordTask: let the function return one")
+        raise ConfigError(f"the app's records are a {type_of(task)}, expected ldpfl.flower.RecordTask: let the function return one")
     if config.data.person and task.persons is None:
         raise ConfigError("the terms protect persons, and RecordTask does not say to whom the rows belong: give it `persons`")
     task.check_persons()
-    device, notes, layout = device_of_node(), list[str](), _layout_of(task.model)
+    device, notes = device_of_node(), list[str]()
+    with _explained(task):
+        layout = ParameterLayout.from_module(task.model)
     weights = layout.flatten({name: p.detach() for name, p in task.model.named_parameters() if p.requires_grad}).cpu()
     mechanism = mechanism_of(config, initial_ranges(config, layout, weights))
     by_person = config.data.person and record_clip_of(mechanism) is not None
     persons = task.persons_by(config.data.person_rows) if by_person else None
-    try:
-        trainer = trainer_of_records(task, layout, weights, config, mechanism, device, persons, notes.append)
-    except LdpflError as error:
-        text = str(error).replace(f"model {GIVEN!r}", "the app's model")
-        raise ConfigError(f"{text} (tried on two made-up samples; {_described(task)})") from None
+    with _explained(task):
+        trainer = trainer_of_records(task, layout, weights, config, mechanism, device, persons, notes.append, quotes=False)
     left_out, reason, count = list[int](), "", len(task.targets if persons is None else persons)
     if isinstance(trainer, RecordGradientTrainer):
         watched = replace(trainer, left_out=lambda places: left_out.extend(places.tolist()))
@@ -96,17 +99,15 @@ def look_at_records(records: Records | str, context: Context, config: RunConfig)
     return RecordsFound(to_arrays(weights, layout), len(task.targets), len(left_out), tuple(left_out[:_MAX_NAMED]), reason, tuple(notes))
 
 
-def _layout_of(model: nn.Module) -> ParameterLayout:
-    """Return the layout of ``model``.
-
-    Raises:
-        ConfigError: the model cannot be trained privately. The text is that of :func:`ldpfl.models.layout.validate_module`: advice on the
-            model's layers, by their names and types. It is passed on from here, since no record is read for it.
-    """
+@contextmanager
+def _explained(task: RecordTask) -> Iterator[None]:
+    """Pass on only the fixed part of an error about the app's model; where it has none, raise the app's own exception again."""
     try:
-        return ParameterLayout.from_module(model)
-    except PrivacyError as error:
-        raise ConfigError(f"the app's model is refused: {error}") from None
+        yield
+    except LdpflError as error:
+        if not error.advice:
+            raise error.__cause__ or error from None
+        raise ConfigError(f"the app's model is refused: {error.advice} ({_described(task)})") from None
 
 
 def _why(task: RecordTask, trainer: RecordGradientTrainer, weights: Tensor, place: int, *, by_row: bool) -> str:
@@ -119,14 +120,15 @@ def _why(task: RecordTask, trainer: RecordGradientTrainer, weights: Tensor, plac
     try:
         trainer.train(weights, only)
     except (Exception, SystemExit) as error:  # only the type is shown, because the text may repeat the record
-        return f"the model or the loss raises {type(error).__name__} for it: is its target among the classes, or a token beyond the last?"
+        return f"the model or the loss raises {type_of(error)} for it: is its target among the classes, or a token beyond the last?"
     return "its gradient is NaN or infinite: are its values huge, or is there a log, sqrt or division in the model or the loss?"
 
 
 def _described(task: RecordTask) -> str:
-    """Return dtype and shape of the task's inputs and targets, as text."""
-    inputs = {"inputs": task.inputs} if isinstance(task.inputs, Tensor) else dict(task.inputs)
-    return ", ".join(f"{name} {str(part.dtype)[6:]} {tuple(part.shape)}" for name, part in [*inputs.items(), ("targets", task.targets)])
+    """Return dtype and number of axes of the task's inputs and targets, as text. Their sizes and names may follow from values."""
+    inputs = [task.inputs] if isinstance(task.inputs, Tensor) else list(task.inputs.values())
+    named = [*(("inputs", part) for part in inputs), ("targets", task.targets)]
+    return ", ".join(f"{name} {str(part.dtype)[6:]} with {counted(part.dim(), 'axis', 'axes')}" for name, part in named)
 
 
 def _is_finite(values: Inputs, place: int) -> bool:

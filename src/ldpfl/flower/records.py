@@ -266,14 +266,21 @@ def trainer_of_records(
     device: torch.device,
     persons: Persons | None,
     warn: Warn,
+    *,
+    quotes: bool = True,
 ) -> Trainer:
-    """Return the trainer that computes the gradients, after a trial on made-up samples of the same shapes; ``warn`` gets its warnings."""
+    """Return the trainer that computes the gradients, after a trial on made-up samples of the same shapes.
+
+    Args:
+        warn: gets the warnings.
+        quotes: whether warnings may quote exceptions of the app. They may not on a node, where they may repeat values of its records.
+    """
     samples = Samples(each(Tensor.detach, task.inputs), task.targets.detach())
     app_task = Task("own", "number", _by_record(task.loss), metrics={})
     local = LocalTask(task.model.to(device), layout, samples.to(device), (), (), LocalOptimiser(1.0), task=app_task)
     public = Dataset("records", samples, samples.take(slice(0)), 0, (), (), "", vocabulary=_MADE_UP_TOKENS)
     renamed = {"model": config.model.model_copy(update={"name": GIVEN}), "data": config.data.model_copy(update={"name": GIVEN})}
-    return tried(config.model_copy(update=renamed), local, mechanism, weights, public, warn, persons)
+    return tried(config.model_copy(update=renamed), local, mechanism, weights, public, warn, persons, quotes=quotes)
 
 
 def _warn_without_names(message: str) -> None:

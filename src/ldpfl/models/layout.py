@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -154,69 +154,95 @@ def refuse_lost_in_copies(module: nn.Module) -> None:
     _refuse(module, [*_hook_problems(module), *_shared_problems(module)])
 
 
-def _refuse(module: nn.Module, problems: list[str]) -> None:
+class _Problem(NamedTuple):
+    """A problem of a model.
+
+    Attributes:
+        where: names of the layers, buffers or parameters, and what they are.
+        kind: what they are, without a name that the model's author chose.
+        what: the problem and its remedy, without such a name.
+    """
+
+    where: str
+    kind: str
+    what: str
+
+
+def _refuse(module: nn.Module, problems: list[_Problem]) -> None:
     if problems:
-        raise PrivacyError(f"{type(module).__name__} cannot be trained privately: {'; '.join(problems)}")
+        text = "; ".join(f"{problem.where}{problem.what}" for problem in problems)
+        advice = "; ".join(dict.fromkeys(f"{problem.kind}{problem.what}" for problem in problems))
+        raise PrivacyError(
+            f"{type(module).__name__} cannot be trained privately: {text}", advice=f"it cannot be trained privately: {advice}"
+        )
 
 
 _WEIGHT_NORM = "take torch.nn.utils.parametrizations.weight_norm"
 _OF_SPECTRAL_NORM = frozenset({"_u", "_v", "weight_u", "weight_v"})
 
 
-def _buffer_problems(module: nn.Module) -> list[str]:
+def _buffer_problems(module: nn.Module) -> list[_Problem]:
     persistent = set(module.state_dict(keep_vars=True)) - {name for name, _ in module.named_parameters()}
     problems = []
     for prefix, child in module.named_modules():
         own = [name for name, _ in child.named_buffers(prefix, recurse=False) if name in persistent]
         where = f"buffers {', '.join(own)}" if own else prefix or type(child).__name__
+        what = ""
         if isinstance(child, nn.modules.batchnorm._BatchNorm):
             # Without running statistics there is no buffer, but a sample's result still depends on its batch.
-            problems.append(
-                f"{where}: batch normalisation mixes private samples and stores their statistics, use torch.nn.GroupNorm instead"
-            )
+            what = ": batch normalisation mixes private samples and stores their statistics, use torch.nn.GroupNorm instead"
         elif own and isinstance(child, nn.modules.batchnorm._NormBase):
-            problems.append(f"{where}: statistics of private samples, set track_running_stats=False")
+            what = ": statistics of private samples, set track_running_stats=False"
         elif own and {name.rpartition(".")[2] for name in own} <= _OF_SPECTRAL_NORM:
-            problems.append(f"{where}: spectral normalisation changes them while the model runs, leave it out or {_WEIGHT_NORM}")
+            what = f": spectral normalisation changes them while the model runs, leave it out or {_WEIGHT_NORM}"
         elif own:
-            problems.append(f"{where}: register it with persistent=False if it is a public constant, else make it a parameter")
+            what = ": register it with persistent=False if it is a public constant, else make it a parameter"
+        if what:
+            problems.append(_Problem(where, "buffers" if own else "a layer", what))
     return problems
 
 
-def _parameter_problems(module: nn.Module) -> list[str]:
+_A_PARAMETER = "a parameter"
+
+
+def _parameter_problems(module: nn.Module) -> list[_Problem]:
     problems = []
     trainable = [(name, p) for name, p in module.named_parameters(remove_duplicate=True) if p.requires_grad]
     for name, parameter in trainable:
+        what = ""
         if isinstance(parameter, nn.parameter.UninitializedParameter):
-            problems.append(f"parameter {name} is uninitialised: run one forward pass before, or give its layer a size")
+            what = " is uninitialised: run one forward pass before, or give its layer a size"
         elif parameter.dtype != torch.float32:
-            problems.append(f"parameter {name} is {parameter.dtype}: convert the model with .float()")
+            what = f" is {parameter.dtype}: convert the model with .float()"
         elif parameter.dim() == 0:
-            problems.append(f"parameter {name} is 0-d: give it the shape (1,)")
+            what = " is 0-d: give it the shape (1,)"
         elif parameter.numel() == 0:
-            problems.append(f"parameter {name} is empty: remove it")
+            what = " is empty: remove it"
         elif any(size > 1 and stride == 0 for size, stride in zip(parameter.shape, parameter.stride(), strict=True)):
-            problems.append(f"parameter {name} is one value repeated in memory: make it of expanded.clone()")
+            what = " is one value repeated in memory: make it of expanded.clone()"
+        if what:
+            problems.append(_Problem(f"parameter {name}", _A_PARAMETER, what))
     if not trainable:
-        problems.append("no trainable parameter: set requires_grad=True on what is to be learned")
+        problems.append(_Problem("", "", "no trainable parameter: set requires_grad=True on what is to be learned"))
     return [*problems, *_device_problems(module), *_adapter_problems(module), *_hook_problems(module), *_shared_problems(module)]
 
 
-def _device_problems(module: nn.Module) -> list[str]:
+def _device_problems(module: nn.Module) -> list[_Problem]:
     """Return the problems of parameters, frozen ones included, that are on another device than the others, or have no values."""
     places = {name: parameter.device for name, parameter in module.named_parameters()}
     empty = [name for name, device in places.items() if device.type == "meta"]
     if empty:
         others = f", and nor have {len(empty) - 1} others" if len(empty) > 1 else ""
-        return [f"parameter {empty[0]} has no values (device meta){others}: make the model on the CPU"]
+        return [_Problem(f"parameter {empty[0]}", _A_PARAMETER, f" has no values (device meta){others}: make the model on the CPU")]
     common = Counter(places.values()).most_common()
     if len(common) > 1:
         name = next(name for name, device in places.items() if device == common[-1][0])
-        return [f"parameter {name} is on {places[name]}, and most others are on {common[0][0]}: move the whole model with .to(device)"]
+        what = f" is on {places[name]}, and most others are on {common[0][0]}: move the whole model with .to(device)"
+        return [_Problem(f"parameter {name}", _A_PARAMETER, what)]
     return []
 
 
-def _adapter_problems(module: nn.Module) -> list[str]:
+def _adapter_problems(module: nn.Module) -> list[_Problem]:
     """Return the problems of active adapters of ``peft`` with frozen parameters, of which training would change nothing or only a part."""
     problems = []
     for part in module.modules():
@@ -224,24 +250,24 @@ def _adapter_problems(module: nn.Module) -> list[str]:
         if isinstance(active, str):
             frozen = [name for name, own in part.named_parameters() if active in name.split(".") and not own.requires_grad]
             if frozen:
-                problems.append(
-                    f"adapter {active!r} is frozen in {len(frozen)} parameters, of which the first is {frozen[0]}: load it with "
-                    "is_trainable=True, or make it with inference_mode=False"
-                )
+                where = f"adapter {active!r} is frozen in {len(frozen)} parameters, of which the first is {frozen[0]}"
+                remedy = ": load it with is_trainable=True, or make it with inference_mode=False"
+                problems.append(_Problem(where, "an adapter is frozen", remedy))
                 break  # the modules inside it share its settings
     return problems
 
 
-def _hook_problems(module: nn.Module) -> list[str]:
+def _hook_problems(module: nn.Module) -> list[_Problem]:
     # Private training would silently skip the hook.
+    what = " has a hook, which does not run in private training: remove it, and do in forward what it is for"
     return [
-        f"parameter {name} has a hook, which does not run in private training: remove it, and do in forward what it is for"
+        _Problem(f"parameter {name}", _A_PARAMETER, what)
         for name, parameter in module.named_parameters()
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)
     ]
 
 
-def _shared_problems(module: nn.Module) -> list[str]:
+def _shared_problems(module: nn.Module) -> list[_Problem]:
     """Return the problems of parameters that share memory. They are trained separately, and could not be written back into the model."""
     places = []
     for name, parameter in module.named_parameters():
@@ -250,26 +276,32 @@ def _shared_problems(module: nn.Module) -> list[str]:
             start = parameter.data_ptr()
             places.append((str(parameter.device), start, start + reach * parameter.element_size(), name))
     places.sort()
+    what = " share memory: make them one nn.Parameter, or give one of them a .clone()"
     return [
-        f"parameters {first[3]} and {second[3]} share memory: make them one nn.Parameter, or give one of them a .clone()"
+        _Problem(f"parameters {first[3]} and {second[3]}", "two parameters", what)
         for first, second in pairwise(places)
         if first[0] == second[0] and second[1] < first[2]
     ]
 
 
-def _part_problems(module: nn.Module) -> list[str]:
+def _part_problems(module: nn.Module) -> list[_Problem]:
     problems = []
     for name, child in module.named_modules():
         if original := _wrapped(child):
-            problems.append(f"{name or 'the model'} is a {type(child).__name__}, which cannot be run with other weights: give {original}")
+            where = f"{name or 'the model'} is a {type(child).__name__}"
+            problems.append(
+                _Problem(where, "a layer is compiled or distributed", f", which cannot be run with other weights: give {original}")
+            )
         if isinstance(child, nn.Embedding | nn.EmbeddingBag):
-            weight = f"{name}.weight".lstrip(".")
+            weight = f"parameter {f'{name}.weight'.lstrip('.')}"
             if child.max_norm is not None:
-                problems.append(f"parameter {weight} is changed while the model runs, by max_norm: leave that out")
+                problems.append(_Problem(weight, "an embedding", " is changed while the model runs, by max_norm: leave that out"))
             if child.sparse:
-                problems.append(f"parameter {weight} has sparse gradients, of which private training knows nothing: set sparse=False")
+                what = " has sparse gradients, of which private training knows nothing: set sparse=False"
+                problems.append(_Problem(weight, "an embedding", what))
         if any(isinstance(hook, WeightNorm) for hook in child._forward_pre_hooks.values()):
-            problems.append(f"{name or type(child).__name__}: torch.nn.utils.weight_norm keeps what it computes, {_WEIGHT_NORM}")
+            what = f": torch.nn.utils.weight_norm keeps what it computes, {_WEIGHT_NORM}"
+            problems.append(_Problem(name or type(child).__name__, "a layer", what))
     return problems
 
 
@@ -282,19 +314,21 @@ def _wrapped(part: nn.Module) -> str:
     return "the module that was compiled, its ._orig_mod" if isinstance(getattr(part, "_orig_mod", None), nn.Module) else ""
 
 
-def _dropout_problems(module: nn.Module) -> list[str]:
+def _dropout_problems(module: nn.Module) -> list[_Problem]:
     problems, places = [], []
     for name, child in module.named_modules():
         if dropout_rates(child):
             places.append(name or type(child).__name__)
         elif isinstance(child, nn.RReLU):
-            problems.append(f"{name or 'RReLU'} draws from a generator that all clients share: use LeakyReLU")
+            problems.append(_Problem(name or "RReLU", "RReLU", f"{_DRAWS}: use LeakyReLU"))
     if places:
         others = f" and {len(places) - _NAMED} others" if len(places) > _NAMED else ""
         which = f"dropout in {', '.join(places[:_NAMED])}{others}"
-        problems.append(f"{which} draws from a generator that all clients share: set it to 0, or set model.mend to true")
+        problems.append(_Problem(which, "dropout", f"{_DRAWS}: set it to 0, or set model.mend to true"))
     return problems
 
+
+_DRAWS = " draws from a generator that all clients share"
 
 _NAMED = 3
 """Number of layers that a message names. The others are counted."""

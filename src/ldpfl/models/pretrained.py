@@ -41,7 +41,7 @@ def make(name: str, targets: str, outputs: int, *, images: bool, seed: int, adap
             output_loading_info=True,
             **safe,
         )
-        module, report = _with_pinned_attention(load)
+        module, report = _with_pinned_parts(load)
         end = getattr(module.config, "eos_token_id", None)  # a model of images may have no tokens
         if end is not None and module.config.pad_token_id is None:
             module.config.pad_token_id = end  # as :mod:`ldpfl.data.tokens` fills up texts
@@ -51,19 +51,22 @@ def make(name: str, targets: str, outputs: int, *, images: bool, seed: int, adap
         return with_adapter(module, adapter, targets, images, sorted({key.rpartition(".")[0] for key in absent}))
 
 
-def _with_pinned_attention(load: Callable[..., Any]) -> Any:
+def _with_pinned_parts(load: Callable[..., Any]) -> Any:
     """Return what ``load`` returns for PyTorch's ``scaled_dot_product_attention``, or for plain products if the model has no form for it.
+
+    A mixture of experts, if the model has one, is computed in plain PyTorch, expert by expert.
 
     Without a name, the installed version of ``transformers`` would choose, or the model's ``config.json``: results would depend on the
     choice, and a name in ``config.json`` may stand for a kernel of the hub, which is code. ``load`` has a config object: beside one that
     is still to be read from the file, the argument would not count.
     """
+    pinned = partial(load, experts_implementation="eager")
     try:
-        return load(attn_implementation="sdpa")
+        return pinned(attn_implementation="sdpa")
     except ValueError as error:
         if "attn_implementation" not in str(error):
             raise
-        return load(attn_implementation="eager")
+        return pinned(attn_implementation="eager")
 
 
 def _class_for(targets: str, images: bool) -> str:

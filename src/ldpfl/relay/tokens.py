@@ -13,8 +13,8 @@ from enum import StrEnum
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from sqlalchemy import Connection, Engine, Row, delete, insert, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import Connection, Engine, Row, delete, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 
 from ldpfl.errors import ConfigError
 from ldpfl.relay.database import store_errors
@@ -64,14 +64,9 @@ class Tokens:
             StoreUnavailable, StoreFull: the store does not take it.
         """
         token = secrets.token_urlsafe(32)
-        with store_errors():
-            try:
-                with self._engine.begin() as connection:
-                    _insert(connection, token, Owner(owner_of(name), role, signing_key))
-            except IntegrityError:
-                raise ConfigError(
-                    f"{name} has a token already: give it a second one (ldpfl relay token renew {name}), or revoke that one"
-                ) from None
+        with store_errors(), self._engine.begin() as connection:
+            if not _insert(connection, token, Owner(owner_of(name), role, signing_key)):
+                raise ConfigError(f"{name} has a token already: give it a second one (ldpfl relay token renew {name}), or revoke that one")
         return token
 
     def renew(self, name: str, signing_key: Ed25519PublicKey | None = None) -> str:
@@ -86,19 +81,15 @@ class Tokens:
         """
         token = secrets.token_urlsafe(32)
         known = tokens.c.name == name
-        with store_errors():
-            try:
-                with self._engine.begin() as connection:
-                    row = connection.execute(select(tokens).where(known, tokens.c.older.is_(False))).first()
-                    if row is None:
-                        raise _no_token(name)
-                    before = _owner(row)
-                    connection.execute(update(tokens).where(known).values(older=True))  # the older of two would collide
-                    _insert(connection, token, Owner(name, before.role, signing_key or before.signing_key))
-            except IntegrityError:
-                raise ConfigError(
-                    f"{name} has two tokens already: revoke the older one first (ldpfl relay token revoke {name} --older)"
-                ) from None
+        with store_errors(), self._engine.begin() as connection:
+            rows = connection.execute(select(tokens).where(known).order_by(tokens.c.older)).all()
+            if not rows:
+                raise _no_token(name)
+            before, two = _owner(rows[0]), len(rows) > 1
+            if not two:
+                connection.execute(update(tokens).where(known, tokens.c.older.is_(False)).values(older=True))
+            if two or not _insert(connection, token, Owner(name, before.role, signing_key or before.signing_key)):
+                raise ConfigError(f"{name} has two tokens already: revoke the older one first (ldpfl relay token revoke {name} --older)")
         return token
 
     def all(self) -> list[Owner]:
@@ -138,8 +129,12 @@ class Tokens:
         raise unknown_token()
 
 
-def _insert(connection: Connection, token: str, owner: Owner) -> None:
-    """Store a token. Two clients may not share a signing key: in a sum with both, the aggregator would reject one as a forgery."""
+def _insert(connection: Connection, token: str, owner: Owner) -> bool:
+    """Store a token, and return whether it was stored: not if ``owner`` has one already.
+
+    No statement may violate a constraint, because PostgreSQL would log the client's name with the error. Two clients may not share a
+    signing key: in a sum with both, the aggregator would reject one as a forgery.
+    """
     key = owner.signing_key
     if key is not None:
         if owner.role is not Role.CLIENT:
@@ -149,7 +144,10 @@ def _insert(connection: Connection, token: str, owner: Owner) -> None:
         if other is not None:
             raise ConfigError(f"this signing key is that of {other}: each client has one of its own (ldpfl deploy node-key)")
     values = {"hash": hashed(token), "name": owner.name, "role": owner.role.value, "older": False}
-    connection.execute(insert(tokens).values(**values, signing_key=None if key is None else key.public_bytes_raw()))
+    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    new = insert(tokens).values(**values, signing_key=None if key is None else key.public_bytes_raw())
+    stored = connection.execute(new.on_conflict_do_nothing(index_elements=["name", "older"]).returning(tokens.c.older))
+    return stored.first() is not None
 
 
 def _owner(row: Row[Any]) -> Owner:

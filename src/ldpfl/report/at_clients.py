@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ldpfl.report.scores import shown, with_interval
+from ldpfl.util.number_format import counted
 
 COLUMNS = ("figure", "measured at clients", "deviation by noise", "deviation by sample")
 
@@ -15,23 +16,32 @@ def said(result: Mapping[str, Any]) -> str:
     if not result.get("at_clients"):
         return ""
     last = result["at_clients"][-1]
-    unit, held = last.get("unit", "record"), "records that they hold back from training, released with noise"
+    unit, held = _unit(result), "records that they hold back from training, released with noise"
     where = f"on {last['records']:,} {held}"
+    if unit == "person":
+        where = f"on {counted(last['records'], unit)}, all of whose records are held back from training, released with noise"
     if unit == "client":
         where = f"by {last['records']:,} clients, each of which counts once, on {held}"
     return (
         f"Measured at clients after round {last['round']:,}, {where}: the guarantee covers these figures. Intervals: 95 %, of the noise "
-        f"and of the number of {unit}s.{_stated(last)}"
+        f"and of the number of {unit}s.{_stated(last, unit)}"
     )
 
 
-def _stated(last: Mapping[str, Any]) -> str:
-    """Return a sentence on the number of records, if it is stated rather than counted, and on the released sum's estimate of it."""
+def _unit(result: Mapping[str, Any]) -> str:
+    """Return what counts once in the last evaluation at clients: a record, a person, or a client."""
+    unit = str(result["at_clients"][-1].get("unit", "record"))
+    protected = {row["unit"] for row in result.get("privacy", {}).get("guarantees", ())}
+    return "person" if unit == "record" and "person" in protected else unit
+
+
+def _stated(last: Mapping[str, Any], unit: str) -> str:
+    """Return a sentence on the number of units, if it is stated rather than counted, and on the released sum's estimate of it."""
     if not last.get("stated"):
         return ""
-    counted = last.get("counted")
-    own = " The released sum itself counts {:,.0f} ({:,.0f} to {:,.0f}) with an answer.".format(*counted) if counted else ""
-    return f" The run's terms state the number of records, by which the sums are divided; clients do not send their own.{own}"
+    found = last.get("counted")
+    own = " The released sum itself counts {:,.0f} ({:,.0f} to {:,.0f}) with an answer.".format(*found) if found else ""
+    return f" The run's terms state the number of {unit}s, by which the sums are divided; clients do not send their own.{own}"
 
 
 def figure_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
@@ -67,11 +77,10 @@ def _class_names(result: Mapping[str, Any], count: int) -> list[str]:
 def confusion_said(result: Mapping[str, Any]) -> str:
     """Return the text above the confusion matrix."""
     noise = result["at_clients"][-1].get("confusion_noise") if result.get("at_clients") else None
-    return (
-        ""
-        if noise is None
-        else f"Records by their class (rows) and the class that the model says (columns), each with noise of {noise:.3g}."
-    )
+    if noise is None:
+        return ""
+    what = "Persons" if _unit(result) == "person" else "Records"
+    return f"{what} by their class (rows) and the class that the model says (columns), each with noise of {noise:.3g}."
 
 
 def bin_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:

@@ -60,7 +60,7 @@ def _front_matter(config: RunConfig, described: ModelFile, encoder: Encoder | No
         licence = f"license: {_text(described.licence)}\n" if described.licence else ""
         pipeline = f"base_model: {_text(described.name.removeprefix(PRETRAINED))}\n{licence}"
     own = config.data.brought or config.data.at_nodes
-    data = "" if own else f"datasets:\n- {config.data.name}\n"
+    data = "" if own else f"datasets:\n- {public_name(config.data.name)}\n"
     tags = "tags:\n- differential-privacy\n- federated-learning\n"
     return f"---\nlibrary_name: ldpfl\n{pipeline}{data}{tags}{''.join(_privacy(statement))}---\n"
 
@@ -91,7 +91,11 @@ def _head(config: RunConfig, encoder: Encoder | None) -> Iterator[str]:
 
 
 def _data(config: RunConfig, described: ModelFile, encoder: Encoder | None, rounds: int) -> Iterator[str]:
-    of = "rows that stayed with their owners" if config.data.brought or config.data.at_nodes else f"the data set `{config.data.name}`"
+    of = (
+        "rows that stayed with their owners"
+        if config.data.brought or config.data.at_nodes
+        else f"the data set `{public_name(config.data.name)}`"
+    )
     sizes = f"{counted(config.clients.count, 'client')}, {counted(rounds, 'round')}"
     yield f"Trained on {of}: {sizes}, mechanism `{config.mechanism.name}`.\n"
     if encoder is None:

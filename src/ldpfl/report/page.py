@@ -145,7 +145,13 @@ def _config_text(folder: RunFolder, *, seed: bool, paths: bool) -> str:
     text = read_text(folder.config_path)
     for key in (*(["seed"] if seed else []), *(["path", "test_path"] if paths else [])):
         text = re.sub(rf"^{key} = .*$", f"# {key}: in the run's folder", text, count=1, flags=re.MULTILINE)
-    return text
+    return re.sub(r'"(?:[^"\\\n]|\\.)*"', _without_folder, text) if paths else text
+
+
+def _without_folder(found: re.Match[str]) -> str:
+    """Return a string of TOML, quotes included, without the folder of what it names."""
+    inner = found[0][1:-1]
+    return f'"{public_name(inner)}"'
 
 
 def _left_out(config: RunConfig) -> str:
@@ -158,7 +164,7 @@ def _left_out(config: RunConfig) -> str:
 
 
 def _sentence(config: RunConfig, result: dict[str, Any], kind: Kind) -> str:
-    of = "its own table" if config.data.brought else config.data.name
+    of = "its own table" if config.data.brought else public_name(config.data.name)
     reached = f": {shown(result['metric'], result['score'])} {result['metric']} ({result['evaluated_on']})"
     what = f"{public_name(config.model.name)} on {of}{reached if result['score'] is not None else ''}"
     if kind is Kind.OWN_APP:  # its model and data stand in no config
@@ -313,7 +319,7 @@ def _environment(config: RunConfig, result: dict[str, Any], kind: Kind, ledger: 
     elif training:
         yield "time", f"{training} so far"
     if not config.data.brought and kind is not Kind.OWN_APP:
-        yield "data", f"{config.data.name}, fingerprint {result.get('data_fingerprint', '-')}"
+        yield "data", f"{public_name(config.data.name)}, fingerprint {result.get('data_fingerprint', '-')}"
     if clipped := clipped_records(result):
         yield "records clipped", clipped
     if settings := chosen(result):

@@ -170,7 +170,8 @@ def listed(names: Sequence[str]) -> str:
 
 def intervals_said(result: Mapping[str, Any]) -> str:
     """Return what the intervals of figures are, and why some have none, in a sentence or two."""
-    said = f"Intervals: 95 %, by a bootstrap over test {units_of(result)}." if result.get("intervals") else ""
+    drawn = any(not name.endswith(MEASURED_AT_CLIENTS) for name in result.get("intervals", ()))
+    said = f"Intervals: 95 %, by a bootstrap over test {units_of(result)}." if drawn else ""
     few = result.get("intervals_note")
     without = f"{'Some figures have no interval' if said else 'No intervals'}: {few}." if few else ""
     return " ".join(filter(None, (said, without)))

@@ -80,10 +80,12 @@ def _refused(module: nn.Module, changed: Callable[[], list[str]]) -> Iterator[No
 
 def _refuse(module: nn.Module, changed: list[str], cause: Exception | None) -> None:
     if changed:
-        raise PrivacyError(
-            f"{type(module).__name__} changed {', '.join(changed)} while it ran: that would keep or send something of its samples that no "
-            "mechanism has randomised; let forward and hooks change nothing (of embeddings: leave max_norm out)"
-        ) from cause
+        why = (
+            "while it ran: that would keep or send something of its samples that no mechanism has randomised; let forward and hooks change "
+            "nothing (of embeddings: leave max_norm out)"
+        )
+        text = f"{type(module).__name__} changed {', '.join(changed)} {why}"
+        raise PrivacyError(text, advice=f"it changed its own state {why}") from cause
 
 
 def _held(module: nn.Module) -> dict[str, object]:

@@ -97,7 +97,8 @@ class LocalTask:
             given = f"of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"that is a {type(found).__name__}"
             raise ConfigError(
                 f"task {self.task.name!r} gives a loss {given} for {len(targets)} samples, expected {wanted}: return one number for each "
-                "sample, as PyTorch's losses do with reduction='none'"
+                "sample, as PyTorch's losses do with reduction='none'",
+                advice="its loss has another shape than expected: return one number for each sample, or the mean over the samples",
             )
         return found
 

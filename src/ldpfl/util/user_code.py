@@ -41,9 +41,16 @@ def named_model(name: str) -> str:
 
 
 def public_name(name: str) -> str:
-    """Return ``name`` without the path of the folder that holds a pretrained model or its tokenizer: the folder's own name stays."""
+    """Return a setting's text without the folder of the file, the code or the pretrained model that it names: the last part stays."""
+    file, colon, attribute = name.partition(":")
+    if colon and lies_in_file(name):
+        return f"{Path(file).name}{colon}{attribute}"
     place = name.removeprefix(PRETRAINED)
-    return f"{PRETRAINED}{Path(place).name}" if is_pretrained(name) and Path(place).is_absolute() else name
+    return (
+        f"{PRETRAINED if is_pretrained(name) else ''}{Path(place).name}"
+        if place.startswith(("/", "~")) or Path(place).is_absolute()
+        else name
+    )
 
 
 def library(name: str) -> Any:

@@ -34,6 +34,16 @@ _PARAMETERS = {"binary": "epsilon", "pure": "epsilon", "gaussian": "mu", "unprot
 _NOT_CHARGED = {"claim", "realised", "signed", "reason", "claimed_epsilon", "claimed_delta"}
 """Fields of a release in a ledger that say nothing about its cost."""
 
+_FIELDS = {
+    "binary": {"epsilon", "realised", "sampled", "claim"},
+    "pure": {"epsilon", "blanket", "signed", "claim"},
+    "gaussian": {"mu", "rate", "alike", "integers"},
+    "unprotected": {"reason", "claimed_epsilon", "claimed_delta", "claim"},
+}
+"""Fields of a release of each kind, beside those of every kind."""
+
+_FIELDS_OF_ALL = {"kind", "mechanism", "units", "unit", "author"}
+
 
 @dataclass(frozen=True)
 class Event:
@@ -170,6 +180,8 @@ def _release(tree: Any) -> ClientRelease:
     kind = tree.get("kind") if isinstance(tree, dict) else None
     if not isinstance(kind, str) or kind not in _PARAMETERS:
         raise ValueError(f"got a release of kind {quoted(kind)}, expected {', '.join(_PARAMETERS)}")
+    if not tree.keys() <= _FIELDS[kind] | _FIELDS_OF_ALL:
+        raise ValueError(f"a release of kind {kind!r} has the fields {', '.join(sorted(tree))[:200]}")
     parameter = _PARAMETERS[kind]
     fields = {name: value for name, value in tree.items() if name not in _NOT_CHARGED and name != parameter}
     try:

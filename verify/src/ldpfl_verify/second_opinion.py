@@ -128,7 +128,7 @@ def _verdicts(statement: Statement) -> Iterator[Verdict]:
     for line in statement.guarantees:
         try:
             second, why = second_bound(line, statement.charged)
-        except OverflowError:
+        except (ArithmeticError, ValueError, RuntimeError, MemoryError):  # one guarantee that no accountant can compute stops no other
             second, why = None, "its figures are too large or too small to compute with"
         yield _as_claimed(Verdict(line, second, _status(epsilon_of(line), second), why), statement.charged)
 
