@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ldpfl.errors import DataError, WriteError
-from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, RoundEvent, UnprotectedRelease
+from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, Release, RoundEvent, UnprotectedRelease
 from ldpfl.privacy.accountants.registry import epsilon_of
 from ldpfl.privacy.charged_rounds import charged
 from ldpfl.privacy.events import OURS, Channel, Sampling
@@ -626,7 +626,11 @@ def test_events_are_chained(change: str) -> None:
 @pytest.mark.parametrize("one", [1, np.float32(1), np.float64(1), np.int64(1)])
 def test_a_number_of_any_kind_is_written_as_it_is_read(one: Any) -> None:
     """An author's mechanism may state any: the chain of hashes once was that of another text."""
-    releases = PureRelease("x", one, int(one), "weight"), BinaryRelease("x", one, 3, "weight"), GaussianRelease("x", one)
+    releases: tuple[Release, ...] = (
+        PureRelease("x", one, int(one), "weight"),
+        BinaryRelease("x", one, 3, "weight"),
+        GaussianRelease("x", one),
+    )
     ledger = Ledger(tuple(RoundEvent(place, release, 10, 10, place) for place, release in enumerate(releases, start=1)))
     again = Ledger.from_json(ledger.to_json())
     assert again == ledger
