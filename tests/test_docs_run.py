@@ -42,6 +42,7 @@ NOT_RUN = {
     r"deploy .*": "starts processes that talk over TLS; tests/deploy runs the demo",
     r"relay serve .*": "serves until it is stopped; tests/relay starts it",
     r"run quickstart --watch": "serves a page while it trains; tests/report/test_page.py watches a run",
+    r"tune sum/.*": "needs features of all of MNIST; tests/api/test_tuning.py tunes on less",
     r"run (sound|sum)/.*": "needs features of all of MNIST; tests/experiments runs such settings on less",
     r"run .*\$seed.*|run .*SEED.*": "the variable of a loop, or a place to fill in, on data of full size",
     r"run .* --model \./folder .*|predict RUN new\.csv": "needs a pretrained model; tests/models/test_pretrained.py trains one",
@@ -101,6 +102,7 @@ SHELL = [page for page in WITH_COMMANDS if commands(page) and page.name != "inde
 @pytest.mark.slow
 @pytest.mark.parametrize("page", SHELL, ids=lambda page: str(page.relative_to(ROOT)))
 @pytest.mark.thorough_for("docs/guide.md")
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
 def test_commands_of_a_page_run_from_top_to_bottom(
     page: Path, ldpfl: CommandLine, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,7 +204,7 @@ SMALLER_CODE = {
     '"quickstart", epsilon=0.5, rounds=3': '"quickstart", epsilon=0.5, rounds=1, count=4, baseline=False',
     "seeds=3)": "seeds=1, rounds=1)",
 }
-CODE_NOT_RUN = {"ldpfl.reproduce": "trains for hours"}
+CODE_NOT_RUN = {"ldpfl.reproduce": "trains for hours", "ldpfl.tune": "needs features of all of MNIST"}
 
 
 def examples_in(function: object) -> Iterator[str]:

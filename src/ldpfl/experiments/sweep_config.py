@@ -219,7 +219,7 @@ def cells(
     *,
     settle: bool = True,
     given: Given = NOTHING,
-    load: Callable[..., RunConfig] = load_recipe,
+    load: Callable[..., RunConfig] | None = None,
 ) -> list[Cell]:
     """Return all runs of ``sweep``, with checked configs.
 
@@ -238,7 +238,7 @@ def cells(
         for seed in sweep.each_seed
         for point in points
         for variant, settings in sweep.variants.items()
-        for config in [_config(sweep, settings, point, seed, overrides, load)]
+        for config in [_config(sweep, settings, point, seed, overrides, load or load_recipe)]
     ]
 
 

@@ -204,7 +204,12 @@ def _rounded_down(value: float) -> float:
 
 def _check_trial(config: RunConfig) -> None:
     """Raise a :class:`ConfigError` if runs of ``config`` are not independent mechanisms with a score of known cost."""
-    is_evaluated(config)  # raises if the mechanism protects no sums over records
+    if config.mechanism.name != "dp-sgd":
+        raise ConfigError(
+            f"mechanism.name is {config.mechanism.name!r}, and a tuning knows the cost of trials with sums over records alone: set "
+            "mechanism.name to 'dp-sgd'"
+        )
+    is_evaluated(config)  # raises if records are not measured with it
     if config.shuffling.channel not in ("direct", "secure-sum"):
         raise ConfigError(
             f"shuffling.channel is {config.shuffling.channel!r}, behind which clients measure no score: set it to 'secure-sum' or 'direct'"
