@@ -81,6 +81,7 @@ def test_what_is_released_is_one_trial_and_its_guarantee(tmp_path: Path) -> None
             api.certify,
             lambda run: api.export(run, tmp_path / "x"),
             lambda run: api.page([run], tmp_path / "x.html", public=True),
+            lambda run: api.run(run / "config.toml", data=FRAME, folder=run, resume=True, track="mlflow", progress=False),
         ):
             with pytest.raises(ConfigError, match="is a trial of a tuning"):
                 hand_on(path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -140,22 +140,8 @@ def _begun(folder: str | Path | None, changes: Sequence[str]) -> tuple[SweepConf
 
 
 def _sweep(config: SweepConfig, overrides: list[str], out: Path, runner: Runner, jobs: int, display: ProgressDisplay) -> SweepResult:
-    def ahead(some: Sequence[Cell], out: Path) -> None:
-        if jobs > 1:
-            run_ahead(some, out, runner.data_dir, jobs, display.several)
-
-    watched = WatchedRuns(display)
-
-    def begins(number: int, of: int, cell: Cell) -> None:
-        if jobs == 1:
-            display.next_run(f"{number}/{of}: {cell}")
-        watched.begins(cell)
-
-    def planned(some: Sequence[Cell], out: Path) -> None:
-        ahead(some, out)
-        watched.planned(some, out)
-
-    rows, curves, together = run_sweep(config, overrides, replace(runner, observer=watched), out, begins, planned)
+    watched = WatchedRuns(display, runner.data_dir, jobs, lambda number, of, cell: f"{number}/{of}: {cell}")
+    rows, curves, together = run_sweep(config, overrides, replace(runner, observer=watched), out, watched.begins, watched.planned)
     watched.ended()
     for name, draw in ((SCORE_PLOT, partial(draw_sweep, rows=rows)), (NOISE_PLOT, partial(draw_noise, curves=curves))):
         try:
@@ -168,10 +154,15 @@ def _sweep(config: SweepConfig, overrides: list[str], out: Path, runner: Runner,
 
 
 class WatchedRuns:
-    """An observer that shows the progress of each run, and of all runs of a sweep or a tuning."""
+    """An observer that shows the progress of each run, and of all runs of a sweep or a tuning. It starts several at once if asked to.
 
-    def __init__(self, display: ProgressDisplay) -> None:
-        self._display = display
+    Args:
+        jobs: how many runs go on at once.
+        named: function from a run's number, the number of runs and its cell to the text that announces the run.
+    """
+
+    def __init__(self, display: ProgressDisplay, data_dir: Path | None, jobs: int, named: Callable[[int, int, Cell], str]) -> None:
+        self._display, self._data_dir, self._jobs, self._named = display, data_dir, jobs, named
         self.clients_done, self.warn = display.clients_done, display.warn
         self._rounds: dict[str, int] = {}
         self._reached: dict[str, int] = {}
@@ -179,11 +170,15 @@ class WatchedRuns:
         self._cell: str | None = None
 
     def planned(self, some: Sequence[Cell], out: Path) -> None:
+        if self._jobs > 1:
+            run_ahead(some, out, self._data_dir, self._jobs, self._display.several)
         self._rounds = {cell.folder_name: cell.config.training.rounds for cell in some}
         self._reached = {cell.folder_name: rounds_done(cell, out) for cell in some}
         self._over = {cell.folder_name for cell in some if cell.folder(out).is_over}
 
-    def begins(self, cell: Cell) -> None:
+    def begins(self, number: int, of: int, cell: Cell) -> None:
+        if self._jobs == 1:
+            self._display.next_run(self._named(number, of, cell))
         self.ended()
         self._cell = cell.folder_name
 

@@ -14,6 +14,7 @@ from ldpfl.api.callbacks import Callback
 from ldpfl.errors import ConfigError, LdpflError, first_line
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.public_figures import public_round, public_settings, without_private
+from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.report.privacy import guarantee_rows
 from ldpfl.report.trackers import TRACKERS, Tracker, round_figures
 from ldpfl.server import RoundMetrics
@@ -96,7 +97,7 @@ def _epsilons(privacy: Statement) -> dict[str, Any]:
 
 
 def _texts(privacy: Statement) -> dict[str, str]:
-    """Return the verdict and the rows of the guarantee, what holds and what a paper claims, as texts."""
+    """Return the verdict, and the table of guarantees and paper's claims, as texts."""
     rows = guarantee_rows(privacy.to_dict())
     heads = ("protected", "trusted", f"epsilon (delta {privacy.delta:g})", "status")
     table = "\n".join(f"| {' | '.join(row)} |" for row in (heads, ("---",) * len(heads), *rows))
@@ -105,16 +106,18 @@ def _texts(privacy: Statement) -> dict[str, str]:
 
 @contextmanager
 def tracked(names: Sequence[str], folder: Path | None, warn: Callable[[str], None]) -> Iterator[list[Tracked]]:
-    """Give a callback for each tracker in ``names``, and end what it began with the block.
+    """Yield a callback for each tracker in ``names``. When the block ends, end the trackers' runs.
 
     Raises:
-        ConfigError: there is no such tracker, its client is not installed, or the run has no ``folder``.
+        ConfigError: there is no such tracker, its client is not installed, the run has no ``folder``, or it is a trial of a tuning.
     """
     unknown = [name for name in names if name not in TRACKERS]
     if unknown:
         raise ConfigError(f"unknown tracker {unknown[0]!r}: {did_you_mean(unknown[0], TRACKERS)}")
     if names and folder is None:
         raise ConfigError("track needs folder, from which a tracker gets the model and the guarantee: give ldpfl.run a folder=")
+    if folder is not None and not all(TRACKERS[name].is_local for name in names):
+        RunFolder(folder).check_may_be_handed_on()
     callbacks = [Tracked(name, TRACKERS[name](folder), folder, warn) for name in dict.fromkeys(names) if folder is not None]
     failed = True
     try:

@@ -20,8 +20,7 @@ from ldpfl.api.running import displayed, runner_for
 from ldpfl.api.sweeping import WatchedRuns
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.shipped import DEFAULT, OWN, sweep_names
-from ldpfl.experiments.sweep_config import Cell, SweepConfig, axis_of, load_sweep, sweep_of
-from ldpfl.experiments.sweep_parallel import run_ahead
+from ldpfl.experiments.sweep_config import SweepConfig, axis_of, load_sweep, sweep_of
 from ldpfl.experiments.tuning import PRIVATE, Chosen, TunedGuarantee, Tuning, label, run_tuning
 from ldpfl.privacy.accountants.best_of_trials import Law, TrialCount
 from ldpfl.privacy.guarantee import IF_TRUSTED
@@ -148,19 +147,8 @@ def tune(
         runner = runner_for(data_dir, device, display, given)
         if jobs > 1 and runner.device.type != "cpu":
             raise ConfigError(f"several trials at once are for a CPU, not for {device}: leave jobs at 1")
-        watched = WatchedRuns(display)
-
-        def begins(number: int, of: int, cell: Cell) -> None:
-            if jobs == 1:
-                display.next_run(f"trial {number}/{of}: {label(cell)}")
-            watched.begins(cell)
-
-        def ahead(some: Sequence[Cell], private: Path) -> None:
-            if jobs > 1:
-                run_ahead(some, private, runner.data_dir, jobs, display.several)
-            watched.planned(some, private)
-
-        chosen = run_tuning(tuning, replace(runner, observer=watched), out, begins, ahead)
+        watched = WatchedRuns(display, runner.data_dir, jobs, lambda number, of, cell: f"trial {number}/{of}: {label(cell)}")
+        chosen = run_tuning(tuning, replace(runner, observer=watched), out, watched.begins, watched.planned)
         watched.ended()
     return _released(tuning, chosen, out)
 
