@@ -3,8 +3,8 @@
 A *trial* is a mechanism Q: it draws a setting at random, trains, and scores the model with noise. A tuning draws a number of trials K from
 a public law, runs K independent trials, and releases the outcome with the best score. K and the other outcomes stay secret.
 
-The bound follows the proof of Papernot and Steinke 2022 ("Hyperparameter Tuning with Rényi Differential Privacy", Lemma 7), with
-hockey-stick divergences in place of Rényi divergences. Outcomes are totally ordered; of equal scores the first one is taken, which has the
+The bound follows the proof of Papernot and Steinke 2022 ("Hyperparameter Tuning with Rényi Differential Privacy", ICLR), with hockey-stick
+divergences in place of Rényi divergences, as Koskela, Redberg and Wang 2024 ("Privacy Profiles for Private Selection", ICML). Outcomes are totally ordered; of equal scores the first one is taken, which has the
 same law as a tie broken by a uniform number for each trial. Let q(y) be the probability that a trial's outcome is worse than y, and f(x) =
 E[x^K]. The best outcome is y if one of K trials gives y and all others a worse one, so its density is
 
@@ -20,7 +20,7 @@ Hence a - e^eps a' <= f'(q) (Q - e^(eps - log C) Q'). f' is at most f'(1) = E[K]
     delta of the release at eps <= E[K] times delta of a trial at (eps - log C),
     eps of the release at delta <= log C + eps of a trial at (delta / E[K]).
 
-A pure trial has T(p) <= e^eps p. A geometric K then gives 3 eps, as in Liu and Talwar 2018, and a logarithmic K gives 2 eps.
+A pure trial has T(p) <= e^eps p. A geometric K then gives 3 eps, as in Liu and Talwar 2019 (STOC), and a logarithmic K gives 2 eps.
 """
 
 from __future__ import annotations
