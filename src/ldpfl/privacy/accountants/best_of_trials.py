@@ -4,9 +4,10 @@ A *trial* is a mechanism Q: it draws a setting at random, trains, and scores the
 a public law, runs K independent trials, and releases the outcome with the best score. K and the other outcomes stay secret.
 
 The bound follows the proof of Papernot and Steinke 2022 ("Hyperparameter Tuning with Rényi Differential Privacy", ICLR), with hockey-stick
-divergences in place of Rényi divergences, as Koskela, Redberg and Wang 2024 ("Privacy Profiles for Private Selection", ICML). Outcomes are totally ordered; of equal scores the first one is taken, which has the
-same law as a tie broken by a uniform number for each trial. Let q(y) be the probability that a trial's outcome is worse than y, and f(x) =
-E[x^K]. The best outcome is y if one of K trials gives y and all others a worse one, so its density is
+divergences in place of Rényi divergences, as Koskela, Redberg and Wang 2024 ("Privacy Profiles for Private Selection", ICML). Outcomes are
+totally ordered; of equal scores the first one is taken, which has the same law as a tie broken by a uniform number for each trial. Let q(y)
+be the probability that a trial's outcome is worse than y, and f(x) = E[x^K]. The best outcome is y if one of K trials gives y and all
+others a worse one, so its density is
 
     a(y) = Q(y) f'(q(y)),    f'(x) = sum over k of k P[K = k] x^(k - 1).
 
