@@ -52,6 +52,11 @@ def cells(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines() if line.startswith("│")]
 
 
+def test_a_line_without_an_epsilon_is_not_called_proved() -> None:
+    nothing = Statement(1e-5, (row(float("inf"), 0.0, "client", "local", "proved", scope="run"),), (), ())
+    assert cells(printed(guarantee_table(nothing.to_dict()))) == [["one client, whole run", "nobody", "none", "-"]]
+
+
 def test_the_table_has_what_holds_of_the_run_first_and_the_claim_last() -> None:
     assert cells(printed(guarantee_table(statement().to_dict()))) == [
         ["one client, whole run", "nobody", "102,690 (218,400 pure)", "proved"],

@@ -91,8 +91,12 @@ def guarantee_table(privacy: dict[str, Any]) -> Table:
 
 
 def guarantee_rows(privacy: dict[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Return the protected unit, trust model, epsilon and status of each line, in order. Lines of status :data:`CLAIM` are struck out."""
-    return list(_rows(sorted(privacy["guarantees"], key=_place)))
+    """Return the protected unit, trust model, epsilon and status of each line, in order. Lines of status :data:`CLAIM` are struck out.
+
+    A line without an epsilon has the status "-": there is nothing that could be proved.
+    """
+    rows = _rows(sorted(privacy["guarantees"], key=_place))
+    return [(what, trusted, epsilon, "-" if epsilon == NO_EPSILON else status) for what, trusted, epsilon, status in rows]
 
 
 def _place(row: dict[str, Any]) -> tuple[bool, bool, bool]:
