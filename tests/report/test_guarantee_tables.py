@@ -53,7 +53,7 @@ def cells(text: str) -> list[list[str]]:
 
 
 def test_a_line_without_an_epsilon_is_not_called_proved() -> None:
-    nothing = Statement(1e-5, (row(float("inf"), 0.0, "client", "local", "proved", scope="run"),), (), ())
+    nothing = Statement(1e-5, (row(float("inf"), 1e-5, "client", "local", "proved", scope="run"),), (), ())
     assert cells(printed(guarantee_table(nothing.to_dict()))) == [["one client, whole run", "nobody", "none", "-"]]
 
 
