@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import os
 import shlex
 import sys
@@ -289,6 +290,7 @@ def test_a_sweep_is_shown_with_the_command_that_goes_on(ldpfl: CommandLine, tiny
     finished = sorted((out / "runs").rglob("result.json"))
     for path in finished[1:]:
         path.unlink()
+    shutil.copytree(finished[0].parent, out / "runs" / "0123456789abcdef")  # a run of an earlier version is not one of this sweep
     shown = ldpfl("show", out)
     assert shown.code == 0
     assert f"tiny: a sweep, 1 of {len(finished)} runs finished" in shown.out

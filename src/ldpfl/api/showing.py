@@ -16,7 +16,7 @@ from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.figures import metric_before_data
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.experiments.sweep_config import cells
-from ldpfl.experiments.sweep_run import stored_sweep
+from ldpfl.experiments.sweep_run import stored_runs, stored_sweep
 from ldpfl.privacy.statement import account
 from ldpfl.report.methods import methods
 from ldpfl.util.user_code import GIVEN
@@ -105,7 +105,7 @@ def show(folder: str | Path) -> FinishedRun | UnfinishedRun | StoredSweep:
     if stored is not None:
         config, overrides = stored
         count = len({cell.folder_name for cell in cells(config, overrides, settle=False)})
-        runs = [RunFolder(own) for own in sorted((path / "runs").glob("*")) if own.is_dir()]
+        runs = [RunFolder(own) for own in sorted({run.path for _, run in stored_runs(config, overrides, path)}) if own.is_dir()]
         done, stopped = (sum(has(run) is not None for run in runs) for has in (RunFolder.result, RunFolder.stopped))
         return StoredSweep(path, config.name, count, done, stopped, runs[0].path if runs else None)
     kept = RunFolder(path)
