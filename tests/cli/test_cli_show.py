@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
 import os
 import shlex
+import shutil
 import sys
 from dataclasses import replace
 from math import nan
