@@ -213,3 +213,30 @@ def test_persons_are_named_by_a_column_of_a_table_or_not_at_all() -> None:
     task = replace(load_dataset(config, None, given=Given(table())), persons=None)
     with pytest.raises(ConfigError, match=r"data\.person is 'patient', and the data do not name the person of each row"):
         build(config, task, torch.device("cpu"))
+
+
+def with_doctors() -> pd.DataFrame:
+    frame = table()
+    return frame.assign(doctor="D" + frame["patient"].str[1:].astype(int).floordiv(3).astype(str))
+
+
+@pytest.mark.parametrize("varied", [{"data.person": ["patient", "doctor"]}, {"data.client": ["", "hospital"]}])
+def test_runs_that_protect_different_persons_have_no_guarantee_together(varied: dict[str, list[str]], tmp_path: Path) -> None:
+    person = [] if "data.person" in varied else ["data.person=patient"]
+    settings = ["data.target=outcome", *person, *BOUNDED, "shuffling.channel=secure-sum"]
+    how: dict[str, Any] = {"data": with_doctors(), "axes": varied, "settings": settings}
+    with pytest.raises(ConfigError, match="protect different persons"):
+        ldpfl.sweep(folder=tmp_path / "sweep", **how)
+    with pytest.raises(ConfigError, match="protect different persons"):
+        ldpfl.tune(folder=tmp_path / "tuning", trials=2, target_epsilon=4, **how)
+    assert not list(tmp_path.rglob("ledger.json"))
+
+
+@pytest.mark.slow
+def test_ledgers_of_runs_that_protect_different_persons_are_not_added_up(tmp_path: Path) -> None:
+    for person in ("patient", "doctor"):
+        settings = ["data.target=outcome", f"data.person={person}", "data.client=hospital", "training.rounds=1", *BOUNDED]
+        ldpfl.run(data=with_doctors(), settings=settings, folder=tmp_path / person, target_epsilon=2, progress=False)
+        assert ldpfl.account(tmp_path / person).protected == "person"
+    with pytest.raises(ConfigError, match=r"protect different persons: .* 'patient' at 'hospital'; 'doctor' at 'hospital'"):
+        ldpfl.account(tmp_path / "patient", tmp_path / "doctor")

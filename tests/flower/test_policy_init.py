@@ -101,6 +101,25 @@ def test_a_target_is_met_by_what_really_leaves(tmp_path: Path) -> None:
         as_sent(evaluated, "relay", 1, 7)
 
 
+@pytest.mark.parametrize("settings", [["privacy.target_epsilon=1.0"], []])
+def test_a_fraction_of_the_clients_and_an_evaluation_of_all_have_no_common_least_number_of_clients(settings: list[str]) -> None:
+    """With 4 of 8 clients an evaluation would have half of its planned noise."""
+    half = ["clients.count=8", "clients.fraction=0.5", "evaluation.epsilon=0.3", "evaluation.share=0.1"]
+    for least in (4, 8):
+        with pytest.raises(ConfigError, match=r"ask all 8, and training asks 4.* Set clients\.fraction to 1"):
+            as_sent(load_recipe("sound/shuffled-mnist", [*half, *settings]), "relay", 1, least)
+
+
+def test_clients_that_may_collude_are_not_counted_twice() -> None:
+    """The noise of an evaluation is planned for all clients but the colluding ones. If these stay and others leave, it is too little."""
+    summed = load_recipe(
+        "sum/clients-mnist", ["clients.count=8", "shuffling.colluding=3", "evaluation.epsilon=0.3", "evaluation.share=0.1"]
+    )
+    with pytest.raises(ConfigError, match=r"set ldpfl\.min-clients to 8"):
+        as_sent(summed, "sum", 1, 5)
+    assert as_sent(summed, "sum", 1, 8).shuffling.channel == "secure-sum"
+
+
 def test_more_clients_than_a_round_asks_are_refused_with_both_numbers(tmp_path: Path) -> None:
     path = Path(app(tmp_path, "model.name=linear;clients.count=8")) / "pyproject.toml"
     path.write_text(path.read_text(encoding="utf-8") + 'transport = "relay"\nmin-clients = 9\nreply-s = 60\n', encoding="utf-8")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ldpfl.api.arguments import Settings
@@ -14,8 +14,9 @@ from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import check_persons_named
 from ldpfl.experiments.figures import of_extending
 from ldpfl.experiments.planned_ledger import planned_ledger
-from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.experiments.run_folder import TRIAL, RunFolder
 from ldpfl.experiments.secret_seed import of_shared_seeds
+from ldpfl.experiments.sweep_config import check_same_persons
 from ldpfl.privacy import Ledger
 from ldpfl.util.user_code import is_code
 
@@ -65,10 +66,16 @@ def _check_code(file: str | Path, config: RunConfig, changes: Sequence[str]) -> 
             )
 
 
-def warnings_of(runs: Iterable[RunResult | RunConfig | str | Path]) -> list[str]:
-    """Return a warning for each assumption, in the way that ``runs`` were made, on which their joint guarantee rests."""
+def warnings_of(runs: Sequence[RunResult | RunConfig | str | Path]) -> list[str]:
+    """Return a warning for each assumption, in the way that ``runs`` were made, on which their joint guarantee rests.
+
+    Raises:
+        ConfigError: they protect different persons, see :func:`check_same_persons`.
+    """
     made = [run for one in runs if (run := _run_of(one)) is not None]
+    check_same_persons(config for config, _ in made)
     said = [line for config, _ in made for line in of_extending(config)]
+    said += [TRIAL for one in runs if isinstance(one, str | Path) and Path(one).is_dir() and RunFolder(Path(one)).is_trial]
     return said + list(of_shared_seeds(config for config, simulated in made if simulated))
 
 

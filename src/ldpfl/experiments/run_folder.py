@@ -142,9 +142,14 @@ class RunFolder:
         """Reason why a sweep stopped the run early."""
         return self.path / "stopped.txt"
 
+    @property
+    def is_trial(self) -> bool:
+        """Whether the run is a trial of a tuning. Its ledger does not count the other trials."""
+        return trials_mark(self.path.resolve().parent.parent).exists()
+
     def check_may_be_handed_on(self) -> None:
-        """Raise a :class:`ConfigError` if the run is a trial of a tuning: its ledger does not count the other trials."""
-        if trials_mark(self.path.resolve().parent.parent).exists():
+        """Raise a :class:`ConfigError` if the run is a trial of a tuning."""
+        if self.is_trial:
             raise ConfigError(
                 f"{self.path} is a trial of a tuning, and its guarantee does not count the other trials: hand on the tuning's folder "
                 "'release' instead"
@@ -541,6 +546,11 @@ def _metrics_line(metrics: RoundMetrics) -> str:
 _LOCK, _KIND, _NO_BASELINE = ".lock", "kind.txt", ".no-baseline"
 _MAX_WORDS = 1 << 16
 """Maximum text length of an encoding from an untrusted folder, in words. Each row takes memory for all of them."""
+TRIAL = (
+    "this run is a trial of a tuning, and the other trials are not counted here: what holds for the tuning's release stands in its folder "
+    "'release'"
+)
+"""Warning beside the guarantee of a trial."""
 SWEEP = "sweep.json"
 """File that marks the folder of a sweep."""
 

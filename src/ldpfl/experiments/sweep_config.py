@@ -271,8 +271,9 @@ def check_cells(cells: Sequence[Cell], given: Given = NOTHING) -> None:
     """Raise before any training if the model, data set and mechanism of a run do not fit together.
 
     Raises:
-        ConfigError: a run does not fit. The message names the run.
+        ConfigError: a run does not fit. The message names the run. Or the runs protect different persons.
     """
+    check_same_persons(cell.config for cell in cells)
     checked: set[str] = set()
     for cell in cells:
         what = cell.config.model_dump_json(exclude={"seed"})  # which decides about values only
@@ -284,6 +285,21 @@ def check_cells(cells: Sequence[Cell], given: Given = NOTHING) -> None:
             check_fit(cell.config, given)
         except LdpflError as error:
             raise ConfigError(f"{cell}: {error}") from error
+
+
+def check_same_persons(configs: Iterable[RunConfig]) -> None:
+    """Raise a :class:`ConfigError` if some of these protect persons, and take the persons or their clients from different columns.
+
+    A guarantee of such runs together would hold for the persons of none of them: a run that protects each doctor counts a patient with
+    several doctors as several persons.
+    """
+    units = dict.fromkeys((config.data.person, config.data.client) for config in configs if config.data.person)
+    if len(units) > 1:
+        known = "; ".join(f"{person!r}" + (f" at {client!r}" if client else "") for person, client in units)
+        raise ConfigError(
+            f"these protect different persons: by the columns data.person and data.client, {known}. Together they have a guarantee for "
+            "none of these: set both columns to the same in all"
+        )
 
 
 def _check_axes(cell: Cell) -> None:

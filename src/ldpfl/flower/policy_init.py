@@ -21,11 +21,11 @@ from ldpfl.experiments.config import read_config
 from ldpfl.experiments.dataset import described, targets_of
 from ldpfl.experiments.planned_ledger import start_of
 from ldpfl.experiments.recipes import recipe_or_file
-from ldpfl.experiments.record_sums import scores_of_records
+from ldpfl.experiments.record_sums import is_evaluated, scores_of_records
 from ldpfl.experiments.shipped import recipe_files
 from ldpfl.flower.app_imports import gives
 from ldpfl.flower.named_by_server import check_needs_nothing, code_of
-from ldpfl.flower.round_kinds import Kind, config_for, last_round, planned_round
+from ldpfl.flower.round_kinds import Kind, config_for, last_round, planned_round, statistics_rounds
 from ldpfl.flower.run_settings import RunSettings
 from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms.base import PublicState
@@ -334,16 +334,22 @@ def as_sent(config: RunConfig, transport: Transport, linked: int, min_clients: i
 
     Raises:
         ConfigError: ``config`` has a target epsilon, or one of evaluations, but several units stay together, or rounds may have fewer
-            clients than are asked. Noise is not calibrated for these cases; they are only accounted.
+            clients than are asked. Noise is not calibrated for these cases; they are only accounted. Evaluations and statistics ask all
+            clients, so ``min_clients`` cannot hold for them and for training rounds that ask a fraction.
     """
     met = [key for key, epsilon in _CALIBRATED_FOR.items() if epsilon(config) != "off"]
     if transport in OVER_RELAY and met:
-        asked = cohort_size(config.clients.fraction, config.clients.count)
+        clients = config.clients
+        asked = cohort_size(clients.fraction, clients.count)
         if linked > 1:
             raise ConfigError(f"{met[0]} is met by records of one unit: set ldpfl.linked to 1, or leave {met[0]} out")
-        fewest = asked if config.privacy.target_epsilon != "off" else config.clients.count - config.shuffling.colluding
-        if min_clients < fewest:
-            raise ConfigError(f"{met[0]} is met by rounds of all clients that are asked: set ldpfl.min-clients to {fewest}")
+        if asked < clients.count and (is_evaluated(config) or statistics_rounds(config)):
+            raise ConfigError(
+                f"{met[0]} is met by rounds of all clients that are asked: evaluations and statistics ask all {clients.count:,}, and "
+                f"training asks {asked:,}, but ldpfl.min-clients is one number. Set clients.fraction to 1, or leave {met[0]} out"
+            )
+        if min_clients < asked:
+            raise ConfigError(f"{met[0]} is met by rounds of all clients that are asked: set ldpfl.min-clients to {asked}")
     return config.model_copy(update={"shuffling": config.shuffling.model_copy(update={"channel": _CHANNELS[transport]})})
 
 

@@ -273,11 +273,10 @@ class ClientFigures:
         rows = []
         for place, (none, some) in enumerate(zip(without, with_, strict=True)):
             count = none + some
-            if count > _CLEAR * noise:
+            if count > _CLEAR * noise * sqrt(2):
+                low, high = _share_interval(some, count, noise)
                 observed = min(max(some / count, 0.0), 1.0)
-                half = 1.96 * sqrt(noise**2 * (observed**2 + (1 - observed) ** 2) / count**2 + observed * (1 - observed) / count)
-                ends = {"low": max(0.0, observed - half), "high": min(1.0, observed + half)}
-                rows.append({"predicted": float(_MIDDLES[place]), "observed": observed, **ends, "rows": round(count)})
+                rows.append({"predicted": float(_MIDDLES[place]), "observed": observed, "low": low, "high": high, "rows": round(count)})
         return rows
 
     def _bins(self) -> tuple[NDArray[np.float64], float]:
@@ -296,13 +295,31 @@ class ClientFigures:
         (without, with_), noise = self._bins()
         if self.scores.outputs != 2 or min(without.sum(), with_.sum()) <= _CLEAR * noise * sqrt(BINS):
             return {}
-        return {RANKED: _auroc(without, with_, noise)}
+        return {RANKED: _auroc(without, with_, _CHOSEN * noise)}
 
 
 _MIDDLES = np.concatenate([[EDGES[1] / 2], 1 / (1 + np.exp(-(np.linspace(-5, 5, 21)[1:] - 0.25))), [(1 + EDGES[-2]) / 2]])
 """Score that stands for each bin."""
-_CLEAR = 3.0
-"""A noisy number of records is used as a divisor only if it exceeds this many standard deviations of its noise."""
+_CLEAR = 5.0
+"""A noisy number of records is used as a divisor only if it exceeds this many standard deviations of its noise.
+
+It is so large because a number that is chosen for being large is mostly too large.
+"""
+_CHOSEN = 1.33
+"""Factor on the noise in intervals of figures that are shown only if such a number is large: they would hold too seldom without it."""
+
+
+def _share_interval(part: float, count: float, noise: float) -> tuple[float, float]:
+    """Return a 95 % interval of the share ``part`` / ``count``, where ``part`` and ``count - part`` each have the deviation ``noise``.
+
+    It holds each share p for which part - p count, whose mean is 0 if p is true, lies within the deviations of the noise (Fieller) and of
+    a finite number of records (Wilson). These p lie between the roots of a quadratic equation.
+    """
+    noise_2, records = (1.96 * _CHOSEN * noise) ** 2, 1.96**2 * count
+    square, linear, constant = count**2 + records - 2 * noise_2, 2 * part * count + records - 2 * noise_2, part**2 - noise_2
+    root = sqrt(max(linear**2 - 4 * square * constant, 0.0))
+    low, high = (min(max((linear + sign * root) / (2 * square), 0.0), 1.0) for sign in (-1, 1))
+    return low, high
 
 
 def _deviation(share: float, count: int) -> float:

@@ -28,9 +28,12 @@ def expected_count(outputs: Tensor) -> Tensor:
 
 
 def count_losses(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the Poisson negative log-likelihood of counts (B,), up to a constant; its gradient is the exponential less the count."""
-    below = outputs.clamp(max=LINEAR_FROM)
-    return below.exp() * (1 + outputs - below) - targets * outputs
+    """Return half the Poisson deviance of counts (B,); its gradient is the exponential less the count.
+
+    It is the negative log-likelihood less the least one that any output has, so it is not negative.
+    """
+    least = targets - torch.xlogy(targets, targets)
+    return expected_count(outputs) - targets * outputs - least
 
 
 def ordered_losses(logits: Tensor, classes: Tensor) -> Tensor:

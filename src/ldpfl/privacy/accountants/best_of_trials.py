@@ -73,7 +73,7 @@ class TrialCount:
             that is chosen for the ``mean``.
 
     Raises:
-        ConfigError: the mean is below 1 or above half of the limit, or the law is unknown.
+        ConfigError: the mean is below 1 or above half of the limit, the law is unknown, or it is Poisson with a mean above some 45.
     """
 
     mean: float
@@ -88,6 +88,11 @@ class TrialCount:
         if self.mean != 1 and not 1 < self.mean <= self.limit / 2:
             raise ConfigError(
                 f"the mean number of trials is {self.mean:g} and the maximum {self.limit}: set the mean from 1 to half of the maximum"
+            )
+        if not self.weights[0]:  # f'(0) is the probability of a single trial, and divides
+            raise ConfigError(
+                f"with {self.mean:g} trials on average, the law {self.law!r} has a single one so rarely that no bound is known: set fewer "
+                "trials (some 40), or the law to 'geometric' (--law geometric)"
             )
 
     @classmethod
