@@ -479,7 +479,7 @@ def test_what_one_end_of_a_round_has_deleted_does_not_hide_what_another_could_no
     def meanwhile(leftovers: Leftovers) -> None:
         monkeypatch.setattr(Leftovers, "_scrub", scrub)
         with monkeypatch.context() as patched:  # another thread's call, which finds no room
-            patched.setattr(Leftovers, "_delete_some", lambda *_: (_ for _ in ()).throw(StoreFull("no room")))
+            patched.setattr(Leftovers, "_delete_batch", lambda *_: (_ for _ in ()).throw(StoreFull("no room")))
             with pytest.raises(StoreFull):
                 sqlite_store.cancel("aggregator", RUN, 2)
         scrub(leftovers)
