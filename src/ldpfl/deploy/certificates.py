@@ -88,8 +88,6 @@ def issue(folder: Path, hosts: Sequence[str], days: int, *, renew: bool = False)
 
 @dataclass(frozen=True)
 class _Authority:
-    """A certificate authority that this command has made."""
-
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
 
@@ -193,7 +191,6 @@ def _alternative_name(name: str) -> x509.GeneralName:
 
 
 def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """Return an unencrypted private key as PEM."""
     return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
 
 
@@ -203,7 +200,6 @@ def _write_file(path: Path, content: bytes, mode: int) -> None:
 
 
 def _is_host(name: str) -> bool:
-    """Whether ``name`` is an IP address or a syntactically valid host name."""
     try:
         ip_address(name)
         return True

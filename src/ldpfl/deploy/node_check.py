@@ -148,9 +148,8 @@ def _check_policy(policy: Policy) -> Iterator[Finding]:
     if set(OVER_RELAY) & set(policy.transports) and not key_count:
         yield Finding("policy", Standing.WRONG, "names no aggregator's key, so no report leaves over the relay: ldpfl policy key add KEY")
     elif key_count > 1:
-        yield Finding(
-            "policy", Standing.LOOK, f"names {key_count} aggregators' keys: when one is replaced, ldpfl policy key remove the older"
-        )
+        text = f"names {key_count} aggregators' keys: when one is replaced, ldpfl policy key remove the older"
+        yield Finding("policy", Standing.LOOK, text)
     if policy.allow_unprotected:
         yield Finding("policy", Standing.LOOK, "allow_unprotected lets values leave without protection: take it out unless you mean that")
     if policy.immediate_replies:
@@ -253,15 +252,13 @@ def _check_server(server: str, address: str, authority: Path | None) -> Finding:
         return Finding(server, Standing.WRONG, text)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
-        return Finding(
-            server, Standing.WRONG, f"{address} cannot be reached with TLS ({reason}): check address, firewall, and that it runs"
-        )
+        text = f"{address} cannot be reached with TLS ({reason}): check address, firewall, and that it runs"
+        return Finding(server, Standing.WRONG, text)
     ends = [(end, "its certificate"), *([(end_of(authority), f"the authority {authority}")] if authority else [])]
     for expiry, certificate in ends:
         if expiry - datetime.now(UTC) < _EXPIRY_WARNING:
-            return Finding(
-                server, Standing.LOOK, f"{certificate} ends on {expiry:%Y-%m-%d}: have it renewed (docs/deploy.md, rotating keys)"
-            )
+            text = f"{certificate} ends on {expiry:%Y-%m-%d}: have it renewed (docs/deploy.md, rotating keys)"
+            return Finding(server, Standing.LOOK, text)
     return Finding(server, Standing.FINE, f"{address} has a certificate that is trusted here, valid until {end:%Y-%m-%d}")
 
 

@@ -50,10 +50,10 @@ def metrics_text(budget: Path, log: Path | None = None, policy: Path | None = No
     books, charges = read_books(budget), read_charges(budget)
     limit = books.limit
     lines = [
-        *_metric_lines("ldpfl_node_budget_epsilon", "gauge", "Lifetime budget.", limit.epsilon),
-        *_metric_lines("ldpfl_node_spent_epsilon", "gauge", "Epsilon that was spent of it.", books.spent(limit.delta)),
-        *_metric_lines("ldpfl_node_reports_charged_total", "counter", "Reports that were charged.", books.charges),
-        *_metric_lines("ldpfl_node_refusals_total", "counter", "Requests refused.", books.refusals.times if books.refusals else 0),
+        *_metric("ldpfl_node_budget_epsilon", "gauge", "Lifetime budget.", limit.epsilon),
+        *_metric("ldpfl_node_spent_epsilon", "gauge", "Epsilon that was spent of it.", books.spent(limit.delta)),
+        *_metric("ldpfl_node_reports_charged_total", "counter", "Reports that were charged.", books.charges),
+        *_metric("ldpfl_node_refusals_total", "counter", "Requests refused.", books.refusals.times if books.refusals else 0),
         *_rounds_left_lines(books, charges),
         *([] if policy is None else _policy_lines(Budget(budget, read_policy(policy)))),
     ]
@@ -78,9 +78,7 @@ def _rounds_left_lines(books: Books, charges: tuple[Charged, ...]) -> list[str]:
     if not charges or not charges[-1].release.protected:
         return []
     left = books.rounds_left(charges[-1].release)
-    return _metric_lines(
-        "ldpfl_node_rounds_left", "gauge", "Rounds like the last that still fit the budget; the policy may allow fewer.", left
-    )
+    return _metric("ldpfl_node_rounds_left", "gauge", "Rounds like the last that still fit the budget; the policy may allow fewer.", left)
 
 
 def _policy_lines(budget: Budget) -> list[str]:
@@ -98,6 +96,6 @@ def _policy_lines(budget: Budget) -> list[str]:
     ]
 
 
-def _metric_lines(name: str, kind: str, help_text: str, value: float) -> list[str]:
+def _metric(name: str, kind: str, help_text: str, value: float) -> list[str]:
     """Return a metric with one value in Prometheus' text format."""
     return [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}", f"{name} {value:.10g}"]

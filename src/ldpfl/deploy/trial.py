@@ -111,11 +111,8 @@ def trial_of(
     if recipe.mechanism.unsaid:  # a deployment must state the mean number of records of a client, which is public
         records_per_client = len(task.train) // recipe.clients.count
         held_back = int(records_per_client * recipe.evaluation.share)
-        all_changes = (
-            *all_changes,
-            f"mechanism.records={max(1, records_per_client - held_back)}",
-            *([f"evaluation.records={held_back}"] if held_back else []),
-        )
+        evaluated = [f"evaluation.records={held_back}"] if held_back else []
+        all_changes = (*all_changes, f"mechanism.records={max(1, records_per_client - held_back)}", *evaluated)
         recipe = load_recipe(RECIPE, all_changes)
     linked = LINKED if transport == "relay" else 1
     config = settled(as_sent(recipe, transport, linked, recipe.clients.count))
@@ -125,9 +122,8 @@ def trial_of(
     if transport == "sum":
         adding_up(deployable_mechanism(config, start.state.ranges))
     policy = fitting_policy(Offer(config, transport, config.clients.count, linked, reply_s), start.state.ranges)
-    return Trial(
-        config, all_changes, policy, None if data_dir is None else data_dir.absolute(), reply_s, transport, start.state.ranges.sizes
-    )
+    absolute = None if data_dir is None else data_dir.absolute()
+    return Trial(config, all_changes, policy, absolute, reply_s, transport, start.state.ranges.sizes)
 
 
 def settings_of(site: Site, trial: Trial) -> RunSettings:

@@ -187,7 +187,7 @@ class _Relay:
             stack.callback(self._parts_being_sent.subtract, [owner])
             part = await self._call(owner, self._store.part, owner, run, number, int(index))
             self.metrics.handed_out(len(part.data))
-            return _PiecewiseResponse(part, stack.pop_all())
+            return _PiecewiseResponse(part, stack.pop_all())  # the part stops counting once it is sent
 
     async def acknowledge(self, request: Request) -> Response:
         """Delete a round's mixed records or sum, which its aggregator has received."""
@@ -412,7 +412,6 @@ def _parse_terms(body: bytes) -> Terms | SumTerms:
 
 
 def _content_length(request: Request) -> int:
-    """Return the length that a request states for its body."""
     if "content-length" not in request.headers:
         raise LengthRequired("the body's length must be stated in advance (Content-Length)")
     return _number_in_header(request, "Content-Length")

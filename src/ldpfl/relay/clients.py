@@ -246,10 +246,7 @@ def _split(data: bytes, size: int) -> Iterator[bytes]:
 
 
 def _max_part_bytes(record_bytes: int) -> int:
-    """Return a bound on a part's length. The number of records is binomial, with a mean of PART_BYTES at most.
-
-    A part of more than four times this mean and 64 records is so improbable that it never occurs.
-    """
+    """Return a bound on a part's length, whose mean is PART_BYTES at most. Lengths are binomial: longer parts never occur in practice."""
     return 4 * PART_BYTES + 64 * record_bytes
 
 

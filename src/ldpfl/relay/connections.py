@@ -43,8 +43,7 @@ _NEW_TURN_BYTES, _TURN_BYTES, _UPLOAD_TURN_BYTES = 4 * 2**10, 32 * 2**10, 256 * 
 """Bytes that are read from a connection before all others have their turn: while it has brought little HTTP, later, and once it has brought
 much. If all other connections are new, a turn of all of them may take a tenth of a second."""
 
-_UPLOAD_BYTES = 64 * 2**10
-"""Bytes of HTTP after which a connection counts as one that uploads."""
+_UPLOAD_BYTES = 64 * 2**10  # of HTTP, after which a connection counts as one that uploads
 
 
 class Gate(socket.socket):
@@ -284,7 +283,7 @@ class _TimedProtocol(H11Protocol):
 
     def _time_head(self) -> None:
         """Start the time for a request's head if one is awaited and untimed; stop it once the head is complete."""
-        if self.conn.their_state is not h11.IDLE:
+        if self.conn.their_state is not h11.IDLE:  # the head is complete
             if self._head_timer is not None:
                 self._head_timer.cancel()
             self._head_timer = None

@@ -240,6 +240,5 @@ def busy() -> StoreUnavailable:
 
 
 def _is_disk_full(error: DBAPIError) -> bool:
-    """Whether the database reports that its disk or quota is used up."""
     code = getattr(error.orig, "sqlite_errorcode", None)
     return code in (_SQLITE_FULL, _SQLITE_CANNOT_WRITE) or getattr(error.orig, "sqlstate", None) == _POSTGRES_DISK_FULL

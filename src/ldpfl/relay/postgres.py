@@ -56,7 +56,7 @@ class BoundedConnection(psycopg.Connection[Any]):
         return super().wait(self._with_time_limit(gen), *arguments, **options)
 
     def _with_time_limit(self, gen: Any) -> Generator[Any, Any, Any]:
-        """Run psycopg's generator ``gen``, which waits for an answer, and raise once ``answer_s`` seconds have passed."""
+        """Wrap psycopg's generator ``gen``, which waits for an answer: close the connection and raise after ``answer_s`` seconds."""
         until = time.monotonic() + self.answer_s
         try:
             state = next(gen)

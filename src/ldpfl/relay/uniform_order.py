@@ -40,10 +40,7 @@ def part_count(round_bytes: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Scattered:
-    """Records in a spool file, batch after batch, each batch sorted by part.
-
-    ``counts`` (batches, parts) is the number of records of each batch in each part, from which their places in the file follow.
-    """
+    """Records in a spool file, batch after batch, each sorted by part; ``counts`` (batches, parts) are the numbers of records."""
 
     spool: BinaryIO
     record_bytes: int

@@ -67,7 +67,6 @@ def _line_name(line: ComparedRuns) -> str:
 
 
 def _row_name(row: AttackRow, result: RunAttack) -> str:
-    """Return what the images of a row were reconstructed from."""
     if row.kind == "protected":
         return f"reconstructed from the run's model ({result.mechanism}, epsilon {result.epsilon:g} a {result.budget})"
     return _KINDS[row.kind]

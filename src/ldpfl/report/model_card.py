@@ -82,7 +82,7 @@ def _privacy_lines(statement: Statement) -> Iterator[str]:
 
 
 def _task_name(encoder: Encoder) -> str:
-    """Return the hub's name for the kind of the model's task."""
+    """Return whether a model predicts numbers or classes, in the words of Hugging Face's tags."""
     return "regression" if encoder.targets in _NUMBER_TARGETS else "classification"
 
 

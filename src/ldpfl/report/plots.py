@@ -190,7 +190,7 @@ def draw_sweep(path: Path, sweep: SweepConfig, rows: Sequence[Row]) -> None:
 
 
 def panels_of(sweep: SweepConfig) -> int:
-    """Return how many panels :func:`plot_sweep` draws on."""
+    """Return how many panels :func:`plot_sweep` draws on: one against bytes, and one against the first axis if there is one."""
     return 2 if sweep.axes else 1
 
 

@@ -29,9 +29,7 @@ _SHUFFLER_LEGEND = "shuffler: an ideal one, which shows how often each value was
 _SUM_LEGEND = "sum: one that shows nothing but the total over all clients, as a secure aggregation does"
 _FIXED_LEGEND = "fixed inputs: proved if no input depends on earlier rounds; those of training do, so the line below it is what holds"
 
-_SCHEDULE_LEGEND = (
-    "whole run: of rounds and epsilons that were fixed beforehand; what a client's own budget says holds for any choice of them"
-)
+_SCHEDULE = "whole run: of rounds and epsilons that were fixed beforehand; what a client's own budget says holds for any choice of them"
 
 
 def print_guarantees(console: Console, privacy: dict[str, Any], target: float | None = None) -> None:
@@ -118,7 +116,7 @@ def _legend(guarantees: list[dict[str, Any]]) -> Iterator[str]:
     if any(not row["adaptive"] for row in shuffled):
         yield _FIXED_LEGEND
     if any(row["status"] in HOLDS and row["scope"] == "run" for row in guarantees):
-        yield _SCHEDULE_LEGEND
+        yield _SCHEDULE
     for claim in {row["source"]: None for row in guarantees if row["status"] == "claimed" and row["source"]}:
         yield f"struck out, for it does not hold: {printable(claim)}"  # the ledger may be somebody else's
 

@@ -54,9 +54,8 @@ class _Sweep:
         seconds_left, runs_left = (self.rounds - rounds_done) * seconds / timed_rounds, self.of - done
         if seconds_left < _MIN_FORECAST_S or not runs_left:
             return ""
-        return (
-            f"about {lasting(seconds_left)}: {counted(runs_left, 'run')} of some {lasting(seconds_left / runs_left)}, by the first rounds"
-        )
+        each = lasting(seconds_left / runs_left)
+        return f"about {lasting(seconds_left)}: {counted(runs_left, 'run')} of some {each}, by the first rounds"
 
 
 _MIN_FORECAST_S = 60.0
@@ -206,5 +205,4 @@ class ProgressDisplay:
             self._console.print(f"{self._label}: round {metrics.round}/{self._rounds}, {self._score(metrics)}, {seconds}")
 
     def _score(self, metrics: RoundMetrics) -> str:
-        """Return the name and value of a round's score."""
         return f"{self._metric} {shown(self._metric, metrics.score)}"

@@ -133,18 +133,16 @@ def _draw_lines(axes: Axes, axis: str, reproduction: Reproduction, sweep: SweepC
     """Draw a line for each variant against ``axis``, with marks for the paper's figures and for stopped runs."""
     values = [float(value) for value in sweep.points[axis]]
     for number, variant in enumerate(sweep.variants):
-        variant_results = [
-            result for result in results if result.variant == variant and _our_figure(reproduction.shows, result) is not None
-        ]
-        heights, colour = [float(_our_figure(reproduction.shows, result) or 0.0) for result in variant_results], f"C{number % 10}"
-        if variant_results and not variant_results[0].point:
+        ours = [result for result in results if result.variant == variant and _our_figure(reproduction.shows, result) is not None]
+        heights, colour = [float(_our_figure(reproduction.shows, result) or 0.0) for result in ours], f"C{number % 10}"
+        if ours and not ours[0].point:
             axes.axhline(heights[0], color=colour, linestyle="--", linewidth=1, label=literal(variant))
-        elif variant_results:
-            positions = [float(dict(result.point)[axis]) for result in variant_results]
+        elif ours:
+            positions = [float(dict(result.point)[axis]) for result in ours]
             axes.errorbar(
                 positions,
                 heights,
-                [_our_spread(reproduction.shows, result) or 0.0 for result in variant_results],
+                [_our_spread(reproduction.shows, result) or 0.0 for result in ours],
                 color=colour,
                 marker="o",
                 markersize=4,

@@ -36,7 +36,7 @@ def sweep_page(folder: Path, sweep: SweepConfig, overrides: Sequence[str], comma
     sweep_rows, count = rows(results), len({cell.folder_name for cell in planned})
     finished = len({cell.folder_name for cell, _ in results})
     with_epsilon = [
-        (row, best[0]) for row in sweep_rows if row.score and (best := best_figure(row.privacy)) is not None and isfinite(best[0])
+        (row, figure[0]) for row in sweep_rows if row.score and (figure := best_figure(row.privacy)) is not None and isfinite(figure[0])
     ]
     known_variants = {row.variant for row, _ in with_epsilon}
     without_epsilon = [row.variant for row in sweep_rows if row.score and row.variant not in known_variants]

@@ -63,8 +63,6 @@ _MAX_CONNECTIONS, _MAX_SILENCE_S = 32, 5.0
 
 
 class _Server(ThreadingHTTPServer):
-    """HTTP server of one page, at a random path."""
-
     daemon_threads = True
 
     def __init__(self, folder: Path) -> None:

@@ -117,7 +117,6 @@ def _is_dead(process: psutil.Process) -> bool:
 
 
 def _kill(process: psutil.Process) -> None:
-    """Kill a process, which may have ended already."""
     try:
         process.kill()
     except psutil.NoSuchProcess:
