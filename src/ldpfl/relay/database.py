@@ -133,7 +133,6 @@ def _ensure_tables(engine: Engine, store_name: str) -> Engine:
 
 
 def _set_up_sqlite(connection: Any, _: ConnectionPoolEntry) -> None:
-    """Make the settings of a new SQLite connection."""
     connection.isolation_level = None  # the driver begins nothing by itself: _begin_sqlite does
     connection.execute("PRAGMA secure_delete = ON")  # deleted uploads are overwritten, not only unlinked
     connection.execute("PRAGMA foreign_keys = ON")

@@ -89,7 +89,8 @@ def set_up(connection: psycopg.Connection[Any]) -> None:
         if connection.info.server_version >= since:
             settings |= more
     # No function is called before search_path is set.
-    connection.execute("; ".join(map(_set_statement, *zip(*(settings | _TCP_SETTINGS).items(), strict=True))).encode())
+    statements = [_set_statement(name, value) for name, value in (settings | _TCP_SETTINGS).items()]
+    connection.execute("; ".join(statements).encode())
     connection.commit()  # otherwise a rollback would undo the settings
     _check_role(connection)
     _check_settings(connection, settings | _CHECKED_ONLY)

@@ -116,5 +116,4 @@ def _batches(stream: Iterable[bytes], record_bytes: int) -> Iterator[Records]:
 
 
 def _rows(data: bytearray, record_bytes: int) -> Records:
-    """Return ``data`` as one row for each record."""
     return np.frombuffer(data, dtype=np.uint8).reshape(-1, record_bytes)

@@ -172,6 +172,7 @@ def _format_lines(formats: Sequence[str], encoder: Encoder | None) -> Iterator[s
 
 
 def _code_list(names: list[str] | tuple[str, ...]) -> str:
+    """Return ``names`` as code in Markdown, separated by commas."""
     return ", ".join(f"`{_plain(name).replace('`', '')}`" for name in names)
 
 

@@ -69,8 +69,8 @@ def plot_scores(axes: Axes, result: dict[str, Any]) -> None:
     rounds = range(1, result["rounds"] + 1)
     baseline, scale = result.get("noise_free_score_per_round"), factor(result["metric"])
     if baseline:
-        baselines = [nan if score is None else scale * score for score in baseline]
-        axes.plot(rounds, baselines, color="0.55", linestyle="--", marker="o", markersize=3, label="without noise")
+        baseline_scores = [nan if score is None else scale * score for score in baseline]
+        axes.plot(rounds, baseline_scores, color="0.55", linestyle="--", marker="o", markersize=3, label="without noise")
     scores = [nan if score is None else scale * score for score in result["score_per_round"]]
     axes.plot(rounds, scores, color="tab:blue", marker="o", markersize=4, label=_run_label(result))
     axes.set_xlabel("round")

@@ -186,7 +186,7 @@ class ProgressDisplay:
     def clients_done(self, done: int, total: int) -> None:
         """Show how many clients of the current round are done."""
         self._check()
-        self._progress.update(self._run_bar, completed=self._rounds_finished + 0.999 * done / total)
+        self._progress.update(self._run_bar, completed=self._rounds_finished + 0.999 * done / total)  # a whole round only with its score
 
     def warn(self, message: str) -> None:
         """Print a warning, unless it was printed before."""

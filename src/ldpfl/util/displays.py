@@ -35,7 +35,6 @@ class Shown:
         return text.getvalue().rstrip()
 
     def _repr_html_(self) -> str:
-        """Return a terminal's display as HTML, for notebooks."""
         from rich.console import Console
 
         console = Console(markup=False, emoji=False, record=True, width=110, file=StringIO(), force_jupyter=False)

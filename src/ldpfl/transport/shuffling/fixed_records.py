@@ -71,6 +71,7 @@ class FixedRecords:
 
     @property
     def records(self) -> int:
+        """Number of records that one payload is cut into."""
         return int(self._bits.size)
 
     @property

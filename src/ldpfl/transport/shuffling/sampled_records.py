@@ -41,6 +41,7 @@ class SampledRecords:
 
     @property
     def records(self) -> int:
+        """Number of records that one payload is cut into."""
         return len(self._sizes)
 
     @property
