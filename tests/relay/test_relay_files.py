@@ -120,7 +120,7 @@ def reader(path: Path) -> Iterator[None]:
 
 
 def test_who_reads_the_store_holds_up_writers_and_spoils_nothing(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ldpfl.relay.database._HELD_S", 0.2)
+    monkeypatch.setattr("ldpfl.relay.database._SQLITE_WAIT_S", 0.2)
     store = Store(open_engine(str(tmp_path / "relay.db")), clock=clock)
     opened(store)
     put(store, "alice")
@@ -142,7 +142,7 @@ def test_who_reads_the_store_holds_up_writers_and_spoils_nothing(tmp_path: Path,
 
 def test_a_request_waits_for_a_long_one_of_its_own_process(sqlite_store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer than another process may hold the store."""
-    monkeypatch.setattr("ldpfl.relay.database._HELD_S", 0.1)
+    monkeypatch.setattr("ldpfl.relay.database._SQLITE_WAIT_S", 0.1)
     sqlite_store.engine.dispose()
     opened(sqlite_store, min_clients=1)
     put(sqlite_store, "alice")
@@ -165,7 +165,7 @@ def test_a_request_waits_for_a_long_one_of_its_own_process(sqlite_store: Store, 
 def test_a_store_with_a_write_ahead_log_is_converted_before_it_is_served(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ldpfl.relay.database._HELD_S", 0.2)
+    monkeypatch.setattr("ldpfl.relay.database._SQLITE_WAIT_S", 0.2)
     path = tmp_path / "relay.db"
     first = Store(open_engine(str(path)), clock=clock)
     opened(first)
@@ -257,7 +257,7 @@ def test_ending_rounds_takes_a_share_of_the_time_whatever_that_costs(sqlite_stor
 
     leftovers = Leftovers(sqlite_store.engine)
     leftovers._scrubbing._clock = lambda: now[0]
-    leftovers._scrubbing._then = 0.0
+    leftovers._scrubbing._updated_at = 0.0
     monkeypatch.setattr(Leftovers, "_scrub", slow)
     for _ in range(600):
         leftovers.scrub()
@@ -479,7 +479,7 @@ def test_what_one_end_of_a_round_has_deleted_does_not_hide_what_another_could_no
     def meanwhile(leftovers: Leftovers) -> None:
         monkeypatch.setattr(Leftovers, "_scrub", scrub)
         with monkeypatch.context() as patched:  # another thread's call, which finds no room
-            patched.setattr(Leftovers, "_delete_some", lambda *_: (_ for _ in ()).throw(StoreFull("no room")))
+            patched.setattr(Leftovers, "_delete_batch", lambda *_: (_ for _ in ()).throw(StoreFull("no room")))
             with pytest.raises(StoreFull):
                 sqlite_store.cancel("aggregator", RUN, 2)
         scrub(leftovers)

@@ -22,10 +22,10 @@ from ldpfl.errors import ConfigError
 from ldpfl.util.file_owners import require_own
 from ldpfl.util.files import make_folder, replace_atomically
 
-_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+_HOST_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 _ORGANISATION = "ldpfl deployment"
 
-AUTHORITY_LASTS = timedelta(days=3650)
+AUTHORITY_LASTS = timedelta(days=3650)  # so long that nodes seldom need a new authority
 
 AUTHORITY, AUTHORITY_KEY, CERTIFICATE, KEY = "ca.crt", "ca.key", "server.crt", "server.key"
 
@@ -73,17 +73,17 @@ def issue(folder: Path, hosts: Sequence[str], days: int, *, renew: bool = False)
     for name in (name for names in servers for name in names):
         if not _is_host(name):
             raise ConfigError(f"--host takes a name or an address, or several of one server joined by commas, not {name!r}")
-    places = [folder / names[0].replace(":", "-") for names in servers]
-    if len(set(places)) < len(places):
+    folders = [folder / names[0].replace(":", "-") for names in servers]
+    if len(set(folders)) < len(folders):
         raise ConfigError("two of the hosts begin with the same name: join the names of one server by commas")
-    for place in places:
-        if place.exists() and not renew:
-            raise ConfigError(f"{place} exists already and is left as it is: give --renew to replace the certificate and its key")
+    for server_folder in folders:
+        if server_folder.exists() and not renew:
+            raise ConfigError(f"{server_folder} exists already and is left as it is: give --renew to replace the certificate and its key")
     authority = _authority(folder)
     end = min(datetime.now(UTC) + timedelta(days=days), end_of(folder / AUTHORITY))
-    for names, place in zip(servers, places, strict=True):
-        _issue(authority, names, place, end)
-    return [Issued(place, names, end_of(place / CERTIFICATE)) for names, place in zip(servers, places, strict=True)]
+    for names, server_folder in zip(servers, folders, strict=True):
+        _write_server_certificate(authority, names, server_folder, end)
+    return [Issued(place, names, end_of(place / CERTIFICATE)) for names, place in zip(servers, folders, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -97,12 +97,12 @@ def _authority(folder: Path) -> _Authority:
     make_folder(folder, 0o700)
     certificate_path, key_path = folder / AUTHORITY, folder / AUTHORITY_KEY
     if certificate_path.exists() != key_path.exists():
-        here, missing = (certificate_path, key_path) if certificate_path.exists() else (key_path, certificate_path)
-        raise ConfigError(f"{folder} has {here.name} and no {missing.name}: put it back, or give another folder for a new authority")
+        present, missing = (certificate_path, key_path) if certificate_path.exists() else (key_path, certificate_path)
+        raise ConfigError(f"{folder} has {present.name} and no {missing.name}: put it back, or give another folder for a new authority")
     if not key_path.exists():
         new_key, new_certificate = _new_authority()
-        _write(key_path, _pem(new_key), 0o600)
-        _write(certificate_path, new_certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+        _write_file(key_path, _private_pem(new_key), 0o600)
+        _write_file(certificate_path, new_certificate.public_bytes(serialization.Encoding.PEM), 0o644)
     require_own(key_path, "the authority's key", ConfigError, secret=True)
     try:
         certificate, key = (
@@ -119,47 +119,50 @@ def _authority(folder: Path) -> _Authority:
 
 
 def _new_authority() -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    """Return a new private key, and the certificate with which it signs itself."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = _name(f"authority {secrets.token_hex(4)}")
-    made = (
-        _certificate(name, name, key.public_key(), datetime.now(UTC) + AUTHORITY_LASTS)
+    name = _distinguished_name(f"authority {secrets.token_hex(4)}")
+    certificate = (
+        _certificate_builder(name, name, key.public_key(), datetime.now(UTC) + AUTHORITY_LASTS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(_key_usage(signs_certificates=True), critical=True)
         .sign(key, hashes.SHA256())
     )
-    return key, made
+    return key, certificate
 
 
-_LOOPBACK = ("localhost", "127.0.0.1")
+_LOOPBACK_NAMES = ("localhost", "127.0.0.1")
 """Names that every server has: a SuperLink starts a process of its own, which connects to it at 127.0.0.1."""
 
 
-def _issue(authority: _Authority, names: Sequence[str], place: Path, end: datetime) -> None:
-    """Write a server's new private key and its certificate into the folder ``place``."""
+def _write_server_certificate(authority: _Authority, names: Sequence[str], folder: Path, end: datetime) -> None:
+    """Write a server's new private key and its certificate into ``folder``."""
     key = ec.generate_private_key(ec.SECP256R1())
     issuer = authority.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
-    alternatives = [_alternative_name(name) for name in dict.fromkeys((*names, *_LOOPBACK))]
-    issued = (
-        _certificate(_name(f"server {names[0]}"[:64]), authority.certificate.subject, key.public_key(), end)
+    alternatives = [_alternative_name(name) for name in dict.fromkeys((*names, *_LOOPBACK_NAMES))]
+    certificate = (
+        _certificate_builder(_distinguished_name(f"server {names[0]}"[:64]), authority.certificate.subject, key.public_key(), end)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(_key_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer), critical=False)
         .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         .sign(authority.key, hashes.SHA256())
     )
-    make_folder(place, 0o700)
-    _write(place / KEY, _pem(key), 0o600)
-    _write(place / CERTIFICATE, issued.public_bytes(serialization.Encoding.PEM), 0o644)
+    make_folder(folder, 0o700)
+    _write_file(folder / KEY, _private_pem(key), 0o600)
+    _write_file(folder / CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
 
 
-def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, end: datetime) -> x509.CertificateBuilder:
+def _certificate_builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, end: datetime) -> x509.CertificateBuilder:
+    """Return an unsigned certificate of ``key``, valid until ``end``."""
     begin = datetime.now(UTC) - timedelta(hours=1)  # other machines' clocks may be behind, and would reject a certificate of the future
     builder = x509.CertificateBuilder(issuer, subject, key, x509.random_serial_number(), begin, end)
     return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
 
 
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    """Return what a key may do: sign handshakes, and certificates if ``signs_certificates``."""
     return x509.KeyUsage(
         digital_signature=True,
         content_commitment=False,
@@ -173,24 +176,25 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _name(what: str) -> x509.Name:
+def _distinguished_name(common_name: str) -> x509.Name:
     return x509.Name(
-        [x509.NameAttribute(x509.NameOID.ORGANIZATION_NAME, _ORGANISATION), x509.NameAttribute(x509.NameOID.COMMON_NAME, what)]
+        [x509.NameAttribute(x509.NameOID.ORGANIZATION_NAME, _ORGANISATION), x509.NameAttribute(x509.NameOID.COMMON_NAME, common_name)]
     )
 
 
 def _alternative_name(name: str) -> x509.GeneralName:
+    """Return a server's name or address as a certificate holds it."""
     try:
         return x509.IPAddress(ip_address(name))
     except ValueError:
         return x509.DNSName(name)
 
 
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
 
 
-def _write(path: Path, content: bytes, mode: int) -> None:
+def _write_file(path: Path, content: bytes, mode: int) -> None:
     with replace_atomically(path, mode) as temporary:
         temporary.write_bytes(content)
 
@@ -200,4 +204,4 @@ def _is_host(name: str) -> bool:
         ip_address(name)
         return True
     except ValueError:
-        return all(_LABEL.fullmatch(label) for label in name.split("."))
+        return all(_HOST_LABEL.fullmatch(label) for label in name.split("."))

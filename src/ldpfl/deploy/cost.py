@@ -18,6 +18,7 @@ SEAL_S, OPEN_S = 45e-6, 36e-6
 
 ADD_S, JOIN_S = 0.6e-9, 7e-9
 """Core seconds for one byte of a report, if reports are added up, and if they are kept and joined: ``benchmarks/server_round.py``."""
+
 ADD_BIT_S = 0.4e-9
 """Core seconds for one bit of a report, if reports are added up and a weight takes one bit."""
 
@@ -36,13 +37,13 @@ ENCODE_NS = {
 }
 """Core nanoseconds to encode one weight: ``benchmarks/mechanism.py``."""
 
-_START_BYTES, _COPIES = 400 << 20, 7
+_PROCESS_BYTES, _COPIES = 400 << 20, 7
 """Memory of a server process (one for each core) without its round; and number of copies of the reports in memory if they are not added
 up."""
 
 HOUR_S = 3600.0
 _MACHINE_CORES = 64
-"""Number of cores of a large machine."""
+"""Number of cores of a large machine; more cores are given as a number of such machines."""
 
 
 @dataclass(frozen=True)
@@ -103,26 +104,29 @@ def round_cost(mechanism: Mechanism, ranges: LayerRanges, clients: int, linked: 
         ConfigError: ``linked`` is not positive, or a report is cut into too many records.
     """
     plan = RecordPlan(mechanism, ranges, linked, unprotected=True)
-    bits = payload_bits(mechanism, ranges)
-    upload = plan.records * (plan.plaintext_bytes + OVERHEAD)
-    relays = max(ceil(clients / MAX_UPLOADS), ceil(clients / max(1, MAX_ROUND_BYTES // upload)))
-    is_packed = bits <= ranges.dimension
-    join_s = (ADD_BIT_S * bits if is_packed else ADD_S * bits / 8) if mechanism.properties.adds_up else JOIN_S * bits / 8
+    report_bits = payload_bits(mechanism, ranges)
+    upload_bytes = plan.records * (plan.plaintext_bytes + OVERHEAD)
+    relays = max(ceil(clients / MAX_UPLOADS), ceil(clients / max(1, MAX_ROUND_BYTES // upload_bytes)))
+    one_bit_weights = report_bits <= ranges.dimension
+    if not mechanism.properties.adds_up:
+        join_s = JOIN_S * report_bits / 8
+    else:
+        join_s = ADD_BIT_S * report_bits if one_bit_weights else ADD_S * report_bits / 8
     server_s = clients * (plan.records * OPEN_S + join_s)
     cores = max(1, ceil(server_s / HOUR_S))
-    encode = ENCODE_NS.get(mechanism.name)
+    encode_ns = ENCODE_NS.get(mechanism.name)
     return RoundCost(
         clients=clients,
         linked=linked,
         records=plan.records,
-        upload_bytes=upload,
-        round_bytes=clients * upload,
+        upload_bytes=upload_bytes,
+        round_bytes=clients * upload_bytes,
         relays=relays,
-        encode_s=None if encode is None else encode * 1e-9 * ranges.dimension,
+        encode_s=None if encode_ns is None else encode_ns * 1e-9 * ranges.dimension,
         seal_s=plan.records * SEAL_S,
         server_s=server_s,
         server_cores=cores,
-        server_bytes=_START_BYTES * cores + (0 if mechanism.properties.adds_up else _COPIES * clients * ((bits + 7) // 8)),
+        server_bytes=_PROCESS_BYTES * cores + (0 if mechanism.properties.adds_up else _COPIES * clients * ((report_bits + 7) // 8)),
     )
 
 

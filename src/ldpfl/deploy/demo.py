@@ -42,20 +42,20 @@ from ldpfl.util.files import write_text
 
 COMPLETED = "finished:completed"
 
-_UP_S = 90.0
-_ROUND_S = 240.0
-_COMMAND_S = 90.0
-_LONGEST_DETAILS = 500
+_MAX_START_S = 90.0
+_MAX_ROUND_S = 240.0
+_MAX_COMMAND_S = 90.0
+_MAX_DETAILS = 500  # characters
 
 
 @dataclass(frozen=True)
 class Relayed:
-    """What the relay counted.
+    """What the relay logged and counted.
 
     Attributes:
         released: log entries of the rounds that it mixed and handed out.
-        terms: log entries of those that it opened.
-        received, handed_out: bytes.
+        terms: log entries of the rounds that it opened.
+        received, handed_out: bytes of uploads, and of mixed records.
     """
 
     released: tuple[dict[str, Any], ...]
@@ -78,10 +78,10 @@ class Ended:
 
     @classmethod
     def read(cls, listing: Path) -> Ended:
-        """Return what ``flwr ls --format json`` printed to ``listing``.
+        """Read how a run ended from ``listing``, the output of ``flwr ls --format json``.
 
         Raises:
-            DeploymentError: it is not about one run.
+            DeploymentError: the text cannot be read, or lists not exactly one run.
         """
         text = listing.read_text(encoding="utf-8", errors="replace")
         try:
@@ -91,14 +91,14 @@ class Ended:
             raise DeploymentError(f"what flwr ls says cannot be read; it is in {listing}") from None
 
     def check_completed(self, log: Path) -> None:
-        """Return if the run was completed.
+        """Raise unless the run was completed.
 
         Raises:
-            DeploymentError: it was not; the message has Flower's details, and the end of the aggregator's ``log``.
+            DeploymentError: the run ended otherwise; the message has Flower's details, and the end of the aggregator's ``log``.
         """
         if self.status != COMPLETED:
-            said = f"Flower says that the run is {self.status}, expected {COMPLETED}. Details: {self.details[:_LONGEST_DETAILS]}"
-            raise DeploymentError(f"{said}; the aggregator's log: {log}", last_lines(log))
+            problem = f"Flower says that the run is {self.status}, expected {COMPLETED}. Details: {self.details[:_MAX_DETAILS]}"
+            raise DeploymentError(f"{problem}; the aggregator's log: {log}", last_lines(log))
 
 
 @dataclass(frozen=True)
@@ -107,9 +107,9 @@ class DemoOutcome:
 
     Attributes:
         config: settings of the run.
-        status: of the run, as Flower has it.
-        result: figures of the run, as ``result.json`` has them.
-        books: by node, what its budget was charged.
+        status: Flower's status of the run.
+        result: figures of the run, as in ``result.json``.
+        books: for each node's name, what its budget was charged.
     """
 
     site: Site
@@ -141,28 +141,29 @@ def run_demo(trial: Trial, site: Site, observer: DemoObserver, pause: Callable[[
 
 
 def _deploy(trial: Trial, programs: Programs, processes: Processes, observer: DemoObserver) -> DemoOutcome:
+    """Start all programs, follow the run to its end, and check that it is complete."""
     site = programs.site
     observer.step(f"relay on {HOST}:{programs.relay_port} and SuperLink on {programs.superlink_address}, both with TLS")
     processes.start(programs.relay())
     processes.start(programs.superlink())
     with httpx.Client(verify=ssl.create_default_context(cafile=str(site.authority)), trust_env=False, timeout=5.0) as http:
         for url in (programs.relay_url, f"https://{programs.superlink_address}"):
-            processes.wait(partial(_healthy, http, url), _UP_S, f"an answer of {url}/health")
+            processes.wait(partial(_is_healthy, http, url), _MAX_START_S, f"an answer of {url}/health")
         observer.step(f"{site.nodes[0].name} is checked, and tries one round's local work: ldpfl deploy check-node --try")
-        processes.run([programs.check(0)], _COMMAND_S)
+        processes.run([programs.check(0)], _MAX_COMMAND_S)
         observer.step(f"registering the nodes' public keys; starting {trial.clients} SuperNodes; submitting the run")
-        processes.run([programs.register(node) for node in site.nodes], _COMMAND_S)
+        processes.run([programs.register(node) for node in site.nodes], _MAX_COMMAND_S)
         watch = Watch(site, _node_names(site), observer, trial.config)
         for number in range(trial.clients):
             processes.start(programs.supernode(number))
         _follow(trial, Running(programs.submit()), processes, watch)
         observer.step("asking Flower how the run ended")
         listing = programs.list_runs()
-        processes.run([listing], _COMMAND_S)
+        processes.run([listing], _MAX_COMMAND_S)
         ended = Ended.read(listing.log)
         ended.check_completed(site.superlink / "superlink.log")
         _check_reports(trial, site)
-        relayed = _relayed(site, http.get(f"{programs.relay_url}/metrics").text)
+        relayed = _read_relayed(site, http.get(f"{programs.relay_url}/metrics").text)
     observer.step("stopping everything")
     result = RunFolder(site.run).result()
     if result is None:
@@ -175,7 +176,8 @@ def _deploy(trial: Trial, programs: Programs, processes: Processes, observer: De
     return DemoOutcome(site, trial.config, ended.status, result, relayed, {node.name: read_books(node.budget) for node in site.nodes})
 
 
-def _healthy(http: httpx.Client, url: str) -> bool:
+def _is_healthy(http: httpx.Client, url: str) -> bool:
+    """Whether the server at ``url`` answers that it works."""
     try:
         return http.get(f"{url}/health").is_success
     except httpx.TransportError:
@@ -183,7 +185,7 @@ def _healthy(http: httpx.Client, url: str) -> bool:
 
 
 def _node_names(site: Site) -> dict[int, str]:
-    """Return by Flower's number what a node is called here."""
+    """Return the name of each node by the number that Flower gave it when it was registered."""
     names = {}
     for node in site.nodes:
         text = (site.operator / f"register-{node.name}.log").read_text(encoding="utf-8", errors="replace")
@@ -194,15 +196,15 @@ def _node_names(site: Site) -> dict[int, str]:
 
 
 def _follow(trial: Trial, submitted: Running, processes: Processes, watch: Watch) -> None:
-    """Wait until Flower has nothing more to tell of the run."""
+    """Wait until ``submitted``, the command that follows the run, has ended; tell the observer what happens meanwhile."""
 
     def ended() -> bool:
         watch.look()
-        _check_willing(watch.site)
+        _check_no_refusal(watch.site)
         return submitted.code is not None
 
     try:
-        processes.wait(ended, _UP_S + trial.rounds * _ROUND_S, "the run to end")
+        processes.wait(ended, _MAX_START_S + trial.rounds * _MAX_ROUND_S, "the run to end")
     finally:
         submitted.stop()
     watch.look()
@@ -210,13 +212,15 @@ def _follow(trial: Trial, submitted: Running, processes: Processes, watch: Watch
         raise submitted.failure(f"ended with exit code {submitted.code}")
 
 
-def _check_willing(site: Site) -> None:
+def _check_no_refusal(site: Site) -> None:
+    """Raise if the log of any node says that the node sent no report."""
     for node in site.nodes:
         for reason in refusals(node):
             raise DeploymentError(f"{node.name} sent no report; its log says why: {node.log}", [reason])
 
 
 def _check_reports(trial: Trial, site: Site) -> None:
+    """Raise unless each round has a report of each client."""
     rounds = rounds_in(site)
     for number in range(1, trial.rounds + 1):
         reports = rounds[number - 1]["clients"] if number <= len(rounds) else 0
@@ -227,7 +231,8 @@ def _check_reports(trial: Trial, site: Site) -> None:
             )
 
 
-def _relayed(site: Site, metrics: str) -> Relayed:
+def _read_relayed(site: Site, metrics: str) -> Relayed:
+    """Return what the relay's log and its ``metrics``, Prometheus' text, say of the rounds."""
     lines = (site.relay / "relay.log").read_text(encoding="utf-8").splitlines()
     events = [json.loads(line) for line in lines if line.startswith("{")]
     opened, released = (tuple(event for event in events if event.get("event") == name) for name in ("round_opened", "round_released"))
@@ -241,7 +246,7 @@ def _relayed(site: Site, metrics: str) -> Relayed:
 
 
 def _write_commands(programs: Programs, inherited: Mapping[str, str]) -> None:
-    """Write down what is started, as one would type it, for whoever wants to do it on several machines."""
+    """Write all commands of the trial as one would type them, as a template for a deployment on several machines."""
     site = programs.site
     order = [
         programs.relay(),
@@ -257,27 +262,27 @@ def _write_commands(programs: Programs, inherited: Mapping[str, str]) -> None:
 
 
 class DemoObserver(Protocol):
-    """Is told what happens."""
+    """Receives the events of a demo."""
 
     def step(self, text: str) -> None:
-        """Something begins."""
+        """A step of the demo begins, described by ``text``."""
         ...
 
     def asked(self, round_: PlannedRound, names: tuple[str, ...]) -> None:
-        """These nodes are asked to take part in a round."""
+        """The nodes with these names are asked to take part in a round."""
         ...
 
     def round_done(self, round_: int, reports: int, accuracy: float) -> None:
-        """A round is over."""
+        """A round is over, with so many reports and this accuracy of the model."""
         ...
 
 
 @dataclass
 class Watch:
-    """Tells an observer what is new in a run.
+    """Reads the files of a running deployment, and tells an observer what is new in them.
 
     Attributes:
-        names: by Flower's number, what a node is called here.
+        names: name of each node, by its number at Flower.
         config: settings of the run.
     """
 
@@ -285,30 +290,30 @@ class Watch:
     names: Mapping[int, str]
     observer: DemoObserver
     config: RunConfig
-    _replaced: Counter[str] = field(default_factory=Counter)
-    _begun: int = 0
-    _done: int = 0
-    _over: bool = False
+    _replacements_told: Counter[str] = field(default_factory=Counter)
+    _rounds_asked: int = 0
+    _rounds_told: int = 0
+    _end_told: bool = False
 
     def look(self) -> None:
         """Tell what is new since the last time."""
         for node in self.site.nodes:
-            for reason in islice(replacements(node), self._replaced[node.name], None):
-                self._replaced[node.name] += 1
+            for reason in islice(replacements(node), self._replacements_told[node.name], None):
+                self._replacements_told[node.name] += 1
                 self.observer.step(f"{node.name}: {reason}")
-        participation = self._participation()  # read first: the round that it tells of follows those that are told before it
-        for metrics in rounds_in(self.site)[self._done :]:
-            self._done += 1
+        participation = self._read_participation()  # read first, so that finished rounds are told before the next one
+        for metrics in rounds_in(self.site)[self._rounds_told :]:
+            self._rounds_told += 1
             self.observer.round_done(metrics["round"], metrics["clients"], metrics["score"])
-        if participation is not None and participation.begun > self._begun:
-            self._begun = participation.begun
-            asked = (self.names.get(node, str(node)) for node, rounds in participation.rounds.items() if rounds == self._begun)
-            self.observer.asked(planned_round(self.config, self._begun), tuple(sorted(asked)))
-        if not self._over and any(ROUNDS_OVER in line for line in _lines(self.site.operator / "run.log")):
-            self._over = True
+        if participation is not None and participation.begun > self._rounds_asked:
+            self._rounds_asked = participation.begun
+            names = (self.names.get(node, str(node)) for node, rounds in participation.rounds.items() if rounds == self._rounds_asked)
+            self.observer.asked(planned_round(self.config, self._rounds_asked), tuple(sorted(names)))
+        if not self._end_told and any(ROUNDS_OVER in line for line in _lines_if_any(self.site.operator / "run.log")):
+            self._end_told = True
             self.observer.step("the rounds are over; the aggregator computes the figures and the guarantee of the run")
 
-    def _participation(self) -> Participation | None:
+    def _read_participation(self) -> Participation | None:
         path = RunFolder(self.site.run).participation_path
         try:
             return Participation.load(path) if path.exists() else None
@@ -317,30 +322,32 @@ class Watch:
 
 
 def rounds_in(site: Site) -> list[dict[str, Any]]:
-    """Return the figures of the rounds that are over."""
+    """Return the figures of each finished round."""
     path = RunFolder(site.run).metrics_path
     lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else [""]
-    return [json.loads(line) for line in lines[:-1]]  # behind the last line end stands what is being written
+    return [json.loads(line) for line in lines[:-1]]  # the last line may be incomplete, since it is being written
 
 
 def refusals(node: NodeSite) -> Iterator[str]:
-    """Yield why a node sent no report, as its own log says it: that holds no private value."""
-    return _logged(node, _REFUSED)
+    """Yield the reasons why a node sent no report, from its log. They hold no private value."""
+    return _matches_in_log(node, _REFUSAL_LINE)
 
 
 def replacements(node: NodeSite) -> Iterator[str]:
-    """Yield why a node reported no change, as its own log says it."""
-    return _logged(node, _REPLACED)
+    """Yield the reasons why a node reported no change instead of what it trained, from its log."""
+    return _matches_in_log(node, _REPLACEMENT_LINE)
 
 
-def _logged(node: NodeSite, pattern: re.Pattern[str]) -> Iterator[str]:
-    found = (pattern.match(without_colour(line)) for line in _lines(node.log))
-    return (match[1] for match in found if match is not None)
+def _matches_in_log(node: NodeSite, pattern: re.Pattern[str]) -> Iterator[str]:
+    """Yield the first group of each line of the node's log that ``pattern`` matches."""
+    matches = (pattern.match(without_colour(line)) for line in _lines_if_any(node.log))
+    return (match[1] for match in matches if match is not None)
 
 
-def _lines(path: Path) -> list[str]:
+def _lines_if_any(path: Path) -> list[str]:
+    """Return the lines of a file, none if the file does not exist."""
     return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
 
 
-_REFUSED = re.compile(r"(?:WARN|WARNING|ERROR)\s*:\s*((?:declined|failed|would decline|not answered): .*)")
-_REPLACED = re.compile(r"ERROR\s*:\s*replaced: (.*)")
+_REFUSAL_LINE = re.compile(r"(?:WARN|WARNING|ERROR)\s*:\s*((?:declined|failed|would decline|not answered): .*)")
+_REPLACEMENT_LINE = re.compile(r"ERROR\s*:\s*replaced: (.*)")

@@ -37,9 +37,9 @@ from ldpfl.privacy.policy import OVER_RELAY
 from ldpfl.util.number_format import counted
 from ldpfl.util.quantities import cohort_size
 
-_TTL_S = 3600.0
+_MESSAGE_LIFE_S = 3600.0  # Flower requires one; nothing waits for it here
 
-_START_SPREAD = 0.05
+_START_DEVIATION = 0.05
 """Standard deviation of made-up weights for an app with its own training loop. Not 0, because networks have no gradient there."""
 
 
@@ -58,14 +58,14 @@ def try_round(node: NodeSetUp, offer: Offer, trial: Trial, key: bytes) -> Iterat
         try:
             app = apps.client_app if app_folder is None else client_app_in(app_folder)
         except (Exception, SystemExit) as error:  # importing the app may raise anything
-            yield _wrong(f"the app cannot be loaded: {explain(error)}")
+            yield _wrong_finding(f"the app cannot be loaded: {explain(error)}")
             return
         try:
             yield from _findings(node, offer, trial, key, app_folder, app, explain)
         except LdpflError as error:
-            yield _wrong(str(error))
+            yield _wrong_finding(str(error))
         except (Exception, SystemExit) as error:
-            yield _wrong(f"the app cannot be tried: {explain(error)}")
+            yield _wrong_finding(f"the app cannot be tried: {explain(error)}")
 
 
 def _findings(
@@ -93,20 +93,21 @@ def _findings(
         _check_shapes(start, node)
     else:
         start = _made_up_arrays(node)
-    message = _message(offer, start, trial, key, run_config)
-    guard = partial(_guarded, start if offer.config.mechanism.perturbed != "gradient" else None, explain)
-    yield _outcome(app.attempt(message, context, offer.cohort, guard), offer, start)
+    message = _training_message(offer, start, trial, key, run_config)
+    guard = partial(_work_explained, start if offer.config.mechanism.perturbed != "gradient" else None, explain)
+    yield _finding_of(app.attempt(message, context, offer.cohort, guard), offer, start)
 
 
-def _outcome(attempt: Attempt, offer: Offer, start: ArrayRecord) -> Finding:
+def _finding_of(attempt: Attempt, offer: Offer, start: ArrayRecord) -> Finding:
     """Return the finding about an attempt at the local work."""
-    allowed = f" of the {offer.reply_s:g} s that a round leaves" if offer.reply_s else ""
+    limit = f" of the {offer.reply_s:g} s that a round leaves" if offer.reply_s else ""
     if attempt.report_bytes is None:
-        return _wrong(f"a round would report no change, and be charged all the same: {attempt.trouble}{_advice(attempt.trouble, offer)}")
+        problem = f"{attempt.trouble}{_advice(attempt.trouble, offer)}"
+        return _wrong_finding(f"a round would report no change, and be charged all the same: {problem}")
     values = sum(torch.Size(array.shape).numel() for array in start.values())
-    what = f"trained {counted(values, 'value')} in {attempt.seconds:.1f} s{allowed}"
+    training = f"trained {counted(values, 'value')} in {attempt.seconds:.1f} s{limit}"
     size = counted(attempt.report_bytes, "byte")
-    return Finding("try", Standing.FINE, f"{what}, and made a report of {size}, which was thrown away: nothing was charged or sent")
+    return Finding("try", Standing.FINE, f"{training}, and made a report of {size}, which was thrown away: nothing was charged or sent")
 
 
 def _advice(trouble: str, offer: Offer) -> str:
@@ -120,8 +121,11 @@ def _advice(trouble: str, offer: Offer) -> str:
     return ""
 
 
-def _guarded(start: ArrayRecord | None, explain: Callable[[BaseException], str], work: Callable[[], bytes]) -> bytes:
-    """Do the work of the app's process. Raise an error that explains a failure to the operator; ``start`` holds the untrained arrays."""
+def _work_explained(start: ArrayRecord | None, explain: Callable[[BaseException], str], work: Callable[[], bytes]) -> bytes:
+    """Do the work of the app's process, and return its result, the trained values. Failures are explained to the operator.
+
+    If the result begins with the untrained arrays ``start``, nothing was learnt, which counts as a failure.
+    """
     result = with_explanation(work, explain)
     untrained = b"" if start is None else to_vector(start, layout_of(start)).numpy().tobytes()
     if untrained and result[: len(untrained)] == untrained:
@@ -152,17 +156,18 @@ def _look_at_records(wrapped: RecordGradients, context: Context, offer: Offer, e
 
 
 def _findings_on_records(found: RecordsFound) -> Iterator[Finding]:
+    """Yield how many of the app's records training would use, and why it leaves others out."""
     for note in found.notes:
         yield Finding("try", Standing.LOOK, printable(note))
     if not found.left_out:
         yield Finding("try", Standing.FINE, f"the app gives {counted(found.rows, 'record')}, and each adds to training")
         return
-    some = ", ".join(map(str, found.some))
-    more = " and others" if found.left_out > len(found.some) else ""
-    add = "adds" if found.left_out == 1 else "add"
-    said = f"{found.left_out:,} of {counted(found.rows, 'record')} {add} nothing to training: {some}{more} (counted from 0)"
+    indices = ", ".join(map(str, found.some))
+    and_others = " and others" if found.left_out > len(found.some) else ""
+    verb = "adds" if found.left_out == 1 else "add"
+    problem = f"{found.left_out:,} of {counted(found.rows, 'record')} {verb} nothing to training: {indices}{and_others} (counted from 0)"
     standing = Standing.WRONG if found.left_out >= found.rows else Standing.LOOK
-    yield Finding("try", standing, printable(f"{said}. Of the first, {found.reason}"))
+    yield Finding("try", standing, printable(f"{problem}. Of the first, {found.reason}"))
 
 
 def _check_shapes(start: ArrayRecord, node: NodeSetUp) -> None:
@@ -172,13 +177,14 @@ def _check_shapes(start: ArrayRecord, node: NodeSetUp) -> None:
     """
     shapes = {name: tuple(array.shape) for name, array in start.items()}
     if node.shapes and shapes != dict(node.shapes):
-        other = {name: shape for name, shape in node.shapes.items() if shapes.get(name) != shape}
-        what = f"lacks {_shapes_text(other)} of --layers, or has another shape there" if other else "has more arrays than --layers says"
-        raise ConfigError(f"the app's model {what}: give the arrays that the server has")
+        differing = {name: shape for name, shape in node.shapes.items() if shapes.get(name) != shape}
+        missing = f"lacks {_shapes_text(differing)} of --layers, or has another shape there"
+        problem = missing if differing else "has more arrays than --layers says"
+        raise ConfigError(f"the app's model {problem}: give the arrays that the server has")
     sizes = tuple(torch.Size(shape).numel() for shape in shapes.values())
     if node.layers and sizes != node.layers:
-        said = f"arrays of other sizes than --layers says ({', '.join(map(str, node.layers))})"
-        raise ConfigError(f"the app's model has {said}: make policy and check with the sizes that the server has")
+        problem = f"arrays of other sizes than --layers says ({', '.join(map(str, node.layers))})"
+        raise ConfigError(f"the app's model has {problem}: make policy and check with the sizes that the server has")
 
 
 def _made_up_arrays(node: NodeSetUp) -> ArrayRecord:
@@ -190,10 +196,10 @@ def _made_up_arrays(node: NodeSetUp) -> ArrayRecord:
         )
     layout = ParameterLayout(tuple(node.shapes), tuple(node.shapes.values()))
     generator = torch.Generator().manual_seed(0)
-    return to_arrays(_START_SPREAD * torch.randn(layout.dimension, generator=generator), layout)
+    return to_arrays(_START_DEVIATION * torch.randn(layout.dimension, generator=generator), layout)
 
 
-def _message(offer: Offer, start: ArrayRecord, trial: Trial, key: bytes, run_config: UserConfig) -> Message:
+def _training_message(offer: Offer, start: ArrayRecord, trial: Trial, key: bytes, run_config: UserConfig) -> Message:
     """Return the message by which a server would tell this node to train in the first training round."""
     layout = layout_of(start)
     weights: Tensor = to_vector(start, layout)
@@ -217,12 +223,12 @@ def _message(offer: Offer, start: ArrayRecord, trial: Trial, key: bytes, run_con
     )
     config = ConfigRecord({**trial.train_config, "server-round": terms.round})
     content = RecordDict({ARRAYS: start, CONFIG: config, RECORD: terms.to_record()})
-    return Message(content, 1, MessageType.TRAIN, ttl=_TTL_S, group_id=str(terms.round))
+    return Message(content, 1, MessageType.TRAIN, ttl=_MESSAGE_LIFE_S, group_id=str(terms.round))
 
 
 @contextmanager
 def _node_environment(node: NodeSetUp) -> Iterator[None]:
-    """Set the environment variables that the SuperNode would have, including settings that the operator gave by flags, for a while."""
+    """Set the environment variables that the SuperNode would have, including settings given by flags, within the block."""
     settings: Mapping[str, object] = {
         "LDPFL_POLICY": node.policy,
         "LDPFL_BUDGET": node.budget,
@@ -233,20 +239,22 @@ def _node_environment(node: NodeSetUp) -> Iterator[None]:
         DATA_DIR_VARIABLE: node.data_dir,
         "LDPFL_SIGNING_KEY": node.signing_key,
     }
-    before = {name: os.environ.get(name) for name in settings}
+    earlier = {name: os.environ.get(name) for name in settings}
     os.environ |= {name: str(value) for name, value in settings.items() if value is not None}
     try:
         yield
     finally:
-        for name, value in before.items():
+        for name, value in earlier.items():
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
 
 
 def _shapes_text(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Return names and shapes as ``--layers`` takes them, such as weight=1x2,bias=1."""
     return ",".join(f"{name}={'x'.join(map(str, shape))}" for name, shape in shapes.items())
 
 
-def _wrong(said: str) -> Finding:
-    return Finding("try", Standing.WRONG, printable(said))
+def _wrong_finding(text: str) -> Finding:
+    """Return the finding that the trial failed."""
+    return Finding("try", Standing.WRONG, printable(text))

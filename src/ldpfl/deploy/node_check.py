@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from ldpfl.deploy.certificates import end_of
 from ldpfl.deploy.local_round import try_round
-from ldpfl.deploy.node_data import of_data
+from ldpfl.deploy.node_data import check_data
 from ldpfl.deploy.node_set_up import Finding, NodeSetUp, Standing, Trial, wrong
 from ldpfl.errors import ConfigError, Declined, LdpflError, RelayRefused, printable
 from ldpfl.flower.confined_process import one_thread
@@ -41,14 +41,14 @@ from ldpfl.util.file_owners import require_own
 from ldpfl.util.number_format import counted, number
 from ldpfl.util.quantities import cohort_size
 
-_SOON = timedelta(days=30)
+_EXPIRY_WARNING = timedelta(days=30)
 """A certificate that ends within this time gets a finding."""
 
 _ANSWER_S = 10.0
 _PATIENCE = Patience(tries=1, timeout_s=_ANSWER_S, total_s=2 * _ANSWER_S)
 
 _NEEDED_TO_TRY = ("policy", "budget", "signing", "app", "data")
-"""Checks that must not fail, or no round's local work can be tried."""
+"""Checks that must succeed before a round's local work can be tried."""
 
 
 _TRANSPORT_TEXTS: Mapping[Transport, str] = {
@@ -58,18 +58,19 @@ _TRANSPORT_TEXTS: Mapping[Transport, str] = {
 }
 """How reports leave, by transport."""
 
-_RUN = "check"
+_TRIED_RUN = "check"
 """Name of the run in which a round is tried against policy and budget."""
 
 Connect = Callable[[str, str, ssl.SSLContext | bool], RelayClient]
 
 
 def _connect(url: str, token: str, verify: ssl.SSLContext | bool) -> RelayClient:
+    """Return a client of the relay that asks only once."""
     return RelayClient(url, token, verify=verify, patience=_PATIENCE)
 
 
 @dataclass
-class _Known:
+class _ReadSettings:
     """The policy and the app's offer, as far as the check of a node has read them."""
 
     policy: Policy | None = None
@@ -81,7 +82,7 @@ def check_node(node: NodeSetUp, connect: Connect = _connect, trial: Trial | None
 
     With a ``trial`` the app's code is run: one round's local work is done on the node's data, and the report is thrown away.
     """
-    known, ready = _Known(), True
+    known, ready = _ReadSettings(), True
     # A trial forks. PyTorch hangs in the child if it has computed in several threads before.
     with nullcontext() if trial is None else one_thread():
         for finding in _check_settings(node, connect, known):
@@ -90,23 +91,24 @@ def check_node(node: NodeSetUp, connect: Connect = _connect, trial: Trial | None
     if trial is None:
         return
     if ready and known.offer is not None and known.policy is not None:
-        yield from try_round(node, known.offer, trial, _some_key(known.policy))
+        yield from try_round(node, known.offer, trial, _any_aggregator_key(known.policy))
     else:
         yield Finding("try", Standing.LOOK, "no round was tried: mend what is wrong above, and check again")
 
 
-def _check_settings(node: NodeSetUp, connect: Connect, known: _Known) -> Iterator[Finding]:
+def _check_settings(node: NodeSetUp, connect: Connect, known: _ReadSettings) -> Iterator[Finding]:
+    """Check all settings but the trial, and keep policy and offer in ``known`` for the trial."""
     policy, books = None, None
     try:
-        policy = known.policy = read_policy(_named(node.policy, "policy", "LDPFL_POLICY"))
+        policy = known.policy = read_policy(_require_path(node.policy, "policy", "LDPFL_POLICY"))
         yield from _check_policy(policy)
     except LdpflError as error:
         yield wrong("policy", error)
     try:
-        books = read_books(_named(node.budget, "budget", "LDPFL_BUDGET"))
+        books = read_books(_require_path(node.budget, "budget", "LDPFL_BUDGET"))
         yield from _check_budget(books, policy)
         if policy and books.charges:
-            yield from _check_spent(Budget(_named(node.budget, "budget", "LDPFL_BUDGET"), policy))
+            yield from _check_spent(Budget(_require_path(node.budget, "budget", "LDPFL_BUDGET"), policy))
     except LdpflError as error:
         yield wrong("budget", error)
     if node.relay or (policy and set(OVER_RELAY) & set(policy.transports)):
@@ -125,27 +127,29 @@ def _check_settings(node: NodeSetUp, connect: Connect, known: _Known) -> Iterato
             yield wrong("app", error)
     if offer and policy:
         yield from _check_app(offer, node, policy, books)
-    yield from of_data(node, offer)
+    yield from check_data(node, offer)
 
 
 def _check_policy(policy: Policy) -> Iterator[Finding]:
-    nothing = [name for name in ("mechanisms", "rounds", "lifetime_epsilon", "transports") if not getattr(policy, name)]
-    if nothing:
-        yield Finding("policy", Standing.WRONG, f"allows nothing: set {', '.join(nothing)}, or make one with ldpfl policy init")
+    """Check that the policy allows something, and name what in it needs the operator's attention."""
+    missing = [name for name in ("mechanisms", "rounds", "lifetime_epsilon", "transports") if not getattr(policy, name)]
+    if missing:
+        yield Finding("policy", Standing.WRONG, f"allows nothing: set {', '.join(missing)}, or make one with ldpfl policy init")
         return
-    ways = " or ".join(_TRANSPORT_TEXTS[transport] for transport in policy.transports)
-    what = f"{counted(policy.rounds, 'report')} of {' or '.join(policy.mechanisms)} at most, {ways}"
-    against = [f"{number(policy.lifetime_epsilon)} against whoever keeps all of them"]
+    transports = " or ".join(_TRANSPORT_TEXTS[transport] for transport in policy.transports)
+    allowed = f"{counted(policy.rounds, 'report')} of {' or '.join(policy.mechanisms)} at most, {transports}"
+    bounds = [f"{number(policy.lifetime_epsilon)} against whoever keeps all of them"]
     if policy.relay_epsilon != "off":
-        against.append(f"{number(policy.relay_epsilon)} against whoever sees what the relay has mixed")
+        bounds.append(f"{number(policy.relay_epsilon)} against whoever sees what the relay has mixed")
     if policy.sum_epsilon != "off":
-        against.append(f"{number(policy.sum_epsilon)} against whoever sees sums alone")
-    yield Finding("policy", Standing.FINE, f"allows {what}; epsilon of all together at delta {policy.delta:g}: {', '.join(against)}")
-    keys = len(policy.aggregator_keys)
-    if set(OVER_RELAY) & set(policy.transports) and not keys:
+        bounds.append(f"{number(policy.sum_epsilon)} against whoever sees sums alone")
+    yield Finding("policy", Standing.FINE, f"allows {allowed}; epsilon of all together at delta {policy.delta:g}: {', '.join(bounds)}")
+    key_count = len(policy.aggregator_keys)
+    if set(OVER_RELAY) & set(policy.transports) and not key_count:
         yield Finding("policy", Standing.WRONG, "names no aggregator's key, so no report leaves over the relay: ldpfl policy key add KEY")
-    elif keys > 1:
-        yield Finding("policy", Standing.LOOK, f"names {keys} aggregators' keys: when one is replaced, ldpfl policy key remove the older")
+    elif key_count > 1:
+        text = f"names {key_count} aggregators' keys: when one is replaced, ldpfl policy key remove the older"
+        yield Finding("policy", Standing.LOOK, text)
     if policy.allow_unprotected:
         yield Finding("policy", Standing.LOOK, "allow_unprotected lets values leave without protection: take it out unless you mean that")
     if policy.immediate_replies:
@@ -153,27 +157,26 @@ def _check_policy(policy: Policy) -> Iterator[Finding]:
 
 
 def _check_budget(books: Books, policy: Policy | None) -> Iterator[Finding]:
+    """Check that the budget is not spent, and that it fits the policy."""
     limit = books.limit
     spent = books.spent(limit.delta)
     if limit.epsilon == 0:
-        why = f" ({books.refusals.reason})" if books.refusals else ""
-        yield Finding("budget", Standing.WRONG, printable(f"is 0, so nothing leaves{why}: name the file that counts, or set a budget"))
+        reason = f" ({books.refusals.reason})" if books.refusals else ""
+        yield Finding("budget", Standing.WRONG, printable(f"is 0, so nothing leaves{reason}: name the file that counts, or set a budget"))
     elif spent >= limit.epsilon:
         yield Finding("budget", Standing.WRONG, f"is spent: epsilon {number(spent)} of {limit.epsilon:g}; this node takes part no more")
     else:
-        new = ", as of a new client. A client that took part before needs its old file (ldpfl budget move)" if not books.charges else ""
-        said = (
-            f"epsilon {number(spent)} of {limit.epsilon:g} spent at delta {limit.delta:g}, {counted(books.charges, 'report')} charged{new}"
-        )
-        yield Finding("budget", Standing.FINE, said)
+        if_new = "" if books.charges else ", as of a new client. A client that took part before needs its old file (ldpfl budget move)"
+        text = f"epsilon {number(spent)} of {limit.epsilon:g} spent at delta {limit.delta:g}, {counted(books.charges, 'report')} charged"
+        yield Finding("budget", Standing.FINE, f"{text}{if_new}")
     if policy and policy.delta != limit.delta:
-        said = (
+        text = (
             f"is kept at delta {limit.delta:g}, and the policy at delta {policy.delta:g}: each bounds what leaves, so set both to the same"
         )
-        yield Finding("budget", Standing.LOOK, f"{said} (ldpfl budget set --delta {policy.delta:g})")
+        yield Finding("budget", Standing.LOOK, f"{text} (ldpfl budget set --delta {policy.delta:g})")
     if policy and books.charges >= policy.rounds > 0:
-        said = f"{counted(books.charges, 'report')} charged, and the policy's rounds = {policy.rounds:,}: nothing more leaves under it"
-        yield Finding("budget", Standing.WRONG, said)
+        text = f"{counted(books.charges, 'report')} charged, and the policy's rounds = {policy.rounds:,}: nothing more leaves under it"
+        yield Finding("budget", Standing.WRONG, text)
     if os.environ.get("LDPFL_BUDGETS"):
         yield Finding("budget", Standing.WRONG, "LDPFL_BUDGETS is set, which is for simulations: unset it")
 
@@ -185,13 +188,14 @@ def _check_spent(budget: Budget) -> Iterator[Finding]:
             continue
         used_up = spend.epsilon >= spend.allowed
         end = "; this node takes part no more" if used_up else ""
-        said = f"epsilon {number(spend.epsilon)} of the policy's {spend.setting} = {spend.allowed:g} spent, against {spend.against}{end}"
-        yield Finding("budget", Standing.WRONG if used_up else Standing.FINE, said)
+        text = f"epsilon {number(spend.epsilon)} of the policy's {spend.setting} = {spend.allowed:g} spent, against {spend.against}{end}"
+        yield Finding("budget", Standing.WRONG if used_up else Standing.FINE, text)
 
 
 def _check_relay(node: NodeSetUp, connect: Connect, *, sums: bool) -> Iterator[Finding]:
+    """Check the node's token, and that the relay answers and knows it; with ``sums``, also the signing key."""
     try:
-        token = read_token(_named(node.token, "relay's token", "LDPFL_RELAY_TOKEN"))
+        token = read_token(_require_path(node.token, "relay's token", "LDPFL_RELAY_TOKEN"))
         yield Finding("token", Standing.FINE, f"{node.token} is this user's alone")
     except LdpflError as error:
         yield wrong("token", error)
@@ -201,22 +205,22 @@ def _check_relay(node: NodeSetUp, connect: Connect, *, sums: bool) -> Iterator[F
         return
     address = node.relay.removeprefix("https://").split("/")[0]
     if node.relay.startswith("https://"):
-        found = _check_server("relay", address, node.relay_ca)
-        yield found
-        if found.standing is Standing.WRONG:
+        finding = _check_server("relay", address, node.relay_ca)
+        yield finding
+        if finding.standing is Standing.WRONG:
             return
     try:
-        with connect(node.relay, token, _context(node.relay_ca)) as relay:
+        with connect(node.relay, token, _tls_context(node.relay_ca)) as relay:
             signer = relay.signer()
         yield Finding("relay", Standing.FINE, "answers, and knows the token as a client's")
         if sums:
             yield from _check_signer(node.signing_key, signer)
     except RelayRefused as refusal:
-        said = {
+        text = {
             401: "does not know this token: ask its operator for one (ldpfl relay token add, or renew)",
             403: "knows this token as an aggregator's: a node needs a client's",
         }.get(refusal.status, str(refusal))
-        yield Finding("relay", Standing.WRONG, said)
+        yield Finding("relay", Standing.WRONG, text)
     except LdpflError as error:
         yield wrong("relay", error)
 
@@ -224,39 +228,41 @@ def _check_relay(node: NodeSetUp, connect: Connect, *, sums: bool) -> Iterator[F
 def _check_signer(path: Path | None, signer: str | None) -> Iterator[Finding]:
     """Check whether the relay's token is for this node's signing key. :func:`_check_signing_key` reports a key that cannot be read."""
     with suppress(LdpflError):
-        node_signer = signer_of(load_key(_named(path, "signing key", "LDPFL_SIGNING_KEY")).public_key()).hex()
+        node_signer = signer_of(load_key(_require_path(path, "signing key", "LDPFL_SIGNING_KEY")).public_key()).hex()
         if signer == node_signer:
             yield Finding("relay", Standing.FINE, f"takes what this node signs for sums, as {node_signer}")
         else:
             yield Finding("relay", Standing.WRONG, str(other_signer(signer, node_signer)))
 
 
-def _check_server(what: str, address: str, authority: Path | None) -> Finding:
+def _check_server(server: str, address: str, authority: Path | None) -> Finding:
     """Try a TLS handshake with the server at ``host:port``, and return the finding."""
     host, _, port = address.rpartition(":") if ":" in address else (address, "", "443")
     try:
-        context = _context(authority)
+        context = _tls_context(authority)
         with (
-            socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S) as plain,
-            context.wrap_socket(plain, server_hostname=host.strip("[]")) as secure,
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S) as tcp,
+            context.wrap_socket(tcp, server_hostname=host.strip("[]")) as tls,
         ):
-            end = datetime.fromtimestamp(ssl.cert_time_to_seconds(str((secure.getpeercert() or {})["notAfter"])), UTC)
+            end = datetime.fromtimestamp(ssl.cert_time_to_seconds(str((tls.getpeercert() or {})["notAfter"])), UTC)
     except LdpflError as error:
-        return wrong(what, error)
+        return wrong(server, error)
     except ssl.SSLCertVerificationError as error:
-        said = f"{address} has a certificate that is not trusted here ({error.verify_message}): check the authority, and the name"
-        return Finding(what, Standing.WRONG, said)
+        text = f"{address} has a certificate that is not trusted here ({error.verify_message}): check the authority, and the name"
+        return Finding(server, Standing.WRONG, text)
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or type(error).__name__
-        return Finding(what, Standing.WRONG, f"{address} cannot be reached with TLS ({why}): check address, firewall, and that it runs")
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        text = f"{address} cannot be reached with TLS ({reason}): check address, firewall, and that it runs"
+        return Finding(server, Standing.WRONG, text)
     ends = [(end, "its certificate"), *([(end_of(authority), f"the authority {authority}")] if authority else [])]
-    for until, owner in ends:
-        if until - datetime.now(UTC) < _SOON:
-            return Finding(what, Standing.LOOK, f"{owner} ends on {until:%Y-%m-%d}: have it renewed (docs/deploy.md, rotating keys)")
-    return Finding(what, Standing.FINE, f"{address} has a certificate that is trusted here, valid until {end:%Y-%m-%d}")
+    for expiry, certificate in ends:
+        if expiry - datetime.now(UTC) < _EXPIRY_WARNING:
+            text = f"{certificate} ends on {expiry:%Y-%m-%d}: have it renewed (docs/deploy.md, rotating keys)"
+            return Finding(server, Standing.LOOK, text)
+    return Finding(server, Standing.FINE, f"{address} has a certificate that is trusted here, valid until {end:%Y-%m-%d}")
 
 
-def _context(authority: Path | None) -> ssl.SSLContext:
+def _tls_context(authority: Path | None) -> ssl.SSLContext:
     """Return a TLS context that trusts only ``authority``; without an authority, those that this system trusts.
 
     Raises:
@@ -269,9 +275,10 @@ def _context(authority: Path | None) -> ssl.SSLContext:
 
 
 def _check_node_key(path: Path) -> Finding:
+    """Check that the key by which the SuperLink recognises the node is private and of the kind that Flower needs."""
     try:
-        own = require_own(path, "the node's key", ConfigError, secret=True)
-        key = serialization.load_ssh_private_key(own.read_bytes(), password=None)
+        checked_path = require_own(path, "the node's key", ConfigError, secret=True)
+        key = serialization.load_ssh_private_key(checked_path.read_bytes(), password=None)
     except LdpflError as error:
         return wrong("node key", error)
     except (OSError, ValueError, TypeError):
@@ -280,17 +287,18 @@ def _check_node_key(path: Path) -> Finding:
         return Finding(
             "node key", Standing.WRONG, f"{path} is no P-384 key in OpenSSH's format: ssh-keygen -t ecdsa -b 384 -N '' -f node.key"
         )
-    said = f"{path} is this user's alone. Whether {path}.pub is registered, the SuperLink's operator knows"
-    return Finding("node key", Standing.FINE, said)
+    text = f"{path} is this user's alone. Whether {path}.pub is registered, the SuperLink's operator knows"
+    return Finding("node key", Standing.FINE, text)
 
 
 def _check_signing_key(path: Path | None) -> Finding:
+    """Check that the node's key for sums is there and private."""
     try:
-        public = public_text(load_key(_named(path, "signing key", "LDPFL_SIGNING_KEY")))
+        public = public_text(load_key(_require_path(path, "signing key", "LDPFL_SIGNING_KEY")))
     except LdpflError as error:
         return wrong("signing", error)
-    said = f"{path} is this user's alone. Whether the aggregator's list of nodes holds its line, {public}, the aggregator's operator knows"
-    return Finding("signing", Standing.FINE, said)
+    text = f"{path} is this user's alone. Whether the aggregator's list of nodes holds its line, {public}, the aggregator's operator knows"
+    return Finding("signing", Standing.FINE, text)
 
 
 def _check_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | None) -> Iterator[Finding]:
@@ -305,70 +313,72 @@ def _check_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | Non
         planned = releases_of(offer, ranges_for(offer, node.layers))
         releases = Counter(planned)
         for release in releases:
-            policy.check(Request(_RUN, 1, release, offer.cohort, offer.transport, _some_key(policy), offer.linked))
+            policy.check(Request(_TRIED_RUN, 1, release, offer.cohort, offer.transport, _any_aggregator_key(policy), offer.linked))
     except Declined as refusal:
-        said = f"would be declined: {_why(refusal)}. Change the policy only if you would have agreed to the app beforehand"
-        yield Finding("app", Standing.WRONG, said)
+        text = f"would be declined: {_reason(refusal)}. Change the policy only if you would have agreed to the app beforehand"
+        yield Finding("app", Standing.WRONG, text)
         return
     except LdpflError as error:
         yield wrong("app", error)
         return
     rounds = releases.total()
-    every = "its only round" if rounds == 1 else f"each of its {rounds:,} rounds"
-    yield Finding("app", Standing.FINE, f"the policy allows {every}; reports are {_TRANSPORT_TEXTS[offer.transport]}")
+    which_rounds = "its only round" if rounds == 1 else f"each of its {rounds:,} rounds"
+    yield Finding("app", Standing.FINE, f"the policy allows {which_rounds}; reports are {_TRANSPORT_TEXTS[offer.transport]}")
     if books is None or not all(release.protected for release in releases):
         return
-    budget = _named(node.budget, "budget", "LDPFL_BUDGET")
-    run, done = _under_way(read_charges(budget), planned)
-    if done:
-        left = rounds - done
-        said = f"run {run} has charged {done:,} of {rounds:,} rounds like the app's: the {left:,} left of it count below, and no new run"
-        yield Finding("budget", Standing.FINE, printable(said))
-        planned, rounds = planned[done:], left
+    budget = _require_path(node.budget, "budget", "LDPFL_BUDGET")
+    run, charged_rounds = _unfinished_run(read_charges(budget), planned)
+    if charged_rounds:
+        remaining = rounds - charged_rounds
+        text = f"run {run} has charged {charged_rounds:,} of {rounds:,} rounds like the app's"
+        text = f"{text}: the {remaining:,} left of it count below, and no new run"
+        yield Finding("budget", Standing.FINE, printable(text))
+        planned, rounds = planned[charged_rounds:], remaining
         releases = Counter(planned)
     try:  # the same check as for the server's question, including the policy's limits on sums and on mixed bits
-        first = Request(_RUN, 1, planned[0], offer.cohort, offer.transport, _some_key(policy), offer.linked)
+        first = Request(_TRIED_RUN, 1, planned[0], offer.cohort, offer.transport, _any_aggregator_key(policy), offer.linked)
         Budget(budget, policy).check(first)
     except Declined as refusal:
-        yield Finding("budget", Standing.WRONG, f"its next round would be declined: {_why(refusal)}")
+        yield Finding("budget", Standing.WRONG, f"its next round would be declined: {_reason(refusal)}")
         return
     charged = Counter(books.counts)
     limits = ((policy.lifetime, policy.lifetime.order, "the policy's lifetime_epsilon"), (books.limit, books.order, "the budget"))
     for limit, order, source in limits:
         cost = filtered_epsilon((charged + releases).items(), order, limit.delta)
         if cost > limit.epsilon:
-            said = f"all its rounds would bring epsilon to {number(cost)}, above {source} = {limit.epsilon:g}: later ones are declined"
-            yield Finding("budget", Standing.LOOK, said)
+            text = f"all its rounds would bring epsilon to {number(cost)}, above {source} = {limit.epsilon:g}: later ones are declined"
+            yield Finding("budget", Standing.LOOK, text)
     if books.charges + rounds > policy.rounds:
-        before = counted(books.charges, "report")
-        said = f"{before} and {rounds:,} more exceed the policy's rounds = {policy.rounds:,}: later ones are declined"
-        yield Finding("budget", Standing.LOOK, said)
+        reports = counted(books.charges, "report")
+        text = f"{reports} and {rounds:,} more exceed the policy's rounds = {policy.rounds:,}: later ones are declined"
+        yield Finding("budget", Standing.LOOK, text)
 
 
-def _under_way(charges: Sequence[Charged], planned: Sequence[Release]) -> tuple[str, int]:
-    """Return the run that was charged last and its number of rounds so far, if it may be a run of the app that is not over; else "", 0.
+def _unfinished_run(charges: Sequence[Charged], planned: Sequence[Release]) -> tuple[str, int]:
+    """Return the name and the number of charged rounds of the last charged run, if it may be an unfinished run of the app; else "", 0.
 
-    The rounds of such a run are charged already, so an app that is checked while it runs must not be counted as if it began anew. It is
-    recognised by its releases: each round that the run has charged released what the app plans for the round of that number.
+    The rounds of such a run are charged already, so an app that is checked while it runs must not be counted as a new run. It is
+    recognised by its releases: each charged round released what the app plans for the round with this number.
     """
     run = charges[-1].run if charges else ""
-    own = {charge.round: charge.release for charge in charges if charge.run == run}
-    done = max(own, default=0)
-    alike = done < len(planned) and all(release == as_stored(planned[number - 1]) for number, release in own.items())
-    return (run, done) if alike and done else ("", 0)
+    releases = {charge.round: charge.release for charge in charges if charge.run == run}
+    last_round = max(releases, default=0)
+    is_same_app = last_round < len(planned) and all(release == as_stored(planned[number - 1]) for number, release in releases.items())
+    return (run, last_round) if is_same_app and last_round else ("", 0)
 
 
-def _why(refusal: Declined) -> str:
+def _reason(refusal: Declined) -> str:
     """Return why a round would be declined, without the made-up name of the round that was tried."""
-    return str(refusal).removeprefix(f"run {_RUN}, round 1: ").removesuffix("; nothing was sent")
+    return str(refusal).removeprefix(f"run {_TRIED_RUN}, round 1: ").removesuffix("; nothing was sent")
 
 
-def _some_key(policy: Policy) -> bytes:
+def _any_aggregator_key(policy: Policy) -> bytes:
     """Return any of the policy's aggregator keys, since the app does not say which of them the aggregator has; empty if there is none."""
     return base64.b64decode(policy.aggregator_keys[0]) if policy.aggregator_keys else b""
 
 
-def _named(path: Path | None, what: str, variable: str) -> Path:
+def _require_path(path: Path | None, setting: str, variable: str) -> Path:
+    """Return ``path``, or raise a :class:`ConfigError` that tells how to set it."""
     if path is None:
-        raise ConfigError(f"no {what} is named: set {variable} to its file")
+        raise ConfigError(f"no {setting} is named: set {variable} to its file")
     return path

@@ -22,22 +22,21 @@ from ldpfl.tasks import without_answer
 from ldpfl.util.number_format import counted
 from ldpfl.util.suggestions import nearest
 
-_READABLE = stat.S_IRWXG | stat.S_IRWXO
+_OTHERS_MAY_ACCESS = stat.S_IRWXG | stat.S_IRWXO
 _MAX_NAMED = 5
 """Maximum number of names in a finding."""
-_MAX_TIMES_MEAN = 5
-"""A node's own number of records (or persons) is wrong from this multiple of the stated mean on."""
-_UNUSUAL_TIMES_MEAN = 3
-"""A node's own number of records (or persons) is looked at from this multiple of the stated mean on, or this part of it. Nodes may differ
-as much and the mean be right."""
+_WRONG_FACTOR = 5
+"""From this multiple of the stated mean on, a node's own number of records (or persons) counts as wrong."""
+_UNUSUAL_FACTOR = 3
+"""From this multiple of the stated mean on, or this part of it, the own number gets a finding. Nodes may differ so much."""
 
 
-def of_data(node: NodeSetUp, offer: Offer | None) -> Iterator[Finding]:
+def check_data(node: NodeSetUp, offer: Offer | None) -> Iterator[Finding]:
     """Check that the node's own data and its folder of data sets exist and fit the app, and yield the findings."""
     if node.data_dir:
         problem = _problem_of_folder(node.data_dir)
-        said = f"{node.data_dir} {f'{problem}: name it in LDPFL_DATA_DIR' if problem else 'is there'}"
-        yield Finding("data", Standing.WRONG if problem else Standing.FINE, said)
+        text = f"{node.data_dir} {f'{problem}: name it in LDPFL_DATA_DIR' if problem else 'is there'}"
+        yield Finding("data", Standing.WRONG if problem else Standing.FINE, text)
     trains_on_table = offer is not None and offer.config.data.at_nodes
     if not node.data:
         if trains_on_table:
@@ -49,7 +48,7 @@ def of_data(node: NodeSetUp, offer: Offer | None) -> Iterator[Finding]:
             yield from _check_table(offer, path)
         else:  # an app with its own code reads its data in its own way
             yield from _check_files(path, () if offer is None else offer.config.data.classes)
-        if os.name == "posix" and path.stat().st_mode & _READABLE:
+        if os.name == "posix" and path.stat().st_mode & _OTHERS_MAY_ACCESS:
             yield Finding("data", Standing.LOOK, f"{path} can be read by other users of this machine: chmod go= it")
     except LdpflError as error:
         yield wrong("data", error)
@@ -59,14 +58,14 @@ def of_data(node: NodeSetUp, offer: Offer | None) -> Iterator[Finding]:
 
 def _check_table(offer: Offer, table: Path) -> Iterator[Finding]:
     """Check how many rows of a table fit the rules by which the app reads it, and how many values are outside the bounds."""
-    rows, without, misfit = fitting_rows(offer.config, table)
-    said = f"{table} has {counted(rows, 'row')}, {rows - without:,} of which can be trained on"
-    standing = Standing.WRONG if without == rows else Standing.LOOK if misfit else Standing.FINE
-    yield Finding("data", standing, printable(f"{said}{'. The first that does not fit: ' + misfit if misfit else ''}"))
-    yield from _check_record_count(offer.config, rows - without, table)
+    rows, unusable, misfit = fitting_rows(offer.config, table)
+    text = f"{table} has {counted(rows, 'row')}, {rows - unusable:,} of which can be trained on"
+    standing = Standing.WRONG if unusable == rows else Standing.LOOK if misfit else Standing.FINE
+    yield Finding("data", standing, printable(f"{text}{'. The first that does not fit: ' + misfit if misfit else ''}"))
+    yield from _check_record_count(offer.config, rows - unusable, table)
     for name, count in values_beyond_bounds(offer.config.data, table).items():
-        said = f"the column {name!r} has {count:,} of {counted(rows, 'value')} outside its data.bounds"
-        yield Finding("data", Standing.LOOK, printable(f"{said}, which count as the nearer bound: is its unit that of the bounds?"))
+        text = f"the column {name!r} has {count:,} of {counted(rows, 'value')} outside its data.bounds"
+        yield Finding("data", Standing.LOOK, printable(f"{text}, which count as the nearer bound: is its unit that of the bounds?"))
 
 
 def _check_record_count(config: RunConfig, records: int, table: Path) -> Iterator[Finding]:
@@ -74,14 +73,14 @@ def _check_record_count(config: RunConfig, records: int, table: Path) -> Iterato
     stated = config.mechanism.records if isinstance(config.mechanism, DpSgdSettings) else 0
     if not stated or not records:
         return
-    own, what = (_count_persons(config, table), "person") if config.data.person else (records, "record")
-    said = f"this node has {counted(own, what)}, and the app's mechanism.records says {stated:,} a client on average"
-    if own >= _MAX_TIMES_MEAN * stated:
+    own_count, unit = (_count_persons(config, table), "person") if config.data.person else (records, "record")
+    text = f"this node has {counted(own_count, unit)}, and the app's mechanism.records says {stated:,} a client on average"
+    if own_count >= _WRONG_FACTOR * stated:
         why = "if other nodes have as many, training diverges; ask who runs the app to set it to the mean"
-        yield Finding("data", Standing.WRONG, f"{said}: {why}")
-    elif own >= _UNUSUAL_TIMES_MEAN * stated or _UNUSUAL_TIMES_MEAN * own <= stated:
+        yield Finding("data", Standing.WRONG, f"{text}: {why}")
+    elif own_count >= _UNUSUAL_FACTOR * stated or _UNUSUAL_FACTOR * own_count <= stated:
         why = "unless this node is unusually large or small, steps have the wrong length; ask who runs the app whether that is the mean"
-        yield Finding("data", Standing.LOOK, f"{said}: {why}. The node's own number is private: only this terminal shows it")
+        yield Finding("data", Standing.LOOK, f"{text}: {why}. The node's own number is private: only this terminal shows it")
 
 
 def _count_persons(config: RunConfig, table: Path) -> int:
@@ -93,7 +92,7 @@ def _count_persons(config: RunConfig, table: Path) -> int:
 
 def _check_files(path: Path, classes: Sequence[str]) -> Iterator[Finding]:
     """Check the data at ``path`` for an app that reads them by its own code, as far as this is possible without running the app."""
-    _check_there(path)
+    _check_readable(path)
     files = visible_files(path) if path.is_dir() else [path]
     if not files:
         raise DataError(f"there is no file in the folder {path}: expected the node's data")
@@ -102,8 +101,8 @@ def _check_files(path: Path, classes: Sequence[str]) -> Iterator[Finding]:
         raise DataError(f"{path} is empty, expected the node's data" if path.is_file() else f"all files in the folder {path} are empty")
     if empty:
         are = "is" if len(empty) == 1 else "are"
-        said = f"{len(empty):,} of the {len(files):,} files in {path} {are} empty"
-        yield Finding("data", Standing.LOOK, printable(said))
+        text = f"{len(empty):,} of the {len(files):,} files in {path} {are} empty"
+        yield Finding("data", Standing.LOOK, printable(text))
     if any(file.suffix.lower() in IMAGES for file in files):
         yield from _check_images(path, files, classes)
     elif any(file.suffix.lower() in SUFFIXES for file in files):
@@ -113,13 +112,14 @@ def _check_files(path: Path, classes: Sequence[str]) -> Iterator[Finding]:
 
 
 def _describe_table(path: Path) -> Finding:
+    """Return the finding on a file that looks like a table: its size, or why ldpfl cannot read it."""
     try:
-        read = read_table(path, names_shown=False)
+        table = read_table(path, names_shown=False)
     except LdpflError as error:
-        said = f"is no table with a header, as ldpfl reads them ({error}): whether the app can read it, --try tells"
-        return Finding("data", Standing.LOOK, printable(f"{path} {said}"))
-    said = f"{path} has {counted(len(read), 'row')} and {counted(len(read.columns), 'column')}; whether it fits, --app and --try tell"
-    return Finding("data", Standing.FINE, said)
+        text = f"is no table with a header, as ldpfl reads them ({error}): whether the app can read it, --try tells"
+        return Finding("data", Standing.LOOK, printable(f"{path} {text}"))
+    text = f"{path} has {counted(len(table), 'row')} and {counted(len(table.columns), 'column')}; whether it fits, --app and --try tell"
+    return Finding("data", Standing.FINE, text)
 
 
 def _check_images(folder: Path, files: Sequence[Path], classes: Sequence[str]) -> Iterator[Finding]:
@@ -128,37 +128,39 @@ def _check_images(folder: Path, files: Sequence[Path], classes: Sequence[str]) -
     Folders that the app does not name are only counted, never named: an operator may have one folder for each patient.
     """
     images = [file.relative_to(folder) for file in files if file.suffix.lower() in IMAGES]
-    found = Counter(image.parts[0] for image in images if len(image.parts) > 1)
-    agreed = [name for name in classes if name in found]
-    what = counted(len(images), "image")
-    if found:
-        what += f" in {counted(len(found), 'folder')}{f', among them {_listed(agreed)}' if agreed else ''}"
-    yield Finding("data", Standing.FINE, printable(f"{folder} has {what}"))
-    if loose := len(images) - found.total():
+    images_in = Counter(image.parts[0] for image in images if len(image.parts) > 1)
+    class_folders = [name for name in classes if name in images_in]
+    content = counted(len(images), "image")
+    if images_in:
+        content += f" in {counted(len(images_in), 'folder')}{f', among them {_first_names(class_folders)}' if class_folders else ''}"
+    yield Finding("data", Standing.FINE, printable(f"{folder} has {content}"))
+    if loose := len(images) - images_in.total():
         lie = "lies" if loose == 1 else "lie"
-        said = f"{loose:,} of the images {lie} in {folder} itself, and so in no class: put those of each class into a folder of its own"
-        yield Finding("data", Standing.LOOK, printable(said))
-    hollow = [entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "." and entry.name not in found]
-    if hollow:
-        of_classes = sorted(set(hollow).intersection(classes))
-        those = f", among them {_listed(of_classes)}" if of_classes else ""
-        said = f"no image lies in {counted(len(hollow), 'folder')} of {folder}{those}: fill each, or remove it"
-        yield Finding("data", Standing.LOOK, printable(said))
-    if classes and (unknown := len(found.keys() - set(classes))):
-        lacking = [name for name in classes if name not in found]
-        said = f"of the folders of {folder}, {unknown:,} {'is no class' if unknown == 1 else 'are no classes'} of the app"
-        there = f", and no folder is called {_listed(lacking)}" if lacking else ""
+        text = f"{loose:,} of the images {lie} in {folder} itself, and so in no class: put those of each class into a folder of its own"
+        yield Finding("data", Standing.LOOK, printable(text))
+    empty_folders = [entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "." and entry.name not in images_in]
+    if empty_folders:
+        empty_classes = sorted(set(empty_folders).intersection(classes))
+        among_them = f", among them {_first_names(empty_classes)}" if empty_classes else ""
+        text = f"no image lies in {counted(len(empty_folders), 'folder')} of {folder}{among_them}: fill each, or remove it"
+        yield Finding("data", Standing.LOOK, printable(text))
+    if classes and (unknown := len(images_in.keys() - set(classes))):
+        missing_classes = [name for name in classes if name not in images_in]
+        text = f"of the folders of {folder}, {unknown:,} {'is no class' if unknown == 1 else 'are no classes'} of the app"
+        missing_text = f", and no folder is called {_first_names(missing_classes)}" if missing_classes else ""
         yield Finding(
-            "data", Standing.WRONG, printable(f"{said}: data.classes has {_listed(classes)}{there}. Rename them, or take them out")
+            "data",
+            Standing.WRONG,
+            printable(f"{text}: data.classes has {_first_names(classes)}{missing_text}. Rename them, or take them out"),
         )
 
 
-def _check_there(path: Path) -> None:
+def _check_readable(path: Path) -> None:
     """Raise a :class:`DataError` unless ``path`` is a file or a folder that this user can read."""
     if not path.exists():
-        beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        meant = nearest(path.name, beside)
-        hint = f" (did you mean {meant!r}?)" if meant else ""
+        neighbours = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        suggestion = nearest(path.name, neighbours)
+        hint = f" (did you mean {suggestion!r}?)" if suggestion else ""
         raise DataError(f"there is no file or folder {path}: set LDPFL_DATA to the node's data{hint}")
     if path.is_dir() and (problem := _problem_of_folder(path)):
         raise DataError(f"the folder {path} {problem}: set LDPFL_DATA to the node's data")
@@ -177,6 +179,7 @@ def _problem_of_folder(folder: Path) -> str:
     return "" if any(folder.iterdir()) else "is empty"
 
 
-def _listed(names: Iterable[str]) -> str:
-    every = list(names)
-    return f"{', '.join(every[:_MAX_NAMED])}{' and others' if len(every) > _MAX_NAMED else ''}"
+def _first_names(names: Iterable[str]) -> str:
+    """Return the first few names, separated by commas."""
+    all_names = list(names)
+    return f"{', '.join(all_names[:_MAX_NAMED])}{' and others' if len(all_names) > _MAX_NAMED else ''}"

@@ -27,8 +27,8 @@ OUTCOMES = {
 QUESTIONS = {"would take part": "yes", "would decline": "no", "not answered": "failed"}
 """Answers to the question before a round, by the words with which the line in the log of ``flwr.ldpfl`` begins."""
 
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_LINE = re.compile(rf"(?:^|\s)(?:INFO|WARNING|ERROR)\s*:\s+({'|'.join((*OUTCOMES, *QUESTIONS))}): ")
+_COLOUR_CODE = re.compile(r"\x1b\[[0-9;]*m")
+_OUTCOME_LINE = re.compile(rf"(?:^|\s)(?:INFO|WARNING|ERROR)\s*:\s+({'|'.join((*OUTCOMES, *QUESTIONS))}): ")
 
 
 def outcomes_in(lines: Iterable[str]) -> Counter[str]:
@@ -36,15 +36,15 @@ def outcomes_in(lines: Iterable[str]) -> Counter[str]:
 
     A report that was replaced has left, and counts as sent, too.
     """
-    found = (_LINE.search(_COLOUR.sub("", line)) for line in lines)
-    return Counter(match[1] for match in found if match)
+    matches = (_OUTCOME_LINE.search(_COLOUR_CODE.sub("", line)) for line in lines)
+    return Counter(match[1] for match in matches if match)
 
 
 def metrics_text(budget: Path, log: Path | None = None, policy: Path | None = None) -> str:
     """Return the metrics in the text format of Prometheus; no run, round or reason is a label.
 
     Raises:
-        Declined: the budget file, or the policy, is not to be relied on.
+        Declined: the budget file or the policy cannot be trusted.
         ConfigError: the log cannot be read.
     """
     books, charges = read_books(budget), read_charges(budget)
@@ -54,8 +54,8 @@ def metrics_text(budget: Path, log: Path | None = None, policy: Path | None = No
         *_metric("ldpfl_node_spent_epsilon", "gauge", "Epsilon that was spent of it.", books.spent(limit.delta)),
         *_metric("ldpfl_node_reports_charged_total", "counter", "Reports that were charged.", books.charges),
         *_metric("ldpfl_node_refusals_total", "counter", "Requests refused.", books.refusals.times if books.refusals else 0),
-        *_rounds_left(books, charges),
-        *([] if policy is None else _spent_of_policy(Budget(budget, read_policy(policy)))),
+        *_rounds_left_lines(books, charges),
+        *([] if policy is None else _policy_lines(Budget(budget, read_policy(policy)))),
     ]
     if log is not None:
         try:
@@ -73,14 +73,16 @@ def metrics_text(budget: Path, log: Path | None = None, policy: Path | None = No
     return "\n".join(lines) + "\n"
 
 
-def _rounds_left(books: Books, charges: tuple[Charged, ...]) -> list[str]:
+def _rounds_left_lines(books: Books, charges: tuple[Charged, ...]) -> list[str]:
+    """Return the metric of how many rounds like the last one the budget still allows; nothing if none was charged."""
     if not charges or not charges[-1].release.protected:
         return []
     left = books.rounds_left(charges[-1].release)
     return _metric("ldpfl_node_rounds_left", "gauge", "Rounds like the last that still fit the budget; the policy may allow fewer.", left)
 
 
-def _spent_of_policy(budget: Budget) -> list[str]:
+def _policy_lines(budget: Budget) -> list[str]:
+    """Return the metrics of the policy's lifetime bounds, and of what was spent of them."""
     spends = budget.spent_of_policy()
     allowed = [f'ldpfl_node_policy_epsilon{{setting="{spend.setting}"}} {spend.allowed:.10g}' for spend in spends]
     spent = [f'ldpfl_node_policy_spent_epsilon{{setting="{spend.setting}"}} {spend.epsilon:.10g}' for spend in spends]
@@ -94,5 +96,6 @@ def _spent_of_policy(budget: Budget) -> list[str]:
     ]
 
 
-def _metric(name: str, kind: str, what: str, value: float) -> list[str]:
-    return [f"# HELP {name} {what}", f"# TYPE {name} {kind}", f"{name} {value:.10g}"]
+def _metric(name: str, kind: str, help_text: str, value: float) -> list[str]:
+    """Return a metric with one value in Prometheus' text format."""
+    return [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}", f"{name} {value:.10g}"]

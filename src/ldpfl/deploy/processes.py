@@ -27,20 +27,19 @@ from ldpfl.util.files import write_text
 GRACE_S = 3.0
 """Seconds that a process has to end by itself."""
 
-_FORCED_S = 30.0
+_SUPERVISOR_S = 30.0  # for the supervisor to end a process, by force after GRACE_S
 _POLL_S = 0.05
-_TAIL = 12
-_LONGEST_LINE = 200
+_TAIL_LINES, _MAX_LINE_LENGTH = 12, 200  # of a log, in an error's text
 
 
 @dataclass(frozen=True)
 class Program:
-    """What to start.
+    """A command to start.
 
     Attributes:
-        name: for people.
+        name: name of the program in messages.
         command: program and arguments.
-        environment: all of it; nothing is inherited.
+        environment: the whole environment; nothing is inherited.
         log: file that takes its output.
     """
 
@@ -51,7 +50,7 @@ class Program:
 
 
 class Running:
-    """A program that was started under a supervisor, which ends all of it with this process, however this process ends."""
+    """A program that was started under a supervisor. The supervisor ends all its processes when this process ends, for whatever reason."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -67,32 +66,32 @@ class Running:
 
     @property
     def code(self) -> int | None:
-        """Exit code, or None while it runs."""
+        """Exit code, or None while the program runs."""
         return self._supervisor.poll()
 
     def check_alive(self) -> None:
         """Raise if the program has ended.
 
         Raises:
-            DeploymentError: it has, although nobody told it to.
+            DeploymentError: the program has ended by itself.
         """
         if self.code is not None:
             raise self.failure(f"ended with exit code {self.code}")
 
     def failure(self, what: str) -> DeploymentError:
-        """Return the error that says what became of it, with the end of its log."""
+        """Return an error that says ``what`` the program did, with the end of its log."""
         return DeploymentError(f"{self.program.name} {what}; its log: {self.program.log}", last_lines(self.program.log))
 
     def tell_to_stop(self) -> None:
-        """Tell it to end, and return at once."""
+        """Tell the program to end, and return at once."""
         if self._supervisor.stdin is not None and not self._supervisor.stdin.closed:
             self._supervisor.stdin.close()
 
     def stop(self) -> None:
-        """End it, and return when nothing of it runs any more."""
+        """End the program, and return when none of its processes runs any more."""
         self.tell_to_stop()
         try:
-            self._supervisor.wait(_FORCED_S)
+            self._supervisor.wait(_SUPERVISOR_S)
         except subprocess.TimeoutExpired:
             self._supervisor.kill()
             self._supervisor.wait()
@@ -113,7 +112,7 @@ class Processes:
         self.stop()
 
     def start(self, program: Program) -> Running:
-        """Start ``program`` and keep it in view."""
+        """Start ``program`` and keep it in view: its end counts as an error."""
         running = Running(program)
         self._running.append(running)
         return running
@@ -126,19 +125,19 @@ class Processes:
         """
         started = [Running(program) for program in programs]
         try:
-            self.wait(lambda: all(one.code is not None for one in started), seconds, "the commands to end")
-            for one in started:
-                if one.code != 0:
-                    one.check_alive()
+            self.wait(lambda: all(running.code is not None for running in started), seconds, "the commands to end")
+            for running in started:
+                if running.code != 0:
+                    running.check_alive()
         finally:
-            for one in started:
-                one.stop()
+            for running in started:
+                running.stop()
 
     def wait(self, until: Callable[[], bool], seconds: float, what: str) -> None:
-        """Wait until ``until`` holds.
+        """Wait until ``until`` returns True; ``what`` names in an error what is waited for.
 
         Raises:
-            DeploymentError: it does not hold in time, or a process in view ended.
+            DeploymentError: ``seconds`` have passed, or a process in view ended.
         """
         end = time.monotonic() + seconds
         while not until():
@@ -162,61 +161,61 @@ class Processes:
 
 
 def free_ports(count: int) -> tuple[int, ...]:
-    """Return so many different ports of 127.0.0.1 that nobody listens on now, chosen by the system.
+    """Return ``count`` different free ports of 127.0.0.1, chosen by the system.
 
-    Flower's programs cannot choose one themselves. Until they listen, another process may take it; then they end, and say so.
+    Flower's programs cannot choose a port themselves. If another process takes a port before they listen on it, they end with an error.
     """
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     try:
-        return tuple(int(one.getsockname()[1]) for one in sockets)
+        return tuple(int(listener.getsockname()[1]) for listener in sockets)
     finally:
-        for one in sockets:
-            one.close()
+        for listener in sockets:
+            listener.close()
 
 
 def last_lines(log: Path) -> tuple[str, ...]:
-    """Return the end of a log, as far as it can be shown: what the programs log on purpose, and of exceptions kind and place.
+    """Return the last shareable lines of a log: what programs log on purpose, and kind and place of exceptions.
 
-    An exception's text, and whatever else a program prints, may repeat private values: such lines stay in the file.
+    An exception's text, and anything else that a program prints, may repeat private values. Such lines are left out.
     """
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ()
-    shown = (_shown(without_colour(line)) for line in lines)
-    return tuple(line[:_LONGEST_LINE] for line in shown if line)[-_TAIL:]
+    shareable = (_shareable(without_colour(line)) for line in lines)
+    return tuple(line[:_MAX_LINE_LENGTH] for line in shareable if line)[-_TAIL_LINES:]
 
 
 def without_colour(line: str) -> str:
-    """Return ``line`` as it reads on a terminal: Flower colours its log also where there is none."""
-    return _COLOUR.sub("", line)
+    """Return ``line`` without codes for colours, which Flower writes to files as well."""
+    return _COLOUR_CODE.sub("", line)
 
 
-def _shown(line: str) -> str:
-    """Return what of a line may be shown."""
-    printable = "".join(character if character.isprintable() else " " for character in line).rstrip()
-    if _LOGGED.match(printable) or _FRAME.match(printable):
-        return "" if _REQUEST in printable else printable
-    raised = _RAISED.match(printable)
-    return "" if raised is None else raised[1]
+def _shareable(line: str) -> str:
+    """Return the part of a log's line that holds no private value, empty if there is none. HTTP requests are left out, too."""
+    text = "".join(character if character.isprintable() else " " for character in line).rstrip()
+    if _LOG_LINE.match(text) or _TRACEBACK_LINE.match(text):
+        return "" if _ACCESS_LOG in text else text
+    exception = _EXCEPTION_LINE.match(text)
+    return "" if exception is None else exception[1]
 
 
-_REQUEST = "[uvicorn.access]"
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_LOGGED = re.compile(
+_ACCESS_LOG = "[uvicorn.access]"
+_COLOUR_CODE = re.compile(r"\x1b\[[0-9;]*m")
+_LOG_LINE = re.compile(
     r"(?:[\dT:.Z-]+ )?(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL)(?:\s*:| \[[\w.]+\])"  # Flower, uvicorn
     r"|ldpfl: |cannot start |\{\"(?:event|error)\"|flower-\w+: error:|Error: "
 )
-_FRAME = re.compile(r' +File "[^"]+", line \d+, in ')
-_RAISED = re.compile(r"((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Declined|Exhausted))(?::|$)")
+_TRACEBACK_LINE = re.compile(r' +File "[^"]+", line \d+, in ')
+_EXCEPTION_LINE = re.compile(r"((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Declined|Exhausted))(?::|$)")
 
 
 HOST = "127.0.0.1"
 CONNECTION = "demo"
-"""How the operator's Flower config calls the SuperLink."""
+"""Name of the SuperLink in the operator's Flower config."""
 
 _TASK_POLL_S = "0.25"
-_QUIET = {
+_FIXED_ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -226,8 +225,8 @@ _QUIET = {
     "NO_PROXY": "127.0.0.1,localhost",
     "no_proxy": "127.0.0.1,localhost",
 }
-_OURS = ("FLWR_", "LDPFL_", "RAY_")
-_KEPT = ("LDPFL_CACHE_DIR", DATA_DIR_VARIABLE)
+_FILTERED_PREFIXES = ("FLWR_", "LDPFL_", "RAY_")  # of variables that programs do not inherit, but for the following
+_KEPT_VARIABLES = ("LDPFL_CACHE_DIR", DATA_DIR_VARIABLE)
 
 
 @dataclass(frozen=True)
@@ -235,10 +234,9 @@ class Programs:
     """The programs of a deployment in ``site``.
 
     Attributes:
-        relay_port: of the relay.
-        superlink_port: of the SuperLink.
-        node_ports: of each SuperNode's own interface, for its processes on the same machine.
-        inherited: environment that all of them get.
+        relay_port, superlink_port: ports of the relay and of the SuperLink.
+        node_ports: port of each SuperNode, for its own processes on the same machine.
+        inherited: environment that all programs get.
         layers: sizes of the model's arrays, for the check of a node.
     """
 
@@ -267,9 +265,9 @@ class Programs:
     def superlink(self) -> Program:
         """Return the SuperLink, whose ServerApp is the aggregator."""
         folder = self.site.superlink
-        listen = (_script("flower-superlink"), "--host", HOST, "--port", str(self.superlink_port))
+        listen = (_script_path("flower-superlink"), "--host", HOST, "--port", str(self.superlink_port))
         tls = ("--ssl-certfile", folder / "server.crt", "--ssl-keyfile", folder / "server.key", "--ssl-ca-certfile", self.site.authority)
-        own: dict[str, str | Path] = {
+        settings: dict[str, str | Path] = {
             "FLWR_HOME": folder / "flwr",
             "LDPFL_RELAY": self.relay_url,
             "LDPFL_RELAY_CA": self.site.authority,
@@ -278,27 +276,27 @@ class Programs:
             "LDPFL_NODE_KEYS": self.site.node_keys,
         }
         command = (*listen, *map(str, tls), "--enable-supernode-auth", "--disable-runtime-dependency-installation")
-        return self._program("SuperLink", command, folder / "superlink.log", own)
+        return self._program("SuperLink", command, folder / "superlink.log", settings)
 
     def supernode(self, number: int) -> Program:
         """Return one of the SuperNodes."""
         node = self.site.nodes[number]
-        link = (_script("flower-supernode"), "--superlink", self.superlink_address, "--root-certificates", str(self.site.authority))
-        here = ("--host", HOST, "--port", str(self.node_ports[number]), "--auth-supernode-private-key", str(node.key))
+        link = (_script_path("flower-supernode"), "--superlink", self.superlink_address, "--root-certificates", str(self.site.authority))
+        local = ("--host", HOST, "--port", str(self.node_ports[number]), "--auth-supernode-private-key", str(node.key))
         config = ("--node-config", f"partition-id={number} num-partitions={len(self.site.nodes)}")
-        return self._program(node.name, (*link, *here, *config), node.log, self._of_node(node))
+        return self._program(node.name, (*link, *local, *config), node.log, self._node_environment(node))
 
     def check(self, number: int) -> Program:
         """Return the command by which a node's operator checks the node, and tries one round's local work there."""
         node, site = self.site.nodes[number], self.site
         link = ("--superlink", self.superlink_address, "--superlink-ca", str(site.authority), "--node-key", str(node.key))
         layers = ("--layers", ",".join(map(str, self.layers))) if self.layers else ()
-        what = ("--app", str(site.app), "--try", "--partition", str(number), *layers)
-        command = (sys.executable, "-P", "-m", "ldpfl", "deploy", "check-node", *link, *what)
-        return self._program(f"check of {node.name}", command, node.log.with_name("check.log"), self._of_node(node))
+        tried = ("--app", str(site.app), "--try", "--partition", str(number), *layers)
+        command = (sys.executable, "-P", "-m", "ldpfl", "deploy", "check-node", *link, *tried)
+        return self._program(f"check of {node.name}", command, node.log.with_name("check.log"), self._node_environment(node))
 
-    def _of_node(self, node: NodeSite) -> dict[str, str | Path]:
-        """Return what the operator of a node sets in the environment."""
+    def _node_environment(self, node: NodeSite) -> dict[str, str | Path]:
+        """Return the settings that a node's operator makes in the environment."""
         return {
             "FLWR_HOME": node.flower_home,
             "LDPFL_POLICY": node.policy,
@@ -312,56 +310,59 @@ class Programs:
     def register(self, node: NodeSite) -> Program:
         """Return the command that tells the SuperLink a node's public key; its output names the node."""
         command = ("supernode", "register", f"{node.key}.pub", CONNECTION, "--format", "json")
-        return self._operator(f"registration of {node.name}", command, f"register-{node.name}.log")
+        return self._operator_program(f"registration of {node.name}", command, f"register-{node.name}.log")
 
     def submit(self) -> Program:
         """Return the command that submits the run and follows it to its end."""
-        return self._operator("flwr run", ("run", str(self.site.app), CONNECTION, "--stream"), "run.log")
+        return self._operator_program("flwr run", ("run", str(self.site.app), CONNECTION, "--stream"), "run.log")
 
     def list_runs(self) -> Program:
         """Return the command that says how the run ended."""
-        return self._operator("flwr ls", ("ls", CONNECTION, "--format", "json"), "ls.log")
+        return self._operator_program("flwr ls", ("ls", CONNECTION, "--format", "json"), "ls.log")
 
     def write_flower_config(self) -> None:
-        """Tell the operator's Flower where the SuperLink is, and whom to trust."""
+        """Write the operator's Flower config: the SuperLink's address, and the certificate authority to trust."""
         home = self.site.operator / "flwr"
         home.mkdir(mode=0o700)
         link = {"address": self.superlink_address, "root-certificates": str(self.site.authority)}
         write_text(home / "config.toml", tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: link}}))
 
-    def _operator(self, name: str, arguments: tuple[str, ...], log: str) -> Program:
+    def _operator_program(self, name: str, arguments: tuple[str, ...], log: str) -> Program:
+        """Return a ``flwr`` command of the operator who submits the run."""
         folder = self.site.operator
-        return self._program(name, (_script("flwr"), *arguments), folder / log, {"FLWR_HOME": folder / "flwr"})
+        return self._program(name, (_script_path("flwr"), *arguments), folder / log, {"FLWR_HOME": folder / "flwr"})
 
-    def _program(self, name: str, command: tuple[str, ...], log: Path, own: Mapping[str, str | Path]) -> Program:
-        return Program(name, command, {**self.inherited, **{key: str(value) for key, value in own.items()}}, log)
+    def _program(self, name: str, command: tuple[str, ...], log: Path, settings: Mapping[str, str | Path]) -> Program:
+        """Return a program with its own ``settings`` beside the inherited environment."""
+        return Program(name, command, {**self.inherited, **{key: str(value) for key, value in settings.items()}}, log)
 
 
 def inherited_environment(data_dir: Path | None) -> dict[str, str]:
-    """Return the environment that every program gets: this one's, but settings of Flower, Ray and ldpfl only as the demo has them.
+    """Return the environment that every program gets: this process's, with the demo's own settings of Flower, Ray and ldpfl.
 
     Flower starts its own programs by name, so their folder comes first in PATH.
     """
-    kept = {name: value for name, value in os.environ.items() if name in _KEPT or not name.startswith(_OURS)}
-    own = {**_QUIET, "PATH": os.pathsep.join([sysconfig.get_path("scripts"), kept.get("PATH", os.defpath)])}
+    kept = {name: value for name, value in os.environ.items() if name in _KEPT_VARIABLES or not name.startswith(_FILTERED_PREFIXES)}
+    fixed = {**_FIXED_ENVIRONMENT, "PATH": os.pathsep.join([sysconfig.get_path("scripts"), kept.get("PATH", os.defpath)])}
     if data_dir is not None:
-        own[DATA_DIR_VARIABLE] = str(data_dir)
-    return {"OMP_NUM_THREADS": "1", **kept, **own}
+        fixed[DATA_DIR_VARIABLE] = str(data_dir)
+    return {"OMP_NUM_THREADS": "1", **kept, **fixed}
 
 
 def exports(inherited: Mapping[str, str]) -> str:
-    """Return what all commands need in a shell's environment beside what it has: telemetry off, the data's place."""
-    names = sorted({*_QUIET, DATA_DIR_VARIABLE, "OMP_NUM_THREADS"} & inherited.keys())
+    """Return shell commands that export the settings which all programs share, such as no telemetry and the data's folder."""
+    names = sorted({*_FIXED_ENVIRONMENT, DATA_DIR_VARIABLE, "OMP_NUM_THREADS"} & inherited.keys())
     return "".join(f"export {name}={shlex.quote(inherited[name])}\n" for name in names)
 
 
 def as_typed(program: Program, inherited: Mapping[str, str]) -> str:
-    """Return a program as one would type it in a shell, its own settings before the command."""
-    own = {key: value for key, value in program.environment.items() if inherited.get(key) != value}
-    return " ".join([*(f"{key}={shlex.quote(value)}" for key, value in own.items()), shlex.join(program.command)])
+    """Return a program as a line for a shell, its own settings before the command."""
+    settings = {key: value for key, value in program.environment.items() if inherited.get(key) != value}
+    return " ".join([*(f"{key}={shlex.quote(value)}" for key, value in settings.items()), shlex.join(program.command)])
 
 
-def _script(name: str) -> str:
+def _script_path(name: str) -> str:
+    """Return the path of a command that is installed in this Python's environment."""
     path = Path(sysconfig.get_path("scripts")) / name
     if not path.exists():
         raise ConfigError(f"{name} is not in {path.parent}: pip install 'ldpfl[flower]' there")

@@ -70,7 +70,8 @@ class NodeSite:
 class Site:
     """All folders of a deployment, under ``path``.
 
-    ``superlink`` is the aggregator's machine, ``operator`` that of whoever submits the run; both trust ``authority``.
+    ``superlink`` stands for the aggregator's machine, ``operator`` for the machine of the person who submits the run. Both trust
+    ``authority``.
     """
 
     path: Path
@@ -78,7 +79,7 @@ class Site:
 
     @property
     def run(self) -> Path:
-        """The run folder, as of ``ldpfl run``."""
+        """The run folder, with the same files as after ``ldpfl run``."""
         return self.path / "run"
 
     @property
@@ -123,15 +124,15 @@ class Site:
         """Make the folders, which only their owner may enter.
 
         Raises:
-            ConfigError: there is something in ``path``, or it cannot be made.
+            ConfigError: ``path`` is not empty, or a folder cannot be made.
         """
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise ConfigError(f"output folder {path} is not empty: give another --out")
-        own = path.absolute()
-        site = cls(own, tuple(NodeSite(own / f"node-{number}") for number in range(nodes)))
+        root = path.absolute()
+        site = cls(root, tuple(NodeSite(root / f"node-{number}") for number in range(nodes)))
         try:
-            own.mkdir(parents=True, exist_ok=True)
-            own.chmod(0o700)
+            root.mkdir(parents=True, exist_ok=True)
+            root.chmod(0o700)
             for folder in (site.superlink, site.relay, site.operator, *(node.path for node in site.nodes)):
                 folder.mkdir(mode=0o700)
         except OSError as error:
@@ -139,12 +140,12 @@ class Site:
         return site
 
     def secrets(self) -> list[Path]:
-        """Return keys, tokens, certificates and what relay and Flower keep: of no use when the deployment has ended."""
+        """Return the paths of keys, tokens, certificates, and of the stores of relay and Flower. None is of use after the deployment."""
         files = [*self.path.rglob("*.key"), *self.path.rglob("*.key.pub"), *self.path.rglob("*.token"), *self.path.rglob("*.crt")]
         return [*files, *self.relay.glob(f"{self.relay_store.name}*"), *self.path.rglob("flwr")]
 
     def remove_secrets(self) -> None:
-        """Remove what :meth:`secrets` names; policies, budgets, logs and the run stay."""
+        """Remove all :meth:`secrets`. Policies, budgets, logs and the run folder stay."""
         for path in self.secrets():
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
@@ -154,13 +155,13 @@ class Site:
 
 def equip(site: Site, policy: Policy) -> None:
     """Write every party's certificates, keys, tokens, policies and budgets."""
-    authority = trustme.CA()  # its private key is never written, so no certificate can follow later
+    authority = trustme.CA()  # its private key is never written, so nobody can issue further certificates
     authority.cert_pem.write_to_path(site.authority)
     for folder in (site.superlink, site.relay):
-        _issue(authority, folder)
+        _write_server_certificate(authority, folder)
     key = generate_key()
     save_key(key, site.aggregator_key)
-    own = policy.model_copy(update={"aggregator_keys": (public_text(key),)})
+    node_policy = policy.model_copy(update={"aggregator_keys": (public_text(key),)})
     engine, signers = open_engine(str(site.relay_store)), list[str]()
     try:
         tokens = Tokens(engine)
@@ -170,14 +171,14 @@ def equip(site: Site, policy: Policy) -> None:
             write_private(node.token, tokens.add(node.name, Role.CLIENT, public_key(public)).encode())
             node_key(node.key)
             signers.append(f"{public} {node.name}\n")
-            write_text(node.policy, tomli_w.dumps(own.model_dump(mode="json")))
-            set_limit(node.budget, own.lifetime_epsilon, own.delta)
+            write_text(node.policy, tomli_w.dumps(node_policy.model_dump(mode="json")))
+            set_limit(node.budget, node_policy.lifetime_epsilon, node_policy.delta)
         write_text(site.node_keys, "".join(signers))
     finally:
         engine.dispose()
 
 
-def _issue(authority: trustme.CA, folder: Path) -> None:
+def _write_server_certificate(authority: trustme.CA, folder: Path) -> None:
     """Write a server's certificate for localhost and 127.0.0.1, and its private key, which only its owner may read."""
     issued = authority.issue_cert("localhost", "127.0.0.1", not_after=datetime.now(UTC) + VALID_FOR)
     write_private(folder / "server.key", issued.private_key_pem.bytes())
@@ -185,7 +186,7 @@ def _issue(authority: trustme.CA, folder: Path) -> None:
 
 
 def node_key(private: Path) -> Path:
-    """Write a new key of a SuperNode as Flower wants it, P-384 in OpenSSH's format; return the file of its public half, beside it.
+    """Write a new key of a SuperNode, P-384 in OpenSSH's format as Flower needs it; return the file of its public half, beside it.
 
     Raises:
         FileExistsError: there is a key already.

@@ -16,24 +16,24 @@ from ldpfl.privacy.policy import OVER_RELAY
 from ldpfl.relay import RelayAggregator, RoundStatus
 from ldpfl.util.number_format import counted
 
-_UNKNOWN = 404
+_NOT_FOUND = 404  # HTTP status
 
-_STOPPING_S = 60.0
-"""Seconds after which a ServerApp has ended: it learns that its run was stopped when it next reports to the SuperLink, every 30 s."""
+_MAX_STOPPING_S = 60.0
+"""Seconds after which a stopped ServerApp has ended. It reports to the SuperLink every 30 s, and learns from the answer."""
 
 
 @dataclass(frozen=True)
 class LeftOpen:
-    """How a run on Flower stands.
+    """State of a run on Flower that may have been stopped.
 
     Attributes:
-        run: its name, also at the relay.
-        finished: rounds that are in the checkpoint.
-        planned: rounds of its config.
-        begun: the round that was begun and is not in the checkpoint; None if there is none.
-        asked: nodes that were asked in it, each of which may have charged its budget and sent its report.
-        last: the last round that was begun at all; the relay may hold its records even if it is finished.
-        over_relay: whether its reports go over a relay.
+        run: name of the run, also at the relay.
+        finished: number of rounds in the checkpoint.
+        planned: number of rounds in the config.
+        begun: number of the round that was begun and is not in the checkpoint; None if there is no such round.
+        asked: number of nodes that were asked in the last round. Each may have charged its budget and sent its report.
+        last: number of the last round that was begun. The relay may hold its records even if it is finished.
+        over_relay: whether the run's reports go over a relay.
     """
 
     run: str
@@ -46,10 +46,10 @@ class LeftOpen:
 
 
 def left_open(folder: RunFolder) -> LeftOpen:
-    """Return how the run in ``folder`` stands.
+    """Return the state of the run in ``folder``.
 
     Raises:
-        ConfigError: there is no run of Flower, or it is still under way.
+        ConfigError: the folder holds no run on Flower, or the run is still under way.
         DataError: a file is damaged.
     """
     config = folder.config()
@@ -57,88 +57,88 @@ def left_open(folder: RunFolder) -> LeftOpen:
         raise ConfigError(f"{folder.path} holds no run on Flower that has asked any node: nothing of it is open anywhere")
     try:
         with folder.locked():
-            asked, last = Participation.load(folder.participation_path), folder.checkpoint()
+            participation, checkpoint = Participation.load(folder.participation_path), folder.checkpoint()
     except ConfigError:
         raise ConfigError(
             f"a ServerApp is at work in {folder.path}, so what it leaves open is not known yet: the run is under way, or was stopped and "
-            f"may still be stopping, which takes it up to {_STOPPING_S:.0f} s after flwr stop. Ask again then"
+            f"may still be stopping, which takes it up to {_MAX_STOPPING_S:.0f} s after flwr stop. Ask again then"
         ) from None
-    finished = 0 if last is None else len(last.ledger.events)
-    begun = asked.begun if asked.begun > finished else None
+    finished = 0 if checkpoint is None else len(checkpoint.ledger.events)
+    begun = participation.begun if participation.begun > finished else None
     return LeftOpen(
-        asked.run,
+        participation.run,
         finished,
         last_round(config, config.training.rounds),
         begun,
-        asked.asked,
-        asked.begun,
-        over_relay=asked.terms.get("transport") in OVER_RELAY,
+        participation.asked,
+        participation.begun,
+        over_relay=participation.terms.get("transport") in OVER_RELAY,
     )
 
 
-def at_relay(relay: RelayAggregator, left: LeftOpen) -> RoundStatus | None:
-    """Return what the relay says of the last round that was begun, None if it never knew it or deleted all of it.
+def at_relay(relay: RelayAggregator, run: LeftOpen) -> RoundStatus | None:
+    """Return the relay's status of the last round that was begun; None if the relay never knew the round or has deleted its data.
 
     Raises:
         RelayRefused, RelayUnreachable: the relay does not answer, or does not know the token.
     """
     try:
-        status = relay.round_status(left.run, left.last)
+        status = relay.round_status(run.run, run.last)
     except RelayRefused as refusal:
-        if refusal.status != _UNKNOWN:
+        if refusal.status != _NOT_FOUND:
             raise
         return None
     return None if status.state == "gone" else status
 
 
 def operator_aggregator(url: str, token: Path, authority: Path | None) -> RelayAggregator:
-    """Return the caller of the relay at ``url``, as the aggregator whose token is in a file."""
+    """Return a client of the relay at ``url`` that acts as the aggregator whose ``token`` is in a file."""
     verify = ssl.create_default_context(cafile=str(authority)) if authority else True
     return RelayAggregator(url, read_token(token), verify=verify)
 
 
-def described(left: LeftOpen) -> list[str]:
-    """Return what the run folder tells, a line each, for the aggregator's operator."""
-    lines = [f"run {left.run}: {left.finished:,} of {counted(left.planned, 'round')} finished"]
-    if left.begun is not None:
+def described(run: LeftOpen) -> list[str]:
+    """Return lines for the aggregator's operator: how far the run is, what is open, and how to go on."""
+    lines = [f"run {run.run}: {run.finished:,} of {counted(run.planned, 'round')} finished"]
+    if run.begun is not None:
         lines.append(
-            f"round {left.begun} was begun with {counted(left.asked, 'node')} and is not finished: each of them may have sent a report. "
+            f"round {run.begun} was begun with {counted(run.asked, 'node')} and is not finished: each of them may have sent a report. "
             "Their budgets are charged, and the ledger counts the round: neither gives anything back"
         )
-        if not left.over_relay:
+        if not run.over_relay:
             lines.append(
                 "its reports were in the replies, and are lost. To go on: submit the same app again, with the same folder; the run goes on "
                 "with the next round"
             )
-    elif left.finished < left.planned:
+    elif run.finished < run.planned:
         lines.append("no round is under way, and nothing is lost. To go on: submit the same app again, with the same folder")
     return lines
 
 
-def held(relay: RelayAggregator, left: LeftOpen, folder: Path) -> list[str]:
-    """Return what the relay holds of the run, a line each, and what can be done; errors as :func:`at_relay`."""
-    status = at_relay(relay, left)
+def held(relay: RelayAggregator, run: LeftOpen, folder: Path) -> list[str]:
+    """Return lines for the operator: what the relay holds of the run, and what can be done. Errors are those of :func:`at_relay`."""
+    status = at_relay(relay, run)
     if status is None:
         lines = ["the relay holds nothing of the run"]
-        if left.begun is not None:
-            lost = f"so the reports of round {left.begun} are lost"
+        if run.begun is not None:
+            lost = f"so the reports of round {run.begun} are lost"
             lines.append(f"{lost}. To go on with the next round: submit the same app again, with the same folder")
         return lines
     uploads, cancel = counted(status.uploads or 0, "upload"), f"ldpfl deploy left-open {shlex.quote(str(folder))} --cancel"
     if status.state == "released":
-        lines = [f"the relay holds round {left.last}: released, of {uploads}"]
+        lines = [f"the relay holds round {run.last}: released, of {uploads}"]
     else:
-        needed = f"it releases nothing of fewer than {status.terms.min_clients:,}"
-        lines = [f"the relay holds round {left.last}: {status.state}, {uploads} so far; {needed}; nodes told to train may still upload"]
-    if left.begun is None:
+        condition = f"it releases nothing of fewer than {status.terms.min_clients:,}"
+        lines = [f"the relay holds round {run.last}: {status.state}, {uploads} so far; {condition}; nodes told to train may still upload"]
+    if run.begun is None:
         return [*lines, f"the run folder has the round, so the relay's copy is not needed. To have it deleted: {cancel}"]
     return [*lines, "to go on with these reports: submit the same app again, with the same folder", f"to give them up: {cancel}"]
 
 
-def closed(relay: RelayAggregator, left: LeftOpen) -> list[str]:
-    """Have the relay delete what it holds of the run, and return what that means, a line each; errors as :func:`at_relay`."""
-    if at_relay(relay, left) is None:
+def closed(relay: RelayAggregator, run: LeftOpen) -> list[str]:
+    """Have the relay delete the run's data, and return lines about the consequences. Errors are those of :func:`at_relay`."""
+    if at_relay(relay, run) is None:
         return ["the relay holds nothing of the run: there was nothing to cancel"]
-    relay.cancel(left.run, left.last)
-    lost = "" if left.begun is None else f". The reports of round {left.begun} are lost, and stay charged"
-    return [f"the relay has deleted what it held of round {left.last}{lost}"]
+    relay.cancel(run.run, run.last)
+    lost = "" if run.begun is None else f". The reports of round {run.begun} are lost, and stay charged"
+    return [f"the relay has deleted what it held of round {run.last}{lost}"]

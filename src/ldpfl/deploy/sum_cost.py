@@ -29,14 +29,14 @@ class SumCost:
     """Cost of one round, without training, on cores like the one that was measured.
 
     Attributes:
-        clients: of the round.
-        upload_bytes: of one client: its masked vector and its envelope.
-        round_bytes: of all clients, which the relay receives.
-        download_bytes: what the aggregator receives: the sum, and all envelopes.
+        clients: number of clients of the round.
+        upload_bytes: size of one client's upload, its masked vector and its envelope.
+        round_bytes: size of all uploads, which the relay receives.
+        download_bytes: size of the sum and of all envelopes, which the aggregator receives.
         client_s: seconds of one core in which one client draws its noise and makes its mask.
         relay_s: seconds of one core in which the relay takes all uploads and adds them up.
         aggregator_s: seconds of one core in which the aggregator opens all envelopes and takes all masks off.
-        store_bytes: of the relay's store, just before the release.
+        store_bytes: size of the relay's store just before the release.
     """
 
     clients: int
@@ -57,10 +57,10 @@ class SumCost:
         yield "a client, each round", f"{self.client_s:.2g} s for noise and mask, {size_text(self.upload_bytes)} sent"
         hourly = size_text(self.round_bytes / HOUR_S)
         yield "relay, network", f"{size_text(self.round_bytes)} in ({hourly} a second in an hour), {size_text(self.download_bytes)} out"
-        yield "relay, processor time", _cores(self.relay_s)
+        yield "relay, processor time", _core_time(self.relay_s)
         yield "relay, store", f"{size_text(self.store_bytes)}, whatever the number of uploads but for {KEPT_BYTES} bytes each"
         yield "aggregator, network", f"{size_text(self.download_bytes)} in"
-        yield "aggregator, processor time", _cores(self.aggregator_s)
+        yield "aggregator, processor time", _core_time(self.aggregator_s)
         if self.clients > MAX_UPLOADS:
             yield "note", f"one round takes {MAX_UPLOADS:,} uploads: make {ceil(self.clients / MAX_UPLOADS):,} rounds of it"
         yield "figures", "measured on one core of an AMD EPYC, without TLS; training is not in them"
@@ -68,19 +68,20 @@ class SumCost:
 
 def sum_cost(clients: int, weights: int, bits: int) -> SumCost:
     """Estimate the cost of one round, in which each of ``clients`` sends ``weights`` numbers of ``bits`` each."""
-    vector = weights * bits // 8
-    upload, download = vector + ENVELOPE_BYTES, vector + clients * ENVELOPE_BYTES
+    vector_bytes = weights * bits // 8
+    upload_bytes, download_bytes = vector_bytes + ENVELOPE_BYTES, vector_bytes + clients * ENVELOPE_BYTES
     return SumCost(
         clients=clients,
-        upload_bytes=upload,
-        round_bytes=clients * upload,
-        download_bytes=download,
-        client_s=NOISE_S * weights + MASK_BYTE_S * vector,
-        relay_s=clients * (TAKE_S + TAKE_BYTE_S * vector),
-        aggregator_s=clients * (OPEN_S + UNMASK_BYTE_S * vector),
-        store_bytes=vector + clients * KEPT_BYTES,
+        upload_bytes=upload_bytes,
+        round_bytes=clients * upload_bytes,
+        download_bytes=download_bytes,
+        client_s=NOISE_S * weights + MASK_BYTE_S * vector_bytes,
+        relay_s=clients * (TAKE_S + TAKE_BYTE_S * vector_bytes),
+        aggregator_s=clients * (OPEN_S + UNMASK_BYTE_S * vector_bytes),
+        store_bytes=vector_bytes + clients * KEPT_BYTES,
     )
 
 
-def _cores(seconds: float) -> str:
+def _core_time(seconds: float) -> str:
+    """Format seconds of one core, and how many cores do the work in an hour."""
     return f"{seconds:,.0f} s of one core: an hour on {max(1, ceil(seconds / HOUR_S)):,} cores"

@@ -25,9 +25,9 @@ LINKED = 16
 REPLY_S = 20.0
 """Seconds after its charge at which each node replies. A node that has not trained by then, on a busy machine, reports no change."""
 
-_FEWEST = 2
+_MIN_CLIENTS = 2
 
-_CHANGES: Mapping[Transport, tuple[str, ...]] = {
+_DEMO_CHANGES: Mapping[Transport, tuple[str, ...]] = {
     "relay": ("training.epochs=2",),
     "sum": (
         "privacy.target_epsilon=4",
@@ -42,11 +42,11 @@ _CHANGES: Mapping[Transport, tuple[str, ...]] = {
 }
 """Settings that the demo changes in the quickstart: a shorter training, or a linear model whose records a sum protects."""
 
-_MEASURING_PART = 4
-"""Divisor of the target epsilon: the quotient is spent on measuring the model at nodes, where records are protected."""
+_MEASURING_DIVISOR = 4
+"""Divisor of the target epsilon. The quotient is spent on measuring the model at nodes, if records are protected."""
 
 WINDOW_S = 1.0
-"""Seconds that the relay takes uploads for at least. It waits for all clients anyway, so a slow machine loses none."""
+"""Minimum number of seconds for which the relay takes uploads. It waits for all clients anyway, so a slow machine loses none."""
 
 _NODES_WAIT_S = 120.0
 _REPLIES_WAIT_S = 180.0
@@ -57,9 +57,9 @@ class Trial:
     """A run to deploy on one machine.
 
     Attributes:
-        changes: to the recipe ``RECIPE``, as ``key=value``.
-        policy: what each node allows; the aggregator's key is still missing in it.
-        data_dir: folder with data sets, if they are not found otherwise.
+        changes: changes to the recipe ``RECIPE``, as ``key=value``.
+        policy: policy of each node; the aggregator's key is still missing in it.
+        data_dir: folder with data sets; None to look in the default places.
         reply_s: seconds after its charge at which each node replies.
         transport: way of the reports: through the relay that mixes them, or as masked vectors into a sum.
         layers: sizes of the model's arrays.
@@ -90,9 +90,9 @@ def trial_of(
     reply_s: float = REPLY_S,
     transport: Transport = "relay",
 ) -> Trial:
-    """Return the trial of ``clients`` nodes and so many ``rounds`` of the quickstart, changed by ``key=value``.
+    """Return the trial of ``clients`` nodes and ``rounds`` rounds of the quickstart, with ``changes`` of the form ``key=value``.
 
-    Loads the data once, so that a mistake is found here, and the nodes find them decoded.
+    The data are loaded once. So a mistake is found here, and the nodes find the data decoded.
 
     Raises:
         LdpflError: the settings, the model or the data do not fit, or nothing would be protected.
@@ -100,28 +100,30 @@ def trial_of(
     for change in changes:
         if ";" in change:
             raise ConfigError(f"setting {change!r} holds a semicolon, which separates settings on Flower's wire")
-    every = (f"clients.count={clients}", f"training.rounds={rounds}", *_CHANGES[transport], *changes)
-    asked = load_recipe(RECIPE, every)
-    target = asked.privacy.target_epsilon
-    measures = transport == "sum" and asked.mechanism.name == "dp-sgd" and not any(change.startswith("evaluation.") for change in changes)
+    all_changes = (f"clients.count={clients}", f"training.rounds={rounds}", *_DEMO_CHANGES[transport], *changes)
+    recipe = load_recipe(RECIPE, all_changes)
+    target = recipe.privacy.target_epsilon
+    measures = transport == "sum" and recipe.mechanism.name == "dp-sgd" and not any(change.startswith("evaluation.") for change in changes)
     if measures and target != "off":
-        every = (*every, f"evaluation.epsilon={target / _MEASURING_PART:g}")
-        asked = load_recipe(RECIPE, every)
-    task = load_dataset(asked, data_dir)
-    if asked.mechanism.unsaid:  # the number of records a client is public, and a deployment has to be told
-        each = len(task.train) // asked.clients.count
-        held = int(each * asked.evaluation.share)
-        every = (*every, f"mechanism.records={max(1, each - held)}", *([f"evaluation.records={held}"] if held else []))
-        asked = load_recipe(RECIPE, every)
+        all_changes = (*all_changes, f"evaluation.epsilon={target / _MEASURING_DIVISOR:g}")
+        recipe = load_recipe(RECIPE, all_changes)
+    task = load_dataset(recipe, data_dir)
+    if recipe.mechanism.unsaid:  # a deployment must state the mean number of records of a client, which is public
+        records_per_client = len(task.train) // recipe.clients.count
+        held_back = int(records_per_client * recipe.evaluation.share)
+        evaluated = [f"evaluation.records={held_back}"] if held_back else []
+        all_changes = (*all_changes, f"mechanism.records={max(1, records_per_client - held_back)}", *evaluated)
+        recipe = load_recipe(RECIPE, all_changes)
     linked = LINKED if transport == "relay" else 1
-    config = settled(as_sent(asked, transport, linked, asked.clients.count))
-    if config.clients.count < _FEWEST or config.clients.fraction != 1:
-        raise ConfigError(f"the demo asks all of at least {_FEWEST} clients in each round; leave clients.fraction at 1")
+    config = settled(as_sent(recipe, transport, linked, recipe.clients.count))
+    if config.clients.count < _MIN_CLIENTS or config.clients.fraction != 1:
+        raise ConfigError(f"the demo asks all of at least {_MIN_CLIENTS} clients in each round; leave clients.fraction at 1")
     _, start = build(config, task, choose_device("cpu"))
     if transport == "sum":
         adding_up(deployable_mechanism(config, start.state.ranges))
     policy = fitting_policy(Offer(config, transport, config.clients.count, linked, reply_s), start.state.ranges)
-    return Trial(config, every, policy, None if data_dir is None else data_dir.absolute(), reply_s, transport, start.state.ranges.sizes)
+    absolute = None if data_dir is None else data_dir.absolute()
+    return Trial(config, all_changes, policy, absolute, reply_s, transport, start.state.ranges.sizes)
 
 
 def settings_of(site: Site, trial: Trial) -> RunSettings:

@@ -55,8 +55,8 @@ _THREADS_PER_TOKEN = 4
 _STRANGERS = ""
 """Name of the lane for requests without a known token."""
 
-_MAX_DIGITS = 18
-_PIECE_BYTES = 256 * 2**10
+_MAX_DIGITS = 18  # any number of so many digits fits into 64 bits
+_PIECE_BYTES = 256 * 2**10  # of a response, handed to the server at a time
 
 T = TypeVar("T")
 
@@ -79,7 +79,7 @@ def create_app(store: Store, limits: Limits = Limits()) -> ASGIApp:  # noqa: B00
         Route("/health", relay.health, methods=["GET"]),
         Route("/metrics", relay.metrics_text, methods=["GET"]),
     ]
-    handlers = {HTTPException: _http_error, Refusal: _refusal, ClientDisconnect: _broken_off, Exception: _fault}
+    handlers = {HTTPException: _answer_http_error, Refusal: _answer_refusal, ClientDisconnect: _answer_disconnect, Exception: _answer_fault}
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.router.redirect_slashes = False
     return _Guard(app, relay.metrics)
@@ -92,38 +92,43 @@ class _Relay:
         self._store, self._limits = store, limits
         self._tokens = Tokens(store.engine)
         self._rate = RateLimit(limits)
-        self._handing: Counter[str] = Counter()
-        self._under_way = UnderWay(limits.sum_bytes)
+        self._parts_being_sent: Counter[str] = Counter()
+        self._buffered = UnderWay(limits.sum_bytes)
         self._threads = asyncio.Semaphore(_THREADS)
         self._lanes: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_THREADS_PER_TOKEN))
-        self._known: dict[bytes, str] = {}
-        self._working: set[asyncio.Future[Any]] = set()
+        self._owner_names: dict[bytes, str] = {}
+        self._unfinished: set[asyncio.Future[Any]] = set()
         self.metrics = Metrics()
 
     async def open_round(self, request: Request) -> Response:
-        owner = await self._authorised(request, Role.AGGREGATOR)
-        run, number = _round(request)
-        terms = _terms(b"".join([block async for block in self._body(request, TERMS_BYTES)]))
-        return _json(await self._call(owner, self._store.open_round, owner, run, number, terms))
+        """Open a round with the terms in the body; answer with its status."""
+        owner = await self._owner_name(request, Role.AGGREGATOR)
+        run, number = _round_in_path(request)
+        terms = _parse_terms(b"".join([block async for block in self._body(request, TERMS_BYTES)]))
+        return _status_response(await self._call(owner, self._store.open_round, owner, run, number, terms))
 
     async def status(self, request: Request) -> Response:
-        owner = await self._authorised(request, Role.CLIENT, Role.AGGREGATOR)
-        return _json(await self._call(owner, self._store.status, owner, *_round(request)))
+        """Answer with the terms and state of a round."""
+        owner = await self._owner_name(request, Role.CLIENT, Role.AGGREGATOR)
+        return _status_response(await self._call(owner, self._store.status, owner, *_round_in_path(request)))
 
     async def begin(self, request: Request) -> Response:
-        client = await self._authorised(request, Role.CLIENT)
-        upload = _upload(request)
-        return _progress(await self._call(client, self._store.begin, client, *upload, _number(request, LENGTH)))
+        """Begin an upload of the stated length, or find one that was begun before; answer with its progress."""
+        client = await self._owner_name(request, Role.CLIENT)
+        upload = _upload_in_path(request)
+        return _progress_response(await self._call(client, self._store.begin, client, *upload, _number_in_header(request, LENGTH)))
 
     async def progress(self, request: Request) -> Response:
-        client = await self._authorised(request, Role.CLIENT)
-        return _progress(await self._call(client, self._store.progress, client, *_upload(request)))
+        """Answer how many bytes of an upload the relay has."""
+        client = await self._owner_name(request, Role.CLIENT)
+        return _progress_response(await self._call(client, self._store.progress, client, *_upload_in_path(request)))
 
     async def append(self, request: Request) -> Response:
-        client = await self._authorised(request, Role.CLIENT)
-        upload = _upload(request)
-        length = _stated_length(request)
-        offset = _number(request, OFFSET)
+        """Store the body as the next bytes of an upload, block by block; answer with its progress."""
+        client = await self._owner_name(request, Role.CLIENT)
+        upload = _upload_in_path(request)
+        length = _content_length(request)
+        offset = _number_in_header(request, OFFSET)
         # Every check comes before the first byte is stored.
         progress: Progress = await self._call(client, self._store.progress, client, *upload)
         if progress.received != offset:
@@ -133,20 +138,21 @@ class _Relay:
         async for block in self._body(request, length):
             progress = await self._call(client, self._store.append, client, *upload, progress.received, block)
             self.metrics.received(len(block))
-        return _progress(progress)
+        return _progress_response(progress)
 
     async def share(self, request: Request) -> Response:
+        """Add the body, a whole upload to a sum round, to the round's sum."""
         client = await self._owner(request, Role.CLIENT)
-        upload, length = (*_round(request), share_of(request.path_params["upload"])), _stated_length(request)
+        upload, length = (*_round_in_path(request), share_of(request.path_params["upload"])), _content_length(request)
         expected = await self._call(client.name, self._store.sums.check, client, *upload, length)
         with ExitStack() as stack:
-            stack.enter_context(self._under_way.held(client.name, length))
+            stack.enter_context(self._buffered.held(client.name, length))
             body = stack.enter_context(body_of(length))
             await self._collect(client.name, request, length, body)
-            # From here on the share is added even if the caller disconnects; its quota and its body are held until then.
+            # From here on the share is added even if the caller disconnects. Its quota and its body are kept until then.
             adding = self._store.sums.add(expected, body)
-            work = asyncio.ensure_future(_added(adding, stack.pop_all()))
-        await self._finished(work)
+            work = asyncio.ensure_future(_wait_and_release(adding, stack.pop_all()))
+        await self._wait_for(work)
         self.metrics.received(length)
         return Response(status_code=204)
 
@@ -163,47 +169,52 @@ class _Relay:
             raise WrongLength(f"the body has {received} bytes, not the {length} of its Content-Length")
 
     async def token(self, request: Request) -> Response:
+        """Tell a client which key must sign its shares of sums."""
         key = (await self._owner(request, Role.CLIENT)).signing_key
         return JSONResponse(TokenStatus(signer=None if key is None else signer_of(key).hex()).model_dump())
 
     async def records(self, request: Request) -> Response:
-        owner = await self._authorised(request, Role.AGGREGATOR)
-        run, number = _round(request)
+        """Send one part of a released round's mixed records or sum."""
+        owner = await self._owner_name(request, Role.AGGREGATOR)
+        run, number = _round_in_path(request)
         index = request.query_params.get("part", "")
         if not _is_number(index):
             raise Unknown("the query must say which part: ?part=0 is the first")
-        if self._handing[owner] >= self._limits.parts_at_once:
+        if self._parts_being_sent[owner] >= self._limits.parts_at_once:
             raise TooMany("too many parts at once with this token; read one first", {"Retry-After": "1"})
         with ExitStack() as stack:
-            self._handing[owner] += 1
-            stack.callback(self._handing.subtract, [owner])
+            self._parts_being_sent[owner] += 1
+            stack.callback(self._parts_being_sent.subtract, [owner])
             part = await self._call(owner, self._store.part, owner, run, number, int(index))
             self.metrics.handed_out(len(part.data))
-            return _Pieces(part, stack.pop_all())
+            return _PiecewiseResponse(part, stack.pop_all())  # the part stops counting once it is sent
 
     async def acknowledge(self, request: Request) -> Response:
-        owner = await self._authorised(request, Role.AGGREGATOR)
-        await self._call(owner, self._store.acknowledge, owner, *_round(request))
+        """Delete a round's mixed records or sum, which its aggregator has received."""
+        owner = await self._owner_name(request, Role.AGGREGATOR)
+        await self._call(owner, self._store.acknowledge, owner, *_round_in_path(request))
         return Response(status_code=204)
 
     async def cancel(self, request: Request) -> Response:
-        owner = await self._authorised(request, Role.AGGREGATOR)
-        await self._call(owner, self._store.cancel, owner, *_round(request))
+        """Delete all data of a round, whatever its state."""
+        owner = await self._owner_name(request, Role.AGGREGATOR)
+        await self._call(owner, self._store.cancel, owner, *_round_in_path(request))
         return Response(status_code=204)
 
     async def health(self, request: Request) -> Response:
+        """Answer that the relay and its store work; no token is needed."""
         await self._call(_STRANGERS, self._store.check)
         return JSONResponse({"status": "ok"})
 
     async def metrics_text(self, request: Request) -> Response:
         return PlainTextResponse(self.metrics.text(), media_type=CONTENT_TYPE)
 
-    async def _authorised(self, request: Request, *roles: Role) -> str:
+    async def _owner_name(self, request: Request, *roles: Role) -> str:
         """Return the name of the token's owner if its role is one of ``roles`` and its rate limit allows the request."""
         return (await self._owner(request, *roles)).name
 
     async def _owner(self, request: Request, *roles: Role) -> Owner:
-        """Return the token's owner, under the same conditions as :meth:`_authorised`."""
+        """Return the token's owner, under the same conditions as :meth:`_owner_name`."""
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             raise Unauthenticated("a token is needed: Authorization: Bearer TOKEN", {"WWW-Authenticate": "Bearer"})
@@ -212,33 +223,33 @@ class _Relay:
         # A token that was valid before is looked up in its owner's lane, so that strangers' requests cannot delay it. The store decides
         # each time whether the token is still valid.
         digest = hashed(token)
-        owner = await self._call(self._known.get(digest, _STRANGERS), self._tokens.owner, token)
-        self._known[digest] = owner.name
+        owner = await self._call(self._owner_names.get(digest, _STRANGERS), self._tokens.owner, token)
+        self._owner_names[digest] = owner.name
         self._rate.take(owner.name)
         if owner.role not in roles:
             raise Forbidden(f"this needs the token of {' or '.join(role.value for role in roles)}, not of {owner.role.value}")
         return owner
 
-    async def _body(self, request: Request, most: int) -> AsyncIterator[bytes]:
-        """Yield the body, of ``most`` bytes at most, in blocks. Each block must arrive within ``block_s`` seconds."""
+    async def _body(self, request: Request, max_bytes: int) -> AsyncIterator[bytes]:
+        """Yield the body, of ``max_bytes`` bytes at most, in blocks. Each block must arrive within ``block_s`` seconds."""
         stream = aiter(request.stream())
-        held = bytearray()
+        buffered = bytearray()
         received, ended = 0, False
         while not ended:
             try:
                 async with asyncio.timeout(self._limits.block_s):
-                    while len(held) < BLOCK_BYTES and not ended:
+                    while len(buffered) < BLOCK_BYTES and not ended:
                         data = await anext(stream, None)
                         ended = data is None
-                        held += data or b""
+                        buffered += data or b""
                         received += len(data or b"")
-                        if received > most:
-                            raise TooLong(f"the body is longer than {most} bytes")
+                        if received > max_bytes:
+                            raise TooLong(f"the body is longer than {max_bytes} bytes")
             except TimeoutError:
                 raise TooSlow(f"the body must bring {BLOCK_BYTES} bytes every {self._limits.block_s:g} seconds") from None
-            while len(held) >= BLOCK_BYTES or (ended and held):
-                yield bytes(held[:BLOCK_BYTES])
-                del held[:BLOCK_BYTES]
+            while len(buffered) >= BLOCK_BYTES or (ended and buffered):
+                yield bytes(buffered[:BLOCK_BYTES])
+                del buffered[:BLOCK_BYTES]
 
     async def _call(self, lane: str, function: Callable[..., T], *arguments: object) -> T:
         """Call ``function`` of the store in a thread, as soon as the ``lane`` and the pool have a free one.
@@ -255,46 +266,49 @@ class _Relay:
                 raise busy() from None
             # A thread cannot be ended: it keeps its slots until it is done, even if the caller disconnects.
             work = asyncio.ensure_future(_in_thread(stack.pop_all(), partial(function, *arguments)))
-        return await self._finished(work)
+        return await self._wait_for(work)
 
-    async def _finished(self, work: asyncio.Future[T]) -> T:
+    async def _wait_for(self, work: asyncio.Future[T]) -> T:
         """Wait for ``work``, which continues even if the caller disconnects."""
-        self._working.add(work)
-        work.add_done_callback(self._done)
+        self._unfinished.add(work)
+        work.add_done_callback(self._forget)
         return await asyncio.shield(work)
 
-    def _done(self, work: asyncio.Future[Any]) -> None:
-        self._working.discard(work)
+    def _forget(self, work: asyncio.Future[Any]) -> None:
+        """Drop finished ``work`` from the set that keeps it alive."""
+        self._unfinished.discard(work)
         if not work.cancelled():
             work.exception()  # marks the exception as retrieved: otherwise asyncio logs it with its text
 
 
-async def _in_thread(places: AsyncExitStack, function: Callable[[], T]) -> T:
-    async with places:
+async def _in_thread(slots: AsyncExitStack, function: Callable[[], T]) -> T:
+    """Run ``function`` in a thread, and free its ``slots`` when it has ended."""
+    async with slots:
         return await to_thread.run_sync(function)
 
 
-async def _added(adding: Future[None], held: ExitStack) -> None:
-    with held:
+async def _wait_and_release(adding: Future[None], resources: ExitStack) -> None:
+    """Wait until a share is in its sum, then release the ``resources`` that it needs."""
+    with resources:
         await asyncio.wrap_future(adding)
 
 
-class _Pieces(Response):
-    """Response that sends a part in pieces, as fast as the caller reads, and then closes ``held``."""
+class _PiecewiseResponse(Response):
+    """Response that sends a part in pieces, as fast as the caller reads, and then closes ``resources``."""
 
-    def __init__(self, part: RecordsPart, held: ExitStack) -> None:
+    def __init__(self, part: RecordsPart, resources: ExitStack) -> None:
         super().__init__(part.data, media_type="application/octet-stream", headers={PARTS: str(part.count)})
-        self._held = held
+        self._resources = resources
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._held:
+        with self._resources:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             for start in range(0, len(self.body), _PIECE_BYTES):
                 await send({"type": "http.response.body", "body": self.body[start : start + _PIECE_BYTES], "more_body": True})
             await send({"type": "http.response.body"})
 
 
-_LAST = frozenset({400, 401, 404, 405})
+_CLOSING_STATUSES = frozenset({400, 401, 404, 405})
 """Statuses after which the connection is closed. A stranger gets no other status, and so pays for a new connection each time."""
 
 
@@ -326,7 +340,7 @@ class _Guard:
             answered = True
             if message["type"] == "http.response.start":
                 self._metrics.request(scope["method"], message["status"])
-                if unread or message["status"] in _LAST:
+                if unread or message["status"] in _CLOSING_STATUSES:
                     message = {**message, "headers": [*message.get("headers", []), (b"connection", b"close")]}
             await send(message)
 
@@ -334,7 +348,7 @@ class _Guard:
         try:
             await app(scope, read, watch)
         except Exception as error:
-            log_fault("request_failed", error)  # Starlette has already responded, by _fault
+            log_fault("request_failed", error)  # Starlette has already responded, by _answer_fault
         except asyncio.CancelledError:  # the caller disconnected, or the relay is ending; not logged, or strangers could fill the log
             if not answered:
                 await _error(503, "the relay is ending")(scope, receive, send)
@@ -349,45 +363,46 @@ def _error(status: int, message: str, headers: dict[str, str] | None = None) -> 
     return JSONResponse({"error": message}, status, headers)
 
 
-async def _refusal(request: Request, error: Exception) -> Response:
+async def _answer_refusal(request: Request, error: Exception) -> Response:
     if not isinstance(error, Refusal):
         raise error
     return _error(error.status, str(error), dict(error.headers))
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
+async def _answer_http_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
     return _error(error.status_code, error.detail, dict(error.headers or {}))
 
 
-async def _broken_off(request: Request, error: Exception) -> Response:
+async def _answer_disconnect(request: Request, error: Exception) -> Response:
     # For the counters alone: the caller has disconnected. Stored bytes stay, and the client asks for the offset when it comes back.
     return _error(400, "the body broke off")
 
 
-async def _fault(request: Request, error: Exception) -> Response:
+async def _answer_fault(request: Request, error: Exception) -> Response:
     return _error(500, "the relay failed; its log says where")
 
 
-def _json(status: RoundStatus) -> Response:
+def _status_response(status: RoundStatus) -> Response:
     return JSONResponse(status.model_dump(exclude_none=True))
 
 
-def _progress(progress: Progress) -> Response:
+def _progress_response(progress: Progress) -> Response:
     complete = "?1" if progress.complete else "?0"
     return Response(status_code=204, headers={OFFSET: str(progress.received), COMPLETE: complete})
 
 
-def _round(request: Request) -> tuple[str, int]:
+def _round_in_path(request: Request) -> tuple[str, int]:
     return run_of(request.path_params["run"]), round_of(request.path_params["round"])
 
 
-def _upload(request: Request) -> tuple[str, int, str]:
-    return *_round(request), upload_of(request.path_params["upload"])
+def _upload_in_path(request: Request) -> tuple[str, int, str]:
+    """Return an upload's run, round number and id."""
+    return *_round_in_path(request), upload_of(request.path_params["upload"])
 
 
-def _terms(body: bytes) -> Terms | SumTerms:
+def _parse_terms(body: bytes) -> Terms | SumTerms:
     try:
         return ANY_TERMS.validate_json(body)
     except ValidationError as error:
@@ -396,13 +411,13 @@ def _terms(body: bytes) -> Terms | SumTerms:
         raise Refusal(f"the round's terms cannot be read: {f'{place}: ' if place else ''}{first['msg']}") from None
 
 
-def _stated_length(request: Request) -> int:
+def _content_length(request: Request) -> int:
     if "content-length" not in request.headers:
         raise LengthRequired("the body's length must be stated in advance (Content-Length)")
-    return _number(request, "Content-Length")
+    return _number_in_header(request, "Content-Length")
 
 
-def _number(request: Request, header: str) -> int:
+def _number_in_header(request: Request, header: str) -> int:
     text = request.headers.get(header, "")
     if not _is_number(text):
         raise Refusal(f"the header {header} must be a number of bytes")
@@ -410,4 +425,5 @@ def _number(request: Request, header: str) -> int:
 
 
 def _is_number(text: str) -> bool:
+    """Whether ``text`` is a decimal number that fits into 64 bits."""
     return text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS

@@ -63,15 +63,15 @@ class RelayClient(Caller):
         """
         path = f"{path_of(run, number)}/uploads/{quote(upload_of(upload_id), safe='')}"
         effort = Within(self._patience, self._sleep, self._clock, max(0.0, within_s))
-        offset = _offset(self._call("POST", path, effort=effort, headers={LENGTH: str(len(blob))}), blob)
+        offset = _offset_in(self._call("POST", path, effort=effort, headers={LENGTH: str(len(blob))}), blob)
         furthest = offset
         while offset < len(blob):
             response = self._once("PATCH", path, effort, headers={OFFSET: str(offset)}, content=blob[offset:])
-            if response is not None and not is_worth_a_retry(response) and not _is_elsewhere(response):
-                offset = _offset(accepted(response), blob)
+            if response is not None and not is_worth_a_retry(response) and not _is_wrong_offset(response):
+                offset = _offset_in(accepted(response), blob)
             if offset < len(blob):  # the upload was interrupted, or the relay answered that it is not complete
                 self._failed(effort, response)
-                offset = _offset(self._call("HEAD", path, effort=effort), blob)
+                offset = _offset_in(self._call("HEAD", path, effort=effort), blob)
             if offset >= furthest + BLOCK_BYTES or offset == len(blob):  # less than a block does not count as progress
                 furthest = offset
                 effort.progressed()
@@ -118,10 +118,10 @@ class RelayAggregator(Caller):
         return self._round_status(run, number)
 
     def wait(self, run: str, number: int, timeout_s: float, *, poll_s: float = 1.0) -> RoundStatus:
-        """Wait until the round is released, by the relay's clock, at most ``timeout_s`` seconds of waiting.
+        """Wait until the round is released, by the relay's clock, for at most ``timeout_s`` seconds.
 
         Raises:
-            RelayNotReleased: it is not released by then; says why.
+            RelayNotReleased: the round was not released in that time; the message says why.
             RelayRefused, RelayUnreachable: as for :meth:`round_status`.
         """
         waited, began = 0.0, self._clock()
@@ -135,7 +135,8 @@ class RelayAggregator(Caller):
                     else f"has {counted(status.uploads or 0, 'upload')} of the {status.terms.min_clients} it waits for"
                 )
                 raise RelayNotReleased(f"round {number} of {run} {why} after {timeout_s:g} seconds; wait longer or cancel it")
-            pause = min(max(status.seconds_left, 0.01) if status.state == "open" else poll_s, poll_s, timeout_s - waited)
+            to_deadline = max(status.seconds_left, 0.01) if status.state == "open" else poll_s
+            pause = min(to_deadline, poll_s, timeout_s - waited)
             self._sleep(pause)
             waited += pause
         return status
@@ -158,7 +159,7 @@ class RelayAggregator(Caller):
         size = terms.record_bytes
         part, parts, records, expected = 0, 1, 0, 0
         while part < parts:
-            response = self._call("GET", f"{path_of(run, number)}/records", most=_longest_part(size), params={"part": part})
+            response = self._call("GET", f"{path_of(run, number)}/records", max_bytes=_max_part_bytes(size), params={"part": part})
             if part == 0:
                 uploads = self._round_status(run, number).uploads or 0  # after the release, this is the number of uploads that were mixed
                 if uploads > terms.max_uploads:
@@ -171,7 +172,7 @@ class RelayAggregator(Caller):
             records += len(data) // size
             if records > expected:
                 break
-            yield from _records_in(data, size)
+            yield from _split(data, size)
             part += 1
         if records != expected:
             raise ProtocolError(f"round {number} of {run} brought {records} records, not what its uploads hold; nothing was acknowledged")
@@ -195,18 +196,19 @@ class RelayAggregator(Caller):
             total.view(np.uint8)[place] = np.frombuffer(data, np.uint8)
         return total, self._envelopes(run, number, range(len(places), parts), terms)
 
-    def _sum_part(self, run: str, number: int, part: int, most: int, terms: SumTerms) -> tuple[bytes, int]:
-        """Return a part of up to ``most`` bytes, and how many parts there are."""
-        response = self._call("GET", f"{path_of(run, number)}/records", most=most, params={"part": part})
+    def _sum_part(self, run: str, number: int, part: int, max_bytes: int, terms: SumTerms) -> tuple[bytes, int]:
+        """Return one part of a sum round, of up to ``max_bytes`` bytes, and how many parts the round has."""
+        response = self._call("GET", f"{path_of(run, number)}/records", max_bytes=max_bytes, params={"part": part})
         return response.content, number_in(response, PARTS, len(terms.sum_parts()) + part_count(terms.max_uploads * ENVELOPE_BYTES))
 
     def _envelopes(self, run: str, number: int, parts: range, terms: SumTerms) -> list[bytes]:
-        envelopes, most = list[bytes](), min(terms.max_uploads * ENVELOPE_BYTES, _longest_part(ENVELOPE_BYTES))
+        """Return the envelopes in the given parts of a sum round; raise if their number is not the round's number of uploads."""
+        envelopes, max_bytes = list[bytes](), min(terms.max_uploads * ENVELOPE_BYTES, _max_part_bytes(ENVELOPE_BYTES))
         for part in parts:
-            data, _ = self._sum_part(run, number, part, most, terms)
+            data, _ = self._sum_part(run, number, part, max_bytes, terms)
             if len(data) % ENVELOPE_BYTES:
                 raise _wrong_length(run, number, part)
-            envelopes += _records_in(data, ENVELOPE_BYTES)
+            envelopes += _split(data, ENVELOPE_BYTES)
             if len(envelopes) > terms.max_uploads:
                 break
         uploads = self._round_status(run, number).uploads or 0  # of the released round
@@ -238,18 +240,21 @@ def _wrong_length(run: str, number: int, part: int) -> ProtocolError:
     return ProtocolError(f"part {part} of round {number} of {run} has another length than the terms promise; nothing was acknowledged")
 
 
-def _records_in(data: bytes, size: int) -> Iterator[bytes]:
+def _split(data: bytes, size: int) -> Iterator[bytes]:
+    """Yield the records of ``size`` bytes that lie in ``data`` one after the other."""
     return (data[start : start + size] for start in range(0, len(data), size))
 
 
-def _longest_part(record_bytes: int) -> int:
-    """Return a bound on a part's length. The number of records is binomial, with a mean of PART_BYTES at most: longer parts never occur."""
+def _max_part_bytes(record_bytes: int) -> int:
+    """Return a bound on a part's length, whose mean is PART_BYTES at most. Lengths are binomial: longer parts never occur in practice."""
     return 4 * PART_BYTES + 64 * record_bytes
 
 
-def _is_elsewhere(response: httpx.Response) -> bool:
+def _is_wrong_offset(response: httpx.Response) -> bool:
+    """Whether the relay expected other bytes of the upload than those that it was sent."""
     return response.status_code == 409 and OFFSET in response.headers
 
 
-def _offset(response: httpx.Response, blob: bytes) -> int:
+def _offset_in(response: httpx.Response, blob: bytes) -> int:
+    """Return how many bytes of ``blob`` the relay has, according to its response."""
     return number_in(response, OFFSET, len(blob))

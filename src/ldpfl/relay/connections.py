@@ -22,28 +22,28 @@ HEAD_BYTES = 4 * 2**10
 TASK = "ldpfl.task"
 """Key of an ASGI scope for the task that answers the request."""
 
-_HEADERS = 64
-_MOST_BLANKS = 16
-_BLANKS = re.compile(rb"[ \t]{%d}" % (_MOST_BLANKS + 1))
+_MAX_HEADERS = 64
+_MAX_BLANKS = 16
+_BLANKS = re.compile(rb"[ \t]{%d}" % (_MAX_BLANKS + 1))
 """Matches more consecutive blanks than any honest caller sends in a head. h11's time for blanks grows with the square of their number."""
 
-_BACKLOG = 128
-_COLLECTED = 100  # number of accepted connections after which garbage is collected
+_BACKLOG = 128  # new connections that are looked at before the event loop serves others again
+_COLLECT_EVERY = 100  # number of accepted connections after which garbage is collected
 _IPV6_NETWORK = 64  # prefix length in bits: a provider assigns at least such a network to each customer
 
-_HELLO_BYTES = 4 * 2**10
+_MAX_HANDSHAKE_BYTES = 4 * 2**10
 """Maximum bytes of a TLS handshake: twice what any caller needs. The time for lists in it grows with the square of their length."""
 
-_FIRST_BYTES, _EMPTY_BYTES = 24 * 2**10, 96 * 2**10
+_MAX_TLS_BEFORE_HTTP, _SPARE_TLS_BYTES = 24 * 2**10, 96 * 2**10
 """Maximum bytes of TLS that a connection may bring before any HTTP: the handshake and a first record; and later, beyond twice the bytes of
 HTTP, to allow for data that is not decrypted yet."""
 
-_UNDECRYPTED = 32 * 2**10
-_STRANGERS_TURN, _TURN, _UPLOADS_TURN = 4 * 2**10, 32 * 2**10, 256 * 2**10
+_READ_BUFFER_BYTES = 32 * 2**10
+_NEW_TURN_BYTES, _TURN_BYTES, _UPLOAD_TURN_BYTES = 4 * 2**10, 32 * 2**10, 256 * 2**10
 """Bytes that are read from a connection before all others have their turn: while it has brought little HTTP, later, and once it has brought
 much. If all other connections are new, a turn of all of them may take a tenth of a second."""
 
-_MUCH = 64 * 2**10
+_UPLOAD_BYTES = 64 * 2**10  # of HTTP, after which a connection counts as one that uploads
 
 
 class Gate(socket.socket):
@@ -53,7 +53,7 @@ class Gate(socket.socket):
         super().__init__(fileno=listening.detach())
         self._bounds = bounds
         self._open: Counter[str] = Counter()
-        self._since = 0
+        self._accepted_since_collection = 0
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Return the next connection that is within the bounds.
@@ -68,21 +68,22 @@ class Gate(socket.socket):
                 accepted.close()
                 continue
             self._open[network] += 1
-            self._since += 1
-            if self._since >= _COLLECTED:
+            self._accepted_since_collection += 1
+            if self._accepted_since_collection >= _COLLECT_EVERY:
                 # Closed connections leave reference cycles of up to 400 KB faster than Python's collector runs by itself.
-                self._since = 0
+                self._accepted_since_collection = 0
                 gc.collect()
             return Accepted(accepted, self, network), address
         raise BlockingIOError  # give others in the event loop their turn before more connections are rejected
 
-    def left(self, network: str) -> None:
+    def count_closed(self, network: str) -> None:
         """Count a connection from ``network`` as over."""
         self._open[network] -= 1
         if self._open[network] == 0:
             del self._open[network]  # otherwise the counter would keep every address that ever connected
 
     def _is_full(self, network: str) -> bool:
+        """Whether one more connection from ``network`` would exceed the bounds."""
         bound = self._bounds.an_address
         return self._open.total() >= self._bounds.in_all or (bound > 0 and self._open[network] >= bound)
 
@@ -94,16 +95,16 @@ class Accepted(socket.socket):
     are waiting before another connection has a turn. So a turn is short, and a connection that brings little else is ended.
 
     Attributes:
-        shaken: whether the TLS handshake is over; the protocol sets it.
-        said: bytes of HTTP that the connection has brought so far; the protocol counts them.
+        handshake_done: whether the TLS handshake is over; the protocol sets it.
+        http_bytes: bytes of HTTP that the connection has brought so far; the protocol counts them.
     """
 
     def __init__(self, accepted: socket.socket, gate: Gate, network: str) -> None:
         super().__init__(fileno=accepted.detach())
-        self.said = self._brought = 0
-        self.shaken = False
-        self._leave = weakref.finalize(self, gate.left, network)
-        self._leave.atexit = False
+        self.http_bytes = self._tls_bytes = 0
+        self.handshake_done = False
+        self._uncount = weakref.finalize(self, gate.count_closed, network)
+        self._uncount.atexit = False
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
         """Read encrypted bytes into ``buffer``. Event loops call this method only for connections with TLS.
@@ -111,22 +112,29 @@ class Accepted(socket.socket):
         Raises:
             ConnectionAbortedError: the connection has brought too much TLS for its HTTP.
         """
-        limit = _EMPTY_BYTES + 2 * self.said if self.said else _FIRST_BYTES
-        if self._brought > (limit if self.shaken else _HELLO_BYTES):
+        if not self.handshake_done:
+            limit = _MAX_HANDSHAKE_BYTES
+        elif self.http_bytes == 0:
+            limit = _MAX_TLS_BEFORE_HTTP
+        else:
+            limit = _SPARE_TLS_BYTES + 2 * self.http_bytes
+        if self._tls_bytes > limit:
             raise ConnectionAbortedError("TLS without content")
-        turn = _STRANGERS_TURN
-        if 2 * self.said > self._brought:
-            turn = _UPLOADS_TURN if self.said > _MUCH else _TURN
+        turn = _NEW_TURN_BYTES
+        if 2 * self.http_bytes > self._tls_bytes:
+            turn = _UPLOAD_TURN_BYTES if self.http_bytes > _UPLOAD_BYTES else _TURN_BYTES
         count = super().recv_into(buffer, min(nbytes or turn, turn, len(buffer)), flags)
-        self._brought += count
+        self._tls_bytes += count
         return count
 
     def close(self) -> None:
+        """Close the connection and stop counting it."""
         super().close()
-        self._leave()
+        self._uncount()
 
 
 def _network(host: str) -> str:
+    """Return what counts as one caller's address: an IPv4 address, or an IPv6 network."""
     address = ipaddress.ip_address(host)
     if isinstance(address, ipaddress.IPv4Address):
         return str(address)
@@ -152,17 +160,18 @@ class TlsInTime(asyncio.SelectorEventLoop):
 def protocol_within(bounds: Connections) -> type[asyncio.Protocol]:
     """Return a protocol class that enforces ``bounds``. Uvicorn makes an instance for each connection."""
 
-    class Bounded(_InTime):
+    class Bounded(_TimedProtocol):
         _bounds = bounds
 
     return Bounded
 
 
-class _Plain(h11.Connection):
+class _PlainHttp(h11.Connection):
     """HTTP/1.1 without features that cost the relay much more than the sender: chunked bodies, whose chunks may have one byte, and many
     headers."""
 
     def next_event(self) -> Any:
+        """Return the next event of the request; raise if the request uses a feature that the relay does without."""
         event = super().next_event()
         if isinstance(event, h11.Request):
             names = {name for name, _ in event.headers}
@@ -170,42 +179,44 @@ class _Plain(h11.Connection):
                 raise h11.RemoteProtocolError("a body has a Content-Length here")
             if b"upgrade" in names or event.method == b"CONNECT":
                 raise h11.RemoteProtocolError("no other protocol is spoken here")
-            if len(event.headers) > _HEADERS:
+            if len(event.headers) > _MAX_HEADERS:
                 raise h11.RemoteProtocolError("too many headers")
         return event
 
 
-class _InTime(H11Protocol):
+class _TimedProtocol(H11Protocol):
     """Uvicorn's HTTP/1.1 protocol with a limit on each time for which a caller can keep the relay waiting."""
 
     _bounds: ClassVar[Connections]
     _accepted: Accepted | None = None
-    _end = b""
-    _head: asyncio.TimerHandle | None = None
-    _unread: asyncio.TimerHandle | None = None
-    _closing: asyncio.TimerHandle | None = None
+    _last_bytes = b""
+    _head_timer: asyncio.TimerHandle | None = None
+    _answer_timer: asyncio.TimerHandle | None = None
+    _closing_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
-        self.conn = _Plain(h11.SERVER, HEAD_BYTES)
+        """Prepare a new connection: bound its buffers, and start the time for the first request's head."""
+        self.conn = _PlainHttp(h11.SERVER, HEAD_BYTES)
         super().connection_made(transport)
         wrapped = transport.get_extra_info("socket")
         self._accepted = getattr(wrapped, "_sock", None)  # asyncio hands out no more than a view of it
         if isinstance(self._accepted, Accepted):
-            self._accepted.shaken = True
+            self._accepted.handshake_done = True
         if transport.get_extra_info("ssl_object") is not None:
             # Encrypted bytes do not count as HTTP yet, so only a few may be buffered while an answer is made.
-            cast(Any, transport).set_read_buffer_limits(high=_UNDECRYPTED)
+            cast(Any, transport).set_read_buffer_limits(high=_READ_BUFFER_BYTES)
         # So pause_writing means that something waits to be read, and resume_writing that nothing does.
         transport.set_write_buffer_limits(high=1, low=0)
         self._time_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """End the request that the connection was for, and stop its timers."""
         super().connection_lost(exc)
         task = cast("dict[str, Any]", self.scope or {}).get(TASK)
         if task is not None:
             # Otherwise a caller that connects, asks and disconnects again and again could have any number of requests waiting.
             task.cancel()
-        for timer in (self._head, self._unread, self._closing, self.timeout_keep_alive_task):
+        for timer in (self._head_timer, self._answer_timer, self._closing_timer, self.timeout_keep_alive_task):
             if timer is not None:
                 timer.cancel()
 
@@ -216,29 +227,31 @@ class _InTime(H11Protocol):
         the later heads without a limit.
         """
         if isinstance(self._accepted, Accepted):
-            self._accepted.said += len(data)
+            self._accepted.http_bytes += len(data)
         while data and not self.transport.is_closing():
             in_head = self.conn.their_state is h11.IDLE
             piece = data[: HEAD_BYTES + 1] if in_head else data
             data = data[len(piece) :]
-            if not (in_head or self.conn.their_state is h11.SEND_BODY) or (in_head and _BLANKS.search(self._end + piece)):
+            if not (in_head or self.conn.their_state is h11.SEND_BODY) or (in_head and _BLANKS.search(self._last_bytes + piece)):
                 self._cut_off()
                 break
-            self._end = piece[-_MOST_BLANKS:]
+            self._last_bytes = piece[-_MAX_BLANKS:]
             super().data_received(piece)
             if self.conn.their_state is h11.DONE and self.conn.trailing_data[0]:
                 self._cut_off()
         self._time_head()
 
     def pause_writing(self) -> None:
+        """Start the time for the caller to read an answer: some of it is waiting to be read."""
         super().pause_writing()
-        self._unread = self._unread or self.loop.call_later(self._bounds.answer_s, self._cut_off)
+        self._answer_timer = self._answer_timer or self.loop.call_later(self._bounds.answer_s, self._cut_off)
 
     def resume_writing(self) -> None:
+        """Stop the time for reading an answer: the caller has read all of it."""
         super().resume_writing()
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
+        if self._answer_timer is not None:
+            self._answer_timer.cancel()
+            self._answer_timer = None
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -256,6 +269,7 @@ class _InTime(H11Protocol):
         self._time_closing()
 
     def send_400_response(self, msg: str) -> None:
+        """Refuse a malformed request, or cut the connection off if no response can be sent any more."""
         if self.conn.our_state is h11.SEND_RESPONSE and self.conn._request_method == b"HEAD":
             self._cut_off()  # the response to HEAD must have no body, but uvicorn would send one
             return
@@ -268,16 +282,19 @@ class _InTime(H11Protocol):
             self._cut_off()
 
     def _time_head(self) -> None:
-        if self.conn.their_state is not h11.IDLE:
-            if self._head is not None:
-                self._head.cancel()
-            self._head = None
-        elif self._head is None:
-            self._head = self.loop.call_later(self._bounds.head_s, self._cut_off)
+        """Start the time for a request's head if one is awaited and untimed; stop it once the head is complete."""
+        if self.conn.their_state is not h11.IDLE:  # the head is complete
+            if self._head_timer is not None:
+                self._head_timer.cancel()
+            self._head_timer = None
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(self._bounds.head_s, self._cut_off)
 
     def _time_closing(self) -> None:
-        if self.transport.is_closing() and self._closing is None:
-            self._closing = self.loop.call_later(self._bounds.closing_s, self._cut_off)
+        """Start the time for the caller to read the last answer if the connection is being closed."""
+        if self.transport.is_closing() and self._closing_timer is None:
+            self._closing_timer = self.loop.call_later(self._bounds.closing_s, self._cut_off)
 
     def _cut_off(self) -> None:
+        """Close the connection at once, whatever is still to be sent."""
         self.transport.abort()

@@ -26,7 +26,7 @@ CONNECTIONS = 16
 BUSY_S = 60
 """Seconds that a request waits for a connection. SQLite has one connection, so a request waits for all others of this process."""
 
-_HELD_S = 5
+_SQLITE_WAIT_S = 5
 """Seconds to wait if another process holds a SQLite store. Short, because this process's requests would all wait one after another."""
 
 _DISK_IS_FULL = frozenset({ENOSPC, EDQUOT, EFBIG})
@@ -38,7 +38,7 @@ _POSTGRES_LOCKED = "55P03"
 _ADVISORY_LOCK = 0x6C647066  # any number that no other program on the database uses
 
 _POSTGRES = "postgresql://"
-_LOCKED = "the relay's store is locked, by a round that is being mixed or by another user of its database; try again later"
+_LOCKED_MESSAGE = "the relay's store is locked, by a round that is being mixed or by another user of its database; try again later"
 
 
 def open_engine(store: str) -> Engine:
@@ -48,48 +48,51 @@ def open_engine(store: str) -> Engine:
         ConfigError: the store cannot be opened, or is of another version.
         UnfitStore: the store's tables are not as the relay makes them, others may use them, or the connection is not encrypted.
     """
-    shown = store.partition("://")[0]  # only the scheme, until the URL's password can be left out of messages
+    store_name = store.partition("://")[0]  # only the scheme, until the URL's password can be left out of messages
     try:
-        engine, shown = _engine(store)
-        return _with_tables(engine, shown)
+        engine, store_name = _make_engine(store)
+        return _ensure_tables(engine, store_name)
     except (DBAPIError, ModuleNotFoundError, NoSuchModuleError) as error:
-        if _is_held(error):
-            raise ConfigError(f"the store {shown} is held by another process: end that one, or try again") from None
+        if _is_locked_sqlite(error):
+            raise ConfigError(f"the store {store_name} is held by another process: end that one, or try again") from None
         sqlstate = getattr(getattr(error, "orig", None), "sqlstate", None)
         if sqlstate == _POSTGRES_LOCKED:
             raise ConfigError(
-                f"the store {shown} is locked by another connection to its database: end that one (SELECT pid, usename FROM pg_locks "
+                f"the store {store_name} is locked by another connection to its database: end that one (SELECT pid, usename FROM pg_locks "
                 "JOIN pg_stat_activity USING (pid) names those that hold locks), let only the relay connect "
                 "(REVOKE CONNECT ON DATABASE ... FROM PUBLIC), and try again"
             ) from None
         if sqlstate == _POSTGRES_FORBIDDEN:
             raise ConfigError(
-                f"the store {shown} does not let the relay make its tables: let the database's owner say "
+                f"the store {store_name} does not let the relay make its tables: let the database's owner say "
                 f"CREATE SCHEMA {SCHEMA} AUTHORIZATION ROLE for the role that the relay connects as"
             ) from None
-        said = _said_by_server(error)
-        if said is not None:
-            raise ConfigError(f"the store {shown} cannot be opened: PostgreSQL answers {said!r}") from None
+        reason = _server_reason(error)
+        if reason is not None:
+            raise ConfigError(f"the store {store_name} cannot be opened: PostgreSQL answers {reason!r}") from None
         # The text of the driver or of libpq can repeat the address with the password.
-        raise ConfigError(f"the store {shown} cannot be opened ({type(error).__name__}): check the path or URL and that it runs") from None
+        raise ConfigError(
+            f"the store {store_name} cannot be opened ({type(error).__name__}): check the path or URL and that it runs"
+        ) from None
 
 
-def _said_by_server(error: Exception) -> str | None:
+def _server_reason(error: Exception) -> str | None:
     """Return the server's reason for refusing a connection, or None if the text holds no such reason.
 
-    libpq hands the reason on as ``... failed: FATAL:  reason``, the last word but one in the server's language. Only after the server's
-    own word do two blanks follow the colon. PostgreSQL repeats no password in a reason.
+    libpq's text is ``... failed: FATAL:  reason``, with the word FATAL in the server's language. Two blanks after a colon mark the server's
+    own text. PostgreSQL repeats no password in a reason.
     """
-    found = re.search(r"failed: \w+:  (.+)", str(getattr(error, "orig", "")))
-    return None if found is None else found[1]
+    match = re.search(r"failed: \w+:  (.+)", str(getattr(error, "orig", "")))
+    return None if match is None else match[1]
 
 
-def _is_held(error: Exception) -> bool:
+def _is_locked_sqlite(error: Exception) -> bool:
+    """Whether ``error`` means that another process has locked the SQLite file."""
     code = getattr(getattr(error, "orig", None), "sqlite_errorcode", None)
-    return code is not None and code & 0xFF == sqlite3.SQLITE_BUSY  # the other bits say more about why
+    return code is not None and code & 0xFF == sqlite3.SQLITE_BUSY  # the higher bits say more about the cause
 
 
-def _engine(store: str) -> tuple[Engine, str]:
+def _make_engine(store: str) -> tuple[Engine, str]:
     """Return an engine for ``store``, and the store's name for messages, which holds no password."""
     # Parameters of statements are reports and hashes of tokens: no error text may repeat them.
     options: dict[str, Any] = {"hide_parameters": True, "max_overflow": 0, "pool_timeout": BUSY_S}
@@ -100,13 +103,14 @@ def _engine(store: str) -> tuple[Engine, str]:
     url = _sqlite_url(store)
     create_private(Path(str(url.database)))
     # A file with a rollback journal allows one transaction at a time. With one pooled connection, requests wait without polling.
-    engine = create_engine(url, pool_size=1, connect_args={"timeout": _HELD_S}, **options)
+    engine = create_engine(url, pool_size=1, connect_args={"timeout": _SQLITE_WAIT_S}, **options)
     event.listen(engine, "connect", _set_up_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine, str(url.database)
 
 
 def _sqlite_url(store: str) -> URL:
+    """Return the URL of a SQLite store that is given as a path or a URL."""
     if "://" not in store:
         return URL.create(SQLITE, database=str(Path(store).absolute()))
     try:
@@ -118,9 +122,10 @@ def _sqlite_url(store: str) -> URL:
     raise ConfigError(f"a store is a path of a SQLite file or postgresql://user@host/database, not {url.drivername}")
 
 
-def _with_tables(engine: Engine, shown: str) -> Engine:
+def _ensure_tables(engine: Engine, store_name: str) -> Engine:
+    """Return ``engine`` once the store has its tables; close the engine if they cannot be made or are not the relay's."""
     try:
-        _create_tables(engine, shown)
+        _create_tables(engine, store_name)
     except BaseException:
         engine.dispose()
         raise
@@ -145,25 +150,29 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql(f"BEGIN {connection.get_execution_options().get('sqlite_begin', 'EXCLUSIVE')}")
 
 
-def _create_tables(engine: Engine, shown: str) -> None:
+def _create_tables(engine: Engine, store_name: str) -> None:
+    """Create the store's tables if there are none; raise unless they are this version's."""
     with engine.connect().execution_options(**READ_ONLY) as connection:  # read-only, so that a concurrent reader does not block opening
         missing = not _has_tables(connection)
     if missing:
         with engine.begin() as connection:
-            _create_missing(connection, shown)
+            _create_missing(connection, store_name)
     with engine.connect().execution_options(**READ_ONLY) as connection:
-        check_schema(connection, shown)
-        found = connection.scalars(select(meta.c.version)).all()
-    if found != [VERSION]:
-        raise ConfigError(f"the store {shown} has version {', '.join(map(str, found)) or 'none'}; this program knows version {VERSION}")
+        check_schema(connection, store_name)
+        versions = connection.scalars(select(meta.c.version)).all()
+    if versions != [VERSION]:
+        raise ConfigError(
+            f"the store {store_name} has version {', '.join(map(str, versions)) or 'none'}; this program knows version {VERSION}"
+        )
 
 
-def _create_missing(connection: Connection, shown: str) -> None:
+def _create_missing(connection: Connection, store_name: str) -> None:
+    """Create the tables unless another process has just done so."""
     if not is_sqlite(connection):
         connection.execute(text("SELECT pg_catalog.pg_advisory_xact_lock(CAST(:key AS bigint))"), {"key": _ADVISORY_LOCK})
         if connection.scalar(text(f"SELECT pg_catalog.to_regnamespace('{SCHEMA}')")) is None:
             connection.execute(text(f"CREATE SCHEMA {SCHEMA}"))
-        check_place(connection, shown)
+        check_place(connection, store_name)
     if _has_tables(connection):
         return  # another process was first
     metadata.create_all(connection)
@@ -194,12 +203,12 @@ def store_errors() -> Iterator[None]:
     except DataError:
         raise Refusal("the request holds a number or text that the relay's store cannot hold; nothing was stored") from None
     except DBAPIError as error:
-        if _is_full(error):
+        if _is_disk_full(error):
             raise StoreFull("the relay's disk is full; nothing was stored") from None
         if getattr(error.orig, "sqlstate", None) == _POSTGRES_LOCKED:
-            raise StoreUnavailable(_LOCKED, {"Retry-After": "1"}) from None
+            raise StoreUnavailable(_LOCKED_MESSAGE, {"Retry-After": "1"}) from None
         raise StoreUnavailable("the relay's store does not answer; try again later", {"Retry-After": "1"}) from None
-    except UnfitStore as error:  # since it was opened
+    except UnfitStore as error:  # the store was changed after it was opened
         log_fault("store_unfit", error)
         raise StoreUnavailable("the relay's store does not answer; try again later", {"Retry-After": "1"}) from None
     except PoolTimeout:
@@ -229,6 +238,6 @@ def busy() -> StoreUnavailable:
     return StoreUnavailable("the relay is busy; try again later", {"Retry-After": "1"})
 
 
-def _is_full(error: DBAPIError) -> bool:
+def _is_disk_full(error: DBAPIError) -> bool:
     code = getattr(error.orig, "sqlite_errorcode", None)
     return code in (_SQLITE_FULL, _SQLITE_CANNOT_WRITE) or getattr(error.orig, "sqlstate", None) == _POSTGRES_DISK_FULL

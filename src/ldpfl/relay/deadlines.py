@@ -32,9 +32,10 @@ class Deadlines:
         """
         if row.state != "open":
             return row.state, 0.0
-        left = min(row.closes_at - self.now(connection), row.closes_in_s)  # never longer than the window, even if the clock was set back
-        if left > 0:
-            return "open", left
+        # Never longer than the round's window, even if the clock was set back.
+        seconds_left = min(row.closes_at - self.now(connection), row.closes_in_s)
+        if seconds_left > 0:
+            return "open", seconds_left
         return ("waiting" if complete_uploads(connection, row) < row.min_clients else "released"), 0.0
 
     def check_open(self, connection: Connection, row: Row[Any]) -> None:
@@ -52,14 +53,15 @@ class Deadlines:
         Raises:
             TooEarly: the deadline has not passed, or too few clients have uploaded.
         """
-        state, left = self.state(connection, row)
+        state, seconds_left = self.state(connection, row)
         if state == "open":
-            raise TooEarly(f"round {row.round} of {row.run} is open for {left:.1f} seconds more", {"Retry-After": str(math.ceil(left))})
+            reason = f"round {row.round} of {row.run} is open for {seconds_left:.1f} seconds more"
+            raise TooEarly(reason, {"Retry-After": str(math.ceil(seconds_left))})
         if state == "waiting":
             reason = f"round {row.round} of {row.run} waits for {row.min_clients} clients: too few have uploaded"
             raise TooEarly(reason, {"Retry-After": "1"})
 
 
 def over(row: Row[Any]) -> RoundOver:
-    """Return the refusal of a request that comes too late for a round."""
+    """Return the refusal of a request that comes after the round has ended."""
     return RoundOver(f"round {row.round} of {row.run} takes no uploads any more")

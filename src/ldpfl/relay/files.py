@@ -14,7 +14,7 @@ RESERVE_BYTES = 16 * 2**20
 HEADROOM_BYTES = 4 * 2**20
 """Bytes that the reserve leaves free on the disk, for the journal of an upload's block."""
 
-_BESIDE = ("", "-journal", "-wal", "-shm")
+_SUFFIXES = ("", "-journal", "-wal", "-shm")  # ends of the names of a SQLite store's files
 
 
 def create_private(path: Path) -> None:
@@ -28,7 +28,7 @@ def create_private(path: Path) -> None:
     except OSError as error:
         raise ConfigError(f"the store {path} cannot be opened: {error.strerror}") from None
     real = path.resolve()  # a journal lies beside the file itself, whatever link leads to it
-    for file in (real.with_name(real.name + end) for end in _BESIDE):
+    for file in (real.with_name(real.name + suffix) for suffix in _SUFFIXES):
         if file.exists():
             # alone=True: SQLite would roll any journal beside the file back into the store, whoever made it.
             try:
@@ -68,12 +68,13 @@ class Reserve:
         with suppress(OSError):  # the disk has less room than it reported
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
             try:
-                size = min(RESERVE_BYTES, os.fstat(descriptor).st_size + self._free() - HEADROOM_BYTES)
+                size = min(RESERVE_BYTES, os.fstat(descriptor).st_size + self._free_bytes() - HEADROOM_BYTES)
                 if size > os.fstat(descriptor).st_size:
                     os.posix_fallocate(descriptor, 0, size)
             finally:
                 os.close(descriptor)
 
-    def _free(self) -> int:
+    def _free_bytes(self) -> int:
+        """Return how many bytes are free on the reserve's disk."""
         disk = os.statvfs(self.path.parent)
         return disk.f_bavail * disk.f_frsize

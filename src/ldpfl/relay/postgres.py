@@ -20,16 +20,16 @@ from ldpfl.relay.session import ISOLATION, SETTINGS, set_up
 from ldpfl.relay.telemetry import log_event
 
 CONNECT_S = 10
-STATEMENT_S = 60
+STATEMENT_S = 60  # as statement_timeout in the session's settings
 ANSWER_S = 75.0
-"""How long to wait for an answer: longer than a statement may take, so that this is for a server or a network that is silent."""
+"""Seconds to wait for an answer. They are more than a statement may take, so only a silent server or network exceeds them."""
 
 VACUUM_S = 3600
-HUNG_S = 60
+HUNG_S = 60  # a statement that has waited so long for its client is one of a hung relay
 
-_APPLICATION = "ldpfl-relay"
-_LINK: dict[str, Any] = {
-    "application_name": _APPLICATION,
+_APPLICATION_NAME = "ldpfl-relay"
+_CONNECTION_OPTIONS: dict[str, Any] = {
+    "application_name": _APPLICATION_NAME,
     "connect_timeout": CONNECT_S,
     "keepalives": 1,
     "keepalives_idle": 10,
@@ -37,12 +37,12 @@ _LINK: dict[str, Any] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-_VERIFIED = "verify-full"
-_CHECKED = frozenset({"host", "hostaddr", "port", "sslmode", "sslrootcert"})
+_VERIFY_FULL = "verify-full"
+_CHECKED_PARAMETERS = frozenset({"host", "hostaddr", "port", "sslmode", "sslrootcert"})
 
 
 class BoundedConnection(psycopg.Connection[Any]):
-    """A connection that waits ``answer_s`` seconds for each answer at most, and logs and counts what the server warns of."""
+    """A connection that waits for each answer at most ``answer_s`` seconds, and logs and counts the server's warnings."""
 
     answer_s = ANSWER_S
     notices = 0
@@ -51,11 +51,12 @@ class BoundedConnection(psycopg.Connection[Any]):
         """Wait for an answer.
 
         Raises:
-            OperationalError: it did not come in time; the connection is closed.
+            OperationalError: the answer did not come in time. The connection is closed.
         """
-        return super().wait(self._in_time(gen), *arguments, **options)
+        return super().wait(self._with_time_limit(gen), *arguments, **options)
 
-    def _in_time(self, gen: Any) -> Generator[Any, Any, Any]:
+    def _with_time_limit(self, gen: Any) -> Generator[Any, Any, Any]:
+        """Wrap psycopg's generator ``gen``, which waits for an answer: close the connection and raise after ``answer_s`` seconds."""
         until = time.monotonic() + self.answer_s
         try:
             state = next(gen)
@@ -80,8 +81,8 @@ def make_engine(store: str, **options: Any) -> tuple[Engine, str]:
     Raises:
         UnfitStore: the URL cannot be read, or the connection would not be encrypted and verified where it must be.
     """
-    found = resolve(store)
-    check_way(found)
+    parameters = resolve(store)
+    check_way(parameters)
     engine = create_engine(
         "postgresql+psycopg://",
         creator=lambda: connect(store),
@@ -91,76 +92,78 @@ def make_engine(store: str, **options: Any) -> tuple[Engine, str]:
         execution_options={"schema_translate_map": {None: SCHEMA}},
         **options,
     )
-    return engine, address_of(found)
+    return engine, address_of(parameters)
 
 
-def address_of(found: dict[str, str]) -> str:
+def address_of(parameters: dict[str, str]) -> str:
     """Return a URL for messages."""
-    host = found.get("host") or found.get("hostaddr") or ""
-    return f"postgresql://{found.get('user', '')}@{host}:{found.get('port', '')}/{found.get('dbname', '')}"
+    host = parameters.get("host") or parameters.get("hostaddr") or ""
+    return f"postgresql://{parameters.get('user', '')}@{host}:{parameters.get('port', '')}/{parameters.get('dbname', '')}"
 
 
 def resolve(store: str) -> dict[str, str]:
-    """Return the parameters with which libpq would connect: of the URL, the environment, a service file, and its defaults.
+    """Return the parameters with which libpq would connect: from the URL, the environment, a service file, and its defaults.
 
-    libpq tells them only of a connection that has begun. This one ends before it reaches the network, or looks up a name: it has a
-    parameter that is refused once all others are known.
+    libpq reveals the parameters only of a connection that was started. So a connection is started with an invalid ``gssencmode``. libpq
+    refuses it once all other parameters are known, before it looks up a name or reaches the network.
 
     Raises:
-        UnfitStore: they cannot be read.
+        UnfitStore: the URL or the service file cannot be read.
     """
     try:
-        begun = pq.PGconn.connect_start(make_conninfo(store, gssencmode="nothing").encode())
+        attempt = pq.PGconn.connect_start(make_conninfo(store, gssencmode="nothing").encode())
     except psycopg.Error:
         raise _unreadable() from None
-    found = {option.keyword.decode(): option.val.decode() for option in begun.info if option.val is not None}
-    begun.finish()
-    if "sslmode" not in found:
+    parameters = {option.keyword.decode(): option.val.decode() for option in attempt.info if option.val is not None}
+    attempt.finish()
+    if "sslmode" not in parameters:
         raise _unreadable()
-    return found
+    return parameters
 
 
 def _unreadable() -> UnfitStore:
+    """Return the error for a store whose connection parameters libpq cannot read."""
     return UnfitStore(
         "the store's URL, or the service that it or PGSERVICE names, cannot be read; expected a path or postgresql://user@host/database"
     )
 
 
-def check_way(found: dict[str, str]) -> None:
-    """Return if a connection would stay on this machine, or be encrypted to a server whose name is verified.
+def check_way(parameters: dict[str, str]) -> None:
+    """Raise unless a connection would stay on this machine, or be encrypted to a server whose name is verified.
 
     Raises:
-        UnfitStore: neither: who reads along would see who uploads which records, and with the key of the aggregator, what.
+        UnfitStore: the connection could be read on the network. It shows who uploads which records, and with the aggregator's key, what.
     """
-    mode = found["sslmode"]
-    places = zip_longest(found.get("hostaddr", "").split(","), found.get("host", "").split(","), fillvalue="")
-    away = [place for place in (address or host for address, host in places) if not _is_here(place)]
-    if away and mode != _VERIFIED:
+    mode = parameters["sslmode"]
+    hosts = zip_longest(parameters.get("hostaddr", "").split(","), parameters.get("host", "").split(","), fillvalue="")
+    remote = [place for place in (address or name for address, name in hosts) if not _is_this_machine(place)]
+    if remote and mode != _VERIFY_FULL:
         raise UnfitStore(
-            f"the store {address_of(found)} is reached over the network ({', '.join(away)}) with sslmode={mode}, and there "
-            f"sslmode={_VERIFIED} is needed: add ?sslmode={_VERIFIED}&sslrootcert=FILE to its URL, FILE being the database's authority"
+            f"the store {address_of(parameters)} is reached over the network ({', '.join(remote)}) with sslmode={mode}, and there "
+            f"sslmode={_VERIFY_FULL} is needed: add ?sslmode={_VERIFY_FULL}&sslrootcert=FILE to its URL, "
+            "FILE being the database's authority"
         )
 
 
-def _is_here(place: str) -> bool:
-    """Whether a host is a folder or name of a Unix socket (libpq's default is one), or this machine's loopback."""
+def _is_this_machine(place: str) -> bool:
+    """Whether ``place`` is a Unix socket (a folder, an abstract name, or libpq's default) or this machine's loopback address."""
     return not place or place.startswith(("/", "@")) or is_loopback(place)
 
 
 def connect(store: str) -> BoundedConnection:
-    """Connect, and make the connection's settings.
+    """Connect to the store, and make the connection's settings.
 
     Raises:
-        UnfitStore: it is not encrypted where it must be, or its settings or its role are not as they must be.
+        UnfitStore: the connection is not encrypted where it must be, or its settings or its role are not as they must be.
     """
-    found = resolve(store)
-    check_way(found)
-    # What was checked is what is done: none of these is read from the environment or a file once more.
-    checked = {name: value for name, value in found.items() if name in _CHECKED}
-    parameters: dict[str, Any] = {**_LINK, **checked, "gssencmode": "disable"}
-    connection = BoundedConnection.connect(make_conninfo(store, **parameters))
+    parameters = resolve(store)
+    check_way(parameters)
+    # The checked parameters are stated, so libpq cannot read other ones from the environment or a file that has changed since.
+    checked = {name: value for name, value in parameters.items() if name in _CHECKED_PARAMETERS}
+    options: dict[str, Any] = {**_CONNECTION_OPTIONS, **checked, "gssencmode": "disable"}
+    connection = BoundedConnection.connect(make_conninfo(store, **options))
     try:
-        _check_connected(connection, found)
+        _check_connected(connection, parameters)
         connection.add_notice_handler(connection.noticed)
         set_up(connection)
     except BaseException:
@@ -169,13 +172,13 @@ def connect(store: str) -> BoundedConnection:
     return connection
 
 
-def _check_connected(connection: BoundedConnection, found: dict[str, str]) -> None:
-    """Return if the connection that there is leads to this machine, or is encrypted; a name may have led elsewhere."""
+def _check_connected(connection: BoundedConnection, parameters: dict[str, str]) -> None:
+    """Raise unless the open connection leads to this machine or is encrypted: the host's name may have led to another machine."""
     place = connection.pgconn.hostaddr.decode() or connection.pgconn.host.decode()
     mode = {option.keyword: option.val for option in connection.pgconn.info}[b"sslmode"]
-    if not _is_here(place) and not (connection.pgconn.ssl_in_use and mode == _VERIFIED.encode()):
+    if not _is_this_machine(place) and not (connection.pgconn.ssl_in_use and mode == _VERIFY_FULL.encode()):
         raise UnfitStore(
-            f"the connection to the store {address_of(found)} leads to {place} and is not encrypted: sslmode={_VERIFIED} is needed"
+            f"the connection to the store {address_of(parameters)} leads to {place} and is not encrypted: sslmode={_VERIFY_FULL} is needed"
         )
 
 
@@ -183,18 +186,19 @@ def vacuum(engine: Engine, tables: tuple[Table, ...]) -> None:
     """Vacuum tables, however long that takes.
 
     Raises:
-        StoreUnavailable: PostgreSQL warned of something: it may have passed over a table.
+        StoreUnavailable: PostgreSQL gave a warning, so it may have skipped a table.
     """
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection, _unhurried(connection) as driver:
-        before = driver.notices
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection, _long_time_limit(connection) as driver:
+        notices_before = driver.notices
         for table in tables:
             connection.execute(text(f"VACUUM {SCHEMA}.{table.name}"))
-        if driver.notices > before:
+        if driver.notices > notices_before:
             raise StoreUnavailable("PostgreSQL warned of something while it vacuumed; its log says of what")
 
 
 @contextmanager
-def _unhurried(connection: Any) -> Iterator[BoundedConnection]:
+def _long_time_limit(connection: Any) -> Iterator[BoundedConnection]:
+    """Allow statements of ``connection`` to take :data:`VACUUM_S` seconds within the block; yield the driver's connection."""
     driver: BoundedConnection = connection.connection.driver_connection
     connection.execute(text(f"SET statement_timeout TO '{VACUUM_S}s'"))
     driver.answer_s = VACUUM_S + ANSWER_S - STATEMENT_S
@@ -215,13 +219,13 @@ _END_HUNG = text(
 
 
 def end_hung(engine: Engine) -> int:
-    """End connections of relays that have stopped in the middle of an answer or of a statement; return how many.
+    """End the connections of relays that no longer read the server's answers; return how many.
 
-    The server waits for them for as long as their machine answers, and no timeout of its own ends that: each would hold its round,
-    and deleted rows that VACUUM may not take.
+    The server has no timeout for such a connection as long as the relay's machine responds. The connection would keep its round locked,
+    and keep VACUUM from removing deleted rows.
     """
     with engine.begin() as connection:
-        ended = len(connection.execute(_END_HUNG, {"name": _APPLICATION, "seconds": HUNG_S}).all())
+        ended = len(connection.execute(_END_HUNG, {"name": _APPLICATION_NAME, "seconds": HUNG_S}).all())
     if ended:
         log_event("hung_connections_ended", count=ended)
     return ended

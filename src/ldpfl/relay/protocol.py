@@ -13,24 +13,24 @@ from ldpfl.transport.sums.envelopes import ENVELOPE_BYTES
 from ldpfl.transport.sums.masks import Bits
 
 OFFSET = "Upload-Offset"
-"""How many bytes of an upload the relay has, or after how many these bytes come."""
+"""Header: how many bytes of an upload the relay has; in a request that sends bytes, the position of the first one."""
 
 COMPLETE = "Upload-Complete"
-"""``?1`` if the relay has all bytes of an upload, else ``?0``."""
+"""Header: ``?1`` if the relay has all bytes of an upload, else ``?0``."""
 
 LENGTH = "Upload-Length"
-"""How many bytes an upload will have."""
+"""Header: how many bytes an upload will have."""
 
 PARTS = "Relay-Parts"
-"""How many parts the mixed records have."""
+"""Header: how many parts the mixed records have."""
 
 BLOCK_BYTES = 256 * 2**10
 """Uploads are stored in blocks of this length; no more of a request's body is in memory."""
 
-TERMS_BYTES = 4096
+TERMS_BYTES = 4096  # maximum length of a round's terms as JSON
 
 MIN_RECORD_BYTES = 16
-"""A sealed record has 49 at least; mixing takes memory for each, so shorter ones would cost a multiple of their bytes."""
+"""Sealed records have 49 bytes or more. Mixing takes memory for each record, so shorter ones would cost many times their length."""
 
 MAX_RECORD_BYTES = 16 * 2**20
 MAX_UPLOAD_BYTES = 256 * 2**20
@@ -39,10 +39,10 @@ MAX_UPLOADS = 1_000_000
 MAX_OPEN_S = 7 * 24 * 3600.0
 
 SUM_PART_BYTES = 4 * 2**20
-"""A sum is stored and handed out in parts of this length, of which the last one may be shorter. A multiple of what a number takes."""
+"""A sum is stored and handed out in parts of this length; the last one may be shorter. A multiple of the length of each number."""
 
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_ROUND = re.compile(r"[1-9][0-9]{0,8}")  # one name for each round: 01 is none
+_ROUND = re.compile(r"[1-9][0-9]{0,8}")  # each round has only one name, so 01 is invalid
 _UPLOAD = re.compile(r"[A-Za-z0-9_-]{16,64}")
 _SHARE = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
@@ -51,11 +51,12 @@ State = Literal["open", "waiting", "released", "gone"]
 
 
 class _Terms(BaseModel):
-    """What the terms of both kinds of rounds have: counts, and for how many seconds a round is open.
+    """Fields that the terms of both kinds of rounds share.
 
     The round is held for ``closes_in_s`` seconds and until ``min_clients`` clients have uploaded, whichever is later.
-    ``agreement`` is a SHA-256, in hex, over all that clients are asked for. The relay does not know what it stands for, and tells
-    every client the same: so clients that are asked for different things, by which they could be told apart, find out.
+    ``agreement`` is the SHA-256, in hex, of everything that the aggregator asks of clients. The relay cannot interpret it, and tells it to
+    every client. A client whose own request has another SHA-256 notices that it was asked for something else, by which its report could
+    be recognised.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -66,7 +67,7 @@ class _Terms(BaseModel):
     agreement: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
     @model_validator(mode="after")
-    def _can_be_released(self) -> Self:
+    def _check_counts(self) -> Self:
         if self.max_uploads < self.min_clients:
             raise ValueError("max_uploads is less than min_clients: the round could never be released")
         return self
@@ -84,7 +85,7 @@ class Terms(_Terms):
         return self.record_bytes * self.records_per_upload
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
+    def _check_sizes(self) -> Self:
         if self.upload_bytes > MAX_UPLOAD_BYTES:
             raise ValueError(f"record_bytes * records_per_upload is more than {MAX_UPLOAD_BYTES:,}")
         if self.upload_bytes * self.max_uploads > MAX_ROUND_BYTES:
@@ -93,7 +94,7 @@ class Terms(_Terms):
 
 
 class SumTerms(_Terms):
-    """What a sum round takes: ``dimension`` numbers of ``bits`` bits from each client, and the envelope of the mask that is on them.
+    """What a sum round takes: ``dimension`` masked numbers of ``bits`` bits from each client, and the envelope of the mask.
 
     The relay hands out the sum of the masked numbers and all envelopes, never the numbers of one client.
     """
@@ -112,22 +113,23 @@ class SumTerms(_Terms):
         return self.sum_bytes + ENVELOPE_BYTES
 
     def sum_parts(self) -> list[slice]:
-        """Return which bytes of the sum are in which part."""
+        """Return for each part which bytes of the sum it holds."""
         return [slice(start, min(start + SUM_PART_BYTES, self.sum_bytes)) for start in range(0, self.sum_bytes, SUM_PART_BYTES)]
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
+    def _check_sizes(self) -> Self:
         if self.sum_bytes > MAX_UPLOAD_BYTES:
             raise ValueError(f"dimension * bits / 8 is more than {MAX_UPLOAD_BYTES:,}")
         return self
 
 
-def _kind(terms: Any) -> str:
+def _kind_of_terms(terms: Any) -> str:
+    """Return the tag of the kind of round that ``terms``, parsed or not, are for."""
     return "sum" if isinstance(terms, SumTerms) or (isinstance(terms, dict) and "dimension" in terms) else "records"
 
 
-AnyTerms = Annotated[Annotated[Terms, Tag("records")] | Annotated[SumTerms, Tag("sum")], Discriminator(_kind)]
-"""Terms of either kind of round, which their fields tell."""
+AnyTerms = Annotated[Annotated[Terms, Tag("records")] | Annotated[SumTerms, Tag("sum")], Discriminator(_kind_of_terms)]
+"""Terms of either kind of round. Only those of a sum have a dimension."""
 
 ANY_TERMS: TypeAdapter[Terms | SumTerms] = TypeAdapter(AnyTerms)
 
@@ -135,8 +137,8 @@ ANY_TERMS: TypeAdapter[Terms | SumTerms] = TypeAdapter(AnyTerms)
 class RoundStatus(BaseModel):
     """State of a round: ``open`` until its deadline, ``waiting`` for more clients after it, ``released``, then ``gone``.
 
-    ``seconds_left`` counts down to the deadline by the relay's clock. ``uploads`` is how many complete ones there are
-    and only the aggregator that opened the round is told.
+    ``seconds_left`` counts down to the deadline by the relay's clock. ``uploads`` is the number of complete uploads.
+    Only the aggregator that opened the round is told.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -149,14 +151,14 @@ class RoundStatus(BaseModel):
     uploads: Annotated[int, Field(ge=0)] | None = None
 
     @model_validator(mode="after")
-    def _can_be(self) -> Self:
+    def _check_uploads(self) -> Self:
         if self.uploads is not None and self.uploads > self.terms.max_uploads:
             raise ValueError("uploads is more than max_uploads")
         return self
 
 
 class TokenStatus(BaseModel):
-    """What a client is told of its token: the name of the key by which it has to sign what it adds to sums, None if it may add nothing."""
+    """Name of the key that must sign the shares that a token's client adds to sums; None if the client may add none."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -164,35 +166,35 @@ class TokenStatus(BaseModel):
 
 
 def run_of(text: str) -> str:
-    """Return ``text`` if it can name a run, else refuse."""
+    """Return ``text`` if it can name a run, else raise :class:`Unknown`."""
     if not _RUN.fullmatch(text):
         raise Unknown("there is no such run: a name is up to 64 letters, digits, dots, dashes and underscores")
     return text
 
 
 def round_of(text: str) -> int:
-    """Return the number of a round, else refuse."""
+    """Return the round number in ``text``, or raise :class:`Unknown` if it is none."""
     if not _ROUND.fullmatch(text):
         raise Unknown("there is no such round: a round is a number of up to 9 digits, from 1")
     return int(text)
 
 
 def upload_of(text: str) -> str:
-    """Return ``text`` if it can name an upload, else refuse."""
+    """Return ``text`` if it can name an upload, else raise :class:`Unknown`."""
     if not _UPLOAD.fullmatch(text):
         raise Unknown("there is no such upload: an id is 16 to 64 letters, digits, dashes and underscores")
     return text
 
 
 def share_of(text: str) -> str:
-    """Return ``text`` if it can name an upload of a sum round, else refuse."""
+    """Return ``text`` if it can name an upload of a sum round, else raise :class:`Unknown`."""
     if not _SHARE.fullmatch(text):
         raise Unknown("there is no such share: an id is the SHA-256 of the upload's envelope, in 64 small letters and digits")
     return text
 
 
 def owner_of(text: str) -> str:
-    """Return ``text`` if it can be the name of a token's owner; for the operator, so a ConfigError otherwise."""
+    """Return ``text`` if it can be the name of a token's owner, else raise a ConfigError: the operator has chosen the name."""
     if not _NAME.fullmatch(text):
         raise ConfigError(f"{text!r} cannot name a client or aggregator: up to 64 letters, digits, and . _ @ -, not first")
     return text

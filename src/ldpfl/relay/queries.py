@@ -86,24 +86,25 @@ def check_own_run(connection: Connection, owner: str, run: str) -> None:
         raise Forbidden("this run was begun by another aggregator")
 
 
-def hold(connection: Connection, what: str, *, shared: bool = False) -> None:
-    """Lock ``what`` until the transaction ends, exclusively or shared.
+def hold(connection: Connection, lock_name: str, *, shared: bool = False) -> None:
+    """Take the lock ``lock_name`` until the transaction ends, exclusively or shared.
 
     PostgreSQL grants advisory locks in the order of requests. For row locks, it lets new sharers pass a waiting exclusive request, so
     continuous uploads would keep a round from being released. SQLite needs no lock, because its writers run one at a time.
     """
     if not is_sqlite(connection):
-        _lock(connection, "pg_advisory_xact_lock_shared" if shared else "pg_advisory_xact_lock", what)
+        _lock(connection, "pg_advisory_xact_lock_shared" if shared else "pg_advisory_xact_lock", lock_name)
 
 
-def held_at_once(connection: Connection, what: str) -> bool:
-    """Lock ``what`` exclusively until the transaction ends; or return False at once if another transaction holds it."""
-    return is_sqlite(connection) or bool(_lock(connection, "pg_try_advisory_xact_lock", what))
+def held_at_once(connection: Connection, lock_name: str) -> bool:
+    """Take the lock ``lock_name`` exclusively until the transaction ends; return False at once if another transaction has it."""
+    return is_sqlite(connection) or bool(_lock(connection, "pg_try_advisory_xact_lock", lock_name))
 
 
-def _lock(connection: Connection, function: str, what: str) -> object:
-    key = "pg_catalog.hashtextextended(CAST(:what AS text), CAST(0 AS bigint))"
-    return connection.scalar(text(f"SELECT pg_catalog.{function}({key})"), {"what": what})
+def _lock(connection: Connection, function: str, lock_name: str) -> object:
+    """Call PostgreSQL's ``function`` for advisory locks with a hash of the lock's name; return its result."""
+    key = "pg_catalog.hashtextextended(CAST(:name AS text), CAST(0 AS bigint))"
+    return connection.scalar(text(f"SELECT pg_catalog.{function}({key})"), {"name": lock_name})
 
 
 def check_few_rounds(connection: Connection, owner: str) -> None:
@@ -112,8 +113,8 @@ def check_few_rounds(connection: Connection, owner: str) -> None:
     Raises:
         Conflict: the aggregator has that many rounds that are not gone.
     """
-    held = select(func.count()).select_from(rounds).where(rounds.c.owner == owner, rounds.c.state.in_(HELD))
-    if count_of(connection, held) >= ROUNDS_HELD:
+    query = select(func.count()).select_from(rounds).where(rounds.c.owner == owner, rounds.c.state.in_(HELD))
+    if count_of(connection, query) >= ROUNDS_HELD:
         raise Conflict(f"this aggregator has {ROUNDS_HELD} rounds that are not gone; acknowledge or cancel some first")
 
 
@@ -150,7 +151,7 @@ def upload_row(connection: Connection, row: Row[Any], client: str, upload_id: st
     """Return an upload of ``client`` in a round.
 
     Raises:
-        Unknown: it has none with this id.
+        Unknown: the client has no upload with this id.
     """
     query = select(uploads).where(uploads.c.round_id == row.id, uploads.c.client == client, uploads.c.upload_id == upload_id)
     upload = connection.execute(query).first()
@@ -160,7 +161,7 @@ def upload_row(connection: Connection, row: Row[Any], client: str, upload_id: st
 
 
 def progress_of(connection: Connection, row: Row[Any], client: str, upload_id: str) -> Progress:
-    """Return how far an upload is; errors as for :func:`upload_row`."""
+    """Return how many bytes of an upload are stored; errors as for :func:`upload_row`."""
     return Progress(upload_row(connection, row, client, upload_id).received, kept_bytes(row))
 
 
@@ -173,18 +174,18 @@ def complete_uploads(connection: Connection, row: Row[Any]) -> int:
 
 
 def count_of(connection: Connection, query: Select[int]) -> int:
-    """Return the number that ``query`` is for."""
+    """Run a ``query`` for a single number, and return the number."""
     return connection.scalars(query).one()
 
 
 def stream_of(connection: Connection, row: Row[Any]) -> Iterator[bytes]:
     """Yield the bytes of all complete uploads of a round, one after the other, a few blocks in memory at a time."""
-    expected = kept_bytes(row)
-    complete = connection.scalars(select(uploads.c.id).where(uploads.c.round_id == row.id, uploads.c.received == expected)).all()
-    at_once = max(1, min(_UPLOADS_AT_A_TIME, _BYTES_AT_A_TIME // expected))
-    for first in range(0, len(complete), at_once):
-        batch = complete[first : first + at_once]
-        yield from _all_blocks(connection, batch) if at_once > 1 else _blocks_of(connection, batch[0], expected)
+    upload_bytes = kept_bytes(row)
+    complete_ids = connection.scalars(select(uploads.c.id).where(uploads.c.round_id == row.id, uploads.c.received == upload_bytes)).all()
+    uploads_at_once = max(1, min(_UPLOADS_AT_A_TIME, _BYTES_AT_A_TIME // upload_bytes))
+    for start in range(0, len(complete_ids), uploads_at_once):
+        batch = complete_ids[start : start + uploads_at_once]
+        yield from _all_blocks(connection, batch) if uploads_at_once > 1 else _blocks_of(connection, batch[0], upload_bytes)
 
 
 def _all_blocks(connection: Connection, upload_ids: Sequence[int]) -> Sequence[bytes]:
@@ -193,9 +194,10 @@ def _all_blocks(connection: Connection, upload_ids: Sequence[int]) -> Sequence[b
     return connection.scalars(query).all()
 
 
-def _blocks_of(connection: Connection, upload: int, expected: int) -> Iterator[bytes]:
+def _blocks_of(connection: Connection, upload: int, upload_bytes: int) -> Iterator[bytes]:
+    """Yield the blocks of one long upload, a few rows at a time."""
     received = 0
-    while received < expected:
+    while received < upload_bytes:
         query = select(blocks.c.data).where(blocks.c.upload == upload, blocks.c.start >= received).order_by(blocks.c.start)
         data = connection.scalars(query.limit(_ROWS_AT_A_TIME)).all()
         if not data:
@@ -207,7 +209,7 @@ def _blocks_of(connection: Connection, upload: int, expected: int) -> Iterator[b
 def delete_uploads(connection: Connection, row: Row[Any]) -> None:
     """Delete all uploads of a round, including the names of the clients that have uploaded."""
     upload_ids = connection.scalars(select(uploads.c.id).where(uploads.c.round_id == row.id)).all()
-    at_once = min(_DELETED_UPLOADS, max(1, _DELETED_BYTES // kept_bytes(row)))
-    for start in range(0, len(upload_ids), at_once):
-        connection.execute(delete(blocks).where(blocks.c.upload.in_(upload_ids[start : start + at_once])))
+    uploads_at_once = min(_DELETED_UPLOADS, max(1, _DELETED_BYTES // kept_bytes(row)))
+    for start in range(0, len(upload_ids), uploads_at_once):
+        connection.execute(delete(blocks).where(blocks.c.upload.in_(upload_ids[start : start + uploads_at_once])))
     connection.execute(delete(uploads).where(uploads.c.round_id == row.id))

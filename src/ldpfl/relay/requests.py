@@ -27,9 +27,9 @@ from ldpfl.util.number_format import counted
 ANSWER_BYTES = 64 * 2**10
 """Longest answer that is read, except for the records."""
 
-_WORTH_A_RETRY = frozenset({408, 429, 500, 502, 503, 504, 507})
-_LONGEST_TEXT = 200
-_MOST_ADDRESSES = 8
+_RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504, 507})
+_MAX_TEXT_LENGTH = 200
+_MAX_ADDRESSES = 8
 _LOOPBACK = "127.0.0.1"
 _PORTS = {"http": 80, "https": 443}
 _NUMBER = re.compile("[0-9]{1,18}")
@@ -73,9 +73,9 @@ class Effort(Protocol):
         """Return the maximum number of seconds for the next request."""
 
     def failed(self, response: httpx.Response | None) -> str:
-        """Wait after one more failure and return an empty text, or give up and return how long it was tried, for an error's text.
+        """Count one more failure, and wait. Return "" to try again, or how long it was tried, for an error's text, to give up.
 
-        ``response`` is the relay's answer, None if there was none.
+        ``response`` is the relay's answer, or None if none came.
 
         Raises:
             RelayRefused: gave up, and the last answer was a refusal.
@@ -102,7 +102,7 @@ class Tries:
             if response is not None and is_worth_a_retry(response):
                 accepted(response)
             return f"{counted(self.failures, 'time')} in a row"
-        self.sleep(self.patience.wait(self.failures, _asked_s(response)))
+        self.sleep(self.patience.wait(self.failures, _retry_after_s(response)))
         return ""
 
     def progressed(self) -> None:
@@ -128,11 +128,11 @@ class Within:
 
     def failed(self, response: httpx.Response | None) -> str:
         self.failures += 1
-        self.sleep(self.patience.wait_within(self.failures, _asked_s(response), self.left_s()))
+        self.sleep(self.patience.wait_within(self.failures, _retry_after_s(response), self.left_s()))
         if self.left_s() > 0:
             return ""
-        said = "" if response is None else f"; the last answer was {response.status_code}: {_reason(response)}"
-        return f"for {self.seconds:.0f} seconds{said}"
+        last_answer = "" if response is None else f"; the last answer was {response.status_code}: {_reason(response)}"
+        return f"for {self.seconds:.0f} seconds{last_answer}"
 
     def progressed(self) -> None:
         self.failures = 0
@@ -158,10 +158,10 @@ class Caller:
             ConfigError: the URL is not valid, or the token would go over a network without TLS.
         """
         self._patience, self._sleep, self._clock = patience, sleep, clock
-        self._wire, self._answered, self._trouble = _Wire(), "", ""
+        self._connection, self._last_address, self._last_error = _CurrentConnection(), "", ""
         self._in_process = transport is not None
-        base = _checked(url)
-        self._relay = str(base.copy_with(userinfo=b"", query=None, fragment=None)).rstrip("/")  # for messages, so without a password
+        base = _relay_url(url)
+        self._shown_url = str(base.copy_with(userinfo=b"", query=None, fragment=None)).rstrip("/")  # for messages, so without a password
         self._http = httpx.Client(
             base_url=base,
             # No compression: a small compressed answer could have any size.
@@ -183,13 +183,14 @@ class Caller:
         self._http.close()
 
     def _round_status(self, run: str, number: int, effort: Effort | None = None) -> RoundStatus:
+        """Return the terms and the state of a round, as the relay states them."""
         return status_of(self._call("GET", path_of(run, number), effort=effort), run, number)
 
-    def _call(self, method: str, path: str, *, effort: Effort | None = None, most: int = ANSWER_BYTES, **parts: Any) -> httpx.Response:
+    def _call(self, method: str, path: str, *, effort: Effort | None = None, max_bytes: int = ANSWER_BYTES, **parts: Any) -> httpx.Response:
         """Send an idempotent request, retrying as ``effort`` says. Return the answer, or raise if it is a refusal."""
         effort = effort or Tries(self._patience, self._sleep)
         while True:
-            response = self._once(method, path, effort, most, **parts)
+            response = self._once(method, path, effort, max_bytes, **parts)
             if response is not None and not is_worth_a_retry(response):
                 return accepted(response)
             self._failed(effort, response)
@@ -201,43 +202,43 @@ class Caller:
             RelayRefused: ``effort`` gave up, and the last answer was a refusal.
             RelayUnreachable: ``effort`` gave up, and there was no answer, or no progress.
         """
-        tried = effort.failed(response)
-        if tried:
-            why = f" ({self._trouble})" if response is None and self._trouble else ""
-            raise RelayUnreachable(f"the relay {self._relay} could not be reached{why}, or took nothing more, {tried}")
+        how_long = effort.failed(response)
+        if how_long:
+            why = f" ({self._last_error})" if response is None and self._last_error else ""
+            raise RelayUnreachable(f"the relay {self._shown_url} could not be reached{why}, or took nothing more, {how_long}")
 
-    def _once(self, method: str, path: str, effort: Effort, most: int = ANSWER_BYTES, **parts: Any) -> httpx.Response | None:
+    def _once(self, method: str, path: str, effort: Effort, max_bytes: int = ANSWER_BYTES, **parts: Any) -> httpx.Response | None:
         """Send a request once. Return None if the connection failed or timed out, or the answer is compressed.
 
         The time for connecting is divided among the relay's addresses, so that a silent address does not use up all of it.
         """
         request = self._http.build_request(method, path, **parts)
         name, addresses = request.url.host, self._addresses(request.url)
-        began, allowed = self._clock(), effort.left_s()
+        started, allowed_s = self._clock(), effort.left_s()
         if not addresses:
-            self._trouble = f"no address is known of {name}"
-        for place, address in enumerate(addresses):
-            waited = self._clock() - began if place else 0.0
-            left = max(0.0, allowed - waited)
-            connect = max(0.0, min(self._patience.timeout_s, allowed) - waited) / (len(addresses) - place)
+            self._last_error = f"no address is known of {name}"
+        for index, address in enumerate(addresses):
+            waited_s = self._clock() - started if index else 0.0
+            left_s = max(0.0, allowed_s - waited_s)
+            connect_s = max(0.0, min(self._patience.timeout_s, allowed_s) - waited_s) / (len(addresses) - index)
             request.url = request.url.copy_with(host=address)
             request.extensions = {
-                "timeout": httpx.Timeout(min(self._patience.timeout_s, left), connect=connect).as_dict(),
-                "trace": self._wire.watch,
+                "timeout": httpx.Timeout(min(self._patience.timeout_s, left_s), connect=connect_s).as_dict(),
+                "trace": self._connection.watch,
                 "sni_hostname": name,
             }
             try:
-                with self._wire.cut_after(left):
+                with self._connection.cut_after(left_s):
                     response = self._http.send(request, stream=True)
-                    self._answered = address
+                    self._last_address = address
                     with closing(response):
-                        return _read(response, most, self._relay)
+                        return _read_body(response, max_bytes, self._shown_url)
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-                if left > 0:  # what a try without time says tells nothing of the relay
-                    self._trouble = first_line(error)[:_LONGEST_TEXT]
+                if left_s > 0:  # an attempt without time left fails in any case
+                    self._last_error = first_line(error)[:_MAX_TEXT_LENGTH]
                 continue
             except (httpx.RequestError, httpx.InvalidURL, UnicodeError) as error:  # the latter two for a Location that nobody follows
-                self._trouble = type(error).__name__
+                self._last_error = type(error).__name__
                 return None
         return None
 
@@ -248,32 +249,32 @@ class Caller:
         if url.scheme == "http":  # loopback only. IPv4 alone, because another user may listen on the same port of IPv6's loopback
             return [_LOOPBACK]
         try:
-            found = socket.getaddrinfo(url.host, url.port or _PORTS[url.scheme], type=socket.SOCK_STREAM)
+            entries = socket.getaddrinfo(url.host, url.port or _PORTS[url.scheme], type=socket.SOCK_STREAM)
         except OSError:
             return []
-        known = list(dict.fromkeys(str(entry[4][0]) for entry in found))
-        return sorted(known[:_MOST_ADDRESSES], key=lambda address: address != self._answered)
+        addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
+        return sorted(addresses[:_MAX_ADDRESSES], key=lambda address: address != self._last_address)
 
 
-class _Wire:
+class _CurrentConnection:
     """Handle on the current connection, to cut it after a total time. The HTTP client's timeouts cover only single reads and writes."""
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
-        self._over = False
+        self._time_is_up = False
 
     def watch(self, event: str, about: dict[str, Any]) -> None:
         """Remember the socket of a new connection; httpcore's ``trace`` extension calls this."""
         if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
             self._socket = about["return_value"].get_extra_info("socket")
-            if self._over:  # the time ended while this connection was being made
-                self._cut()
+            if self._time_is_up:  # the time ended while this connection was being made
+                self._break_off()
 
     @contextmanager
     def cut_after(self, seconds: float) -> Iterator[None]:
         """Break the connection if the block takes longer than ``seconds``."""
-        self._over = False
-        timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), self._cut)
+        self._time_is_up = False
+        timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), self._break_off)
         timer.daemon = True
         timer.start()
         try:
@@ -281,32 +282,33 @@ class _Wire:
         finally:
             timer.cancel()
 
-    def _cut(self) -> None:
-        self._over = True
+    def _break_off(self) -> None:
+        """Break the connection, or the next one that is being made."""
+        self._time_is_up = True
         if self._socket is not None:
             with suppress(OSError):  # it is closed already
                 # Not SSLSocket.shutdown, which removes TLS first: data that is written at this moment would be sent unencrypted.
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
 
-def _read(response: httpx.Response, most: int, relay: str) -> httpx.Response | None:
-    """Read an answer's body, of a refusal at most its beginning. Return None if the body is compressed.
+def _read_body(response: httpx.Response, max_bytes: int, relay_url: str) -> httpx.Response | None:
+    """Read an answer's body, or only its beginning if the answer is a refusal. Return None if the body is compressed.
 
-    The answer keeps the URL of the ``relay``, for :func:`wrong_server`.
+    The answer keeps the ``relay_url``, for :func:`wrong_server`.
 
     Raises:
-        ProtocolError: the body of a success is longer than ``most`` bytes.
+        ProtocolError: the body of a success is longer than ``max_bytes`` bytes.
     """
     if response.headers.get("Content-Encoding", "identity").lower() != "identity":
         return None
     body = bytearray()
     for data in cast(httpx.SyncByteStream, response.stream):
         body += data
-        if len(body) > most and response.is_error:  # such as a proxy's page about a relay that is away
+        if len(body) > max_bytes and response.is_error:  # such as a proxy's page about a relay that is away
             break
-        if len(body) > most:
-            raise ProtocolError(f"the answer of {relay} is longer than {most:,} bytes: {_OTHER_SERVER}")
-    return httpx.Response(response.status_code, headers=response.headers, content=bytes(body), extensions={_RELAY: relay})
+        if len(body) > max_bytes:
+            raise ProtocolError(f"the answer of {relay_url} is longer than {max_bytes:,} bytes: {_OTHER_SERVER}")
+    return httpx.Response(response.status_code, headers=response.headers, content=bytes(body), extensions={_RELAY: relay_url})
 
 
 _RELAY = "ldpfl.relay"
@@ -314,7 +316,7 @@ _OTHER_SERVER = "check that this is the URL of a relay of this version"
 
 
 def wrong_server(response: httpx.Response, what: str) -> ProtocolError:
-    """Return the error for an answer that ``what`` is wrong with, as if from another server than a relay."""
+    """Return the error for an answer that no relay of this version gives. ``what`` follows "the answer of URL" in its text."""
     return ProtocolError(f"the answer of {response.extensions[_RELAY]} {what}: {_OTHER_SERVER}")
 
 
@@ -333,7 +335,7 @@ def _is_address(host: str) -> bool:
 
 def is_worth_a_retry(response: httpx.Response) -> bool:
     """Whether the same request may get another answer later."""
-    return response.status_code in _WORTH_A_RETRY
+    return response.status_code in _RETRIED_STATUSES
 
 
 def accepted(response: httpx.Response) -> httpx.Response:
@@ -384,7 +386,8 @@ def number_in(response: httpx.Response, name: str, largest: int) -> int:
     return int(text)
 
 
-def _checked(text: str) -> httpx.URL:
+def _relay_url(text: str) -> httpx.URL:
+    """Return ``text`` as a URL to which a token may be sent, or raise a :class:`ConfigError`."""
     try:
         url = httpx.URL(text)
     except httpx.InvalidURL:
@@ -402,9 +405,10 @@ def _reason(response: httpx.Response) -> str:
         text = str(response.json()["error"])
     except (ValueError, KeyError, TypeError, RecursionError):
         text = response.reason_phrase or "no reason given"  # an answer to HEAD has no body
-    return "".join(char for char in text[:_LONGEST_TEXT] if char.isprintable())
+    return "".join(char for char in text[:_MAX_TEXT_LENGTH] if char.isprintable())
 
 
-def _asked_s(response: httpx.Response | None) -> float:
+def _retry_after_s(response: httpx.Response | None) -> float:
+    """Return the seconds that the relay asks to wait for (Retry-After), 0 if it asks for none."""
     text = "" if response is None else response.headers.get("Retry-After", "")
     return float(text) if _NUMBER.fullmatch(text) else 0.0

@@ -25,7 +25,8 @@ from ldpfl.relay.telemetry import log_fault
 
 _BATCH_BYTES = 2 * 2**20
 _BATCH_ROWS = 250
-_AT_ONCE_S, _SHARE = 3.0, 0.1
+_MAX_SAVED_S, _SHARE = 3.0, 0.1
+"""Of a time allowance: seconds that may be saved up, and its share of all time."""
 
 T = TypeVar("T")
 
@@ -34,14 +35,14 @@ class _Allowance:
     """Time allowance for a task: a tenth of all time, of which up to three seconds may be saved up."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._left, self._then = clock, _AT_ONCE_S, clock()
+        self._clock, self._left_s, self._updated_at = clock, _MAX_SAVED_S, clock()
 
     @property
     def spent(self) -> bool:
-        """Whether no time is left for now."""
+        """Whether the task has used up its time for now."""
         now = self._clock()
-        self._left, self._then = min(_AT_ONCE_S, self._left + _SHARE * (now - self._then)), now
-        return self._left <= 0
+        self._left_s, self._updated_at = min(_MAX_SAVED_S, self._left_s + _SHARE * (now - self._updated_at)), now
+        return self._left_s <= 0
 
     @contextmanager
     def timed(self) -> Iterator[None]:
@@ -50,28 +51,28 @@ class _Allowance:
         try:
             yield
         finally:
-            self._left -= self._clock() - began
+            self._left_s -= self._clock() - began
 
 
 class _PendingWork:
     """A thread-safe flag for pending work. A request that arrives while the work runs is kept for the next run."""
 
     def __init__(self) -> None:
-        self._asked, self._done, self._lock = 1, 0, threading.Lock()  # pending at first: an earlier process may have left work
+        self._requested, self._done, self._lock = 1, 0, threading.Lock()  # pending at first: an earlier process may have left work
 
     def __bool__(self) -> bool:
-        return self._done < self._asked
+        return self._done < self._requested
 
     def set(self) -> int:
         """Request the work. Return the request's number, for :meth:`clear` once the work is done."""
         with self._lock:
-            self._asked += 1
-            return self._asked
+            self._requested += 1
+            return self._requested
 
-    def clear(self, asked: int) -> None:
-        """Record that all requests up to the number ``asked`` are done."""
+    def clear(self, request: int) -> None:
+        """Record that all requests up to the number ``request`` are done."""
         with self._lock:
-            self._done = max(self._done, asked)
+            self._done = max(self._done, request)
 
 
 class Leftovers:
@@ -124,7 +125,7 @@ class Leftovers:
             StoreUnavailable: the store does not answer, or another process holds it.
         """
         request = self._undeleted.set()
-        round_ids = self._rounds()
+        round_ids = self._round_ids()
         for round_id in round_ids:
             self._delete_round(round_id)
         if round_ids or self._unscrubbed:  # not after each ended round: ending empty rounds would rewrite the whole file each time
@@ -151,6 +152,7 @@ class Leftovers:
             log_fault("scrub_failed", error)
 
     def _scrub(self) -> None:
+        """Rewrite the remaining data now, whatever time it takes."""
         if is_sqlite(self._engine):
             folder = str(Path(str(self._engine.url.database)).resolve().parent).replace("'", "''")
             with closing(self._engine.raw_connection()) as connection:
@@ -162,10 +164,11 @@ class Leftovers:
 
         vacuum(self._engine, (blocks, uploads, parts))
 
-    def _rounds(self) -> list[int]:
+    def _round_ids(self) -> list[int]:
         """Return the ids of rounds that are gone and still have data."""
-        held = union(select(uploads.c.round_id), select(parts.c.round_id)).subquery()  # few, unlike all rounds that are gone
-        gone = select(rounds.c.id).join(held, held.c.round_id == rounds.c.id).where(rounds.c.state == "gone")
+        # Few rounds have data, whereas those that are gone may be millions.
+        with_data = union(select(uploads.c.round_id), select(parts.c.round_id)).subquery()
+        gone = select(rounds.c.id).join(with_data, with_data.c.round_id == rounds.c.id).where(rounds.c.state == "gone")
         with store_errors(), self._engine.connect().execution_options(**READ_ONLY) as connection:
             return list(connection.scalars(gone))
 
@@ -175,16 +178,16 @@ class Leftovers:
         Raises:
             StoreFull: the disk has no room even for the smallest batch.
         """
-        size, left = _BATCH_BYTES, True
-        while left:
+        size, more = _BATCH_BYTES, True
+        while more:
             try:
-                left = self.with_room(lambda size=size: self._delete_some(round_id, size))  # type: ignore[misc]
+                more = self.with_room(lambda size=size: self._delete_batch(round_id, size))  # type: ignore[misc]
             except StoreFull:
                 if size == 0:
                     raise
                 size //= 4
 
-    def _delete_some(self, round_id: int, size: int) -> bool:
+    def _delete_batch(self, round_id: int, size: int) -> bool:
         """Delete rows of a round, about ``size`` bytes and at least one row; return whether there were any."""
         with store_errors(), self._engine.begin() as connection:
             return (
@@ -195,32 +198,35 @@ class Leftovers:
 
 
 def _delete_blocks(connection: Connection, round_id: int, size: int) -> bool:
-    found = select(func.length(blocks.c.data), blocks.c.upload, blocks.c.start).join(uploads).where(uploads.c.round_id == round_id)
-    some = _batch_keys([tuple(row) for row in connection.execute(found.limit(_BATCH_ROWS))], size)
-    connection.execute(delete(blocks).where(tuple_(blocks.c.upload, blocks.c.start).in_(some)))
-    return bool(some)
+    """Delete some blocks of a round's uploads; return whether there were any."""
+    query = select(func.length(blocks.c.data), blocks.c.upload, blocks.c.start).join(uploads).where(uploads.c.round_id == round_id)
+    keys = _batch_keys([tuple(row) for row in connection.execute(query.limit(_BATCH_ROWS))], size)
+    connection.execute(delete(blocks).where(tuple_(blocks.c.upload, blocks.c.start).in_(keys)))
+    return bool(keys)
 
 
 def _delete_uploads(connection: Connection, round_id: int) -> bool:
-    some = connection.scalars(select(uploads.c.id).where(uploads.c.round_id == round_id).limit(_BATCH_ROWS)).all()
-    connection.execute(delete(uploads).where(uploads.c.id.in_(some)))
-    return bool(some)
+    """Delete some uploads of a round, whose blocks are deleted; return whether there were any."""
+    ids = connection.scalars(select(uploads.c.id).where(uploads.c.round_id == round_id).limit(_BATCH_ROWS)).all()
+    connection.execute(delete(uploads).where(uploads.c.id.in_(ids)))
+    return bool(ids)
 
 
 def _delete_parts(connection: Connection, round_id: int, size: int) -> bool:
-    found = select(func.length(parts.c.data), parts.c.round_id, parts.c.number).where(parts.c.round_id == round_id)
-    some = _batch_keys([tuple(row) for row in connection.execute(found.limit(_BATCH_ROWS))], size)
-    connection.execute(delete(parts).where(tuple_(parts.c.round_id, parts.c.number).in_(some)))
-    return bool(some)
+    """Delete some of a round's mixed parts; return whether there were any."""
+    query = select(func.length(parts.c.data), parts.c.round_id, parts.c.number).where(parts.c.round_id == round_id)
+    keys = _batch_keys([tuple(row) for row in connection.execute(query.limit(_BATCH_ROWS))], size)
+    connection.execute(delete(parts).where(tuple_(parts.c.round_id, parts.c.number).in_(keys)))
+    return bool(keys)
 
 
-def _batch_keys(rows: list[tuple[int, int, int]], most: int) -> list[tuple[int, int]]:
-    """Return the keys of the first ``rows``, (bytes, key, key), that together have ``most`` bytes; at least one key."""
-    taken: list[tuple[int, int]] = []
+def _batch_keys(rows: list[tuple[int, int, int]], max_bytes: int) -> list[tuple[int, int]]:
+    """Return the keys of the first ``rows`` (length, key, key) that have ``max_bytes`` bytes together; of the first row in any case."""
+    keys: list[tuple[int, int]] = []
     size = 0
     for length, *key in rows:
-        if taken and size + length > most:
+        if keys and size + length > max_bytes:
             break
-        taken.append((key[0], key[1]))
+        keys.append((key[0], key[1]))
         size += length
-    return taken
+    return keys

@@ -49,12 +49,12 @@ def list_rounds(store: Store) -> list[ListedRound]:
     Raises:
         StoreUnavailable: the store does not answer.
     """
-    begun = select(func.count()).where(uploads.c.round_id == rounds.c.id).scalar_subquery()
-    held = select(rounds, begun.label("begun")).where(rounds.c.state.in_(HELD)).order_by(rounds.c.run, rounds.c.round)
+    upload_count = select(func.count()).where(uploads.c.round_id == rounds.c.id).scalar_subquery()
+    query = select(rounds, upload_count.label("upload_count")).where(rounds.c.state.in_(HELD)).order_by(rounds.c.run, rounds.c.round)
     with store_errors(), store.engine.connect().execution_options(**READ_ONLY) as connection:
-        rows = connection.execute(held).all()
+        rows = connection.execute(query).all()
     now = store.now()
-    found = [(row, store.status(row.owner, row.run, row.round)) for row in rows]
+    statuses = [(row, store.status(row.owner, row.run, row.round)) for row in rows]
     return [
         ListedRound(
             run=row.run,
@@ -62,15 +62,15 @@ def list_rounds(store: Store) -> list[ListedRound]:
             aggregator=row.owner,
             state=status.state,
             uploads=status.uploads or 0,
-            incomplete=max(0, row.begun - (status.uploads or 0)),
+            incomplete=max(0, row.upload_count - (status.uploads or 0)),
             min_clients=row.min_clients,
             max_uploads=row.max_uploads,
             upload_bytes=status.terms.upload_bytes,
             age_s=now - (row.closes_at - row.closes_in_s),
             seconds_left=row.closes_at - now,
         )
-        for row, status in found
-        if status.state != "gone"  # since it was listed
+        for row, status in statuses
+        if status.state != "gone"  # it may have ended since the query
     ]
 
 
@@ -81,9 +81,9 @@ def cancel_round(store: Store, run: str, number: int) -> bool:
         Unknown: there is no such round.
         StoreUnavailable, StoreFull: the store cannot be changed.
     """
-    found = select(rounds.c.owner, rounds.c.state).where(rounds.c.run == run, rounds.c.round == number)
+    query = select(rounds.c.owner, rounds.c.state).where(rounds.c.run == run, rounds.c.round == number)
     with store_errors(), store.engine.connect().execution_options(**READ_ONLY) as connection:
-        row = connection.execute(found).first()
+        row = connection.execute(query).first()
     if row is None:
         raise Unknown(f"there is no round {number} of {run}: ldpfl relay rounds lists those that are not gone")
     store.cancel(row.owner, run, number)

@@ -16,35 +16,36 @@ from ldpfl.relay.errors import UnfitStore
 from ldpfl.relay.schema import SCHEMA, blocks, is_sqlite, metadata, parts, tokens, uploads
 
 WITHOUT_SAMPLES = (tokens, uploads, blocks, parts)
-"""Tables of which the planner keeps no statistics: samples of what was deleted would stay there."""
+"""Tables without planner statistics, because these would keep samples of deleted rows."""
 
 INCOMPRESSIBLE = (blocks.c.data, parts.c.data)
 
 
-def check_schema(connection: Connection, shown: str) -> None:
-    """Return if all tables are as this program makes them, and this user's alone.
+def check_schema(connection: Connection, store_name: str) -> None:
+    """Raise unless all tables are as this program makes them, and only this user may read or change them.
 
     Raises:
-        UnfitStore: something else is there; the message says what.
+        UnfitStore: something differs; the message names the first difference.
     """
     for fault in _sqlite_faults(connection) if is_sqlite(connection) else _postgres_faults(connection):
-        raise _unfit(shown, fault)
+        raise _unfit(store_name, fault)
 
 
-def check_place(connection: Connection, shown: str) -> None:
-    """Return if tables may be made in the schema of a PostgreSQL database.
+def check_place(connection: Connection, store_name: str) -> None:
+    """Raise unless the relay's schema in a PostgreSQL database is safe to make tables in.
 
     Raises:
-        UnfitStore: the schema is another role's, or code of others runs when tables are made.
+        UnfitStore: the schema is another role's, or code of others would run when tables are made.
     """
     for query in _PLACE_FAULTS:
         for fault in connection.scalars(text(query)):
-            raise _unfit(shown, fault)
+            raise _unfit(store_name, fault)
 
 
-def _unfit(shown: str, fault: str) -> UnfitStore:
+def _unfit(store_name: str, fault: str) -> UnfitStore:
+    """Return the error for a store with ``fault``, which is a clause such as "it has no table relay_meta"."""
     return UnfitStore(
-        f"the store {shown} is not as the relay makes it: {fault}. Take that away, or give the relay an empty place "
+        f"the store {store_name} is not as the relay makes it: {fault}. Take that away, or give the relay an empty place "
         "(a new file, or a PostgreSQL database of its own; roles are of the whole server), where it makes its tables itself. A store of "
         "another version of ldpfl looks so, too: let that version end its rounds, then issue the tokens anew in an empty place"
     )
@@ -54,34 +55,36 @@ _SQLITE_OBJECTS = text("SELECT type, name, tbl_name, sql FROM sqlite_master")
 
 
 def _sqlite_faults(connection: Connection) -> Iterator[str]:
-    found = _sqlite_objects(connection)
+    """Yield how the objects of a SQLite store differ from those of a new store."""
+    present = _sqlite_objects(connection)
     memory = create_engine("sqlite://")
     with memory.begin() as empty:
         metadata.create_all(empty)
         expected = _sqlite_objects(empty)
     memory.dispose()
-    for kind, name, *_ in sorted(found - expected):
+    for kind, name, *_ in sorted(present - expected):
         yield f"its {kind} {name} is not the relay's"
-    for kind, name, *_ in sorted(expected - found):
+    for kind, name, *_ in sorted(expected - present):
         yield f"it has no {kind} {name}"
 
 
 def _sqlite_objects(connection: Connection) -> set[tuple[str, ...]]:
+    """Return (type, name, table, SQL) of all objects of a SQLite database, with blanks in the SQL made equal."""
     return {tuple(" ".join((part or "").split()) for part in row) for row in connection.execute(_SQLITE_OBJECTS)}
 
 
-_HERE = f"(SELECT oid FROM pg_namespace WHERE nspname = '{SCHEMA}')"
-_TABLES = f"(SELECT oid FROM pg_class WHERE relkind NOT IN ('i', 'S') AND relnamespace = {_HERE})"
-_STORED = f"(SELECT oid, reltype, reltoastrelid FROM pg_class WHERE relkind IN ('r', 'i', 'S') AND relnamespace = {_HERE}) AS stored"
-_FILES = f"""(
-    SELECT oid FROM pg_class WHERE relnamespace = {_HERE}
+_SCHEMA_ID = f"(SELECT oid FROM pg_namespace WHERE nspname = '{SCHEMA}')"
+_TABLES = f"(SELECT oid FROM pg_class WHERE relkind NOT IN ('i', 'S') AND relnamespace = {_SCHEMA_ID})"
+_STORED = f"(SELECT oid, reltype, reltoastrelid FROM pg_class WHERE relkind IN ('r', 'i', 'S') AND relnamespace = {_SCHEMA_ID}) AS stored"
+_WITH_FILES = f"""(
+    SELECT oid FROM pg_class WHERE relnamespace = {_SCHEMA_ID}
     UNION SELECT reltoastrelid FROM {_STORED}
     UNION SELECT indexrelid FROM pg_index WHERE indrelid IN (SELECT reltoastrelid FROM {_STORED})
 )"""
-_ME = "(SELECT oid FROM pg_roles WHERE rolname = current_user)"
-_FIRST_OF_USERS = 16384  # objects with lower numbers are PostgreSQL's own
+_MY_ROLE = "(SELECT oid FROM pg_roles WHERE rolname = current_user)"
+_FIRST_USER_OID = 16384  # objects with lower numbers are PostgreSQL's own
 
-_OWN = f"""(
+_OBJECTS = f"""(
     SELECT CAST('pg_namespace' AS regclass) AS class, oid AS object FROM pg_namespace WHERE nspname = '{SCHEMA}'
     UNION SELECT 'pg_class', oid FROM {_STORED}
     UNION SELECT 'pg_class', reltoastrelid FROM {_STORED} WHERE reltoastrelid <> 0
@@ -93,24 +96,24 @@ _OWN = f"""(
     UNION SELECT 'pg_trigger', pg_trigger.oid FROM pg_trigger JOIN pg_constraint ON pg_constraint.oid = tgconstraint
         WHERE tgisinternal AND conrelid IN (SELECT oid FROM {_STORED})
 ) AS own"""
-"""The schema, tables, indexes and sequences in it, and what PostgreSQL makes for these: their values' long parts, row types, defaults,
-constraints, and the triggers of foreign keys. Whether they are as the relay makes them is for other queries."""
+"""The schema, tables, indexes and sequences in it, and what PostgreSQL makes for these: tables for long values, row types, defaults,
+constraints, and the triggers of foreign keys. Other queries check whether they are as the relay makes them."""
 
 _PLACE_FAULTS = (
     f"""SELECT 'the schema ' || nspname || ' belongs to ' || pg_get_userbyid(nspowner)
-    FROM pg_namespace WHERE oid = {_HERE} AND nspowner <> {_ME}""",
+    FROM pg_namespace WHERE oid = {_SCHEMA_ID} AND nspowner <> {_MY_ROLE}""",
     f"""SELECT 'others have rights in the schema ' || nspname
-    FROM pg_namespace, aclexplode(nspacl) AS given WHERE pg_namespace.oid = {_HERE} AND given.grantee <> nspowner""",
+    FROM pg_namespace, aclexplode(nspacl) AS given WHERE pg_namespace.oid = {_SCHEMA_ID} AND given.grantee <> nspowner""",
     """SELECT 'its database has the event trigger ' || evtname FROM pg_event_trigger WHERE evtenabled <> 'D'""",
     # Others' foreign keys, whose actions run as the relay; views, rules, policies, statistics, publications, functions, defaults, children.
     f"""SELECT pg_describe_object(classid, objid, objsubid) || ' depends on ' || pg_describe_object(refclassid, refobjid, refobjsubid)
-    FROM pg_depend WHERE (refclassid, refobjid) IN (SELECT * FROM {_OWN}) AND (classid, objid) NOT IN (SELECT * FROM {_OWN})
+    FROM pg_depend WHERE (refclassid, refobjid) IN (SELECT * FROM {_OBJECTS}) AND (classid, objid) NOT IN (SELECT * FROM {_OBJECTS})
     ORDER BY 1""",
 )
-"""Queries of what is wrong with the place, a line each; each gives no row where all is well."""
+"""Queries for what is wrong with the place. Each row that a query returns is one fault, as text."""
 
-_ALL_REACHING = "'pg_read_all_data', 'pg_write_all_data', 'pg_read_server_files', 'pg_write_server_files', 'pg_execute_server_program'"
-_MAKES_MEMBERS = "(held.rolcreaterole AND CAST(current_setting('server_version_num') AS integer) < 160000)"
+_ALL_DATA_ROLES = "'pg_read_all_data', 'pg_write_all_data', 'pg_read_server_files', 'pg_write_server_files', 'pg_execute_server_program'"
+_CAN_ADD_MEMBERS = "(held.rolcreaterole AND CAST(current_setting('server_version_num') AS integer) < 160000)"
 """Until PostgreSQL 16, whoever may make roles may make members of any role that is no superuser."""
 
 _RESTRICTED = """(
@@ -119,68 +122,68 @@ _RESTRICTED = """(
 ) AS restricted"""
 """Functions of PostgreSQL and of extensions that not everybody may call when they are installed.
 
-Among them is each function that reads files, pages or the write-ahead log and leaves it to these rights who may: all the others ask
-whether a superuser calls. The list is not kept here, since each version of PostgreSQL and each extension has functions of its own.
+Among them are all functions that read files, pages or the write-ahead log and are protected only by these rights. Other such functions
+check that a superuser calls. The functions are not listed here, since each version of PostgreSQL and each extension has others.
 """
 
-_RESETS = """(
+_ONLY_RESETS_STATISTICS = """(
     lanname = 'internal' AND prosrc ~ '^pg_stat_reset(_|$)'
     OR lanname = 'c' AND probin = '$libdir/pg_stat_statements' AND prosrc ~ '^pg_stat_statements_reset(_|$)'
 )"""
-"""Whether a function sets PostgreSQL's statistics back to 0, which programs for monitoring may do: it reads nothing and runs nothing.
+"""Whether a function only resets PostgreSQL's statistics. Monitoring programs may call it, because it reads nothing and runs nothing.
 
-What counts is the code that runs, not the function's name. Only superusers make functions in these two languages.
+The code that runs is compared, not the function's name. Only superusers make functions in these two languages.
 """
 
-_TAKE_BACK = "CAST(function AS regprocedure) || ' FROM ' || coalesce(quote_ident(rolname), 'PUBLIC')"
+_TO_REVOKE = "CAST(function AS regprocedure) || ' FROM ' || coalesce(quote_ident(rolname), 'PUBLIC')"
 
 _RIGHTS_FAULTS = (
     f"""SELECT relname || ' belongs to ' || pg_get_userbyid(relowner)
-    FROM pg_class WHERE relnamespace = {_HERE} AND relowner <> {_ME}""",
+    FROM pg_class WHERE relnamespace = {_SCHEMA_ID} AND relowner <> {_MY_ROLE}""",
     f"""SELECT 'others have rights in ' || relname
-    FROM pg_class, aclexplode(relacl) AS given WHERE relnamespace = {_HERE} AND given.grantee <> relowner""",
+    FROM pg_class, aclexplode(relacl) AS given WHERE relnamespace = {_SCHEMA_ID} AND given.grantee <> relowner""",
     f"""SELECT 'others have rights in a column of ' || relname
     FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid, aclexplode(attacl) AS given
-    WHERE relnamespace = {_HERE} AND given.grantee <> relowner""",
+    WHERE relnamespace = {_SCHEMA_ID} AND given.grantee <> relowner""",
     # A membership that may only be handed on, such as PostgreSQL 16 gives to whoever made the role, uses nothing.
     f"""SELECT pg_get_userbyid(member) || ' is a member of the role ' || current_user
     FROM pg_auth_members JOIN pg_roles ON pg_roles.oid = member
-    WHERE roleid = {_ME} AND NOT rolsuper
+    WHERE roleid = {_MY_ROLE} AND NOT rolsuper
     AND (coalesce(CAST(to_jsonb(pg_auth_members)->>'inherit_option' AS boolean), true)
         OR coalesce(CAST(to_jsonb(pg_auth_members)->>'set_option' AS boolean), true))""",
     # Members of a role that reads or writes everything, such as pg_read_all_data.
     f"""SELECT rolname || ' may use ' || relname
     FROM pg_roles, pg_class
-    WHERE relnamespace = {_HERE} AND relkind = 'r'
-    AND NOT rolsuper AND rolname <> current_user AND pg_roles.oid >= {_FIRST_OF_USERS}
+    WHERE relnamespace = {_SCHEMA_ID} AND relkind = 'r'
+    AND NOT rolsuper AND rolname <> current_user AND pg_roles.oid >= {_FIRST_USER_OID}
     AND has_table_privilege(pg_roles.oid, pg_class.oid, 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE, TRIGGER')""",
     # Rights that a role has without inheriting them: it may take a role on, or the server acts for it. A role that nobody may log in as
     # counts as well: it may own a function with SECURITY DEFINER, which acts with the role's rights for everybody.
     f"""SELECT others.rolname || ' may reach the rows as ' || held.rolname
-        || CASE WHEN held.rolreplication THEN ', which has REPLICATION' WHEN {_MAKES_MEMBERS} THEN ', which has CREATEROLE' ELSE '' END
+        || CASE WHEN held.rolreplication THEN ', which has REPLICATION' WHEN {_CAN_ADD_MEMBERS} THEN ', which has CREATEROLE' ELSE '' END
     FROM pg_roles AS others JOIN pg_roles AS held ON pg_has_role(others.oid, held.oid, 'MEMBER')
-    WHERE NOT others.rolsuper AND NOT held.rolsuper AND others.oid <> {_ME}
-    AND (others.oid >= {_FIRST_OF_USERS} OR others.oid <> held.oid)
-    AND (held.rolname IN ({_ALL_REACHING}) OR held.rolreplication OR {_MAKES_MEMBERS})
+    WHERE NOT others.rolsuper AND NOT held.rolsuper AND others.oid <> {_MY_ROLE}
+    AND (others.oid >= {_FIRST_USER_OID} OR others.oid <> held.oid)
+    AND (held.rolname IN ({_ALL_DATA_ROLES}) OR held.rolreplication OR {_CAN_ADD_MEMBERS})
     ORDER BY others.rolcanlogin DESC, 1""",
     # An update of an extension may list later grants among the first ones, so only PostgreSQL's own roles are accepted from there.
-    f"""SELECT coalesce(rolname, 'PUBLIC') || ' may call a function that is not for everybody: REVOKE EXECUTE ON FUNCTION ' || {_TAKE_BACK}
+    f"""SELECT coalesce(rolname, 'PUBLIC') || ' may call a function that is not for everybody: REVOKE EXECUTE ON FUNCTION ' || {_TO_REVOKE}
     FROM {_RESTRICTED} JOIN pg_proc ON pg_proc.oid = function JOIN pg_language ON pg_language.oid = prolang, aclexplode(proacl) AS given
     LEFT JOIN pg_roles ON pg_roles.oid = grantee
-    WHERE rolsuper IS NOT TRUE AND (NOT {_RESETS} OR grantee = proowner)
-    AND (grantee >= {_FIRST_OF_USERS} OR grantee NOT IN (SELECT initial.grantee FROM aclexplode(initprivs) AS initial)) ORDER BY 1""",
+    WHERE rolsuper IS NOT TRUE AND (NOT {_ONLY_RESETS_STATISTICS} OR grantee = proowner)
+    AND (grantee >= {_FIRST_USER_OID} OR grantee NOT IN (SELECT initial.grantee FROM aclexplode(initprivs) AS initial)) ORDER BY 1""",
     # Files are of the whole server. Of other databases only these are seen: PostgreSQL's own functions, which have the same numbers in
     # all databases, and the roles that have rights in them or own them.
     f"""SELECT rolname || ' may call a function that is not for everybody, in the database ' || datname
-        || ': REVOKE EXECUTE ON FUNCTION ' || {_TAKE_BACK}
+        || ': REVOKE EXECUTE ON FUNCTION ' || {_TO_REVOKE}
     FROM {_RESTRICTED} JOIN pg_shdepend ON objid = function AND classid = CAST('pg_proc' AS regclass)
     JOIN pg_proc ON pg_proc.oid = function JOIN pg_language ON pg_language.oid = prolang
     JOIN pg_roles ON pg_roles.oid = refobjid JOIN pg_database ON pg_database.oid = dbid
-    WHERE (NOT {_RESETS} OR deptype = 'o') AND function < {_FIRST_OF_USERS}
+    WHERE (NOT {_ONLY_RESETS_STATISTICS} OR deptype = 'o') AND function < {_FIRST_USER_OID}
     AND refclassid = CAST('pg_authid' AS regclass) AND deptype IN ('a', 'o') AND NOT rolsuper
     ORDER BY 1""",
     f"""SELECT 'the function ' || proname || ' lets others act as the relay'
-    FROM pg_proc WHERE prosecdef AND proowner = {_ME} AND oid >= {_FIRST_OF_USERS}""",
+    FROM pg_proc WHERE prosecdef AND proowner = {_MY_ROLE} AND oid >= {_FIRST_USER_OID}""",
 )
 
 _PARAMETER_FAULTS = """SELECT coalesce(rolname, 'PUBLIC') || ' may change the server''s configuration: REVOKE ALTER SYSTEM ON PARAMETER '
@@ -191,19 +194,19 @@ _PARAMETER_FAULTS = """SELECT coalesce(rolname, 'PUBLIC') || ' may change the se
 
 _OBJECT_FAULTS = (
     f"""SELECT relname || ' is no plain table'
-    FROM pg_class LEFT JOIN pg_am ON pg_am.oid = relam WHERE relnamespace = {_HERE}
+    FROM pg_class LEFT JOIN pg_am ON pg_am.oid = relam WHERE relnamespace = {_SCHEMA_ID}
     AND (relkind NOT IN ('r', 'i', 'S') OR relpersistence <> 'p' OR reloftype <> 0 OR relispartition
         OR (relkind = 'r' AND amname <> 'heap'))""",
     f"""SELECT relname || ' has storage parameters of its own: ' || CAST(reloptions AS text)
-    FROM pg_class WHERE oid IN {_FILES} AND reloptions IS NOT NULL""",
+    FROM pg_class WHERE oid IN {_WITH_FILES} AND reloptions IS NOT NULL""",
     f"""SELECT relname || ' lies in a tablespace of its own'
-    FROM pg_class WHERE oid IN {_FILES} AND reltablespace <> 0""",
+    FROM pg_class WHERE oid IN {_WITH_FILES} AND reltablespace <> 0""",
     f"""SELECT 'a column of ' || relname || ' has options: ' || CAST(attoptions AS text)
-    FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid WHERE attrelid IN {_FILES} AND attoptions IS NOT NULL""",
+    FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid WHERE attrelid IN {_WITH_FILES} AND attoptions IS NOT NULL""",
     f"""SELECT relname || ' is written to by a subscription'
-    FROM pg_subscription_rel JOIN pg_class ON pg_class.oid = srrelid WHERE relnamespace = {_HERE}""",
+    FROM pg_subscription_rel JOIN pg_class ON pg_class.oid = srrelid WHERE relnamespace = {_SCHEMA_ID}""",
     f"""SELECT relname || ' has row security'
-    FROM pg_class WHERE relnamespace = {_HERE}
+    FROM pg_class WHERE relnamespace = {_SCHEMA_ID}
     AND (relrowsecurity OR relforcerowsecurity OR EXISTS (SELECT FROM pg_policy WHERE polrelid = pg_class.oid))""",
     f"""SELECT relname || ' inherits from ' || CAST(CAST(inhparent AS regclass) AS text)
     FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid WHERE inhrelid IN {_TABLES}""",
@@ -211,7 +214,7 @@ _OBJECT_FAULTS = (
     FROM pg_class WHERE oid IN {_TABLES} AND relkind = 'r' AND relreplident <> 'd'""",
     f"""SELECT 'the trigger ' || tgname || CASE WHEN tgisinternal AND tgenabled <> 'O' THEN ' is switched off' ELSE ' is on a table' END
     FROM pg_trigger WHERE tgrelid IN {_TABLES}
-    AND (tgenabled <> 'O' OR (CAST('pg_trigger' AS regclass), oid) NOT IN (SELECT * FROM {_OWN}))""",
+    AND (tgenabled <> 'O' OR (CAST('pg_trigger' AS regclass), oid) NOT IN (SELECT * FROM {_OBJECTS}))""",
     f"""SELECT 'the publication ' || pubname || ' sends its rows elsewhere'
     FROM pg_publication_tables WHERE schemaname = '{SCHEMA}'""",
     f"""SELECT 'the index ' || pg_class.relname || ' is no plain one'
@@ -219,7 +222,7 @@ _OBJECT_FAULTS = (
     AND (amname <> 'btree' OR indexprs IS NOT NULL OR indpred IS NOT NULL OR NOT indisvalid OR NOT indimmediate
         OR indisexclusion OR indnkeyatts <> indnatts OR EXISTS (SELECT FROM unnest(indoption) AS option WHERE option <> 0)
         OR EXISTS (SELECT FROM unnest(indcollation) AS collation_of WHERE collation_of NOT IN (0, 100))
-        OR EXISTS (SELECT FROM pg_opclass WHERE oid = ANY(indclass) AND (oid >= {_FIRST_OF_USERS} OR NOT opcdefault)))""",
+        OR EXISTS (SELECT FROM pg_opclass WHERE oid = ANY(indclass) AND (oid >= {_FIRST_USER_OID} OR NOT opcdefault)))""",
 )
 
 _COLUMNS = text(
@@ -255,41 +258,43 @@ _SEQUENCES = text(
     LEFT JOIN (SELECT objid, CAST(attrelid AS regclass) || '.' || attname AS owner FROM pg_depend
         JOIN pg_attribute ON attrelid = refobjid AND attnum = refobjsubid
         WHERE classid = CAST('pg_class' AS regclass) AND refclassid = classid AND deptype = 'a') AS owned ON objid = seqrelid
-    WHERE relnamespace = {_HERE}"""
+    WHERE relnamespace = {_SCHEMA_ID}"""
 )
 
 
 def _postgres_faults(connection: Connection) -> Iterator[str]:
+    """Yield what is wrong with the place, the rights and the tables of a PostgreSQL store."""
     parameters = (_PARAMETER_FAULTS,) if (connection.dialect.server_version_info or (0,)) >= (15,) else ()
     for query in (*_PLACE_FAULTS, *_RIGHTS_FAULTS, *parameters, *_OBJECT_FAULTS):
         yield from connection.scalars(text(query))
     tables = metadata.sorted_tables
     columns = (tuple(row) for row in connection.execute(_COLUMNS))
-    yield from _differences("column", (_described(column) for table in tables for column in table.columns), columns)
+    yield from _differences("column", (_expected_column(column) for table in tables for column in table.columns), columns)
     constraints = (
         (name, kind, *keys, other, *others, sound) for name, kind, keys, other, others, sound in connection.execute(_CONSTRAINTS)
     )
-    yield from _differences("constraint", (described for table in tables for described in _constraints(table)), constraints)
+    yield from _differences("constraint", (described for table in tables for described in _expected_constraints(table)), constraints)
     indexes = ((name, *keys, unique) for name, keys, unique in connection.execute(_INDEXES))
-    yield from _differences("index", (described for table in tables for described in _indexes(table)), indexes)
+    yield from _differences("index", (described for table in tables for described in _expected_indexes(table)), indexes)
     sequences = (tuple(row) for row in connection.execute(_SEQUENCES))
-    yield from _differences("sequence", (described for table in tables for described in _sequences(table)), sequences)
+    yield from _differences("sequence", (described for table in tables for described in _expected_sequences(table)), sequences)
 
 
-def _differences(what: str, expected: Iterable[tuple[object, ...]], found: Iterable[tuple[object, ...]]) -> Iterator[str]:
-    """Yield what there is too much of, or too little: also a second one of the same."""
-    wanted, there = Counter(expected), Counter(found)
-    for place in sorted(map(repr, there - wanted)):
-        yield f"the {what} {place} is not the relay's"
-    for place in sorted(map(repr, wanted - there)):
-        yield f"it has no {what} {place}"
+def _differences(kind: str, expected: Iterable[tuple[object, ...]], present: Iterable[tuple[object, ...]]) -> Iterator[str]:
+    """Yield a fault for each row that is ``present`` and not ``expected``, or the reverse, duplicates included."""
+    expected_counts, present_counts = Counter(expected), Counter(present)
+    for row in sorted(map(repr, present_counts - expected_counts)):
+        yield f"the {kind} {row} is not the relay's"
+    for row in sorted(map(repr, expected_counts - present_counts)):
+        yield f"it has no {kind} {row}"
 
 
 _DIALECT: Dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
 _TYPES = {"integer": "integer", "bigint": "bigint", "float(53)": "double precision", "bytea": "bytea"}
 
 
-def _described(column: Column[object]) -> tuple[object, ...]:
+def _expected_column(column: Column[object]) -> tuple[object, ...]:
+    """Return ``column`` as :data:`_COLUMNS` should read it."""
     table = column.table
     kind = column.type.compile(_DIALECT).lower()
     default = f"nextval('{SCHEMA}.{table.name}_{column.name}_seq'::regclass)" if column is table.autoincrement_column else ""
@@ -297,7 +302,8 @@ def _described(column: Column[object]) -> tuple[object, ...]:
     return (table.name, column.name, kind, not column.nullable, default, True, table in WITHOUT_SAMPLES, column in set(INCOMPRESSIBLE))
 
 
-def _constraints(table: Table) -> Iterator[tuple[object, ...]]:
+def _expected_constraints(table: Table) -> Iterator[tuple[object, ...]]:
+    """Yield the table's constraints as :data:`_CONSTRAINTS` should read them, in one flat tuple each."""
     for constraint in table.constraints:
         keys = tuple(column.name for column in constraint.columns)  # type: ignore[attr-defined]
         if isinstance(constraint, ForeignKeyConstraint):
@@ -307,7 +313,8 @@ def _constraints(table: Table) -> Iterator[tuple[object, ...]]:
             yield (table.name, "p" if isinstance(constraint, PrimaryKeyConstraint) else "u", *keys, "", True)
 
 
-def _indexes(table: Table) -> Iterator[tuple[object, ...]]:
+def _expected_indexes(table: Table) -> Iterator[tuple[object, ...]]:
+    """Yield the table's indexes as :data:`_INDEXES` should read them, in one flat tuple each."""
     for constraint in table.constraints:
         if isinstance(constraint, PrimaryKeyConstraint | UniqueConstraint) and constraint.columns:
             yield (table.name, *(column.name for column in constraint.columns), True)
@@ -315,7 +322,8 @@ def _indexes(table: Table) -> Iterator[tuple[object, ...]]:
         yield (table.name, *(column.name for column in index.columns), bool(index.unique))
 
 
-def _sequences(table: Table) -> Iterator[tuple[object, ...]]:
+def _expected_sequences(table: Table) -> Iterator[tuple[object, ...]]:
+    """Yield the sequence that numbers the table's rows, if any, as :data:`_SEQUENCES` should read it."""
     column = table.autoincrement_column
     if column is not None:
         name = f"{table.name}_{column.name}"

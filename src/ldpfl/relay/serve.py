@@ -35,10 +35,10 @@ from ldpfl.relay.telemetry import LOGGER, log_fault, log_listening
 from ldpfl.relay.usage_limits import Connections, Limits
 from ldpfl.util.file_owners import require_own
 
-_SHUTDOWN_S = 10
-_TIDY_S = 2.0
-_GROUP = "prime256v1"
-_PR_SET_DUMPABLE = 4
+_SHUTDOWN_S = 10  # for requests to end after a signal
+_TIDY_S = 2.0  # between two attempts to delete what is left of ended rounds
+_TLS_GROUP = "prime256v1"
+_PR_SET_DUMPABLE = 4  # of Linux' <sys/prctl.h>
 _OTHER_FILES = 64
 """Number of file descriptors for other things than connections: the store, temporary files, the log and the event loop."""
 
@@ -72,11 +72,11 @@ def serve(
     _log_to_stderr()
     _keep_out_of_dumps()
     with closing(Store(open_engine(store))) as relay:
-        server = uvicorn.Server(_config(relay, tls, limits, connections))
-        with _ended_by_signals(server), Gate(_listen(host, port), _with_descriptors(connections)) as listener:
+        server = uvicorn.Server(_uvicorn_config(relay, tls, limits, connections))
+        with _ending_on_signals(server), Gate(_listen(host, port), _within_descriptors(connections)) as listener:
             relay.tidy()
             log_listening(host, listener.getsockname()[1], tls=tls is not None)
-            with _tidying(relay), asyncio.Runner(loop_factory=partial(TlsInTime, connections)) as runner:
+            with _periodic_tidying(relay), asyncio.Runner(loop_factory=partial(TlsInTime, connections)) as runner:
                 runner.get_loop().set_exception_handler(_log_fault)
                 runner.run(server.serve(sockets=[listener]))
             relay.tidy()
@@ -88,17 +88,17 @@ def _log_fault(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None
 
 
 @contextmanager
-def _ended_by_signals(server: uvicorn.Server) -> Iterator[None]:
+def _ending_on_signals(server: uvicorn.Server) -> Iterator[None]:
     """End ``server`` on SIGINT or SIGTERM, at any time. Uvicorn raises the signal again at its end; this handler then absorbs it."""
-    before = {number: signal.signal(number, server.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+    earlier_handlers = {number: signal.signal(number, server.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in earlier_handlers.items():
             signal.signal(number, handler)
 
 
-def _with_descriptors(connections: Connections) -> Connections:
+def _within_descriptors(connections: Connections) -> Connections:
     """Raise this process's limit of file descriptors if possible, and return ``connections`` reduced to the limit.
 
     Without a free descriptor, each new connection would be a fault.
@@ -114,7 +114,7 @@ def _with_descriptors(connections: Connections) -> Connections:
 
 
 @contextmanager
-def _tidying(relay: Store) -> Iterator[None]:
+def _periodic_tidying(relay: Store) -> Iterator[None]:
     """Run a thread that periodically retries deletions, which fail if a reader holds the store, the disk is full, or time is short.
 
     The thread also collects the garbage of connections, see :class:`~ldpfl.relay.connections.Gate`. Objects of loaded packages are excluded
@@ -143,7 +143,8 @@ def _tidying(relay: Store) -> Iterator[None]:
         thread.join()
 
 
-def _config(relay: Store, tls: Tls | None, limits: Limits, connections: Connections) -> uvicorn.Config:
+def _uvicorn_config(relay: Store, tls: Tls | None, limits: Limits, connections: Connections) -> uvicorn.Config:
+    """Return uvicorn's configuration for the relay: no logs of requests, no protocols but HTTP/1.1, and limited times."""
     config = uvicorn.Config(
         create_app(relay, limits),
         http=protocol_within(connections),  # never httptools, which reads a head of any length
@@ -169,7 +170,7 @@ def _config(relay: Store, tls: Tls | None, limits: Limits, connections: Connecti
         ) from None
     if config.ssl is not None:
         # OpenSSL's default list includes groups for which one handshake costs a tenth of a second; every caller supports this group.
-        config.ssl.set_ecdh_curve(_GROUP)
+        config.ssl.set_ecdh_curve(_TLS_GROUP)
     return config
 
 
@@ -182,6 +183,7 @@ def _keep_out_of_dumps() -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on ``host``, an IPv4 or IPv6 address or a name."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)
@@ -190,6 +192,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _log_to_stderr() -> None:
+    """Write the relay's own log, and no other, to the standard error output."""
     logger = logging.getLogger(LOGGER)
     logger.setLevel(logging.INFO)
     logger.addHandler(logging.StreamHandler())

@@ -13,8 +13,8 @@ import psycopg
 from ldpfl.relay.errors import UnfitStore
 
 ISOLATION = "READ COMMITTED"
-"""Who has waited for a round's lock must see what the one before has committed. With one snapshot for a whole transaction, taken
-before the wait, two relays would release the same round."""
+"""A transaction that has waited for a round's lock must see what the lock's last holder has committed. Stricter levels take one snapshot,
+before the wait, so two relays would release the same round."""
 
 SETTINGS = {
     "quote_all_identifiers": "off",  # first, since search_path is kept as it was quoted; and definitions are compared as text
@@ -47,10 +47,10 @@ _SETTINGS_SINCE = {
 _TCP_SETTINGS = {"tcp_user_timeout": "30s", "tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
 """Settings by which the server closes a connection to a relay that no longer reads. On a Unix socket the server shows them as 0."""
 
-_EXPECTED = {"transaction_isolation": ISOLATION.lower(), "transaction_read_only": "off", "session_replication_role": "origin"}
+_CHECKED_ONLY = {"transaction_isolation": ISOLATION.lower(), "transaction_read_only": "off", "session_replication_role": "origin"}
 """Settings that are read only: the last one switches the checks of foreign keys off, and is a superuser's to change."""
 
-_VALUES_LOGGED = "log_parameter_max_length"
+_LOGGED_VALUE_LENGTH = "log_parameter_max_length"
 _LOGS_STATEMENTS = {
     "log_statement": ("none", "ddl"),
     "log_min_duration_statement": ("-1",),
@@ -70,88 +70,93 @@ _SET_AT_START = {
 }
 """Settings that only a restart of the server changes: the value that the relay needs, the harm of others, what to do before a change."""
 
-_REACHING = """SELECT rolname,
+_QUERY_STRONG_RIGHTS = """SELECT rolname,
     CASE WHEN rolsuper THEN 'SUPERUSER' WHEN rolreplication THEN 'REPLICATION' ELSE 'BYPASSRLS' END
     FROM pg_roles WHERE (rolsuper OR rolreplication OR rolbypassrls) AND pg_has_role(session_user, oid, 'MEMBER')
     ORDER BY rolname <> session_user, rolname LIMIT 1"""
 
 
 def set_up(connection: psycopg.Connection[Any]) -> None:
-    """Make the connection's settings, and see that it runs as a plain role of the relay's own.
+    """Make the connection's settings, and check that its role has no rights that would let it read more than the relay's tables.
 
     Raises:
         UnfitStore: a setting or the role is not as it must be; the message says what to do.
     """
-    connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED  # said at each BEGIN
+    connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED  # stated at each BEGIN
     connection.read_only = connection.deferrable = False
     settings = dict(SETTINGS)
     for since, more in _SETTINGS_SINCE.items():
         if connection.info.server_version >= since:
             settings |= more
     # No function is called before search_path is set.
-    connection.execute("; ".join(map(_set, *zip(*(settings | _TCP_SETTINGS).items(), strict=True))).encode())
-    connection.commit()  # else a rollback would take them back
+    statements = [_set_statement(name, value) for name, value in (settings | _TCP_SETTINGS).items()]
+    connection.execute("; ".join(statements).encode())
+    connection.commit()  # otherwise a rollback would undo the settings
     _check_role(connection)
-    _check_settings(connection, settings | _EXPECTED)
+    _check_settings(connection, settings | _CHECKED_ONLY)
     _check_start(connection)
     _check_log(connection)
     connection.commit()
 
 
-def _set(name: str, value: str) -> str:
+def _set_statement(name: str, value: str) -> str:
+    """Return the SQL that sets ``name``; ``value`` may be a list, separated by a comma and a blank."""
     values = ", ".join(f"'{part}'" for part in value.split(", "))
     return f"SET {name} TO {values}"
 
 
 def _check_role(connection: psycopg.Connection[Any]) -> None:
-    session, current = connection.execute("SELECT session_user, current_user").fetchone() or ("", "")
-    if session != current:
-        raise UnfitStore(f"the store's database has the relay, which connects as {session}, act as {current}: connect as {current}")
-    reaching = connection.execute(_REACHING).fetchone()
-    if reaching is not None:
-        name, right = reaching
-        how = f"has {right}" if name == session else f"may act as {name}, which has {right}"
+    """Raise unless the connection acts as the role that it logged in as, and this role has no far-reaching right."""
+    login, current = connection.execute("SELECT session_user, current_user").fetchone() or ("", "")
+    if login != current:
+        raise UnfitStore(f"the store's database has the relay, which connects as {login}, act as {current}: connect as {current}")
+    strong_right = connection.execute(_QUERY_STRONG_RIGHTS).fetchone()
+    if strong_right is not None:
+        name, right = strong_right
+        how = f"has {right}" if name == login else f"may act as {name}, which has {right}"
         raise UnfitStore(
-            f"the relay connects to its store as {session}, which {how}: give the relay a role of its own with no such right "
+            f"the relay connects to its store as {login}, which {how}: give the relay a role of its own with no such right "
             "(CREATE ROLE relay LOGIN PASSWORD '...'), let its schema belong to that role, and name the role in the store's URL"
         )
 
 
 def _check_settings(connection: psycopg.Connection[Any], expected: Mapping[str, str]) -> None:
-    found = _shown(connection, expected)
+    """Raise unless all settings have their expected values."""
+    current = _read_settings(connection, expected)
     for name, value in expected.items():
-        if found[name] != value:
+        if current[name] != value:
             raise UnfitStore(
-                f"the store's database has {name} = {found[name]!r} for the relay, which needs {value!r}: "
+                f"the store's database has {name} = {current[name]!r} for the relay, which needs {value!r}: "
                 f"take the setting back (ALTER ROLE or ALTER DATABASE ... RESET {name}), and connect to no standby"
             )
 
 
 def _check_start(connection: psycopg.Connection[Any]) -> None:
     """Raise if the server was started with a setting that the relay cannot use."""
-    found = _shown(connection, _SET_AT_START)
+    current = _read_settings(connection, _SET_AT_START)
     for name, (needed, harm, before) in _SET_AT_START.items():
-        if found[name] != needed:
+        if current[name] != needed:
             raise UnfitStore(
-                f"the store's server has {name} = {found[name]}, so {harm}: "
+                f"the store's server has {name} = {current[name]}, so {harm}: "
                 f"{before}set {name} = {needed} in postgresql.conf, and restart the server"
             )
 
 
 def _check_log(connection: psycopg.Connection[Any]) -> None:
     """Raise an error if the server's log would hold reports and their senders. Only a superuser can change these settings."""
-    found = _shown(connection, (_VALUES_LOGGED, *_LOGS_STATEMENTS, *_LOGS_VALUES))
-    logging = dict(_LOGS_VALUES) if found[_VALUES_LOGGED] == "0" else _LOGS_STATEMENTS | _LOGS_VALUES
-    for name, silent in logging.items():
-        if found[name] not in (None, "", *silent):
-            remedy = (_VALUES_LOGGED, "0") if name in _LOGS_STATEMENTS and found[_VALUES_LOGGED] is not None else (name, silent[0])
+    current = _read_settings(connection, (_LOGGED_VALUE_LENGTH, *_LOGS_STATEMENTS, *_LOGS_VALUES))
+    log_settings = dict(_LOGS_VALUES) if current[_LOGGED_VALUE_LENGTH] == "0" else _LOGS_STATEMENTS | _LOGS_VALUES
+    for name, silent_values in log_settings.items():
+        if current[name] not in (None, "", *silent_values):
+            can_omit_values = name in _LOGS_STATEMENTS and current[_LOGGED_VALUE_LENGTH] is not None
+            remedy = (_LOGGED_VALUE_LENGTH, "0") if can_omit_values else (name, silent_values[0])
             raise UnfitStore(
-                f"the log of the store's server would hold clients' names and reports, since {name} = {found[name]!r}: let a superuser "
+                f"the log of the store's server would hold clients' names and reports, since {name} = {current[name]!r}: let a superuser "
                 f"say ALTER ROLE \"{connection.info.user}\" SET {remedy[0]} = '{remedy[1]}'"
             )
 
 
-def _shown(connection: psycopg.Connection[Any], names: Mapping[str, object] | tuple[str, ...]) -> dict[str, str | None]:
-    """Return settings by name; None for what this server does not know."""
-    shown = connection.execute(f"SELECT {', '.join(f'current_setting({name!r}, true)' for name in names)}".encode()).fetchone()
-    return dict(zip(names, shown or (), strict=True))
+def _read_settings(connection: psycopg.Connection[Any], names: Mapping[str, object] | tuple[str, ...]) -> dict[str, str | None]:
+    """Return the current settings by name; None for a setting that this server does not know."""
+    values = connection.execute(f"SELECT {', '.join(f'current_setting({name!r}, true)' for name in names)}".encode()).fetchone()
+    return dict(zip(names, values or (), strict=True))

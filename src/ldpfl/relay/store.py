@@ -59,7 +59,7 @@ def steady_clock() -> Callable[[], float]:
     return lambda: start + time.monotonic()
 
 
-def _spool() -> BinaryIO:
+def _temporary_file() -> BinaryIO:
     # The file has no name, so nothing is left of it when the process ends, however it ends.
     return cast(BinaryIO, tempfile.TemporaryFile(prefix="ldpfl-relay-"))
 
@@ -81,7 +81,7 @@ class Store:
         *,
         words: Words = secure_words,
         clock: Callable[[], float] | None = None,
-        spool: Callable[[], BinaryIO] = _spool,
+        spool: Callable[[], BinaryIO] = _temporary_file,
     ) -> None:
         self.engine = engine
         self._words = words
@@ -146,17 +146,17 @@ class Store:
             expected = terms_as(row, Terms).upload_bytes
             if length != expected:
                 raise WrongLength(f"an upload has exactly {expected} bytes in this round, not {length}")
-            mine = connection.execute(select(uploads).where(uploads.c.round_id == row.id, uploads.c.client == client)).first()
-            if mine is None:
+            upload = connection.execute(select(uploads).where(uploads.c.round_id == row.id, uploads.c.client == client)).first()
+            if upload is None:
                 self._deadlines.check_open(connection, row)
                 _create_upload(connection, row, client, upload_id)
                 return Progress(0, expected)
-            if mine.upload_id != upload_id:
+            if upload.upload_id != upload_id:
                 raise Conflict("this client has another upload in this round; one a round is allowed")
-            return self._still_wanted(connection, row, Progress(mine.received, expected))
+            return self._still_wanted(connection, row, Progress(upload.received, expected))
 
     def progress(self, client: str, run: str, number: int, upload_id: str) -> Progress:
-        """Return how far an upload of ``client`` is.
+        """Return how many bytes of an upload of ``client`` are stored.
 
         Raises:
             Unknown: there is no such round, or the client has no such upload in it.
@@ -176,22 +176,22 @@ class Store:
             Unknown: there is no such round, or the client has no such upload in it.
             RoundOver: it takes no uploads any more.
             Conflict: another offset is next; the refusal's header says which.
-            TooLong: more bytes than the upload has room for.
+            TooLong: the upload would get more bytes than the round's terms say.
         """
         self._leftovers.check_room()
         with writing(self.engine) as connection:
             row = round_row(connection, run, number, lock="shared")
             self._deadlines.check_open(connection, row)
-            mine = upload_row(connection, row, client, upload_id)
+            upload = upload_row(connection, row, client, upload_id)
             expected = terms_as(row, Terms).upload_bytes
             if offset + len(data) > expected:
                 raise TooLong(f"an upload has exactly {expected} bytes in this round")
             # Comparing inside the UPDATE settles a race of two requests for the same bytes: one row changes, or none.
-            moved = update(uploads).where(uploads.c.id == mine.id, uploads.c.received == offset).values(received=offset + len(data))
-            if connection.execute(moved).rowcount != 1:
+            advance = update(uploads).where(uploads.c.id == upload.id, uploads.c.received == offset).values(received=offset + len(data))
+            if connection.execute(advance).rowcount != 1:
                 raise wrong_offset(progress_of(connection, row, client, upload_id))
             if data:
-                connection.execute(insert(blocks).values(upload=mine.id, start=offset, data=data))
+                connection.execute(insert(blocks).values(upload=upload.id, start=offset, data=data))
             return Progress(offset + len(data), expected)
 
     def part(self, owner: str, run: str, number: int, index: int) -> RecordsPart:
@@ -200,9 +200,9 @@ class Store:
         Raises:
             Unknown: there is no such round or part.
             Forbidden: the round belongs to another aggregator.
-            TooEarly: the deadline is to come, or too few clients have uploaded.
+            TooEarly: the deadline has not passed, or too few clients have uploaded.
             RoundOver: the records were acknowledged and deleted.
-            StoreFull: mixing found no room; the round is as it was.
+            StoreFull: the disk has no room for mixing; the round is unchanged.
         """
         with reading(self.engine) as connection:
             row = owned(round_row(connection, run, number), owner)
@@ -212,7 +212,7 @@ class Store:
             row = round_row(connection, run, number)
             if row.state == "gone":
                 raise RoundOver(f"the records of round {number} of {run} were acknowledged and deleted")
-            if index >= row.parts:  # which may be more than the column can hold
+            if index >= row.parts:  # compared here, because an index may be too large for the database's column
                 raise _no_part(row, row.parts)
             data = connection.scalar(select(parts.c.data).where(parts.c.round_id == row.id, parts.c.number == index))
         if data is None:
@@ -227,7 +227,7 @@ class Store:
             Forbidden: the round belongs to another aggregator.
             Conflict: the records were not handed out yet.
         """
-        self._end(owner, run, number, "round_acknowledged", only_released=True)
+        self._end_round(owner, run, number, "round_acknowledged", only_released=True)
 
     def cancel(self, owner: str, run: str, number: int) -> None:
         """Delete a round's data, whatever its state; the store remembers that the round is over. A repeated call changes nothing.
@@ -236,7 +236,7 @@ class Store:
             Unknown: there is no such round.
             Forbidden: the round belongs to another aggregator.
         """
-        self._end(owner, run, number, "round_cancelled", only_released=False)
+        self._end_round(owner, run, number, "round_cancelled", only_released=False)
 
     @property
     def untidy(self) -> bool:
@@ -251,13 +251,13 @@ class Store:
         """
         try:
             if at_once:
-                self._shorten()
+                self._cap_deadlines()
             self._leftovers.delete(at_once=at_once)
         except Exception as error:  # any error: the caller's loop must live to try again
             log_fault("tidy_failed", error)
 
-    def _shorten(self) -> None:
-        """Limit each open round to its window from now on. If the clock was set back since, it would be open for longer."""
+    def _cap_deadlines(self) -> None:
+        """Let no open round end later than its window from now. It would if the clock was set back since the round was opened."""
         with writing(self.engine) as connection:
             latest = self._deadlines.now(connection) + rounds.c.closes_in_s
             connection.execute(update(rounds).where(rounds.c.state == "open", rounds.c.closes_at > latest).values(closes_at=latest))
@@ -292,30 +292,32 @@ class Store:
             if row.state != "open":
                 return  # another worker was first
             self._deadlines.check_due(connection, row)
-            begun = count_of(connection, select(func.count()).select_from(uploads).where(uploads.c.round_id == row.id))
+            upload_count = count_of(connection, select(func.count()).select_from(uploads).where(uploads.c.round_id == row.id))
             complete = complete_uploads(connection, row)
-            first = _first_part(row)
-            count = first + part_count(complete * kept_bytes(row))
-            if index >= count:
-                raise _no_part(row, count)
-            if first:
+            first_part = _first_part(row)
+            part_total = first_part + part_count(complete * kept_bytes(row))
+            if index >= part_total:
+                raise _no_part(row, part_total)
+            if first_part:
                 merge(connection, row)
-            self._mix(connection, row, complete, range(first, count))
-            connection.execute(update(rounds).where(rounds.c.id == row.id).values(state="released", uploads=complete, parts=count))
+            self._store_mixed(connection, row, complete, range(first_part, part_total))
+            connection.execute(update(rounds).where(rounds.c.id == row.id).values(state="released", uploads=complete, parts=part_total))
         self._leftovers.scrub()
         seconds = round(time.monotonic() - began, 3)
-        log_round("round_released", run, number, uploads=complete, incomplete=begun - complete, parts=count, seconds=seconds)
+        log_round("round_released", run, number, uploads=complete, incomplete=upload_count - complete, parts=part_total, seconds=seconds)
 
-    def _mix(self, connection: Connection, row: Row[Any], complete: int, numbers: range) -> None:
+    def _store_mixed(self, connection: Connection, row: Row[Any], complete: int, part_numbers: range) -> None:
+        """Replace the round's uploads by their records in mixed order, stored as parts with the given numbers."""
         with self._open_spool() as spool:
-            scattered = scatter(stream_of(connection, row), row.record_bytes, len(numbers), self._words, spool)
+            scattered = scatter(stream_of(connection, row), row.record_bytes, len(part_numbers), self._words, spool)
             if scattered.records != complete * row.records_per_upload:
                 raise RuntimeError("the store holds another number of records than its uploads say")
             delete_uploads(connection, row)
-            for index, number in enumerate(numbers):
+            for index, number in enumerate(part_numbers):
                 connection.execute(insert(parts).values(round_id=row.id, number=number, data=scattered.part(index)))
 
-    def _end(self, owner: str, run: str, number: int, event: str, *, only_released: bool) -> None:
+    def _end_round(self, owner: str, run: str, number: int, event: str, *, only_released: bool) -> None:
+        """Mark the round as gone, log it as ``event``, and delete its data."""
         if self._leftovers.with_room(lambda: self._mark_gone(owner, run, number, only_released=only_released)):
             log_round(event, run, number)
         self._leftovers.delete()
@@ -332,9 +334,12 @@ class Store:
             return True
 
     def _status(self, connection: Connection, row: Row[Any], asker: str) -> RoundStatus:
-        state, left = self._deadlines.state(connection, row)
-        complete = (complete_uploads(connection, row) if row.state == "open" else row.uploads) if asker == row.owner else None
-        return RoundStatus(run=row.run, round=row.round, state=state, seconds_left=left, terms=terms_of(row), uploads=complete)
+        """Return the round's status as ``asker`` may see it: only the round's owner learns how many uploads are complete."""
+        state, seconds_left = self._deadlines.state(connection, row)
+        complete = None
+        if asker == row.owner:
+            complete = complete_uploads(connection, row) if row.state == "open" else row.uploads
+        return RoundStatus(run=row.run, round=row.round, state=state, seconds_left=seconds_left, terms=terms_of(row), uploads=complete)
 
     def _still_wanted(self, connection: Connection, row: Row[Any], progress: Progress) -> Progress:
         """Return ``progress``, or raise if the upload is incomplete and the round takes no uploads any more."""
@@ -355,13 +360,15 @@ def _first_part(row: Row[Any]) -> int:
 
 
 def _no_part(row: Row[Any], count: int) -> Unknown:
+    """Return the refusal of a part's number that is not below ``count``."""
     return Unknown(f"round {row.round} of {row.run} has {count} parts, counted from 0")
 
 
 def _create_upload(connection: Connection, row: Row[Any], client: str, upload_id: str) -> None:
-    here = uploads.c.round_id == row.id
-    if connection.scalar(select(uploads.c.id).where(here, uploads.c.upload_id == upload_id)) is not None:
+    """Add an upload without bytes to the round; raise a :class:`Conflict` if its id is taken or the round is full."""
+    in_round = uploads.c.round_id == row.id
+    if connection.scalar(select(uploads.c.id).where(in_round, uploads.c.upload_id == upload_id)) is not None:
         raise Conflict("this upload id is taken in this round; choose another one")
-    if count_of(connection, select(func.count()).select_from(uploads).where(here)) >= row.max_uploads:
+    if count_of(connection, select(func.count()).select_from(uploads).where(in_round)) >= row.max_uploads:
         raise Conflict(f"the round is full: it takes {row.max_uploads} uploads")
     connection.execute(insert(uploads).values(round_id=row.id, client=client, upload_id=upload_id))

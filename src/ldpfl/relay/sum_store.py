@@ -46,7 +46,7 @@ _VACUUMED_BYTES = 64 * 2**20
 _PARTIAL_SUMS = 8
 """Number of partial sums of a round, and so of processes that add at once. A further process waits for one of them."""
 
-_RACED = ("23505", "40P01")
+_RACE_CODES = ("23505", "40P01")
 """PostgreSQL's error codes for a duplicate client or envelope (unique violation), and for a deadlock of two transactions."""
 
 
@@ -116,7 +116,7 @@ class Sums:
         return Expected(client.name, run, number, upload_id, client.signing_key, binding)
 
     def add(self, expected: Expected, body: BinaryIO) -> Future[None]:
-        """Queue a complete body to be added to the sum. The future ends when the sum is on disk, or with a refusal as of :meth:`check`.
+        """Queue a complete body to be added to the sum. The future ends when the sum is on disk, or with a refusal as in :meth:`check`.
 
         The body must stay open until the future ends.
 
@@ -140,14 +140,15 @@ class Sums:
             waiting = self._waiting.setdefault((run, number), [])
             waiting.append((Share(expected.client, expected.upload_id, envelope, body), done))
         if len(waiting) == 1:
-            self._thread.submit(self._fold_waiting, run, number)
+            self._thread.submit(self._add_waiting, run, number)
         return done
 
     def close(self) -> None:
         """Add all waiting shares, and stop the thread."""
         self._thread.shutdown()
 
-    def _fold_waiting(self, run: str, number: int) -> None:
+    def _add_waiting(self, run: str, number: int) -> None:
+        """Add all waiting shares of a round in one transaction, and end each share's future with its outcome."""
         with self._lock:
             batch = self._waiting.pop((run, number))
         try:
@@ -181,36 +182,37 @@ class Sums:
             outcomes = self._admit(connection, row, [(share.client, share.upload_id) for share in shares])
             new = [share for share, outcome in zip(shares, outcomes, strict=True) if outcome is True]
             if new:
-                _keep_envelopes(connection, row, new)
+                _store_envelopes(connection, row, new)
                 self._outdated_bytes += _add_up(connection, row, new)
-                counted = update(rounds).where(rounds.c.id == row.id, rounds.c.uploads + len(new) <= row.max_uploads)
-                if connection.execute(counted.values(uploads=rounds.c.uploads + len(new))).rowcount != 1:
+                add_to_count = update(rounds).where(rounds.c.id == row.id, rounds.c.uploads + len(new) <= row.max_uploads)
+                if connection.execute(add_to_count.values(uploads=rounds.c.uploads + len(new))).rowcount != 1:
                     raise _Raced
         return outcomes
 
-    def _admit(self, connection: Connection, row: Row[Any], askers: list[tuple[str, str]]) -> list[Refusal | bool]:
-        """Return for each (client, upload id): True if it must be added, False if it is in the sum already, or the refusal."""
-        closed = self._closed(connection, row)
-        has, taken = _present(connection, row, askers)
-        left, outcomes = row.max_uploads - row.uploads, list[Refusal | bool]()
-        for client, upload_id in askers:
-            if has.get(client) == upload_id:
+    def _admit(self, connection: Connection, row: Row[Any], requests: list[tuple[str, str]]) -> list[Refusal | bool]:
+        """Decide on each (client, upload id): True if it must be added, False if it is in the sum already, or the refusal."""
+        refusal = self._refusal_if_over(connection, row)
+        upload_id_of, taken_ids = _uploads_present(connection, row, requests)
+        free_places, outcomes = row.max_uploads - row.uploads, list[Refusal | bool]()
+        for client, upload_id in requests:
+            if upload_id_of.get(client) == upload_id:
                 outcomes.append(False)
-            elif client in has:
+            elif client in upload_id_of:
                 outcomes.append(Conflict("this client has another upload in this round; one a round is allowed"))
-            elif closed is not None:
-                outcomes.append(closed)
-            elif upload_id in taken:
+            elif refusal is not None:
+                outcomes.append(refusal)
+            elif upload_id in taken_ids:
                 outcomes.append(Conflict("this envelope is in this round already, of another client; make another one"))
-            elif left <= 0:
+            elif free_places <= 0:
                 outcomes.append(Conflict(f"the round is full: it takes {row.max_uploads} uploads"))
             else:
-                has[client], left = upload_id, left - 1
-                taken.add(upload_id)
+                upload_id_of[client], free_places = upload_id, free_places - 1
+                taken_ids.add(upload_id)
                 outcomes.append(True)
         return outcomes
 
-    def _closed(self, connection: Connection, row: Row[Any]) -> RoundOver | None:
+    def _refusal_if_over(self, connection: Connection, row: Row[Any]) -> RoundOver | None:
+        """Return the refusal of an upload if the round takes none any more, else None."""
         try:
             self._deadlines.check_open(connection, row)
         except RoundOver as error:
@@ -233,62 +235,63 @@ def append_to(body: BinaryIO, data: bytes) -> None:
         body.write(data)
 
 
-def _present(connection: Connection, row: Row[Any], askers: list[tuple[str, str]]) -> tuple[dict[str, str], set[str]]:
-    """Return the upload ids of those clients that are in the round already, and all given upload ids that are in it."""
-    found = select(uploads.c.client, uploads.c.upload_id).where(uploads.c.round_id == row.id)
-    clients, ids = zip(*askers, strict=True)
-    there = connection.execute(union(found.where(uploads.c.client.in_(clients)), found.where(uploads.c.upload_id.in_(ids)))).all()
-    return {row.client: row.upload_id for row in there}, {row.upload_id for row in there}
+def _uploads_present(connection: Connection, row: Row[Any], requests: list[tuple[str, str]]) -> tuple[dict[str, str], set[str]]:
+    """Return the upload id of each requesting client that is in the round already, and all requested upload ids that are in it."""
+    query = select(uploads.c.client, uploads.c.upload_id).where(uploads.c.round_id == row.id)
+    clients, upload_ids = zip(*requests, strict=True)
+    rows = connection.execute(union(query.where(uploads.c.client.in_(clients)), query.where(uploads.c.upload_id.in_(upload_ids)))).all()
+    return {row.client: row.upload_id for row in rows}, {row.upload_id for row in rows}
 
 
-def _keep_envelopes(connection: Connection, row: Row[Any], new: list[Share]) -> None:
-    new = sorted(new, key=lambda share: share.client)  # one order for all transactions, which avoids deadlocks
-    rows = [{"round_id": row.id, "client": share.client, "upload_id": share.upload_id, "received": ENVELOPE_BYTES} for share in new]
+def _store_envelopes(connection: Connection, row: Row[Any], shares: list[Share]) -> None:
+    """Store the shares' envelopes as complete uploads; raise :class:`_Raced` if another process has just stored one of them."""
+    shares = sorted(shares, key=lambda share: share.client)  # one order for all transactions, which avoids deadlocks
+    rows = [{"round_id": row.id, "client": share.client, "upload_id": share.upload_id, "received": ENVELOPE_BYTES} for share in shares]
     try:
-        made = connection.scalars(insert(uploads).returning(uploads.c.id, sort_by_parameter_order=True), rows).all()
+        ids = connection.scalars(insert(uploads).returning(uploads.c.id, sort_by_parameter_order=True), rows).all()
     except DBAPIError as error:
-        if getattr(error.orig, "sqlstate", None) in _RACED:
+        if getattr(error.orig, "sqlstate", None) in _RACE_CODES:
             raise _Raced from None
         raise
-    kept = [{"upload": upload, "start": 0, "data": share.envelope} for upload, share in zip(made, new, strict=True)]
-    connection.execute(insert(blocks), kept)
+    envelopes = [{"upload": upload, "start": 0, "data": share.envelope} for upload, share in zip(ids, shares, strict=True)]
+    connection.execute(insert(blocks), envelopes)
 
 
-def _add_up(connection: Connection, row: Row[Any], new: list[Share]) -> int:
-    """Add the masked vectors of ``new`` to a partial sum, one part at a time; return the number of bytes that were overwritten."""
+def _add_up(connection: Connection, row: Row[Any], shares: list[Share]) -> int:
+    """Add the shares' masked vectors to a partial sum, one part at a time; return how many stored bytes were overwritten."""
     terms, outdated = terms_as(row, SumTerms), 0
-    places = terms.sum_parts()
-    first = len(places) * _free_partial_sum(connection, row)
-    for number, place in enumerate(places, start=first):
-        length = place.stop - place.start
+    slices = terms.sum_parts()
+    first = len(slices) * _free_partial_sum(connection, row)
+    for number, part in enumerate(slices, start=first):
+        length = part.stop - part.start
         total = zeros(length * 8 // terms.bits, terms.bits)
-        for share in new:
-            share.body.seek(place.start)
+        for share in shares:
+            share.body.seek(part.start)
             fold(total, share.body.read(length))
-        outdated += _fold_into(connection, row, number, total)
+        outdated += _add_to_part(connection, row, number, total)
     return outdated
 
 
 def merge(connection: Connection, row: Row[Any]) -> None:
     """Add up all partial sums of a round into its first parts, one part at a time. The caller must hold the round exclusively."""
     terms = terms_as(row, SumTerms)
-    here, count = parts.c.round_id == row.id, len(terms.sum_parts())
-    for number in connection.scalars(select(parts.c.number).where(here, parts.c.number >= count)).all():
-        data = connection.scalars(delete(parts).where(here, parts.c.number == number).returning(parts.c.data)).one()
+    in_round, sum_parts = parts.c.round_id == row.id, len(terms.sum_parts())
+    for number in connection.scalars(select(parts.c.number).where(in_round, parts.c.number >= sum_parts)).all():
+        data = connection.scalars(delete(parts).where(in_round, parts.c.number == number).returning(parts.c.data)).one()
         total = zeros(len(data) * 8 // terms.bits, terms.bits)
         fold(total, data)
-        _fold_into(connection, row, number % count, total)
+        _add_to_part(connection, row, number % sum_parts, total)
 
 
-def _fold_into(connection: Connection, row: Row[Any], number: int, total: NDArray[np.unsignedinteger]) -> int:
+def _add_to_part(connection: Connection, row: Row[Any], number: int, total: NDArray[np.unsignedinteger]) -> int:
     """Add ``total`` to a stored part of a sum, or store it as a new part. Modifies ``total``. Return the number of overwritten bytes."""
-    here = and_(parts.c.round_id == row.id, parts.c.number == number)
-    held = connection.scalar(select(parts.c.data).where(here))
-    if held is None:
+    this_part = and_(parts.c.round_id == row.id, parts.c.number == number)
+    stored = connection.scalar(select(parts.c.data).where(this_part))
+    if stored is None:
         connection.execute(insert(parts).values(round_id=row.id, number=number, data=total.tobytes()))
         return 0
-    fold(total, held)
-    connection.execute(update(parts).where(here).values(data=total.tobytes()))
+    fold(total, stored)
+    connection.execute(update(parts).where(this_part).values(data=total.tobytes()))
     return total.nbytes
 
 

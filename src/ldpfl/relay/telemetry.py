@@ -62,7 +62,7 @@ class Metrics:
         self._handed_out += count
 
     def text(self) -> str:
-        """Return all counters."""
+        """Return all counters in Prometheus' text format."""
         requests = [
             f'ldpfl_relay_requests_total{{method="{method}",status="{status}"}} {count}'
             for (method, status), count in sorted(self._requests.items())

@@ -61,7 +61,7 @@ class Tokens:
 
         Raises:
             ConfigError: the name is not allowed or has a token; or the key is another client's, or an aggregator's.
-            StoreUnavailable, StoreFull: the store does not take it.
+            StoreUnavailable, StoreFull: the store cannot be changed.
         """
         token = secrets.token_urlsafe(32)
         with store_errors(), self._engine.begin() as connection:
@@ -77,18 +77,18 @@ class Tokens:
 
         Raises:
             ConfigError: there is no token, or there are two already; or the key is another client's, or an aggregator's.
-            StoreUnavailable, StoreFull: the store does not take it.
+            StoreUnavailable, StoreFull: the store cannot be changed.
         """
         token = secrets.token_urlsafe(32)
-        known = tokens.c.name == name
+        is_named = tokens.c.name == name
         with store_errors(), self._engine.begin() as connection:
-            rows = connection.execute(select(tokens).where(known).order_by(tokens.c.older)).all()
+            rows = connection.execute(select(tokens).where(is_named).order_by(tokens.c.older)).all()
             if not rows:
                 raise _no_token(name)
-            before, two = _owner(rows[0]), len(rows) > 1
-            if not two:
-                connection.execute(update(tokens).where(known, tokens.c.older.is_(False)).values(older=True))
-            if two or not _insert(connection, token, Owner(name, before.role, signing_key or before.signing_key)):
+            owner, has_two = _owner_from_row(rows[0]), len(rows) > 1
+            if not has_two:
+                connection.execute(update(tokens).where(is_named, tokens.c.older.is_(False)).values(older=True))
+            if has_two or not _insert(connection, token, Owner(name, owner.role, signing_key or owner.signing_key)):
                 raise ConfigError(f"{name} has two tokens already: revoke the older one first (ldpfl relay token revoke {name} --older)")
         return token
 
@@ -98,20 +98,20 @@ class Tokens:
         Raises:
             StoreUnavailable: the store does not answer.
         """
-        known = select(tokens).order_by(tokens.c.name, tokens.c.older)
+        query = select(tokens).order_by(tokens.c.name, tokens.c.older)
         with store_errors(), self._engine.connect().execution_options(**READ_ONLY) as connection:
-            return [_owner(row) for row in connection.execute(known)]
+            return [_owner_from_row(row) for row in connection.execute(query)]
 
     def revoke(self, name: str, *, older: bool = False) -> None:
         """Revoke all tokens of ``name``, or only the ``older`` of two. Its next request is rejected.
 
         Raises:
             ConfigError: ``name`` has no such token.
-            StoreUnavailable, StoreFull: the store does not take it.
+            StoreUnavailable, StoreFull: the store cannot be changed.
         """
-        meant = [tokens.c.name == name, *([tokens.c.older.is_(True)] if older else [])]
+        conditions = [tokens.c.name == name, *([tokens.c.older.is_(True)] if older else [])]
         with store_errors(), self._engine.begin() as connection:
-            if connection.execute(delete(tokens).where(*meant)).rowcount == 0:
+            if connection.execute(delete(tokens).where(*conditions)).rowcount == 0:
                 raise ConfigError(f"{name} has no older token: nothing was revoked") if older else _no_token(name)
 
     def owner(self, token: str) -> Owner:
@@ -125,12 +125,12 @@ class Tokens:
             with store_errors(), self._engine.connect().execution_options(**READ_ONLY) as connection:
                 row = connection.execute(select(tokens).where(tokens.c.hash == hashed(token))).first()
             if row is not None:
-                return _owner(row)
+                return _owner_from_row(row)
         raise unknown_token()
 
 
 def _insert(connection: Connection, token: str, owner: Owner) -> bool:
-    """Store a token, and return whether it was stored: not if ``owner`` has one already.
+    """Store a token unless ``owner`` has a newer or only token already; return whether it was stored.
 
     No statement may violate a constraint, because PostgreSQL would log the client's name with the error. Two clients may not share a
     signing key: in a sum with both, the aggregator would reject one as a forgery.
@@ -139,23 +139,25 @@ def _insert(connection: Connection, token: str, owner: Owner) -> bool:
     if key is not None:
         if owner.role is not Role.CLIENT:
             raise ConfigError("an aggregator adds to no sum, so its token has no signing key: leave the key out")
-        others = select(tokens.c.name).where(tokens.c.signing_key == key.public_bytes_raw(), tokens.c.name != owner.name)
-        other = connection.scalar(others.limit(1))
+        other_names = select(tokens.c.name).where(tokens.c.signing_key == key.public_bytes_raw(), tokens.c.name != owner.name)
+        other = connection.scalar(other_names.limit(1))
         if other is not None:
             raise ConfigError(f"this signing key is that of {other}: each client has one of its own (ldpfl deploy node-key)")
     values = {"hash": hashed(token), "name": owner.name, "role": owner.role.value, "older": False}
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    new = insert(tokens).values(**values, signing_key=None if key is None else key.public_bytes_raw())
-    stored = connection.execute(new.on_conflict_do_nothing(index_elements=["name", "older"]).returning(tokens.c.older))
+    statement = insert(tokens).values(**values, signing_key=None if key is None else key.public_bytes_raw())
+    stored = connection.execute(statement.on_conflict_do_nothing(index_elements=["name", "older"]).returning(tokens.c.older))
     return stored.first() is not None
 
 
-def _owner(row: Row[Any]) -> Owner:
+def _owner_from_row(row: Row[Any]) -> Owner:
+    """Return the owner that a row of the table of tokens describes."""
     key = row.signing_key
     return Owner(row.name, Role(row.role), None if key is None else Ed25519PublicKey.from_public_bytes(key), row.older)
 
 
 def _no_token(name: str) -> ConfigError:
+    """Return the error for a name without a token."""
     return ConfigError(f"{name} has no token: ldpfl relay token list says who has one")
 
 

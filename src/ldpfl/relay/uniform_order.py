@@ -22,16 +22,16 @@ from numpy.typing import NDArray
 from ldpfl.util.entropy import Words
 
 PART_BYTES = 4 * 2**20
-"""Mean length of a part is between half of this and this."""
+"""The mean length of a part is between half of this and this."""
 
-BATCH_BYTES = 8 * 2**20
+BATCH_BYTES = 8 * 2**20  # of records that are in memory and sorted at a time
 MAX_PARTS = 2**16  # a part's number has to fit into the 16 bits that are sorted by
 
 Records = NDArray[np.uint8]
 
 
 def part_count(round_bytes: int) -> int:
-    """Return into how many parts a round of so many bytes is cut: a power of two, so that random bits number them evenly."""
+    """Return how many parts a round of ``round_bytes`` bytes has: a power of two, so that random bits give each part the same chance."""
     count = 1
     while count * PART_BYTES < round_bytes and count < MAX_PARTS:
         count *= 2
@@ -40,7 +40,7 @@ def part_count(round_bytes: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Scattered:
-    """Records in a spool file, batch after batch, each batch sorted by part; ``counts`` (batches, parts) tells where."""
+    """Records in a spool file, batch after batch, each sorted by part; ``counts`` (batches, parts) are the numbers of records."""
 
     spool: BinaryIO
     record_bytes: int
@@ -53,11 +53,11 @@ class Scattered:
         return int(self.counts.sum())
 
     def part(self, number: int) -> bytes:
-        """Return the records of one part in uniformly random order; call once a part, since the order is drawn here."""
-        before = self.counts[:, :number].sum(axis=1) + np.concatenate(([0], self.counts.sum(axis=1).cumsum()[:-1]))
+        """Return the records of one part in uniformly random order. Each call draws another order, so call it once for each part."""
+        starts = self.counts[:, :number].sum(axis=1) + np.concatenate(([0], self.counts.sum(axis=1).cumsum()[:-1]))
         rows = np.empty((int(self.counts[:, number].sum()), self.record_bytes), dtype=np.uint8)
         filled = 0
-        for start, count in zip(before.tolist(), self.counts[:, number].tolist(), strict=True):
+        for start, count in zip(starts.tolist(), self.counts[:, number].tolist(), strict=True):
             self.spool.seek(start * self.record_bytes)
             data = self.spool.read(count * self.record_bytes)
             rows[filled : filled + count] = np.frombuffer(data, dtype=np.uint8).reshape(count, self.record_bytes)
@@ -78,9 +78,9 @@ def scatter(stream: Iterable[bytes], record_bytes: int, parts: int, words: Words
         raise ValueError(f"the number of parts must be a power of two up to {MAX_PARTS}, not {parts}")
     counts = []
     for rows in _batches(stream, record_bytes):
-        drawn = (words(len(rows)) & (parts - 1)).astype(np.uint16)
-        spool.write(rows[np.argsort(drawn, kind="stable")].data)
-        counts.append(np.bincount(drawn, minlength=parts).astype(np.int32))
+        part_of_record = (words(len(rows)) & (parts - 1)).astype(np.uint16)
+        spool.write(rows[np.argsort(part_of_record, kind="stable")].data)
+        counts.append(np.bincount(part_of_record, minlength=parts).astype(np.int32))
     spool.flush()
     table = np.array(counts, dtype=np.int32).reshape(len(counts), parts)
     return Scattered(spool, record_bytes, table, words)
@@ -89,8 +89,8 @@ def scatter(stream: Iterable[bytes], record_bytes: int, parts: int, words: Words
 def uniform_order(count: int, words: Words) -> NDArray[np.int64]:
     """Return a permutation of 0..count-1, every one equally likely: the order of ``count`` random keys of 64 bits.
 
-    Distinct keys have every order equally often. Where two are equal, all are drawn again, so the keys are uniform
-    among the distinct ones (the chance that they must be is below count**2 / 2**65).
+    Distinct random keys have each order with the same probability. If two keys are equal, all are drawn again; the probability of this
+    is below count**2 / 2**65.
     """
     while True:
         keys = words(2 * count).view(np.uint64)
@@ -101,17 +101,18 @@ def uniform_order(count: int, words: Words) -> NDArray[np.int64]:
 
 
 def _batches(stream: Iterable[bytes], record_bytes: int) -> Iterator[Records]:
+    """Yield the records of ``stream`` as rows (records, bytes), some 8 MiB at a time."""
     batch_bytes = max(1, BATCH_BYTES // record_bytes) * record_bytes
-    held = bytearray()
+    buffered = bytearray()
     for data in stream:
-        held += data
-        while len(held) >= batch_bytes:
-            yield _rows(held[:batch_bytes], record_bytes)
-            del held[:batch_bytes]
-    if len(held) % record_bytes:
+        buffered += data
+        while len(buffered) >= batch_bytes:
+            yield _rows(buffered[:batch_bytes], record_bytes)
+            del buffered[:batch_bytes]
+    if len(buffered) % record_bytes:
         raise ValueError("the uploads do not end with a whole record")
-    if held:
-        yield _rows(held, record_bytes)
+    if buffered:
+        yield _rows(buffered, record_bytes)
 
 
 def _rows(data: bytearray, record_bytes: int) -> Records:

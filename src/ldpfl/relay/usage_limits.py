@@ -73,20 +73,20 @@ class RateLimit:
             TooMany: the rate is exceeded; the refusal's header says how many seconds to wait.
         """
         now = self._clock()
-        left, then = self._buckets.get(name, (self._limits.burst, now))
-        left = min(self._limits.burst, left + (now - then) * self._limits.requests_per_s)
-        if left < 1:
-            self._buckets[name] = (left, now)
-            wait = math.ceil((1 - left) / self._limits.requests_per_s)
+        tokens, updated_at = self._buckets.get(name, (self._limits.burst, now))
+        tokens = min(self._limits.burst, tokens + (now - updated_at) * self._limits.requests_per_s)
+        if tokens < 1:
+            self._buckets[name] = (tokens, now)
+            wait = math.ceil((1 - tokens) / self._limits.requests_per_s)
             raise TooMany("too many requests with this token; slow down", {"Retry-After": str(wait)})
-        self._buckets[name] = (left - 1, now)
+        self._buckets[name] = (tokens - 1, now)
 
 
 class UnderWay:
-    """Limit on uploads that are buffered whole: ``most`` bytes for all together, and one at a time for each client."""
+    """Limit on uploads that are buffered whole: ``max_bytes`` bytes for all together, and one at a time for each client."""
 
-    def __init__(self, most: int) -> None:
-        self._left, self._clients = most, set[str]()
+    def __init__(self, max_bytes: int) -> None:
+        self._free_bytes, self._clients = max_bytes, set[str]()
 
     @contextmanager
     def held(self, client: str, size: int) -> Iterator[None]:
@@ -98,12 +98,12 @@ class UnderWay:
         """
         if client in self._clients:
             raise TooMany("an upload with this token is under way already; send one at a time", {"Retry-After": "1"})
-        if size > self._left:
+        if size > self._free_bytes:
             raise StoreUnavailable("the relay is taking as many uploads as it has room for; try again later", {"Retry-After": "1"})
         self._clients.add(client)
-        self._left -= size
+        self._free_bytes -= size
         try:
             yield
         finally:
             self._clients.discard(client)
-            self._left += size
+            self._free_bytes += size

@@ -11,20 +11,20 @@ from ldpfl.util.number_format import counted
 COLUMNS = ("figure", "measured at clients", "deviation by noise", "deviation by sample")
 
 
-def said(result: Mapping[str, Any]) -> str:
+def how_measured(result: Mapping[str, Any]) -> str:
     """Return a sentence that says how the figures were measured; empty if there are no figures."""
     if not result.get("at_clients"):
         return ""
     last = result["at_clients"][-1]
-    unit, held = _unit(result), "records that they hold back from training, released with noise"
-    where = f"on {last['records']:,} {held}"
+    unit, held_back = _unit(result), "records that they hold back from training, released with noise"
+    where = f"on {last['records']:,} {held_back}"
     if unit == "person":
         where = f"on {counted(last['records'], unit)}, all of whose records are held back from training, released with noise"
     if unit == "client":
-        where = f"by {last['records']:,} clients, each of which counts once, on {held}"
+        where = f"by {last['records']:,} clients, each of which counts once, on {held_back}"
     return (
         f"Measured at clients after round {last['round']:,}, {where}: the guarantee covers these figures. Intervals: 95 %, of the noise "
-        f"and of the number of {unit}s.{_stated(last, unit)}"
+        f"and of the number of {unit}s.{_sentence_on_count(last, unit)}"
     )
 
 
@@ -35,24 +35,24 @@ def _unit(result: Mapping[str, Any]) -> str:
     return "person" if unit == "record" and "person" in protected else unit
 
 
-def _stated(last: Mapping[str, Any], unit: str) -> str:
+def _sentence_on_count(last: Mapping[str, Any], unit: str) -> str:
     """Return a sentence on the number of units, if it is stated rather than counted, and on the released sum's estimate of it."""
     if not last.get("stated"):
         return ""
-    found = last.get("counted")
-    own = " The released sum itself counts {:,.0f} ({:,.0f} to {:,.0f}) with an answer.".format(*found) if found else ""
-    return f" The run's terms state the number of {unit}s, by which the sums are divided; clients do not send their own.{own}"
+    estimate = last.get("counted")
+    own_count = " The released sum itself counts {:,.0f} ({:,.0f} to {:,.0f}) with an answer.".format(*estimate) if estimate else ""
+    return f" The run's terms state the number of {unit}s, by which the sums are divided; clients do not send their own.{own_count}"
 
 
 def figure_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
     """Yield the cells of a row for each figure."""
     if result.get("at_clients"):
-        for name, own in result["at_clients"][-1]["figures"].items():
+        for name, figure in result["at_clients"][-1]["figures"].items():
             yield [
                 name,
-                with_interval(name, own["value"], (own["low"], own["high"])),
-                shown(name, own["noise"]),
-                shown(name, own["sampling"]),
+                with_interval(name, figure["value"], (figure["low"], figure["high"])),
+                shown(name, figure["noise"]),
+                shown(name, figure["sampling"]),
             ]
 
 
@@ -70,20 +70,22 @@ def confusion_columns(result: Mapping[str, Any]) -> list[str]:
 
 
 def _class_names(result: Mapping[str, Any], count: int) -> list[str]:
-    named = list(result.get("classes", ()))
-    return named if len(named) == count else [str(place) for place in range(count)]
+    """Return the names of ``count`` classes: the run's own if there are as many, else their numbers."""
+    names = list(result.get("classes", ()))
+    return names if len(names) == count else [str(index) for index in range(count)]
 
 
-def confusion_said(result: Mapping[str, Any]) -> str:
+def confusion_caption(result: Mapping[str, Any]) -> str:
     """Return the text above the confusion matrix."""
     noise = result["at_clients"][-1].get("confusion_noise") if result.get("at_clients") else None
     if noise is None:
         return ""
-    what = "Persons" if _unit(result) == "person" else "Records"
-    return f"{what} by their class (rows) and the class that the model says (columns), each with noise of {noise:.3g}."
+    unit = "Persons" if _unit(result) == "person" else "Records"
+    return f"{unit} by their class (rows) and the class that the model says (columns), each with noise of {noise:.3g}."
 
 
 def bin_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
     """Yield the cells of a row for each bin of scores whose count exceeds the noise: predicted, observed with interval, records."""
-    for own in result["at_clients"][-1]["calibration"] if result.get("at_clients") else ():
-        yield [f"{own['predicted']:.1%}", f"{own['observed']:.1%} ({100 * own['low']:.1f} to {100 * own['high']:.1f})", f"{own['rows']:,}"]
+    for bin_ in result["at_clients"][-1]["calibration"] if result.get("at_clients") else ():
+        observed = f"{bin_['observed']:.1%} ({100 * bin_['low']:.1f} to {100 * bin_['high']:.1f})"
+        yield [f"{bin_['predicted']:.1%}", observed, f"{bin_['rows']:,}"]

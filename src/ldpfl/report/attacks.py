@@ -16,7 +16,7 @@ _KINDS = {
     "floor": "floor: other real images of the label",
     "other classes": "other classes: the client's own images, nothing learned",
 }
-_READ = "a larger distance is a worse reconstruction; floor and other classes give the scale"
+_HOW_TO_READ = "a larger distance is a worse reconstruction; floor and other classes give the scale"
 
 
 def attack_table(result: RunAttack) -> Table:
@@ -33,60 +33,65 @@ def attack_table(result: RunAttack) -> Table:
     for heading in ("images", "Fréchet distance", "recognised*"):
         table.add_column(heading, justify="right")
     for row in result.rows:
-        table.add_row(Text(_name(row, result)), _counts(row), _spread(row), f"{sum(row.shares) / len(row.shares):.1%}")
+        recognised = f"{sum(row.shares) / len(row.shares):.1%}"
+        table.add_row(Text(_row_name(row, result)), _image_counts(row), _mean_and_deviation(row), recognised)
     table.caption = Text("\n".join(_notes(result.rows, extractor, result.features, result.classifier_accuracy)))
     table.caption_justify = "left"
     return table
 
 
-def comparison_table(found: Comparison) -> Table:
+def comparison_table(comparison: Comparison) -> Table:
     """Return the table of attacks on several runs: a line for each protection, over runs and attack seeds."""
-    seeds = len(found.plan.seeds)
-    title = f"reconstruction of label {found.label}: {found.runs} runs, {seeds} seed{'s' * (seeds > 1)} of the attack on each"
+    seeds = len(comparison.plan.seeds)
+    title = f"reconstruction of label {comparison.label}: {comparison.runs} runs, {seeds} seed{'s' * (seeds > 1)} of the attack on each"
     table = Table(title=Text(title), title_justify="left")
-    table.add_column(f"against {found.images:,} real test images")
+    table.add_column(f"against {comparison.images:,} real test images")
     for heading in ("attacks", "Fréchet distance", "recognised*", "accuracy"):
         table.add_column(heading, justify="right")
-    for line in found.lines:
+    for line in comparison.lines:
         row = line.row
         attacks, accuracy = ("-", "-") if row.accuracy is None else (f"{len(row.distances)}", f"{row.accuracy:.1%}")
-        table.add_row(Text(_line_name(line)), attacks, _spread(row), f"{sum(row.shares) / len(row.shares):.1%}", accuracy)
-    notes = _notes([line.row for line in found.lines], found.extractor, found.features, found.classifier_accuracy)
-    if found.left_out:
-        few = f"other classes: without {len(found.left_out)} runs whose client holds fewer than {found.images:,} such images"
-        notes.append(few)
+        table.add_row(Text(_line_name(line)), attacks, _mean_and_deviation(row), f"{sum(row.shares) / len(row.shares):.1%}", accuracy)
+    notes = _notes([line.row for line in comparison.lines], comparison.extractor, comparison.features, comparison.classifier_accuracy)
+    if comparison.left_out:
+        note = f"other classes: without {len(comparison.left_out)} runs whose client holds fewer than {comparison.images:,} such images"
+        notes.append(note)
     table.caption = Text("\n".join(notes))
     table.caption_justify = "left"
     return table
 
 
 def _line_name(line: ComparedRuns) -> str:
+    """Return what the images of a line were reconstructed from: the protection's own name, or that of a reference."""
     return line.name if line.row.kind == "protected" else _KINDS[line.row.kind]
 
 
-def _name(row: AttackRow, result: RunAttack) -> str:
+def _row_name(row: AttackRow, result: RunAttack) -> str:
     if row.kind == "protected":
         return f"reconstructed from the run's model ({result.mechanism}, epsilon {result.epsilon:g} a {result.budget})"
     return _KINDS[row.kind]
 
 
-def _counts(row: AttackRow) -> str:
-    first = row.distances[0]
-    return f"{first.other:,}" if first.other == first.real else f"{first.other:,} to {first.real:,}"
+def _image_counts(row: AttackRow) -> str:
+    """Return the number of reconstructed images, and that of real ones if it differs."""
+    distance = row.distances[0]
+    return f"{distance.other:,}" if distance.other == distance.real else f"{distance.other:,} to {distance.real:,}"
 
 
-def _spread(row: AttackRow) -> str:
+def _mean_and_deviation(row: AttackRow) -> str:
+    """Return the mean distance, and its deviation over several attacks."""
     return f"{row.mean:.4g}" + (f" ± {row.deviation:.2g}" if len(row.distances) > 1 else "")
 
 
 def _notes(rows: Sequence[AttackRow], extractor: str, features: int, classifier_accuracy: float) -> list[str]:
-    fewest = min(distance.other for row in rows for distance in row.distances)
+    """Return the lines below a table: how to read it, the extractor, and what limits the comparison."""
+    min_images = min(distance.other for row in rows for distance in row.distances)
     notes = [
-        _READ,
+        _HOW_TO_READ,
         f"extractor: {extractor}; distances of another extractor do not compare",
         f"* by the classifier of the public train split, which is right on {classifier_accuracy:.1%} of the test images",
         "small sets bias a distance upwards: compare equal counts only",
     ]
-    if fewest <= features:
-        notes.append(f"{fewest} images are too few for {features} features: read the order, not the sizes; give more --images")
+    if min_images <= features:
+        notes.append(f"{min_images} images are too few for {features} features: read the order, not the sizes; give more --images")
     return notes

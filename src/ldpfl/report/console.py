@@ -14,7 +14,7 @@ from ldpfl.privacy.guarantee import AUTHORS_CLAIM
 from ldpfl.report import at_clients
 from ldpfl.report.fitted_table import Column, FittedTable
 from ldpfl.report.scores import (
-    chosen,
+    chosen_settings,
     clipped_records,
     cost,
     event_of,
@@ -22,7 +22,7 @@ from ldpfl.report.scores import (
     figure_columns,
     figure_rows,
     heading,
-    intervals_said,
+    intervals_sentence,
     no_slope,
     shown,
     site_columns,
@@ -36,7 +36,7 @@ from ldpfl.tasks.weighted_metrics import COMMONEST
 from ldpfl.util.number_format import NO_EPSILON, counted, epsilon_text
 
 _SHUFFLED = "shuffled_upper_adaptive"
-"""The figure behind a shuffler; a sweep in which no run has it shows no column for it."""
+"""Key of the epsilon behind a shuffler. A sweep has a column for it only if a run has this figure."""
 
 
 def result_table(result: dict[str, Any]) -> Table:
@@ -55,28 +55,30 @@ def result_table(result: dict[str, Any]) -> Table:
             table.add_row(ACCURACY, shown(ACCURACY, result["scores"][ACCURACY]))
         table.add_row("commonest class, always", shown(COMMONEST, result["scores"][COMMONEST]))
     if baseline is not None and score is not None:
-        # Where much was clamped, the same without noise tells the two apart.
-        clamped = result.get("clamped_score")
-        without = baseline if clamped is None else clamped
-        costs = [cost(metric, without, score), *([] if clamped is None else [cost(metric, baseline, clamped, "clamping")])]
+        # A score with clamping and without noise, if it was measured, separates what clamping costs from what noise costs.
+        clamped_score = result.get("clamped_score")
+        without_noise = baseline if clamped_score is None else clamped_score
+        costs = [cost(metric, without_noise, score)]
+        if clamped_score is not None:
+            costs.append(cost(metric, baseline, clamped_score, "clamping"))
         table.add_row("noise-free baseline", Text(f"{shown(metric, baseline)}  ({', '.join(costs)})"))
-        if clamped is not None:
-            table.add_row("clamped, without noise", shown(metric, clamped))
+        if clamped_score is not None:
+            table.add_row("clamped, without noise", shown(metric, clamped_score))
     if result["epsilon_per_unit"] is None:
         table.add_row("privacy", Text("none: values leave as they are", style="red"))
     cohort = result["clients_per_round"]
-    of_all = "" if cohort == result["clients"] else f", {cohort} a round"
-    table.add_row("clients, rounds", f"{result['clients']}{of_all}; {result['rounds']}")
+    a_round = "" if cohort == result["clients"] else f", {cohort} a round"
+    table.add_row("clients, rounds", f"{result['clients']}{a_round}; {result['rounds']}")
     bits, size = result["uplink_bits_per_client_round"], result["uplink_bytes_per_client_round"]
     table.add_row("sent by a client in a round", f"{bits:,} bits ({size:,} bytes) for {result['weights']:,} weights")
     if "noise" in result:
         noise = result["noise"]
-        table.add_row("noise, L2 norms added up", _number(noise["norm"], ",.4g"))
+        table.add_row("noise, L2 norms added up", _number_or_dash(noise["norm"], ",.4g"))
         table.add_row("weights that got noise", f"{noise['protected_fraction']:.1%}")
-        table.add_row("epsilon as papers add it up", f"{_number(noise['paper_epsilon'])}: what holds is below")
+        table.add_row("epsilon as papers add it up", f"{_number_or_dash(noise['paper_epsilon'])}: what holds is below")
     if clipped := clipped_records(result):
         table.add_row("records clipped", clipped)
-    if settings := chosen(result):
+    if settings := chosen_settings(result):
         table.add_row("chosen by auto", settings)
     table.add_row("time", Text(f"{result['seconds']:.1f} s on {result['device']}"))
     return table
@@ -87,32 +89,33 @@ def quality_tables(result: dict[str, Any]) -> list[Table]:
     tables = []
     if len(result["scores"]) > 1:
         pooled = POOLED if result.get("pooled_scores") else ""
-        said = filter(None, (event_of(result), untold_labels(result), no_slope(result), intervals_said(result), pooled))
-        caption = " ".join(said)
-        tables.append(_of_cells("figures on test rows", figure_columns(result), figure_rows(result), caption))
+        sentences = filter(None, (event_of(result), untold_labels(result), no_slope(result), intervals_sentence(result), pooled))
+        caption = " ".join(sentences)
+        tables.append(_table_of_cells("figures on test rows", figure_columns(result), figure_rows(result), caption))
     tables += at_clients_tables(result)
     if result.get("sites"):
-        rows, more = site_rows(result), max(0, len(result["sites"]) - _MOST_SITES)
-        beyond = f"and {counted(more, 'client')} more, in result.json and report.html." if more else ""
-        caption = " ".join(filter(None, (beyond, site_notes(result))))
-        tables.append(_of_cells("by client, the worst first", site_columns(result), rows[:_MOST_SITES], caption))
+        rows, more = site_rows(result), max(0, len(result["sites"]) - _MAX_SITES)
+        not_shown = f"and {counted(more, 'client')} more, in result.json and report.html." if more else ""
+        caption = " ".join(filter(None, (not_shown, site_notes(result))))
+        tables.append(_table_of_cells("by client, the worst first", site_columns(result), rows[:_MAX_SITES], caption))
     return tables
 
 
 def at_clients_tables(result: dict[str, Any]) -> list[Table]:
     """Return the tables of figures that clients measured; empty if they measured nothing."""
     rows = list(at_clients.figure_rows(result))
-    return [_of_cells("measured at clients", at_clients.COLUMNS, rows, at_clients.said(result))] if rows else []
+    return [_table_of_cells("measured at clients", at_clients.COLUMNS, rows, at_clients.how_measured(result))] if rows else []
 
 
 POOLED = "Pooled: a regression on all rows together, which nobody could make outside of a simulation."
-_MOST_SITES = 20
+_MAX_SITES = 20
 
 
-def _of_cells(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> Table:
+def _table_of_cells(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> Table:
+    """Return a table of texts: the first column is aligned left, the others right."""
     table = Table(title=title, title_justify="left", caption=caption or None, caption_justify="left")
-    for place, name in enumerate(columns):
-        table.add_column(Text(name), justify="right" if place else "left", overflow="fold")
+    for index, name in enumerate(columns):
+        table.add_column(Text(name), justify="right" if index else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
     return table
@@ -125,10 +128,10 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> FittedTable:
         budgets["shuffled"] = _SHUFFLED
     best = {id(row) for row in frontier(rows)} if sweep.plot_against == "budget" else set()
     columns = [
-        *_settings(sweep, rows, [" *" * (id(row) in best) for row in rows]),
+        *_identifying_columns(sweep, rows, [" *" * (id(row) in best) for row in rows]),
         Column(heading(rows[0].metric if rows else ACCURACY), [score_of(row) for row in rows]),
         Column("bytes", [f"{row.bytes_per_client:,}" if row.bytes_per_client else "-" for row in rows], dropped=2),
-        *(Column(title, [_figure(row, name) for row in rows], dropped=3 * (title == "sum")) for title, name in budgets.items()),
+        *(Column(title, [_epsilon_cell(row, name) for row in rows], dropped=3 * (title == "sum")) for title, name in budgets.items()),
         Column("seconds", [f"{row.seconds:.0f}" for row in rows], dropped=1),
     ]
     legend = [
@@ -136,15 +139,15 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> FittedTable:
     ]
     if "shuffled" in budgets:
         legend[0] += "; shuffled: behind an ideal shuffler, or a sum that hides its terms"
-    legend[0] += _none_said(rows)
+    legend[0] += _no_epsilon_legend(rows)
     protected = {row.privacy.get("protected") for row in rows}
     if "record" in protected:
         legend[0] += "; a record: of one record of a client, which is no promise to the client"
     if "person" in protected:
         legend[0] += "; a person: of all records of one person at a client, which is no promise to the client"
-    others = dict.fromkeys(row.variant for row in rows if row.privacy.get("status") == AUTHORS_CLAIM)
-    if others:
-        legend.append(f"not proved, but {AUTHORS_CLAIM}: {', '.join(others)}")
+    claimed_variants = dict.fromkeys(row.variant for row in rows if row.privacy.get("status") == AUTHORS_CLAIM)
+    if claimed_variants:
+        legend.append(f"not proved, but {AUTHORS_CLAIM}: {', '.join(claimed_variants)}")
     if best:
         legend.append("* worth its price: none with no more bytes and local epsilon is as accurate (up to two standard errors)")
     reasons = dict.fromkeys(f"{row.variant} stopped: {reason}" for row in rows for reason in row.stopped)
@@ -155,19 +158,19 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> FittedTable:
 def noise_table(sweep: SweepConfig, rows: Sequence[Row]) -> FittedTable:
     """Return the table of noise schedules, for the rows of a sweep that have one."""
     noisy = [row for row in rows if row.noise]
-    cells = zip(*map(_noise_cells, noisy), strict=True)
-    figures = [Column(title, own) for title, own in zip(("noise", "noised weights", "papers' sum"), cells, strict=True)]
+    cells = zip(*map(_noise_figures, noisy), strict=True)
+    figures = [Column(title, column_cells) for title, column_cells in zip(("noise", "noised weights", "papers' sum"), cells, strict=True)]
     legend = "noise: L2 norms added up over clients and rounds; papers' sum: epsilon as LaDP-FL adds it up, no guarantee"
-    return FittedTable("", [*_settings(sweep, noisy, [""] * len(noisy)), *figures], legend)
+    return FittedTable("", [*_identifying_columns(sweep, noisy, [""] * len(noisy)), *figures], legend)
 
 
-def _settings(sweep: SweepConfig, rows: Sequence[Row], marks: Sequence[str]) -> list[Column]:
+def _identifying_columns(sweep: SweepConfig, rows: Sequence[Row], marks: Sequence[str]) -> list[Column]:
     """Return the columns that identify a row."""
     variants = [row.variant + mark for row, mark in zip(rows, marks, strict=True)]
     points = [[str(value) for _, value in row.point] or ["-"] * len(sweep.axes) for row in rows]
-    axes = [Column(title, [point[place] for point in points], is_name=True) for place, title in enumerate(sweep.headings)]
-    alone = len(sweep.variants) == 1 and len(axes) > 0 and not any(marks)
-    return [*([] if alone else [Column("variant", variants, is_name=True)]), *axes]
+    axes = [Column(title, [point[index] for point in points], is_name=True) for index, title in enumerate(sweep.headings)]
+    is_only_variant = len(sweep.variants) == 1 and len(axes) > 0 and not any(marks)
+    return [*([] if is_only_variant else [Column("variant", variants, is_name=True)]), *axes]
 
 
 def score_of(row: Row) -> str:
@@ -181,28 +184,27 @@ def score_of(row: Row) -> str:
     return f"{times * row.mean:.{digits}f}{spread}{missing}"
 
 
-def _figure(row: Row, name: str) -> str:
+def _epsilon_cell(row: Row, name: str) -> str:
+    """Return the epsilon ``name`` of a row, with the protected unit if it is not the client; "-" if it is not known."""
     value = row.privacy.get(name)
-    of = f" a {row.privacy['protected']}" if row.privacy.get("protected") in ("record", "person") else ""
+    per_unit = f" a {row.privacy['protected']}" if row.privacy.get("protected") in ("record", "person") else ""
     if value is None:
         return "-"
-    said = epsilon_text(value)
-    return said if said == NO_EPSILON else f"{said}{of}"
+    text = epsilon_text(value)
+    return text if text == NO_EPSILON else f"{text}{per_unit}"
 
 
-def _none_said(rows: Sequence[Row]) -> str:
-    """Return what it means that a row has no epsilon, as a part of the legend; empty if each row has one."""
-    unprotected = [row for row in rows if _figure(row, "local") == NO_EPSILON]
-    without_sum = [row for row in rows if _figure(row, "local_pure") == NO_EPSILON and _figure(row, "local") != NO_EPSILON]
-    said = (
-        f"; {NO_EPSILON} under local: no epsilon is known, as where values leave as they are, and nothing is promised"
-        if unprotected
-        else ""
-    )
-    return said + (f"; {NO_EPSILON} under sum: this noise has an epsilon with a delta alone" if without_sum else "")
+def _no_epsilon_legend(rows: Sequence[Row]) -> str:
+    """Return the part of the legend that explains rows without an epsilon; empty if each row has one."""
+    unprotected = [row for row in rows if _epsilon_cell(row, "local") == NO_EPSILON]
+    without_sum = [row for row in rows if _epsilon_cell(row, "local_pure") == NO_EPSILON and _epsilon_cell(row, "local") != NO_EPSILON]
+    legend = f"; {NO_EPSILON} under local: no epsilon is known, as where values leave as they are, and nothing is promised"
+    legend = legend if unprotected else ""
+    return legend + (f"; {NO_EPSILON} under sum: this noise has an epsilon with a delta alone" if without_sum else "")
 
 
-def _noise_cells(row: Row) -> tuple[str, ...]:
+def _noise_figures(row: Row) -> tuple[str, ...]:
+    """Return the cells of a row: norm of the noise with its spread, share of noised weights, and the papers' epsilon."""
     norm, spread = row.noise["norm"], row.noise["norm_deviation"]
     cell = f"{norm:,.0f}" if norm >= 1000 else f"{norm:.4g}"
     if len(row.score) > 1:
@@ -211,24 +213,24 @@ def _noise_cells(row: Row) -> tuple[str, ...]:
 
 
 def layer_table(result: dict[str, Any]) -> Table:
-    """Return the table of layers: noise in the last round, and where values were clamped to a range, that range and clipping."""
+    """Return the table of layers: noise in the last round, and if values were clamped to a range, its radius and how many were clipped."""
     ranged = any(layer["radius"] is not None for layer in result["layers"].values())
     table = Table(title="layers, last round", title_justify="left")
     table.add_column("layer")
     for title in ("weights", *["radius"] * ranged, "noise std of the mean", *["clipped*"] * ranged):
         table.add_column(title, justify="right")
     for name, layer in result["layers"].items():
-        radius, clipped = [_number(layer["radius"])] * ranged, [_share(layer["clipped_fraction"])] * ranged
-        table.add_row(Text(name), f"{layer['weights']:,}", *radius, _number(layer["noise_std"]), *clipped)
+        radius, clipped = [_number_or_dash(layer["radius"])] * ranged, [_percent_or_dash(layer["clipped_fraction"])] * ranged
+        table.add_row(Text(name), f"{layer['weights']:,}", *radius, _number_or_dash(layer["noise_std"]), *clipped)
     if ranged:
         table.caption = "* known to a simulation only; a server never sees it"
         table.caption_justify = "left"
     return table
 
 
-def _number(value: float | None, form: str = ".4g") -> str:
+def _number_or_dash(value: float | None, form: str = ".4g") -> str:
     return "-" if value is None else format(value, form)
 
 
-def _share(fraction: float | None) -> str:
+def _percent_or_dash(fraction: float | None) -> str:
     return "-" if fraction is None else f"{fraction:.2%}"

@@ -10,10 +10,10 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-_SHORTEST_NAME = 24
+_MIN_NAME_WIDTH = 24
 """Minimum width, in characters, to which a column of names is folded."""
 
-_FRAME = 3
+_BETWEEN_COLUMNS = 3
 """Characters between two columns."""
 
 
@@ -37,7 +37,7 @@ class Column:
     def width(self) -> int:
         """Minimum width at which the column is readable."""
         longest = max(map(cell_len, [self.title, *self.cells]))
-        return min(longest, max(_SHORTEST_NAME, cell_len(self.title))) if self.is_name else longest
+        return min(longest, max(_MIN_NAME_WIDTH, cell_len(self.title))) if self.is_name else longest
 
 
 @dataclass(frozen=True)
@@ -59,22 +59,24 @@ class FittedTable:
         return len(self.columns[0].cells)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for columns in self._choices():
-            if sum(column.width + _FRAME for column in columns) + 1 <= options.max_width:
+        """Yield the first selection of columns that fits the terminal, or else all rows as lists."""
+        for columns in self._column_selections():
+            if sum(column.width + _BETWEEN_COLUMNS for column in columns) + 1 <= options.max_width:
                 yield self._as_table(columns)
                 return
         yield from self._as_records()
 
-    def _choices(self) -> Iterator[list[Column]]:
+    def _column_selections(self) -> Iterator[list[Column]]:
         """Yield selections of columns to try: all columns, and then fewer and fewer."""
         for step in sorted({column.dropped for column in self.columns} | {0}):
             yield [column for column in self.columns if not 0 < column.dropped <= step]
 
     def _as_table(self, columns: Sequence[Column]) -> Table:
+        """Return a table of the given columns; its caption names those that have no room."""
         left_out = [column.title for column in self.columns if column not in columns]
-        said = [f"no room for: {', '.join(left_out)}"] if left_out else []
+        notes = [f"no room for: {', '.join(left_out)}"] if left_out else []
         table = Table(title=Text(self.title), title_justify="left", caption_justify="left")
-        table.caption = Text("\n".join(filter(None, [*said, self.caption]))) if said or self.caption else None
+        table.caption = Text("\n".join(filter(None, [*notes, self.caption]))) if notes or self.caption else None
         for column in columns:
             if column.is_name:
                 table.add_column(Text(column.title), overflow="fold", min_width=column.width)
@@ -85,12 +87,13 @@ class FittedTable:
         return table
 
     def _as_records(self) -> Iterator[Text]:
+        """Yield each row as a heading of its names, and one line for each figure."""
         yield Text(self.title, style="italic")
-        names, figures = ([column for column in self.columns if column.is_name is kind] for kind in (True, False))
-        for place in range(self.row_count):
-            which = ", ".join(f"{column.title} {column.cells[place]}" for column in names)
-            yield Text(which, style="bold", overflow="fold")
+        names, figures = ([column for column in self.columns if column.is_name is are_names] for are_names in (True, False))
+        for row in range(self.row_count):
+            row_name = ", ".join(f"{column.title} {column.cells[row]}" for column in names)
+            yield Text(row_name, style="bold", overflow="fold")
             for column in figures:
-                yield Text(f"  {column.title}: {column.cells[place]}", overflow="fold")
+                yield Text(f"  {column.title}: {column.cells[row]}", overflow="fold")
         if self.caption:
             yield Text(self.caption)

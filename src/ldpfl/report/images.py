@@ -12,61 +12,62 @@ from torch import Tensor
 from ldpfl.errors import ConfigError
 from ldpfl.util.files import replace_atomically
 
-_GAP = 2
-_MARGIN = 16
+_GAP = 2  # pixels between images of a grid, before scaling
+_MARGIN = 16  # pixels around grids
 _SCALE = 2
-_BACKGROUND = 255
-_GRAY = 96
+_BACKGROUND, _GAP_GRAY = 255, 96  # brightness of the sheet, and of the gaps in a grid
 
 
 def draw_image_grid(path: Path, images: Tensor, *, columns: int = 10, rows: int = 10) -> None:
     """Write the first ``rows * columns`` of ``images`` (N, C, H, W) uint8, C 1 or 3, as a PNG grid.
 
     Raises:
-        ConfigError: there is no image, or it is neither grey nor coloured.
+        ConfigError: there is no image, or images are neither grey nor coloured.
     """
-    _save(path, _grid(images, columns, rows))
+    _save_png(path, _grid(images, columns, rows))
 
 
 def draw_side_by_side(path: Path, panels: Sequence[tuple[str, Tensor]], *, columns: int = 8, rows: int = 8, abreast: int = 3) -> None:
     """Write one grid for each (heading, images) of ``panels``, under their headings, ``abreast`` in a row, as a PNG.
 
     Raises:
-        ConfigError: there is no panel or an empty one, or images are neither grey nor coloured.
+        ConfigError: there is no panel, or one without images, or images are neither grey nor coloured.
     """
     if not panels:
         raise ConfigError("a picture side by side needs at least one panel")
     font = ImageFont.load_default()
     grids = [_grid(images, columns, rows) for _, images in panels]
-    headings = [int(font.getlength(heading)) + 1 for heading, _ in panels]
-    widths = [max(*(grid.width for grid in grids[place::abreast]), *headings[place::abreast]) for place in range(min(abreast, len(panels)))]
-    heights = [max(grid.height for grid in grids[first : first + abreast]) for first in range(0, len(grids), abreast)]
+    heading_widths = [int(font.getlength(heading)) + 1 for heading, _ in panels]
+    column_numbers = range(min(abreast, len(panels)))
+    widths = [max(*(grid.width for grid in grids[column::abreast]), *heading_widths[column::abreast]) for column in column_numbers]
+    heights = [max(grid.height for grid in grids[start : start + abreast]) for start in range(0, len(grids), abreast)]
     size = (sum(widths) + _MARGIN * (len(widths) + 1), sum(heights) + _MARGIN * (2 * len(heights) + 1))
     sheet = Image.new("RGB", size, (_BACKGROUND,) * 3)
     pen = ImageDraw.Draw(sheet)
     for number, ((heading, _), grid) in enumerate(zip(panels, grids, strict=True)):
-        row, place = divmod(number, abreast)
-        left, top = sum(widths[:place]) + _MARGIN * (place + 1), sum(heights[:row]) + 2 * _MARGIN * row
+        row, column = divmod(number, abreast)
+        left, top = sum(widths[:column]) + _MARGIN * (column + 1), sum(heights[:row]) + 2 * _MARGIN * row
         pen.text((left, top + _MARGIN // 2), heading, fill=(0, 0, 0), font=font)
         sheet.paste(grid, (left, top + 2 * _MARGIN))
-    _save(path, sheet)
+    _save_png(path, sheet)
 
 
 def _grid(images: Tensor, columns: int, rows: int) -> Image.Image:
+    """Return the first ``rows * columns`` of ``images`` in a grid, enlarged."""
     if images.dim() != 4 or len(images) == 0 or images.shape[1] not in (1, 3) or images.dtype != torch.uint8:
         raise ConfigError(f"a grid needs images (N, 1 or 3, H, W) of uint8, got {images.dtype} {tuple(images.shape)}")
-    shown = images[: rows * columns].cpu().expand(-1, 3, -1, -1)
-    _, _, height, width = shown.shape
-    columns = min(columns, len(shown))
-    high, wide = height + _GAP, width + _GAP
-    canvas = torch.full((3, -(-len(shown) // columns) * high + _GAP, columns * wide + _GAP), _GRAY, dtype=torch.uint8)
-    for number, image in enumerate(shown):
-        top, left = number // columns * high + _GAP, number % columns * wide + _GAP
+    drawn = images[: rows * columns].cpu().expand(-1, 3, -1, -1)
+    _, _, height, width = drawn.shape
+    columns = min(columns, len(drawn))
+    cell_height, cell_width = height + _GAP, width + _GAP
+    canvas = torch.full((3, -(-len(drawn) // columns) * cell_height + _GAP, columns * cell_width + _GAP), _GAP_GRAY, dtype=torch.uint8)
+    for number, image in enumerate(drawn):
+        top, left = number // columns * cell_height + _GAP, number % columns * cell_width + _GAP
         canvas[:, top : top + height, left : left + width] = image
     picture = Image.fromarray(canvas.permute(1, 2, 0).contiguous().numpy())
     return picture.resize((picture.width * _SCALE, picture.height * _SCALE), Image.Resampling.NEAREST)
 
 
-def _save(path: Path, picture: Image.Image) -> None:
+def _save_png(path: Path, picture: Image.Image) -> None:
     with replace_atomically(path) as temporary:
         picture.save(temporary, format="PNG")

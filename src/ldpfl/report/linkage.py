@@ -17,7 +17,7 @@ from ldpfl.util.number_format import number
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_NAMES: dict[LinkChannel, str] = {"direct": "direct", "unaligned": "delays", "delayed": "+ waits", "relay": "relay"}
+_CHANNEL_NAMES: dict[LinkChannel, str] = {"direct": "direct", "unaligned": "delays", "delayed": "+ waits", "relay": "relay"}
 _LEGEND: dict[LinkChannel, str] = {
     "direct": "direct: all when done",
     "unaligned": "delays U(0, T)",
@@ -25,7 +25,7 @@ _LEGEND: dict[LinkChannel, str] = {
     "relay": "relay: all at once, mixed",
 }
 _COLOURS: dict[LinkChannel, str] = {"direct": "#000000", "unaligned": "#d55e00", "delayed": "#0072b2", "relay": "#009e73"}
-"""Of Okabe and Ito, which colour-blind people tell apart."""
+"""Colours of Okabe and Ito, which colour-blind people can distinguish."""
 
 _MARKERS: dict[LinkChannel, str] = {"unaligned": "s", "delayed": "o"}
 
@@ -41,11 +41,11 @@ def linkage_table(result: LinkageResult) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for row in result.rows:
         table.add_row(
-            _NAMES[row.channel],
+            _CHANNEL_NAMES[row.channel],
             "-" if row.delay is None else f"{row.delay:g}",
-            *(_shown(row.attributed(place), lambda value: f"{100 * value:.1f}") for place in range(len(watched))),
-            _shown(row.auc, lambda value: f"{value:.2f}"),
-            _shown(row.linked, lambda value: f"{value:.0f}"),
+            *(_with_deviation(row.attributed(index), lambda value: f"{100 * value:.1f}") for index in range(len(watched))),
+            _with_deviation(row.auc, lambda value: f"{value:.2f}"),
+            _with_deviation(row.linked, lambda value: f"{value:.0f}"),
             number(row.epsilon),
         )
     table.caption = Text("\n".join(_notes(setting)))
@@ -54,13 +54,14 @@ def linkage_table(result: LinkageResult) -> Table:
 
 
 def _notes(setting: LinkageSetting) -> list[str]:
+    """Return the lines below the table: what the columns mean, and on which assumptions."""
     late = f", T_S {setting.shortfall:g} s too low" if setting.shortfall else ""
     return [
         "direct: all reports when done; delays: each after U(0, T); + waits: and T_W, as the paper has it; relay: all at once",
         f"seconds: finishing times uniform over {setting.spread:g}, jitter of a report {setting.jitter:g}, "
         f"error of a client's wait {setting.clock:g}{late},",
         f"  what one watched round leaves open of a client's usual time {setting.uncertainty:g}",
-        f"by chance: {_per_cent(1 / setting.clients)} named rightly, AUC 0.5; ±: standard deviation of one trial",
+        f"by chance: {_percent_text(1 / setting.clients)} named rightly, AUC 0.5; ±: standard deviation of one trial",
         f"linked: the largest set of one client's reports, each tied to it with a confidence of {CONFIDENCE:g}; 0 or 1 links nothing",
         f"epsilon: of the mean set, rounded up, at {setting.epsilon:g} a report and delta {setting.delta:g}; "
         "of 0 or 1: one report behind an ideal shuffler",
@@ -72,11 +73,12 @@ def _trials(trials: int) -> str:
     return f"{trials} trial{'s' * (trials > 1)}"
 
 
-def _per_cent(value: float) -> str:
+def _percent_text(value: float) -> str:
     return f"{value:.2%}" if value < 0.1 else f"{value:.1%}"
 
 
-def _shown(figure: Figure, form: Callable[[float], str]) -> str:
+def _with_deviation(figure: Figure, form: Callable[[float], str]) -> str:
+    """Return the mean of a figure in the given form, and its deviation if there is one."""
     return form(figure.mean) + (f" ± {form(figure.deviation)}" if figure.deviation > 0 else "")
 
 
@@ -86,18 +88,18 @@ def draw_linkage(path: Path, result: LinkageResult) -> None:
     Bands are one standard deviation of a trial; channels without a T lie across the panels.
 
     Raises:
-        ConfigError: a suffix that is none of svg, png, pdf, or no such folder.
+        ConfigError: the suffix is not svg, png or pdf, or the folder does not exist.
     """
     kind, setting = require_plot(path), result.setting
     last = len(setting.watched) - 1
     with figure_file(path, kind, (10.0, 7.0)) as figure:
         named, pairs, linked, epsilon = figure.subplots(2, 2, sharex=True).flat
-        _draw(named, result, lambda row: row.attributed(last), scale=100)
+        _draw_channels(named, result, lambda row: row.attributed(last), scale=100)
         if last:
-            _draw(named, result, lambda row: row.attributed(0), scale=100, dotted=True)
-        _draw(pairs, result, lambda row: row.auc)
-        _draw(linked, result, lambda row: row.linked)
-        _draw(epsilon, result, lambda row: Figure(row.epsilon, 0.0))
+            _draw_channels(named, result, lambda row: row.attributed(0), scale=100, dotted=True)
+        _draw_channels(pairs, result, lambda row: row.auc)
+        _draw_channels(linked, result, lambda row: row.linked)
+        _draw_channels(epsilon, result, lambda row: Figure(row.epsilon, 0.0))
         first = f"\n(dotted: after {setting.watched[0]})" if last else ""
         named.set_ylabel(f"reports named rightly (%) after\n{setting.watched[-1]} watched rounds{first}")
         pairs.set_ylabel("two reports, of one client or not:\nAUC (0.5: chance)")
@@ -106,10 +108,10 @@ def draw_linkage(path: Path, result: LinkageResult) -> None:
         for panel in (linked, epsilon):
             panel.set_xlabel("longest delay T / spread of finishing times" if setting.spread else "longest delay T in seconds")
         for panel in (named, pairs, linked, epsilon):
-            _choose_scale(panel, _places(result.rows, setting))
+            _scale_delays(panel, _scaled_delays(result.rows, setting))
             panel.grid(alpha=0.3)
         for panel in (named, epsilon):
-            _choose_numbers(panel)
+            _scale_values(panel)
         figure.legend(*named.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=9)
         figure.suptitle(
             f"{setting.clients} clients; finishing times over {setting.spread:g} s, waits wrong by {setting.clock:g} s, "
@@ -118,40 +120,44 @@ def draw_linkage(path: Path, result: LinkageResult) -> None:
         )
 
 
-def _draw(panel: Axes, result: LinkageResult, of: Callable[[LinkageRow], Figure], *, scale: float = 1, dotted: bool = False) -> None:
+def _draw_channels(
+    panel: Axes, result: LinkageResult, figure_of: Callable[[LinkageRow], Figure], *, scale: float = 1, dotted: bool = False
+) -> None:
+    """Draw a line for each channel: a figure of its rows against T, or across the panel if the channel has no T."""
     for channel, colour in _COLOURS.items():
-        own = [row for row in result.rows if row.channel == channel]
+        rows = [row for row in result.rows if row.channel == channel]
         label = "" if dotted else _LEGEND[channel]
         style = ":" if dotted else "-"
-        if own and own[0].delay is None:
-            panel.axhline(scale * of(own[0]).mean, color=colour, linestyle=":" if dotted else "--", linewidth=1.5, label=label)
-        elif own:
-            places = _places(own, result.setting)
-            means = [scale * of(row).mean for row in own]
-            panel.plot(places, means, color=colour, linestyle=style, marker="" if dotted else _MARKERS[channel], markersize=4, label=label)
+        if rows and rows[0].delay is None:
+            panel.axhline(scale * figure_of(rows[0]).mean, color=colour, linestyle=":" if dotted else "--", linewidth=1.5, label=label)
+        elif rows:
+            delays = _scaled_delays(rows, result.setting)
+            means = [scale * figure_of(row).mean for row in rows]
+            panel.plot(delays, means, color=colour, linestyle=style, marker="" if dotted else _MARKERS[channel], markersize=4, label=label)
             if not dotted:
-                spreads = [scale * of(row).deviation for row in own]
+                spreads = [scale * figure_of(row).deviation for row in rows]
                 low, high = zip(*((mean - spread, mean + spread) for mean, spread in zip(means, spreads, strict=True)), strict=True)
-                panel.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
+                panel.fill_between(delays, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
-def _places(rows: Sequence[LinkageRow], setting: LinkageSetting) -> list[float]:
+def _scaled_delays(rows: Sequence[LinkageRow], setting: LinkageSetting) -> list[float]:
+    """Return the longest delays T of rows that have one, divided by the spread of finishing times if there is any."""
     return [row.delay / (setting.spread or 1.0) for row in rows if row.delay is not None]
 
 
-def _choose_scale(panel: Axes, places: Sequence[float]) -> None:
-    """Make the scale of T logarithmic, with a place for 0 where it is drawn, and mark the values of T that were tried."""
-    marked = sorted(set(places))
-    above = [place for place in marked if place > 0]
-    if above:
-        panel.set_xscale("symlog", linthresh=above[0], linscale=0.5)
+def _scale_delays(panel: Axes, delays: Sequence[float]) -> None:
+    """Make the scale of T logarithmic, with room for 0 if it was tried, and mark the values of T that were tried."""
+    ticks = sorted(set(delays))
+    positive = [tick for tick in ticks if tick > 0]
+    if positive:
+        panel.set_xscale("symlog", linthresh=positive[0], linscale=0.5)
         # A little room on each side; left of 0 the scale is linear.
-        panel.set_xlim(-above[0] / 10 if 0 in marked else above[0] / 1.2, above[-1] * 1.2)
-    panel.set_xticks(marked, [f"{place:.2g}" for place in marked])
+        panel.set_xlim(-positive[0] / 10 if 0 in ticks else positive[0] / 1.2, positive[-1] * 1.2)
+    panel.set_xticks(ticks, [f"{tick:.2g}" for tick in ticks])
     panel.minorticks_off()
 
 
-def _choose_numbers(panel: Axes) -> None:
+def _scale_values(panel: Axes) -> None:
     """Make the upright scale logarithmic, with plain numbers at 1, 2 and 5 times the powers of ten."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 

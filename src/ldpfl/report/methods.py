@@ -39,7 +39,7 @@ _AGAINST = {
 
 
 def citation() -> str:
-    """Return how the software is cited."""
+    """Return the citation of the software, as text."""
     return f"ldpfl maintainers ({YEAR}). ldpfl: federated learning under local differential privacy. Version {ldpfl.__version__}."
 
 
@@ -59,7 +59,7 @@ def methods(config: RunConfig, result: Mapping[str, Any], ledger: Ledger, statem
     """Return the paragraph about a finished run.
 
     The number of records is stated only where it is public: where records are protected one by one, or the data set is built in. No
-    score is stated: what of scores may be published depends on the rows that they were measured on.
+    score is stated: whether a score may be published depends on the rows that it was measured on.
     """
     return " ".join(
         [
@@ -67,7 +67,7 @@ def methods(config: RunConfig, result: Mapping[str, Any], ledger: Ledger, statem
             *_data(config, result, statement),
             *_guarantee(ledger, statement),
             *_mechanism(config, ledger),
-            *_measured(config, ledger),
+            *_measurements(config, ledger),
             *_not_covered(config, kind),
             f"Software: {citation()}",
         ]
@@ -75,56 +75,61 @@ def methods(config: RunConfig, result: Mapping[str, Any], ledger: Ledger, statem
 
 
 def _training(config: RunConfig, result: Mapping[str, Any], ledger: Ledger, kind: Kind) -> Iterator[str]:
+    """Yield the sentence on the model, the size of the training and the software."""
     version = result.get("versions", {}).get("ldpfl", ldpfl.__version__)
     model = "A model" if kind is Kind.OWN_APP else f"A model ({printable(public_name(config.model.name).rpartition(':')[2])})"
     clients = max((event.population for event in ledger.events), default=result["clients"])
     sizes = f"in {counted(result['rounds'], 'round')} with {counted(clients, 'client')}"
-    how = f"{model} was trained by federated learning {sizes}, with ldpfl {printable(version)}"
+    start = f"{model} was trained by federated learning {sizes}, with ldpfl {printable(version)}"
     if kind.on_flower:
-        yield f"{how} on Flower."
+        yield f"{start} on Flower."
         return
-    yield f"{how}, in a simulation: the guarantee is that of a deployment in which each client draws noise of its own."
+    yield f"{start}, in a simulation: the guarantee is that of a deployment in which each client draws noise of its own."
 
 
 def _data(config: RunConfig, result: Mapping[str, Any], statement: Statement) -> Iterator[str]:
+    """Yield the sentence on which numbers count as public."""
     records, built_in = result.get("records"), not (config.data.brought or config.data.at_nodes)
     if isinstance(records, int) and (statement.protected != "client" or built_in):
-        what = "persons" if statement.protected == "person" else "records"
+        units = "persons" if statement.protected == "person" else "records"
         about = "about " if config.data.at_nodes else ""  # stated beforehand, and counted nowhere
-        yield f"The clients held {about}{records:,} training {what} in all; the numbers of clients and of {what} count as public."
+        yield f"The clients held {about}{records:,} training {units} in all; the numbers of clients and of {units} count as public."
     else:
         yield "The number of clients counts as public."
 
 
 def _guarantee(ledger: Ledger, statement: Statement) -> Iterator[str]:
-    held = [row for row in (statement.find("local", "run"), statement.find("hidden", "run")) if row is not None and isfinite(row.epsilon)]
-    if not held:
+    """Yield the sentences on the unit of protection, the guarantees over the whole run, and their assumptions."""
+    finite = [row for row in (statement.find("local", "run"), statement.find("hidden", "run")) if row is not None and isfinite(row.epsilon)]
+    if not finite:
         yield "No finite epsilon is proved over the whole run."
         return
-    yield _UNITS.get(held[0].unit, f"The unit of protection is one {held[0].unit} (adjacency: {held[0].adjacency}).")
-    if AUTHORS_CLAIM in {row.status for row in held}:
-        foreign = ", ".join(sorted({printable(event.release.author) for event in ledger.events} - {OURS}))
-        yield f"What follows is claimed by the author of the mechanism ({foreign}), and not proved by ldpfl."
-    yield from map(_holds, held)
-    assumed = "; ".join(dict.fromkeys(assumption for row in held for assumption in row.assumptions))
+    yield _UNITS.get(finite[0].unit, f"The unit of protection is one {finite[0].unit} (adjacency: {finite[0].adjacency}).")
+    if AUTHORS_CLAIM in {row.status for row in finite}:
+        authors = ", ".join(sorted({printable(event.release.author) for event in ledger.events} - {OURS}))
+        yield f"What follows is claimed by the author of the mechanism ({authors}), and not proved by ldpfl."
+    yield from map(_guarantee_sentence, finite)
+    assumptions = "; ".join(dict.fromkeys(assumption for row in finite for assumption in row.assumptions))
     yield f"These are upper bounds by composition over all {len(ledger.events):,} releases, each of which may depend on those before it."
-    if assumed:
-        yield f"They assume the following: {assumed}."
+    if assumptions:
+        yield f"They assume the following: {assumptions}."
 
 
-def _holds(row: Guarantee) -> str:
+def _guarantee_sentence(row: Guarantee) -> str:
+    """Return the sentence on one guarantee."""
     protected = "all that a client sends" if row.unit == "client" else f"what a client sends of one {row.unit}"
-    said = f"epsilon = {number(row.epsilon)} and delta = {row.delta:g}"
-    return f"Over the whole run, {protected} is (epsilon, delta)-differentially private with {said} against {_AGAINST[row.trust_model]}."
+    parameters = f"epsilon = {number(row.epsilon)} and delta = {row.delta:g} against {_AGAINST[row.trust_model]}"
+    return f"Over the whole run, {protected} is (epsilon, delta)-differentially private with {parameters}."
 
 
 def _mechanism(config: RunConfig, ledger: Ledger) -> Iterator[str]:
+    """Yield the sentences on who sent reports in each round, and how they were randomised."""
     events = [event for event in ledger.events if not event.histograms]
     if not events:
         return
     name = printable(events[-1].release.mechanism)
     claimed = "" if events[-1].release.author == OURS else ", as its author claims"
-    yield f"Each round, {_taking_part(events)} sent one report by the mechanism {name}: {_noise(events)}{claimed}."
+    yield f"Each round, {_participants(events)} sent one report by the mechanism {name}: {_noise_clause(events)}{claimed}."
     if config.training.method == "least-squares":
         yield (
             "In the place of gradients, records gave the products of their features with each other and with the target, weighted so that "
@@ -132,7 +137,8 @@ def _mechanism(config: RunConfig, ledger: Ledger) -> Iterator[str]:
         )
 
 
-def _taking_part(events: Sequence[RoundEvent]) -> str:
+def _participants(events: Sequence[RoundEvent]) -> str:
+    """Return who took part in a round, as the subject of a sentence."""
     match events[-1].sampling:
         case "everyone":
             return "every client"
@@ -144,38 +150,41 @@ def _taking_part(events: Sequence[RoundEvent]) -> str:
             return "a sample of the clients, which is not secret,"
 
 
-def _noise(events: Sequence[RoundEvent]) -> str:
+def _noise_clause(events: Sequence[RoundEvent]) -> str:
+    """Return the clause on how the last round's mechanism protects its values; epsilons and noises may be ranges over the rounds."""
     releases = [event.release for event in events]
     last = releases[-1]
     if any(isinstance(release, UnprotectedRelease) for release in releases):
-        why = next(release.why_unprotected for release in releases if isinstance(release, UnprotectedRelease))
-        return f"without a proved protection ({printable(why)})"
+        reason = next(release.why_unprotected for release in releases if isinstance(release, UnprotectedRelease))
+        return f"without a proved protection ({printable(reason)})"
     if isinstance(last, GaussianRelease):
-        noise = _span([2 / release.mu if isinstance(release, GaussianRelease) else inf for release in releases])
+        noise = _range_text([2 / release.mu if isinstance(release, GaussianRelease) else inf for release in releases])
         mean = "the mean gradient of each person's records"
-        of = {"record": "each record's gradient", "person": mean}.get(last.unit, "its vector")
-        by_coin = f", and each {last.unit} took part with probability {last.rate:g}" if last.rate < 1 else ""
-        return f"it bounds the L2 norm of {of} and adds Gaussian noise whose standard deviation is {noise} times that bound{by_coin}"
-    epsilon = _span([release.parameter for release in releases])
-    each = "bit" if isinstance(last, BinaryRelease) else "value"
+        bounded = {"record": "each record's gradient", "person": mean}.get(last.unit, "its vector")
+        sampling = f", and each {last.unit} took part with probability {last.rate:g}" if last.rate < 1 else ""
+        return f"it bounds the L2 norm of {bounded} and adds Gaussian noise whose standard deviation is {noise} times that bound{sampling}"
+    epsilon = _range_text([release.parameter for release in releases])
+    unit = "bit" if isinstance(last, BinaryRelease) else "value"
     kind = "" if isinstance(last, BinaryRelease | PureRelease) else "protected "
-    return f"{last.units:,} {kind}{each}{'s' * (last.units > 1)}, each of which is {epsilon}-locally differentially private on its own"
+    return f"{last.units:,} {kind}{unit}{'s' * (last.units > 1)}, each of which is {epsilon}-locally differentially private on its own"
 
 
-def _span(values: Sequence[float]) -> str:
-    least, most = f"{min(values):.4g}", f"{max(values):.4g}"
-    return least if least == most else f"{least} to {most}"
+def _range_text(values: Sequence[float]) -> str:
+    """Return the smallest and the largest of ``values``, or one number if both look the same."""
+    low, high = f"{min(values):.4g}", f"{max(values):.4g}"
+    return low if low == high else f"{low} to {high}"
 
 
-def _measured(config: RunConfig, ledger: Ledger) -> Iterator[str]:
+def _measurements(config: RunConfig, ledger: Ledger) -> Iterator[str]:
+    """Yield the sentences on measurements beside training: of the model at clients, and of columns beforehand."""
     measured = ledger.events[: ledger.measured]
-    if judged := [event for event in ledger.events[len(measured) :] if event.histograms]:
-        how = "sums of what they measured were released by that mechanism with noise"
-        if isinstance(judged[0].release, BinaryRelease):
-            how = "randomised bits about the mean of each client were released"
+    if evaluations := [event for event in ledger.events[len(measured) :] if event.histograms]:
+        release = "sums of what they measured were released by that mechanism with noise"
+        if isinstance(evaluations[0].release, BinaryRelease):
+            release = "randomised bits about the mean of each client were released"
         yield (
             f"Clients held a share of {config.evaluation.share:g} of their records back from training and measured the model on them "
-            f"{'once' if len(judged) == 1 else f'{len(judged)} times'}; {how} for "
+            f"{'once' if len(evaluations) == 1 else f'{len(evaluations)} times'}; {release} for "
             f"epsilon = {config.evaluation.epsilon} in all, which the guarantee includes."
         )
     if not measured:
@@ -188,13 +197,14 @@ def _measured(config: RunConfig, ledger: Ledger) -> Iterator[str]:
 
 
 def _not_covered(config: RunConfig, kind: Kind) -> Iterator[str]:
+    """Yield the sentence on what the guarantee does not cover, for a run on a user's own tables."""
     data = config.data
     if kind is Kind.OWN_APP or not (data.brought or data.at_nodes):
         return
-    taken = [
+    uncovered = [
         "names and kinds of columns",
         *([] if data.classes else ["names of classes"]),
         "scores on test rows",
         *(["the choice of the round whose model is kept"] if config.training.patience else []),
     ]
-    yield f"The guarantee does not cover {', '.join(taken[:-1])} and {taken[-1]}."
+    yield f"The guarantee does not cover {', '.join(uncovered[:-1])} and {uncovered[-1]}."

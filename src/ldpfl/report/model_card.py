@@ -19,8 +19,8 @@ from ldpfl.report.scores import shown
 from ldpfl.util.number_format import counted, number
 from ldpfl.util.user_code import GIVEN, PRETRAINED, is_code, is_pretrained, public_name
 
-_OF_NUMBERS = ("number", "count", "survival")
-"""Targets of which a model tells numbers, and no classes."""
+_NUMBER_TARGETS = ("number", "count", "survival")
+"""Kinds of targets for which a model predicts numbers instead of classes."""
 
 
 def model_card(
@@ -37,89 +37,100 @@ def model_card(
 
     Args:
         result: figures of the run; scores are stated only where they were measured on public data.
-        version: of ldpfl.
+        described: description of the model's file.
+        encoder: how a table's rows become numbers; None for other data.
+        version: version of ldpfl.
         methods: the paragraph about the run, see :mod:`ldpfl.report.methods`.
         formats: names of further files of the model.
     """
     sections = (
-        ("", _head(config, encoder)),
-        ("What it was trained on", _data(config, described, encoder, result["rounds"])),
-        ("What is guaranteed", _guarantee(config, statement)),
-        ("Limits", _limits(config, encoder, statement, result)),
-        ("How to use it", chain(_use(described, encoder), _further(formats, encoder))),
-        ("For a paper or an ethics board", (f"{_text(methods)}\n",)),
-        ("How to cite", (f"{_text(citation())}\n",)),
+        ("", _head_lines(config, encoder)),
+        ("What it was trained on", _data_lines(config, described, encoder, result["rounds"])),
+        ("What is guaranteed", _guarantee_lines(config, statement)),
+        ("Limits", _limit_lines(config, encoder, statement, result)),
+        ("How to use it", chain(_usage_lines(described, encoder), _format_lines(formats, encoder))),
+        ("For a paper or an ethics board", (f"{_plain(methods)}\n",)),
+        ("How to cite", (f"{_plain(citation())}\n",)),
     )
-    body = "\n".join(f"{f'## {title}' if title else f'# {_text(config.name)}'}\n\n{''.join(lines)}" for title, lines in sections)
+    body = "\n".join(f"{f'## {title}' if title else f'# {_plain(config.name)}'}\n\n{''.join(lines)}" for title, lines in sections)
     return f"{_front_matter(config, described, encoder, statement)}\n{body}\nMade with ldpfl {version}.\n"
 
 
 def _front_matter(config: RunConfig, described: ModelFile, encoder: Encoder | None, statement: Statement) -> str:
-    pipeline = "" if encoder is None or encoder.data.text else f"pipeline_tag: tabular-{_kind(encoder)}\n"
+    """Return the metadata at the head of the card, in YAML, by which the hub files the model."""
+    pipeline = "" if encoder is None or encoder.data.text else f"pipeline_tag: tabular-{_task_name(encoder)}\n"
     if is_pretrained(described.name):
-        licence = f"license: {_text(described.licence)}\n" if described.licence else ""
-        pipeline = f"base_model: {_text(described.name.removeprefix(PRETRAINED))}\n{licence}"
-    own = config.data.brought or config.data.at_nodes
-    data = "" if own else f"datasets:\n- {public_name(config.data.name)}\n"
+        licence = f"license: {_plain(described.licence)}\n" if described.licence else ""
+        pipeline = f"base_model: {_plain(described.name.removeprefix(PRETRAINED))}\n{licence}"
+    is_own_data = config.data.brought or config.data.at_nodes
+    data = "" if is_own_data else f"datasets:\n- {public_name(config.data.name)}\n"
     tags = "tags:\n- differential-privacy\n- federated-learning\n"
-    return f"---\nlibrary_name: ldpfl\n{pipeline}{data}{tags}{''.join(_privacy(statement))}---\n"
+    return f"---\nlibrary_name: ldpfl\n{pipeline}{data}{tags}{''.join(_privacy_lines(statement))}---\n"
 
 
-def _privacy(statement: Statement) -> Iterator[str]:
+def _privacy_lines(statement: Statement) -> Iterator[str]:
     """Yield the best guarantee over the whole run as lines of YAML; nothing if no finite epsilon is known."""
     best = statement.best
     if best is None or not isfinite(best.epsilon):
         return
     yield "differential_privacy:\n"
     delta = repr(best.delta)
-    delta = delta if "." in delta else delta.replace("e", ".0e")  # a number of YAML has a point
+    delta = delta if "." in delta else delta.replace("e", ".0e")  # YAML recognises a number with an exponent only if it has a point
     yield f"  epsilon: {number(best.epsilon).replace(',', '')}\n  delta: {delta}\n"
     yield f"  protected: {best.unit}\n  trusted: {TRUSTED[best.trust_model]}\n  status: {best.status}\n"
     yield "  certificate: certificate.json\n"
 
 
-def _kind(encoder: Encoder) -> str:
-    return "regression" if encoder.targets in _OF_NUMBERS else "classification"
+def _task_name(encoder: Encoder) -> str:
+    """Return whether a model predicts numbers or classes, in the words of Hugging Face's tags."""
+    return "regression" if encoder.targets in _NUMBER_TARGETS else "classification"
 
 
-def _head(config: RunConfig, encoder: Encoder | None) -> Iterator[str]:
-    told = f" It tells {_names([encoder.data.target] if isinstance(encoder.data.target, str) else encoder.data.target)}." if encoder else ""
+def _head_lines(config: RunConfig, encoder: Encoder | None) -> Iterator[str]:
+    """Yield what the model is and predicts, and the run's description."""
+    predicts = ""
+    if encoder is not None:
+        target = encoder.data.target
+        predicts = f" It tells {_code_list([target] if isinstance(target, str) else target)}."
     name = public_name(config.model.name).rpartition(":")[2]
-    yield f"A model ({_text(name)}) that was trained with ldpfl under local differential privacy.{told}\n"
+    yield f"A model ({_plain(name)}) that was trained with ldpfl under local differential privacy.{predicts}\n"
     if config.description:
-        yield f"\n{_text(config.description)}\n"
+        yield f"\n{_plain(config.description)}\n"
 
 
-def _data(config: RunConfig, described: ModelFile, encoder: Encoder | None, rounds: int) -> Iterator[str]:
-    of = (
+def _data_lines(config: RunConfig, described: ModelFile, encoder: Encoder | None, rounds: int) -> Iterator[str]:
+    """Yield what the model was trained on: data, sizes, mechanism, inputs and classes."""
+    trained_on = (
         "rows that stayed with their owners"
         if config.data.brought or config.data.at_nodes
         else f"the data set `{public_name(config.data.name)}`"
     )
     sizes = f"{counted(config.clients.count, 'client')}, {counted(rounds, 'round')}"
-    yield f"Trained on {of}: {sizes}, mechanism `{config.mechanism.name}`.\n"
+    yield f"Trained on {trained_on}: {sizes}, mechanism `{config.mechanism.name}`.\n"
     if encoder is None:
         shape = "" if described.shape is None else f" A sample has the shape {described.shape}."
         yield f"{shape.strip()}\n" if shape else ""
         return
     data = encoder.data
-    yield f"\nInputs: {_names([data.text] if data.text else data.columns)}. No value of a row is in these files.\n"
+    yield f"\nInputs: {_code_list([data.text] if data.text else data.columns)}. No value of a row is in these files.\n"
     if encoder.classes:
-        whence = "named beforehand" if config.data.classes else "**taken from the rows**, which the guarantee does not cover"
-        yield f"\nClasses: {_names(encoder.classes)}; they were {whence}.\n"
+        source = "named beforehand" if config.data.classes else "**taken from the rows**, which the guarantee does not cover"
+        yield f"\nClasses: {_code_list(encoder.classes)}; they were {source}.\n"
     if encoder.shares or encoder.knots:
         yield "\nScales of columns, and shares of classes, are public settings or were measured as a part of the run's guarantee.\n"
 
 
-def _guarantee(config: RunConfig, statement: Statement) -> Iterator[str]:
+def _guarantee_lines(config: RunConfig, statement: Statement) -> Iterator[str]:
+    """Yield the verdict and the table of guarantees."""
     yield f"{statement.verdict or 'Nothing is protected: values left as they are.'}\n\n"
     yield f"| protected | trusted | epsilon (delta {statement.delta:g}) | status |\n|---|---|---|---|\n"
     for row in guarantee_rows(statement.to_dict()):
-        yield f"| {' | '.join(map(_text, row))} |\n"
+        yield f"| {' | '.join(map(_plain, row))} |\n"
     yield "\n`guarantee.json` has these lines with what each assumes. `ldpfl verify certificate.json` computes them a second time.\n"
 
 
-def _limits(config: RunConfig, encoder: Encoder | None, statement: Statement, result: Mapping[str, Any]) -> Iterator[str]:
+def _limit_lines(config: RunConfig, encoder: Encoder | None, statement: Statement, result: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the score if it is public, and what the guarantee does not cover."""
     if scores_are_public(config):
         yield f"- {result['metric']} on the public test split: {shown(result['metric'], result['score'])}\n"
     else:
@@ -127,42 +138,45 @@ def _limits(config: RunConfig, encoder: Encoder | None, statement: Statement, re
     if encoder is not None:
         yield "- Names of columns, and whether each holds numbers or words, count as public.\n"
     for line in (*public_caveats(config, list(result.get("caveats", ()))), *statement.notes, *statement.warnings):
-        yield f"- {_text(line)}\n"
+        yield f"- {_plain(line)}\n"
 
 
-def _use(described: ModelFile, encoder: Encoder | None) -> Iterator[str]:
+def _usage_lines(described: ModelFile, encoder: Encoder | None) -> Iterator[str]:
+    """Yield the commands and the code by which the model predicts new rows."""
     if is_pretrained(described.name):
-        yield f"It was trained on the pretrained model `{_text(described.name)}`, which is not in this folder: BASE is its folder.\n"
+        yield f"It was trained on the pretrained model `{_plain(described.name)}`, which is not in this folder: BASE is its folder.\n"
         yield "\n```\nldpfl predict FOLDER rows.csv --model BASE\n```\n"
         return
     code = described.name == GIVEN or is_code(described.name)
     if code:
-        yield f"The model is code of its owner (`{_text(described.name)}`), which is not in this folder and is never run by its name.\n\n"
+        yield f"The model is code of its owner (`{_plain(described.name)}`), which is not in this folder and is never run by its name.\n\n"
     if encoder is None:
-        own = ", model=MODULE" if code else ""
+        model_argument = ", model=MODULE" if code else ""
         if described.targets == "class" and described.mean:
             yield f"```\nldpfl predict FOLDER images{' --model file.py:Class' if code else ''}\n```\n"
             yield "\nThe rows are a folder of images, or an image, a Parquet file with images or a `.npy` file.\n\n"
-        yield f'```python\nimport ldpfl\n\nmodule = ldpfl.load_model("FOLDER"{own})  # a plain PyTorch module\n```\n'
+        yield f'```python\nimport ldpfl\n\nmodule = ldpfl.load_model("FOLDER"{model_argument})  # a plain PyTorch module\n```\n'
         if described.mean:
-            mean, std = ([round(value, 6) for value in own] for own in (described.mean, described.std))
+            mean, std = ([round(value, 6) for value in values] for values in (described.mean, described.std))
             yield f"\nIt takes pixels x from 0 to 255 as (x / 255 - mean) / std, by channel: mean {mean}, std {std}.\n"
         return
     yield f"```\nldpfl predict FOLDER rows.csv{' --model file.py:Class' if code else ''}\n```\n"
     yield f'\n```python\nimport ldpfl\n\nldpfl.predict("FOLDER", "rows.csv"{", model=MODULE" if code else ""})\n```\n'
 
 
-def _further(formats: Sequence[str], encoder: Encoder | None) -> Iterator[str]:
+def _format_lines(formats: Sequence[str], encoder: Encoder | None) -> Iterator[str]:
+    """Yield a sentence on the model's files in further formats."""
     if formats:
         inputs = "inputs as the module does" if encoder is None else "rows in numbers, which `encoding.json` describes"
-        yield f"\n{_names(list(formats))}: the same model for other programs. It takes {inputs}, and gives the module's outputs.\n"
+        yield f"\n{_code_list(list(formats))}: the same model for other programs. It takes {inputs}, and gives the module's outputs.\n"
 
 
-def _names(names: list[str] | tuple[str, ...]) -> str:
-    return ", ".join(f"`{_text(name).replace('`', '')}`" for name in names)
+def _code_list(names: list[str] | tuple[str, ...]) -> str:
+    """Return ``names`` as code in Markdown, separated by commas."""
+    return ", ".join(f"`{_plain(name).replace('`', '')}`" for name in names)
 
 
-def _text(text: str) -> str:
-    """Return ``text`` in one line, as Markdown that makes no table, link or markup of it."""
+def _plain(text: str) -> str:
+    """Return ``text`` in one line, with the characters escaped that Markdown would take for a table, a link or markup."""
     shown_text = printable(str(text))
     return "".join(f"\\{char}" if char in "\\|<>[]*_#" else char for char in shown_text)

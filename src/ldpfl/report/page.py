@@ -23,15 +23,15 @@ from ldpfl.report import at_clients
 from ldpfl.report.console import POOLED
 from ldpfl.report.methods import bibtex, methods
 from ldpfl.report.plots import plot_calibration, plot_protection, plot_risks, plot_scores, plot_spent
-from ldpfl.report.rendering import held, inline, rendered
+from ldpfl.report.rendering import guarantee_values, inline, rendered
 from ldpfl.report.scores import (
-    chosen,
+    chosen_settings,
     clipped_records,
     cost,
     event_of,
     figure_columns,
     figure_rows,
-    intervals_said,
+    intervals_sentence,
     no_slope,
     shown,
     site_columns,
@@ -47,11 +47,11 @@ from ldpfl.util.files import from_json_lines, read_text
 from ldpfl.util.number_format import NO_EPSILON, counted, epsilon_text
 from ldpfl.util.user_code import public_name
 
-_COMPARED = 8
-"""Figures that runs beside each other show: those at thresholds stand in each run's own table."""
+_MAX_COMPARED = 8
+"""Maximum number of figures in the comparison of runs. Each run's own table has all of them."""
 
-_POINTS = 8
-"""Rounds after which it is said what all so far cost: each takes up to some seconds."""
+_SPENT_POINTS = 8
+"""Number of rounds for which the epsilon so far is computed: each takes up to some seconds."""
 
 
 def page(folders: Sequence[Path], *, refresh_s: int = 0, public: bool = False) -> str:
@@ -67,9 +67,9 @@ def page(folders: Sequence[Path], *, refresh_s: int = 0, public: bool = False) -
         ConfigError: there is no run, or a run has no finished round.
         DataError: a file is damaged.
     """
-    runs = [_run(RunFolder(folder), public=public) for folder in folders]
+    runs = [_run_values(RunFolder(folder), public=public) for folder in folders]
     names = [run["name"] for run in runs]
-    metrics = list(dict.fromkeys(name for run in runs for name in run["scores"]))[:_COMPARED]
+    metrics = list(dict.fromkeys(name for run in runs for name in run["scores"]))[:_MAX_COMPARED]
     for run, folder in zip(runs, folders, strict=True):
         run["label"] = run["name"] if names.count(run["name"]) == 1 else f"{run['name']} in {folder.resolve().name}"
     title = runs[0]["name"] if len(runs) == 1 else f"{len(runs)} runs"
@@ -78,20 +78,23 @@ def page(folders: Sequence[Path], *, refresh_s: int = 0, public: bool = False) -
     )
 
 
-def _compared(result: dict[str, Any]) -> dict[str, float | None]:
-    """Return the figures by which runs are compared, that of each round first."""
-    found = {result["metric"]: result["score"], **result.get("scores", {})}
-    return {} if result["score"] is None else found
+def _compared_scores(result: dict[str, Any]) -> dict[str, float | None]:
+    """Return the scores by which runs are compared, the one of each round first; none if the last score is not known."""
+    scores = {result["metric"]: result["score"], **result.get("scores", {})}
+    return {} if result["score"] is None else scores
 
 
 @dataclass(frozen=True)
 class _Figure:
+    """A figure at the head of a page; ``more`` is text below it."""
+
     name: str
     value: str
     more: str = ""
 
 
-def _run(folder: RunFolder, *, public: bool) -> dict[str, Any]:
+def _run_values(folder: RunFolder, *, public: bool) -> dict[str, Any]:
+    """Return what the template shows of a run."""
     config, result, kind = folder.config(), folder.result(), folder.kind()
     progress, finished = "", result is not None
     if result is None:
@@ -100,7 +103,7 @@ def _run(folder: RunFolder, *, public: bool) -> dict[str, Any]:
     if public:
         result = without_private(config, result)
     ledger = folder.ledger()
-    if kind.on_flower:  # what the config says of clients is a plan, or of an own app nothing
+    if kind.on_flower:  # the config has only the planned number of clients, or none for an app of one's own
         result["clients"] = max(event.population for event in ledger.events)
         if len(ledger.events) > result["rounds"]:
             progress += f" Round {ledger.events[-1].round:,} is begun, and counts in what is said of privacy: its reports may have left."
@@ -111,82 +114,85 @@ def _run(folder: RunFolder, *, public: bool) -> dict[str, Any]:
     return {
         "name": result["name"],
         "progress": progress,
-        "left_out": _left_out(config) if public else "",
-        "scores": {name: shown(name, value) for name, value in _compared(result).items()},
+        "left_out": _left_out_sentence(config) if public else "",
+        "scores": {name: shown(name, value) for name, value in _compared_scores(result).items()},
         "baseline": shown(result["metric"], result["noise_free_score"]) if result["noise_free_score"] is not None else "",
         "epsilon": epsilon_text(best.epsilon) if best else NO_EPSILON,
         "bytes": f"{result['uplink_bytes_per_client_round']:,}",
         "sentence": _sentence(config, result, kind),
         "verdict": statement.verdict if protects and best else "Nothing is protected: values leave as they are.",
         "worth": worth_of(best.epsilon) if best else "bad",
-        "figures": list(_figures(result, statement)),
+        "figures": list(_main_figures(result, statement)),
         "scale_note": "" if best and isfinite(best.epsilon) else "No epsilon is known here.",
         "protection": inline(lambda axes: plot_protection(axes, statement), (6.2, 1.9)),
-        **held(statement, result.get("caveats", ())),
+        **guarantee_values(statement, result.get("caveats", ())),
         "metric": result["metric"],
         "curve": inline(lambda axes: plot_scores(axes, result), (7.2, 3.6))
-        if any(s is not None for s in result["score_per_round"])
+        if any(score is not None for score in result["score_per_round"])
         else "",
-        "rounds": list(_rounds(result)),
-        "spent": _spent(ledger, statement),
-        "measuring": _measuring(ledger, result["rounds"]),
-        **_quality(result),
+        "rounds": list(_round_rows(result)),
+        "spent": _spent_plot(ledger, statement),
+        "measuring": _measuring_sentence(ledger, result["rounds"]),
+        **_quality_values(result),
         "ranged": any(layer["radius"] is not None for layer in result["layers"].values()),
-        "layers": list(_layers(folder, result, public=public)),
+        "layers": list(_layer_values(folder, result, public=public)),
         "environment": list(_environment(config, result, kind, ledger)),
-        "config": _config_text(folder, seed=config.hides_seed, paths=public),
+        "config": _config_text(folder, hide_seed=config.hides_seed, hide_paths=public),
         "methods": methods(config, result, ledger, statement, kind) if finished else "",
         "citation": bibtex(result["name"]),
     }
 
 
-def _config_text(folder: RunFolder, *, seed: bool, paths: bool) -> str:
-    """Return the config as it stands in the folder, without a ``seed`` that noise follows from, and without ``paths`` of this machine."""
+def _config_text(folder: RunFolder, *, hide_seed: bool, hide_paths: bool) -> str:
+    """Return the text of the config in the folder, without the seed and without this machine's paths if they must be hidden."""
     text = read_text(folder.config_path)
-    for key in (*(["seed"] if seed else []), *(["path", "test_path"] if paths else [])):
+    for key in (*(["seed"] if hide_seed else []), *(["path", "test_path"] if hide_paths else [])):
         text = re.sub(rf"^{key} = .*$", f"# {key}: in the run's folder", text, count=1, flags=re.MULTILINE)
-    return re.sub(r'"(?:[^"\\\n]|\\.)*"', _without_folder, text) if paths else text
+    return re.sub(r'"(?:[^"\\\n]|\\.)*"', _without_folder_part, text) if hide_paths else text
 
 
-def _without_folder(found: re.Match[str]) -> str:
-    """Return a string of TOML, quotes included, without the folder of what it names."""
-    inner = found[0][1:-1]
+def _without_folder_part(quoted: re.Match[str]) -> str:
+    """Return a string of TOML, with its quotes, without the folder if it is a path."""
+    inner = quoted[0][1:-1]
     return f'"{public_name(inner)}"'
 
 
-def _left_out(config: RunConfig) -> str:
+def _left_out_sentence(config: RunConfig) -> str:
     """Return the sentence of a public page that says what was left out."""
-    always = "the noise-free baseline, how much was clamped or clipped, and times"
+    figures = "the noise-free baseline, how much was clamped or clipped, and times"
     if scores_are_public(config):
-        return f"Left out, because the guarantee does not cover it: {always}. Scores were measured on the public test split."
+        return f"Left out, because the guarantee does not cover it: {figures}. Scores were measured on the public test split."
     scores = "scores, which were measured on rows that are not protected"
-    return f"Left out, because the guarantee does not cover it: {scores}; {always}."
+    return f"Left out, because the guarantee does not cover it: {scores}; {figures}."
 
 
 def _sentence(config: RunConfig, result: dict[str, Any], kind: Kind) -> str:
-    of = "its own table" if config.data.brought else public_name(config.data.name)
-    reached = f": {shown(result['metric'], result['score'])} {result['metric']} ({result['evaluated_on']})"
-    what = f"{public_name(config.model.name)} on {of}{reached if result['score'] is not None else ''}"
-    if kind is Kind.OWN_APP:  # its model and data stand in no config
-        scored = "" if result["score"] is None else f": a score of {result['score']:.4g}"
-        what = f"An {kind}{scored}"
+    """Return the sentence that sums up a run: model, data, score, rounds, clients and mechanism."""
+    data = "its own table" if config.data.brought else public_name(config.data.name)
+    score_text = f": {shown(result['metric'], result['score'])} {result['metric']} ({result['evaluated_on']})"
+    training = f"{public_name(config.model.name)} on {data}{score_text if result['score'] is not None else ''}"
+    if kind is Kind.OWN_APP:  # the config does not name its model and data
+        score_text = "" if result["score"] is None else f": a score of {result['score']:.4g}"
+        training = f"An {kind}{score_text}"
     cohort = result["clients_per_round"]
-    part = "" if cohort == result["clients"] else f", {cohort:,} a round"
-    return f"{what} after {counted(result['rounds'], 'round')} with {counted(result['clients'], 'client')}{part}, by {result['mechanism']}."
+    a_round = "" if cohort == result["clients"] else f", {cohort:,} a round"
+    rounds, clients = counted(result["rounds"], "round"), counted(result["clients"], "client")
+    return f"{training} after {rounds} with {clients}{a_round}, by {result['mechanism']}."
 
 
-def _figures(result: dict[str, Any], statement: Statement) -> Iterator[_Figure]:
+def _main_figures(result: dict[str, Any], statement: Statement) -> Iterator[_Figure]:
+    """Yield the figures at the head of the page: scores, the whole run's epsilons, and bytes sent."""
     metric, score, baseline = result["metric"], result["score"], result["noise_free_score"]
     if score is not None:
         interval = result.get("intervals", {}).get(metric)
-        ends = "" if interval is None else f", {with_interval(metric, score, interval).partition(' (')[2].rstrip(')')}"
-        yield _Figure(metric, shown(metric, score), f"on {result['evaluated_on']} data{ends}")
+        interval_text = "" if interval is None else f", {with_interval(metric, score, interval).partition(' (')[2].rstrip(')')}"
+        yield _Figure(metric, shown(metric, score), f"on {result['evaluated_on']} data{interval_text}")
     if result.get("scores", {}).get(COMMONEST) is not None:
-        always = shown(COMMONEST, result["scores"][COMMONEST])
+        commonest = shown(COMMONEST, result["scores"][COMMONEST])
         if metric != ACCURACY:
-            yield _Figure(ACCURACY, shown(ACCURACY, result["scores"][ACCURACY]), f"{always} by always saying the commonest class")
+            yield _Figure(ACCURACY, shown(ACCURACY, result["scores"][ACCURACY]), f"{commonest} by always saying the commonest class")
         else:
-            yield _Figure("commonest class", always, "accuracy of always saying it")
+            yield _Figure("commonest class", commonest, "accuracy of always saying it")
     if baseline is not None:
         yield _Figure("without noise", shown(metric, baseline), cost(metric, baseline, score) if score is not None else "")
     for trust, name in (("hidden", "epsilon, if the others hide it"), ("local", "epsilon, trusting nobody")):
@@ -197,35 +203,35 @@ def _figures(result: dict[str, Any], statement: Statement) -> Iterator[_Figure]:
     yield _Figure("sent by a client", f"{size:,} bytes", f"a round, for {result['weights']:,} weights")
 
 
-def _rounds(result: dict[str, Any]) -> Iterator[tuple[int, str, str]]:
-    """Yield what the curve shows, in figures: each round's number, its score, and that without noise."""
+def _round_rows(result: dict[str, Any]) -> Iterator[tuple[int, str, str]]:
+    """Yield the rows of the table below the curve: each round's number, its score, and the score without noise."""
     scores = result["score_per_round"]
-    plain = result.get("noise_free_score_per_round") or [None] * len(scores)
-    for place, (score, baseline) in enumerate(zip_longest(scores, plain), start=1):
-        yield place, shown(result["metric"], score), shown(result["metric"], baseline)
+    baselines = result.get("noise_free_score_per_round") or [None] * len(scores)
+    for number, (score, baseline) in enumerate(zip_longest(scores, baselines), start=1):
+        yield number, shown(result["metric"], score), shown(result["metric"], baseline)
 
 
-def _spent(ledger: Ledger, statement: Statement) -> Markup | str:
-    """Draw the cumulative epsilon by round; empty if no epsilon is known, or there is only one round."""
+def _spent_plot(ledger: Ledger, statement: Statement) -> Markup | str:
+    """Draw the cumulative epsilon after some of the rounds; empty if no epsilon is known, or there is only one round."""
     best, count = statement.best, len(ledger.events)
     if best is None or not isfinite(best.epsilon) or count < 2:
         return ""
-    places = sorted({max(1, round(count * part / _POINTS)) for part in range(1, _POINTS + 1)})
-    points = [(ledger.events[place - 1].round, run_epsilon(Ledger(ledger.events[:place]), statement.delta)) for place in places]
+    round_counts = sorted({max(1, round(count * point / _SPENT_POINTS)) for point in range(1, _SPENT_POINTS + 1)})
+    points = [(ledger.events[rounds - 1].round, run_epsilon(Ledger(ledger.events[:rounds]), statement.delta)) for rounds in round_counts]
     measuring = ledger.measured
     return inline(lambda axes: plot_spent(axes, points, measuring), (6.2, 2.6))
 
 
-def _measuring(ledger: Ledger, rounds: int) -> str:
+def _measuring_sentence(ledger: Ledger, rounds: int) -> str:
     """Return a sentence on the rounds that measured columns before training; empty if there are none."""
     measured = ledger.measured
-    judged = sum(event.histograms for event in ledger.events) - measured
-    said = [f"{counted(measured, 'round')} of measuring, then {rounds} of training."] if measured else []
-    said += [f"{judged} of what is charged are measurements of the model at clients."] if judged else []
-    return " ".join(said)
+    evaluations = sum(event.histograms for event in ledger.events) - measured
+    sentences = [f"{counted(measured, 'round')} of measuring, then {rounds} of training."] if measured else []
+    sentences += [f"{evaluations} of what is charged are measurements of the model at clients."] if evaluations else []
+    return " ".join(sentences)
 
 
-def _quality(result: dict[str, Any]) -> dict[str, Any]:
+def _quality_values(result: dict[str, Any]) -> dict[str, Any]:
     """Return the part of the page on the model's quality: figures with intervals, clients, calibration."""
     risks = result.get("event") is not None
     return {
@@ -233,37 +239,38 @@ def _quality(result: dict[str, Any]) -> dict[str, Any]:
         "quality_columns": figure_columns(result),
         "event": " ".join(filter(None, (event_of(result), untold_labels(result), no_slope(result)))),
         "pooled": POOLED if result.get("pooled_scores") else "",
-        "intervals": intervals_said(result),
-        "at_clients": at_clients.said(result),
+        "intervals": intervals_sentence(result),
+        "at_clients": at_clients.how_measured(result),
         "at_clients_columns": at_clients.COLUMNS,
         "at_clients_rows": list(at_clients.figure_rows(result)),
         "confusion": at_clients.confusion_rows(result),
         "confusion_columns": at_clients.confusion_columns(result),
-        "confusion_said": at_clients.confusion_said(result),
+        "confusion_said": at_clients.confusion_caption(result),
         "bins": list(at_clients.bin_rows(result)),
         "sites": site_rows(result),
         "site_columns": site_columns(result),
         "site_notes": site_notes(result),
         "calibration": inline(lambda axes: plot_calibration(axes, result), (4.6, 3.6)) if result.get("calibration") else "",
         "calibration_said": _CALIBRATION if risks else _PREDICTED,
-        "tenths": [[f"{own['rows']:,}", *(f"{own[name]:.4g}" for name in _OF_A_TENTH)] for own in result.get("calibration", ())],
+        "tenths": [[f"{tenth['rows']:,}", *(f"{tenth[name]:.4g}" for name in _TENTH_COLUMNS)] for tenth in result.get("calibration", ())],
         "risks": inline(lambda axes: plot_risks(axes, result), (4.6, 2.4)) if result.get("risks") else "",
         "risk_rows": list(_risk_rows(result)),
     }
 
 
-_OF_A_TENTH = ("predicted", "observed", "low", "high")
+_TENTH_COLUMNS = ("predicted", "observed", "low", "high")
 _CALIBRATION = "What was observed against what was predicted, for each tenth of the test rows by predicted risk, with 95 % intervals."
 _PREDICTED = "What was observed against what was predicted, for each tenth of the test rows; bars hold the middle 80 % of observations."
 
 
 def _risk_rows(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield each interval of predicted risk, and the number of test rows in it."""
     if result.get("risks"):
         for (low, high), rows in zip(pairwise(result["risks"]["edges"]), result["risks"]["rows"], strict=True):
             yield f"{low:.2%} to {high:.2%}", f"{rows:,}"
 
 
-def _first_clamped(folder: RunFolder) -> Any:
+def _first_clipped(folder: RunFolder) -> Any:
     """Return the fraction of clipped values in each layer, in the first round in which clients took part, from the run's metrics."""
     try:
         lines = from_json_lines(folder.metrics_path)
@@ -272,46 +279,50 @@ def _first_clamped(folder: RunFolder) -> Any:
         return {}
 
 
-def _layers(folder: RunFolder, result: dict[str, Any], *, public: bool) -> Iterator[dict[str, str]]:
-    first: Any = {} if public else _first_clamped(folder)
+def _layer_values(folder: RunFolder, result: dict[str, Any], *, public: bool) -> Iterator[dict[str, str]]:
+    """Yield what the page shows of each layer: noise, and the clipped shares of the first and last round."""
+    clipped_first: Any = {} if public else _first_clipped(folder)
     shares = (
-        {name: share for name, share in first.items() if isinstance(share, float) or share in (0, 1)} if isinstance(first, dict) else {}
+        {name: share for name, share in clipped_first.items() if isinstance(share, float) or share in (0, 1)}
+        if isinstance(clipped_first, dict)
+        else {}
     )
     for name, layer in result["layers"].items():
         yield {
             "name": name,
             "weights": f"{layer['weights']:,}",
-            "radius": _small(layer["radius"]),
-            "noise": _small(layer["noise_std"]),
-            "first": _share(shares.get(name)),
-            "last": _share(layer["clipped_fraction"]),
+            "radius": _number_or_dash(layer["radius"]),
+            "noise": _number_or_dash(layer["noise_std"]),
+            "first": _percent_or_dash(shares.get(name)),
+            "last": _percent_or_dash(layer["clipped_fraction"]),
         }
 
 
-def _small(value: float | None) -> str:
+def _number_or_dash(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
 
 
-def _share(value: float | None) -> str:
+def _percent_or_dash(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
-_TRAVELLED: Mapping[Channel, str] = {
+_CHANNEL_TEXTS: Mapping[Channel, str] = {
     "direct": "in the replies, so the aggregator sees each client's",
     "ideal-shuffler": "sealed, over the relay, which mixes them",
     "secure-sum": "masked, added up by the relay, and unmasked as a sum by the aggregator: neither server sees one of them",
 }
-"""How reports of a deployed run reached the aggregator."""
+"""How the reports of a deployed run reached the aggregator, as text."""
 
 
 def _environment(config: RunConfig, result: dict[str, Any], kind: Kind, ledger: Ledger) -> Iterator[tuple[str, str]]:
+    """Yield name and value of each fact on how the run was done: nodes, seed, versions, device, data, mechanism."""
     if kind.on_flower:
         yield "run by", f"{kind}, whose config is at the end; clients trained on machines of their own"
         yield "nodes", f"{result['clients']:,}, of which none was asked in more than {counted(ledger.events[-1].joined, 'round')}"
-        yield "reports", _TRAVELLED[ledger.events[-1].channel]
+        yield "reports", _CHANNEL_TEXTS[ledger.events[-1].channel]
     if not result.get("seed_is_secret"):
         yield "seed", str(result["seed"])
-    if "versions" in result:  # of a finished run
+    if "versions" in result:  # only a finished run has them
         yield "versions", ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     training = "" if result["seconds"] is None else f"{result['seconds']:.1f} s of training"
     if "threads" in result:
@@ -322,7 +333,7 @@ def _environment(config: RunConfig, result: dict[str, Any], kind: Kind, ledger: 
         yield "data", f"{public_name(config.data.name)}, fingerprint {result.get('data_fingerprint', '-')}"
     if clipped := clipped_records(result):
         yield "records clipped", clipped
-    if settings := chosen(result):
+    if settings := chosen_settings(result):
         yield "chosen by auto", settings
     yield "mechanism", config.mechanism.name
     for name, value in config.mechanism.model_dump(mode="json", exclude={"name"}).items():

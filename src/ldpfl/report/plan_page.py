@@ -17,12 +17,12 @@ from ldpfl.mechanisms.settings import Part
 from ldpfl.privacy.guarantee import Statement, worth_of
 from ldpfl.report.plots import plot_protection
 from ldpfl.report.privacy import plan_lines, plan_title, regime_lines, regime_title
-from ldpfl.report.rendering import held, inline, rendered
+from ldpfl.report.rendering import guarantee_values, inline, rendered
 from ldpfl.util.files import from_json, read_text
 
 
 @dataclass(frozen=True)
-class _AskedRegime:
+class _RegimeArguments:
     """Arguments of :func:`ldpfl.experiments.planning.regimes.plan_regime`."""
 
     regime: str
@@ -40,14 +40,14 @@ class _AskedRegime:
 
 
 def plan_page(path: Path) -> str:
-    """Return the page of a plan in the file that ``ldpfl plan --json`` wrote; what is planned is computed anew from what was asked.
+    """Return the page of the plan in a file that ``ldpfl plan --json`` wrote. The plan is computed again from its arguments.
 
     Raises:
         DataError: the file is no plan, or a figure in it is out of range.
     """
     try:
-        found: Any = from_json(read_text(path))
-        return _of_regime(found) if "regime" in found else _of_setting(found)
+        stored: Any = from_json(read_text(path))
+        return _regime_page(stored) if "regime" in stored else _setting_page(stored)
     except ValidationError as error:
         first = error.errors()[0]
         raise DataError(f"{path} is no plan: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
@@ -59,24 +59,26 @@ def plan_page(path: Path) -> str:
         ) from error
 
 
-def _of_setting(found: dict[str, Any]) -> str:
-    # Of a plan in which nothing is protected there is no epsilon.
-    asked = {field.name: found[field.name] for field in fields(Setting)}
-    made = plan(Setting(**{**asked, "epsilon": 1.0 if asked["epsilon"] is None else asked["epsilon"]}))
-    figures = made.to_dict()
-    return _rendered(plan_title(figures), plan_lines(figures), made.statement)
+def _setting_page(stored: dict[str, Any]) -> str:
+    """Return the page of a plan for a setting, from the arguments in the file."""
+    # A plan in which nothing is protected has no epsilon. Any value does, because it is not used.
+    arguments = {field.name: stored[field.name] for field in fields(Setting)}
+    result = plan(Setting(**{**arguments, "epsilon": 1.0 if arguments["epsilon"] is None else arguments["epsilon"]}))
+    figures = result.to_dict()
+    return _page(plan_title(figures), plan_lines(figures), result.statement)
 
 
-def _of_regime(found: dict[str, Any]) -> str:
-    asked = TypeAdapter(_AskedRegime).validate_python(
-        {field.name: found[field.name] for field in fields(_AskedRegime) if field.name in found}
+def _regime_page(stored: dict[str, Any]) -> str:
+    """Return the page of a plan for a regime, from the arguments in the file."""
+    arguments = TypeAdapter(_RegimeArguments).validate_python(
+        {field.name: stored[field.name] for field in fields(_RegimeArguments) if field.name in stored}
     )
-    made = plan_regime(**asdict(asked))
-    figures = made.to_dict()
-    return _rendered(regime_title(figures), regime_lines(figures), made.statement)
+    result = plan_regime(**asdict(arguments))
+    figures = result.to_dict()
+    return _page(regime_title(figures), regime_lines(figures), result.statement)
 
 
-def _rendered(title: str, lines: Iterable[tuple[str, str]], statement: Statement) -> str:
+def _page(title: str, lines: Iterable[tuple[str, str]], statement: Statement) -> str:
     best = statement.best
     return rendered(
         "plan.html",
@@ -85,5 +87,5 @@ def _rendered(title: str, lines: Iterable[tuple[str, str]], statement: Statement
         verdict=statement.verdict if best else "Nothing would be protected: values leave as they are.",
         worth=worth_of(best.epsilon) if best else "bad",
         protection=inline(lambda axes: plot_protection(axes, statement), (6.2, 1.9)) if best and isfinite(best.epsilon) else "",
-        held=held(statement),
+        held=guarantee_values(statement),
     )

@@ -36,7 +36,7 @@ class Picture:
     """A drawing that a notebook shows.
 
     Attributes:
-        svg: its text.
+        svg: text of the drawing, as SVG.
     """
 
     svg: str
@@ -55,24 +55,24 @@ class Picture:
 
 
 def draw_score_curve(path: Path, result: dict[str, Any]) -> None:
-    """Draw the score against rounds, beside the noise-free baseline where there is one; nothing where it was not measured."""
-    with _figure(path, "svg") as (axes,):
+    """Draw the score against rounds, and the noise-free baseline if there is one. Rounds without a score leave a gap."""
+    with _saved_panels(path, "svg") as (axes,):
         plot_scores(axes, result)
         seed = "" if result.get("seed_is_secret") else f", seed {result['seed']}"
         axes.set_title(f"{literal(result['name'])}, n = {result['clients']}{seed}")
 
 
 def plot_scores(axes: Axes, result: dict[str, Any]) -> None:
-    """Draw the score against rounds on ``axes``, beside the noise-free baseline where there is one."""
+    """Draw the score against rounds on ``axes``, and the noise-free baseline if there is one."""
     from matplotlib.ticker import MaxNLocator
 
     rounds = range(1, result["rounds"] + 1)
-    baseline, times = result.get("noise_free_score_per_round"), factor(result["metric"])
+    baseline, scale = result.get("noise_free_score_per_round"), factor(result["metric"])
     if baseline:
-        plain = [nan if a is None else times * a for a in baseline]
-        axes.plot(rounds, plain, color="0.55", linestyle="--", marker="o", markersize=3, label="without noise")
-    scores = [nan if a is None else times * a for a in result["score_per_round"]]
-    axes.plot(rounds, scores, color="tab:blue", marker="o", markersize=4, label=_label(result))
+        baseline_scores = [nan if score is None else scale * score for score in baseline]
+        axes.plot(rounds, baseline_scores, color="0.55", linestyle="--", marker="o", markersize=3, label="without noise")
+    scores = [nan if score is None else scale * score for score in result["score_per_round"]]
+    axes.plot(rounds, scores, color="tab:blue", marker="o", markersize=4, label=_run_label(result))
     axes.set_xlabel("round")
     axes.set_ylabel(literal(f"{heading(result['metric'])}, {result['evaluated_on']}"))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -81,14 +81,14 @@ def plot_scores(axes: Axes, result: dict[str, Any]) -> None:
 
 
 def plot_calibration(axes: Axes, result: Mapping[str, Any]) -> None:
-    """Draw what was observed against what was predicted, for each tenth of the test rows, beside the line on which both are the same."""
+    """Draw what was observed against what was predicted, for each tenth of the test rows, and the diagonal on which both are equal."""
     tenths, risks = result["calibration"], result.get("event") is not None
-    predicted, observed = ([own[name] for own in tenths] for name in ("predicted", "observed"))
-    ends = [[own["observed"] - own["low"] for own in tenths], [own["high"] - own["observed"] for own in tenths]]
+    predicted, observed = ([tenth[name] for tenth in tenths] for name in ("predicted", "observed"))
+    distances = [[tenth["observed"] - tenth["low"] for tenth in tenths], [tenth["high"] - tenth["observed"] for tenth in tenths]]
     low, high = min(0.0, *predicted) if risks else min(predicted), max([*predicted, *observed])
     axes.plot([low, high], [low, high], color="0.55", linestyle="--", label="predicted as observed")
-    bars = [[max(0.0, end) for end in side] for side in ends]
-    axes.errorbar(predicted, observed, bars, fmt="o", color="tab:blue", markersize=4, capsize=2, label="a tenth of the test rows")
+    error_bars = [[max(0.0, distance) for distance in side] for side in distances]
+    axes.errorbar(predicted, observed, error_bars, fmt="o", color="tab:blue", markersize=4, capsize=2, label="a tenth of the test rows")
     axes.set_xlabel("mean predicted risk" if risks else "mean prediction")
     axes.set_ylabel("observed share" if risks else "observed")
     axes.grid(alpha=0.3)
@@ -121,7 +121,7 @@ def plot_spent(axes: Axes, points: Sequence[tuple[int, float]], measuring: int) 
 def plot_protection(axes: Axes, statement: Statement) -> None:
     """Draw the epsilons of a whole run on one logarithmic scale: proved bounds, and a paper's claims."""
     marks = [
-        (row.epsilon, f"{IN_SHORT[row.trust_model]}: {figure(row.epsilon)}{_if_claimed(row)}", True) for row in _over_the_run(statement)
+        (row.epsilon, f"{IN_SHORT[row.trust_model]}: {figure(row.epsilon)}{_claim_note(row)}", True) for row in _run_guarantees(statement)
     ]
     claim = next((row for row in statement.rows if row.status == "claimed"), None)
     if claim is not None:
@@ -129,19 +129,18 @@ def plot_protection(axes: Axes, statement: Statement) -> None:
     marks = sorted(mark for mark in marks if isfinite(mark[0]))
     low, high = _scale_of_epsilon(axes, [mark[0] for mark in marks], room=30)
     axes.set_ylim(-0.6, max(1, len(marks)) - 0.4)
-    for place, (epsilon, text, holds) in enumerate(reversed(marks)):
-        axes.plot([epsilon], [place], marker="o" if holds else "x", markersize=8, color="tab:blue" if holds else "tab:red")
-        left = epsilon < (low * high) ** 0.5
-        axes.annotate(
-            text, (epsilon, place), (9 if left else -9, 0), textcoords="offset points", ha="left" if left else "right", va="center"
-        )
+    for height, (epsilon, text, holds) in enumerate(reversed(marks)):
+        axes.plot([epsilon], [height], marker="o" if holds else "x", markersize=8, color="tab:blue" if holds else "tab:red")
+        side, offset = ("left", 9) if epsilon < (low * high) ** 0.5 else ("right", -9)  # the side of the text that is at the mark
+        axes.annotate(text, (epsilon, height), (offset, 0), textcoords="offset points", ha=side, va="center")
     axes.set_yticks([])
     axes.set_xlabel("epsilon")
     for side in ("left", "right", "top"):
         axes.spines[side].set_visible(False)
 
 
-def _if_claimed(row: Guarantee) -> str:
+def _claim_note(row: Guarantee) -> str:
+    """Return a note that a guarantee is only claimed by the mechanism's author, empty if it is proved."""
     return f", {AUTHORS_CLAIM}" if row.status == AUTHORS_CLAIM else ""
 
 
@@ -153,7 +152,7 @@ def _scale_of_epsilon(axes: Axes, epsilons: Sequence[float], *, room: float) -> 
     axes.set_xlim(low, high)
     for (start, end), colour in zip(((low, GOOD), (GOOD, FAIR), (FAIR, high)), ZONES.values(), strict=True):
         axes.axvspan(start, end, color=colour, linewidth=0)
-    axes.xaxis.set_major_formatter(lambda value, place: f"{value:,.10g}")
+    axes.xaxis.set_major_formatter(lambda value, position: f"{value:,.10g}")
     return low, high
 
 
@@ -161,11 +160,11 @@ def plot_worth(axes: Axes, rows: Sequence[tuple[Row, float]], *, joined: bool) -
     """Draw the score of each row of a sweep against its proved epsilon, with one colour for each variant, joined by lines if ``joined``."""
     _scale_of_epsilon(axes, [epsilon for _, epsilon in rows], room=3)
     for number, variant in enumerate(dict.fromkeys(row.variant for row, _ in rows)):
-        own = sorted(((epsilon, row) for row, epsilon in rows if row.variant == variant), key=lambda pair: pair[0])
-        means, deviations = _shown([row for _, row in own])
-        at, look = [epsilon for epsilon, _ in own], f"{'osD^vPX*'[number // 10 % 8]}{'-' * joined}"
+        points = sorted(((epsilon, row) for row, epsilon in rows if row.variant == variant), key=lambda pair: pair[0])
+        means, deviations = _means_and_deviations([row for _, row in points])
+        epsilons, style = [epsilon for epsilon, _ in points], f"{'osD^vPX*'[number // 10 % 8]}{'-' * joined}"
         axes.errorbar(
-            at, means, deviations, fmt=look, color=f"C{number % 10}", markersize=5, capsize=2, linewidth=1, label=literal(variant)
+            epsilons, means, deviations, fmt=style, color=f"C{number % 10}", markersize=5, capsize=2, linewidth=1, label=literal(variant)
         )
     axes.set_xlabel("epsilon that holds for a whole run")
     axes.set_ylabel(literal(heading(rows[0][0].metric)))
@@ -176,21 +175,22 @@ ZONES: Mapping[Worth, str] = {"good": "#d9f0dd", "fair": "#f7ecc9", "bad": "#fbd
 """Background colours of good, fair and bad protection."""
 
 
-def _over_the_run(statement: Statement) -> list[Guarantee]:
-    found = [statement.find(trust, "run") for trust in ("hidden", "local")]
-    return [row for row in found if row is not None]
+def _run_guarantees(statement: Statement) -> list[Guarantee]:
+    """Return the guarantees over the whole run, behind what hides a client and against everybody, if they are known."""
+    guarantees = [statement.find(trust, "run") for trust in ("hidden", "local")]
+    return [row for row in guarantees if row is not None]
 
 
 def draw_sweep(path: Path, sweep: SweepConfig, rows: Sequence[Row]) -> None:
-    """Draw the score against the sweep's first axis or its budget, a line a variant, and against bytes, a line a value of the axis."""
+    """Draw a sweep's scores: against its first axis or the budget, with a line for each variant, and against bytes, one for each value."""
     kind = require_plot(path)
-    with _figure(path, kind, panels=panels_of(sweep)) as panels:
+    with _saved_panels(path, kind, panels=panels_of(sweep)) as panels:
         plot_sweep(panels, sweep, rows)
         panels[0].figure.suptitle(literal(sweep.name))
 
 
 def panels_of(sweep: SweepConfig) -> int:
-    """Return how many panels :func:`plot_sweep` draws on."""
+    """Return how many panels :func:`plot_sweep` draws on: one against bytes, and one against the first axis if there is one."""
     return 2 if sweep.axes else 1
 
 
@@ -209,28 +209,29 @@ def plot_sweep(panels: Sequence[Axes], sweep: SweepConfig, rows: Sequence[Row]) 
 
 
 def _draw_variants(panel: Axes, sweep: SweepConfig, rows: Sequence[Row], axis: str) -> None:
-    """Draw a line a variant; one that is the same everywhere, or has no finite budget, lies across the whole panel."""
+    """Draw a line for each variant. It lies across the panel if the variant is the same at all values, or has no finite budget."""
     by_budget, values = sweep.plot_against == "budget", list(sweep.points[axis])
-    places = [float(value) if isinstance(value, int | float) else number for number, value in enumerate(values)]
+    positions_of_values = [float(value) if isinstance(value, int | float) else number for number, value in enumerate(values)]
     if not by_budget and any(isinstance(value, str) for value in values):
-        panel.set_xticks(places, [literal(str(value)) for value in values])
-    used = []
+        panel.set_xticks(positions_of_values, [literal(str(value)) for value in values])
+    all_positions = []
     for number, variant in enumerate(sweep.variants):
-        own = [row for row in rows if row.variant == variant]
-        at = [row.budget if by_budget else places[values.index(row.point[0][1])] for row in own if row.point]
-        if len(at) < len(own) or not all(map(isfinite, at)):
-            panel.axhline(_shown(own)[0][0], color="0.4", linestyle="--", linewidth=1, label=literal(variant))
-        elif own:
-            panel.errorbar(at, *_shown(own), color=f"C{number % 10}", marker="o", markersize=4, capsize=2, label=literal(variant))
-            used += at
-    if by_budget and used and min(used) > 0 and max(used) > 10 * min(used):
+        variant_rows = [row for row in rows if row.variant == variant]
+        positions = [row.budget if by_budget else positions_of_values[values.index(row.point[0][1])] for row in variant_rows if row.point]
+        if len(positions) < len(variant_rows) or not all(map(isfinite, positions)):
+            panel.axhline(_means_and_deviations(variant_rows)[0][0], color="0.4", linestyle="--", linewidth=1, label=literal(variant))
+        elif variant_rows:
+            means = _means_and_deviations(variant_rows)
+            panel.errorbar(positions, *means, color=f"C{number % 10}", marker="o", markersize=4, capsize=2, label=literal(variant))
+            all_positions += positions
+    if by_budget and all_positions and min(all_positions) > 0 and max(all_positions) > 10 * min(all_positions):
         panel.set_xscale("log")
     elif not by_budget and not any(isinstance(value, str) for value in values):
-        mark_numbers(panel, places)
+        mark_numbers(panel, positions_of_values)
     panel.set_xlabel("epsilon of the whole run, trusting nobody" if by_budget else named_axis(axis))
 
 
-_AXES = {
+_AXIS_NAMES = {
     "clients.count": "clients",
     "clients.fraction": "part of the clients that takes part in a round",
     "mechanism.epsilon": "epsilon of a report's unit",
@@ -240,12 +241,12 @@ _AXES = {
 
 
 def named_axis(key: str) -> str:
-    """Return what a setting is called below a picture; its key where it has no name of its own."""
-    return _AXES.get(key, key)
+    """Return the name of the setting ``key`` for a plot's axis; the key itself if it has no other name."""
+    return _AXIS_NAMES.get(key, key)
 
 
 def mark_numbers(axes: Axes, values: Sequence[float]) -> None:
-    """Mark ``values`` on the horizontal axis as they are written, on a logarithmic scale where they lie far apart."""
+    """Label ``values`` on the horizontal axis. The scale is logarithmic if they span more than a factor of 10."""
     if min(values) > 0 and max(values) > 10 * min(values):
         axes.set_xscale("log")
     axes.set_xticks(values, [f"{value:,.10g}" for value in values])
@@ -253,23 +254,24 @@ def mark_numbers(axes: Axes, values: Sequence[float]) -> None:
 
 
 def _draw_bytes(panel: Axes, sweep: SweepConfig, rows: Sequence[Row], axis: str | None) -> None:
-    """Draw each row where its bytes and score are, in its variant's colour, and join those of one value of the axis."""
-    for place, value in enumerate(sweep.points[axis] if axis else []):
-        joined = sorted((row for row in rows if row.point and row.point[0][1] == value), key=lambda row: row.bytes_per_client)
-        shade = str(0.8 - 0.6 * place / max(1, len(sweep.points[str(axis)]) - 1))
+    """Draw each row's score against its bytes, in its variant's colour, and join the rows of each value of the axis by a line."""
+    for index, value in enumerate(sweep.points[axis] if axis else []):
+        connected = sorted((row for row in rows if row.point and row.point[0][1] == value), key=lambda row: row.bytes_per_client)
+        shade = str(0.8 - 0.6 * index / max(1, len(sweep.points[str(axis)]) - 1))
         label = literal(f"{str(axis).rpartition('.')[2]} {value}")
-        panel.plot([row.bytes_per_client for row in joined], _shown(joined)[0], color=shade, linewidth=1, label=label)
+        panel.plot([row.bytes_per_client for row in connected], _means_and_deviations(connected)[0], color=shade, linewidth=1, label=label)
     for number, variant in enumerate(sweep.variants):
-        own = [row for row in rows if row.variant == variant]
+        variant_rows = [row for row in rows if row.variant == variant]
         label = "" if axis else literal(variant)
-        at = [row.bytes_per_client for row in own]
-        panel.errorbar(at, *_shown(own), color=f"C{number % 10}", fmt="o", markersize=4, capsize=2, label=label)
+        bytes_sent = [row.bytes_per_client for row in variant_rows]
+        means = _means_and_deviations(variant_rows)
+        panel.errorbar(bytes_sent, *means, color=f"C{number % 10}", fmt="o", markersize=4, capsize=2, label=label)
     panel.set_xscale("log")
     panel.set_xlabel("bytes that a client sends in a round")
 
 
-def _shown(rows: Sequence[Row]) -> tuple[list[float], list[float]]:
-    """Return the means and the deviations of ``rows``, accuracy in per cent."""
+def _means_and_deviations(rows: Sequence[Row]) -> tuple[list[float], list[float]]:
+    """Return the means and the deviations of the rows' scores, shares in per cent."""
     return [factor(row.metric) * (row.mean or 0.0) for row in rows], [factor(row.metric) * row.deviation for row in rows]
 
 
@@ -277,7 +279,7 @@ def require_plot(path: Path) -> str:
     """Return the format that the suffix of ``path`` names.
 
     Raises:
-        ConfigError: it is none of svg, png, pdf, or there is no such folder.
+        ConfigError: the suffix is not svg, png or pdf, or the folder does not exist.
     """
     if not path.parent.is_dir():
         raise ConfigError(f"the plot {path} cannot be written: there is no folder {path.parent}")
@@ -292,15 +294,15 @@ def draw_epsilon_by_clients(path: Path, setting: Setting, points: Sequence[tuple
 
     Args:
         path: its suffix chooses the format.
-        points: (clients, attained or NaN, certified).
-        target: drawn as a line, where there is one.
+        points: number of clients, lower bound of epsilon or NaN, and upper bound.
+        target: epsilon to draw as a line; None for no line.
 
     Raises:
-        ConfigError: a suffix that is none of svg, png, pdf.
+        ConfigError: the suffix is not svg, png or pdf.
     """
     kind = require_plot(path)
     counts, lower, upper = zip(*points, strict=True)
-    with _figure(path, kind) as (axes,):
+    with _saved_panels(path, kind) as (axes,):
         axes.plot(counts, upper, color="tab:blue", marker="o", markersize=3, label="ideal shuffler, certified for training")
         if all(map(isfinite, lower)):
             axes.plot(counts, lower, color="tab:blue", linestyle=":", label="attained by a data set")
@@ -317,15 +319,15 @@ def draw_epsilon_by_clients(path: Path, setting: Setting, points: Sequence[tuple
 
 
 @contextmanager
-def _figure(path: Path, kind: str, panels: int = 1) -> Iterator[list[Axes]]:
-    """Yield ``panels`` axes side by side to draw on, and write them to ``path`` in the end."""
+def _saved_panels(path: Path, kind: str, panels: int = 1) -> Iterator[list[Axes]]:
+    """Yield ``panels`` axes side by side to draw on, and write them to ``path`` at the end of the block."""
     with figure_file(path, kind, (6.4 if panels == 1 else 11.0, 4.0 if panels == 1 else 4.8)) as figure:
         yield list(figure.subplots(1, panels, squeeze=False, sharey=True)[0])
 
 
 @contextmanager
 def figure_file(path: Path, kind: str, size: tuple[float, float]) -> Iterator[Figure]:
-    """Yield a figure of ``size`` (width, height) in inches, and write it to ``path`` as ``kind`` in the end."""
+    """Yield a figure of ``size`` (width, height) in inches, and write it to ``path`` as ``kind`` at the end of the block."""
     with styled_figure(size) as figure:
         yield figure
         with replace_atomically(path) as temporary:
@@ -333,27 +335,28 @@ def figure_file(path: Path, kind: str, size: tuple[float, float]) -> Iterator[Fi
             figure.savefig(temporary, format=kind, dpi=150, metadata=metadata)
 
 
-_STYLE = threading.RLock()
-"""Held while a style is set, which all threads share: a page may be drawn while a run draws its curve."""
+_STYLE_LOCK = threading.RLock()
+"""Lock for Matplotlib's style, which all threads share: a page may be drawn while a run draws its curve."""
 
 
 @contextmanager
 def styled_figure(size: tuple[float, float]) -> Iterator[Figure]:
-    """Yield a figure of ``size`` (width, height) in inches, to be written before it is left: equal figures are equal bytes."""
+    """Yield a figure of ``size`` (width, height) in inches, to be saved within the block. Its style makes the bytes reproducible."""
     import matplotlib  # slow to import
 
-    with _STYLE, matplotlib.rc_context({"svg.hashsalt": "ldpfl", "svg.fonttype": "none", "font.size": 10}):
+    with _STYLE_LOCK, matplotlib.rc_context({"svg.hashsalt": "ldpfl", "svg.fonttype": "none", "font.size": 10}):
         from matplotlib.figure import Figure
 
         yield Figure(figsize=size, layout="constrained")
 
 
 def literal(text: str) -> str:
-    """Return a text of a config or a folder as it is to be drawn: a formula between dollars is none."""
+    """Return ``text`` so that Matplotlib draws it as it is: text between dollars would be a formula."""
     return text.replace("$", r"\$")
 
 
-def _label(result: dict[str, Any]) -> str:
+def _run_label(result: dict[str, Any]) -> str:
+    """Return the legend's text for a run: its mechanism, and the epsilon of a unit."""
     if result["epsilon_per_unit"] is None:
         return "not private"
     privacy = result.get("privacy", {})

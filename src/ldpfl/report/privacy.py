@@ -1,4 +1,4 @@
-"""Terminal output of guarantees: what holds beside what a paper claims, a line for each unit and trust model."""
+"""Terminal output of guarantees: proved figures beside a paper's claims, one line for each unit and trust model."""
 
 from __future__ import annotations
 
@@ -22,56 +22,56 @@ if TYPE_CHECKING:
     from ldpfl.auditing import MechanismAudit
 
 CLAIM = "paper's claim"
-"""Status of what a paper says and what does not hold."""
+"""Status of a figure that a paper claims and that is not proved."""
 
 _SCOPES = {"round": "one round", "run": "whole run"}
-_SHUFFLER = "shuffler: an ideal one, which shows how often each value was sent for each weight, and nothing else"
-_SUM = "sum: one that shows nothing but the total over all clients, as a secure aggregation does"
-_FIXED = "fixed inputs: proved if no input depends on earlier rounds; those of training do, so the line below it is what holds"
+_SHUFFLER_LEGEND = "shuffler: an ideal one, which shows how often each value was sent for each weight, and nothing else"
+_SUM_LEGEND = "sum: one that shows nothing but the total over all clients, as a secure aggregation does"
+_FIXED_LEGEND = "fixed inputs: proved if no input depends on earlier rounds; those of training do, so the line below it is what holds"
 
 _SCHEDULE = "whole run: of rounds and epsilons that were fixed beforehand; what a client's own budget says holds for any choice of them"
 
 
 def print_guarantees(console: Console, privacy: dict[str, Any], target: float | None = None) -> None:
-    """Print the table of guarantees and its notes; first of all, whether the ``target`` epsilon is kept, if there is one."""
+    """Print the table of guarantees and its notes; before them, whether the ``target`` epsilon is kept, if one is given."""
     if target is not None:
-        kept, text = _held_against(privacy, target)
-        console.print(Text(text, style="bold green" if kept else "bold red"), soft_wrap=True)
+        is_kept, text = _compared_with(privacy, target)
+        console.print(Text(text, style="bold green" if is_kept else "bold red"), soft_wrap=True)
     if privacy.get("verdict"):
         console.print(Text(privacy["verdict"], style="bold"), soft_wrap=True)
     console.print(guarantee_table(privacy))
-    for line in _beside(privacy):
+    for line in _notes(privacy):
         console.print(line, soft_wrap=True)
 
 
 def guarantees(privacy: dict[str, Any]) -> Group:
     """Return the table of guarantees and its notes as one renderable; the notes are wrapped to the table's width."""
     verdict = [Text(privacy["verdict"], style="bold")] if privacy["verdict"] else []
-    return Group(*verdict, guarantee_table(privacy), *_beside(privacy))
+    return Group(*verdict, guarantee_table(privacy), *_notes(privacy))
 
 
 look.register(Statement, lambda statement: guarantees(statement.to_dict()))
 look.register(Plan, lambda plan: Group(plan_table(plan.to_dict()), plan.statement))
 
 
-def _beside(privacy: dict[str, Any]) -> Iterator[Text]:
+def _notes(privacy: dict[str, Any]) -> Iterator[Text]:
     """Yield the notes on the table of guarantees."""
     yield from (Text(note) for note in privacy["notes"])
     yield from (Text(f"warning: {warning}", style="yellow") for warning in privacy["warnings"])
 
 
-def _held_against(privacy: dict[str, Any], target: float) -> tuple[bool, str]:
+def _compared_with(privacy: dict[str, Any], target: float) -> tuple[bool, str]:
     """Return whether the best guarantee over the whole run keeps the target, and a sentence that says so."""
-    whole = [row for row in privacy["guarantees"] if row["scope"] == "run" and row["unit"] in PROTECTED]
-    proved = [row for row in whole if row["status"] in HOLDS and row["adaptive"] and isinstance(row["epsilon"], float | int)]
+    over_run = [row for row in privacy["guarantees"] if row["scope"] == "run" and row["unit"] in PROTECTED]
+    proved = [row for row in over_run if row["status"] in HOLDS and row["adaptive"] and isinstance(row["epsilon"], float | int)]
     if not proved:
         return False, f"guarantee missed: no epsilon is known, and {target:g} was asked for"
     best = min(proved, key=lambda row: row["epsilon"])
-    kept = best["epsilon"] <= target
-    what = "everything of a client" if privacy["protected"] == "client" else WHAT_IS_PROTECTED[privacy["protected"]]
-    said = f"epsilon {number(best['epsilon'])} for {what}, over all that is ever sent, {IF_TRUSTED[best['trust_model']]}"
-    said += "" if best["status"] == "proved" else " (the author's claim)"
-    return kept, f"guarantee {'met' if kept else 'missed'}: {said}; {target:g} was asked for"
+    is_kept = best["epsilon"] <= target
+    protected = "everything of a client" if privacy["protected"] == "client" else WHAT_IS_PROTECTED[privacy["protected"]]
+    guarantee = f"epsilon {number(best['epsilon'])} for {protected}, over all that is ever sent, {IF_TRUSTED[best['trust_model']]}"
+    guarantee += "" if best["status"] == "proved" else " (the author's claim)"
+    return is_kept, f"guarantee {'met' if is_kept else 'missed'}: {guarantee}; {target:g} was asked for"
 
 
 def guarantee_table(privacy: dict[str, Any]) -> Table:
@@ -81,10 +81,10 @@ def guarantee_table(privacy: dict[str, Any]) -> Table:
     table.add_column("trusted")
     table.add_column("epsilon", justify="right")
     table.add_column("status")
-    for what, trusted, epsilon, status in guarantee_rows(privacy):
+    for protected, trusted, epsilon, status in guarantee_rows(privacy):
         claimed = status == CLAIM
         style = "red" if claimed else "yellow" if AUTHORS_CLAIM in status else ""
-        table.add_row(what, trusted, Text(epsilon, "strike" if claimed else ""), Text(status, style))
+        table.add_row(protected, trusted, Text(epsilon, "strike" if claimed else ""), Text(status, style))
     table.caption = "\n".join(_legend(privacy["guarantees"]))
     table.caption_justify = "left"
     return table
@@ -95,33 +95,34 @@ def guarantee_rows(privacy: dict[str, Any]) -> list[tuple[str, str, str, str]]:
 
     A line without an epsilon has the status "-": there is nothing that could be proved.
     """
-    rows = _rows(sorted(privacy["guarantees"], key=_place))
-    return [(what, trusted, epsilon, "-" if epsilon == NO_EPSILON else status) for what, trusted, epsilon, status in rows]
+    rows = _table_rows(sorted(privacy["guarantees"], key=_sort_key))
+    return [(protected, trusted, epsilon, "-" if epsilon == NO_EPSILON else status) for protected, trusted, epsilon, status in rows]
 
 
-def _place(row: dict[str, Any]) -> tuple[bool, bool, bool]:
+def _sort_key(row: dict[str, Any]) -> tuple[bool, bool, bool]:
     """Return the sort key of a line: bounds over the whole run come first, a paper's claim last."""
     return row["status"] == "claimed", row["scope"] != "run", row["unit"] not in PROTECTED
 
 
 def _legend(guarantees: list[dict[str, Any]]) -> Iterator[str]:
-    if any(epsilon == NO_EPSILON for _, _, epsilon, _ in _rows(guarantees)):
+    """Yield the lines below the table of guarantees that explain the terms in it."""
+    if any(epsilon == NO_EPSILON for _, _, epsilon, _ in _table_rows(guarantees)):
         yield f"{NO_EPSILON}: no epsilon is known, as where no noise is added: nothing is promised"
     if any(row["delta"] == 0 and row["status"] in HOLDS for row in guarantees):
         yield "pure: with delta = 0; nobody: against a server that sees who sent what"
     shuffled = [row for row in guarantees if row["trust_model"] in ("shuffled", "summed") and row["status"] in HOLDS]
     if shuffled:
-        yield f"{_SUM if shuffled[0]['trust_model'] == 'summed' else _SHUFFLER}; {shuffled[0]['assumptions'][-1]}"
+        yield f"{_SUM_LEGEND if shuffled[0]['trust_model'] == 'summed' else _SHUFFLER_LEGEND}; {shuffled[0]['assumptions'][-1]}"
     if any(not row["adaptive"] for row in shuffled):
-        yield _FIXED
+        yield _FIXED_LEGEND
     if any(row["status"] in HOLDS and row["scope"] == "run" for row in guarantees):
         yield _SCHEDULE
     for claim in {row["source"]: None for row in guarantees if row["status"] == "claimed" and row["source"]}:
-        yield f"struck out, for it does not hold: {printable(claim)}"  # of a ledger, which may be somebody else's
+        yield f"struck out, for it does not hold: {printable(claim)}"  # the ledger may be somebody else's
 
 
 def plan_table(plan: dict[str, Any]) -> Table:
-    """Return the table of a plan in the form of ``Plan.to_dict``: its setting, its noise, its bytes, and what was solved for."""
+    """Return the table of a plan in the form of ``Plan.to_dict``: setting, noise, bytes, and solutions."""
     return lines_table(plan_title(plan), plan_lines(plan))
 
 
@@ -148,15 +149,16 @@ def plan_title(plan: dict[str, Any]) -> str:
 
 def plan_lines(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield name and value of each figure of a plan."""
-    part = "" if plan["participation"] == 1 else f", {plan['cohort']:,} a round ({'secret' if plan['self_sampling'] else 'seen by others'})"
+    secrecy = "secret" if plan["self_sampling"] else "seen by others"
+    cohort = "" if plan["participation"] == 1 else f", {plan['cohort']:,} a round ({secrecy})"
     colluding = f", {plan['colluding']:,} of them collude" if plan["colluding"] else ""
-    yield "clients", f"{plan['clients']:,}{part}{colluding}"
+    yield "clients", f"{plan['clients']:,}{cohort}{colluding}"
     layers = "" if plan["layers"] is None else f" in {plan['layers']:,} layers"
     yield "weights, rounds", f"{plan['weights']:,}{layers}; {plan['rounds']:,}"
     yield "noise in the mean of a weight", f"std {plan['noise_std']:.4g} (radius {plan['radius']:g})"
     yield "sent by a client in a round", f"{plan['bytes_per_client']:,} bytes"
     if "target_central" in plan:
-        yield from _solutions(plan)
+        yield from _solution_lines(plan)
 
 
 def regime_title(plan: dict[str, Any]) -> str:
@@ -167,16 +169,16 @@ def regime_title(plan: dict[str, Any]) -> str:
 def regime_lines(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield name and value of each figure of a regime's plan."""
     by_record = plan["regime"].startswith("records")
-    each = f", {counted(plan['records'], plan['part'])} each" if by_record else ""
-    yield "clients", f"{plan['clients']:,}{each}{'; --records sets how many' if by_record and plan['records'] == 1 else ''}"
+    records_each = f", {counted(plan['records'], plan['part'])} each" if by_record else ""
+    yield "clients", f"{plan['clients']:,}{records_each}{'; --records sets how many' if by_record and plan['records'] == 1 else ''}"
     yield "weights, rounds", f"{plan['weights']:,}; {plan['rounds']:,}"
     value = number(plan["value"], ROUND_FLOOR if plan["parameter"] == "epsilon" else ROUND_CEILING)
-    more = ", norm 1, magnitude_share 0" if plan["regime"] == "local" else ""  # on which the figures rest, and which are no defaults
-    yield "mechanism", f"{plan['mechanism']}, {plan['parameter']} {value}{more}"
+    options = ", norm 1, magnitude_share 0" if plan["regime"] == "local" else ""  # assumed by the figures, and no defaults
+    yield "mechanism", f"{plan['mechanism']}, {plan['parameter']} {value}{options}"
     times = plan["noise"] / plan["trusted_noise"]
     yield "noise in the mean", f"{plan['noise']:.3g} of a gradient's length, {times:.3g} times a trusted server's"
-    what = f"{plan['part']}s a client" if by_record else "clients"
-    yield "for noise of a tenth of it", f"{plan['wanted']:,} {what}"
+    units = f"{plan['part']}s a client" if by_record else "clients"
+    yield "for noise of a tenth of it", f"{plan['wanted']:,} {units}"
     sent = plan["bytes_per_client"]
     yield "sent by a client", f"{sent:,} bytes a round, {sent * plan['reports']:,} in all"
     if plan["evaluation_epsilon"]:
@@ -186,7 +188,7 @@ def regime_lines(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def audit_table(audit: MechanismAudit) -> Table:
-    """Return the table of a mechanism's audit: a line a check."""
+    """Return the table of a mechanism's audit, with one line for each check."""
     table = Table(title=Text(audit.verdict), title_justify="left")
     table.add_column("check")
     table.add_column("found", justify="right")
@@ -202,7 +204,7 @@ def audit_table(audit: MechanismAudit) -> Table:
 
 
 def canary_table(audit: RunAudit) -> Table:
-    """Return the table of a run's audit: how well the canary is recognised from so many weights of one round."""
+    """Return the table of a run's audit: how well the canary is recognised from a number of weights of one round."""
     table = Table(title=Text(f"{audit.name}: what a round's pool of {audit.clients} clients reveals of a canary"), title_justify="left")
     for heading in ("weights seen", "guessed right", f"{audit.confidence:.0%} interval", "epsilon at least", "at most, if the claim held"):
         table.add_column(heading, justify="right")
@@ -214,9 +216,9 @@ def canary_table(audit: RunAudit) -> Table:
             number(row.epsilon_lower, ROUND_FLOOR),
             f"{ceil(1000 * row.best_possible_if_claim_held) / 10:.1f}%",
         )
-    told = max(audit.rows, key=lambda row: row.accuracy)
+    best = max(audit.rows, key=lambda row: row.accuracy)
     table.caption = (
-        f"An adversary guesses right in {told.accuracy:.0%} of trials where the claim allows {told.best_possible_if_claim_held:.0%}. "
+        f"An adversary guesses right in {best.accuracy:.0%} of trials where the claim allows {best.best_possible_if_claim_held:.0%}. "
         f"{audit.trials} trials, epsilon at delta {audit.delta:g}; the canary holds one of two known patterns, "
         "the server knows what all others hold. "
         "The last column is the most that anyone could guess right if all that a client sends in a round cost the claimed epsilon."
@@ -225,48 +227,51 @@ def canary_table(audit: RunAudit) -> Table:
     return table
 
 
-def _solutions(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    target = f"central epsilon {answer['target_central']:g}"
-    if answer["clients_needed"] is not None:
-        needed, necessary = answer["clients_needed"], answer["clients_necessary"]
+def _solution_lines(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what a plan was solved for: the number of clients, or the epsilon of a report, that keep the target."""
+    target = f"central epsilon {plan['target_central']:g}"
+    if plan["clients_needed"] is not None:
+        needed, necessary = plan["clients_needed"], plan["clients_necessary"]
         too_few = "" if necessary is None else f"; with fewer than {necessary:,} some data exceed it"
         yield f"clients for {target}", f"{needed:,} are enough{too_few}"
-    if answer["epsilon_allowed"] is not None:
-        allowed = answer["epsilon_allowed"]
+    if plan["epsilon_allowed"] is not None:
+        allowed = plan["epsilon_allowed"]
         yield f"epsilon a report for {target}", number(allowed, ROUND_FLOOR) + (" or more" if allowed >= LARGEST_EPSILON else "")
 
 
-def _rows(guarantees: list[dict[str, Any]]) -> Iterator[tuple[str, str, str, str]]:
-    pure: dict[tuple[str, str, str], str] = {}
+def _table_rows(guarantees: list[dict[str, Any]]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield unit, trust model, epsilon and status of each line. A bound with delta = 0 shares its line with the next one."""
+    pure_epsilons: dict[tuple[str, str, str], str] = {}
     for row in guarantees:
         key = (row["trust_model"], row["scope"], row["unit"])
-        what = f"one {row['unit']}, {_SCOPES[row['scope']]}"
+        protected = f"one {row['unit']}, {_SCOPES[row['scope']]}"
         trusted = TRUSTED[row["trust_model"]]
         if row["status"] == "claimed":
-            at = f" at delta {row['delta']:g}" if row["delta"] else ""
-            yield what, trusted, f"{epsilon_text(row['epsilon'])}{at}", CLAIM
+            at_delta = f" at delta {row['delta']:g}" if row["delta"] else ""
+            yield protected, trusted, f"{epsilon_text(row['epsilon'])}{at_delta}", CLAIM
         elif row["status"] == "estimate":
-            yield what, trusted, f"~ {epsilon_text(row['epsilon'])}", "estimate"
+            yield protected, trusted, f"~ {epsilon_text(row['epsilon'])}", "estimate"
         elif row["delta"] == 0 and row["unit"] in PROTECTED:
-            pure[key] = epsilon_text(row["epsilon"])  # shares its line with the one for delta, which comes next
+            pure_epsilons[key] = epsilon_text(row["epsilon"])  # shares its line with the one for delta, which comes next
         elif not row["adaptive"]:
-            others = "" if row["status"] == "proved" else f", {row['status']}"
-            yield what, trusted, interval(row["lower"], row["epsilon"]), f"fixed inputs{others}"
+            claim = "" if row["status"] == "proved" else f", {row['status']}"
+            yield protected, trusted, interval(row["lower"], row["epsilon"]), f"fixed inputs{claim}"
         else:
-            yield what, trusted, _proved(row, pure.get(key)), row["status"]
+            yield protected, trusted, _epsilon_cell(row, pure_epsilons.get(key)), row["status"]
 
 
-def _proved(row: dict[str, Any], pure: str | None) -> str:
+def _epsilon_cell(row: dict[str, Any], pure: str | None) -> str:
+    """Return a proved epsilon as text, with the bound at delta = 0 if it is another one."""
     if row["delta"] == 0:
-        said = epsilon_text(row["epsilon"])
-        return said if said == NO_EPSILON else f"{said} (pure)"
-    found = interval(row["lower"], row["epsilon"])
-    return found if pure is None or pure == found else f"{found} ({'no pure bound' if pure == NO_EPSILON else f'{pure} pure'})"
+        text = epsilon_text(row["epsilon"])
+        return text if text == NO_EPSILON else f"{text} (pure)"
+    bounds = interval(row["lower"], row["epsilon"])
+    return bounds if pure is None or pure == bounds else f"{bounds} ({'no pure bound' if pure == NO_EPSILON else f'{pure} pure'})"
 
 
 def interval(lower: float | None, upper: float | str) -> str:
-    """Return ``lower .. upper``, or one number where both read the same; ``lower or more`` where no upper bound is known."""
-    below, above = number(lower, ROUND_FLOOR) if lower is not None else "", epsilon_text(upper)
-    if below and above == NO_EPSILON:
-        return f"{below} or more"
-    return f"{below} .. {above}" if below and below != above else above
+    """Return ``lower .. upper``, or one number if both look the same; ``lower or more`` if no upper bound is known."""
+    low_text, high_text = number(lower, ROUND_FLOOR) if lower is not None else "", epsilon_text(upper)
+    if low_text and high_text == NO_EPSILON:
+        return f"{low_text} or more"
+    return f"{low_text} .. {high_text}" if low_text and low_text != high_text else high_text

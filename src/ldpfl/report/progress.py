@@ -14,17 +14,18 @@ from rich.text import Text
 
 from ldpfl.report.scores import shown
 from ldpfl.server import RoundMetrics
+from ldpfl.util.number_format import counted
 
 
 class _SecondsLeft(ProgressColumn):
     """Time left at the mean speed since this process began. Rounds from before a resume do not count."""
 
     def render(self, task: Task) -> Text:
-        worked = task.completed - float(task.fields["already"])
-        if worked <= 0 or task.total is None:
+        finished = task.completed - float(task.fields["already"])
+        if finished <= 0 or task.total is None:
             return Text("--:-- left", style="cyan")
-        left = (task.total - task.completed) * (time.monotonic() - float(task.fields["began"])) / worked
-        minutes, seconds = divmod(round(max(left, 0.0)), 60)
+        seconds_left = (task.total - task.completed) * (time.monotonic() - float(task.fields["began"])) / finished
+        minutes, seconds = divmod(round(max(seconds_left, 0.0)), 60)
         return Text(f"{minutes}:{seconds:02d} left", style="cyan")
 
 
@@ -38,7 +39,7 @@ class _Sweep:
         self.rounds, self.of, self.already, self.began = rounds, of, already, began
         self.rounds_done, self.done = already, 0
         self._timed_from: tuple[int, float] | None = None
-        self._said = False
+        self._forecast_given = False
 
     def at(self, rounds_done: int, done: int, now: float) -> str:
         """Record the progress at the time ``now``. Return a forecast once, if the sweep takes long; empty otherwise."""
@@ -46,21 +47,22 @@ class _Sweep:
         if self._timed_from is None:
             self._timed_from = (rounds_done, now) if rounds_done > self.already else None
             return ""
-        timed, seconds = rounds_done - self._timed_from[0], now - self._timed_from[1]
-        if self._said or timed < 1 or seconds < _TIMED_S:
+        timed_rounds, seconds = rounds_done - self._timed_from[0], now - self._timed_from[1]
+        if self._forecast_given or timed_rounds < 1 or seconds < _MIN_TIMED_S:
             return ""
-        self._said = True
-        left, runs = (self.rounds - rounds_done) * seconds / timed, self.of - done
-        if left < _LONG_S or not runs:
+        self._forecast_given = True
+        seconds_left, runs_left = (self.rounds - rounds_done) * seconds / timed_rounds, self.of - done
+        if seconds_left < _MIN_FORECAST_S or not runs_left:
             return ""
-        return f"about {lasting(left)}: {runs} run{'s' * (runs > 1)} of some {lasting(left / runs)}, by the first rounds"
+        each = lasting(seconds_left / runs_left)
+        return f"about {lasting(seconds_left)}: {counted(runs_left, 'run')} of some {each}, by the first rounds"
 
 
-_LONG_S = 60.0
-"""Seconds from which on a sweep is long."""
+_MIN_FORECAST_S = 60.0
+"""A forecast is printed if at least so many seconds are left."""
 
-_TIMED_S = 5.0
-"""Seconds of rounds that a forecast takes to measure."""
+_MIN_TIMED_S = 5.0
+"""A forecast needs rounds of so many seconds together."""
 
 
 def lasting(seconds: float) -> str:
@@ -72,7 +74,7 @@ def lasting(seconds: float) -> str:
 
 
 class ProgressDisplay:
-    """Display of a run's progress: a bar for each phase, with round, score and time left. Without a terminal, a line a round, or none."""
+    """Display of a run's progress: a bar for each phase, with round, score and time left; without a terminal, lines or nothing."""
 
     def __init__(
         self,
@@ -85,20 +87,21 @@ class ProgressDisplay:
         """``check`` is called with every step, and may raise to end the run. No warning is printed twice."""
         self._console, self._clock = console, clock
         self._check = check
-        self._said = set[str]()
+        self._warnings_shown = set[str]()
         can_draw = find_spec("ipywidgets") is not None if console.is_jupyter else console.is_terminal
-        self._draws = can_draw and not console.quiet
-        # Who looks at a notebook waits for something to be seen; the output of a script may be read by another.
-        self._lines = (lines or console.is_jupyter) and not self._draws
+        self._draws_bars = can_draw and not console.quiet
+        # A notebook's user waits for output, whereas a script's output may be read by another program.
+        self._prints_lines = (lines or console.is_jupyter) and not self._draws_bars
         self._progress = self._bars()
         self._rounds = 0
         self._label, self._metric = "", ""
-        self._prepared: TaskID | None = None
-        self._phases: dict[str, TaskID] = {}
+        self._preparation_bar: TaskID | None = None
+        self._phase_bars: dict[str, TaskID] = {}
         self._sweep: _Sweep | None = None
         self._sweep_bar: TaskID | None = None
 
     def _bars(self) -> Progress:
+        """Return new progress bars, which are drawn only if the console can show them."""
         return Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -106,7 +109,7 @@ class ProgressDisplay:
             TextColumn("{task.fields[score]}"),
             _SecondsLeft(),
             console=self._console,
-            disable=not self._draws,
+            disable=not self._draws_bars,
         )
 
     def next_run(self, title: str) -> None:
@@ -115,7 +118,7 @@ class ProgressDisplay:
             self._progress.update(self._sweep_bar, visible=False)
         self._progress.stop()
         self._console.print(Text(title), soft_wrap=True)
-        self._progress, self._prepared, self._phases, self._sweep_bar = self._bars(), None, {}, None
+        self._progress, self._preparation_bar, self._phase_bars, self._sweep_bar = self._bars(), None, {}, None
         if self._sweep is not None and self._sweep.done < self._sweep.of:
             self._draw_sweep(self._sweep)
         self._progress.start()
@@ -130,21 +133,21 @@ class ProgressDisplay:
     def preparing(self, what: str, done: int, total: int) -> None:
         """Show the progress of a preparation before the first round."""
         self._check()
-        if self._prepared is None:
-            self._prepared = self._progress.add_task(
+        if self._preparation_bar is None:
+            self._preparation_bar = self._progress.add_task(
                 what, total=total, current=0, score="", already=0, began=time.monotonic(), unit="sample"
             )
-            if self._lines:
+            if self._prints_lines:
                 self._console.print(f"{what}: {total:,} samples, once; they are kept for later")
-        self._progress.update(self._prepared, completed=done, current=done)
+        self._progress.update(self._preparation_bar, completed=done, current=done)
 
     def phase(self, name: str, done: int, total: int) -> None:
         """Show the progress of a phase of an attack."""
         self._check()
-        if name not in self._phases:
+        if name not in self._phase_bars:
             began = time.monotonic()
-            self._phases[name] = self._progress.add_task(name, total=total, current=0, score="", already=0, began=began, unit="step")
-        self._progress.update(self._phases[name], completed=done, current=done)
+            self._phase_bars[name] = self._progress.add_task(name, total=total, current=0, score="", already=0, began=began, unit="step")
+        self._progress.update(self._phase_bars[name], completed=done, current=done)
 
     def several(self, rounds_done: int, rounds: int, done: int, of: int) -> None:
         """Show the progress of all runs of a sweep. Print a forecast once, if the sweep takes long."""
@@ -157,16 +160,18 @@ class ProgressDisplay:
         self._draw_sweep(self._sweep)
 
     def _draw_sweep(self, sweep: _Sweep) -> None:
+        """Update the bar of all runs of a sweep; create it first if there is none."""
         if self._sweep_bar is None:
             self._sweep_bar = self._progress.add_task(
                 "runs", total=sweep.rounds, current=0, score="", already=sweep.already, began=sweep.began, unit="round"
             )
-        at = sweep.rounds_done
-        self._progress.update(self._sweep_bar, completed=at, current=at, score=f"{sweep.done}/{sweep.of} runs")
+        rounds_done = sweep.rounds_done
+        self._progress.update(self._sweep_bar, completed=rounds_done, current=rounds_done, score=f"{sweep.done}/{sweep.of} runs")
 
     def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...], metric: str) -> None:
+        """Begin a run's bar: ``rounds`` rounds in all, of which those in ``done`` are finished."""
         self._label, self._rounds, self._metric = label, rounds, metric
-        self._task = self._progress.add_task(
+        self._run_bar = self._progress.add_task(
             label,
             unit="round",
             total=rounds,
@@ -176,23 +181,26 @@ class ProgressDisplay:
             already=len(done),
             began=time.monotonic(),
         )
-        self._finished = len(done)
+        self._rounds_finished = len(done)
 
     def clients_done(self, done: int, total: int) -> None:
+        """Show how many clients of the current round are done."""
         self._check()
-        self._progress.update(self._task, completed=self._finished + 0.999 * done / total)
+        self._progress.update(self._run_bar, completed=self._rounds_finished + 0.999 * done / total)  # a whole round only with its score
 
     def warn(self, message: str) -> None:
-        if message not in self._said:  # what cannot be kept for later is often several things, for one reason
-            self._said.add(message)
+        """Print a warning, unless it was printed before."""
+        if message not in self._warnings_shown:  # several files may fail to be cached for the same reason
+            self._warnings_shown.add(message)
             self._console.print(Text(message, style="yellow"), soft_wrap=True)
 
     def round_done(self, metrics: RoundMetrics) -> None:
+        """Show that a round is finished, with its score."""
         self._check()
-        self._finished = metrics.round
+        self._rounds_finished = metrics.round
         current = min(metrics.round + 1, self._rounds)
-        self._progress.update(self._task, completed=metrics.round, current=current, score=self._score(metrics))
-        if self._lines:
+        self._progress.update(self._run_bar, completed=metrics.round, current=current, score=self._score(metrics))
+        if self._prints_lines:
             seconds = f"{metrics.seconds:.1f} s"
             self._console.print(f"{self._label}: round {metrics.round}/{self._rounds}, {self._score(metrics)}, {seconds}")
 

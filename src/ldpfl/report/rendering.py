@@ -1,4 +1,4 @@
-"""What pages have in common: templates, pictures in the colours of the reader's mode, and the table of what holds."""
+"""What pages have in common: templates, pictures in the colours of the reader's mode, and the table of guarantees."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ldpfl.privacy.guarantee import WHAT_IS_PROTECTED, Statement
 from ldpfl.report.plots import ZONES, styled_figure
 from ldpfl.report.privacy import CLAIM, guarantee_rows
 
-_COLOURS = {
+_PAGE_COLOURS = {
     "#000000": "currentColor",
     "#1f77b4": "var(--blue)",
     "#8c8c8c": "var(--soft)",
@@ -27,35 +27,36 @@ _COLOURS = {
     "#ffffff": "var(--paper)",
     **{colour: f"var(--{name}-area)" for name, colour in ZONES.items()},
 }
-"""What pictures are drawn in, and what a page makes of it: the colours of its reader's light or dark mode."""
+"""For each colour that Matplotlib draws, the page's colour, which depends on the reader's light or dark mode."""
 
 
 def rendered(name: str, **values: Any) -> str:
-    """Return the page that the template ``name`` makes of ``values``; texts in them are no markup."""
+    """Return the page that the template ``name`` makes of ``values``. Texts in them are escaped."""
     return _templates().get_template(name).render(**values)
 
 
 @lru_cache(maxsize=1)
 def _templates() -> Environment:
-    return Environment(loader=PackageLoader("ldpfl.report"), autoescape=True, finalize=_visible, keep_trailing_newline=True)
+    """Return the templates of pages, which escape all texts."""
+    return Environment(loader=PackageLoader("ldpfl.report"), autoescape=True, finalize=_spell_out_controls, keep_trailing_newline=True)
 
 
-def _visible(value: object) -> object:
-    """Return texts with what steers a reader spelled out: characters that are not seen, as those that turn the direction round."""
+def _spell_out_controls(value: object) -> object:
+    """Return a text with invisible characters spelled out, such as those that reverse the direction of writing."""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     return "".join(char if char in "\n\t" else printable(char) for char in value)
 
 
-def held(statement: Statement, caveats: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what the table of guarantees in a page shows."""
+def guarantee_values(statement: Statement, caveats: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the values for the table of guarantees in a page's template."""
     rows = guarantee_rows(statement.to_dict())
     return {
         "protected": WHAT_IS_PROTECTED[statement.protected],
         "delta": f"{statement.delta:g}",
         "guarantees": [
-            {"what": what, "trusted": trusted, "epsilon": epsilon, "status": status, "struck": status == CLAIM}
-            for what, trusted, epsilon, status in rows
+            {"what": protected, "trusted": trusted, "epsilon": epsilon, "status": status, "struck": status == CLAIM}
+            for protected, trusted, epsilon, status in rows
         ],
         "notes": [*statement.notes, *caveats],
         "warnings": statement.warnings,
@@ -63,12 +64,12 @@ def held(statement: Statement, caveats: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def inline(draw: Callable[[Any], None], size: tuple[float, float]) -> Markup:
-    """Return a picture of one panel as SVG that stands in a page, in the page's colours."""
+    """Draw one panel, and return it as SVG for a page, in the page's colours."""
     return inline_figure(lambda figure: draw(figure.subplots()), size)
 
 
 def inline_figure(draw: Callable[[Any], None], size: tuple[float, float]) -> Markup:
-    """Return what is drawn on a figure as SVG that stands in a page, in the page's colours."""
+    """Draw on a figure, and return it as SVG for a page, in the page's colours."""
     buffer = io.StringIO()
     with styled_figure(size) as figure:
         draw(figure)
@@ -78,15 +79,15 @@ def inline_figure(draw: Callable[[Any], None], size: tuple[float, float]) -> Mar
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
-    for theirs, ours in _COLOURS.items():
-        text = text.replace(theirs, ours)
+    for drawn, replacement in _PAGE_COLOURS.items():
+        text = text.replace(drawn, replacement)
     text = re.sub(r'(<svg[^>]*) height="[^"]*"', r"\1", re.sub(r'(<svg[^>]*) width="[^"]*"', r"\1", text))
-    return Markup(_with_ids_of_its_own(text))
+    return Markup(_with_unique_ids(text))
 
 
-def _with_ids_of_its_own(text: str) -> str:
-    """Return a picture whose ids are no other's on the page, and only those that something in it refers to."""
-    own = hashlib.sha256(text.encode()).hexdigest()[:8]
-    used = set(re.findall(r'(?:url\(|href=")#([^")]+)', text))
-    text = re.sub(r' id="([^"]*)"', lambda found: f' id="{own}-{found[1]}"' if found[1] in used else "", text)
-    return re.sub(r'(url\(|href=")#', rf"\g<1>#{own}-", text)
+def _with_unique_ids(text: str) -> str:
+    """Return an SVG whose ids are unique on the page. Ids to which nothing in it refers are removed."""
+    prefix = hashlib.sha256(text.encode()).hexdigest()[:8]
+    referred = set(re.findall(r'(?:url\(|href=")#([^")]+)', text))
+    text = re.sub(r' id="([^"]*)"', lambda match: f' id="{prefix}-{match[1]}"' if match[1] in referred else "", text)
+    return re.sub(r'(url\(|href=")#', rf"\g<1>#{prefix}-", text)

@@ -28,41 +28,41 @@ _HEADINGS: dict[Shows, str] = {
     "seconds": "seconds of a run",
     "distance": "Fréchet distance of reconstructed images",
 }
-_SHORT: dict[Shows, str] = {"noise": "noise", "paper_epsilon": "added up", "seconds": "seconds", "distance": "distance"}
-"""Headings in a terminal, where a column has little room; the title says the rest."""
+_SHORT_HEADINGS: dict[Shows, str] = {"noise": "noise", "paper_epsilon": "added up", "seconds": "seconds", "distance": "distance"}
+"""Short headings for a terminal's narrow columns."""
 
-_PAPER = "0.45"
+_PAPER_COLOUR = "0.45"  # gray
 
 
-def shown_as(found: Sequence[Reached], shows: Shows) -> str:
+def shown_as(results: Sequence[Reached], shows: Shows) -> str:
     """Return the heading of the figure that is compared."""
-    metric = next((one.row.metric for one in found if one.row), ACCURACY)
+    metric = next((result.row.metric for result in results if result.row), ACCURACY)
     return heading(metric) if shows == "score" else _HEADINGS[shows]
 
 
-def tidy(reproduction: Reproduction, sweep: SweepConfig, found: Sequence[Reached]) -> list[dict[str, Any]]:
-    """Return a line for each row, figures as they are shown (accuracy in per cent), None where nothing is known."""
+def tidy(reproduction: Reproduction, sweep: SweepConfig, results: Sequence[Reached]) -> list[dict[str, Any]]:
+    """Return one line for each result: figures as they are shown (shares in per cent), None for an unknown one."""
     lines = []
-    for one in found:
-        row, reported = one.row, _reported(reproduction, one)
-        ours, spread = _ours(reproduction.shows, one), _spread(reproduction.shows, one)
-        holds = one.holds
+    for result in results:
+        stored_row, paper_figure = result.row, _paper_figure(reproduction, result)
+        our_figure, spread = _our_figure(reproduction.shows, result), _our_spread(reproduction.shows, result)
+        proved = result.holds
         lines.append(
             {
-                "setting": one.variant,
-                **{key: dict(one.point).get(key) for key in sweep.axes},
-                "ours": None if ours is None else round(ours, 4),
+                "setting": result.variant,
+                **{key: dict(result.point).get(key) for key in sweep.axes},
+                "ours": None if our_figure is None else round(our_figure, 4),
                 "spread": None if spread is None else round(spread, 4),
-                "paper": reported,
-                "seeds": one.seeds,
-                "seeds_wanted": one.wanted,
-                "epsilon_claimed": _printed(row.privacy.get("paper_claim")) if row else None,
-                "epsilon_that_holds": None if holds is None else _printed(holds[0]),
-                "trusting": None if holds is None else holds[1],
-                "protects": row.privacy.get("protected") if row else None,
-                "bytes_a_client_and_round": row.bytes_per_client if row else None,
-                "seconds_a_run": round(row.seconds, 1) if row else None,
-                "state": _state(one),
+                "paper": paper_figure,
+                "seeds": result.seeds,
+                "seeds_wanted": result.wanted,
+                "epsilon_claimed": _for_json(stored_row.privacy.get("paper_claim")) if stored_row else None,
+                "epsilon_that_holds": None if proved is None else _for_json(proved[0]),
+                "trusting": None if proved is None else proved[1],
+                "protects": stored_row.privacy.get("protected") if stored_row else None,
+                "bytes_a_client_and_round": stored_row.bytes_per_client if stored_row else None,
+                "seconds_a_run": round(stored_row.seconds, 1) if stored_row else None,
+                "state": _state_text(result),
                 "changed": reproduction.changed or None,
             }
         )
@@ -70,7 +70,7 @@ def tidy(reproduction: Reproduction, sweep: SweepConfig, found: Sequence[Reached
 
 
 def to_csv(lines: Sequence[dict[str, Any]]) -> str:
-    """Return ``lines`` as CSV; an empty cell where nothing is known."""
+    """Return ``lines`` as CSV; an unknown figure is an empty cell."""
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(lines[0]) if lines else ["setting"], lineterminator="\n")
     writer.writeheader()
@@ -78,49 +78,50 @@ def to_csv(lines: Sequence[dict[str, Any]]) -> str:
     return text.getvalue()
 
 
-def reproduction_table(reproduction: Reproduction, sweep: SweepConfig, found: Sequence[Reached]) -> FittedTable:
-    """Return the table for a terminal."""
-    lines = tidy(reproduction, sweep, found)
+def reproduction_table(reproduction: Reproduction, sweep: SweepConfig, results: Sequence[Reached]) -> FittedTable:
+    """Return the table for a terminal: our figures beside the paper's, claimed and proved epsilons."""
+    lines = tidy(reproduction, sweep, results)
     form = ",.2f" if reproduction.shows == "score" else ",.4g"
-    holds = [one.holds for one in found]
+    proved = [result.holds for result in results]
     columns = [
-        Column("setting", [one.variant for one in found], is_name=True),
+        Column("setting", [result.variant for result in results], is_name=True),
         *(
             Column(title, ["-" if line[key] is None else str(line[key]) for line in lines], is_name=True)
             for title, key in zip(sweep.headings, sweep.axes, strict=True)
         ),
-        Column(_SHORT.get(reproduction.shows, shown_as(found, reproduction.shows)), [_shown_ours(line, form) for line in lines]),
+        Column(_SHORT_HEADINGS.get(reproduction.shows, shown_as(results, reproduction.shows)), [_our_cell(line, form) for line in lines]),
         Column("paper", ["-" if line["paper"] is None else f"{line['paper']:{form}}" for line in lines]),
-        Column("claimed", [_text(line["epsilon_claimed"]) for line in lines], dropped=2),
-        Column("holds", ["-" if held is None else epsilon_text(held[0]) for held in holds]),
-        Column("seeds", [f"{one.seeds}/{one.wanted}" for one in found], dropped=1),
+        Column("claimed", [_epsilon_or_dash(line["epsilon_claimed"]) for line in lines], dropped=2),
+        Column("holds", ["-" if epsilon is None else epsilon_text(epsilon[0]) for epsilon in proved]),
+        Column("seeds", [f"{result.seeds}/{result.wanted}" for result in results], dropped=1),
     ]
     if reproduction.shows != "seconds":
-        columns.append(Column("seconds", ["-" if one.row is None else f"{one.row.seconds:.0f}" for one in found], dropped=1))
-    said = (
+        columns.append(Column("seconds", ["-" if result.row is None else f"{result.row.seconds:.0f}" for result in results], dropped=1))
+    legend = (
         "claimed: epsilon as the paper counts it; holds: the smallest that is proved of all that a client, or one record of it, sends; "
         "seconds: mean of a run"
     )
-    reasons = dict.fromkeys(f"{one.variant} {_state(one)}" for one in found if _gave_up(one))
-    caption = "\n".join(filter(None, [said, *reasons, reproduction.differs, reproduction.changes_said]))
+    reasons = dict.fromkeys(f"{result.variant} {_state_text(result)}" for result in results if _all_stopped(result))
+    caption = "\n".join(filter(None, [legend, *reasons, reproduction.differs, reproduction.changes_said]))
     return FittedTable(f"{reproduction.source}: {reproduction.title}", columns, caption)
 
 
-def _shown_ours(line: dict[str, Any], form: str) -> str:
+def _our_cell(line: dict[str, Any], form: str) -> str:
+    """Return our figure with its spread, or the state of the runs if there is no figure."""
     if line["ours"] is None:
         return str(line["state"]).partition(":")[0]
     spread = "" if line["spread"] is None else f" ± {line['spread']:{form}}"
     return f"{line['ours']:{form}}{spread}"
 
 
-def draw_reproduction(path: Path, reproduction: Reproduction, sweep: SweepConfig, found: Sequence[Reached]) -> None:
-    """Draw ours against the first axis, a line a variant, the paper's figures as open marks; bars where there is no axis."""
+def draw_reproduction(path: Path, reproduction: Reproduction, sweep: SweepConfig, results: Sequence[Reached]) -> None:
+    """Draw our figures and the paper's: lines against the first axis if it has numbers, else bars. The paper's are open marks."""
     axis = next(iter(sweep.axes), None)
     numbers = axis is not None and all(isinstance(value, int | float) for value in sweep.points[axis])
-    height = 4.4 if numbers else 1.4 + 0.5 * len(found)
+    height = 4.4 if numbers else 1.4 + 0.5 * len(results)
     with figure_file(path, "svg", (7.2, height)) as figure:
         axes = figure.subplots()
-        _draw_lines(axes, str(axis), reproduction, sweep, found) if numbers else _draw_bars(axes, reproduction, found)
+        _draw_lines(axes, str(axis), reproduction, sweep, results) if numbers else _draw_bars(axes, reproduction, results)
         title = "\n".join(filter(None, [f"{reproduction.source}: {reproduction.title}", reproduction.changes_said]))
         axes.set_title(literal(title), fontsize=10)
         axes.grid(alpha=0.3)
@@ -128,104 +129,107 @@ def draw_reproduction(path: Path, reproduction: Reproduction, sweep: SweepConfig
             axes.legend(loc="best", fontsize=8)
 
 
-def _draw_lines(axes: Axes, axis: str, reproduction: Reproduction, sweep: SweepConfig, found: Sequence[Reached]) -> None:
+def _draw_lines(axes: Axes, axis: str, reproduction: Reproduction, sweep: SweepConfig, results: Sequence[Reached]) -> None:
+    """Draw a line for each variant against ``axis``, with marks for the paper's figures and for stopped runs."""
     values = [float(value) for value in sweep.points[axis]]
-    for place, variant in enumerate(sweep.variants):
-        own = [one for one in found if one.variant == variant and _ours(reproduction.shows, one) is not None]
-        heights, colour = [float(_ours(reproduction.shows, one) or 0.0) for one in own], f"C{place % 10}"
-        if own and not own[0].point:
+    for number, variant in enumerate(sweep.variants):
+        ours = [result for result in results if result.variant == variant and _our_figure(reproduction.shows, result) is not None]
+        heights, colour = [float(_our_figure(reproduction.shows, result) or 0.0) for result in ours], f"C{number % 10}"
+        if ours and not ours[0].point:
             axes.axhline(heights[0], color=colour, linestyle="--", linewidth=1, label=literal(variant))
-        elif own:
-            at = [float(dict(one.point)[axis]) for one in own]
+        elif ours:
+            positions = [float(dict(result.point)[axis]) for result in ours]
             axes.errorbar(
-                at,
+                positions,
                 heights,
-                [_spread(reproduction.shows, one) or 0.0 for one in own],
+                [_our_spread(reproduction.shows, result) or 0.0 for result in ours],
                 color=colour,
                 marker="o",
                 markersize=4,
                 capsize=2,
                 label=literal(variant),
             )
-        paper = [(one, _reported(reproduction, one)) for one in found if one.variant == variant]
-        marks = [(float(dict(one.point).get(axis, values[0])), value) for one, value in paper if value is not None]
+        paper_figures = [(result, _paper_figure(reproduction, result)) for result in results if result.variant == variant]
+        marks = [(float(dict(result.point).get(axis, values[0])), value) for result, value in paper_figures if value is not None]
         if marks:
             axes.plot(*zip(*marks, strict=True), color=colour, marker="D", fillstyle="none", linestyle="none", label=f"{variant}, paper")
-        lost = [float(dict(one.point).get(axis, values[0])) for one in found if one.variant == variant and _gave_up(one)]
-        if lost:  # on the lower edge, whatever the scale is
-            below = axes.get_xaxis_transform()
-            axes.plot(lost, [0.02] * len(lost), "x", color=colour, transform=below, label=literal(f"{variant}, stopped"))
+        given_up = [result for result in results if result.variant == variant and _all_stopped(result)]
+        stopped = [float(dict(result.point).get(axis, values[0])) for result in given_up]
+        if stopped:  # on the lower edge, whatever the scale is
+            on_lower_edge = axes.get_xaxis_transform()
+            axes.plot(stopped, [0.02] * len(stopped), "x", color=colour, transform=on_lower_edge, label=literal(f"{variant}, stopped"))
     mark_numbers(axes, values)
     axes.set_xlabel(named_axis(axis))
-    axes.set_ylabel(shown_as(found, reproduction.shows))
+    axes.set_ylabel(shown_as(results, reproduction.shows))
 
 
-def _draw_bars(axes: Axes, reproduction: Reproduction, found: Sequence[Reached]) -> None:
-    names = [", ".join([one.variant, *(str(value) for _, value in one.point)]) for one in found]
-    places = [float(place) for place in range(len(found))]
-    ours = [_ours(reproduction.shows, one) for one in found]
+def _draw_bars(axes: Axes, reproduction: Reproduction, results: Sequence[Reached]) -> None:
+    """Draw a bar for each result, with a mark for the paper's figure."""
+    names = [", ".join([result.variant, *(str(value) for _, value in result.point)]) for result in results]
+    heights = [float(height) for height in range(len(results))]
+    our_figures = [_our_figure(reproduction.shows, result) for result in results]
     axes.barh(
-        places,
-        [value or 0.0 for value in ours],
-        xerr=[_spread(reproduction.shows, one) or 0.0 for one in found],
+        heights,
+        [value or 0.0 for value in our_figures],
+        xerr=[_our_spread(reproduction.shows, result) or 0.0 for result in results],
         height=0.6,
         color="C0",
         label="ours",
     )
-    marks = [(value, place) for place, one in zip(places, found, strict=True) if (value := _reported(reproduction, one)) is not None]
+    paper_figures = [_paper_figure(reproduction, result) for result in results]
+    marks = [(value, height) for height, value in zip(heights, paper_figures, strict=True) if value is not None]
     if marks:
-        axes.plot(*zip(*marks, strict=True), marker="D", linestyle="none", color=_PAPER, label="paper")
-    for place, one, value in zip(places, found, ours, strict=True):
+        axes.plot(*zip(*marks, strict=True), marker="D", linestyle="none", color=_PAPER_COLOUR, label="paper")
+    for height, result, value in zip(heights, results, our_figures, strict=True):
         if value is None:
-            axes.annotate(literal(_state(one)), (0, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
-    axes.set_yticks(places, list(map(literal, names)), fontsize=8)
+            axes.annotate(literal(_state_text(result)), (0, height), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
+    axes.set_yticks(heights, list(map(literal, names)), fontsize=8)
     axes.invert_yaxis()
-    axes.set_xlabel(shown_as(found, reproduction.shows))
+    axes.set_xlabel(shown_as(results, reproduction.shows))
 
 
-def _ours(shows: Shows, one: Reached) -> float | None:
-    value = one.figure(shows)
-    times = factor(one.row.metric) if one.row is not None and shows == "score" else 1.0
-    return None if value is None or not isfinite(value) else times * value
+def _our_figure(shows: Shows, result: Reached) -> float | None:
+    """Return our value of the compared figure, as it is shown; None if it is not known."""
+    value = result.figure(shows)
+    scale = factor(result.row.metric) if result.row is not None and shows == "score" else 1.0
+    return None if value is None or not isfinite(value) else scale * value
 
 
-def _spread(shows: Shows, one: Reached) -> float | None:
-    """Return the standard deviation over the seeds of the figure that is compared; None where it is not known."""
-    if one.row is None or len(one.distances if shows == "distance" else one.row.score) < 2:
+def _our_spread(shows: Shows, result: Reached) -> float | None:
+    """Return the standard deviation of the compared figure over the seeds; None if it is not known."""
+    if result.row is None or len(result.distances if shows == "distance" else result.row.score) < 2:
         return None
     if shows == "distance":
-        return statistics.stdev(one.distances)
-    return (
-        factor(one.row.metric) * one.row.deviation
-        if shows == "score"
-        else one.row.noise.get("norm_deviation")
-        if shows == "noise"
-        else None
-    )
+        return statistics.stdev(result.distances)
+    if shows == "score":
+        return factor(result.row.metric) * result.row.deviation
+    return result.row.noise.get("norm_deviation") if shows == "noise" else None
 
 
-def _reported(reproduction: Reproduction, one: Reached) -> float | None:
-    return reproduction.reported(one.variant, one.point)
+def _paper_figure(reproduction: Reproduction, result: Reached) -> float | None:
+    return reproduction.reported(result.variant, result.point)
 
 
-def _state(one: Reached) -> str:
-    if one.row is None:
+def _state_text(result: Reached) -> str:
+    """Return how many of a result's runs are finished, or why they stopped."""
+    if result.row is None:
         return "not run"
-    if one.row.stopped:
-        return f"stopped: {one.row.stopped[0]}" if _gave_up(one) else f"{len(one.row.stopped)} stopped"
-    return "run" if one.seeds == one.wanted else f"{one.seeds} of {one.wanted} seeds run"
+    if result.row.stopped:
+        return f"stopped: {result.row.stopped[0]}" if _all_stopped(result) else f"{len(result.row.stopped)} stopped"
+    return "run" if result.seeds == result.wanted else f"{result.seeds} of {result.wanted} seeds run"
 
 
-def _gave_up(one: Reached) -> bool:
-    """Tell whether all of its runs stopped before they came to a score."""
-    return one.row is not None and bool(one.row.stopped) and not one.row.score
+def _all_stopped(result: Reached) -> bool:
+    """Whether all runs of a result stopped before they had a score."""
+    return result.row is not None and bool(result.row.stopped) and not result.row.score
 
 
-def _printed(epsilon: Any) -> float | str | None:
+def _for_json(epsilon: Any) -> float | str | None:
+    """Return an epsilon with six digits; an infinite one as a word, because JSON has no infinity."""
     if epsilon is None or epsilon == "infinity" or not isfinite(epsilon):
         return None if epsilon is None else "infinity"
     return float(f"{epsilon:.6g}")
 
 
-def _text(epsilon: float | str | None) -> str:
+def _epsilon_or_dash(epsilon: float | str | None) -> str:
     return "-" if epsilon is None else NO_EPSILON if isinstance(epsilon, str) else f"{epsilon:g}"

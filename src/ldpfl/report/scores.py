@@ -1,4 +1,4 @@
-"""Figures by which models are judged, as they are shown: shares in per cent, any other as it is."""
+"""Format the figures by which models are judged: shares in per cent, other figures as they are."""
 
 from __future__ import annotations
 
@@ -24,74 +24,75 @@ from ldpfl.tasks.weighted_metrics import (
     SPECIFICITY,
 )
 
-_SHARES = (ACCURACY, COMMONEST, PREDICTED, OBSERVED)
-_MOST_NAMED = 10
-_SHARES_AT = (SENSITIVITY, SPECIFICITY, PPV)
+_SHARE_METRICS = (ACCURACY, COMMONEST, PREDICTED, OBSERVED)
+_MAX_NAMED = 10
+_SHARE_METRICS_AT_THRESHOLDS = (SENSITIVITY, SPECIFICITY, PPV)
 
 
 def _is_share(metric: str) -> bool:
+    """Whether scores of this metric are shares, which are shown in per cent."""
     metric = metric.removesuffix(MEASURED_AT_CLIENTS)
-    return metric in _SHARES or metric.startswith(tuple(f"{name} at " for name in _SHARES_AT))
+    return metric in _SHARE_METRICS or metric.startswith(tuple(f"{name} at " for name in _SHARE_METRICS_AT_THRESHOLDS))
 
 
 def factor(metric: str) -> float:
-    """Return what a score of this metric is multiplied by, where it is shown without a unit."""
+    """Return the factor by which a score of this metric is multiplied to be shown without a unit: 100 for shares."""
     return 100.0 if _is_share(metric) else 1.0
 
 
-def chosen(result: Mapping[str, Any]) -> str:
-    """Return the settings that ``auto`` chose, as a config has them; nothing where it chose none."""
+def chosen_settings(result: Mapping[str, Any]) -> str:
+    """Return the settings that ``auto`` chose, as in a config; empty if it chose none."""
     return ", ".join(f"{name} = {value:.3g}" for name, value in result.get("chosen", {}).items())
 
 
 def heading(metric: str) -> str:
-    """Return what stands above such figures, with their unit."""
+    """Return the heading above figures of this metric, with their unit."""
     return f"{metric} %" if _is_share(metric) else metric
 
 
 def shown(metric: str, score: float | None) -> str:
-    """Return a score with its unit; "-" where there is none."""
+    """Return a score with its unit; "-" if it is not known."""
     if score is None or not isfinite(score):
         return "-"
     return f"{score:.2%}" if _is_share(metric) else f"{score:.4g}"
 
 
 def with_interval(metric: str, score: float | None, interval: Sequence[float | None] | None) -> str:
-    """Return a score with its 95 % interval, where there is one."""
+    """Return a score with its 95 % interval, if it has one."""
     if interval is None or None in interval or score is None:
         return shown(metric, score)
     low, high = (factor(metric) * float(end or 0.0) for end in interval)
-    form = ".1f" if _is_share(metric) else "#.3g" if max(abs(low), abs(high)) < 100 else ".4g"
-    return f"{shown(metric, score)} ({low:{form}} to {high:{form}})"
+    number_format = ".1f" if _is_share(metric) else "#.3g" if max(abs(low), abs(high)) < 100 else ".4g"
+    return f"{shown(metric, score)} ({low:{number_format}} to {high:{number_format}})"
 
 
-def cost(metric: str, without: float, score: float, what: str = "noise") -> str:
-    """Return what noise, or something else, changed, as a part of a sentence."""
+def cost(metric: str, without: float, score: float, cause: str = "noise") -> str:
+    """Return by how much noise, or another ``cause``, changes a score, as a part of a sentence."""
     if _is_share(metric):
-        return f"{what} costs {100 * (without - score):.2f} points"
-    return f"with {what} {score - without:+.4g}"
+        return f"{cause} costs {100 * (without - score):.2f} points"
+    return f"with {cause} {score - without:+.4g}"
 
 
 def event_of(result: Mapping[str, Any]) -> str:
-    """Return what counts as the event, and how often it occurs, in a sentence; of more classes than two their names, if they have any."""
+    """Return a sentence on which class is the event and how often it occurs; for other numbers of classes, one with their names."""
     if result.get("event") is None:
         names = list(result.get("classes", ()))
-        return f"The classes are {', '.join(names[:_MOST_NAMED])}{', ...' * (len(names) > _MOST_NAMED)}." if names else ""
+        return f"The classes are {', '.join(names[:_MAX_NAMED])}{', ...' * (len(names) > _MAX_NAMED)}." if names else ""
     observed, names = result["scores"].get(OBSERVED), list(result.get("classes", ()))
-    said = f"The event is {result['event']!r}, the second class: {shown(OBSERVED, observed)} of {result['test_rows']:,} test rows."
+    sentence = f"The event is {result['event']!r}, the second class: {shown(OBSERVED, observed)} of {result['test_rows']:,} test rows."
     if observed is None or observed <= 0.5 or len(names) != 2:
-        return said
-    turned = json.dumps(names[::-1], ensure_ascii=False)
-    return f"{said} If the rarer {names[0]!r} is the event that you mean, name it second: --set 'data.classes={turned}'."
+        return sentence
+    reversed_names = json.dumps(names[::-1], ensure_ascii=False)
+    return f"{sentence} If the rarer {names[0]!r} is the event that you mean, name it second: --set 'data.classes={reversed_names}'."
 
 
 def units_of(result: Mapping[str, Any]) -> str:
-    """Return what intervals draw with replacement."""
+    """Return the units that the intervals' bootstrap draws with replacement."""
     return "persons, each with all its rows" if result.get("resampled") == "persons" else "rows"
 
 
 def untold_labels(result: Mapping[str, Any]) -> str:
-    """Return why F1 is 0 where a model of several labels tells none of them; nothing elsewhere."""
+    """Return a sentence on why F1 is 0 if a model of several labels predicts none of them; otherwise an empty text."""
     scores = result.get("scores", {})
     if EXACT_MATCH not in scores or scores.get(MACRO_F1) != 0:
         return ""
@@ -99,7 +100,7 @@ def untold_labels(result: Mapping[str, Any]) -> str:
 
 
 def no_slope(result: Mapping[str, Any]) -> str:
-    """Return why there is no calibration slope where the classes are perfectly separated; "" elsewhere."""
+    """Return a sentence on why there is no calibration slope if the classes are perfectly separated; otherwise an empty text."""
     scores = result.get("scores", {})
     if SLOPE not in scores or scores[SLOPE] is not None or scores.get(AUROC) not in (0, 1):
         return ""
@@ -107,44 +108,44 @@ def no_slope(result: Mapping[str, Any]) -> str:
 
 
 def figure_columns(result: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the headings of the table of figures: the model's own, and those of what it is compared with where they are known."""
-    kept = (("noise_free_scores", "without noise"), ("pooled_scores", "pooled"))
-    return "figure", "model", *(title for key, title in kept if result.get(key))
+    """Return the headings of the table of figures: the model's own figures, and those of each known reference."""
+    references = (("noise_free_scores", "without noise"), ("pooled_scores", "pooled"))
+    return "figure", "model", *(title for key, title in references if result.get(key))
 
 
 def figure_rows(result: Mapping[str, Any]) -> list[list[str]]:
-    """Return the cells of the table of figures, a row each."""
+    """Return the cells of the table of figures, one row for each figure."""
     references = [result[key] for key in ("noise_free_scores", "pooled_scores") if result.get(key)]
     intervals = result.get("intervals", {})
     return [
-        [name, with_interval(name, value, intervals.get(name)), *(shown(name, own.get(name)) for own in references)]
+        [name, with_interval(name, value, intervals.get(name)), *(shown(name, scores.get(name)) for scores in references)]
         for name, value in result.get("scores", {}).items()
     ]
 
 
 def site_columns(result: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the headings of the table of clients."""
-    return "client", "test rows", *(["events"] if _has_events(result) else []), *_of_site(result)
+    return "client", "test rows", *(["events"] if _has_events(result) else []), *_site_figures(result)
 
 
 def _has_events(result: Mapping[str, Any]) -> bool:
-    """Return whether events are counted at clients: those of two classes, or of times to an event."""
+    """Whether events are counted at clients: for two classes, or for times to an event."""
     return any(site.get("events") is not None for site in result.get("sites", ()))
 
 
-def _of_site(result: Mapping[str, Any]) -> list[str]:
-    """Return the figures that are shown of each client: the main one, and those that tell whether its predictions are too high or low."""
-    beside = (PREDICTED, OBSERVED) if result.get("event") is not None else _BESIDE_THE_MAIN_ONE
+def _site_figures(result: Mapping[str, Any]) -> list[str]:
+    """Return the names of each client's figures: the main one, and others such as those that show too high or low predictions."""
+    further = (PREDICTED, OBSERVED) if result.get("event") is not None else _FURTHER_SITE_FIGURES
     known = {name for site in result.get("sites", ()) for name in site["scores"]}
-    return [name for name in dict.fromkeys((result["metric"], *beside)) if name in known]
+    return [name for name in dict.fromkeys((result["metric"], *further)) if name in known]
 
 
-_BESIDE_THE_MAIN_ONE = (ACCURACY, COMMONEST, EXACT_MATCH, CLASS_ERROR, "MAE", "RMSE", INTEGRATED_BRIER)
+_FURTHER_SITE_FIGURES = (ACCURACY, COMMONEST, EXACT_MATCH, CLASS_ERROR, "MAE", "RMSE", INTEGRATED_BRIER)
 
 
 def site_rows(result: Mapping[str, Any]) -> list[list[str]]:
-    """Return the cells of the table of clients, the worst first; "-" for a figure that a client has not, see :func:`site_notes`."""
-    names, rows = _of_site(result), []
+    """Return the cells of the table of clients, the worst first; "-" for a figure that a client lacks, see :func:`site_notes`."""
+    names, rows = _site_figures(result), []
     for site in result.get("sites", ()):
         figures = [with_interval(name, site["scores"].get(name), site["intervals"].get(name)) for name in names]
         events = [f"{site['events']:,}" if site.get("events") is not None else "-"] if _has_events(result) else []
@@ -153,32 +154,32 @@ def site_rows(result: Mapping[str, Any]) -> list[list[str]]:
 
 
 def site_notes(result: Mapping[str, Any]) -> str:
-    """Return which clients lack figures, and why, in a sentence; empty if none does."""
+    """Return a sentence on which clients lack figures, and why; empty if no client does."""
     names: dict[str, list[str]] = {}
     for site in result.get("sites", ()):
         names.setdefault(site["note"], []).append(site["name"])
     names.pop("", None)
-    reasons = [f"{listed(own)} ({reason})" for reason, own in names.items()]
+    reasons = [f"{listed(clients)} ({reason})" for reason, clients in names.items()]
     return f"Without {result['metric']}: {'; '.join(reasons)}." if reasons else ""
 
 
 def listed(names: Sequence[str]) -> str:
     """Return the first ``names``, and how many more there are."""
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+    more = len(names) - _MAX_NAMED
+    return ", ".join(names[:_MAX_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def intervals_said(result: Mapping[str, Any]) -> str:
-    """Return what the intervals of figures are, and why some have none, in a sentence or two."""
-    drawn = any(not name.endswith(MEASURED_AT_CLIENTS) for name in result.get("intervals", ()))
-    said = f"Intervals: 95 %, by a bootstrap over test {units_of(result)}." if drawn else ""
-    few = result.get("intervals_note")
-    without = f"{'Some figures have no interval' if said else 'No intervals'}: {few}." if few else ""
-    return " ".join(filter(None, (said, without)))
+def intervals_sentence(result: Mapping[str, Any]) -> str:
+    """Return a sentence on how intervals were computed, and one on why some figures have none."""
+    any_bootstrap = any(not name.endswith(MEASURED_AT_CLIENTS) for name in result.get("intervals", ()))
+    sentence = f"Intervals: 95 %, by a bootstrap over test {units_of(result)}." if any_bootstrap else ""
+    reason = result.get("intervals_note")
+    missing = f"{'Some figures have no interval' if sentence else 'No intervals'}: {reason}." if reason else ""
+    return " ".join(filter(None, (sentence, missing)))
 
 
 def clipped_records(result: Mapping[str, Any]) -> str:
-    """Return how many records' gradients were clipped, first and last; nothing where only clients know it."""
+    """Return the shares of records whose gradients were clipped in the first and last round; empty if only clients know them."""
     shares = [share for share in result.get("clipped_records_per_round") or () if share is not None]
     if not shares:
         return ""

@@ -24,79 +24,85 @@ def sweep_page(folder: Path, sweep: SweepConfig, overrides: Sequence[str], comma
     """Return the page of the sweep in ``folder``, as far as it has come.
 
     Args:
-        command: goes on with it.
+        command: shell command that resumes the sweep.
 
     Raises:
-        ConfigError: its settings do not fit together.
+        ConfigError: the sweep's settings do not fit together.
         DataError: a file is damaged.
     """
     runs = stored_runs(sweep, overrides, folder)
-    results, together = stored_results(runs), joint_guarantee(runs)
+    results, joint = stored_results(runs), joint_guarantee(runs)
     planned = [cell for cell, _ in runs]
-    found, count = rows(results), len({cell.folder_name for cell in planned})
-    done = len({cell.folder_name for cell, _ in results})
-    known = [(row, held[0]) for row in found if row.score and (held := best_figure(row.privacy)) is not None and isfinite(held[0])]
-    without = [row.variant for row in found if row.score and row.variant not in {own.variant for own, _ in known}]
+    sweep_rows, count = rows(results), len({cell.folder_name for cell in planned})
+    finished = len({cell.folder_name for cell, _ in results})
+    with_epsilon = [
+        (row, figure[0]) for row in sweep_rows if row.score and (figure := best_figure(row.privacy)) is not None and isfinite(figure[0])
+    ]
+    known_variants = {row.variant for row, _ in with_epsilon}
+    without_epsilon = [row.variant for row in sweep_rows if row.score and row.variant not in known_variants]
     return rendered(
         "sweep.html",
         title=sweep.name,
         description=sweep.description,
         sentence=_sentence(planned),
-        state=f"{done} of {count} runs are finished.",
-        command=command if done < count else "",
-        metric=found[0].metric if found else ACCURACY,
-        protected=WHAT_IS_PROTECTED[least_protected(row.privacy.get("protected", "client") for row in found)],
+        state=f"{finished} of {count} runs are finished.",
+        command=command if finished < count else "",
+        metric=sweep_rows[0].metric if sweep_rows else ACCURACY,
+        protected=WHAT_IS_PROTECTED[least_protected(row.privacy.get("protected", "client") for row in sweep_rows)],
         delta=", ".join(f"{delta:g}" for delta in sorted({cell.config.privacy.delta for cell, _ in results})) or "-",
-        protection=inline(lambda axes: plot_worth(axes, known, joined=len(sweep.axes) == 1), (9.0, 4.2)) if known else "",
-        without=", ".join(dict.fromkeys(without)),
+        protection=inline(lambda axes: plot_worth(axes, with_epsilon, joined=len(sweep.axes) == 1), (9.0, 4.2)) if with_epsilon else "",
+        without=", ".join(dict.fromkeys(without_epsilon)),
         axes=sweep.headings,
-        rows=[_shown(row, sweep) for row in found],
-        stopped=list(_stopped(found)),
-        together=[] if together is None else together.sentences,
-        pictures=list(_pictures(sweep, found)),
+        rows=[_row_values(row, sweep) for row in sweep_rows],
+        stopped=list(_stopped_reasons(sweep_rows)),
+        together=[] if joint is None else joint.sentences,
+        pictures=list(_pictures(sweep, sweep_rows)),
         config=tomli_w.dumps(sweep.model_dump(exclude={"seeds"} if any(cell.config.hides_seed for cell, _ in results) else None)),
     )
 
 
 def _sentence(planned: Sequence[Cell]) -> str:
-    """Return what is trained on what, and how often."""
+    """Return the sentence on a sweep's models, data, clients, settings and seeds."""
     configs = [cell.config for cell in planned]
-    models = _one_of([config.model.name for config in configs], "models")
-    data = _one_of(["its own data" if config.data.brought else config.data.name for config in configs], "data sets")
-    clients = _one_of([f"{config.clients.count:,} clients" for config in configs], "numbers of clients")
+    models = _common_value([config.model.name for config in configs], "models")
+    data = _common_value(["its own data" if config.data.brought else config.data.name for config in configs], "data sets")
+    clients = _common_value([f"{config.clients.count:,} clients" for config in configs], "numbers of clients")
     settings, seeds = len({(cell.variant, cell.point) for cell in planned}), len({cell.seed for cell in planned})
     return f"{models} on {data} with {clients}: {settings} setting{'s' * (settings > 1)}, {seeds} seed{'s' * (seeds > 1)} each."
 
 
-def _one_of(values: Sequence[str], what: str) -> str:
-    """Return the one value that all have, or how many there are."""
+def _common_value(values: Sequence[str], plural: str) -> str:
+    """Return the value that all ``values`` have in common, or how many different ones there are."""
     different = set(values)
-    return values[0] if len(different) == 1 else f"{len(different)} {what}"
+    return values[0] if len(different) == 1 else f"{len(different)} {plural}"
 
 
-def _shown(row: Row, sweep: SweepConfig) -> dict[str, Any]:
-    held = best_figure(row.privacy)
-    others = f" ({AUTHORS_CLAIM})" if row.privacy.get("status") == AUTHORS_CLAIM else ""
+def _row_values(row: Row, sweep: SweepConfig) -> dict[str, Any]:
+    """Return what the template shows of a row."""
+    best = best_figure(row.privacy)
+    claim = f" ({AUTHORS_CLAIM})" if row.privacy.get("status") == AUTHORS_CLAIM else ""
     return {
         "variant": row.variant,
         "point": [str(value) for _, value in row.point] or ["-"] * len(sweep.axes),
         "score": score_of(row),
         "seeds": f"{len(row.score)} of {len(row.score) + len(row.stopped)}" if row.stopped else len(row.score),
-        "epsilon": "-" if held is None else epsilon_text(held[0]),
-        "worth": "" if held is None else worth_of(held[0]),
-        "trusted": "" if held is None or not isfinite(held[0]) else f"{held[1]}{others}",
+        "epsilon": "-" if best is None else epsilon_text(best[0]),
+        "worth": "" if best is None else worth_of(best[0]),
+        "trusted": "" if best is None or not isfinite(best[0]) else f"{best[1]}{claim}",
         "bytes": f"{row.bytes_per_client:,}" if row.bytes_per_client else "-",
     }
 
 
-def _stopped(found: Sequence[Row]) -> Iterator[str]:
-    yield from dict.fromkeys(f"{row.variant} was given up: {reason}" for row in found for reason in row.stopped)
+def _stopped_reasons(sweep_rows: Sequence[Row]) -> Iterator[str]:
+    """Yield for each variant that was given up the reasons, once each."""
+    yield from dict.fromkeys(f"{row.variant} was given up: {reason}" for row in sweep_rows for reason in row.stopped)
 
 
-def _pictures(sweep: SweepConfig, found: Sequence[Row]) -> Iterator[str]:
-    if any(row.score for row in found):
+def _pictures(sweep: SweepConfig, sweep_rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the sweep's plot; nothing if no run has a score."""
+    if any(row.score for row in sweep_rows):
         panels = panels_of(sweep)
         yield inline_figure(
-            lambda figure: plot_sweep(list(figure.subplots(1, panels, squeeze=False, sharey=True)[0]), sweep, found),
+            lambda figure: plot_sweep(list(figure.subplots(1, panels, squeeze=False, sharey=True)[0]), sweep, sweep_rows),
             (9.2, 4.2 if panels > 1 else 3.6),
         )

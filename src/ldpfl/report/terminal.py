@@ -10,14 +10,14 @@ from rich.console import Console
 
 from ldpfl.util.files import to_json
 
-_SHOWN_AS = {"±": "+-", "…": "...", "δ": "delta", "ε": "epsilon", "é": "e", "•": "*"}
-"""What we write ourselves, and the libraries that draw for us, beside ASCII."""
+_ASCII_FORMS = {"±": "+-", "…": "...", "δ": "delta", "ε": "epsilon", "é": "e", "•": "*"}
+"""ASCII forms of other characters that this package and the libraries which draw for it write."""
 
-_SPINNERS = range(0x2800, 0x2900)
+_BRAILLE = range(0x2800, 0x2900)  # characters of spinners
 
 
 def terminal(**settings: Any) -> Console:
-    """Return a console that takes every text as it stands: what a folder or ledger of somebody else says steers nothing."""
+    """Return a console that prints every text as it is: a text from somebody else's folder or ledger is no markup."""
     return Console(markup=False, emoji=False, **settings)
 
 
@@ -27,22 +27,23 @@ def print_json(value: Any) -> None:
 
 
 def print_anything() -> None:
-    """Have standard output and error spell out what their encoding lacks, such as an emoji, in place of ending the program."""
-    codecs.register_error("ldpfl", _spelled_out)
+    """Make standard output and error replace characters that their encoding lacks, such as emojis, instead of ending the program."""
+    codecs.register_error("ldpfl", _replacement)
     for stream in (sys.stdout, sys.stderr):
-        if (change := getattr(stream, "reconfigure", None)) is not None:  # what stands in their place may be no text file
-            change(errors="ldpfl")
+        if (reconfigure := getattr(stream, "reconfigure", None)) is not None:  # other objects may have replaced the streams
+            reconfigure(errors="ldpfl")
 
 
-def _spelled_out(error: UnicodeError) -> tuple[str, int]:
-    """Return what is written for the characters of ``error``, an error handler's way."""
+def _replacement(error: UnicodeError) -> tuple[str, int]:
+    """Return the text for the characters that cannot be encoded, and the position after them, as an error handler of ``codecs`` must."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     text = error.object[error.start : error.end]
-    return "".join(map(_one_spelled_out, text)), error.end
+    return "".join(map(_ascii_form, text)), error.end
 
 
-def _one_spelled_out(char: str) -> str:
-    if ord(char) in _SPINNERS:
+def _ascii_form(char: str) -> str:
+    """Return a character's ASCII form, or its escape sequence."""
+    if ord(char) in _BRAILLE:
         return "*"
-    return _SHOWN_AS.get(char, char.encode("ascii", "backslashreplace").decode())
+    return _ASCII_FORMS.get(char, char.encode("ascii", "backslashreplace").decode())

@@ -49,25 +49,26 @@ class MLflow:
         self._entities, self._client, self._run = _library("mlflow.entities", "mlflow"), _library("mlflow", "mlflow").MlflowClient(), ""
 
     def begin(self, name: str, settings: Mapping[str, Any]) -> None:
-        experiment = os.environ.get("MLFLOW_EXPERIMENT_ID") or self._experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "ldpfl"))
+        experiment = os.environ.get("MLFLOW_EXPERIMENT_ID") or self._experiment_id(os.environ.get("MLFLOW_EXPERIMENT_NAME", "ldpfl"))
         self._run = self._client.create_run(experiment, run_name=name).info.run_id
-        texts = [self._entities.Param(key, str(value)[:_MLFLOW_PARAM]) for key, value in settings.items()]
-        for start in range(0, len(texts), _MLFLOW_PARAMS):
-            self._client.log_batch(self._run, params=texts[start : start + _MLFLOW_PARAMS])
+        texts = [self._entities.Param(key, str(value)[:_MAX_PARAM_LENGTH]) for key, value in settings.items()]
+        for start in range(0, len(texts), _MAX_PARAMS):
+            self._client.log_batch(self._run, params=texts[start : start + _MAX_PARAMS])
 
-    def _experiment(self, name: str) -> str:
-        found = self._client.get_experiment_by_name(name)
-        return str(self._client.create_experiment(name) if found is None else found.experiment_id)
+    def _experiment_id(self, name: str) -> str:
+        """Return the id of the experiment called ``name``, which is created if it does not exist."""
+        experiment = self._client.get_experiment_by_name(name)
+        return str(self._client.create_experiment(name) if experiment is None else experiment.experiment_id)
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
         now = int(1000 * time())
-        named = {re.sub(r"[^\w\-. :/]", "_", name): value for name, value in figures.items()}
-        self._client.log_batch(self._run, metrics=[self._entities.Metric(name, value, now, step) for name, value in named.items()])
+        allowed_names = {re.sub(r"[^\w\-. :/]", "_", name): value for name, value in figures.items()}
+        self._client.log_batch(self._run, metrics=[self._entities.Metric(name, value, now, step) for name, value in allowed_names.items()])
 
     def conclude(self, figures: Mapping[str, float], texts: Mapping[str, str], step: int, files: Path | None) -> None:
         self.log(figures, step)
         for name, text in texts.items():
-            self._client.set_tag(self._run, f"ldpfl.{name}", text[:_MLFLOW_TAG])
+            self._client.set_tag(self._run, f"ldpfl.{name}", text[:_MAX_TAG_LENGTH])
         if files is not None:
             self._client.log_artifacts(self._run, str(files))
 
@@ -76,14 +77,14 @@ class MLflow:
             self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
 
 
-_MLFLOW_PARAMS, _MLFLOW_PARAM, _MLFLOW_TAG = 100, 6000, 5000
-"""MLflow's limits: parameters of a request, and characters of a parameter and of a tag."""
+_MAX_PARAMS, _MAX_PARAM_LENGTH, _MAX_TAG_LENGTH = 100, 6000, 5000
+"""MLflow's limits: number of parameters in a request, and characters of a parameter and of a tag."""
 
 
 class WandB:
     """A run of Weights & Biases, in the project ``WANDB_PROJECT``, else ``ldpfl``; its local files are in the run's folder.
 
-    What its client collects of itself is switched off: the console's text has exact scores, the command may have a seed or a path.
+    The data that the client collects by itself are switched off: the console's text has exact scores, the command may have a seed or path.
     """
 
     is_local: ClassVar[bool] = False
@@ -93,14 +94,14 @@ class WandB:
         self._run: Any = None
 
     def begin(self, name: str, settings: Mapping[str, Any]) -> None:
-        silent = {"x_disable_machine_info": True, "x_disable_meta": True, "x_disable_stats": True, "x_save_requirements": False}
+        nothing = {"x_disable_machine_info": True, "x_disable_meta": True, "x_disable_stats": True, "x_save_requirements": False}
         self._run = self._library.init(
             project=os.environ.get("WANDB_PROJECT", "ldpfl"),
             name=name,
             dir=os.environ.get("WANDB_DIR", str(self._folder.absolute())),  # its service may have another current folder
             config=dict(settings),
             reinit="create_new",
-            settings=self._library.Settings(host="", console="off", disable_git=True, disable_code=True, save_code=False, **silent),
+            settings=self._library.Settings(host="", console="off", disable_git=True, disable_code=True, save_code=False, **nothing),
         )
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
@@ -109,9 +110,9 @@ class WandB:
     def conclude(self, figures: Mapping[str, float], texts: Mapping[str, str], step: int, files: Path | None) -> None:
         self._run.summary.update({**figures, **texts})
         if files is not None:
-            made = self._library.Artifact(f"ldpfl-{self._run.id}", type="model")
-            made.add_dir(str(files))
-            self._run.log_artifact(made)
+            artifact = self._library.Artifact(f"ldpfl-{self._run.id}", type="model")
+            artifact.add_dir(str(files))
+            self._run.log_artifact(artifact)
 
     def close(self, *, failed: bool) -> None:
         if self._run is not None:
@@ -156,7 +157,7 @@ def _library(module: str, extra: str) -> Any:
     """Import the client of a tracker.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: the client is not installed.
     """
     try:
         return import_module(module)
@@ -168,5 +169,5 @@ def round_figures(metric: str, metrics: RoundMetrics) -> dict[str, float]:
     """Return the figures of a round by name, without those that have no value. ``metric`` is the name of the score."""
     figures = {metric: metrics.score, "clients": metrics.clients, "bytes": metrics.uplink_bytes_per_client, "seconds": metrics.seconds}
     layers = {"noise std": metrics.noise_std, "radius": metrics.radius, "clipped": metrics.clipped_fraction}
-    figures |= {f"{kind}/{layer}": value for kind, own in layers.items() for layer, value in own.items()}
+    figures |= {f"{kind}/{layer}": value for kind, by_layer in layers.items() for layer, value in by_layer.items()}
     return {name: float(value) for name, value in figures.items() if isfinite(value)}

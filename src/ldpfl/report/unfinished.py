@@ -1,4 +1,4 @@
-"""What is known of a run that has not come to its end, in the form of the figures of one that has."""
+"""Figures of an unfinished run, in the form of a finished run's result."""
 
 from __future__ import annotations
 
@@ -12,50 +12,50 @@ from ldpfl.util.files import finite
 
 
 def figures_so_far(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
-    """Return what the finished rounds of the run in ``folder`` came to; nothing that its config names is opened or run.
+    """Return the figures of the finished rounds of the run in ``folder``. Its data are not read, and its code is not run.
 
     Raises:
         ConfigError: no round is finished.
         DataError: the checkpoint is damaged.
     """
-    last = folder.checkpoint()
-    if last is None or not last.history:
+    checkpoint = folder.checkpoint()
+    if checkpoint is None or not checkpoint.history:
         raise ConfigError(f"{folder.path} holds a run of which no round is finished")
-    trained = last_trained(last)
+    last_metrics = last_trained(checkpoint)
     figures = {
         "name": config.name,
         "seed": config.seed,
         "seed_is_secret": config.hides_seed,
         "own_data": config.data.brought,
         "metric": metric_before_data(config, folder.kind()),
-        "score": last.history[-1].score,
+        "score": checkpoint.history[-1].score,
         "scores": {},
-        "score_per_round": [metrics.score for metrics in last.history],
+        "score_per_round": [metrics.score for metrics in checkpoint.history],
         "noise_free_score": None,
         "noise_free_score_per_round": None,
         "evaluated_on": config.data.evaluate_on,
         "mechanism": config.mechanism.name,
-        **of_unit(last.ledger, config.privacy.delta),
+        **of_unit(checkpoint.ledger, config.privacy.delta),
         "clients": config.clients.count,
-        "clients_per_round": trained.clients,
-        "rounds": len(last.history),
-        "weights": last.state.weights.numel(),
-        "uplink_bytes_per_client_round": max(metrics.uplink_bytes_per_client for metrics in last.history),
+        "clients_per_round": last_metrics.clients,
+        "rounds": len(checkpoint.history),
+        "weights": checkpoint.state.weights.numel(),
+        "uplink_bytes_per_client_round": max(metrics.uplink_bytes_per_client for metrics in checkpoint.history),
         "layers": {
             name: {
                 "weights": size,
                 "radius": radius if config.mechanism.uses_ranges else None,
-                "noise_std": trained.noise_std.get(name),
-                "clipped_fraction": trained.clipped_fraction.get(name),
+                "noise_std": last_metrics.noise_std.get(name),
+                "clipped_fraction": last_metrics.clipped_fraction.get(name),
             }
-            for (name, radius), size in zip(trained.radius.items(), last.state.ranges.sizes, strict=False)
+            for (name, radius), size in zip(last_metrics.radius.items(), checkpoint.state.ranges.sizes, strict=False)
         },
-        "clipped_records_per_round": [metrics.clipped_records for metrics in last.history],
-        "seconds": sum(metrics.seconds for metrics in last.history),
-        "device": last.origin.rpartition(" on ")[2],
+        "clipped_records_per_round": [metrics.clipped_records for metrics in checkpoint.history],
+        "seconds": sum(metrics.seconds for metrics in checkpoint.history),
+        "device": checkpoint.origin.rpartition(" on ")[2],
     }
-    strict: dict[str, Any] = finite(figures)
-    return strict
+    finite_figures: dict[str, Any] = finite(figures)
+    return finite_figures
 
 
 def progress_of(folder: RunFolder, config: RunConfig, rounds: int) -> str:

@@ -18,35 +18,39 @@ from ldpfl.report.page import page
 HOST = "127.0.0.1"
 REFRESH_S = 5
 
-_WAITING = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="color-scheme" content="light dark">
-<meta http-equiv="refresh" content="{seconds}"><title>{said}</title><p>{said}"""
+_NO_PAGE_YET = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="color-scheme" content="light dark">
+<meta http-equiv="refresh" content="{seconds}"><title>{text}</title><p>{text}"""
 
 
-class _Latest:
-    """The page of the run in ``folder`` as of its last finished round."""
+class _LatestPage:
+    """The page of the run in ``folder`` after its last finished round."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock, self._stamp, self._text = threading.Lock(), object(), ""
 
     def text(self) -> str:
+        """Return the page, rendered again only if the run has written its files since the last call."""
         with self._lock:
-            stamp = self._made_of()
+            stamp = self._current_stamp()
             if stamp != self._stamp:
-                self._text, self._stamp = self._made(), stamp
+                self._text, self._stamp = self._render(), stamp
             return self._text
 
-    def _made_of(self) -> object:
+    def _current_stamp(self) -> object:
+        """Return a value that changes when one of the files changes that the page is made of."""
         return tuple(_stamp(self._folder / name) for name in ("checkpoint.safetensors", LEDGER_FILE, "result.json"))
 
-    def _made(self) -> str:
+    def _render(self) -> str:
+        """Return the page, or one that says why there is none yet."""
         try:
             return page([self._folder], refresh_s=REFRESH_S)
         except (LdpflError, OSError) as error:  # nothing yet, or a file that is being replaced
-            return _WAITING.format(seconds=REFRESH_S, said=escape(str(error)))
+            return _NO_PAGE_YET.format(seconds=REFRESH_S, text=escape(str(error)))
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:
+    """Return a file's time and size; None if it does not exist."""
     try:
         state = file.stat()
     except OSError:  # it is not there yet
@@ -54,8 +58,8 @@ def _stamp(file: Path) -> tuple[int, int] | None:
     return state.st_mtime_ns, state.st_size
 
 
-_MOST_CONNECTIONS, _SILENT_S = 32, 5.0
-"""At once, each with a thread; and how long one may say nothing."""
+_MAX_CONNECTIONS, _MAX_SILENCE_S = 32, 5.0
+"""Maximum number of connections at once, each with a thread, and seconds for which a connection may be silent."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -63,55 +67,57 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, folder: Path) -> None:
         super().__init__((HOST, 0), _Handler)
-        self.latest, self.path_of_page = _Latest(folder), f"/{secrets.token_urlsafe(12)}/"
-        self.place = f"{HOST}:{self.server_address[1]}"
-        self._room = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+        self.latest, self.path_of_page = _LatestPage(folder), f"/{secrets.token_urlsafe(12)}/"
+        self.host_and_port = f"{HOST}:{self.server_address[1]}"
+        self._free_threads = threading.BoundedSemaphore(_MAX_CONNECTIONS)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Hang up where there are too many: whoever may reach this port could use up what the run has to open files."""
-        if self._room.acquire(blocking=False):
+        """Serve a connection, or close it if there are too many: connections could use up the file descriptors that the run needs."""
+        if self._free_threads.acquire(blocking=False):
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve a connection in its thread, then free its place."""
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._room.release()
+            self._free_threads.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a browser that asks anew has hung up, and the terminal shows the run."""
+        """Print nothing. A browser that reloads closes its connection, and the terminal shows the run."""
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
-    timeout = _SILENT_S
+    timeout = _MAX_SILENCE_S
 
     def do_GET(self) -> None:
-        # A page of somebody else's can make a browser ask for another name at this address: it is not answered, nor who guesses.
-        known = self.headers.get("Host") == self.server.place and self.path == self.server.path_of_page
-        body = (self.server.latest.text() if known else "there is no such page").encode()
-        self.send_response(200 if known else 404)
-        self.send_header("Content-Type", "text/html; charset=utf-8" if known else "text/plain; charset=utf-8")
+        """Send the page if both the host and the path are right."""
+        # Another site can make a browser send requests here, with its own name as the host. Those and guessed paths get no page.
+        is_page = self.headers.get("Host") == self.server.host_and_port and self.path == self.server.path_of_page
+        body = (self.server.latest.text() if is_page else "there is no such page").encode()
+        self.send_response(200 if is_page else 404)
+        self.send_header("Content-Type", "text/html; charset=utf-8" if is_page else "text/plain; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
         self.send_header("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *args: Any) -> None:  # the base class calls it so
-        """Say nothing: the terminal shows the run."""
+    def log_message(self, format: str, *args: Any) -> None:  # the base class names the parameter
+        """Print nothing: the terminal shows the run."""
 
 
 @contextmanager
 def watching(folder: Path) -> Iterator[str]:
-    """Serve the page of the run in ``folder`` to this machine alone, at an address that nobody guesses; yield the address."""
+    """Serve the page of the run in ``folder`` to this machine alone, at an address that cannot be guessed; yield the address."""
     with _Server(folder) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
         thread.start()
         try:
-            yield f"http://{server.place}{server.path_of_page}"
+            yield f"http://{server.host_and_port}{server.path_of_page}"
         finally:
             server.shutdown()
             thread.join()

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 Words = Callable[[int], NDArray[np.int32]]
 """Function that returns the given number of random words, uniform over all 2**32 values."""
 
-_LONG = 4096
+_CIPHER_FROM_BYTES = 4096
 """Number of bytes from which on a cipher is faster than the operating system."""
 
 _ZEROS = memoryview(bytes(1 << 18))
-"""What is enciphered, as a rule: fresh memory costs half as much as the cipher."""
+"""Zeros to encrypt in most draws. To fill fresh memory with zeros would take half as long as the cipher."""
 
 
 def secure_words(count: int) -> NDArray[np.int32]:
@@ -29,8 +29,8 @@ def secure_words(count: int) -> NDArray[np.int32]:
     cipher. The distance of n AES blocks from uniform bits is at most n^2 / 2^129 (2^-103 for 128 KiB), plus the advantage of an attack on
     AES-256 itself. No key and no position is kept after a call, so threads and forked processes share no state.
     """
-    if 4 * count < _LONG:
-        return np.frombuffer(bytearray(os.urandom(4 * count)), dtype=np.int32)  # PyTorch's own refuses to read nothing
+    if 4 * count < _CIPHER_FROM_BYTES:
+        return np.frombuffer(bytearray(os.urandom(4 * count)), dtype=np.int32)  # unlike torch.frombuffer, NumPy's takes an empty buffer
     words = np.empty(count, dtype=np.int32)
     key_stream = Cipher(AES256(os.urandom(32)), CTR(bytes(16))).encryptor()  # the counter starts at 0: a key is used once
     zeros = _ZEROS[: 4 * count] if 4 * count <= len(_ZEROS) else bytes(4 * count)

@@ -19,11 +19,11 @@ from safetensors import SafetensorError
 
 from ldpfl.errors import ConfigError, WriteError
 
-_SUFFIX = ".partial"
-_LEFTOVERS = (f".*{_SUFFIX}", ".tmp??????")
+_TEMPORARY_SUFFIX = ".partial"
+_LEFTOVERS = (f".*{_TEMPORARY_SUFFIX}", ".tmp??????")
 """What a killed process leaves: our own temporary files, and those that safetensors makes beside them."""
 
-_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+_OS_ERROR_NUMBER = re.compile(r"\(os error (\d+)\)")
 
 
 def write_error(path: Path, number: int | None, reason: str) -> WriteError:
@@ -48,10 +48,10 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         raise write_error(path, error.errno, error.strerror or str(error)) from error
     except SafetensorError as error:
-        found = _OS_ERROR.search(str(error))  # its text alone tells of the system
-        if found is None:
+        match = _OS_ERROR_NUMBER.search(str(error))  # only its text has the system's error number
+        if match is None:
             raise
-        number = int(found[1])
+        number = int(match[1])
         raise write_error(path, number, os.strerror(number)) from error
 
 
@@ -62,10 +62,10 @@ def replace_atomically(path: Path, mode: int | None = None) -> Iterator[Path]:
     ``mode`` is the file's mode; by default that of any new file of this user.
 
     Raises:
-        WriteError: the system refuses it, here or in the block; ``path`` is unchanged.
+        WriteError: the system refuses to write, here or in the block; ``path`` is unchanged.
     """
     with writing(path):
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_SUFFIX, dir=path.parent)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_TEMPORARY_SUFFIX, dir=path.parent)
         os.close(handle)
         temporary = Path(name)
         try:
@@ -152,10 +152,10 @@ def to_json(value: Any, indent: int | None = None) -> str:
 
 
 MAX_CONFIG_BYTES = 1 << 20
-"""Size of the largest file that people write, or that says a few words of a run, such as its kind. Recipes have some 2,000 bytes."""
+"""Size of the largest file that people write, or that describes a run in a few words. Recipes have some 2,000 bytes."""
 
 MAX_RESULT_BYTES = 1 << 24
-"""Size of the largest result: figures of 100,000 rounds, which are all that it may have, take 10 MiB."""
+"""Size of the largest result. The figures of 100,000 rounds, the maximum, take 10 MiB."""
 
 MAX_ROUNDS_BYTES = 80 << 20
 """Size of the largest ledger: 100,000 rounds at 838 bytes, where an event has 520 to 680."""
@@ -179,8 +179,8 @@ all with the same 22 fields.
 Bytes alone would let it hold 16 million short texts, or 7 million names of fields, which take 1 GB and 10 s to read.
 """
 
-_TEXT = re.compile(r'"((?:[^"\\]|\\.?)*+)(?:"(\s*+:)?|\Z)', re.DOTALL)
-"""A text in JSON, to its end or to that of the file, and the colon behind it if it names a field. Takes each character once."""
+_JSON_TEXT = re.compile(r'"((?:[^"\\]|\\.?)*+)(?:"(\s*+:)?|\Z)', re.DOTALL)
+"""Matches a string of JSON, or its beginning at the end of the file, and the colon after the name of a field. Reads each character once."""
 
 
 def check_regular(path: Path) -> None:
@@ -206,21 +206,21 @@ def read_text(path: Path, most: int = MAX_CONFIG_BYTES, size: int | None = None)
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
-        if found.st_size > most:
-            raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes, and a file of its kind at most {most:,}", str(path))
-        if size is not None and found.st_size < size:
-            raise OSError(errno.EINVAL, f"it has {found.st_size:,} bytes, expected {size:,}", str(path))
-        return file.read(found.st_size if size is None else size).decode()  # a larger number would be allocated whole
+        if status.st_size > most:
+            raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes, and a file of its kind at most {most:,}", str(path))
+        if size is not None and status.st_size < size:
+            raise OSError(errno.EINVAL, f"it has {status.st_size:,} bytes, expected {size:,}", str(path))
+        return file.read(status.st_size if size is None else size).decode()  # a larger number would be allocated whole
 
 
 def from_toml(text: str) -> dict[str, Any]:
     """Read TOML.
 
     Raises:
-        ValueError: it is not TOML, nested too deeply, or has a number of thousands of digits.
+        ValueError: the text is not TOML, is nested too deeply, or has a number of thousands of digits.
     """
     try:
         return tomllib.loads(text)
@@ -285,9 +285,9 @@ def check_events(text: str) -> None:
     values, names = text.count(","), set[str]()
     if values > _MAX_EVENT_VALUES:
         raise ValueError(f"it has {values:,} commas, expected at most {_MAX_EVENT_VALUES:,}")
-    for found in _TEXT.finditer(text):
-        if found.lastindex == 2:
-            names.add(found[1])
+    for match in _JSON_TEXT.finditer(text):
+        if match.lastindex == 2:
+            names.add(match[1])
             if len(names) > _MAX_EVENT_NAMES:
                 raise ValueError(f"its fields have more than {_MAX_EVENT_NAMES:,} different names")
 
@@ -305,12 +305,14 @@ def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _umask() -> int:
+    """Return this process's umask. The system can only tell it by setting another one."""
     current = os.umask(0)
     os.umask(current)
     return current
 
 
 def _sync_folder(folder: Path) -> None:
+    """Flush the names of the files in ``folder`` to disk, so that a renamed file survives a power loss."""
     if os.name != "posix":  # only there can a folder be opened and synced
         return
     descriptor = os.open(folder, os.O_RDONLY)

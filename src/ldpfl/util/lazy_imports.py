@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 
 def exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` for ``package``; ``homes`` names the module of each name, or that it stands for.
+    """Return ``__getattr__`` and ``__dir__`` for ``package``; ``homes`` gives for each name its module, or the submodule itself.
 
     Type checkers do not see these: give them the imports as well, below ``if TYPE_CHECKING``.
     """
 
-    def get(name: str) -> Any:
+    def get_exported(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = import_module(homes[name])
         return module if homes[name] == f"{package}.{name}" else getattr(module, name)
 
-    return get, lambda: sorted(homes)
+    return get_exported, lambda: sorted(homes)
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def importing() -> Iterator[None]:
             gc.enable()
 
 
-class _Late:
+class _LateModule:
     """A module that is imported when something in it is first used, as ``lazy import`` of Python 3.15 does (PEP 810).
 
     Until then it is not in ``sys.modules``, where libraries look to find out what is in use.
@@ -49,11 +49,11 @@ class _Late:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(import_module(self._name), name)
-        setattr(self, name, found)  # the next time it is as fast as that of a module
-        return found
+        value = getattr(import_module(self._name), name)
+        setattr(self, name, value)  # later look-ups are as fast as in a module
+        return value
 
 
 if not TYPE_CHECKING:
-    torch = _Late("torch")
-    """PyTorch, for modules that also state what a mechanism costs: what only states that starts two seconds earlier."""
+    torch = _LateModule("torch")
+    """PyTorch, for modules that are also used without it, to state a mechanism's cost: such programs start two seconds earlier."""

@@ -9,11 +9,11 @@ MAX_NAMES = 1 << 14
 
 
 def require_few(named: object) -> object:
-    """Return ``named``, which pydantic is about to look at, unless it has too many names; for a model's own validator as well."""
+    """Return ``named``, which pydantic is about to validate. Raise a ValueError if it is a dictionary of too many names."""
     if isinstance(named, dict) and len(named) > MAX_NAMES:
         raise ValueError(f"expected at most {MAX_NAMES:,} names, got {len(named):,}")
     return named
 
 
 FEW = BeforeValidator(require_few)
-"""Marks a dictionary, such as ``Annotated[dict[str, float], FEW]``."""
+"""Limits a dictionary in a pydantic model: ``Annotated[dict[str, float], FEW]``."""

@@ -9,16 +9,18 @@ from math import isfinite
 def number(value: float | str, rounding: str = ROUND_CEILING) -> str:
     """Format a number with about four digits and thousands separators. By default it is rounded up, as an upper bound must be.
 
-    Rounding errors of binary fractions, relative to the number less than 1e-12, are not rounded up.
+    Rounding errors of binary fractions, relative to the number less than 1e-12, are not rounded up. A text is returned as it is.
     """
     if isinstance(value, str):
         return value
     if value == 0 or not isfinite(value):
         return f"{value:g}"
     exact = Decimal(f"{value:.12e}")
-    digits = 3 - exact.adjusted() if exact < 100 or exact >= 10**9 else 1 if exact < Decimal("9999.9") else 0
-    shown = exact.quantize(Decimal(1).scaleb(-digits), rounding)
-    return f"{float(shown):.4g}" if exact < 100 or exact >= 10**9 else f"{shown:,}"
+    if 100 <= exact < 10**9:
+        rounded = exact.quantize(Decimal("0.1") if exact < Decimal("9999.9") else Decimal(1), rounding)
+        return f"{rounded:,}"
+    rounded = exact.quantize(Decimal(1).scaleb(exact.adjusted() - 3), rounding)
+    return f"{float(rounded):.4g}"
 
 
 NO_EPSILON = "none"

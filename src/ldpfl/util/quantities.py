@@ -13,17 +13,17 @@ NotNegative = Annotated[FiniteFloat, Field(ge=0)]
 Share = Annotated[FiniteFloat, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
 MAX_ROUNDS = 100_000
-"""Rounds of a run, at most: the bounds of all files that have an entry a round follow from it."""
+"""Maximum number of rounds of a run. The limits of files with an entry for each round follow from it."""
 
 MAX_COUNT = 10**15
-"""The largest number of rows, clients, weights or bits that a run's files are read with: floats have room for it."""
+"""Maximum number of rows, clients, weights or bits in a run's files. Floats represent it exactly."""
 
 Repeats = Annotated[int, Field(ge=1, le=MAX_ROUNDS)]
-"""Rounds, or a number of them."""
+"""Type of a round's number, or of a number of rounds."""
 
 
 def cohort_size(fraction: float, clients: int) -> int:
-    """Return how many of ``clients`` are asked in a round with this ``fraction`` of them: rounded up, at least 1.
+    """Return how many of ``clients`` clients are asked in a round: the ``fraction`` of them, rounded up, and at least 1.
 
     Rounding errors of the product are ignored: 0.07 * 100 gives 7.
     """

@@ -46,7 +46,7 @@ class Purpose(IntEnum):
 
 
 WORDS = "aes-256 counters, 2"
-"""Version of the way in which seeded words are made. A run must be resumed with the version that it was begun with."""
+"""Version of how seeded words are made. A run must be resumed with the version that it was begun with."""
 
 
 def known(secret: int | None) -> int:
@@ -91,18 +91,18 @@ class BlockSource(RandomSource, Protocol):
 
 def stream_key(seed: int, purpose: Purpose, *key: int) -> bytes:
     """Return the AES-256 key (32 bytes) that determines the words of all clients for ``(purpose, *key)``."""
-    return hashlib.sha256(f"ldpfl words {index(seed)} {int(purpose)} {_plain(key)}".encode()).digest()
+    return hashlib.sha256(f"ldpfl words {index(seed)} {int(purpose)} {_as_ints(key)}".encode()).digest()
 
 
 def bound_key(seed: int, purpose: Purpose, key: tuple[int, ...], hidden: Tensor, context: bytes) -> bytes:
     """Return the AES-256 key for the noise on the values ``hidden`` (on the CPU), named by ``key``; see :meth:`SeededStreams.bound`."""
-    named = f"{index(seed)} {int(purpose)} {_plain(key)} {hidden.dtype} {tuple(hidden.shape)} "
-    digest = hashlib.sha256(named.encode() + context)
+    name = f"{index(seed)} {int(purpose)} {_as_ints(key)} {hidden.dtype} {tuple(hidden.shape)} "
+    digest = hashlib.sha256(name.encode() + context)
     digest.update(hidden.contiguous().numpy().data)
     return digest.digest()
 
 
-def _plain(key: tuple[int, ...]) -> tuple[int, ...]:
+def _as_ints(key: tuple[int, ...]) -> tuple[int, ...]:
     """Return ``key`` as Python integers. NumPy's integers have another repr, which would give another key for the same numbers."""
     return tuple(map(index, key))
 
@@ -126,8 +126,8 @@ class SeededStreams:
 
     def __init__(self, keys: bytes | Sequence[bytes], clients: Sequence[int] | NDArray[np.int64]) -> None:
         self._clients = np.asarray(clients, dtype=np.uint64)
-        self._used = np.zeros(len(self._clients), dtype=np.uint64)
-        self._shared = _encryptor(keys) if isinstance(keys, bytes) else None
+        self._blocks_used = np.zeros(len(self._clients), dtype=np.uint64)
+        self._shared_encryptor = _encryptor(keys) if isinstance(keys, bytes) else None
         self._keys: Sequence[bytes] = () if isinstance(keys, bytes) else keys
 
     @classmethod
@@ -158,10 +158,11 @@ class SeededStreams:
         Args:
             variance: variance (k, ...) of the noise, if it does not follow from ``seed`` and ``context`` alone.
         """
-        inside = hashlib.sha256(context).digest()
-        sizes = repeat(b"") if variance is None else (hashlib.sha256(row.contiguous().numpy().tobytes()).digest() for row in variance)
-        rows = zip(keys, values, sizes, strict=False)
-        return cls([bound_key(seed, purpose, key, row, inside + size) for key, row, size in rows], [0] * len(keys))
+        context_digest = hashlib.sha256(context).digest()
+        ends = repeat(b"") if variance is None else (hashlib.sha256(row.contiguous().numpy().tobytes()).digest() for row in variance)
+        contexts = (context_digest + variance_digest for variance_digest in ends)
+        named_values = zip(keys, values, contexts, strict=False)
+        return cls([bound_key(seed, purpose, key, row, row_context) for key, row, row_context in named_values], [0] * len(keys))
 
     def int32(self, row: int, count: int) -> Tensor:
         """Return ``count`` words for the client in ``row``."""
@@ -169,73 +170,75 @@ class SeededStreams:
 
     def block(self, rows: range, count: int) -> NDArray[np.int32]:
         """Return ``count`` words for each of the clients in ``rows``, (k, count)."""
-        own, blocks = self._own(rows.start, rows.stop), -(-count // _WORDS)
-        used, clients = self._used[own, None], self._clients[own, None]
-        words = np.empty(len(rows) * blocks * _BLOCK + _SPARE, dtype=np.uint8)
+        clients_asked, blocks = self._client_slice(rows.start, rows.stop), -(-count // _WORDS_PER_BLOCK)
+        blocks_used, clients = self._blocks_used[clients_asked, None], self._clients[clients_asked, None]
+        words = np.empty(len(rows) * blocks * _BLOCK_BYTES + _SPARE_BYTES, dtype=np.uint8)
         # A few rows at a time, because counters that fit a core's cache take half the time.
-        together = max(1, _AT_ONCE // max(1, blocks))
-        counters, numbers = np.empty((min(together, len(rows)), blocks, 2), dtype="<u8"), np.arange(blocks, dtype=np.uint64)
-        for start in range(0, len(rows), together):
-            some = slice(start, min(start + together, len(rows)))
-            part = counters[: some.stop - start]
-            np.add(used[some], numbers, out=part[:, :, 0])
-            part[:, :, 1] = clients[some]
-            part_rows = range(own.start + some.start, own.start + some.stop)
-            self._encipher(part, part_rows, [blocks] * len(part_rows), words[start * blocks * _BLOCK :])
-        used += np.uint64(blocks)
-        return words[:-_SPARE].view("<i4").reshape(len(rows), blocks * _WORDS)[:, :count]
+        rows_at_once = max(1, _BLOCKS_AT_ONCE // max(1, blocks))
+        counters, block_numbers = np.empty((min(rows_at_once, len(rows)), blocks, 2), dtype="<u8"), np.arange(blocks, dtype=np.uint64)
+        for start in range(0, len(rows), rows_at_once):
+            batch = slice(start, min(start + rows_at_once, len(rows)))
+            batch_counters = counters[: batch.stop - start]
+            np.add(blocks_used[batch], block_numbers, out=batch_counters[:, :, 0])
+            batch_counters[:, :, 1] = clients[batch]
+            batch_rows = range(clients_asked.start + batch.start, clients_asked.start + batch.stop)
+            self._encrypt_rows(batch_counters, batch_rows, [blocks] * len(batch_rows), words[start * blocks * _BLOCK_BYTES :])
+        blocks_used += np.uint64(blocks)
+        return words[:-_SPARE_BYTES].view("<i4").reshape(len(rows), blocks * _WORDS_PER_BLOCK)[:, :count]
 
     def each(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return one word for each entry of ``rows`` (m,), which are in ascending order and may repeat: (m,)."""
-        own = self._own(int(rows[0]), int(rows[-1]) + 1)
-        counts = np.bincount(rows - own.start)
-        counters = np.empty((len(rows), 2), dtype="<u8")  # a block a word: to pack four of them takes longer
-        before = np.searchsorted(rows, rows)
-        np.add(self._used[rows], np.arange(len(rows)) - before, out=counters[:, 0], casting="unsafe")
+        clients_asked = self._client_slice(int(rows[0]), int(rows[-1]) + 1)
+        words_of_client = np.bincount(rows - clients_asked.start)
+        counters = np.empty((len(rows), 2), dtype="<u8")  # one block for each word: packing four words of a block would take longer
+        first_of_client = np.searchsorted(rows, rows)
+        np.add(self._blocks_used[rows], np.arange(len(rows)) - first_of_client, out=counters[:, 0], casting="unsafe")
         counters[:, 1] = self._clients[rows]
-        self._used[own] += counts.astype(np.uint64)
-        words = np.empty(counters.nbytes + _SPARE, dtype=np.uint8)
-        self._encipher(counters, range(own.start, own.stop), counts.tolist(), words)
-        return words[:-_SPARE].view("<i4")[::_WORDS].copy()
+        self._blocks_used[clients_asked] += words_of_client.astype(np.uint64)
+        words = np.empty(counters.nbytes + _SPARE_BYTES, dtype=np.uint8)
+        self._encrypt_rows(counters, range(clients_asked.start, clients_asked.stop), words_of_client.tolist(), words)
+        return words[:-_SPARE_BYTES].view("<i4")[::_WORDS_PER_BLOCK].copy()
 
-    def _own(self, start: int, stop: int) -> slice:
+    def _client_slice(self, start: int, stop: int) -> slice:
+        """Return the slice of the clients in rows ``start`` to ``stop``; raise an IndexError if there are fewer clients."""
         if not 0 <= start <= stop <= len(self._clients):
             raise IndexError(stop)
         return slice(start, stop)
 
-    def _encipher(self, counters: NDArray[np.uint64], rows: range, blocks: Sequence[int], words: NDArray[np.uint8]) -> None:
-        """Write what ``counters`` (..., 2), so many ``blocks`` of each of ``rows``, are enciphered to, to the beginning of ``words``."""
-        if self._shared is not None:
-            _encipher(self._shared, counters, words)
+    def _encrypt_rows(self, counters: NDArray[np.uint64], rows: range, blocks: Sequence[int], words: NDArray[np.uint8]) -> None:
+        """Encrypt ``counters`` (..., 2) to the beginning of ``words``. ``blocks`` says how many counters each of ``rows`` has, in order."""
+        if self._shared_encryptor is not None:
+            _encrypt(self._shared_encryptor, counters, words)
             return
         start = 0
-        for row, own in zip(rows, np.split(counters.reshape(-1, 2), np.cumsum(blocks)[:-1]), strict=True):
-            if len(own):
-                _encipher(_encryptor(self._keys[row]), own, words[start:])
-                start += own.nbytes
+        for row, row_counters in zip(rows, np.split(counters.reshape(-1, 2), np.cumsum(blocks)[:-1]), strict=True):
+            if len(row_counters):
+                _encrypt(_encryptor(self._keys[row]), row_counters, words[start:])
+                start += row_counters.nbytes
 
 
-_WORDS = 4
+_WORDS_PER_BLOCK = 4
 """Words in a block of AES."""
 
 
 def _encryptor(key: bytes) -> CipherContext:
+    """Return AES-256 under ``key``, which encrypts each block on its own."""
     return Cipher(AES256(key), ECB()).encryptor()
 
 
-def _encipher(encryptor: CipherContext, counters: NDArray[np.uint64], words: NDArray[np.uint8]) -> None:
-    """Write what ``counters`` (..., 2) are enciphered to to the beginning of ``words``, which has ``_SPARE`` bytes more at least."""
+def _encrypt(encryptor: CipherContext, counters: NDArray[np.uint64], words: NDArray[np.uint8]) -> None:
+    """Encrypt ``counters`` (..., 2) to the beginning of ``words``, which must have at least ``_SPARE_BYTES`` bytes more."""
     encryptor.update_into(counters.reshape(-1).view(np.uint8).data, words.data)
 
 
-_SPARE = 15
-"""Bytes that the library wants beyond what it writes."""
+_SPARE_BYTES = 15
+"""Bytes of room that the library requires after its output."""
 
-_BLOCK = 16
+_BLOCK_BYTES = 16
 """Bytes in a block of AES."""
 
-_AT_ONCE = 1 << 14
-"""Blocks that are enciphered at once: their counters take 256 KiB."""
+_BLOCKS_AT_ONCE = 1 << 14
+"""Number of blocks that are encrypted in one call: their counters take 256 KiB."""
 
 
 class SecureSource:
@@ -285,7 +288,7 @@ def draw(source: RandomSource, row: int, count: int) -> Tensor:
 
 
 def draw_block(source: RandomSource, rows: range, count: int) -> NDArray[np.int32]:
-    """Return ``count`` words for each of the clients in ``rows``, (k, count): in one call, where the source can.
+    """Return ``count`` words for each of the clients in ``rows``, (k, count): in one call if the source supports it.
 
     Raises:
         PrivacyError: as for :func:`draw`.
@@ -293,7 +296,7 @@ def draw_block(source: RandomSource, rows: range, count: int) -> NDArray[np.int3
     block: Callable[[range, int], NDArray[np.int32]] | None = getattr(source, "block", None)
     if block is None:
         return np.stack([draw(source, row, count).numpy() for row in rows])
-    return _asked(lambda: block(rows, count), (len(rows), count), rows.stop - 1)
+    return _checked_words(lambda: block(rows, count), (len(rows), count), rows.stop - 1)
 
 
 def draw_each(source: RandomSource, rows: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -306,20 +309,20 @@ def draw_each(source: RandomSource, rows: NDArray[np.int64]) -> NDArray[np.int32
         return np.empty(0, dtype=np.int32)
     each: Callable[[NDArray[np.int64]], NDArray[np.int32]] | None = getattr(source, "each", None)
     if each is None:
-        found, counts = np.unique(rows, return_counts=True)
-        words = [draw(source, row, count).numpy() for row, count in zip(found.tolist(), counts.tolist(), strict=True)]
+        distinct, counts = np.unique(rows, return_counts=True)
+        words = [draw(source, row, count).numpy() for row, count in zip(distinct.tolist(), counts.tolist(), strict=True)]
         return np.concatenate(words)
-    return _asked(lambda: each(rows), rows.shape, int(rows[-1]))
+    return _checked_words(lambda: each(rows), rows.shape, int(rows[-1]))
 
 
-def _asked(ask: Callable[[], NDArray[np.int32]], shape: tuple[int, ...], last: int) -> NDArray[np.int32]:
-    """Call ``ask``, for client rows up to ``last``, and return its words, which must be int32 of ``shape``.
+def _checked_words(call: Callable[[], NDArray[np.int32]], shape: tuple[int, ...], last: int) -> NDArray[np.int32]:
+    """Call ``call``, for client rows up to ``last``, and return its words, which must be int32 of ``shape``.
 
     Raises:
         PrivacyError: the source ran out, or returned another shape or dtype.
     """
     try:
-        words = ask()
+        words = call()
     except IndexError:
         raise PrivacyError(f"the random source has no stream for client row {last}; nothing was sent") from None
     if words.dtype != np.int32 or words.shape != shape:

@@ -21,35 +21,36 @@ class SeededDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._seed, self._made = seed, dict[torch.device, torch.Generator]()
+        self._seed, self._generators = seed, dict[torch.device, torch.Generator]()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False: nothing is compiled within this context, and to be left out of it would import the compiler, in a second."""
+        """Return False: nothing is compiled within this context. PyTorch would take a second to import its compiler for True."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        own = dict(kwargs or {})
-        if torch.Tag.nondeterministic_seeded not in func.tags or own.get("generator") is not None:
-            return func(*args, **own)
-        device = torch.device(own.get("device") or next((value.device for value in args if isinstance(value, Tensor)), "cpu"))
+        """Call ``func``, with this context's generator if it draws random numbers."""
+        options = dict(kwargs or {})
+        if torch.Tag.nondeterministic_seeded not in func.tags or options.get("generator") is not None:
+            return func(*args, **options)
+        device = torch.device(options.get("device") or next((value.device for value in args if isinstance(value, Tensor)), "cpu"))
         if device.type == "meta":
-            return func(*args, **own)
-        if device not in self._made:
-            self._made[device] = torch.Generator(device).manual_seed(self._seed)
-        return _with_generator(func)(*args, **own, generator=self._made[device])
+            return func(*args, **options)
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
+        return _with_generator(func)(*args, **options, generator=self._generators[device])
 
 
 def _with_generator(func: Any) -> Any:
     """Return the form of PyTorch's random ``func`` that takes a generator.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the function has no such form.
     """
     if any(argument.name == "generator" for argument in func._schema.arguments):
         return func
     name = "generator" if func._overloadname == "default" else f"{func._overloadname.removesuffix('_dtype')}_generator"
-    for found in (name, f"{name}_dtype"):
-        if found in func.overloadpacket.overloads():
-            return getattr(func.overloadpacket, found)
+    for overload in (name, f"{name}_dtype"):
+        if overload in func.overloadpacket.overloads():
+            return getattr(func.overloadpacket, overload)
     raise ConfigError(f"{func} draws numbers that no seed decides: draw them by torch.randn or torch.rand")

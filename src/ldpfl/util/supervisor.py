@@ -1,11 +1,11 @@
-"""Run one command, and leave nothing of it behind: a small program of its own, started by its path.
+"""Run one command, and leave none of its processes behind. This is a program of its own, started by its path.
 
     python -I supervisor.py SECONDS COMMAND...
 
-It ends, and with it every process that the command started, also those in sessions of their own, when the command ends, when the
-supervisor is told to stop (SIGTERM, SIGINT, SIGHUP), or when its standard input ends: that is a pipe from whoever started it, so
-not even ``kill -9`` of that process leaves anything running. The command gets SIGTERM first, and SECONDS to end by itself; all else
-is killed. On Linux it adopts what its descendants orphan, and the command dies if the supervisor itself is killed.
+The supervisor ends when the command ends, when it is told to stop (SIGTERM, SIGINT, SIGHUP), or when its standard input ends. That is a
+pipe from the process that started the supervisor, so not even ``kill -9`` of that process leaves anything running. With the supervisor
+ends every process that the command started, also those in other sessions. The command gets SIGTERM first, and SECONDS to end by itself;
+all other processes are killed. On Linux the supervisor adopts orphaned descendants, and the command dies if the supervisor is killed.
 
 It imports nothing of ldpfl, which would load PyTorch into each supervisor.
 """
@@ -23,9 +23,9 @@ import time
 import psutil
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_STOPPED = 143
-_LOST = 125
-"""Exit code where the command's own is not known."""
+_CODE_STOPPED = 143
+_CODE_UNKNOWN = 125
+"""Exit codes if the supervisor was stopped (as after SIGTERM), and if the command's own is not known."""
 
 
 class Supervised:
@@ -37,8 +37,8 @@ class Supervised:
 
         def die_with_parent() -> None:
             _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:  # it went before the line above
-                os._exit(_LOST)
+            if os.getppid() != parent:  # the parent ended before the line above
+                os._exit(_CODE_UNKNOWN)
 
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
         self.code: int | None = None
@@ -49,7 +49,7 @@ class Supervised:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                self.code = _LOST if self.code is None else self.code
+                self.code = _CODE_UNKNOWN if self.code is None else self.code
                 return
             if pid == 0:
                 return
@@ -77,11 +77,11 @@ class Supervised:
 def main() -> int:
     """Run the command that the arguments name; return its exit code, or 143 if it was stopped."""
     grace, command = float(sys.argv[1]), sys.argv[2:]
-    woken, wake = os.pipe()
-    for end in (woken, wake):
+    wake_reader, wake_writer = os.pipe()
+    for end in (wake_reader, wake_writer):
         os.set_blocking(end, False)
     stopped: list[int] = []
-    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, frame: stopped.append(number))
@@ -94,20 +94,22 @@ def main() -> int:
         supervised.reap()
         if supervised.code is not None or stopped:
             break
-        ready, _, _ = select.select([sys.stdin, woken], [], [])
-        if woken in ready:
-            os.read(woken, 512)
+        ready, _, _ = select.select([sys.stdin, wake_reader], [], [])
+        if wake_reader in ready:
+            os.read(wake_reader, 512)
         if sys.stdin in ready and not os.read(sys.stdin.fileno(), 512):
             stopped.append(0)
     supervised.stop(grace)
-    return _STOPPED if stopped else supervised.code or 0
+    return _CODE_STOPPED if stopped else supervised.code or 0
 
 
 def _descendants() -> set[psutil.Process]:
+    """Return all processes that this one has started, directly or indirectly."""
     return set(psutil.Process().children(recursive=True))
 
 
 def _is_dead(process: psutil.Process) -> bool:
+    """Whether a process has ended, reaped or not."""
     try:
         return bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -122,6 +124,7 @@ def _kill(process: psutil.Process) -> None:
 
 
 def _prctl(option: int, value: int) -> None:
+    """Set an attribute of this process on Linux; do nothing elsewhere."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 

@@ -17,7 +17,7 @@ from ldpfl.util.files import make_folder, replace_atomically
 
 CACHE_DIR_VARIABLE = "LDPFL_CACHE_DIR"
 
-_NOWHERE = Path(os.devnull, "ldpfl")
+_UNUSABLE = Path(os.devnull, "ldpfl")
 
 Warn = Callable[[str], None]
 
@@ -25,20 +25,20 @@ Warn = Callable[[str], None]
 def cache_dir() -> Path:
     """Return the user's cache folder for ldpfl; the environment variable ``LDPFL_CACHE_DIR`` overrides it.
 
-    Of a user without a home it is one that cannot be made, and so nothing is kept: what lies in a folder for all may be of others.
+    A user without a home gets a folder that cannot be created, so nothing is cached: in a shared folder, others could change the files.
     """
     override = os.environ.get(CACHE_DIR_VARIABLE)
     if override:
         return Path(override)
     try:
-        found = user_cache_path("ldpfl", appauthor=False)
+        folder = user_cache_path("ldpfl", appauthor=False)
     except RuntimeError:  # there is no home; other versions of the library say "~"
-        return _NOWHERE
-    return found if found.is_absolute() else _NOWHERE
+        return _UNUSABLE
+    return folder if folder.is_absolute() else _UNUSABLE
 
 
 def without_cache(error: WriteError) -> str:
-    """Return the warning that nothing is kept in the cache, the same for all that would be kept there."""
+    """Return the warning that nothing is cached. It is the same for all files, so that it can be printed once."""
     return (
         f"going on without the cache folder {cache_dir()} ({error.reason}): what it would save is computed anew each time; "
         f"set {CACHE_DIR_VARIABLE} to a folder that can be written"
@@ -46,9 +46,9 @@ def without_cache(error: WriteError) -> str:
 
 
 def read_cached(path: Path, what: str) -> dict[str, Tensor] | None:
-    """Return the tensors that :func:`write_cached` kept of ``what``; None if they have to be made anew, and put in their place.
+    """Return the tensors that :func:`write_cached` stored at ``path``; None if they must be computed again, and stored.
 
-    There are none, or they are damaged, or others could have changed or read them.
+    They must if the file does not exist or is damaged, or if other users could have changed or read it. ``what`` describes the tensors.
     """
     try:
         return load_file(require_own(path, f"the cached {what}", DataError, secret=True))
@@ -57,7 +57,7 @@ def read_cached(path: Path, what: str) -> dict[str, Tensor] | None:
 
 
 def write_cached(path: Path, tensors: dict[str, Tensor], what: str, warn: Warn) -> None:
-    """Keep ``tensors`` of ``what`` for this user alone. A cache that cannot be written must not stop a run whose data are fine."""
+    """Store ``tensors``, described by ``what``, for this user alone. A cache that cannot be written must not stop a run."""
     try:
         make_folder(path.parent, mode=0o700)
         require_own(path.parent, f"the folder of cached {what}", DataError, secret=True)

@@ -16,39 +16,39 @@ from ldpfl.errors import ConfigError, in_short
 from ldpfl.util.suggestions import did_you_mean
 
 GIVEN = "given"
-"""Name of data, or of a model, that a caller hands over; nothing but its caller can run such a config again."""
+"""Name of data, or of a model, that was passed as an object. Only a caller that passes it again can rerun such a config."""
 
 
 PRETRAINED = "hf:"
-"""What the name of a pretrained model of ``transformers`` begins with; a folder or a name of the hub follows."""
+"""Prefix of the name of a pretrained model of ``transformers``; a folder or a name of the hub follows."""
 
 
 def is_pretrained(name: str) -> bool:
-    """Tell whether ``name`` is that of a pretrained model. Policies treat it as an import path: nodes load no model that a server chose."""
+    """Whether ``name`` names a pretrained model. Policies treat it as an import path: nodes load no model that a server chose."""
     return name.startswith(PRETRAINED)
 
 
 def named_model(name: str) -> str:
-    """Return the name of a model as a config has it: ``hf:FOLDER`` where ``name`` is the folder of a pretrained model.
+    """Return a model's name for a config: ``hf:FOLDER`` if ``name`` is the folder of a pretrained model, else ``name`` itself.
 
-    A folder in the current one that has the name of a built-in model, and holds no pretrained model, is not taken for one.
+    A folder in the current one does not count if it holds no pretrained model: it may happen to have the name of a built-in model.
     """
-    place = name.removeprefix(PRETRAINED)
-    is_path = place.startswith((".", "/", "~")) and not is_code(place)
-    path = Path(place).expanduser() if is_path else Path(place)
+    reference = name.removeprefix(PRETRAINED)
+    is_path = reference.startswith((".", "/", "~")) and not is_code(reference)
+    path = Path(reference).expanduser() if is_path else Path(reference)
     is_folder = path.is_dir() and (is_pretrained(name) or len(path.parts) > 1 or any(path.glob("*config.json")))
     return f"{PRETRAINED}{path.resolve()}" if is_path or is_folder else name
 
 
 def public_name(name: str) -> str:
-    """Return a setting's text without the folder of the file, the code or the pretrained model that it names: the last part stays."""
+    """Return a setting without the folder of the file, the code or the pretrained model that it names, for pages that others see."""
     file, colon, attribute = name.partition(":")
     if colon and lies_in_file(name):
         return f"{Path(file).name}{colon}{attribute}"
-    place = name.removeprefix(PRETRAINED)
+    reference = name.removeprefix(PRETRAINED)
     return (
-        f"{PRETRAINED if is_pretrained(name) else ''}{Path(place).name}"
-        if place.startswith(("/", "~")) or Path(place).is_absolute()
+        f"{PRETRAINED if is_pretrained(name) else ''}{Path(reference).name}"
+        if reference.startswith(("/", "~")) or Path(reference).is_absolute()
         else name
     )
 
@@ -66,75 +66,80 @@ def library(name: str) -> Any:
 
 
 def is_code(name: str) -> bool:
-    """Tell whether ``name`` is an import path, whose code would run."""
+    """Whether ``name`` is an import path, whose code would run."""
     return ":" in name
 
 
 def lies_in_file(name: str) -> bool:
-    """Tell whether the code ``name`` is that of a file, of whatever folder a process happens to run in, and not of an installed package."""
+    """Whether the code that ``name`` names lies in a file, not in an importable module."""
     return name.partition(":")[0].endswith(".py")
 
 
-class _NotCalled(Exception):
-    """What is named is not there, or wants arguments that nobody gave."""
+class _CannotCall(Exception):
+    """The named function or class does not exist, or requires arguments that are not given."""
 
 
 def called(what: str, path: str, *arguments: Any, offered: Mapping[str, Any] | None = None, **options: Any) -> Any:
-    """Return what the function or class at ``path`` makes of the arguments; ``what`` is named in errors.
+    """Call the function or class at ``path`` and return the result; ``what`` says in errors what it makes, such as "model".
 
     Args:
-        offered: more arguments, by name: it is given those that it requires, and that are not among ``options``.
+        offered: further arguments by name. Only those are passed that the function requires and that are not among ``options``.
 
     Raises:
-        ConfigError: there is none, it requires an argument that is not there, or it fails.
+        ConfigError: there is no such function, it requires an argument that is not given, or it fails.
     """
     module_name, _, attribute = path.partition(":")
     try:
-        with _found_in(_folder_of(module_name)):
-            module = _of_file(Path(module_name)) if module_name.endswith(".py") else import_module(module_name)
+        with _importable_from(_folder_to_search(module_name)):
+            module = _import_file(Path(module_name)) if module_name.endswith(".py") else import_module(module_name)
             if not hasattr(module, attribute):
-                raise _NotCalled(f"{module_name} has no {attribute!r}{_nearest(attribute, module)}")
-            made_by = getattr(module, attribute)
-            own = options if offered is None else _given(made_by, offered, options)
-            return made_by(*arguments, **own)
-    except _NotCalled as error:
+                raise _CannotCall(f"{module_name} has no {attribute!r}{_suggestion(attribute, module)}")
+            factory = getattr(module, attribute)
+            keywords = options if offered is None else _with_required(factory, offered, options)
+            return factory(*arguments, **keywords)
+    except _CannotCall as error:
         raise ConfigError(f"{what} {path!r} cannot be built: {error}") from None
-    except Exception as error:  # it is the user's code: anything may come out of it
-        # What reads somebody's data may repeat them in what it says went wrong.
-        said = in_short(error) if what == "data" else f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{what} {path!r} cannot be built: {said}") from error
+    except Exception as error:  # the user's code may raise anything
+        # The text of an error of code that reads data may repeat values of the data.
+        problem = in_short(error) if what == "data" else f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{what} {path!r} cannot be built: {problem}") from error
 
 
-_MOST_LISTED = 20
-"""Names of a module that a message lists."""
+_MAX_LISTED = 20
+"""Maximum number of a module's names that a message lists."""
 
 
-def _nearest(name: str, module: ModuleType) -> str:
-    """Return a clause that points at what ``module`` has; nothing of a module that has much."""
-    known = [own for own, value in vars(module).items() if not (own.startswith("_") or isinstance(value, ModuleType))]
-    return f": {did_you_mean(name, known)}" if 0 < len(known) <= _MOST_LISTED else ""
+def _suggestion(name: str, module: ModuleType) -> str:
+    """Return a clause that suggests a name in ``module`` for the unknown ``name``; empty if the module has too many names."""
+    names = [defined for defined, value in vars(module).items() if not (defined.startswith("_") or isinstance(value, ModuleType))]
+    return f": {did_you_mean(name, names)}" if 0 < len(names) <= _MAX_LISTED else ""
 
 
-def _given(made_by: Callable[..., Any], offered: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``options``, and what of ``offered`` the function or class ``made_by`` requires beside them."""
+def _with_required(factory: Callable[..., Any], offered: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``options``, and those of ``offered`` that ``factory``, a function or class, requires beside them."""
     try:
-        parameters = signature(made_by).parameters.values()
-    except (TypeError, ValueError):  # some that are built into Python say nothing of their arguments
+        parameters = signature(factory).parameters.values()
+    except (TypeError, ValueError):  # some built-in functions have no signature
         return dict(options)
-    by_name = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) and one.default is one.empty]
-    required = [name for name in by_name if name not in options]
-    lacking = [name for name in required if name not in offered]
-    if lacking:
-        those = ", ".join(f"{name}={value}" for name, value in offered.items())
-        raise _NotCalled(
-            f"it requires {', '.join(lacking)}, which nothing gives: add --set model.options.{lacking[0]}=VALUE, or a default; an argument "
-            f"with one of these names is given without that: {those}"
+    without_default = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) and parameter.default is parameter.empty
+    ]
+    required = [name for name in without_default if name not in options]
+    missing = [name for name in required if name not in offered]
+    if missing:
+        offered_text = ", ".join(f"{name}={value}" for name, value in offered.items())
+        raise _CannotCall(
+            f"it requires {', '.join(missing)}, which nothing gives: add --set model.options.{missing[0]}=VALUE, or a default; an argument "
+            f"with one of these names is given without that: {offered_text}"
         )
     return {**{name: offered[name] for name in required}, **options}
 
 
-def _of_file(path: Path) -> ModuleType:
-    # A name of its own: the file may be called as a module that others mean. By the path, so that one file is one module.
+def _import_file(path: Path) -> ModuleType:
+    """Run a Python file as a module, and return the module."""
+    # The name is unique, because the file may have the name of another module. It follows from the path, so one file is one module.
     name = f"_ldpfl_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
     spec = util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
@@ -145,10 +150,10 @@ def _of_file(path: Path) -> ModuleType:
     return module
 
 
-def _folder_of(module: str) -> Path | None:
-    """Return where what is named may have others beside it: a file's own folder, or the current one if nowhere else is a module so called.
+def _folder_to_search(module: str) -> Path | None:
+    """Return the folder in which the code's own imports are searched: a file's folder, or the current one for a module found nowhere else.
 
-    What is installed, and what lies elsewhere, needs nothing of the folder that one happens to be in, which may be somebody else's.
+    Installed modules do not need the current folder, which may be somebody else's: then the result is None.
     """
     if module.endswith(".py"):
         return Path(module).resolve().parent
@@ -156,8 +161,8 @@ def _folder_of(module: str) -> Path | None:
 
 
 @contextmanager
-def _found_in(folder: Path | None) -> Iterator[None]:
-    """Let modules of ``folder`` be found, after all others: what is installed keeps its name."""
+def _importable_from(folder: Path | None) -> Iterator[None]:
+    """Make modules in ``folder`` importable within the block. Installed modules of the same name come first."""
     if folder is None:
         yield
         return

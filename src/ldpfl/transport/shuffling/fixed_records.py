@@ -71,6 +71,7 @@ class FixedRecords:
 
     @property
     def records(self) -> int:
+        """Number of records that one payload is cut into."""
         return int(self._bits.size)
 
     @property
@@ -90,30 +91,31 @@ class FixedRecords:
 
     def layouts(self, mechanism: Mechanism, ranges: LayerRanges) -> list[Layout]:
         """Group the records by layout. Nearly always all records but the last of a payload share one layout."""
-        alike: dict[tuple[bytes, bytes], list[int]] = {}
+        columns_by_shape: dict[tuple[bytes, bytes], list[int]] = {}
         for column, first in enumerate(range(0, self._units.count, self._per_record)):
-            own = slice(first, first + self._per_record)
-            alike.setdefault((self._unit_bits[own].tobytes(), self._unit_weights[own].tobytes()), []).append(column)
-        found = []
-        for columns in alike.values():
+            units_in_record = slice(first, first + self._per_record)
+            shape = self._unit_bits[units_in_record].tobytes(), self._unit_weights[units_in_record].tobytes()
+            columns_by_shape.setdefault(shape, []).append(column)
+        layouts = []
+        for columns in columns_by_shape.values():
             part = self._units.about(ranges).part(self.about(np.array(columns[:1])))
             size = packed_size(int(self._bits[columns[0]]))
-            found.append(Layout(np.array(columns), size, int(self.weights[columns[0]]), self._units.read_by(mechanism, part), part))
-        return found
+            layouts.append(Layout(np.array(columns), size, int(self.weights[columns[0]]), self._units.read_by(mechanism, part), part))
+        return layouts
 
     def join(
         self, mechanism: Mechanism, ranges: LayerRanges, ids: Numbers, bodies: Bytes, uploads: int
     ) -> tuple[ReportPool | PartialPool | None, Counter[str]]:
         """Return the pool of all readable records and the counts of refused ones. ``ids`` (R,) ascend; ``bodies`` are (R, ...)."""
-        kept = Kept(ids, bodies)
-        kept.refuse(ids >= self.records, UNKNOWN_ID)
-        kept.refuse(self.stray(kept.ids, kept.bodies), PADDING)
-        kept.refuse((np.bincount(kept.ids, minlength=self.records) > uploads)[kept.ids], TOO_MANY)
+        accepted = Kept(ids, bodies)
+        accepted.refuse(ids >= self.records, UNKNOWN_ID)
+        accepted.refuse(self.stray(accepted.ids, accepted.bodies), PADDING)
+        accepted.refuse((np.bincount(accepted.ids, minlength=self.records) > uploads)[accepted.ids], TOO_MANY)
         try:
-            return self._pool(mechanism, ranges, kept), kept.refused
+            return self._pool(mechanism, ranges, accepted), accepted.refused
         except ProtocolError:
-            kept.refuse(self._impossible(mechanism, ranges, kept), IMPOSSIBLE)
-            return self._pool(mechanism, ranges, kept), kept.refused
+            accepted.refuse(self._impossible(mechanism, ranges, accepted), IMPOSSIBLE)
+            return self._pool(mechanism, ranges, accepted), accepted.refused
 
     def about(self, columns: Numbers) -> Tensor:
         """Return which coordinates the records ``columns`` are about, (D,) bool; for most mechanisms, these are the weights."""
@@ -122,34 +124,38 @@ class FixedRecords:
         return torch.from_numpy(np.repeat(chosen, self.weights))
 
     def _payload(self, columns: Numbers, bodies: Bytes) -> bytes:
-        """Return the payload of the records ``columns`` alone, from their ``bodies``, a row each."""
+        """Return the payload of the records ``columns`` alone, from their ``bodies``, one row for each."""
         filled = self._filled[columns]
         if self._by_bytes:
             return bodies[:, : filled.shape[1]][filled].tobytes()
         bits = np.unpackbits(bodies, axis=1, count=filled.shape[1], bitorder="little")[filled]
         return np.packbits(bits, bitorder="little").tobytes()
 
-    def _pool(self, mechanism: Mechanism, ranges: LayerRanges, kept: Kept) -> ReportPool | PartialPool | None:
+    def _pool(self, mechanism: Mechanism, ranges: LayerRanges, accepted: Kept) -> ReportPool | PartialPool | None:
+        """Return the pool of the accepted records, grouped by how often their ids came; None if there are none."""
         parts = []
-        for columns, places in self._groups(kept.ids):
-            payloads = [self._payload(columns, kept.bodies[row]) for row in places]
+        for columns, rows in self._groups(accepted.ids):
+            payloads = [self._payload(columns, accepted.bodies[row]) for row in rows]
             if columns.size == self.records:
                 return ReportPool(mechanism.read(payloads, ranges))
-            about = self.about(columns)
-            own = self._units.about(ranges).part(about)
-            parts.append(Part(self._units.read_by(mechanism, own).read(payloads, own), about, len(places)))
+            weights = self.about(columns)
+            part_ranges = self._units.about(ranges).part(weights)
+            parts.append(Part(self._units.read_by(mechanism, part_ranges).read(payloads, part_ranges), weights, len(rows)))
         return PartialPool(tuple(parts), torch.stack([part.weights for part in parts]).any(dim=0)) if parts else None
 
-    def _impossible(self, mechanism: Mechanism, ranges: LayerRanges, kept: Kept) -> NDArray[np.bool_]:
-        """Return which records the mechanism refuses. All that are laid out alike are read together, whatever their ids."""
-        refused = np.zeros(kept.ids.size, dtype=np.bool_)
+    def _impossible(self, mechanism: Mechanism, ranges: LayerRanges, accepted: Kept) -> NDArray[np.bool_]:
+        """Return which records the mechanism refuses. Records of the same layout are read together, whatever their ids."""
+        refused = np.zeros(accepted.ids.size, dtype=np.bool_)
         for layout in self.layouts(mechanism, ranges):
-            places = np.flatnonzero(np.isin(kept.ids, layout.ids))
-            refused[places[impossible(layout.mechanism, layout.part, layout.payloads(kept.bodies[places]))]] = True
+            positions = np.flatnonzero(np.isin(accepted.ids, layout.ids))
+            refused[positions[impossible(layout.mechanism, layout.part, layout.payloads(accepted.bodies[positions]))]] = True
         return refused
 
     def _groups(self, ids: Numbers) -> list[tuple[Numbers, Numbers]]:
-        """Return (record ids (u,), places of their records (n, u)) for each n that an id came; row i has the i-th of each."""
+        """Group the record ids by how often they came. For each number n, return the ids (u,) that came n times, and the positions (n, u).
+
+        Row i of the positions has the i-th record of each id. ``ids`` ascend.
+        """
         counts = np.bincount(ids, minlength=self.records)
         first = np.cumsum(counts) - counts
         groups = []
@@ -160,13 +166,13 @@ class FixedRecords:
 
     def stray(self, ids: Numbers, bodies: Bytes) -> NDArray[np.bool_]:
         """Return which records have a bit set in their padding."""
-        stray, bits = np.zeros(ids.size, dtype=np.bool_), self._bits[ids]
+        is_stray, bits = np.zeros(ids.size, dtype=np.bool_), self._bits[ids]
         for length in np.unique(self._bits).tolist():
-            own = np.flatnonzero(bits == length)
-            stray[own] = bodies[own, packed_size(length) :].any(axis=1)
+            positions = np.flatnonzero(bits == length)
+            is_stray[positions] = bodies[positions, packed_size(length) :].any(axis=1)
             if length % 8:
-                stray[own] |= bodies[own, length // 8] >> (length % 8) != 0
-        return stray
+                is_stray[positions] |= bodies[positions, length // 8] >> (length % 8) != 0
+        return is_stray
 
 
 class Kept:
@@ -177,6 +183,7 @@ class Kept:
         self.refused: Counter[str] = Counter()
 
     def refuse(self, which: NDArray[np.bool_], reason: str) -> None:
+        """Leave out the records where ``which`` (R,) is True, and count them under ``reason``."""
         if which.any():
             self.refused[reason] += int(which.sum())
             self.ids, self.bodies = self.ids[~which], self.bodies[~which]

@@ -23,14 +23,14 @@ Opened = tuple[NDArray[np.uint8], tuple[RefusedRecords, ...]]
 
 PAYS = 50_000
 """Smallest number of records for worker processes: one core opens a record in 35 microseconds, and processes take a second to start."""
-_LONGEST = 1 << 14
+_MAX_RECORD_BYTES = 1 << 14
 """Largest record, in bytes, for worker processes. Sending longer ones to a process and back takes longer than opening them."""
 
 _AT_ONCE = 8192
 """Largest number of records in a batch."""
 _BATCH_BYTES = 1 << 20
 """A batch that has reached this number of bytes gets no more records."""
-_AHEAD = 2
+_BATCHES_AHEAD = 2
 """Number of waiting batches for each worker process."""
 
 
@@ -47,17 +47,17 @@ def opened(
         workers: number of worker processes, used if there are enough records.
     """
     batches = _batches(records)
-    if workers == 1 or expected < PAYS or plaintext_bytes > _LONGEST:
+    if workers == 1 or expected < PAYS or plaintext_bytes > _MAX_RECORD_BYTES:
         yield from (open_records(batch, plaintext_bytes, private_key, binding) for batch in batches)
         return
     context = get_context("loky")  # new processes: none is forked, and none imports the main module again
     key = private_key.private_bytes_raw()
-    pool = ProcessPoolExecutor(workers, context=context, initializer=_begin, initargs=(os.getpid(),))
+    pool = ProcessPoolExecutor(workers, context=context, initializer=_start_worker, initargs=(os.getpid(),))
     waiting: deque[Future[Opened]] = deque()
     try:
         for batch in batches:
-            waiting.append(pool.submit(_open, batch, plaintext_bytes, key, binding))
-            if len(waiting) > _AHEAD * workers:
+            waiting.append(pool.submit(_open_batch, batch, plaintext_bytes, key, binding))
+            if len(waiting) > _BATCHES_AHEAD * workers:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
@@ -65,11 +65,13 @@ def opened(
         pool.shutdown(wait=True, kill_workers=True)
 
 
-def _open(batch: bytes, plaintext_bytes: int, key: bytes, binding: Binding) -> Opened:
+def _open_batch(batch: bytes, plaintext_bytes: int, key: bytes, binding: Binding) -> Opened:
+    """Open a batch in a worker process. Keys cannot be pickled, so it gets the key's bytes."""
     return open_records(batch, plaintext_bytes, X25519PrivateKey.from_private_bytes(key), binding)
 
 
 def _batches(records: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the records joined to batches, limited in number and in bytes."""
     batch: list[bytes] = []
     size = 0
     for record in records:
@@ -82,13 +84,14 @@ def _batches(records: Iterable[bytes]) -> Iterator[bytes]:
         yield b"".join(batch)
 
 
-def _begin(parent: int) -> None:
+def _start_worker(parent: int) -> None:
     """Prepare a worker process: it ignores interrupts, which its parent handles, and exits when its parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
 
 
-def _end_with(parent: int) -> None:
+def _exit_with(parent: int) -> None:
+    """Exit this process once its parent has another id than ``parent``: then the parent has ended."""
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(1)

@@ -77,10 +77,10 @@ class PartialPool:
             raise PrivacyError("there is no report to aggregate")
         mean, variance = torch.zeros(coordinates.dimension), torch.zeros(coordinates.dimension)
         for part in self.parts:
-            own = coordinates.part(part.weights)
-            alone = units.read_by(mechanism, own)
-            mean[part.weights] = values = alone.aggregate([part.reports], own)
-            variance[part.weights] = alone.noise(own).mean_variance(values, part.reports.clients)
+            part_ranges = coordinates.part(part.weights)
+            part_mechanism = units.read_by(mechanism, part_ranges)
+            mean[part.weights] = values = part_mechanism.aggregate([part.reports], part_ranges)
+            variance[part.weights] = part_mechanism.noise(part_ranges).mean_variance(values, part.reports.clients)
         if units.mixed is not None:  # every coordinate depends on all weights
             weights = units.mixed.to_weights(mean * self.reported)
             return Aggregate(weights, mechanism.noise(ranges).mean_variance(weights, self.clients))

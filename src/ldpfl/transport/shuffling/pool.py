@@ -62,8 +62,8 @@ def mix(reports: Sequence[Reports], generator: np.random.Generator) -> ReportPoo
     """Pool the reports of a cohort and reorder them within every parameter id, uniformly and independently.
 
     Simulates an ideal shuffler (LDP-FL, section 3.1 and Figure 2 (2)): what a network observer or a colluding relay
-    could still see is not part of it. One-bit reports are counted, which takes a tenth of a nanosecond a weight and client;
-    their order is drawn, in a few nanoseconds, once somebody looks at it.
+    could still see is not simulated. One-bit reports are counted, which takes a tenth of a nanosecond a weight and client;
+    their order is drawn, in a few nanoseconds, only if it is read.
 
     Raises:
         PrivacyError: no reports, or reports of different kinds or dimensions.

@@ -28,7 +28,7 @@ Bytes = NDArray[np.uint8]
 
 _SECURE = SecureSource()
 _ID_BYTES = 4
-_SHORTEST = 16
+_MIN_RECORD_BYTES = 16
 """Smallest length of a record in bytes. So a sealed record of one weight has 64 bytes with every mechanism."""
 
 
@@ -50,7 +50,7 @@ class Joining:
 
     def __init__(self, plan: RecordPlan, sums: SummedRecords | None) -> None:
         self._plan, self._sums = plan, sums
-        self._kept = [np.empty((0, plan.plaintext_bytes), dtype=np.uint8)]
+        self._stored = [np.empty((0, plan.plaintext_bytes), dtype=np.uint8)]
 
     def add(self, plaintexts: Bytes) -> None:
         """Add records, (R, plaintext_bytes) uint8.
@@ -59,19 +59,19 @@ class Joining:
             ProtocolError: records of another length.
         """
         if self._sums is None:
-            self._kept.append(plaintexts)
+            self._stored.append(plaintexts)
         else:
             self._sums.add(*self._plan.ids_and_bodies(plaintexts))
 
     def joined(self, uploads: int) -> Joined:
-        """Return the joined records of ``uploads`` clients, as :meth:`RecordPlan.join` does, except that only sums may be kept.
+        """Return the joined records of ``uploads`` clients, as :meth:`RecordPlan.join` does. The pool may hold only sums of reports.
 
         Raises:
             ProtocolError: ``uploads`` is not positive.
         """
         if self._sums is None:
-            return self._plan.join(np.concatenate(self._kept), uploads)
-        return _joined(*self._sums.pool(_positive(uploads)))
+            return self._plan.join(np.concatenate(self._stored), uploads)
+        return _as_joined(*self._sums.pool(_check_uploads(uploads)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +116,8 @@ class RecordPlan:
             raise ConfigError(f"{self.records} records are more than {_ID_BYTES} bytes can tell apart: raise linked")
 
     @cached_property
-    def _cut(self) -> FixedRecords | SampledRecords:
+    def _cutting(self) -> FixedRecords | SampledRecords:
+        """The object that cuts payloads: by place, or by index if each client samples its own weights."""
         units = self.mechanism.units(self.ranges)
         if isinstance(units, Units):
             return FixedRecords(units, self.linked)
@@ -125,12 +126,12 @@ class RecordPlan:
     @property
     def records(self) -> int:
         """Number m of records that a client sends."""
-        return self._cut.records
+        return self._cutting.records
 
     @property
     def plaintext_bytes(self) -> int:
         """Length of each record before it is sealed."""
-        return max(_SHORTEST, _ID_BYTES + self._cut.body_bytes)
+        return max(_MIN_RECORD_BYTES, _ID_BYTES + self._cutting.body_bytes)
 
     @cached_property
     def fingerprint(self) -> bytes:
@@ -142,7 +143,7 @@ class RecordPlan:
         terms = {
             "format": 1,
             "mechanism": self.mechanism.name,
-            "terms": _plain(terms_of(self.mechanism)),
+            "terms": _canonical(terms_of(self.mechanism)),
             "sizes": self.ranges.sizes,
             "center": [value.hex() for value in self.ranges.center.tolist()],
             "radius": [value.hex() for value in self.ranges.radius.tolist()],
@@ -160,7 +161,7 @@ class RecordPlan:
         Raises:
             ProtocolError: the payload does not follow the mechanism's wire format.
         """
-        cut = self._cut
+        cut = self._cutting
         ids, bodies = cut.split(payload) if isinstance(cut, FixedRecords) else cut.split(payload, source)
         records = np.zeros((self.records, self.plaintext_bytes), dtype=np.uint8)
         records[:, :_ID_BYTES] = ids.astype(">u4").view(np.uint8).reshape(-1, _ID_BYTES)
@@ -179,16 +180,16 @@ class RecordPlan:
         Raises:
             ProtocolError: records of another length, or ``uploads`` is not positive.
         """
-        _positive(uploads)
+        _check_uploads(uploads)
         ids, bodies = self.ids_and_bodies(plaintexts)
         # Sorted, so that nothing depends on the order of arrival.
         order = np.argsort(np.ascontiguousarray(plaintexts).view(f"V{self.plaintext_bytes}").ravel(), kind="stable")
-        return _joined(*self._cut.join(self.mechanism, self.ranges, ids[order], bodies[order], uploads))
+        return _as_joined(*self._cutting.join(self.mechanism, self.ranges, ids[order], bodies[order], uploads))
 
     def joining(self) -> Joining:
         """Return an object that joins records batch by batch."""
-        if isinstance(self._cut, FixedRecords) and self.mechanism.properties.adds_up:
-            return Joining(self, SummedRecords(self._cut, self.mechanism, self.ranges))
+        if isinstance(self._cutting, FixedRecords) and self.mechanism.properties.adds_up:
+            return Joining(self, SummedRecords(self._cutting, self.mechanism, self.ranges))
         return Joining(self, None)
 
     def ids_and_bodies(self, plaintexts: Bytes) -> tuple[NDArray[np.int64], Bytes]:
@@ -206,17 +207,19 @@ class RecordPlan:
         return ids, plaintexts[:, _ID_BYTES:]
 
 
-def _positive(uploads: int) -> int:
+def _check_uploads(uploads: int) -> int:
+    """Return ``uploads``, or raise if it is not positive."""
     if uploads < 1:
         raise ProtocolError(f"records of {uploads} uploads cannot be joined, expected at least 1")
     return uploads
 
 
-def _joined(pool: ReportPool | PartialPool | None, refused: Counter[str]) -> Joined:
+def _as_joined(pool: ReportPool | PartialPool | None, refused: Counter[str]) -> Joined:
+    """Return the pool, and the numbers of refused records by reason, as one result."""
     return Joined(pool, tuple(RefusedRecords(count, reason) for reason, count in refused.items() if count))
 
 
-def _plain(value: object) -> object:
+def _canonical(value: object) -> object:
     """Convert ``value`` to a form that ``json`` writes in exactly one way: numbers as hexadecimal floats, dataclasses as their fields.
 
     Raises:
@@ -227,7 +230,7 @@ def _plain(value: object) -> object:
     if isinstance(value, int | float):
         return float(value).hex()
     if isinstance(value, Sequence):
-        return [_plain(entry) for entry in value]
+        return [_canonical(entry) for entry in value]
     if is_dataclass(value):
-        return [type(value).__name__, *([field.name, _plain(getattr(value, field.name))] for field in fields(value))]
+        return [type(value).__name__, *([field.name, _canonical(getattr(value, field.name))] for field in fields(value))]
     raise ConfigError(f"a mechanism's terms hold a {type(value).__name__}: expected text, numbers, None, and lists or dataclasses of these")

@@ -41,11 +41,12 @@ class SampledRecords:
 
     @property
     def records(self) -> int:
+        """Number of records that one payload is cut into."""
         return len(self._sizes)
 
     @property
     def body_bytes(self) -> int:
-        return self._bytes(self._sizes[0])
+        return self._content_bytes(self._sizes[0])
 
     def split(self, payload: bytes, source: RandomSource) -> tuple[Numbers, Bytes]:
         """Return the ids (m,) and contents (m, body_bytes) of one payload's records. Row 0 of ``source`` assigns pairs to records."""
@@ -72,51 +73,54 @@ class SampledRecords:
         """Return the pool of all readable records, and the counts of refused ones. ``ids`` are (R,), ``bodies`` (R, ...).
 
         Pairs are assigned to rows in the order of their indices, so that no row gets a weight twice. The mechanism can read such rows,
-        although a row is not one client's. If the number of pairs is not a multiple of k, or a weight came too often, each pair counts as
-        the report of a client that sampled one weight. The estimate then divides by the number of all pairs.
+        although a row is not one client's. This fails if the number of pairs is not a multiple of k, the number of weights that a client
+        samples, or if a weight came too often. Then each pair counts as the report of a client that sampled one weight, and the estimate
+        divides by the number of all pairs.
         """
         refused: Counter[str] = Counter()
         refused[UNKNOWN_ID] = int((~np.isin(ids, self._sizes)).sum())
-        single = self._units.read_by(mechanism, ranges)
-        found = [self._pairs(size, bodies[ids == size], single, ranges, refused) for size in sorted(set(self._sizes))]
-        index, values = (np.concatenate(column) for column in zip(*found, strict=True))
+        pair_mechanism = self._units.read_by(mechanism, ranges)
+        pairs_by_size = [self._pairs(size, bodies[ids == size], pair_mechanism, ranges, refused) for size in sorted(set(self._sizes))]
+        index, values = (np.concatenate(column) for column in zip(*pairs_by_size, strict=True))
         if not index.size:
             return None, refused
         order = np.lexsort((values, index))
         index, values = index[order], values[order]
         counts = np.bincount(index, minlength=self._units.dimension)
-        clients, left = divmod(index.size, self._units.count)
-        if not left and counts.max() <= clients <= uploads:
-            dealt = SampledReports(index.reshape(-1, clients).T.copy(), values.reshape(-1, clients).T.copy(), self._units.dimension)
-            return ReportPool(mechanism.read(list(dealt.payloads()), ranges)), refused
-        often = counts > uploads
-        refused[TOO_MANY] = int(counts[often].sum())
-        alone = SampledReports(index[:, None], values[:, None], self._units.dimension)
-        part = Part(alone, torch.ones(self._units.dimension, dtype=torch.bool), max(1, min(clients, uploads)))
-        return PartialPool((part,), torch.from_numpy(~often)), refused
+        clients, remainder = divmod(index.size, self._units.count)
+        if not remainder and counts.max() <= clients <= uploads:
+            reports = SampledReports(index.reshape(-1, clients).T.copy(), values.reshape(-1, clients).T.copy(), self._units.dimension)
+            return ReportPool(mechanism.read(list(reports.payloads()), ranges)), refused
+        too_often = counts > uploads
+        refused[TOO_MANY] = int(counts[too_often].sum())
+        single_pairs = SampledReports(index[:, None], values[:, None], self._units.dimension)
+        part = Part(single_pairs, torch.ones(self._units.dimension, dtype=torch.bool), max(1, min(clients, uploads)))
+        return PartialPool((part,), torch.from_numpy(~too_often)), refused
 
     def _pairs(
-        self, size: int, bodies: Bytes, single: Mechanism, ranges: LayerRanges, refused: Counter[str]
+        self, size: int, bodies: Bytes, pair_mechanism: Mechanism, ranges: LayerRanges, refused: Counter[str]
     ) -> tuple[Numbers, NDArray[np.float32]]:
         """Return the indices and values (T,) of all records of ``size`` pairs whose content a client can send. Count the others."""
-        index, values, padded = self._decode(size, bodies)
-        sound = (index < self._units.dimension).all(axis=1) & (index[:, 1:] > index[:, :-1]).all(axis=1) & np.isfinite(values).all(axis=1)
-        refused[PADDING] += int((~padded).sum())
-        refused[IMPOSSIBLE] += int((padded & ~sound).sum())
-        index, values = index[padded & sound], values[padded & sound]
+        index, values, is_padded = self._decode(size, bodies)
+        is_ascending = (index[:, 1:] > index[:, :-1]).all(axis=1)
+        is_valid = (index < self._units.dimension).all(axis=1) & is_ascending & np.isfinite(values).all(axis=1)
+        refused[PADDING] += int((~is_padded).sum())
+        refused[IMPOSSIBLE] += int((is_padded & ~is_valid).sum())
+        index, values = index[is_padded & is_valid], values[is_padded & is_valid]
         wire = SampledReports(index.reshape(-1, 1), values.reshape(-1, 1), self._units.dimension).payloads()
-        bad = sorted({place // size for place in impossible(single, ranges, list(wire))})
-        refused[IMPOSSIBLE] += len(bad)
-        return np.delete(index, bad, axis=0).ravel(), np.delete(values, bad, axis=0).ravel()
+        refused_records = sorted({pair // size for pair in impossible(pair_mechanism, ranges, list(wire))})
+        refused[IMPOSSIBLE] += len(refused_records)
+        return np.delete(index, refused_records, axis=0).ravel(), np.delete(values, refused_records, axis=0).ravel()
 
     def _decode(self, size: int, bodies: Bytes) -> tuple[Numbers, NDArray[np.float32], NDArray[np.bool_]]:
         """Return the indices and values (R, size) of records of ``size`` pairs, and which records are correctly padded with zeros."""
-        width, end = index_bits(self._units.dimension), self._bytes(size)
-        head = end - 4 * size
-        bits = np.unpackbits(bodies[:, :head], axis=1, bitorder="little")
-        padded = ~np.logical_or(bits[:, size * width :].any(axis=1), bodies[:, end:].any(axis=1))
-        index: Numbers = bits[:, : size * width].reshape(len(bodies), size, width) @ (1 << np.arange(width))
-        return index, bodies[:, head:end].copy().view("<f4").astype(np.float32), padded
+        bits_per_index, padding_at = index_bits(self._units.dimension), self._content_bytes(size)
+        values_at = padding_at - 4 * size
+        bits = np.unpackbits(bodies[:, :values_at], axis=1, bitorder="little")
+        is_padded = ~np.logical_or(bits[:, size * bits_per_index :].any(axis=1), bodies[:, padding_at:].any(axis=1))
+        index: Numbers = bits[:, : size * bits_per_index].reshape(len(bodies), size, bits_per_index) @ (1 << np.arange(bits_per_index))
+        return index, bodies[:, values_at:padding_at].copy().view("<f4").astype(np.float32), is_padded
 
-    def _bytes(self, size: int) -> int:
+    def _content_bytes(self, size: int) -> int:
+        """Return the length of a record of ``size`` pairs: the packed indices, then a float32 for each."""
         return packed_size(size * index_bits(self._units.dimension)) + 4 * size

@@ -27,15 +27,15 @@ CUT_OFF = "cut off: shorter than a record"
 
 @dataclass(frozen=True)
 class Binding:
-    """What a record was made for; it cannot be opened as anything else.
+    """The round and plan that a record was made for. It cannot be opened for others.
 
     Attributes:
         run: name of the run.
-        round: its number, from 1.
-        fingerprint: of the :class:`ldpfl.transport.shuffling.RecordPlan`.
+        round: number of the round, from 1.
+        fingerprint: fingerprint of the :class:`ldpfl.transport.shuffling.RecordPlan`.
 
     Raises:
-        ConfigError: the round is not a number from 1 to 2^64 - 1, or the fingerprint has not 32 bytes.
+        ConfigError: the round is not a number from 1 to 2^64 - 1, or the fingerprint does not have 32 bytes.
     """
 
     run: str
@@ -50,7 +50,7 @@ class Binding:
 
     @property
     def info(self) -> bytes:
-        """HPKE's ``info``: the run comes last, so that no two bindings read the same."""
+        """HPKE's ``info``: the run comes last, so that different bindings have different bytes."""
         return b"ldpfl chunk 1\0" + self.round.to_bytes(8, "big") + self.fingerprint + self.run.encode()
 
 
@@ -63,22 +63,22 @@ def load_key(path: Path) -> X25519PrivateKey:
     """Read a private key that :func:`ldpfl.util.key_files.save_key` wrote.
 
     Raises:
-        ConfigError: there is no such key, or others than its owner may read it.
+        ConfigError: the file holds no such key, or others than its owner may read it.
     """
     return key_files.load_key(path, X25519PrivateKey)  # type: ignore[type-abstract]  # it is one that is made elsewhere
 
 
 def public_text(key: X25519PrivateKey | X25519PublicKey) -> str:
-    """Return the public key as one line of text: base64 of its 32 bytes. It is what clients must be given."""
+    """Return the public key as one line of text: base64 of its 32 bytes. Clients need it."""
     public = key.public_key() if isinstance(key, X25519PrivateKey) else key
     return base64.b64encode(public.public_bytes_raw()).decode()
 
 
 def read_public(text: str) -> X25519PublicKey:
-    """Read what :func:`public_text` wrote.
+    """Read a public key that :func:`public_text` wrote.
 
     Raises:
-        ConfigError: it is no X25519 public key.
+        ConfigError: ``text`` is no X25519 public key.
     """
     try:
         raw = base64.b64decode(text.strip(), validate=True)
@@ -90,11 +90,10 @@ def read_public(text: str) -> X25519PublicKey:
 def seal(plaintexts: NDArray[np.uint8], public_key: X25519PublicKey, binding: Binding) -> bytes:
     """Seal each of ``plaintexts``, (m, p) uint8, and return the records of p + 48 bytes in an order drawn anew.
 
-    The order comes from the operating system's secure source: by a record's place the relay could otherwise tell what it
-    is about, and group records of one parameter or follow one client's.
+    The order comes from the operating system's secure source. Otherwise a record's place would tell the relay which weights it is about.
 
     Raises:
-        ConfigError: the key is one that no secret can be shared with.
+        ConfigError: no secret can be shared with the key, because it has small order.
     """
     rows = [row.tobytes() for row in plaintexts]
     secrets.SystemRandom().shuffle(rows)
@@ -115,14 +114,15 @@ def open_records(
     """
     if plaintext_bytes < 1:
         raise ProtocolError(f"records hold at least 1 byte, got {plaintext_bytes}")
-    count, left = divmod(len(blob), plaintext_bytes + OVERHEAD)
-    opened = list(_opened(blob, plaintext_bytes + OVERHEAD, private_key, binding.info))
-    refused = (RefusedRecords(count - len(opened), UNREADABLE), RefusedRecords(int(left > 0), CUT_OFF))
+    count, remainder = divmod(len(blob), plaintext_bytes + OVERHEAD)
+    opened = list(_decrypted(blob, plaintext_bytes + OVERHEAD, private_key, binding.info))
+    refused = (RefusedRecords(count - len(opened), UNREADABLE), RefusedRecords(int(remainder > 0), CUT_OFF))
     plaintexts = np.frombuffer(b"".join(opened), dtype=np.uint8).reshape(-1, plaintext_bytes)
     return plaintexts, tuple(entry for entry in refused if entry.count)
 
 
-def _opened(blob: bytes, size: int, private_key: X25519PrivateKey, info: bytes) -> Iterator[bytes]:
+def _decrypted(blob: bytes, size: int, private_key: X25519PrivateKey, info: bytes) -> Iterator[bytes]:
+    """Yield the plaintexts of those records of ``size`` bytes that can be decrypted."""
     records = memoryview(blob)
     for start in range(0, len(blob) - size + 1, size):
         try:

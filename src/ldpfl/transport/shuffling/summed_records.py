@@ -28,7 +28,7 @@ from ldpfl.transport.shuffling.partial import Part, PartialPool
 from ldpfl.transport.shuffling.pool import ReportPool
 from ldpfl.util.lazy_imports import torch
 
-_WIDE = 4096
+_MIN_WIDE = 4096
 """Records with at least this number of weights are added one by one, which needs no copies."""
 
 
@@ -49,15 +49,15 @@ class SummedRecords:
 
     def add(self, ids: Numbers, bodies: Bytes) -> None:
         """Add records, ``ids`` (R,) and ``bodies`` (R, ...)."""
-        kept = Kept(ids, bodies)
-        kept.refuse(ids >= self._cut.records, UNKNOWN_ID)
-        kept.refuse(self._cut.stray(kept.ids, kept.bodies), PADDING)
-        self._refused += kept.refused
-        self._received += np.bincount(kept.ids, minlength=self._received.size)
+        accepted = Kept(ids, bodies)
+        accepted.refuse(ids >= self._cut.records, UNKNOWN_ID)
+        accepted.refuse(self._cut.stray(accepted.ids, accepted.bodies), PADDING)
+        self._refused += accepted.refused
+        self._received += np.bincount(accepted.ids, minlength=self._received.size)
         for layout in self._layouts:
-            places = np.flatnonzero(np.isin(kept.ids, layout.ids)) if len(self._layouts) > 1 else np.arange(kept.ids.size)
-            if places.size:
-                self._add_with_layout(layout, kept.ids[places], layout.payloads(kept.bodies[places]))
+            positions = np.flatnonzero(np.isin(accepted.ids, layout.ids)) if len(self._layouts) > 1 else np.arange(accepted.ids.size)
+            if positions.size:
+                self._add_with_layout(layout, accepted.ids[positions], layout.payloads(accepted.bodies[positions]))
 
     def pool(self, uploads: int) -> tuple[ReportPool | PartialPool | None, Counter[str]]:
         """Return the pool of all readable records of ``uploads`` clients, and the counts of refused ones."""
@@ -77,11 +77,13 @@ class SummedRecords:
         return PartialPool(tuple(parts), torch.stack([part.weights for part in parts]).any(dim=0)), refused
 
     def _add_with_layout(self, layout: Layout, ids: Numbers, payloads: list[bytes]) -> None:
+        """Add records of one ``layout`` to the sums, but for those whose content no client can send."""
         try:
             reports = layout.mechanism.read(payloads, layout.part)
         except ProtocolError:
-            bad = set(impossible(layout.mechanism, layout.part, payloads))
-            ids, payloads = np.delete(ids, sorted(bad)), [payload for place, payload in enumerate(payloads) if place not in bad]
+            refused = set(impossible(layout.mechanism, layout.part, payloads))
+            ids = np.delete(ids, sorted(refused))
+            payloads = [payload for position, payload in enumerate(payloads) if position not in refused]
             if not payloads:
                 return
             reports = layout.mechanism.read(payloads, layout.part)
@@ -91,12 +93,12 @@ class SummedRecords:
             self._sums = np.zeros((self._cut.records, width), dtype=np.int32 if isinstance(reports, BitReports) else np.float64)
         self._counts += np.bincount(ids, minlength=self._counts.size)
         addends, sums = reports.addends(), self._sums[:, : layout.weights]
-        if layout.weights >= _WIDE:
+        if layout.weights >= _MIN_WIDE:
             for number, row in zip(ids.tolist(), addends, strict=True):
                 sums[number] += row
         else:
-            for places in _groups_without_repeats(ids):
-                sums[ids[places]] += addends[places]
+            for group in _groups_without_repeats(ids):
+                sums[ids[group]] += addends[group]
 
     def _flat(self, columns: Numbers) -> NDArray[np.float64]:
         """Return the sums of the weights of the records ``columns``, concatenated."""
@@ -108,6 +110,6 @@ def _groups_without_repeats(ids: Numbers) -> Iterator[Numbers]:
     """Split the positions of ``ids`` into groups without repeated ids: the first occurrence of each id, then the second, and so on."""
     order = np.argsort(ids, kind="stable")
     ordered = ids[order]
-    first = np.flatnonzero(np.diff(ordered, prepend=-1))
-    rank = np.arange(ids.size) - np.repeat(first, np.diff(first, append=ids.size))
-    return (order[rank == turn] for turn in range(int(rank.max()) + 1))
+    starts = np.flatnonzero(np.diff(ordered, prepend=-1))
+    rank = np.arange(ids.size) - np.repeat(starts, np.diff(starts, append=ids.size))
+    return (order[rank == occurrence] for occurrence in range(int(rank.max()) + 1))

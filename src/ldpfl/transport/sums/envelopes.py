@@ -1,7 +1,7 @@
-"""The second share on its way: a seed sealed to the aggregator and signed by the node, which the relay passes on and cannot open.
+"""Envelopes of second shares: a seed sealed to the aggregator and signed by the node, which the relay passes on and cannot open.
 
-An envelope is who signed it (8 bytes), the signature (Ed25519, 64) and the sealed seed (HPKE, 80). Both the seal and the signature are
-bound to one round of one run, to what all clients were asked there, and to the shape of the sum: an envelope counts nowhere else.
+An envelope consists of the signer's name (8 bytes), the signature (Ed25519, 64) and the sealed seed (HPKE, 80). Seal and signature are
+bound to one round of one run, to what all clients were asked there, and to the shape of the sum: an envelope is valid nowhere else.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ ENVELOPE_BYTES = _SIGNER_BYTES + _SIGNATURE_BYTES + SEED_BYTES + key_files.SEAL_
 
 @dataclass(frozen=True)
 class SumBinding:
-    """What an envelope was made for; it cannot be opened, and its signature does not hold, for anything else.
+    """The sum that an envelope was made for. It cannot be opened for another sum, and its signature is not valid there.
 
     Attributes:
         run: name of the run.
         round: its number, from 1 to 2^64 - 1.
-        agreement: SHA-256 over all that clients were asked, which the relay tells everybody alike.
-        dimension: numbers of a share.
-        bits: of each of them.
+        agreement: SHA-256 of all that clients were asked; the relay tells every client the same.
+        dimension: how many numbers a share has.
+        bits: width of each number.
     """
 
     run: str
@@ -48,7 +48,7 @@ class SumBinding:
             raise ConfigError("a sum is bound to a round from 1 on, at least one number, and an agreement of 32 bytes")
 
     def info(self, purpose: bytes) -> bytes:
-        """Return it as bytes for one ``purpose``; the run comes last, so that no two bindings read the same."""
+        """Return the binding as bytes for one ``purpose``. The run comes last, so that different bindings have different bytes."""
         numbers = b"".join(number.to_bytes(8, "big") for number in (self.round, self.dimension, self.bits))
         return b"ldpfl sum 1 " + purpose + b"\0" + numbers + self.agreement + self.run.encode()
 
@@ -67,7 +67,7 @@ def seal_seed(seed: bytes, aggregator: X25519PublicKey, node: Ed25519PrivateKey,
     """Return the envelope of ``seed``: only ``aggregator`` can open it, and ``node`` vouches for it.
 
     Raises:
-        ConfigError: the aggregator's key is one that no secret can be shared with.
+        ConfigError: no secret can be shared with the aggregator's key, because it has small order.
     """
     sealed = key_files.sealed(seed, aggregator, binding.info(b"seal"))
     return signer_of(node.public_key()) + node.sign(binding.info(b"sign") + sealed) + sealed
@@ -79,7 +79,7 @@ def check_signed(envelope: bytes, node: Ed25519PublicKey, binding: SumBinding) -
     Raises:
         ProtocolError: the envelope names another node, or is not signed by ``node``.
     """
-    who, signature, sealed = _parts(envelope)
+    who, signature, sealed = _split_envelope(envelope)
     if who != signer_of(node):
         raise ProtocolError(f"the envelope names node {who.hex()}, and this client signs as {signer_of(node).hex()}")
     if not _is_signed(node, signature, sealed, binding):
@@ -102,12 +102,12 @@ def open_seeds(
         nodes: public keys of the nodes that may take part, by :func:`signer_of`.
 
     Raises:
-        ProtocolError: an envelope comes from an unknown node, or is the second of a node, or was made for another round or shape; or there
-            are too few. The message names all nodes whose envelopes cannot be opened.
+        ProtocolError: an envelope comes from an unknown node, is a node's second one, or was made for another round or shape; or there are
+            too few. The message names all nodes whose envelopes cannot be opened.
     """
     seeds, faults = dict[bytes, bytes](), _Faults()
     for envelope in envelopes:
-        who, signature, sealed = _parts(envelope)
+        who, signature, sealed = _split_envelope(envelope)
         if who not in nodes:
             faults.unknown.append(who)
         elif not _is_signed(nodes[who], signature, sealed, binding):
@@ -120,8 +120,8 @@ def open_seeds(
             except InvalidTag:
                 seeds[who] = b""
                 faults.unopened.append(who)
-    if why := faults.described(len(seeds)):
-        raise ProtocolError(f"the sum is not opened: {why}")
+    if faults_text := faults.described(len(seeds)):
+        raise ProtocolError(f"the sum is not opened: {faults_text}")
     if len(seeds) < least:
         raise ProtocolError(f"the sum is not opened: it is over {counted(len(seeds), 'node')}, and at least {least} are needed")
     return list(seeds.values())
@@ -137,31 +137,32 @@ class _Faults:
     unopened: list[bytes] = field(default_factory=list)
 
     def described(self, signed: int) -> str:
-        """Return what is wrong and what to do, empty if nothing is; ``signed`` nodes have signed what stands for them."""
+        """Return what is wrong and what to do, empty if nothing is wrong; ``signed`` is the number of nodes with a valid signature."""
         reasons = []
         if self.unknown:
-            listed = "add their lines to LDPFL_NODE_KEYS, as ldpfl deploy node-key FILE --show prints them on the nodes"
-            reasons.append(f"not known: {_named(self.unknown)} ({listed})")
+            advice = "add their lines to LDPFL_NODE_KEYS, as ldpfl deploy node-key FILE --show prints them on the nodes"
+            reasons.append(f"not known: {_node_names(self.unknown)} ({advice})")
         if self.unsigned:
-            checked = "an honest relay refuses this: it has altered the envelope, or checks by another key than LDPFL_NODE_KEYS lists"
-            reasons.append(f"not signed for this round by the node that is named: {_named(self.unsigned)} ({checked})")
+            blame = "an honest relay refuses this: it has altered the envelope, or checks by another key than LDPFL_NODE_KEYS lists"
+            reasons.append(f"not signed for this round by the node that is named: {_node_names(self.unsigned)} ({blame})")
         if self.repeated:
-            reasons.append(f"in the sum more than once: {_named(self.repeated)} (an honest relay counts each node once)")
+            reasons.append(f"in the sum more than once: {_node_names(self.repeated)} (an honest relay counts each node once)")
         if self.unopened:
             revoke = "these nodes signed it: revoke their tokens, whose names ldpfl relay token list shows"
-            key = "no node's can be: is LDPFL_AGGREGATOR_KEY the key that the round was begun with?"
-            reasons.append(
-                f"not sealed to this key for this round: {_named(self.unopened)} ({key if len(self.unopened) == signed > 1 else revoke})"
-            )
+            wrong_key = "no node's can be: is LDPFL_AGGREGATOR_KEY the key that the round was begun with?"
+            advice = wrong_key if len(self.unopened) == signed > 1 else revoke
+            reasons.append(f"not sealed to this key for this round: {_node_names(self.unopened)} ({advice})")
         return "; ".join(reasons)
 
 
-def _named(nodes: Collection[bytes]) -> str:
+def _node_names(nodes: Collection[bytes]) -> str:
+    """Return the first few nodes' names, as text."""
     first = ", ".join(node.hex() for node in list(nodes)[:_MAX_NAMES])
     return first if len(nodes) <= _MAX_NAMES else f"{first} and {len(nodes) - _MAX_NAMES} more"
 
 
 def _is_signed(node: Ed25519PublicKey, signature: bytes, sealed: bytes, binding: SumBinding) -> bool:
+    """Whether ``node`` has made the signature for this binding and sealed seed."""
     try:
         node.verify(signature, binding.info(b"sign") + sealed)
     except InvalidSignature:
@@ -169,7 +170,8 @@ def _is_signed(node: Ed25519PublicKey, signature: bytes, sealed: bytes, binding:
     return True
 
 
-def _parts(envelope: bytes) -> tuple[bytes, bytes, bytes]:
+def _split_envelope(envelope: bytes) -> tuple[bytes, bytes, bytes]:
+    """Return an envelope's signer, signature and sealed seed."""
     if len(envelope) != ENVELOPE_BYTES:
         raise ProtocolError(f"the sum is not opened: an envelope has {ENVELOPE_BYTES} bytes, not {len(envelope)}")
     signature_at, sealed_at = _SIGNER_BYTES, _SIGNER_BYTES + _SIGNATURE_BYTES

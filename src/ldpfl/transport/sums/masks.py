@@ -26,7 +26,7 @@ SEED_BYTES = 32
 _PIECE_BYTES = 1 << 16
 """Number of bytes of a mask that are in memory at a time: they fit a cache. A multiple of AES's block of 16 bytes."""
 
-_ZEROS = memoryview(bytes(_PIECE_BYTES))
+_ZEROS = memoryview(bytes(_PIECE_BYTES))  # encrypted zeros are the key stream
 
 
 def shard(points: NDArray[np.int64], seed: bytes, bits: Bits) -> bytes:
@@ -34,8 +34,8 @@ def shard(points: NDArray[np.int64], seed: bytes, bits: Bits) -> bytes:
 
     The share is indistinguishable from uniform bytes if AES-256 is secure, and the seed is secret and used for this share only.
     """
-    masked = points.astype(_kind(bits))  # keeps the low bits, which is modulo 2^m
-    for start, mask in _mask(seed, len(masked), bits):
+    masked = points.astype(_number_type(bits))  # keeps the low m bits, which is the value modulo 2^m
+    for start, mask in _mask_pieces(seed, len(masked), bits):
         masked[start : start + len(mask)] += mask
     return masked.tobytes()
 
@@ -58,31 +58,32 @@ def unshard(total: NDArray[np.unsignedinteger], seeds: Iterable[bytes]) -> NDArr
     number of seeds.
     """
     bits: Bits = 32 if total.dtype.itemsize == 4 else 64
-    left = total.copy()
+    unmasked = total.copy()
     for seed in seeds:
-        for start, mask in _mask(seed, len(left), bits):
-            left[start : start + len(mask)] -= mask
-    return left.view(f"<i{bits // 8}").astype(np.int64)
+        for start, mask in _mask_pieces(seed, len(unmasked), bits):
+            unmasked[start : start + len(mask)] -= mask
+    return unmasked.view(f"<i{bits // 8}").astype(np.int64)
 
 
 def zeros(dimension: int, bits: Bits) -> NDArray[np.unsignedinteger]:
     """Return a zero vector (d,) to which shares can be added."""
-    return np.zeros(dimension, dtype=_kind(bits))
+    return np.zeros(dimension, dtype=_number_type(bits))
 
 
-def _mask(seed: bytes, dimension: int, bits: Bits) -> Iterable[tuple[int, NDArray[np.unsignedinteger]]]:
-    """Yield the mask (d,) of a seed in pieces, each with the place of its first number; a piece is overwritten by the next."""
+def _mask_pieces(seed: bytes, dimension: int, bits: Bits) -> Iterable[tuple[int, NDArray[np.unsignedinteger]]]:
+    """Yield the mask (d,) of a seed in pieces, each with the index of its first number. The next piece overwrites the one before."""
     if len(seed) != SEED_BYTES:
         raise ProtocolError(f"a seed has {SEED_BYTES} bytes, not {len(seed)}")
-    stream, held = Cipher(AES256(seed), CTR(bytes(16))).encryptor(), np.empty(_PIECE_BYTES, dtype=np.uint8)
-    step = _PIECE_BYTES * 8 // bits
-    for start in range(0, dimension, step):
-        length = min(step, dimension - start) * bits // 8
-        stream.update_into(_ZEROS[:length], held[:length].data)
-        yield start, held[:length].view(_kind(bits))
+    stream, buffer = Cipher(AES256(seed), CTR(bytes(16))).encryptor(), np.empty(_PIECE_BYTES, dtype=np.uint8)
+    numbers_per_piece = _PIECE_BYTES * 8 // bits
+    for start in range(0, dimension, numbers_per_piece):
+        length = min(numbers_per_piece, dimension - start) * bits // 8
+        stream.update_into(_ZEROS[:length], buffer[:length].data)
+        yield start, buffer[:length].view(_number_type(bits))
 
 
-def _kind(bits: Bits) -> np.dtype[np.unsignedinteger]:
+def _number_type(bits: Bits) -> np.dtype[np.unsignedinteger]:
+    """Return the little-endian type of the numbers of a share."""
     if bits not in get_args(Bits):
         raise ConfigError(f"numbers of a share have {' or '.join(map(str, get_args(Bits)))} bits, not {bits!r}")
     return np.dtype(f"<u{bits // 8}")

@@ -13,8 +13,8 @@ from ldpfl.transport.sums.envelopes import signer_of
 from ldpfl.util import key_files
 from ldpfl.util.file_owners import require_own
 
-_P = 2**255 - 19
-_Y_OF_ORDER_8 = int.from_bytes(bytes.fromhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"), "little")
+_FIELD_PRIME = 2**255 - 19  # p of Curve25519
+_ORDER_8_Y = int.from_bytes(bytes.fromhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"), "little")
 
 
 def make_key(path: Path) -> str:
@@ -29,10 +29,10 @@ def make_key(path: Path) -> str:
 
 
 def load_key(path: Path) -> Ed25519PrivateKey:
-    """Read what :func:`make_key` wrote.
+    """Read a private key that :func:`make_key` wrote.
 
     Raises:
-        ConfigError: there is no such key, or others than its owner may read it.
+        ConfigError: the file holds no such key, or others than its owner may read it.
     """
     return key_files.load_key(path, Ed25519PrivateKey)  # type: ignore[type-abstract]  # it is one that is made elsewhere
 
@@ -43,10 +43,10 @@ def public_text(key: Ed25519PrivateKey) -> str:
 
 
 def public_key(line: str) -> Ed25519PublicKey:
-    """Return the key that a node's ``line`` begins with, see :func:`line_of`; what follows after a blank does not count.
+    """Return the key that a node's ``line`` begins with, see :func:`line_of`. Text after the key and a blank is ignored.
 
     Raises:
-        ConfigError: it begins with none.
+        ConfigError: the line does not begin with a key.
     """
     key = _key_in(line)
     if key is None:
@@ -55,22 +55,22 @@ def public_key(line: str) -> Ed25519PublicKey:
 
 
 def line_of(key: Ed25519PrivateKey) -> str:
-    """Return a line for the aggregator's list: the public half, and the name of 16 digits by which messages call the node."""
+    """Return a line for the aggregator's list: the public half, and the node's name in messages, of 16 hexadecimal digits."""
     return f"{public_text(key)} {signer_of(key.public_key()).hex()}"
 
 
 def read_nodes(path: Path) -> dict[bytes, Ed25519PublicKey]:
     """Return the public keys in the aggregator's list, by :func:`~ldpfl.transport.sums.signer_of`.
 
-    A line holds a key and, after a blank, whatever is to be remembered of it, such as the node's name. Empty lines and those that begin
-    with # are skipped. Whoever could change the list could be every node but one in it: others may not write to it.
+    A line holds a key and, after a blank, any note, such as the node's name. Empty lines and those that begin with # are skipped. Other
+    users may not write to the list: by adding keys of their own, they could be all nodes but one, and so learn what that one sent.
 
     Raises:
-        ConfigError: it cannot be read, others can change it, or a line holds no key, or one that is there already.
+        ConfigError: the list cannot be read, other users can change it, or a line holds no key or a key of an earlier line.
     """
-    own = require_own(path, "the list of nodes' keys", ConfigError, secret=False)
+    checked_path = require_own(path, "the list of nodes' keys", ConfigError, secret=False)
     try:
-        lines = own.read_text(encoding="utf-8").splitlines()
+        lines = checked_path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the list of nodes' keys {path} cannot be read: {error}") from None
     nodes = dict[bytes, Ed25519PublicKey]()
@@ -89,6 +89,7 @@ def read_nodes(path: Path) -> dict[bytes, Ed25519PublicKey]:
 
 
 def _key_in(line: str) -> Ed25519PublicKey | None:
+    """Return the key that ``line`` begins with; None if it begins with none, or with one for which signatures can be forged."""
     try:
         raw = base64.b64decode((line.split() or [""])[0], validate=True)
         return None if _has_small_order(raw) else Ed25519PublicKey.from_public_bytes(raw)
@@ -101,5 +102,5 @@ def _has_small_order(raw: bytes) -> bool:
 
     These points have y = 1, -1 or 0 modulo p = 2^255 - 19, or the y of order 8 or its negative; y may be written with p added.
     """
-    y = (int.from_bytes(raw, "little") & ((1 << 255) - 1)) % _P
-    return y in (0, 1, _P - 1, _Y_OF_ORDER_8, _P - _Y_OF_ORDER_8)
+    y = (int.from_bytes(raw, "little") & ((1 << 255) - 1)) % _FIELD_PRIME
+    return y in (0, 1, _FIELD_PRIME - 1, _ORDER_8_Y, _FIELD_PRIME - _ORDER_8_Y)
