@@ -75,7 +75,7 @@ def test_a_model_that_no_machine_could_hold_is_not_made(rest: str, tmp_path: Pat
 
 def test_a_target_of_an_app_whose_features_are_code_is_not_looked_for(tmp_path: Path) -> None:
     told = tmp_path / "told"
-    with pytest.raises(ConfigError, match=r"leave privacy\.target_epsilon out"):
+    with pytest.raises(ConfigError, match=r"set privacy\.target_epsilon=off, and mechanism\.noise_multiplier"):
         offer_of(app(tmp_path, f'data.features="os:mkdir";data.feature_options.path="{told}";privacy.target_epsilon=1.0'))
     assert not told.exists()
 

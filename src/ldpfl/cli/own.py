@@ -242,7 +242,9 @@ def _left_to_do(made: BegunApp) -> str:
         bounds = f"fill in data.bounds of {', '.join(made.open_bounds)} in {made.folder / 'pyproject.toml'}"
         return f"{bounds}, by what the public knows of them{records}; then: ldpfl policy init {made.folder}"
     if not made.is_sized:
-        said = "the model is code, which is not run for this: give the sizes of its arrays for policy and budget"
+        said = (
+            "the model is code, which is not run for this: give the sizes of its arrays, whose sum ldpfl check shows, for policy and budget"
+        )
         return f"{said}: ldpfl policy init {made.folder} --layers SIZES"
     said = "reports are added up over a relay (docs/sums.md), and sealed to the aggregator's key: with that key,"
     return f"{said} ldpfl policy init {made.folder} --key KEY"

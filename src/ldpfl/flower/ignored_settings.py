@@ -26,6 +26,8 @@ def left_out(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
         held = held_back_mean(config)
         keys = "evaluation.records" if config.evaluation.records else "mechanism.records and evaluation.share"
         yield f"evaluation at clients: figures count on {held:,} held-back records a client on average, by {keys}: set what nodes have"
+    elif at_nodes and not data.test_path:
+        yield "the model is not scored: set data.test_path to rows that the server may read, or evaluation.epsilon to let nodes measure"
     if at_nodes:
         meaning = (
             "a policy's min_clients, and the noise of a sum, are planned for this number of nodes in a round: set it to the number of "

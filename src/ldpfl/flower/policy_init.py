@@ -176,7 +176,7 @@ def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) 
         lifetime_epsilon=_rounded_up(epsilon_needed(Counter(releases).items(), delta)),
         sum_epsilon=_rounded_up(epsilon_needed(Counter[Release](in_sums).items(), delta * (1 - ROUNDED))) if in_sums else "off",
         rounds=len(releases),
-        min_clients=offer.cohort,
+        min_clients=offer.cohort if offer.transport in OVER_RELAY else 1,
         colluding=colluding,
         transports=(offer.transport,),
         aggregator_keys=tuple(keys),
@@ -236,7 +236,9 @@ def ranges_for(offer: Offer, layers: Sequence[int]) -> LayerRanges:
     if layers:
         return LayerRanges(torch.tensor(0.0), torch.tensor(1.0), tuple(layers))
     for name in code_of(offer.config):
-        raise ConfigError(f"{name!r} is code, which is not run for this: give the sizes of the model's arrays, with --layers")
+        raise ConfigError(
+            f"{name!r} is code, which is not run for this: give the sizes of the model's arrays by --layers (ldpfl check shows their sum)"
+        )
     ranges = start_of(offer.config)[1]
     if offer.own_model and releases_of(offer, ranges) != releases_of(offer, _larger(ranges)):
         raise ConfigError(
@@ -307,7 +309,11 @@ def _offer(config: RunConfig, settings: RunSettings) -> Offer:
     if not code:
         _check_size(config)
     if code and config.privacy.target_epsilon != "off":
-        raise ConfigError(f"{code[0]!r} is code, which is not run for this: leave privacy.target_epsilon out, set the mechanism's noise")
+        raise ConfigError(
+            f"{code[0]!r} is code, which is not run for this, and noise for privacy.target_epsilon follows from the size of the model: set "
+            "privacy.target_epsilon=off, and mechanism.noise_multiplier and mechanism.clip_norm to numbers (ldpfl plan --regime computes "
+            "the first; the second is the length to which gradients are clipped, often 1)"
+        )
     clients = config.clients
     asked = cohort_size(clients.fraction, clients.count)
     if settings.transport in OVER_RELAY and settings.min_clients > asked:

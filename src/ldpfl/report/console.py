@@ -23,6 +23,7 @@ from ldpfl.report.scores import (
     figure_rows,
     heading,
     intervals_sentence,
+    no_score,
     no_slope,
     shown,
     site_columns,
@@ -89,8 +90,8 @@ def quality_tables(result: dict[str, Any]) -> list[Table]:
     tables = []
     if len(result["scores"]) > 1:
         pooled = POOLED if result.get("pooled_scores") else ""
-        sentences = filter(None, (event_of(result), untold_labels(result), no_slope(result), intervals_sentence(result), pooled))
-        caption = " ".join(sentences)
+        about = (no_score(result), event_of(result), untold_labels(result), no_slope(result), intervals_sentence(result), pooled)
+        caption = " ".join(filter(None, about))
         tables.append(_table_of_cells("figures on test rows", figure_columns(result), figure_rows(result), caption))
     tables += at_clients_tables(result)
     if result.get("sites"):

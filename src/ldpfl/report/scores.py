@@ -91,6 +91,13 @@ def units_of(result: Mapping[str, Any]) -> str:
     return "persons, each with all its rows" if result.get("resampled") == "persons" else "rows"
 
 
+def no_score(result: Mapping[str, Any]) -> str:
+    """Return a sentence on why a run has no score, which happens on Flower alone; otherwise an empty text."""
+    if result["score"] is not None or result.get("at_clients"):
+        return ""
+    return "Nobody scored the model: the server had no test rows (data.test_path), and no client measured it (evaluation.epsilon)."
+
+
 def untold_labels(result: Mapping[str, Any]) -> str:
     """Return a sentence on why F1 is 0 if a model of several labels predicts none of them; otherwise an empty text."""
     scores = result.get("scores", {})
