@@ -37,7 +37,8 @@ def fedavg(noise: float = 2.0, *, summed: bool = False, steps: int = STEPS) -> D
 def lengths(norms: Tensor) -> Tensor:
     """Return updates (K, 3) of these ``norms`` (K,) in any direction."""
     drawn = torch.randn(len(norms), DIMENSION, generator=torch.Generator().manual_seed(3))
-    return (drawn / drawn.norm(dim=1, keepdim=True) * norms[:, None]).float()
+    scaled: Tensor = drawn / drawn.norm(dim=1, keepdim=True) * norms[:, None]
+    return scaled.float()
 
 
 @given(st.lists(COORDINATES, min_size=DIMENSION, max_size=DIMENSION), st.floats(1e-20, 1e20), st.integers(0, 20))
