@@ -144,6 +144,11 @@ def _by_section(settings: Mapping[str, Any]) -> dict[str, Any]:
 _SECTIONS = frozenset(key.partition(".")[0] for key in known_keys() if "." in key)
 
 
+_SAID = ("evaluation", "clipping")
+"""Sections that stand before their settings' names, such as ``evaluation_epsilon``. ``epsilon`` must not be taken for that of an
+evaluation, not even where the mechanism has none, and ``learning_rate`` is the clients'."""
+
+
 def by_key(function: Callable[..., object], overrides: Mapping[str, Any], what: str | Path | RunConfig) -> dict[str, Any]:
     """Return ``overrides`` by their dotted keys."""
     if not overrides:
@@ -154,7 +159,7 @@ def by_key(function: Callable[..., object], overrides: Mapping[str, Any], what: 
     by_name: dict[str, list[str]] = {}
     for key in known:
         section, _, leaf = key.rpartition(".")
-        if section == "evaluation":  # whose epsilon must not be taken for that of a mechanism, not even where this has none
+        if section in _SAID:
             leaf = f"{section}_{leaf}"
         by_name.setdefault(section if leaf == "name" and section else leaf, []).append(key)
     found = {}

@@ -137,6 +137,8 @@ def audit_run(
         raise ConfigError(f"nobody takes part in round {number}, so there is nothing to audit: go on with the run for a round")
     if record_rate_of(federation.mechanism) < 1:
         raise ConfigError("records that take part by chance are not audited: the canary would be in each round")
+    if (clip := record_clip_of(federation.mechanism)) is not None and clip.adaptive:
+        raise ConfigError("a run of dp-sgd with clipping.target_quantile is not audited: the canary has no place for the unclipped share")
     trials = _affordable(trials, len(cohort), state.ranges.dimension)
     mechanism = in_round(federation.mechanism, state.public())
     config = folder.config()

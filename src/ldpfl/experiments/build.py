@@ -30,7 +30,7 @@ from ldpfl.data.settings import DataConfig
 from ldpfl.data.tokens import padding_of
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.config import LOWEST_PROBABILITY, ModelConfig, RangesConfig, RunConfig
+from ldpfl.experiments.config import LOWEST_PROBABILITY, ClippingConfig, ModelConfig, RangesConfig, RunConfig
 from ldpfl.experiments.dataset import Description
 from ldpfl.experiments.emphasis import emphasis_of
 from ldpfl.experiments.record_sums import divided_for_evaluation, for_evaluation, head_of, is_evaluated, scores_of_records
@@ -38,9 +38,10 @@ from ldpfl.experiments.start_warnings import start_warnings
 from ldpfl.experiments.table_rules import start_on_table
 from ldpfl.experiments.trainers import RunSize, is_compiled, quickest, told_of, tried
 from ldpfl.mechanisms import Facts, Mechanism, Training, built, payload_bits
-from ldpfl.mechanisms.dp_sgd import of_records
+from ldpfl.mechanisms.dp_fedavg import DpFedAvgSettings
+from ldpfl.mechanisms.dp_sgd import DpSgdSettings, of_records
 from ldpfl.mechanisms.hooks import record_clip_of, record_rate_of
-from ldpfl.mechanisms.ranges import LayerRanges, range_rule
+from ldpfl.mechanisms.ranges import LayerRanges, NormQuantile, RangeRule, range_rule
 from ldpfl.mechanisms.settings import Part
 from ldpfl.models import adapters, pretrained
 from ldpfl.models.dense import Parallel
@@ -189,7 +190,7 @@ def build(
         evaluation=Evaluation(task.test.to(device), task.test_persons, task.test_clients, task.client_names, _threshold(config, task)),
         mechanism=mechanism,
         perturbed=config.mechanism.perturbed,
-        rule=range_rule(config.ranges.rule, floor=config.ranges.floor),
+        rule=range_rule_of(config),
         optimiser=config.training.at_server(measured_weights(config, layout), weights),
         participation=Participation(
             config.clients.fraction,
@@ -472,7 +473,7 @@ def for_measuring(config: RunConfig) -> RunConfig:
     """Return ``config`` with the mechanism for one stage of histograms; ``config`` itself if these need no other noise."""
     share, rounds = config.privacy.measuring_share, config.training.rounds - config.training.extended
     settings = config.mechanism.for_measuring(sqrt(STAGES * (1 - share) / (rounds * share)))
-    return config if settings is config.mechanism else config.model_copy(update={"mechanism": settings})
+    return config if settings is config.mechanism else config.model_copy(update={"mechanism": settings, "clipping": ClippingConfig()})
 
 
 def secret_seed(config: RunConfig, task: Dataset, secret: int | None) -> int | None:
@@ -575,11 +576,14 @@ def mechanism_of(config: RunConfig, ranges: LayerRanges, sizes: Sequence[int] = 
     settings, training = config.mechanism, config.training
     if not settings.uses_ranges and (config.ranges.center != 0 or config.ranges.rule != "fixed"):
         raise ConfigError(f"mechanism {settings.name!r} clips by norm and uses no ranges: leave ranges.center and ranges.rule out")
+    if config.clipping.is_adaptive:
+        _check_adaptive(config)
     clip_norm = None if training.clip_norm == "off" else training.clip_norm
     local = Training(training.learning_rate, training.epochs, training.batch_size, clip_norm, training.at_client().is_plain)
     part: Part = "person" if config.data.person else "record"
     summed, clients = config.shuffling.channel == "secure-sum", _max_summed_clients(config)
-    facts = Facts(ranges, training.rounds, min(sizes), local, sum(sizes) / len(sizes), summed, part, clients)
+    adaptive = config.clipping.is_adaptive
+    facts = Facts(ranges, training.rounds, min(sizes), local, sum(sizes) / len(sizes), summed, part, clients, adaptive)
     mechanism = built(settings, facts)
     if record_clip_of(mechanism) is not None and config.data.by_label:
         raise ConfigError(
@@ -587,6 +591,49 @@ def mechanism_of(config: RunConfig, ranges: LayerRanges, sizes: Sequence[int] = 
             f"client of others: set data.partition to {' or '.join(sorted(LABEL_BLIND))}, and leave data.private_label out"
         )
     return mechanism
+
+
+def _check_adaptive(config: RunConfig) -> None:
+    """Raise if nothing is clipped whose norm could be adapted.
+
+    Raises:
+        ConfigError: the mechanism or the method clips no gradients or updates to a norm; or the server's steps were to follow from it.
+    """
+    given = f"clipping.target_quantile is {config.clipping.target_quantile}, and"
+    if not isinstance(config.mechanism, DpSgdSettings | DpFedAvgSettings):
+        raise ConfigError(
+            f"{given} mechanism {config.mechanism.name!r} has no clipping norm that could be adapted: set mechanism.name to 'dp-sgd' or "
+            "'dp-fedavg', or clipping.target_quantile to 'off'"
+        )
+    if config.training.method != "gradient":
+        raise ConfigError(
+            f"{given} training.method = {config.training.method!r} clips no gradients: set clipping.target_quantile to 'off', or "
+            "training.method to 'gradient'"
+        )
+    for key in ("server_learning_rate", "server_weight_decay"):
+        if getattr(config.training, key) == "auto":
+            raise ConfigError(f"{given} training.{key} = 'auto' is computed for one clipping norm: give training.{key} a number")
+
+
+def range_rule_of(config: RunConfig) -> RangeRule | NormQuantile:
+    """Return the rule by which the server chooses the next ranges, or the next clipping norm."""
+    quantile = config.clipping.target_quantile
+    if quantile == "off":
+        return range_rule(config.ranges.rule, floor=config.ranges.floor)
+    return NormQuantile(quantile, config.clipping.learning_rate, _first_norm(config))
+
+
+def _first_norm(config: RunConfig) -> float:
+    """Return the clipping norm of the first round.
+
+    Raises:
+        ConfigError: the mechanism has none, or it is still "auto".
+    """
+    _check_adaptive(config)
+    norm = getattr(config.mechanism, "clip_norm", "auto")
+    if norm == "auto":
+        raise ConfigError("mechanism.clip_norm = 'auto' is for one's own data only: give a number")
+    return float(norm)
 
 
 def _max_summed_clients(config: RunConfig) -> int:
@@ -637,6 +684,8 @@ def _full_weight(config: RunConfig, mechanism: Mechanism) -> int | None:
 
 def initial_ranges(config: RunConfig, layout: ParameterLayout, weights: Tensor) -> LayerRanges:
     """Return the clipping ranges of the first round. ``weights`` is the public initial model."""
+    if config.clipping.is_adaptive:
+        return LayerRanges(0.0, _first_norm(config), layout.sizes)
     ranges = config.ranges
     if ranges.radius == "initial":
         _check_initial(config)

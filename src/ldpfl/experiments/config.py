@@ -279,6 +279,22 @@ class RangesConfig(_Section):
     """Smallest radius that an adaptive rule may choose."""
 
 
+class ClippingConfig(_Section):
+    """Adaptive clipping: the clipping norm of ``dp-sgd`` or ``dp-fedavg`` follows a quantile of the norms (Andrew et al. 2021)."""
+
+    target_quantile: Annotated[FiniteFloat, Field(gt=0, lt=1)] | Literal["off"] = "off"
+    """Share of the gradients or updates that is not to be clipped, such as 0.5. Each report then also says, under the same noise, how many
+    were not clipped. That costs no epsilon, and makes the noise in the mean 3 % larger. ``off`` clips to ``mechanism.clip_norm`` in all
+    rounds. With ``dp-sgd`` it is for simulations."""
+    learning_rate: Annotated[FiniteFloat, Field(gt=0, le=10)] = 0.2
+    """Step of the logarithm of the clipping norm: each round multiplies it by exp(-learning_rate (unclipped share - target_quantile))."""
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether the clipping norm changes from round to round."""
+        return self.target_quantile != "off"
+
+
 class ShufflingConfig(_Section):
     """The channel between clients and server in the simulated deployment."""
 
@@ -330,6 +346,7 @@ class RunConfig(_Section):
     mechanism: Annotated[SerializeAsAny[MechanismSettings], BeforeValidator(read_settings)] = DuchiSettings()
     """Local randomiser: the settings of the mechanism that ``name`` selects."""
     ranges: RangesConfig = RangesConfig()
+    clipping: ClippingConfig = ClippingConfig()
     shuffling: ShufflingConfig = ShufflingConfig()
     privacy: PrivacyConfig = PrivacyConfig()
     least_squares: LeastSquaresConfig = LeastSquaresConfig()

@@ -10,7 +10,7 @@ from ldpfl.data.division import Division
 from ldpfl.data.holding_out import held_back, held_back_by_name
 from ldpfl.data.persons import Persons
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.config import ClippingConfig, RunConfig
 from ldpfl.experiments.dataset import Description
 from ldpfl.experiments.evaluation_of_clients import check_clients, client_scores, client_settings
 from ldpfl.experiments.planning.evaluation_noise import noise_of_sum
@@ -106,7 +106,7 @@ def for_evaluation(config: RunConfig, *, records: int = 0) -> RunConfig:
         records: mean number of records that a client holds back; 0 uses that of the simulated clients. Bits do not depend on it.
     """
     if not isinstance(config.mechanism, DpSgdSettings):
-        return config.model_copy(update={"mechanism": client_settings(config, len(evaluations(config)))})
+        return config.model_copy(update={"mechanism": client_settings(config, len(evaluations(config))), "clipping": ClippingConfig()})
     epsilon, through = config.evaluation.epsilon, config.shuffling
     if epsilon == "off":
         raise ConfigError("evaluation.epsilon is 'off', so nothing is measured at clients: set it to a number")
@@ -114,7 +114,7 @@ def for_evaluation(config: RunConfig, *, records: int = 0) -> RunConfig:
     noise = noise_of_sum(epsilon, config.privacy.delta, honest, len(evaluations(config)))
     settings = _require_records(config, "evaluation.epsilon")
     changed = settings.model_copy(update={"noise_multiplier": noise, "clip_norm": 1.0, "records": records})
-    return config.model_copy(update={"mechanism": changed})
+    return config.model_copy(update={"mechanism": changed, "clipping": ClippingConfig()})
 
 
 def scores_of_records(config: RunConfig, outputs: int) -> RecordScores:

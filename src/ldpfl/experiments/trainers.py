@@ -247,6 +247,8 @@ def _compiled_form(trainer: Trainer, weights: Tensor, size: RunSize) -> _Compile
     if isinstance(trainer, RecordGradientTrainer) and trainer.task.data.device.type == "cpu" and trainer.at_once:
         if isinstance(trainer.task.module, CenteredLinear):  # in the first round it takes samples, not gradients
             return None
+        if trainer.clip.adaptive:  # compiled code has the clipping norm in it
+            return None
         sums = CompiledSums(trainer.task, trainer.clip)
         rows = 1 if trainer.persons is None else trainer.persons.most
         block = trainer.block(weights)
@@ -273,7 +275,8 @@ def _eager_unless_on(asked: str, trainer: Trainer) -> Trainer:
     if asked == "on":
         raise ConfigError(
             "training.compile is 'on', and only local steps of many clients at once and gradients of records are compiled, on a CPU: leave "
-            "it at 'auto' for gradients of clients, for models that are trained client by client, and on a GPU"
+            "it at 'auto' for gradients of clients, for clipping.target_quantile, for models that are trained client by client, and on a "
+            "GPU"
         )
     return trainer
 

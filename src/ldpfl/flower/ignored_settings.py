@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.record_sums import is_evaluated
 from ldpfl.flower.round_kinds import held_back_mean
+from ldpfl.mechanisms.dp_sgd import DpSgdSettings
 
 
 def left_out(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
@@ -22,6 +23,8 @@ def left_out(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
         yield "clients.once: refused on Flower, which shows who answers: leave it out"
     if config.training.patience:
         yield f"training.patience = {config.training.patience}: refused on Flower: leave it out, and ask for fewer rounds"
+    if config.clipping.is_adaptive and isinstance(config.mechanism, DpSgdSettings):
+        yield f"clipping.target_quantile = {config.clipping.target_quantile}: refused on Flower with dp-sgd: set it to off"
     if is_evaluated(config):
         held = held_back_mean(config)
         keys = "evaluation.records" if config.evaluation.records else "mechanism.records and evaluation.share"

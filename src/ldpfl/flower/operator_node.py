@@ -39,7 +39,7 @@ from ldpfl.errors import ConfigError, Declined, NoRelay, NoSigningKey, NotSetUp,
 from ldpfl.flower.named_by_server import check_config, check_mechanism
 from ldpfl.flower.round_request import Ask
 from ldpfl.flower.sent_vectors import check_sums
-from ldpfl.flower.terms import adding_up
+from ldpfl.flower.terms import adding_up, numbers_in_sum
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import set_limit
 from ldpfl.privacy.policy import OVER_RELAY, UPLOAD_S, Policy, Request, read_policy
@@ -165,7 +165,8 @@ class OperatorNode:
             plan = self._plan(ask)
             return seal(plan.split(payload), aggregator, Binding(terms.run, terms.round, plan.fingerprint))
         bits, seed = adding_up(ask.mechanism).bits, new_seed()
-        binding = SumBinding(terms.run, terms.round, bytes.fromhex(ask.agreement), ask.ranges.dimension, bits)
+        numbers = numbers_in_sum(ask.mechanism, ask.ranges)
+        binding = SumBinding(terms.run, terms.round, bytes.fromhex(ask.agreement), numbers, bits)
         return shard(np.frombuffer(payload, dtype="<i8"), seed, bits) + seal_seed(seed, aggregator, self.signing(), binding)
 
     def upload(self, ask: Ask, sealed: bytes, within_s: float) -> None:
@@ -208,7 +209,8 @@ class OperatorNode:
     def _check_fitting(self, ask: Ask, terms: RelayTerms | SumTerms) -> None:
         """Raise if the relay's round expects reports of another form or length than this node's report will have."""
         if ask.terms.transport == "sum":
-            fits = isinstance(terms, SumTerms) and (terms.dimension, terms.bits) == (ask.ranges.dimension, adding_up(ask.mechanism).bits)
+            numbers = numbers_in_sum(ask.mechanism, ask.ranges)
+            fits = isinstance(terms, SumTerms) and (terms.dimension, terms.bits) == (numbers, adding_up(ask.mechanism).bits)
         else:
             plan = self._plan(ask)
             sizes = (plan.plaintext_bytes + OVERHEAD, plan.records)

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from ldpfl.errors import ConfigError, ProtocolError
 from ldpfl.flower.operator_node import read_token
 from ldpfl.flower.report_collection import OpenRound, Received
-from ldpfl.flower.terms import Answer, adding_up, agreement_of, check_window
+from ldpfl.flower.terms import Answer, adding_up, agreement_of, check_window, numbers_in_sum
 from ldpfl.privacy.events import Channel
 from ldpfl.relay import RelayAggregator, RelayNotReleased, RelayRefused, RoundStatus, SumTerms, Terms
 from ldpfl.simulation.workers import cores
@@ -233,7 +233,7 @@ class SumCollector(RelayedRounds):
 
     def relay_terms(self, round_: OpenRound, agreement: str) -> SumTerms:
         return SumTerms(
-            dimension=round_.ranges.dimension,
+            dimension=numbers_in_sum(round_.mechanism, round_.ranges),
             bits=adding_up(round_.mechanism).bits,
             min_clients=self.min_clients,
             closes_in_s=self.window_s,

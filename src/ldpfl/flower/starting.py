@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord
 from torch import Tensor
 
 from ldpfl.errors import ConfigError, DataError, shown
-from ldpfl.experiments.build import initial_ranges, measured_weights
+from ldpfl.experiments.build import initial_ranges, measured_weights, range_rule_of
 from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.record_sums import is_evaluated
@@ -22,7 +22,6 @@ from ldpfl.flower.run_progress import Course
 from ldpfl.flower.statistics import begun_for
 from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms import guarantee_of, payload_bits
-from ldpfl.mechanisms.ranges import range_rule
 from ldpfl.models.layout import ParameterLayout
 from ldpfl.privacy.authors import released
 from ldpfl.privacy.events import Channel
@@ -109,7 +108,7 @@ def started(
     rules = ServerRules(
         layout.names,
         config.mechanism.perturbed,
-        range_rule(config.ranges.rule, floor=config.ranges.floor),
+        range_rule_of(config),
         config.training.at_server(measured_weights(config, layout), weights),
         score,
     )

@@ -22,7 +22,8 @@ from ldpfl.experiments.build import mechanism_of
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.flower.round_kinds import Kind, PlannedRound, config_for, planned_round
 from ldpfl.flower.wire import MAX_LAYERS, LayerFloats, LayerNames, WireFields
-from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms import Mechanism, payload_bits
+from ldpfl.mechanisms.dp_sgd import DpSgdSettings
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.models.layout import ParameterLayout
 from ldpfl.privacy.policy import UPLOAD_S, Transport
@@ -343,6 +344,12 @@ def deployable_mechanism(config: RunConfig, ranges: LayerRanges) -> Mechanism:
     """
     if config.training.patience:
         raise ConfigError("training.patience stops simulations: on Flower leave it out, and ask for fewer rounds")
+    if config.clipping.is_adaptive and isinstance(config.mechanism, DpSgdSettings):
+        # An app's arrays are those of the model, which have no place for the share of clipped gradients.
+        raise ConfigError(
+            f"clipping.target_quantile is {config.clipping.target_quantile}, which runs in the simulator only with mechanism 'dp-sgd': set "
+            "it to 'off', or mechanism.name to 'dp-fedavg'"
+        )
     mechanism = mechanism_of(config, ranges)
     if config.mechanism.unsaid:
         raise ConfigError(config.mechanism.unsaid)
@@ -399,6 +406,15 @@ def adding_up(mechanism: Mechanism) -> AddingUp:
     if not isinstance(mechanism, AddingUp):
         raise ConfigError(f"mechanism {mechanism.name!r} has no reports that could be added up: for sums use dp-sgd or dp-fedavg")
     return mechanism
+
+
+def numbers_in_sum(mechanism: Mechanism, ranges: LayerRanges) -> int:
+    """Return how many integers a client adds to a sum: one for each weight, and one more with adaptive clipping.
+
+    Raises:
+        ConfigError: the mechanism's reports cannot be added up.
+    """
+    return payload_bits(mechanism, ranges) // adding_up(mechanism).bits
 
 
 @lru_cache(maxsize=8)

@@ -50,12 +50,16 @@ class DpFedAvg(LatticeMechanism):
     def _share(self) -> float:
         return 1 / self.clip.norm
 
+    def _unit(self, ranges: LayerRanges) -> float:
+        return self.clip.in_round(ranges).norm / self.clip.norm
+
     def _bounded(self, values: Tensor, ranges: LayerRanges) -> Tensor:
         usable, center = require_finite(values, ranges), ranges.expand()[0].double()
-        points = torch.empty(usable.shape, dtype=torch.int64)
+        clip = self.clip.in_round(ranges)
+        points = torch.empty(len(usable), clip.width(ranges.dimension), dtype=torch.int64)
         for rows in client_blocks(*usable.shape):
             some = slice(rows.start, rows.stop)
-            points[some] = self.clip.points(usable[some].double() - center).to(torch.int64)
+            points[some] = clip.points(usable[some].double() - center).to(torch.int64)
         return points
 
     def release(self, ranges: LayerRanges) -> GaussianRelease:
@@ -71,7 +75,8 @@ class DpFedAvgSettings(MechanismSettings):
     """Standard deviation of a client's own noise, as a multiple of ``clip_norm``; mu of a client and round is 2 over it, and where only a
     sum over n clients is seen, that over the root of n."""
     clip_norm: Positive = 1.0
-    """Longest update or gradient of a client; a longer one is shortened to it."""
+    """Longest update or gradient of a client; a longer one is shortened to it. With ``clipping.target_quantile``, that of the first
+    round."""
 
     uses_ranges: ClassVar[bool] = False
 
@@ -85,4 +90,4 @@ class DpFedAvgSettings(MechanismSettings):
 
     def build(self, facts: Facts) -> DpFedAvg:
         lattice = Lattice.of(facts, 1.0, self.noise_multiplier)
-        return DpFedAvg(RecordClip(self.clip_norm, lattice.steps), self.noise_multiplier, facts.summed, lattice.bits)
+        return DpFedAvg(RecordClip(self.clip_norm, lattice.steps, facts.adaptive), self.noise_multiplier, facts.summed, lattice.bits)

@@ -99,10 +99,14 @@ class DpSgd(LatticeMechanism, PerRecord):
     def _vectors(self) -> float:
         return self.records
 
+    @property
+    def _counted(self) -> float:
+        return self._share
+
     def _bounded(self, values: Tensor, ranges: LayerRanges) -> Tensor:
         if values.dtype != torch.int64:
             raise PrivacyError("dp-sgd protects records whose gradients it clipped one by one, and these values are none; nothing was sent")
-        sums = require_shape_of(values, ranges)
+        sums = require_shape_of(values, self.sent(ranges))
         least, most = sums.aminmax()  # not abs(): the absolute value of the smallest int64 overflows
         if least < -_LONGEST_SUM or most > _LONGEST_SUM:
             raise PrivacyError("a sum of gradients exceeds 2^52 lattice points, so it could not be added exactly; nothing was sent")
@@ -132,7 +136,7 @@ class DpSgdSettings(MechanismSettings):
     clip_norm: Positive | Literal["auto"] = 0.02
     """Longest gradient of a record, or mean gradient of a person's records; a small one makes directions of nearly all of them, which
     spares choosing it well. ``auto`` takes, for tables, images and arrays, about the longest that a record with a usual row has, so that
-    the gradients of a rare class are not cut."""
+    the gradients of a rare class are not cut. With ``clipping.target_quantile``, that of the first round."""
     records: Annotated[int, Field(ge=0, le=10**9)] = 0
     """Mean number of records a client, or of persons with ``data.person``, which is public; 0 takes that of the simulated clients."""
     sample_rate: Annotated[FiniteFloat, Field(gt=0, le=1)] = 1.0
@@ -166,5 +170,5 @@ class DpSgdSettings(MechanismSettings):
             raise ConfigError("mechanism.clip_norm = 'auto' is for one's own data only: give a number")
         records = float(self.records) or facts.records
         lattice = Lattice.of(facts, records, self.noise_multiplier)
-        clip = RecordClip(self.clip_norm, lattice.steps)
+        clip = RecordClip(self.clip_norm, lattice.steps, facts.adaptive)
         return DpSgd(clip, self.noise_multiplier, facts.summed, lattice.bits, records, self.sample_rate, facts.part)

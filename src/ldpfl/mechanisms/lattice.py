@@ -19,7 +19,7 @@ from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, blocks
 from ldpfl.mechanisms.reports.summed import SummedReports
-from ldpfl.mechanisms.reports.units import Units
+from ldpfl.mechanisms.reports.units import MixedCoordinates, Units
 from ldpfl.mechanisms.reports.vectors import VectorMechanism, VectorReports
 from ldpfl.mechanisms.settings import Facts
 from ldpfl.util.lazy_imports import torch
@@ -139,6 +139,10 @@ class LatticeMechanism(VectorMechanism):
         """Lattice points to the norm C."""
         return self.clip.steps
 
+    def sent(self, ranges: LayerRanges) -> LayerRanges:
+        """Return the ranges of the numbers that a client sends: ``ranges``, or with adaptive clipping those of one more number."""
+        return LayerRanges(0.0, 1.0, (self.clip.width(ranges.dimension),)) if self.clip.adaptive else ranges
+
     def points(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> NDArray[np.int64]:
         """Return the lattice points that each client adds to a sum, its own noise included, (K, d). Exact.
 
@@ -150,7 +154,7 @@ class LatticeMechanism(VectorMechanism):
         """
         bounded, source = self._bounded(values, ranges).numpy(), as_source(generator)
         sent = np.empty(bounded.shape, dtype=np.int64)
-        for rows, own in blocks(len(bounded), ranges.dimension, values=COORDINATE_BLOCK):  # of 64 bits, several times
+        for rows, own in blocks(len(bounded), bounded.shape[1], values=COORDINATE_BLOCK):  # of 64 bits, several times
             some, noise = slice(rows.start, rows.stop), rounded(NORMAL, self._noise, source, rows, own.stop - own.start)
             np.add(bounded[some, own], noise.astype(np.int64), out=sent[some, own])
         return sent
@@ -158,6 +162,15 @@ class LatticeMechanism(VectorMechanism):
     @property
     def _vectors(self) -> float:
         """Average number of vectors of length C that a client adds up."""
+        return 1.0
+
+    @property
+    def _counted(self) -> float:
+        """Average number of vectors that a client adds up in a round."""
+        return 1.0
+
+    def _unit(self, ranges: LayerRanges) -> float:
+        """Return the factor on estimates that a norm C in ``ranges`` asks for which is not that of the first round."""
         return 1.0
 
     def longest_sum(self, clients: int, asked: int, dimension: int, vector: float = 1.0) -> float:
@@ -199,25 +212,53 @@ class LatticeMechanism(VectorMechanism):
     @property
     def _scale(self) -> float:
         """Value of one lattice step in an estimate."""
-        return 1 / (self.steps * self._share)
+        return 1 / (self.steps * self.clip.shortened * self._share)
 
     def aggregate(self, reports: Sequence[Any], ranges: LayerRanges) -> Tensor:
+        return self._of_weights(self._mean(reports, ranges), ranges)
+
+    def fraction_within(self, reports: Sequence[Any], ranges: LayerRanges) -> float:
+        """Return an unbiased estimate, with noise, of the share of vectors that were not longer than C. It may lie outside 0 to 1."""
+        points = float(self._mean(reports, ranges)[-1]) / (self._scale * self._counted)
+        return (1 + points / self.clip.bit) / 2
+
+    def _mean(self, reports: Sequence[Any], ranges: LayerRanges) -> Tensor:
+        """Return the mean over clients of all numbers that they sent."""
         if reports and isinstance(reports[0], SummedReports):
-            return reports[0].mean(ranges)
-        return super().aggregate(reports, ranges)
+            return reports[0].mean(self.sent(ranges))
+        return super().aggregate(reports, self.sent(ranges))
+
+    def _of_weights(self, sent: Tensor, ranges: LayerRanges) -> Tensor:
+        """Return the estimates of the weights (..., d) among those of all numbers that are ``sent``."""
+        if not self.clip.adaptive:
+            return sent
+        return (ranges.expand()[0] + sent[..., :-1].double() * self._unit(ranges)).float()
+
+    def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> VectorReports:
+        return super().read(payloads, self.sent(ranges))
 
     def decode(self, reports: Any, ranges: LayerRanges) -> Tensor:
         if isinstance(reports, SummedReports):
             raise PrivacyError("a sum over clients cannot be decoded into single reports: use aggregate")
-        return super().decode(reports, ranges)
+        return self._of_weights(super().decode(reports, self.sent(ranges)), ranges)
 
     def noise(self, ranges: LayerRanges) -> ConstantNoise:
         """Return the noise of a client's report. It does not depend on the values."""
-        return ConstantNoise(ranges, self.noise_multiplier / self._share)
+        return ConstantNoise(ranges, self.noise_multiplier / (self._share * self.clip.shortened) * self._unit(ranges))
 
     def units(self, ranges: LayerRanges) -> Units:
-        """Return one unit, the whole vector: a float32 for each weight, or if summed a lattice point of 32 or 64 bits."""
-        return Units.whole(ranges.dimension, (self.bits if self.summed else 32) * ranges.dimension)
+        """Return one unit, the whole vector: a float32 for each number, or if summed a lattice point of 32 or 64 bits.
+
+        Raises:
+            ConfigError: clipping is adaptive, and the norm in ``ranges`` is out of range.
+        """
+        self.clip.in_round(ranges)
+        sent = self.sent(ranges)
+        units = Units.whole(sent.dimension, (self.bits if self.summed else 32) * sent.dimension)
+        if not self.clip.adaptive:
+            return units
+        plain = replace(self, clip=replace(self.clip, adaptive=False))
+        return replace(units, reader=lambda part: plain, mixed=MixedCoordinates(sent, lambda mean: self._of_weights(mean, ranges)))
 
     @property
     def properties(self) -> Properties:

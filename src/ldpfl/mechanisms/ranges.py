@@ -278,6 +278,38 @@ def _bisect(decreasing: Callable[[float], float], low: float, high: float) -> fl
     return (low + high) / 2
 
 
+_MOST_GROWTH = 1e4
+"""Largest factor between an adaptive clipping norm and that of the first round."""
+
+
+@dataclass(frozen=True)
+class NormQuantile:
+    """Let the clipping norm C, which is the radius of all layers, follow a quantile of the vectors' norms.
+
+    Each round multiplies C by exp(-learning_rate (fraction - quantile)), where fraction is a noisy share of the vectors that were not
+    longer than C. C stays within a factor of 10,000 of its start: noise alone must not end a run.
+
+    Source: Andrew et al. 2021, algorithm 1.
+
+    Attributes:
+        quantile: share of the vectors that are not to be clipped.
+        learning_rate: step of the logarithm of C.
+        start: C of the first round.
+    """
+
+    quantile: float
+    learning_rate: float
+    start: float
+
+    def after(self, ranges: LayerRanges, fraction: float) -> LayerRanges:
+        """Return the ranges after a round with ``ranges``, in which about this ``fraction`` of the vectors was not clipped."""
+        if not math.isfinite(fraction):  # of reports that no honest client sends
+            return ranges
+        grown = math.log(ranges.radii[0] / self.start) - self.learning_rate * (fraction - self.quantile)
+        limit = math.log(_MOST_GROWTH)
+        return LayerRanges(ranges.centers, self.start * math.exp(min(max(grown, -limit), limit)), ranges.sizes)
+
+
 def range_rule(name: str, *, floor: float) -> RangeRule:
     """Look a rule up by its name in a config: ``fixed``, ``noisy-minmax`` or ``denoised``."""
     rules: dict[str, RangeRule] = {"fixed": Fixed(), "noisy-minmax": NoisyMinMax(floor), "denoised": Denoised(floor)}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import sqrt
 from typing import TYPE_CHECKING
 
 from ldpfl.errors import ConfigError
+from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.util.lazy_imports import torch
 
 if TYPE_CHECKING:
@@ -17,6 +19,11 @@ STEPS = 2**20
 
 _INSIDE = 1 - 2.0**-30
 """Gradients are clipped to this part of C, so that rounding cannot make one longer than C."""
+_BIT = 0.25
+"""Length of the coordinate that says whether a vector was clipped, as a multiple of C. The paper's beta is twice as much."""
+_SHORTENED = 1 / sqrt(1 + _BIT**2)
+"""Factor on a vector and this coordinate, so that both together are not longer than C. The noise in an estimate grows by 3 %."""
+
 _SMALLEST, _LARGEST = 1e-20, 1e20
 """Smallest and largest norm C. Norms of float32 gradients outside are not useful."""
 
@@ -29,6 +36,9 @@ class RecordClip:
         norm: C. With a small C nearly all gradients are clipped, so only their directions count. Gradients of records that the model
             predicts well already stay shorter than C.
         steps: number of lattice points per C, a power of two. Less than :data:`STEPS` if sums of points have to fit 32 bits.
+        adaptive: whether C changes from round to round, so that ``norm`` is that of the first round. Each vector then has one more
+            coordinate, :attr:`bit` if it was not longer than C and minus :attr:`bit` if it was. Vector and coordinate are shortened, so
+            that both together are not longer than C: the same noise protects both in one release.
 
     Raises:
         ConfigError: the norm or the number of steps is out of range.
@@ -36,6 +46,7 @@ class RecordClip:
 
     norm: float
     steps: int = STEPS
+    adaptive: bool = False
 
     def __post_init__(self) -> None:
         if not _SMALLEST <= self.norm <= _LARGEST:  # an untrusted server chooses it, and quotients by it have to stay finite
@@ -45,11 +56,35 @@ class RecordClip:
 
     @property
     def scale(self) -> float:
-        """Norm of a clipped gradient in lattice points, slightly less than ``steps``."""
-        return self.steps * _INSIDE
+        """Norm of a clipped gradient in lattice points, slightly less than ``steps``; with :attr:`bit` beside it, 3 % less."""
+        return self.steps * _INSIDE * self.shortened
+
+    @property
+    def shortened(self) -> float:
+        """Factor on vectors that makes room for :attr:`bit`; 1 if there is none."""
+        return _SHORTENED if self.adaptive else 1.0
+
+    @property
+    def bit(self) -> int:
+        """Lattice points of the coordinate that says whether a vector was clipped; 0 if there is none."""
+        return int(self.scale * _BIT) if self.adaptive else 0
+
+    def width(self, dimension: int) -> int:
+        """Return the number of coordinates that :meth:`points` gives a vector of ``dimension`` numbers."""
+        return dimension + self.adaptive
+
+    def in_round(self, ranges: LayerRanges) -> RecordClip:
+        """Return the clipping of the round with these public ``ranges``. Their radius is C if it is adaptive.
+
+        Raises:
+            ConfigError: the norm is out of range.
+        """
+        return replace(self, norm=float(ranges.radii[0])) if self.adaptive else self
 
     def points(self, gradients: Tensor, watch: Callable[[Tensor], None] | None = None) -> Tensor:
         """Clip ``gradients`` (R, d) and return them as lattice points: (R, d) whole float64 numbers, no row longer than ``steps``.
+
+        With ``adaptive``, rows have d + 1 numbers, of which :attr:`bit` is the last.
 
         Coordinates are rounded towards 0, so that no norm grows. A gradient with NaN or infinity counts as 0. If it stopped the round
         instead, that would reveal its record. ``watch`` receives which gradients were longer than C, (R,) bool. That is private, and for
@@ -63,6 +98,9 @@ class RecordClip:
         if not bool(usable.all()):
             rows[~usable] = 0.0
         rows.mul_(torch.where(usable, self.scale / norms.clamp_min(self.norm), 0.0)[:, None]).trunc_()
+        if self.adaptive:
+            bits = torch.where(norms <= self.norm, self.bit, -self.bit).where(usable, 0)
+            rows = torch.cat([rows, bits[:, None].double()], dim=1)
         # The guarantee needs this bound for the numbers that are sent: integers up to 2^20, whose squares add up exactly.
         short_enough = torch.linalg.vecdot(rows, rows) <= self.steps**2  # False for NaN
         if not bool(short_enough.all()):

@@ -46,6 +46,7 @@ class Facts:
         summed: whether the server learns only sums over clients.
         clients: largest number of clients whose reports are added up in a round; 0 if unknown.
         part: the unit that mechanisms for a part of a client's data protect: single records, or all records of a person.
+        adaptive: whether the clipping norm follows a quantile of the norms.
     """
 
     ranges: LayerRanges
@@ -56,6 +57,7 @@ class Facts:
     summed: bool = False
     part: Part = "record"
     clients: int = 0
+    adaptive: bool = False
 
 
 class MechanismSettings(BaseModel):

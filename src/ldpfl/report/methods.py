@@ -130,6 +130,13 @@ def _mechanism(config: RunConfig, ledger: Ledger) -> Iterator[str]:
     name = printable(events[-1].release.mechanism)
     claimed = "" if events[-1].release.author == OURS else ", as its author claims"
     yield f"Each round, {_participants(events)} sent one report by the mechanism {name}: {_noise_clause(events)}{claimed}."
+    if config.clipping.is_adaptive:
+        quantile, rate = config.clipping.target_quantile, config.clipping.learning_rate
+        yield (
+            f"The bound followed the quantile {quantile} of these norms, with learning rate {rate:g}, by a bit beside each vector that "
+            "says whether it was shortened. Vector and bit together keep to the bound, so that the noise protects both (Andrew et al. "
+            "2021)."
+        )
     if config.training.method == "least-squares":
         yield (
             "In the place of gradients, records gave the products of their features with each other and with the target, weighted so that "

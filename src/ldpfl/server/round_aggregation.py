@@ -17,7 +17,8 @@ from torch import Tensor
 from ldpfl.errors import ConfigError, NotFiniteError
 from ldpfl.mechanisms import Mechanism, Perturbed
 from ldpfl.mechanisms.base import is_finite
-from ldpfl.mechanisms.ranges import LayerRanges, RangeRule
+from ldpfl.mechanisms.lattice import LatticeMechanism
+from ldpfl.mechanisms.ranges import LayerRanges, NormQuantile, RangeRule
 from ldpfl.privacy import RoundEvent
 from ldpfl.server.checkpoint import Checkpoint
 from ldpfl.server.state import RoundMetrics, ServerState, comparable
@@ -120,7 +121,7 @@ class ServerRules:
     Attributes:
         names: names of the layers.
         perturbed: whether reports are of trained weights, of updates, or of gradients.
-        rule: rule for the next ranges.
+        rule: rule for the next ranges, or for the next clipping norm.
         optimiser: optimiser that turns a mean update or gradient into a step.
         score: returns the main metric of global weights (d,).
         validate: returns their loss on the rows for early stopping; None without early stopping.
@@ -128,7 +129,7 @@ class ServerRules:
 
     names: tuple[str, ...]
     perturbed: Perturbed
-    rule: RangeRule
+    rule: RangeRule | NormQuantile
     optimiser: ServerOptimiser
     score: Callable[[Tensor], float]
     validate: Callable[[Tensor], float] | None = None
@@ -223,7 +224,7 @@ def advance(
     mechanism: Mechanism,
     *,
     perturbed: Perturbed,
-    rule: RangeRule,
+    rule: RangeRule | NormQuantile,
     optimiser: ServerOptimiser | None = None,
 ) -> ServerState:
     """Return the state after a round whose shuffled reports are ``pool``.
@@ -255,12 +256,21 @@ def advance(
     return ServerState(
         round=state.round + 1,
         weights=weights,
-        ranges=_next_ranges(state.ranges, aggregate, rule),
+        ranges=_next_norm(state.ranges, pool, mechanism, rule)
+        if isinstance(rule, NormQuantile)
+        else _next_ranges(state.ranges, aggregate, rule),
         previous=state.weights,
         velocity=velocity if optimiser.momentum else None,
         size=size,
         average=optimiser.averaged(state.average, weights, state.round + 1),
     )
+
+
+def _next_norm(ranges: LayerRanges, pool: ReportPool | PartialPool, mechanism: Mechanism, rule: NormQuantile) -> LayerRanges:
+    """Return ranges whose radius is the next clipping norm."""
+    if not (isinstance(mechanism, LatticeMechanism) and isinstance(pool, ReportPool)):
+        raise TypeError(f"{mechanism.name} does not say how many vectors were clipped")
+    return rule.after(ranges, mechanism.fraction_within([pool.reports], ranges))
 
 
 def _next_ranges(ranges: LayerRanges, aggregate: Aggregate, rule: RangeRule) -> LayerRanges:

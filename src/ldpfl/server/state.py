@@ -21,7 +21,7 @@ class ServerState:
     Attributes:
         round: number of completed rounds.
         weights: (d,) float32 global weights.
-        ranges: clipping ranges of the next round.
+        ranges: clipping ranges of the next round. With adaptive clipping, their radius is its clipping norm.
         previous: (d,) weights that were broadcast in the last round; None before the first.
         velocity: (d,) momentum for the next round; None without momentum, and before the first round.
         average: (d,) mean of the weights over the averaged rounds; None before the first of them.
@@ -72,7 +72,7 @@ class RoundMetrics:
         clipped_records: share of the round's records whose gradient exceeded the clipping norm; None if per-record gradients are not
             clipped, and on a real server.
         noise_std: by layer, largest standard deviation of the noise in the mean.
-        radius: by layer, radius of the range used in this round.
+        radius: by layer, radius of the range used in this round, or the adaptive clipping norm.
         seconds: wall time of the round.
         validation: loss of the new model on the rows for early stopping; None if nothing was trained or validated.
         noise: figures of a noise schedule, by name (see ``simulation.shares``). If the noise depends on the data, only a simulation

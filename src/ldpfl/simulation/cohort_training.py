@@ -95,9 +95,11 @@ def train_clients(federation: Federation, state: ServerState, clients: NDArray[n
     Raises:
         PrivacyError: the model changes something while it runs, or PyTorch refuses to run it, which it did not in the trial.
     """
-    schedule = schedule_of(federation, state, clients)
+    schedule, trainer = schedule_of(federation, state, clients), federation.trainer
+    if isinstance(trainer, RecordGradientTrainer):
+        trainer = trainer.in_round(state.ranges)
     with refused_by_pytorch(federation, state, schedule):
-        trained = federation.trainer.train(state.weights, schedule, state.round + 1).cpu()
+        trained = trainer.train(state.weights, schedule, state.round + 1).cpu()
     return federation.weighed(state.weights, trained, clients)
 
 

@@ -19,7 +19,7 @@ from ldpfl.data.samples import Samples
 from ldpfl.mechanisms import Mechanism, Perturbed, Reports
 from ldpfl.mechanisms.gaussian.mechanism import Gaussian
 from ldpfl.mechanisms.hooks import record_clip_of
-from ldpfl.mechanisms.ranges import RangeRule
+from ldpfl.mechanisms.ranges import NormQuantile, RangeRule
 from ldpfl.mechanisms.reports.summed import SummedReports
 from ldpfl.privacy.events import Channel
 from ldpfl.server import RoundMetrics, ServerOptimiser, ServerRules, ServerState, has_stopped, once_cohort, round_cohort
@@ -104,7 +104,7 @@ class Federation:
         evaluation: samples that the global model is evaluated on after each round.
         mechanism: local randomiser.
         perturbed: whether the randomised values are trained weights, updates, or gradients.
-        rule: rule by which the server chooses the next ranges.
+        rule: rule by which the server chooses the next ranges, or the next clipping norm.
         optimiser: optimiser of the server.
         participation: who takes part in a round, and through which channel.
         work: how much a client trains in a round.
@@ -127,7 +127,7 @@ class Federation:
     evaluation: Evaluation
     mechanism: Mechanism
     perturbed: Perturbed
-    rule: RangeRule
+    rule: RangeRule | NormQuantile
     optimiser: ServerOptimiser
     participation: Participation
     work: LocalWork

@@ -16,6 +16,7 @@ from torch.func import vmap
 
 from ldpfl.data.persons import Persons
 from ldpfl.data.samples import normalise
+from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.models import CenteredLinear
 from ldpfl.models.adapters import is_of_transformers
@@ -57,6 +58,8 @@ class GradientTrainer:
 class RecordGradientTrainer:
     """Computes the sum of each client's negative per-record gradients, each clipped by ``clip``: (K, d) int64 lattice points.
 
+    With adaptive clipping, a sum has one more number, which counts the gradients that were not clipped against those that were.
+
     The values are integers, so the sums are exact: replacing a record moves a sum by at most 2 C, without any rounding error.
 
     With ``persons``, schedules hold persons instead of records. A person's vector is the gradient of the mean loss over its rows that
@@ -85,9 +88,13 @@ class RecordGradientTrainer:
         with nothing_kept(self.task.module):
             return self._train(weights, schedule, round_number)
 
+    def in_round(self, ranges: LayerRanges) -> RecordGradientTrainer:
+        """Return the trainer that clips as in the round with these public ``ranges``."""
+        return replace(self, clip=self.clip.in_round(ranges))
+
     def _train(self, weights: Tensor, schedule: BatchSchedule, round_number: int) -> Tensor:
         index, mask = _step(schedule)
-        sums = torch.zeros(schedule.clients, weights.numel(), dtype=torch.float64)  # sums of integers, exact below 2^53
+        sums = torch.zeros(schedule.clients, self.clip.width(weights.numel()), dtype=torch.float64)  # sums of integers, exact below 2^53
         together = self.block(weights)
         at_once = self._at_once(weights) // together * together if self.compiled is None else together
         places, counts = _assign_lanes(mask, self._lanes(index, together), together)
