@@ -239,7 +239,9 @@ class Runner:
         return self._reference(baseline.federation, last)
 
     def _reference(self, federation: Federation, last: Checkpoint) -> Reference:
-        scores = self._or_none("no figures of the noise-free model beside its scores", lambda: scores_of(federation, last.state.model))
+        scores = self._or_none(
+            "no figures of the noise-free model beside its scores", lambda: scores_of(federation, last.state.model, last.personal)
+        )
         pooled = self._or_none("no pooled reference", lambda: pooled_scores(federation))
         return Reference([metrics.score for metrics in last.history], scores or {}, pooled)
 
