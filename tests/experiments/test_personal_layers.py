@@ -105,7 +105,7 @@ def test_a_run_goes_on_from_its_clients_layers_or_not_at_all(tmp_path: Path) -> 
     run(folder, **{"secret_noise": False})
     (path,) = folder.glob("PRIVATE-personal-*")
     save_file({"personal": torch.zeros(3, 2)}, path)
-    with pytest.raises(DataError, match="PRIVATE-personal-4.safetensors is missing or damaged"):
+    with pytest.raises(DataError, match=r"PRIVATE-personal-4\.safetensors is missing or damaged"):
         api.run(data=data(), folder=folder, resume=True, more_rounds=1, progress=False)
     path.unlink()
     with pytest.raises(DataError, match="put it back"):
@@ -142,6 +142,11 @@ def test_what_does_not_fit_is_refused_before_a_run_starts(tmp_path: Path, settin
     with pytest.raises(ConfigError, match=said):
         run(tmp_path / "run", **settings)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_cluster_gets_no_layers(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Ray's tasks are on others"):
+        run(tmp_path / "run", workers="ray")
 
 
 def _stop_after(rounds: int) -> Any:

@@ -136,8 +136,8 @@ def _wide_enough(precision: Any) -> Any:
     """Refuse float16 with the reason why it is left out."""
     if precision in ("fp16", "fp16-mixed", "float16"):
         raise ValueError(
-            "float16 is left out: its gradients overflow or vanish without a loss scale, and PyTorch's float16 products on CPUs are slower "
-            "than those of float32. Set it to 'bf16', which has the range of float32 and needs no scale"
+            "float16 is left out: its gradients overflow or vanish without a loss scale, and CPUs without float16 units multiply it more "
+            "slowly than float32. Set it to 'bf16', which has the range of float32 and needs no scale"
         )
     return precision
 
@@ -192,7 +192,8 @@ class TrainingConfig(_Section):
     compiles in long runs on a CPU."""
     precision: Annotated[Literal["float32", "bf16"], BeforeValidator(_wide_enough)] = "float32"
     """Precision of products in local training. ``bf16`` computes them with 8 significant bits, which is faster for wide layers on some
-    processors. Values that are clipped, randomised or sent are float32."""
+    processors. Values that are clipped, randomised or sent are float32. There is no float16: its gradients need a loss scale, which
+    those of ``bf16`` do not."""
     average: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0.0
     """Share of the rounds, at the end of the run, over which the global weights are averaged. The average is evaluated and saved."""
 

@@ -34,9 +34,9 @@ def _problems(config: RunConfig) -> Iterator[str]:
     training = config.training
     if config.mechanism.perturbed == "gradient":
         yield (
-            f"mechanism {config.mechanism.name!r} takes gradients, by which no layer is trained at a client: take one that protects clients, "
-            "with mechanism.perturbed = 'update'. One that protects records would not cover personal layers: a record changes its client's "
-            "layers, and through them the gradients of the client's other records"
+            f"mechanism {config.mechanism.name!r} takes gradients, by which no layer is trained at a client: take one that protects "
+            "clients, with mechanism.perturbed = 'update'. One that protects records would not cover personal layers: a record changes its "
+            "client's layers, and through them the gradients of the client's other records"
         )
     if config.data.at_nodes:
         yield "Flower's nodes do not keep any yet: leave it out, or simulate"
