@@ -16,6 +16,8 @@ from ldpfl.data import Dataset, Samples
 
 CLIENTS, ROWS = 12, 60
 
+Settings = dict[str, Any]
+
 
 def data() -> Dataset:
     """Every second client names the classes the other way round, which no shared head can follow."""
@@ -27,8 +29,8 @@ def data() -> Dataset:
     return Dataset("points", Samples(inputs, targets), test, 2, (), (), "points", clients=owners)
 
 
-def run(folder: Path | None = None, *, personal: tuple[str, ...] = ("3",), resume: bool = False, **more: Any) -> RunResult:
-    settings = {
+def run(folder: Path | None = None, *, personal: tuple[str, ...] = ("3",), settings: Settings | None = None, **more: Any) -> RunResult:
+    usual: Settings = {
         "seed": 1,
         "model.name": "mlp",
         "model.personal": list(personal),
@@ -45,9 +47,8 @@ def run(folder: Path | None = None, *, personal: tuple[str, ...] = ("3",), resum
         "training.server_momentum": 0.0,
         "training.average": 0.0,
     }
-    workers = more.pop("workers", 1)
-    options = {"baseline": False, "progress": False, "workers": workers, "on_round": more.pop("on_round", None)}
-    return api.run(data=data(), settings=settings | more, folder=folder, resume=resume, **options)
+    options = {"workers": 1, "baseline": False, "progress": False} | more
+    return api.run(data=data(), settings=usual | (settings or {}), folder=folder, **options)
 
 
 def kept_in(folder: Path) -> torch.Tensor:
@@ -75,17 +76,17 @@ def test_only_shared_layers_are_sent_charged_and_saved(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     checkpoint = load_file(tmp_path / "own" / "checkpoint.safetensors")
     assert checkpoint["weights"].numel() == own.to_dict()["weights"]
-    initial = run(**{"training.rounds": 1, "training.learning_rate": 1e-12}).module().state_dict()
+    initial = run(settings={"training.rounds": 1, "training.learning_rate": 1e-12}).module().state_dict()
     assert torch.equal(own.module().state_dict()["3.weight"], initial["3.weight"])  # as the seed makes it, and nobody's
 
 
 def test_two_workers_and_a_resumed_run_end_in_the_same_bytes(tmp_path: Path) -> None:
     settings = {"secret_noise": False, "clients.fraction": 0.6}
-    once = run(tmp_path / "once", **settings)
-    run(tmp_path / "two", workers=2, **settings)
+    once = run(tmp_path / "once", settings=settings)
+    run(tmp_path / "two", workers=2, settings=settings)
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "resumed", on_round=_stop_after(2), **settings)
-    resumed = run(tmp_path / "resumed", resume=True, **settings)
+        run(tmp_path / "resumed", on_round=_stop_after(2), settings=settings)
+    resumed = run(tmp_path / "resumed", resume=True, settings=settings)
     for name in ("two", "resumed"):
         assert torch.equal(kept_in(tmp_path / name), kept_in(tmp_path / "once"))
         ours, theirs = (load_file(tmp_path / folder / "model.safetensors") for folder in ("once", name))
@@ -94,7 +95,7 @@ def test_two_workers_and_a_resumed_run_end_in_the_same_bytes(tmp_path: Path) -> 
 
 
 def test_a_client_that_was_not_asked_keeps_its_layers(tmp_path: Path) -> None:
-    run(tmp_path / "run", **{"clients.fraction": 0.25, "training.rounds": 1})
+    run(tmp_path / "run", settings={"clients.fraction": 0.25, "training.rounds": 1})
     kept = kept_in(tmp_path / "run")
     changed = (kept != kept.mode(dim=0).values).any(dim=1)
     assert int(changed.sum()) == 3
@@ -102,7 +103,7 @@ def test_a_client_that_was_not_asked_keeps_its_layers(tmp_path: Path) -> None:
 
 def test_a_run_goes_on_from_its_clients_layers_or_not_at_all(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    run(folder, **{"secret_noise": False})
+    run(folder, settings={"secret_noise": False})
     (path,) = folder.glob("PRIVATE-personal-*")
     save_file({"personal": torch.zeros(3, 2)}, path)
     with pytest.raises(DataError, match=r"PRIVATE-personal-4\.safetensors is missing or damaged"):
@@ -138,9 +139,9 @@ def test_the_saved_model_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
         ({"mechanism": {"name": "dp-sgd"}}, "a record changes its client's layers"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_a_run_starts(tmp_path: Path, settings: dict[str, Any], said: str) -> None:
+def test_what_does_not_fit_is_refused_before_a_run_starts(tmp_path: Path, settings: Settings, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        run(tmp_path / "run", **settings)
+        run(tmp_path / "run", settings=settings)
     assert not (tmp_path / "run").exists()
 
 
