@@ -176,6 +176,15 @@ def test_an_app_of_ones_own_is_not_asked_for_figures(world: World) -> None:
         LdpStrategy(config, collector=world.adding_up(), kind=Kind.OWN_APP).start(grid_of(world), initial, timeout=100.0)
 
 
+def test_nodes_keep_no_personal_layers(world: World) -> None:
+    config = config_of()
+    prepared = prepare(config.to_toml(), None, "cpu")
+    initial = to_arrays(prepared.start.state.weights, prepared.federation.task.layout)
+    personal = config.model_copy(update={"model": config.model.model_copy(update={"personal": ["linear"]})})
+    with pytest.raises(ConfigError, match="are for simulations: nodes keep no layers"):
+        LdpStrategy(personal, collector=world.adding_up(), kind=Kind.READY_APP).start(grid_of(world), initial, timeout=100.0)
+
+
 def test_the_noise_is_for_as_many_rounds_as_the_config_says(world: World) -> None:
     config = config_of()
     prepared = prepare(config.to_toml(), None, "cpu")

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ldpfl.data import Dataset
+from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import parse_config
 from ldpfl.server import Checkpoint
@@ -58,3 +59,9 @@ def test_compiled_steps_are_of_the_same_precision(tiny_task: Dataset) -> None:
         found.append(train_cohort(federation, start.state, federation.cohort(1)))
     assert isinstance(federation.trainer, CompiledTrainer)
     assert float((found[0] - found[1]).norm() / found[0].norm()) < 0.05
+
+
+@pytest.mark.parametrize("precision", ["fp16", "fp16-mixed"])
+def test_float16_is_refused_with_the_reason(precision: str) -> None:
+    with pytest.raises(ConfigError, match="overflow or vanish without a loss scale"):
+        parse_config("", [f"training.precision={precision}"], origin="test")

@@ -13,7 +13,7 @@ from ldpfl.api.arguments import checked
 from ldpfl.api.certifying import certify
 from ldpfl.api.results import RunResult
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.model_file import ModelFile
+from ldpfl.experiments.model_file import ModelFile, check_whole
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.models.adapters import ADAPTER_FILES
 from ldpfl.privacy.statement import account
@@ -61,6 +61,7 @@ def export(
     if result is None:
         raise ConfigError(f"{place} holds a run that is not finished: go on with it by ldpfl run --resume before it is exported")
     described = kept.model_file().handed_on()
+    check_whole(described.personal)
     encoder = kept.encoder().handed_on() if kept.encoding_path.exists() else None
     if config.data.brought and not config.mechanism.protects:
         raise ConfigError(

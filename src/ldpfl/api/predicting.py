@@ -16,7 +16,7 @@ from ldpfl.data.new_samples import Rows, classified, read_samples
 from ldpfl.data.tables import SUFFIXES
 from ldpfl.errors import ConfigError, DataError
 from ldpfl.experiments.dataset import Description
-from ldpfl.experiments.model_file import ModelFile
+from ldpfl.experiments.model_file import ModelFile, check_whole
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.util.files import check_suffix, write_text
 from ldpfl.util.user_code import named_model
@@ -56,6 +56,7 @@ def predict(
     """
     kept = RunFolder(Path(folder))
     described = kept.model_file()
+    check_whole(described.personal)
     if not kept.encoding_path.exists():
         if id_column is not None:
             raise ConfigError(f"{kept.path} holds no model of a table, and id_column (--id) names a table's column: leave it out")

@@ -22,7 +22,7 @@ from ldpfl.data.new_samples import Rows
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.figures import of_unit
-from ldpfl.experiments.model_file import ModelFile
+from ldpfl.experiments.model_file import ModelFile, check_whole
 from ldpfl.experiments.reproduction import Reached, Reproduction, SizeName
 from ldpfl.experiments.runner import Finished
 from ldpfl.experiments.sweep_config import SweepConfig
@@ -35,6 +35,7 @@ from ldpfl.report.noise_plot import draw_noise
 from ldpfl.report.plots import Picture, draw_score_curve, draw_sweep
 from ldpfl.report.privacy import guarantees as guarantees  # registers how a guarantee is shown
 from ldpfl.report.reproduction import draw_reproduction, reproduction_table, tidy
+from ldpfl.report.site_means import SiteMeans, site_means
 from ldpfl.server import RoundMetrics
 from ldpfl.tasks import ACCURACY
 from ldpfl.util.displays import Shown
@@ -129,6 +130,12 @@ class RunResult(Shown):
         ]
         return pandas.DataFrame(rows)
 
+    def site_means_to_dataframe(self) -> pandas.DataFrame:
+        """Return a row a figure: its mean and deviation over clients, and over the worst tenth; empty for fewer than ten clients."""
+        import pandas
+
+        return pandas.DataFrame.from_dict(site_means(self._sites), orient="index", columns=list(SiteMeans._fields)).rename_axis("figure")
+
     @property
     def _sites(self) -> list[dict[str, Any]]:
         return list(self._figures.get("sites", ()))
@@ -155,6 +162,7 @@ class RunResult(Shown):
             ConfigError: the model is no classifier of samples, and none of rows of a table; or ``threshold`` or ``id_column`` does not fit.
             DataError: a column is missing, or a value or an image does not fit.
         """
+        check_whole(self.config.model.personal)
         if self.encoder is None:
             if id_column is not None:
                 raise ConfigError("this run holds no model of a table, and id_column names a table's column: leave it out")
@@ -174,6 +182,7 @@ class RunResult(Shown):
         """
         from ldpfl.api.estimators import estimator
 
+        check_whole(self.config.model.personal)
         return estimator(self.encoder, self.module(), threshold)
 
     def plot(self) -> Picture:

@@ -33,6 +33,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import LOWEST_PROBABILITY, ClippingConfig, ModelConfig, RangesConfig, RunConfig
 from ldpfl.experiments.dataset import Description
 from ldpfl.experiments.emphasis import emphasis_of
+from ldpfl.experiments.personal import initial_personal, split_layers, values_of, whole_task, with_personal
 from ldpfl.experiments.record_sums import divided_for_evaluation, for_evaluation, head_of, is_evaluated, scores_of_records
 from ldpfl.experiments.start_warnings import start_warnings
 from ldpfl.experiments.table_rules import start_on_table
@@ -148,8 +149,8 @@ def build(
     task, validation = _split_validation(config, task)
     module = model_of(config, Description.of(task), given)
     _check_texts(module, task)
-    layout = ParameterLayout.from_module(module)
-    weights = layout.flatten({name: p.detach() for name, p in module.named_parameters() if p.requires_grad})
+    layout, personal = split_layers(config, module)
+    weights = values_of(module, layout)
     ranges = initial_ranges(config, layout, weights)
     persons = persons_of(config, task)
     parts = divided(config, task, persons)
@@ -178,6 +179,7 @@ def build(
         tasks.create(config.task.name, task.outputs, scale=task.unit, emphasis=emphasis),
         config.training.precision,
     )
+    whole = whole_task(local, weights, personal)
     noise_seed = secret_seed(config, task, secret)
     federation = Federation(
         seed=config.seed,
@@ -185,9 +187,9 @@ def build(
         coin_seed=_coin_seed(noise_seed, module, weights, parts) if config.data.brought and noise_seed is not None else noise_seed,
         own_data=config.data.brought,
         task=local,
-        trainer=tried(config, local, mechanism, weights, task, warn, persons),
+        trainer=with_personal(tried(config, whole[0], mechanism, whole[1], task, warn, persons), layout, personal, module),
         samples=parts,
-        evaluation=Evaluation(task.test.to(device), task.test_persons, task.test_clients, task.client_names, _threshold(config, task)),
+        evaluation=_evaluation(config, task, held_back, device),
         mechanism=mechanism,
         perturbed=config.mechanism.perturbed,
         rule=range_rule_of(config),
@@ -215,7 +217,26 @@ def build(
     origin = f"{task.name} {task.fingerprint}{_division(task)}{base} on {device.type}{compiled}"
     payload_bits(federation.mechanism, ranges)  # raises if the mechanism does not fit the layers
     check_log_size(layout.names, released(federation.mechanism, ranges), config.training.rounds)
-    return federation, initial_checkpoint(weights, ranges, origin, ledger)
+    start_of_run = initial_checkpoint(weights, ranges, origin, ledger)
+    return federation, replace(start_of_run, personal=initial_personal(federation.trainer, len(parts)))
+
+
+def _evaluation(config: RunConfig, task: Dataset, held_back: Division | None, device: torch.device) -> Evaluation:
+    """Return the samples that models are evaluated on: the test samples, or the records ``held_back`` by the clients.
+
+    Raises:
+        ConfigError: clients hold no records back; or persons, whose rows could be on both sides.
+    """
+    threshold = _threshold(config, task)
+    if config.data.evaluate_on != "clients":
+        return Evaluation(task.test.to(device), task.test_persons, task.test_clients, task.client_names, threshold)
+    if held_back is None:
+        raise ConfigError("data.evaluate_on = 'clients' takes records that clients hold back: set evaluation.share, such as 0.2")
+    if config.data.person:
+        raise ConfigError("data.evaluate_on = 'clients' divides rows and not persons, and data.person is set: set it to 'test'")
+    owners = np.repeat(np.arange(len(held_back)), held_back.sizes)
+    samples = task.train.take(torch.from_numpy(np.concatenate(list(held_back)))).to(device)
+    return Evaluation(samples, None, owners, task.client_names, threshold, at_clients=True)
 
 
 def _client_evaluation(config: RunConfig, task: Dataset, units: Division, persons: Persons | None) -> ClientEvaluation:
@@ -659,7 +680,7 @@ def _split_validation(config: RunConfig, task: Dataset) -> tuple[Dataset, Sample
     """Return ``task`` with its final test samples, and the samples that decide on early stopping, if any."""
     if (config.data.validation > 0) != (config.training.patience > 0):
         raise ConfigError("training.patience stops by the loss on data.validation, a share of the test rows: give both, or neither")
-    with_test = task if config.data.evaluate_on == "test" else without_a_tenth(task, config.seed)
+    with_test = without_a_tenth(task, config.seed) if config.data.evaluate_on == "holdout" else task
     return with_validation(with_test, config.data.validation)
 
 

@@ -81,6 +81,10 @@ class ModelConfig(_Section):
     mend: bool = False
     """Replace layers that prevent private training, such as batch normalisation; ``ldpfl check`` lists them. The dropout of a
     pretrained model is set to 0 in any case."""
+    personal: list[str] = []
+    """Layers that stay at each client, as names of layers or beginnings of them (``fc2``, or ``["norm1", "norm2"]``). Each client trains
+    them on its own data and goes on from its own last values. They are never randomised or sent. For mechanisms that protect clients, in
+    simulations; it needs ``data.evaluate_on = "clients"``."""
     adapter: Kind = "none"
     """Which part of a pretrained model is trained: ``none`` trains all of it, ``head`` only its output layers; ``lora``, ``ia3`` and
     ``prompt`` (prompt tuning) add an adapter of ``peft``, and train it and the head."""
@@ -126,6 +130,16 @@ Method = Literal["gradient", "least-squares"]
 
 DEFAULT_SHARE = 0.1
 """Default share of held-back records if only ``evaluation.epsilon`` is set."""
+
+
+def _wide_enough(precision: Any) -> Any:
+    """Refuse float16 with the reason why it is left out."""
+    if precision in ("fp16", "fp16-mixed", "float16"):
+        raise ValueError(
+            "float16 is left out: its gradients overflow or vanish without a loss scale, and CPUs without float16 units multiply it more "
+            "slowly than float32. Set it to 'bf16', which has the range of float32 and needs no scale"
+        )
+    return precision
 
 
 class TrainingConfig(_Section):
@@ -176,9 +190,10 @@ class TrainingConfig(_Section):
     compile: Literal["auto", "on", "off"] = "auto"
     """Whether clients' steps are compiled. It needs a C++ compiler, takes 10 s the first time, and changes last bits of the model. ``auto``
     compiles in long runs on a CPU."""
-    precision: Literal["float32", "bf16"] = "float32"
+    precision: Annotated[Literal["float32", "bf16"], BeforeValidator(_wide_enough)] = "float32"
     """Precision of products in local training. ``bf16`` computes them with 8 significant bits, which is faster for wide layers on some
-    processors. Values that are clipped, randomised or sent are float32."""
+    processors. Values that are clipped, randomised or sent are float32. There is no float16: its gradients need a loss scale, which
+    those of ``bf16`` do not."""
     average: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0.0
     """Share of the rounds, at the end of the run, over which the global weights are averaged. The average is evaluated and saved."""
 

@@ -27,7 +27,9 @@ from ldpfl.privacy.guarantee import json_number
 from ldpfl.privacy.statement import account
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation
+from ldpfl.simulation.personal_layers import PersonalTrainer
 from ldpfl.util.files import finite
+from ldpfl.util.number_format import counted
 
 
 def summarise(
@@ -42,7 +44,7 @@ def summarise(
     history, privacy = last.history, _privacy(config, federation, last)
     judged: dict[str, Any] = {"scores": {}}
     try:
-        judged = quality(federation, last.state.model, config.seed, task.classes)
+        judged = quality(federation, last.state.model, config.seed, task.classes, last.personal)
     except Exception as error:  # a user's own metric may fail, and the trained model must not be lost
         privacy["caveats"].append(f"no scores of the final model beside those of each round: not computed, because: {in_short(error)}")
     if judged.pop("unusable", False):
@@ -172,6 +174,18 @@ def _emphasis_caveats(config: RunConfig) -> list[str]:
     return [f"trained {how} ({emphasis}): predicted probabilities are not frequencies; rank rows by them, or choose a threshold"]
 
 
+def _personal_caveats(federation: Federation) -> list[str]:
+    """Return what the personal layers are and what the saved model lacks; an empty list if there are none."""
+    trainer = federation.trainer
+    if not isinstance(trainer, PersonalTrainer):
+        return []
+    layers, weights = ", ".join(trainer.personal.names), counted(trainer.personal.dimension, "weight")
+    return [
+        f"{layers} ({weights}) stay at each client, and are no part of what was released. Scores are of each client's own model on records "
+        "that it holds back; the saved model has the initial values of these layers"
+    ]
+
+
 def metric_before_data(config: RunConfig, kind: Kind = Kind.SIMULATION) -> str:
     """Return the name of a task's main metric if it is known before the data are read, else "score".
 
@@ -274,6 +288,7 @@ def _privacy(config: RunConfig, federation: Federation, last: Checkpoint) -> dic
         *of_extending(config),
         *_delta_caveats(config, federation),
         *_emphasis_caveats(config),
+        *_personal_caveats(federation),
     ]
     return {
         "mechanism": config.mechanism.name,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ldpfl.simulation import Federation
-from ldpfl.simulation.local_training import evaluated, measured
+from ldpfl.simulation.local_training import measured
 from ldpfl.tasks import unusable, weighted_metrics
 from ldpfl.tasks.outcomes import LEAST_COUNT, expected_count, middle_class, survival, times_in
 from ldpfl.tasks.weighted_metrics import Counted, Floats
@@ -55,7 +55,8 @@ class Judged:
         return self.kind in (weighted_metrics.of_numbers, weighted_metrics.of_counts)
 
 
-def judged_on_test_rows(federation: Federation, weights: Tensor) -> Judged:
+def judged_on_test_rows(federation: Federation, weights: Tensor, own: Tensor | None = None) -> Judged:
+    """Return the metrics of the model with ``weights`` (d,) on the test rows; for ``own`` see :meth:`Federation.outputs`."""
     task, rows = federation.task.task, federation.evaluation.samples
     if not len(rows):
         return Judged(measured(federation.task, weights, rows, every=True))
@@ -64,14 +65,14 @@ def judged_on_test_rows(federation: Federation, weights: Tensor) -> Judged:
         alike = _Alike()
 
         def watched() -> Iterator[tuple[Tensor, Tensor]]:  # some at a time: the outputs for texts are large
-            for outputs, targets in evaluated(federation.task, weights, rows):
+            for outputs, targets in federation.outputs(weights, own):
                 found.append(bool(unusable(outputs, task.targets).any()))
                 if outputs.dim() <= 2:  # scores of all tokens at all places are too many to compare
                     alike.update(outputs)
                 yield outputs, targets
 
         return Judged(task.measured(watched(), every=True), unusable=any(found), constant=alike.found)
-    batches = [(outputs.cpu(), targets.cpu()) for outputs, targets in evaluated(federation.task, weights, rows)]
+    batches = [(outputs.cpu(), targets.cpu()) for outputs, targets in federation.outputs(weights, own)]
     scores = task.measured(iter(batches), every=True)
     outputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
     return judged_by(federation, outputs, targets, scores)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -50,6 +51,7 @@ class ModelFile(BaseModel):
         mean, std: of each channel of images, see :func:`ldpfl.data.samples.normalise`; empty for other samples.
         adapter, adapter_rank, adapter_alpha, adapter_modules, adapter_tokens, licence: settings of the config.
         base: SHA-256 of the frozen weights of a pretrained model, which are not saved with the model; empty if all weights are saved.
+        personal: setting of the config: layers that stayed at the clients. The saved model has their initial values.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -71,6 +73,7 @@ class ModelFile(BaseModel):
     adapter_tokens: Annotated[int, Field(ge=1, le=4096)] = 8
     licence: str = ""
     base: str = ""
+    personal: Annotated[tuple[str, ...], Field(fail_fast=True)] = ()
 
     @model_validator(mode="after")
     def _check_consistent(self) -> Self:
@@ -106,6 +109,7 @@ class ModelFile(BaseModel):
             std=tuple(map(float, std)),
             **model.model_dump(include={*_ADAPTER_SETTINGS, "licence"}) | {"adapter_modules": tuple(model.adapter_modules)},
             base=base,
+            personal=tuple(model.personal),
         )
 
     def handed_on(self) -> ModelFile:
@@ -187,6 +191,15 @@ class ModelFile(BaseModel):
             raise
         except Exception as error:  # options that fit no model may fail in any way, and the file may be somebody else's
             raise ValueError(f"no such model can be made, {type(error).__name__}: {error}") from error
+
+
+def check_whole(personal: Sequence[str]) -> None:
+    """Raise a :class:`ConfigError` if ``personal`` layers stayed at the clients, so that the saved model predicts nothing."""
+    if personal:
+        raise ConfigError(
+            f"the layers {', '.join(personal)} stayed at the clients (model.personal), so this model predicts nothing by itself: take its "
+            "module by ldpfl.load_model, and train these layers on data of your own"
+        )
 
 
 def kept_of(module: nn.Module) -> dict[str, Tensor]:

@@ -10,12 +10,12 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import initial_ranges, measures, measuring_mechanism, mechanism_of, model_of, self_sampling_of
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import NOTHING, Given, check_persons_named, described
+from ldpfl.experiments.personal import split_layers, values_of
 from ldpfl.experiments.record_sums import evaluations, for_evaluation, head_of, scores_of_records
 from ldpfl.mechanisms import payload_bits
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.mechanisms.hooks import in_round
 from ldpfl.mechanisms.ranges import LayerRanges
-from ldpfl.models.layout import ParameterLayout
 from ldpfl.privacy import Ledger, Release
 from ldpfl.privacy.authors import released
 from ldpfl.privacy.events import without_claim
@@ -111,6 +111,6 @@ def start_of(config: RunConfig, given: Given = NOTHING) -> tuple[Tensor, LayerRa
     data = described(config, given)
     head_of(config, data)  # which says so if something does not fit it
     module = model_of(config, data, given.module)
-    layout = ParameterLayout.from_module(module)
-    weights = layout.flatten({name: p.detach() for name, p in module.named_parameters() if p.requires_grad})
+    layout, _ = split_layers(config, module)
+    weights = values_of(module, layout)
     return weights, initial_ranges(config, layout, weights)

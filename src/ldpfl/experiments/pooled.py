@@ -26,7 +26,8 @@ _STEPS = 300
 
 
 def pooled_scores(federation: Federation) -> dict[str, float] | None:
-    """Return the figures of the pooled regression on the test rows; None where the data are no table of one target.
+    """Return the figures of the pooled regression on the test rows; None where the data are no table of one target, or
+    where the model is evaluated on clients' records, which are among those of this regression.
 
     All but least squares are fitted without a penalty by L-BFGS, in at most 300 steps:
 
@@ -40,7 +41,14 @@ def pooled_scores(federation: Federation) -> dict[str, float] | None:
     train, test, task = federation.task.data, federation.evaluation.samples, federation.task.task
     fitted = _FITTED.get(task.name)
     encoder = federation.encoder
-    if fitted is None or encoder is None or encoder.data.text or not len(test) or train.tensor.numel() > _MAX_VALUES:
+    if (
+        fitted is None
+        or encoder is None
+        or federation.evaluation.at_clients
+        or encoder.data.text
+        or not len(test)
+        or train.tensor.numel() > _MAX_VALUES
+    ):
         return None
     outputs = torch.from_numpy(_with_one(test) @ fitted(_with_one(train), train.targets.cpu(), encoder.outputs))
     targets = test.targets.cpu()

@@ -56,7 +56,7 @@ class Reference:
     pooled: Scores | None = None
 
 
-def quality(federation: Federation, weights: Tensor, seed: int, classes: Sequence[str] = ()) -> dict[str, Any]:
+def quality(federation: Federation, weights: Tensor, seed: int, classes: Sequence[str] = (), own: Tensor | None = None) -> dict[str, Any]:
     """Evaluate the model with ``weights`` (d,) on the test rows, and return the entries for ``result.json``.
 
     The result also has findings that the caller turns into caveats: ``unusable`` is True if the outputs for some rows are NaN or infinite,
@@ -68,8 +68,9 @@ def quality(federation: Federation, weights: Tensor, seed: int, classes: Sequenc
     Args:
         seed: seed of the bootstrap.
         classes: names of the classes of images, if they have names. Those of a table are in its encoder.
+        own: (N, p) personal layers of all clients; None if the model has none.
     """
-    judged = judged_on_test_rows(federation, weights)
+    judged = judged_on_test_rows(federation, weights, own)
     named = classes if federation.encoder is None else federation.encoder.classes
     found: dict[str, Any] = {"scores": judged.scores, "test_rows": len(federation.evaluation.samples), "unusable": judged.unusable}
     found["constant"] = judged.constant
@@ -188,9 +189,9 @@ def _is_far(risk: float, seen: float, low: float, high: float) -> bool:
     return risk > max(2 * seen, high) or risk < min(seen / 2, low)
 
 
-def scores_of(federation: Federation, weights: Tensor) -> dict[str, float]:
-    """Return all figures of the model with ``weights`` (d,) on the test rows, by name."""
-    return judged_on_test_rows(federation, weights).scores
+def scores_of(federation: Federation, weights: Tensor, own: Tensor | None = None) -> dict[str, float]:
+    """Return all figures of the model with ``weights`` (d,) on the test rows, by name; for ``own`` see :func:`quality`."""
+    return judged_on_test_rows(federation, weights, own).scores
 
 
 def _by_site(federation: Federation, judged: Judged, seed: int) -> Iterator[dict[str, Any]]:

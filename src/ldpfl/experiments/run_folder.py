@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from ldpfl.errors import ConfigError, DataError, LdpflError, printable
 from ldpfl.experiments import secret_seed
 from ldpfl.experiments.config import RunConfig, read_config
 from ldpfl.experiments.model_file import ModelFile, kept_of, read_description
+from ldpfl.experiments.personal_file import load_personal, save_personal
 from ldpfl.experiments.result_schema import problem_of
 from ldpfl.models.adapters import ADAPTER_FILES, save_adapter
 from ldpfl.privacy.ledger import LEDGER_FILE, Ledger
@@ -82,6 +83,7 @@ class RunFolder:
     ``metrics.jsonl`` and ``ledger.json`` (a line a round), and at the end ``model.safetensors``, ``model.json``, ``encoding.json`` (of a
     table), ``result.json`` and ``curve.svg``. On Flower, there are ``kind.txt`` and ``participation.json`` as well. A user's own app
     keeps its model elsewhere and writes no result. On a user's own data, the noise can be computed only from the file ``SECRET-seed``.
+    A simulation with personal layers keeps them in ``PRIVATE-personal-ROUND.safetensors``, which only resuming needs.
     Each file is replaced as a whole, except logs and metrics, which grow.
 
     All methods that write raise :class:`ldpfl.errors.WriteError` if the system refuses to write.
@@ -141,6 +143,10 @@ class RunFolder:
     def stopped_path(self) -> Path:
         """Reason why a sweep stopped the run early."""
         return self.path / "stopped.txt"
+
+    def personal_path(self, round_number: int) -> Path:
+        """Personal layers of all clients after a round, for resuming the run after it. They are private data without noise."""
+        return self.path / f"{_PERSONAL}{round_number}.safetensors"
 
     @property
     def is_trial(self) -> bool:
@@ -475,7 +481,9 @@ class RunFolder:
                 f"{self.path} was begun by a version of ldpfl that drew random numbers in another way, so its model would be a mixture: it "
                 "can be read, and not resumed; begin another run in another folder"
             )
-        return last
+        if start.personal is None or last.state.round == start.state.round:
+            return last
+        return replace(last, personal=load_personal(self.personal_path(last.state.round), start.personal))
 
     def is_damaged(self) -> bool:
         """Return whether the run's config, checkpoint or result cannot be read."""
@@ -493,13 +501,18 @@ class RunFolder:
                 path.unlink(missing_ok=True)
         log = log_path(self.checkpoint_path)
         others = (self.model_path, self.curve_path, self.encoding_path, self.description_path, self.secret_path)
-        for path in (log, *others, *(self.adapter_path / name for name in ADAPTER_FILES)):
+        for path in (log, *others, *self.path.glob(f"{_PERSONAL}*"), *(self.adapter_path / name for name in ADAPTER_FILES)):
             with writing(path):
                 path.unlink(missing_ok=True)
 
     def save_round(self, checkpoint: Checkpoint) -> None:
         """Record a finished round. The checkpoint comes first: metrics and ledger can be written again from it."""
+        if checkpoint.personal is not None:  # before the checkpoint, which is of no use without this file
+            save_personal(checkpoint.personal, self.personal_path(checkpoint.state.round))
         checkpoint.save(self.checkpoint_path)
+        if checkpoint.personal is not None:
+            for older in set(self.path.glob(f"{_PERSONAL}*")) - {self.personal_path(checkpoint.state.round)}:
+                older.unlink()
         self._add_metrics(checkpoint)
         checkpoint.ledger.save(self.ledger_path)
 
@@ -543,6 +556,7 @@ def _metrics_line(metrics: RoundMetrics) -> str:
     return to_json(metrics.reproducible()) + "\n"
 
 
+_PERSONAL = "PRIVATE-personal-"
 _LOCK, _KIND, _NO_BASELINE = ".lock", "kind.txt", ".no-baseline"
 _MAX_WORDS = 1 << 16
 """Maximum text length of an encoding from an untrusted folder, in words. Each row takes memory for all of them."""

@@ -28,6 +28,7 @@ from ldpfl.models.adapters import base_digest
 from ldpfl.models.pretrained import licence_of
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation, simulate
+from ldpfl.simulation.ray_workers import is_ray
 from ldpfl.simulation.workers import Count, workers
 from ldpfl.util.files import writing
 from ldpfl.util.number_format import counted
@@ -225,6 +226,8 @@ class Runner:
     def _build(
         self, config: RunConfig, task: Dataset, secret: int | None = None, measured: Encoder | None = None
     ) -> tuple[Federation, Checkpoint]:
+        if config.model.personal and isinstance(self.workers, str) and is_ray(self.workers):
+            raise ConfigError("model.personal keeps clients' layers here, and Ray's tasks are on others: give a number of workers")
         return build(config, task, self.device, self.given.module, self.observer.warn, secret, measured)
 
     def _baseline_scores(self, config: RunConfig, task: Dataset, secret: int | None) -> Reference:
@@ -239,7 +242,9 @@ class Runner:
         return self._reference(baseline.federation, last)
 
     def _reference(self, federation: Federation, last: Checkpoint) -> Reference:
-        scores = self._or_none("no figures of the noise-free model beside its scores", lambda: scores_of(federation, last.state.model))
+        scores = self._or_none(
+            "no figures of the noise-free model beside its scores", lambda: scores_of(federation, last.state.model, last.personal)
+        )
         pooled = self._or_none("no pooled reference", lambda: pooled_scores(federation))
         return Reference([metrics.score for metrics in last.history], scores or {}, pooled)
 

@@ -150,6 +150,11 @@ def _check_kinds(config: RunConfig, kind: Kind, rounds: int) -> None:
             "evaluation.share, training.method = 'least-squares' and data.scaling = 'measured' are for ldpfl's ready app: an app of "
             "your own forms no such sums. Leave them out, and measure on the server (evaluate_fn)"
         )
+    if config.model.personal or config.data.evaluate_on == "clients":
+        raise ConfigError(
+            "model.personal and data.evaluate_on = 'clients' are for simulations: nodes keep no layers, and send no figures in the clear; "
+            "leave them out"
+        )
     if statistics_rounds(config) and not begun_for(config).columns:
         raise ConfigError("data.scaling = 'measured' measures columns, and the table has none to measure: set it to 'bounds'")
     if is_evaluated(config) and rounds != config.training.rounds:

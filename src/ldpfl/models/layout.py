@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils.weight_norm import WeightNorm
 
-from ldpfl.errors import PrivacyError
+from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.models.attention import blind_to_values
 
 
@@ -43,6 +43,26 @@ class ParameterLayout:
             names=tuple(name for name, _ in trainable),
             shapes=tuple(tuple(p.shape) for _, p in trainable),
         )
+
+    def split(self, prefixes: Iterable[str]) -> tuple[ParameterLayout, ParameterLayout]:
+        """Return the layouts of the other layers, and of the layers whose names are, or begin with, one of ``prefixes`` and a dot.
+
+        Raises:
+            ConfigError: a prefix names no layer, or no other layer is left.
+        """
+        chosen: set[str] = set()
+        for prefix in prefixes:
+            named = {name for name in self.names if f"{name}.".startswith(f"{prefix}.")}
+            if not named:
+                raise ConfigError(f"model.personal names no layer {prefix!r}: its layers are {', '.join(self.names)}")
+            chosen |= named
+        if len(chosen) == len(self.names):
+            raise ConfigError("model.personal names all layers, so nothing is left to train together: name fewer of them")
+        return self._of(set(self.names) - chosen), self._of(chosen)
+
+    def _of(self, names: Set[str]) -> ParameterLayout:
+        kept = [place for place, name in enumerate(self.names) if name in names]
+        return ParameterLayout(tuple(self.names[place] for place in kept), tuple(self.shapes[place] for place in kept))
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -29,6 +29,7 @@ from ldpfl.report.scores import (
     site_columns,
     site_notes,
     site_rows,
+    site_spread,
     untold_labels,
     with_interval,
 )
@@ -97,7 +98,7 @@ def quality_tables(result: dict[str, Any]) -> list[Table]:
     if result.get("sites"):
         rows, more = site_rows(result), max(0, len(result["sites"]) - _MAX_SITES)
         not_shown = f"and {counted(more, 'client')} more, in result.json and report.html." if more else ""
-        caption = " ".join(filter(None, (not_shown, site_notes(result))))
+        caption = " ".join(filter(None, (not_shown, site_spread(result), site_notes(result))))
         tables.append(_table_of_cells("by client, the worst first", site_columns(result), rows[:_MAX_SITES], caption))
     return tables
 

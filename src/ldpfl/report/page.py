@@ -37,6 +37,7 @@ from ldpfl.report.scores import (
     site_columns,
     site_notes,
     site_rows,
+    site_spread,
     untold_labels,
     with_interval,
 )
@@ -249,7 +250,7 @@ def _quality_values(result: dict[str, Any]) -> dict[str, Any]:
         "bins": list(at_clients.bin_rows(result)),
         "sites": site_rows(result),
         "site_columns": site_columns(result),
-        "site_notes": site_notes(result),
+        "site_notes": " ".join(filter(None, (site_spread(result), site_notes(result)))),
         "calibration": inline(lambda axes: plot_calibration(axes, result), (4.6, 3.6)) if result.get("calibration") else "",
         "calibration_said": _CALIBRATION if risks else _PREDICTED,
         "tenths": [[f"{tenth['rows']:,}", *(f"{tenth[name]:.4g}" for name in _TENTH_COLUMNS)] for tenth in result.get("calibration", ())],

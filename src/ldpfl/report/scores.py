@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
+from ldpfl.report.site_means import site_means
 from ldpfl.tasks import ACCURACY
 from ldpfl.tasks.weighted_metrics import (
     AUROC,
@@ -158,6 +159,21 @@ def site_rows(result: Mapping[str, Any]) -> list[list[str]]:
         events = [f"{site['events']:,}" if site.get("events") is not None else "-"] if _has_events(result) else []
         rows.append([site["name"], f"{site['rows']:,}", *events, *figures])
     return rows
+
+
+def site_spread(result: Mapping[str, Any]) -> str:
+    """Return the mean of each shown figure over clients and over the worst tenth of them, as text; "" for fewer than ten clients."""
+    means, names = site_means(result.get("sites", ())), _site_figures(result)
+    return " ".join(
+        f"{name}: mean over {own.clients:,} clients {shown(name, own.mean)} (standard deviation {_deviation(name, own.deviation)}), over "
+        f"the worst {own.worst_clients:,} {shown(name, own.worst)}."
+        for name, own in means.items()
+        if name in names
+    )
+
+
+def _deviation(metric: str, deviation: float) -> str:
+    return f"{100 * deviation:.2f} points" if _is_share(metric) else f"{deviation:.4g}"
 
 
 def site_notes(result: Mapping[str, Any]) -> str:

@@ -41,6 +41,8 @@ class Checkpoint:
     Attributes:
         origin: name of the data and the device. A run is not resumed with another origin.
         memory: what clients remember, for mechanisms that need it: tensors by name, with one row for each client.
+        personal: (N, p) values of the clients' personal layers; None if the model has none. They are un-noised values that only a
+            simulation knows. :meth:`save` leaves them out.
         words: version of the generator of seeded random words that the rounds used.
     """
 
@@ -50,6 +52,7 @@ class Checkpoint:
     ledger: Ledger = field(default_factory=Ledger)
     memory: Mapping[str, Tensor] = field(default_factory=dict)
     words: str = WORDS
+    personal: Tensor | None = None
 
     def save(self, path: Path) -> None:
         """Write the checkpoint to ``path``. A crash leaves either this checkpoint or the one before, each with its lines of the log.

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ldpfl.data.division import Division
-from ldpfl.errors import PrivacyError
+from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.mechanisms.hooks import record_rate_of
 from ldpfl.server import ServerState, client_values
 from ldpfl.simulation.compiled_training import CompiledTrainer
@@ -25,6 +25,7 @@ from ldpfl.simulation.federation import Federation
 from ldpfl.simulation.gradients import RecordGradientTrainer
 from ldpfl.simulation.local_steps import MOST_CLIENTS, BatchSchedule, batch_schedule, full_batch, poisson_batch, split_evenly
 from ldpfl.simulation.local_training import LoopTrainer, Trainer
+from ldpfl.simulation.personal_layers import PersonalTrainer
 from ldpfl.util.randomness import Purpose, SeededStreams, known
 
 ClientsDone = Callable[[int, int], None]
@@ -93,14 +94,32 @@ def train_clients(federation: Federation, state: ServerState, clients: NDArray[n
     """Return the weights (k, d) that ``clients`` have after local training in the round after ``state``: private values, on the CPU.
 
     Raises:
+        ConfigError: the model has personal layers, which only the rounds of a simulation keep.
         PrivacyError: the model changes something while it runs, or PyTorch refuses to run it, which it did not in the trial.
+    """
+    return train_with_own(federation, state, clients, None)[0]
+
+
+def train_with_own(
+    federation: Federation, state: ServerState, clients: NDArray[np.int64], own: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Return the weights as :func:`train_clients` does, and the personal layers (k, p) of ``clients`` after the round.
+
+    Args:
+        own: (k, p) the clients' personal layers before the round; None if the model has none.
     """
     schedule, trainer = schedule_of(federation, state, clients), federation.trainer
     if isinstance(trainer, RecordGradientTrainer):
         trainer = trainer.in_round(state.ranges)
+    if isinstance(trainer, PersonalTrainer) and own is None:
+        raise ConfigError("model.personal is for runs of the simulator, which keep each client's layers between rounds: leave it out")
     with refused_by_pytorch(federation, state, schedule):
-        trained = trainer.train(state.weights, schedule, state.round + 1).cpu()
-    return federation.weighed(state.weights, trained, clients)
+        if isinstance(trainer, PersonalTrainer) and own is not None:
+            trained, after = trainer.train_both(state.weights, own.to(federation.device), schedule, state.round + 1)
+            after = after.cpu()
+        else:
+            trained, after = trainer.train(state.weights, schedule, state.round + 1), None
+    return federation.weighed(state.weights, trained.cpu(), clients), after
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import nan
@@ -26,6 +26,7 @@ from ldpfl.server import RoundMetrics, ServerOptimiser, ServerRules, ServerState
 from ldpfl.simulation.evaluating import ClientEvaluation
 from ldpfl.simulation.least_squares import LeastSquares
 from ldpfl.simulation.local_training import LocalTask, Trainer, evaluated, mean_loss
+from ldpfl.simulation.personal_layers import PersonalTrainer
 from ldpfl.util.randomness import Purpose, SeededStreams, bound_stream, known, stream
 
 
@@ -72,6 +73,7 @@ class Evaluation:
         clients: index of each sample's client in ``client_names``; None if the data do not say.
         client_names: names of the clients, if the data give them.
         threshold: additional risk from which rows count as flagged, beside 0.5 and the base rate; None if there is none.
+        at_clients: whether the samples are records that the clients hold back from training, sorted by client.
     """
 
     samples: Samples
@@ -79,6 +81,7 @@ class Evaluation:
     clients: NDArray[np.int64] | None = None
     client_names: tuple[str, ...] = ()
     threshold: float | None = None
+    at_clients: bool = False
 
 
 @dataclass(frozen=True)
@@ -191,9 +194,24 @@ class Federation:
         validate = None if self.stopping is None else partial(mean_loss, self.task, samples=self.stopping.samples)
         return ServerRules(names, self.perturbed, self.rule, self.optimiser, self.score, validate)
 
-    def score(self, weights: Tensor) -> float:
-        """Return the main metric of the model with ``weights`` (d,) on the evaluation samples."""
-        return self.score_of(evaluated(self.task, weights, self.evaluation.samples))
+    def score(self, weights: Tensor, own: Tensor | None = None) -> float:
+        """Return the main metric of the model with ``weights`` (d,) on the evaluation samples; for ``own`` see :meth:`outputs`."""
+        return self.score_of(self.outputs(weights, own))
+
+    def outputs(self, weights: Tensor, own: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield outputs and targets of the evaluation samples, in their order, batch by batch.
+
+        Args:
+            own: (N, p) personal layers of all clients, with which the samples of each client are evaluated; None if the model has none.
+        """
+        samples, clients, trainer = self.evaluation.samples, self.evaluation.clients, self.trainer
+        if own is None or clients is None or not isinstance(trainer, PersonalTrainer):
+            yield from evaluated(self.task, weights, samples)
+            return
+        owners, starts = np.unique(clients, return_index=True)  # the samples are sorted by client
+        for client, start, stop in zip(owners, starts, [*starts[1:], len(samples)], strict=True):
+            model = trainer.joined(weights, own[client : client + 1])[0]
+            yield from evaluated(trainer.whole.task, model, samples.take(slice(int(start), int(stop))))
 
     def score_of(self, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
         """Return the main metric from ``batches`` of outputs and targets of the evaluation samples, as ``evaluated`` yields them."""

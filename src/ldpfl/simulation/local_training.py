@@ -130,6 +130,8 @@ class Trainer(Protocol):
 class VectorizedTrainer:
     """Trains all clients of a schedule at once: every parameter gets a leading client dimension.
 
+    The weights to start from are (d,) for all clients, or (K, d) with a row for each client.
+
     On a CPU, a client's result does not depend on the other clients in the schedule, to the last bit.
 
     Attributes:
@@ -142,15 +144,15 @@ class VectorizedTrainer:
     def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
         if schedule.clients == 1:  # a batch of one uses other kernels, which round differently, so it is doubled
             doubled = BatchSchedule(schedule.index.expand(2, -1, -1), schedule.mask.expand(2, -1, -1))
-            return self.train(weights, doubled, round_number)[:1]
+            return self.train(weights.expand(2, -1), doubled, round_number)[:1]
         with nothing_kept(self.task.module):
             return self._train(weights, schedule, round_number)
 
     def _train(self, weights: Tensor, schedule: BatchSchedule, round_number: int) -> Tensor:
         task = self.task
-        start = task.layout.unflatten(weights.to(task.data.device))
+        start = task.layout.unflatten(weights.to(task.data.device).expand(schedule.clients, -1))
         names = list(start)
-        parameters = [start[name].expand(schedule.clients, *start[name].shape).clone().requires_grad_() for name in names]
+        parameters = [start[name].clone().requires_grad_() for name in names]
         descent = Descent(task.optimiser, parameters, round_number)
         client_losses = vmap(lambda values, *batch: task.loss(dict(zip(names, values, strict=True)), *batch))
         for step in range(schedule.steps):

@@ -23,6 +23,7 @@ from ldpfl.simulation.cohort_training import ClientsDone, chunk_size_for
 from ldpfl.simulation.evaluating import ClientEvaluation
 from ldpfl.simulation.federation import Federation
 from ldpfl.simulation.least_squares import LeastSquares
+from ldpfl.simulation.personal_layers import after_round
 from ldpfl.simulation.record_sums import client_sums, released_sum
 from ldpfl.simulation.shares import ONE_PROCESS, ClientFacts, Collected, RoundNoise, RoundStart, Workers, cut, one_thread
 from ldpfl.transport.shuffling import mix
@@ -65,12 +66,18 @@ def _untrained_round(federation: Federation, before: Checkpoint, cohort: NDArray
     It is charged like any other round. After an early stop, because when to stop was decided by what was released, and what is proved
     for a number of rounds that is fixed beforehand holds for this one only.
     """
-    after = close_idle_round(federation.rules, before)
+    after = close_idle_round(replace(federation.rules, score=partial(_own_score, federation, before.personal)), before)
     if cohort.size == 0 and federation.participation.self_sampling is None:
         return after
     mechanism = in_round(federation.mechanism, before.state.public())
     release = released(mechanism, before.state.ranges, federation.mechanism)
     return replace(after, ledger=before.ledger.charge(_event(federation, before.state.round + 1, release, cohort.size, cohort, joined)))
+
+
+def _own_score(federation: Federation, own: Tensor | None, weights: Tensor) -> float:
+    """Return the main metric of the model with ``weights`` (d,), with the personal layers ``own`` (N, p) of all clients if it has any."""
+    with one_thread(federation.device):
+        return federation.score(weights, own)
 
 
 def _event(
@@ -107,17 +114,19 @@ def _round(
     memory = before.memory
     if isinstance(mechanism, Gaussian) and not memory:
         memory = mechanism.schedule.initial_memory(len(federation.samples), ranges.dimension)
-    facts = ClientFacts(torch.from_numpy(federation.samples.sizes), torch.from_numpy(joined), memory)
+    facts = ClientFacts(torch.from_numpy(federation.samples.sizes), torch.from_numpy(joined), memory, before.personal)
     start = RoundStart(before.state, mechanism, chunk_size, rounds - number)
     done = workers.collect(federation, start, cut(federation, cohort, facts), clients_done)
     noise = RoundNoise(mechanism, memory, [sent for part in done for sent in part.noise])
     reports = [batch for part in done for batch in part.reports]
+    personal = None if before.personal is None else after_round(before.personal, [own for part in done for own in part.kept])
     # From here on nothing knows which client sent what.
     pool = mix(reports, federation.mixing(before.state, reports))
     recorded = noise.std()
+    score = partial(workers.score, federation) if personal is None else partial(_own_score, federation, personal)
     return close_round(
-        replace(federation.rules, score=partial(workers.score, federation)),
-        before,
+        replace(federation.rules, score=score),
+        replace(before, personal=personal),
         mechanism,
         pool,
         event=_event(federation, number, released(mechanism, ranges, federation.mechanism), pool.clients, cohort, joined),

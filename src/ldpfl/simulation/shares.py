@@ -20,12 +20,13 @@ from ldpfl.mechanisms.reports.base import client_blocks
 from ldpfl.mechanisms.reports.bits import BitCounts
 from ldpfl.mechanisms.reports.vectors import VectorReports, VectorTotal
 from ldpfl.server import ServerState, client_values
-from ldpfl.simulation.cohort_training import ClientsDone, in_chunks, train_clients
+from ldpfl.simulation.cohort_training import ClientsDone, in_chunks, train_with_own
 from ldpfl.simulation.compiled_training import CompiledTrainer
 from ldpfl.simulation.counted_steps import TOGETHER, CountedSteps
 from ldpfl.simulation.federation import Evaluation, Federation
 from ldpfl.simulation.gradients import RecordGradientTrainer
 from ldpfl.simulation.local_steps import ALIGNED, MOST_CLIENTS, split_evenly
+from ldpfl.simulation.personal_layers import KeptLayers
 
 _MAX_SHARES = 64
 """Maximum number of shares of a cohort."""
@@ -61,7 +62,7 @@ class RoundStart:
 
 @dataclass(frozen=True, eq=False)
 class Collected:
-    """Result of a share: the clients' reports, and figures that only a simulation can see. It holds no trained weights.
+    """Result of a share: the clients' reports, and what only a simulation can see. It holds no trained weights that are sent.
 
     Attributes:
         clients: number of clients.
@@ -69,6 +70,7 @@ class Collected:
         noise: noise in the reports, for mechanisms with a noise schedule.
         outside: (L,) number of values outside their range, by layer; None if no range bounds them.
         clipped_records, records: number of records whose gradient was clipped, and of all records.
+        kept: personal layers that the clients keep, in parts; empty if the model has none. They stay at the simulated clients.
     """
 
     clients: int
@@ -77,6 +79,7 @@ class Collected:
     outside: NDArray[np.int64] | None
     clipped_records: int
     records: int
+    kept: tuple[KeptLayers, ...] = ()
 
 
 def cut(federation: Federation, cohort: NDArray[np.int64], facts: ClientFacts) -> list[Share]:
@@ -101,6 +104,7 @@ def collect(federation: Federation, start: RoundStart, share: Share, chunk_done:
         federation = replace(federation, trainer=replace(federation.trainer, watch=records.add))
     reports: list[Reports] = []
     noise: list[SentNoise] = []
+    kept: list[KeptLayers] = []
     steps = None
     if isinstance(federation.trainer, CompiledTrainer):
         ends = clipped.low, clipped.high
@@ -108,31 +112,35 @@ def collect(federation: Federation, start: RoundStart, share: Share, chunk_done:
     for rows in in_chunks(federation, share.clients, start.chunk_size, MOST_CLIENTS if steps is None else TOGETHER):
         left = rows if steps is None else rows[steps.add(share.clients[rows])]
         if left.size:
-            sent, batch = _train_and_encode(federation, start, share, left, clipped)
+            sent, batch, own = _train_and_encode(federation, start, share, left, clipped)
             noise += [] if sent is None else [sent]
+            kept += [] if own is None else [own]
             _add_reports(reports, batch)
         chunk_done(len(rows))
     if steps is not None and steps.clients:
         reports.append(steps.reports())
         clipped.add_counts(steps.outside)
     outside = None if federation.perturbed == "gradient" else clipped.outside
-    return Collected(len(share.clients), tuple(reports), tuple(noise), outside, records.clipped, records.all)
+    return Collected(len(share.clients), tuple(reports), tuple(noise), outside, records.clipped, records.all, tuple(kept))
 
 
 def _train_and_encode(
     federation: Federation, start: RoundStart, share: Share, rows: NDArray[np.intp], clipped: ClippedCounter
-) -> tuple[SentNoise | None, Reports]:
-    """Train the clients at ``rows`` of a ``share`` together, and return the noise in their reports, and the reports."""
-    clients, mechanism = share.clients[rows], share.facts.take(rows).bound(start.mechanism)
-    values = client_values(train_clients(federation, start.state, clients), start.state, federation.perturbed)
+) -> tuple[SentNoise | None, Reports, KeptLayers | None]:
+    """Train the clients at ``rows`` of a ``share`` together. Return the noise in their reports, the reports, and what the clients keep."""
+    clients, facts = share.clients[rows], share.facts.take(rows)
+    mechanism = facts.bound(start.mechanism)
+    trained, own = train_with_own(federation, start.state, clients, facts.personal)
+    values = client_values(trained, start.state, federation.perturbed)
     try:
+        kept = None if own is None else KeptLayers.of(clients, own)
         streams = federation.streams(start.state, clients, values, mechanism)
         batch = mechanism.encode(values, start.state.ranges, streams)
     except PrivacyError as error:
         raise PrivacyError(f"round {start.state.round + 1} stopped: {error}") from error
     if federation.perturbed != "gradient":
         clipped.add(values)
-    return SentNoise.of(mechanism, clients, values, start.state.ranges, batch), batch
+    return SentNoise.of(mechanism, clients, values, start.state.ranges, batch), batch, kept
 
 
 def _add_reports(reports: list[Reports], batch: Reports) -> None:
@@ -210,16 +218,18 @@ Memory = Mapping[str, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class ClientFacts:
-    """What k clients know about themselves before a round: number of samples, number of rounds joined, and memory."""
+    """What k clients know about themselves before a round: number of samples, number of rounds joined, memory, and personal layers."""
 
     samples: Tensor
     joined: Tensor
     memory: Memory
+    personal: Tensor | None = None
 
     def take(self, rows: NDArray[np.int64] | slice) -> ClientFacts:
         """Return the facts of the clients at ``rows``."""
         own = rows if isinstance(rows, slice) else torch.from_numpy(rows)
-        return ClientFacts(self.samples[own], self.joined[own], {name: kept[own] for name, kept in self.memory.items()})
+        memory = {name: kept[own] for name, kept in self.memory.items()}
+        return ClientFacts(self.samples[own], self.joined[own], memory, None if self.personal is None else self.personal[own])
 
     def bound(self, mechanism: Mechanism) -> Mechanism:
         """Return ``mechanism`` with the noise of these clients. It is unchanged unless its noise follows a schedule."""

@@ -1,0 +1,90 @@
+"""Read ``model.personal``: which layers stay at the clients, and which other settings fit that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from ldpfl.errors import ConfigError
+from ldpfl.experiments.config import RunConfig
+from ldpfl.models.layout import ParameterLayout
+from ldpfl.simulation import LocalTask, Trainer, VectorizedTrainer
+from ldpfl.simulation.personal_layers import PersonalTrainer
+from ldpfl.util.user_code import is_pretrained
+
+
+def split_layers(config: RunConfig, module: nn.Module) -> tuple[ParameterLayout, ParameterLayout]:
+    """Return the layouts of the layers that clients send, and of the layers that stay with them.
+
+    Raises:
+        ConfigError: ``model.personal`` names no layer or all of them, or another setting does not fit it.
+        PrivacyError: the model cannot be trained privately.
+    """
+    if problem := next(_problems(config), None):
+        raise ConfigError(f"model.personal keeps layers at the clients, and {problem}")
+    return ParameterLayout.from_module(module).split(config.model.personal)
+
+
+def _problems(config: RunConfig) -> Iterator[str]:
+    if not config.model.personal:
+        return
+    training = config.training
+    if config.mechanism.perturbed == "gradient":
+        yield (
+            f"mechanism {config.mechanism.name!r} takes gradients, by which no layer is trained at a client: take one that protects "
+            "clients, with mechanism.perturbed = 'update'. One that protects records would not cover personal layers: a record changes its "
+            "client's layers, and through them the gradients of the client's other records"
+        )
+    if config.data.at_nodes:
+        yield "Flower's nodes do not keep any yet: leave it out, or simulate"
+    if config.data.evaluate_on != "clients":
+        yield (
+            "no test set is anybody's: set data.evaluate_on to 'clients' and evaluation.share, such as 0.2, to evaluate each client's "
+            "model on records that it holds back"
+        )
+    if config.evaluation.epsilon != "off":
+        yield "the private evaluation at clients measures the shared model: leave evaluation.epsilon out"
+    if training.average or training.patience:
+        yield "those of an earlier round are not kept: leave training.average and training.patience out"
+    if training.compile == "on":
+        yield "compiled steps do not know of them: leave training.compile out"
+    if training.proximal:
+        yield "no broadcast value to stay near is known of them: leave training.proximal out"
+    if is_pretrained(config.model.name) or config.model.adapter != "none":
+        yield "pretrained models already choose what is trained: leave it out, or take another model"
+
+
+def values_of(module: nn.Module, layout: ParameterLayout) -> Tensor:
+    """Return the values of the layers of ``layout`` in ``module`` as a vector."""
+    parameters = dict(module.named_parameters())
+    return layout.flatten({name: parameters[name].detach() for name in layout.names})
+
+
+def with_personal(trainer: Trainer, shared: ParameterLayout, personal: ParameterLayout, module: nn.Module) -> Trainer:
+    """Return the trainer of models whose layers in ``personal`` stay at the clients. Without such layers, ``trainer`` is unchanged.
+
+    Raises:
+        ConfigError: the model cannot be trained for many clients at once.
+    """
+    if not personal.names:
+        return trainer
+    if not isinstance(trainer, VectorizedTrainer):
+        raise ConfigError("model.personal is for models that can be trained for many clients at once, and this one cannot: leave it out")
+    return PersonalTrainer(trainer, shared, personal, values_of(module, personal).to(trainer.task.data.device))
+
+
+def whole_task(shared: LocalTask, weights: Tensor, personal: ParameterLayout) -> tuple[LocalTask, Tensor]:
+    """Return the task of training all layers, and the initial weights of all layers if those of the shared ones are ``weights`` (d,)."""
+    if not personal.names:
+        return shared, weights
+    layout = ParameterLayout.from_module(shared.module)
+    layers = shared.layout.unflatten(weights) | personal.unflatten(values_of(shared.module, personal).to(weights.device))
+    return replace(shared, layout=layout), layout.flatten(layers)
+
+
+def initial_personal(trainer: Trainer, clients: int) -> Tensor | None:
+    """Return the personal layers (N, p) of ``clients`` before the first round; None if the model has none."""
+    return torch.tile(trainer.initial.cpu(), (clients, 1)) if isinstance(trainer, PersonalTrainer) else None
