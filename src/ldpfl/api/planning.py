@@ -39,14 +39,14 @@ def plan(*, target_central: float | None = None, **setting: Any) -> Plan:
     for name in setting:
         if name not in known:
             raise ConfigError(f"plan has no argument {name!r}: {did_you_mean(name, known)}")
-    solved = () if target_central is None else ("epsilon", "clients")
-    missing = [name for name in ("epsilon", "clients", "weights", "rounds") if setting.get(name) is None and name not in solved]
+    solvable = () if target_central is None else ("epsilon", "clients")
+    missing = [name for name in ("epsilon", "clients", "weights", "rounds") if setting.get(name) is None and name not in solvable]
     if missing:
         raise ConfigError(f"plan needs {', '.join(missing)}")
     if target_central is None:
         return plan_setting(Setting(**setting))
-    found, solution = reach(target_central, **{"epsilon": None, "clients": None, **setting})
-    return replace(plan_setting(found), solution=solution)
+    solved_setting, solution = reach(target_central, **{"epsilon": None, "clients": None, **setting})
+    return replace(plan_setting(solved_setting), solution=solution)
 
 
 def cost(planned: Plan | RegimePlan, linked: int = 1) -> RoundCost | SumCost:
@@ -70,7 +70,7 @@ def cost(planned: Plan | RegimePlan, linked: int = 1) -> RoundCost | SumCost:
 
 
 def check_plot(file: Path, **setting: Any) -> None:
-    """Return if :func:`draw_plan` can draw a plan of these arguments, those of :func:`plan`, into ``file``.
+    """Raise unless :func:`draw_plan` can draw the plan of these arguments of :func:`plan` into ``file``.
 
     Raises:
         ConfigError: the suffix names no kind of picture, or the setting has no central epsilon.
@@ -86,7 +86,7 @@ def draw_plan(planned: Plan, file: Path, target_central: float | None = None, ea
 
     Args:
         target_central: central epsilon that is marked in the picture.
-        each: goes through the numbers of clients one by one, each of which takes a while: shows how far the drawing is.
+        each: wrapper of the list of client numbers, which shows the progress: each number takes a while.
 
     Raises:
         WriteError: the file cannot be written.

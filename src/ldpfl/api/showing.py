@@ -105,31 +105,32 @@ def show(folder: str | Path) -> FinishedRun | UnfinishedRun | StoredSweep:
     if stored is not None:
         config, overrides = stored
         count = len({cell.folder_name for cell in cells(config, overrides, settle=False)})
-        runs = [RunFolder(own) for own in sorted((path / "runs").glob("*")) if own.is_dir()]
-        done, stopped = (sum(has(run) is not None for run in runs) for has in (RunFolder.result, RunFolder.stopped))
+        runs = [RunFolder(run_path) for run_path in sorted((path / "runs").glob("*")) if run_path.is_dir()]
+        done, stopped = (sum(read(config) is not None for config in runs) for read in (RunFolder.result, RunFolder.stopped))
         return StoredSweep(path, config.name, count, done, stopped, runs[0].path if runs else None)
-    kept = RunFolder(path)
-    run, kind, result = kept.config(), kept.kind(), kept.result()
+    run_folder = RunFolder(path)
+    run_config, kind, result = run_folder.config(), run_folder.kind(), run_folder.result()
     if result is None:
-        return _unfinished(kept, run, kind)
-    ledger = kept.ledger()
-    statement = account(ledger, run.privacy.delta)
+        return _unfinished(run_folder, run_config, kind)
+    ledger = run_folder.ledger()
+    statement = account(ledger, run_config.privacy.delta)
     result = as_released(result, ledger, statement)
-    return FinishedRun(path, result, str(kind) if kind.on_flower else "", methods(run, result, ledger, statement, kind))
+    return FinishedRun(path, result, str(kind) if kind.on_flower else "", methods(run_config, result, ledger, statement, kind))
 
 
 def resume_sweep_command(folder: Path) -> str:
-    """Return the command that goes on with the sweep in ``folder``, which may be a foreign one, whose name steers no terminal."""
+    """Return the command that resumes the sweep in ``folder``. It is printable, since the folder may have been named by somebody else."""
     return printable(f"ldpfl sweep --resume --out {shlex.quote(str(folder))}")
 
 
-def _unfinished(kept: RunFolder, config: RunConfig, kind: Kind) -> UnfinishedRun:
-    stopped, last = kept.stopped(), kept.checkpoint()
+def _unfinished(run_folder: RunFolder, config: RunConfig, kind: Kind) -> UnfinishedRun:
+    """Return how far a run without a result has come."""
+    stopped, last = run_folder.stopped(), run_folder.checkpoint()
     measured = last is not None and last.history and isfinite(last.history[-1].score)
     begun_on = last.origin.rpartition(" on ")[2] if last else ""
     by_name = not (config.data.brought or is_bundled(config.data.name))
     return UnfinishedRun(
-        kept.path,
+        run_folder.path,
         config.name,
         str(kind),
         kind.on_flower,
@@ -138,7 +139,7 @@ def _unfinished(kept: RunFolder, config: RunConfig, kind: Kind) -> UnfinishedRun
         config.training.rounds,
         stopped,
         (metric_before_data(config, kind), last.history[-1].score) if last is not None and measured else None,
-        kept.ledger_path.exists(),
+        run_folder.ledger_path.exists(),
         begun_on if begun_on in ("cpu", "cuda") and begun_on != choose_device("auto").type else "auto",
         config.data.name == GIVEN and not config.data.path,
         config.data.name if by_name else None,

@@ -48,17 +48,17 @@ class Tracked(Callback):
             self.on_round_end(metrics)
 
     def on_round_end(self, metrics: RoundMetrics) -> None:
-        shown = metrics if self._tracker.is_local else public_round(self._config, metrics)
-        if shown is not None:
-            self._or_warn(lambda: self._tracker.log(round_figures(self._metric, shown), metrics.round))
+        allowed = metrics if self._tracker.is_local else public_round(self._config, metrics)
+        if allowed is not None:
+            self._or_warn(lambda: self._tracker.log(round_figures(self._metric, allowed), metrics.round))
 
     def on_run_end(self, result: RunResult) -> None:
         figures, rounds = result.to_dict(), len(result.history)
         shown = figures if self._tracker.is_local else without_private(self._config, figures)
         numbers = {shown["metric"]: shown["score"], **shown["scores"]} | {f"epsilon/{n}": v for n, v in _epsilons(result.privacy).items()}
         finite = {name: float(value) for name, value in numbers.items() if isinstance(value, int | float) and isfinite(value)}
-        with TemporaryDirectory() as made:
-            files = None if self._tracker.is_local else self._written(Path(made) / "run")
+        with TemporaryDirectory() as temporary:
+            files = None if self._tracker.is_local else self._write_files(Path(temporary) / "run")
             self._or_warn(lambda: self._tracker.conclude(finite, _texts(result.privacy), rounds, files))
 
     def close(self, *, failed: bool) -> None:
@@ -68,7 +68,7 @@ class Tracked(Callback):
         except Exception as error:
             self._warn(f"{self._name} still takes the run for unfinished: {type(error).__name__}: {first_line(error)}")
 
-    def _written(self, place: Path) -> Path | None:
+    def _write_files(self, place: Path) -> Path | None:
         """Write the files that may be handed on to ``place``: the export and the public page. None if the run may not be exported."""
         from ldpfl.api.exporting import export
         from ldpfl.api.paging import page
@@ -82,6 +82,7 @@ class Tracked(Callback):
         return place
 
     def _or_warn(self, call: Callable[[], object]) -> None:
+        """Run ``call`` for the tracker. If it fails, warn, and give the tracker no further figures."""
         if self._is_lost:
             return
         try:
@@ -93,6 +94,7 @@ class Tracked(Callback):
 
 
 def _epsilons(privacy: Statement) -> dict[str, Any]:
+    """Return the figures of the guarantee that trackers get: all but delta."""
     return {name: value for name, value in privacy.figures().items() if name != "delta"}
 
 
@@ -124,5 +126,5 @@ def tracked(names: Sequence[str], folder: Path | None, warn: Callable[[str], Non
         yield callbacks
         failed = False
     finally:
-        for one in callbacks:
-            one.close(failed=failed)
+        for callback in callbacks:
+            callback.close(failed=failed)

@@ -24,6 +24,7 @@ STREAM_KEY = 0x41554449
 """First part of the key of an audit's random streams. No round has this number, so no round shares a stream."""
 
 _FLOAT32 = 2.0**-23
+"""Distance of 1 from the next larger float32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +70,7 @@ class Bench:
         return self.rows * self.ranges.dimension // self.groups if self.by_weight else self.rows
 
     def draw(self, position: float) -> Sample:
-        """Encode all clients at ``position``, send, receive and decode."""
+        """Return the outcome of one call: encode all clients at ``position``, send the reports, read and decode them."""
         estimates = self.mechanism.decode(self.report(position), self.ranges).double()
         return Sample(self._statistic(estimates), self._group(((estimates - self._clamped(position)) / self._radius) ** 2))
 
@@ -120,9 +121,11 @@ class Bench:
         return rounding
 
     def _inputs(self, position: float) -> Tensor:
+        """Return the input (1, d) at ``position``."""
         return (self._center + position * self._radius * self._signs).float()[None]
 
     def _clamped(self, position: float) -> Tensor:
+        """Return the input (1, d) at ``position``, clipped to the ranges."""
         return self.ranges.clamp(self._inputs(position))
 
     def _statistic(self, estimates: Tensor) -> Floats:
@@ -185,6 +188,7 @@ class Tally:
         return self._variance(2)
 
     def _variance(self, row: int) -> Floats:
+        """Return the sample variance (G,) of the values whose sum is in ``row`` of the sums, and whose squares are in the next row."""
         mean = self._sums[row] / self.count
         return np.asarray(np.maximum(self._sums[row + 1] / self.count - mean**2, 0) * (self.count / (self.count - 1)))
 

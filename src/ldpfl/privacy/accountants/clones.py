@@ -64,6 +64,7 @@ def clone_outside(clients: int, coin_share: float) -> float:
 
 
 def _fewest_coins(clients: int, coin_share: float) -> int:
+    """Return the smallest likely number of clones: there are fewer with a probability of at most ``_OUTSIDE``."""
     if coin_share >= 1:
         return clients - 1
     return max(0, fewest_ones(_OUTSIDE, clients - 1, coin_share) - 1)
@@ -104,10 +105,10 @@ def composed_clone_epsilon(epsilon0: float, clients: int, rounds: int, delta: fl
         return local
     if rounds <= 1 or delta <= 0:
         return min(local, clone_epsilon(epsilon0, clients, delta, coin_share)) if rounds == 1 else local
-    top = clone_epsilon(epsilon0, clients, 1e-4 * delta / rounds, coin_share)
-    if top == 0:
+    negligible_epsilon = clone_epsilon(epsilon0, clients, 1e-4 * delta / rounds, coin_share)
+    if negligible_epsilon == 0:
         return local
-    step = top / _POINTS
+    step = negligible_epsilon / _POINTS
     counts, weights = _in_cells(*_coins(clients, coin_share))
     curve = _deltas(epsilon0, step * np.arange(_POINTS + 1), counts, weights)
     return min(local, from_curve(curve, step).composed_epsilon(rounds, delta))

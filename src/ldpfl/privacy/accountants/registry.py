@@ -49,9 +49,9 @@ def accountant(releases: Iterable[tuple[Release, int]]) -> LocalAccountant:
         PrivacyError: no accountant composes these kinds of release.
     """
     counts: Counter[Release] = Counter()
-    made = list(releases)
-    by_record = any(release.unit == "record" for release, _ in made)
-    for release, times in made:
+    listed = list(releases)
+    by_record = any(release.unit == "record" for release, _ in listed)
+    for release, times in listed:
         counts[for_one_record(release) if by_record else release] += times
     kinds = {type(release) for release in counts}
     for kind in LOCAL:
