@@ -27,7 +27,7 @@ def account(
     delta: float | None = None,
     colluding: int = 0,
 ) -> Statement:
-    """Return what a ledger guarantees to the client that took part most often.
+    """Return the privacy guarantee of runs, ledgers or recipes, for the client that took part most often.
 
     Args:
         what: a ledger, its file, a run's folder, or a result; or a recipe or config, for the releases that it would make.

@@ -49,6 +49,7 @@ class Announcer:
         self.clients_done, self.warn, self.preparing = display.clients_done, display.warn, display.preparing
 
     def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...], metric: str) -> None:
+        """Note that a training begins: first the private one, of which callbacks are told, then the baseline."""
         self._phases += 1
         self._display.started(label, rounds, done, metric)
         if self._phases == 1:

@@ -28,12 +28,13 @@ from ldpfl_verify.certificate_file import Certificate, Signature, Statement
 
 @checked
 def certify(what: str | Path, *, delta: float | None = None, key: str | Path | None = None, out: str | Path | None = None) -> Certificate:
-    """Return what the run in the folder ``what``, or a ledger's file, guarantees, for others to check: see :func:`verify`.
+    """Return the certificate of a run's guarantee, which others can check: see :func:`verify`.
 
     Args:
+        what: folder of the run, or file of its ledger.
         delta: failure probability; by default that of the run, or 1e-5.
-        key: file of the private key that signs it (Ed25519); made if there is none. Without one nobody signs.
-        out: file to write the certificate to; without one nothing is written.
+        key: file of the private key (Ed25519) that signs the certificate; created if missing. None: the certificate is not signed.
+        out: file to write the certificate to; None: nothing is written.
 
     Raises:
         ConfigError: there is no such run, it is a trial of a tuning, it stands between two rounds, or delta is out of range.

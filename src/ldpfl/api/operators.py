@@ -281,7 +281,7 @@ def demo(
 
 
 def node_metrics(budget: Path, log: Path | None = None, policy: Path | None = None) -> str:
-    """Return what a node's operator watches, in Prometheus' text format: some of it depends on the node's data."""
+    """Return a node's metrics in Prometheus' text format, for its operator alone: some depend on the node's data."""
     from ldpfl.deploy.node_metrics import metrics_text
 
     return metrics_text(budget, log, policy)

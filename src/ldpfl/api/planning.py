@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 @checked
 def plan(*, target_central: float | None = None, **setting: Any) -> Plan:
-    """Return what a federation would guarantee and cost, before anything is run.
+    """Return the privacy guarantee and the cost of a planned federation.
 
         ldpfl.plan(epsilon=1.0, clients=10_000, weights=21_840, rounds=10).statement
 
     Args:
         target_central: solve for ``clients`` or ``epsilon``, whichever is left out, so that the run has this central epsilon.
-        setting: those of :class:`ldpfl.experiments.planning.planner.Setting`; ``epsilon``, ``clients``, ``weights`` and ``rounds`` are
-        needed.
+        setting: fields of :class:`ldpfl.experiments.planning.planner.Setting`; ``epsilon``, ``clients``, ``weights`` and ``rounds`` are
+            needed.
 
     Raises:
-        ConfigError: one is missing, unknown or out of range; or nothing reaches the target.
+        ConfigError: an argument is missing, unknown or out of range; or nothing reaches the target.
     """
     known = Setting.__dataclass_fields__
     for name in setting:
@@ -50,7 +50,7 @@ def plan(*, target_central: float | None = None, **setting: Any) -> Plan:
 
 
 def cost(planned: Plan | RegimePlan, linked: int = 1) -> RoundCost | SumCost:
-    """Return what a round of a plan takes over relays that mix, or as a sum: bytes, processor time and memory.
+    """Return the cost of a round of a plan, over relays that mix or as a sum: bytes, processor time and memory.
 
     Args:
         linked: how many coordinates stay together over a relay that mixes.

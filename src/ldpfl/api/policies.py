@@ -75,13 +75,14 @@ class Budget:
         return tuple(names)
 
     def by_run(self) -> tuple[RunCharges, ...]:
-        """Return what each run charged, in the order of their first charge."""
+        """Return the charges of each run, in the order of the runs' first charges."""
         runs: dict[str, list[Charged]] = {}
         for charge in self.charges:
             runs.setdefault(charge.run, []).append(charge)
         return tuple(self._run_charges(run, charges) for run, charges in runs.items())
 
     def _run_charges(self, run: str, charges: Sequence[Charged]) -> RunCharges:
+        """Return the number and the cost of the ``charges`` of one ``run``."""
         books, by_record = self.books, self.books.protected == "record"
         counts = Counter(for_one_record(charge.release) if by_record else charge.release for charge in charges)
         names = tuple(dict.fromkeys(release.mechanism for release in counts))
@@ -99,7 +100,7 @@ def read_budget(file: Path) -> Budget:
 
 
 def spent_of_policy(file: Path, policy: Policy) -> tuple[PolicySpend, ...]:
-    """Return what the charges in ``file`` cost of each lifetime bound that ``policy`` sets.
+    """Return the cost of all charges in ``file`` for each lifetime bound that ``policy`` sets.
 
     Raises:
         Declined: ``file`` is missing, or damaged.

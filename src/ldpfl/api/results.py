@@ -149,11 +149,11 @@ class RunResult(Shown):
         return max(metrics.uplink_bytes_per_client for metrics in self.history)
 
     def module(self) -> nn.Module:
-        """Return the trained model, a plain PyTorch module of one's own, on the CPU."""
+        """Return a copy of the trained model, a plain PyTorch module on the CPU."""
         return copy.deepcopy(self._trained)
 
     def predict(self, rows: pandas.DataFrame | Rows, *, threshold: float | None = None, id_column: str | None = None) -> pandas.DataFrame:
-        """Return what the model says of ``rows``, a line each: rows of a table, texts, images or an array; see :func:`ldpfl.predict`.
+        """Return the model's prediction for each of ``rows``: rows of a table, texts, images or an array; see :func:`ldpfl.predict`.
 
         Raises:
             ConfigError: the model is no classifier of samples, and none of rows of a table; or ``threshold`` or ``id_column`` does not fit.
@@ -193,7 +193,7 @@ class RunResult(Shown):
         return pandas.json_normalize(rows).set_index("round")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what ``result.json`` of a run's folder holds, its figures of privacy computed from the ledger."""
+        """Return the content of ``result.json`` in a run's folder, with privacy figures computed from the ledger."""
         return as_released(copy.deepcopy(dict(self._figures)), self.ledger, self.privacy)
 
     def __rich__(self) -> Group:
@@ -310,7 +310,7 @@ class ReproductionResult(Shown):
 
 
 def _picture(draw: Callable[[Path], object]) -> Picture:
-    """Return what ``draw`` draws into a file, as a picture."""
+    """Return the picture that ``draw`` writes to a file."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "picture.svg"
         draw(path)

@@ -56,7 +56,7 @@ def run(
     model: str | nn.Module | None = None,
     **overrides: Any,
 ) -> RunResult:
-    """Train a model over simulated clients, and return what came out and what it guarantees.
+    """Train a model over simulated clients, and return the result with its privacy guarantee.
 
         result = ldpfl.run("quickstart", epsilon=0.5, rounds=3)
         result.accuracy, result.privacy, result.module()
@@ -143,7 +143,7 @@ def check(
     model: str | nn.Module | None = None,
     **overrides: Any,
 ) -> Checked:
-    """Return what keeps a model from private training, and the mended module; arguments are those of :func:`run`.
+    """Check whether a model can be trained privately, and suggest fixes. The arguments are those of :func:`run`.
 
     Raises:
         LdpflError: the data cannot be read, or the model cannot be made.
@@ -176,7 +176,7 @@ def load_run(folder: str | Path, *, data_dir: str | Path | None = None, data: ob
     """Return the finished run in ``folder``; ``data`` and ``model`` are what was handed over to it.
 
     Raises:
-        ConfigError: there is none, or it is not finished.
+        ConfigError: ``folder`` holds no run, or the run is not finished.
         DataError: a file is damaged.
     """
     run_folder = RunFolder(Path(folder))

@@ -94,7 +94,7 @@ class StoredSweep:
 
 
 def show(folder: str | Path) -> FinishedRun | UnfinishedRun | StoredSweep:
-    """Return what the folder of a run or a sweep holds. Nothing that it names is opened or run: it may be somebody else's.
+    """Return the result or the progress of a run or a sweep. No code or file that the folder names is opened: it may be somebody else's.
 
     Raises:
         ConfigError: the folder holds neither a run nor a sweep.

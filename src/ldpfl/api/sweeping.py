@@ -196,6 +196,7 @@ class WatchedRuns:
         self._display.started(label, rounds, done, metric)
 
     def round_done(self, metrics: RoundMetrics) -> None:
+        """Show a finished round, also in the count of all runs' rounds."""
         self._display.round_done(metrics)
         if self._cell is not None:
             self._reached[self._cell] = metrics.round

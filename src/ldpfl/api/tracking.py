@@ -36,6 +36,7 @@ class Tracked(Callback):
         self._config, self._metric, self._is_lost = RunConfig(), "", False
 
     def on_run_start(self, config: RunConfig, metric: str, history: Sequence[RoundMetrics]) -> None:
+        """Begin the tracker's run. If that fails, the training does not begin."""
         self._config, self._metric = config, metric
         try:
             self._tracker.begin(config.name, public_settings(config))
@@ -48,11 +49,13 @@ class Tracked(Callback):
             self.on_round_end(metrics)
 
     def on_round_end(self, metrics: RoundMetrics) -> None:
+        """Hand over the figures of a round, unless they are private."""
         allowed = metrics if self._tracker.is_local else public_round(self._config, metrics)
         if allowed is not None:
             self._or_warn(lambda: self._tracker.log(round_figures(self._metric, allowed), metrics.round))
 
     def on_run_end(self, result: RunResult) -> None:
+        """Hand over the final figures, the guarantee, and the files that may be handed on."""
         figures, rounds = result.to_dict(), len(result.history)
         shown = figures if self._tracker.is_local else without_private(self._config, figures)
         numbers = {shown["metric"]: shown["score"], **shown["scores"]} | {f"epsilon/{n}": v for n, v in _epsilons(result.privacy).items()}

@@ -209,7 +209,7 @@ def _write_release(tuning: Tuning, chosen: Chosen, out: Path) -> TuneResult:
 
 
 def _sentences(tuning: Tuning, guarantee: TunedGuarantee, settings: int) -> tuple[str, ...]:
-    """Return what the guarantee of a tuning means, and what it does not cover."""
+    """Return sentences on the meaning of a tuning's guarantee, and on what it does not cover."""
     release, count = guarantee.release, tuning.count
     epsilons = ", ".join(f"{number(row.epsilon)} {IF_TRUSTED[row.trust_model]}" for row in guarantee.trials)
     seed_warning = (

@@ -171,13 +171,13 @@ def _last_state(folder: RunFolder, data_dir: Path | None, device: torch.device) 
 
 def _affordable_trials(trials: int, clients: int, dimension: int) -> int:
     """Return the number of trials to make. It is a multiple of four, so that each half has both reports equally often."""
-    most = MOST_REPORTS // (clients * dimension)
-    if most < FEWEST_TRIALS:
+    affordable = MOST_REPORTS // (clients * dimension)
+    if affordable < FEWEST_TRIALS:
         raise ConfigError(
             f"a round of {clients} clients and {dimension} weights is too large to audit: {FEWEST_TRIALS} trials would take "
             f"{FEWEST_TRIALS * clients * dimension:.1e} reports of a weight, more than {MOST_REPORTS:.1e}"
         )
-    return min(trials, most) // 4 * 4
+    return min(trials, affordable) // 4 * 4
 
 
 @dataclass(frozen=True, eq=False)

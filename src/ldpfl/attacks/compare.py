@@ -195,12 +195,12 @@ def _identity(config: RunConfig, left_out: Sequence[str]) -> str:
 
 def _check_different(runs: Sequence[tuple[Path, RunConfig]]) -> None:
     """Raise a :class:`ConfigError` if two of the ``runs`` are the same."""
-    seen: dict[str, Path] = {}
+    path_of: dict[str, Path] = {}
     for path, config in runs:
         identity = _identity(config, _WITHOUT_EFFECT[1:])
-        if identity in seen:
-            raise ConfigError(f"{seen[identity]} and {path} are the same run, seed included, so it would count twice: give one of them")
-        seen[identity] = path
+        if identity in path_of:
+            raise ConfigError(f"{path_of[identity]} and {path} are the same run, seed included, so it would count twice: give one of them")
+        path_of[identity] = path
 
 
 def _check_one(quantity: str, values: Iterable[object]) -> None:

@@ -246,13 +246,13 @@ def linkage(setting: LinkageSetting, plan: LinkagePlan, progress: Callable[[int,
     lines = _channels_and_delays(sorted(plan.delays))
     rows = []
     for number, (channel, delay) in enumerate(lines):
-        found = []
+        successes = []
         for trial in range(plan.trials):
-            found.append(_attack(setting, channel, delay or 0.0, np.random.default_rng((plan.seed, trial))))
+            successes.append(_attack(setting, channel, delay or 0.0, np.random.default_rng((plan.seed, trial))))
             progress(number * plan.trials + trial + 1, len(lines) * plan.trials)
-        linked = Figure.of([float(success.linked) for success in found]).mean
+        linked = Figure.of([float(success.linked) for success in successes]).mean
         epsilon = epsilon_of_linked(ceil(linked), setting.epsilon, setting.clients, setting.delta)
-        rows.append(LinkageRow(channel, delay, tuple(found), epsilon))
+        rows.append(LinkageRow(channel, delay, tuple(successes), epsilon))
     return LinkageResult(setting, plan, tuple(rows))
 
 

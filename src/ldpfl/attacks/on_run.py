@@ -335,7 +335,7 @@ def _federation(folder: RunFolder, config: RunConfig, task: Dataset, device: tor
 
 
 def _own_images(federation: Federation) -> Samples:
-    """Return what the attacking client holds; no other client's samples are looked at."""
+    """Return the attacking client's samples."""
     images = federation.task.data
     return images.take(torch.from_numpy(federation.samples[CURIOUS_CLIENT]).to(images.tensor.device))
 
@@ -355,7 +355,7 @@ def _public_images(task: Dataset, label: int, most: int) -> tuple[Tensor, Tensor
 
 
 def _other_classes(own_images: Samples, label: int, most: int) -> tuple[Tensor, ...]:
-    """Return the attacking client's images of other classes, evenly taken from what it holds; nothing if it holds too few."""
+    """Return at most ``most`` of the attacking client's images of other classes, evenly spaced; empty if it holds too few."""
     pixels = own_images.tensor[own_images.targets != label].cpu()
     index = torch.linspace(0, len(pixels) - 1, min(most, len(pixels))).long()
     return (pixels[index],) if len(index) >= FEWEST_IMAGES else ()

@@ -108,7 +108,7 @@ def _position_name(position: float) -> str:
 
 
 class Examination:
-    """One audit at work: its benches, what they gave, and the checks made of that."""
+    """One audit: its benches, the statistics of their trials, and the checks of these."""
 
     def __init__(self, mechanism: Mechanism, trials: int, seed: int | None, error_rate: float) -> None:
         self.mechanism, self.half = mechanism, ceil(trials / 2)
@@ -159,6 +159,7 @@ class Examination:
         return tuple(self._epsilon_checks())
 
     def checks(self) -> tuple[Check, ...]:
+        """Run all checks, and return their results."""
         privacy = self.epsilon_checks
         estimates = (*self._bias_checks(), *self._variance_checks(), *self._independence_checks())
         return (*privacy, *self._claim_checks(), *self._raw_checks(), *estimates, self._agreement_check(), *self._wire_checks())
@@ -166,6 +167,7 @@ class Examination:
     # --- privacy ----------------------------------------------------------------------------------------------------
 
     def _epsilon_checks(self) -> Iterator[Check]:
+        """Yield a check of the privacy loss of one trial for each of ``PAIRS``."""
         counts = self.counts
         for first, second in PAIRS:
             lower = self._epsilon_lower(counts, (first, second))
@@ -239,8 +241,8 @@ class Examination:
         """Yield the checks of single bits on the wire, and of noise that two weights share."""
         clients, first = self.raw.clients, self.raw.ones("first")
         for pair in RAW_PAIRS:
-            other = self.raw.ones(pair)
-            lower = epsilon_of_bits(first, other, clients, self.delta, self.share)
+            second = self.raw.ones(pair)
+            lower = epsilon_of_bits(first, second, clients, self.delta, self.share)
             yield self._epsilon_check(f"epsilon of bits, {pair}", lower, self.epsilon, f"the odds of one bit of the wire, {pair}, show")
         if not self.bench.by_weight:
             yield self._neighbour_check()
@@ -253,8 +255,8 @@ class Examination:
         deviation = noise.std(axis=0)
         if not deviation.all():
             return Check("noise of each weight", 0.0, 0.0, self.share, None if isinf(self.epsilon) else False, "a weight has no noise")
-        found = worst_pair((noise / deviation).T, None, self.share)
-        return self._correlation_check("noise of each weight", found, "the noise of two weights")
+        correlation = worst_pair((noise / deviation).T, None, self.share)
+        return self._correlation_check("noise of each weight", correlation, "the noise of two weights")
 
     def _neighbour_check(self) -> Check:
         """Try to distinguish a row from one that differs in the sign of one weight, by a projection that separates ties of either row."""
@@ -353,9 +355,10 @@ class Examination:
             return np.ascontiguousarray(standard.T)
         return np.ascontiguousarray(standard.reshape(bench.rows, -1, bench.groups).transpose(0, 2, 1).reshape(bench.rows, -1))
 
-    def _correlation_check(self, name: str, found: Correlation, noises: str) -> Check:
-        sentence = f"{noises} are correlated by {found.figure:.3g} standard errors, and chance explains up to {found.bound:.3g}"
-        return Check(name, found.figure, found.bound, self.share, found.figure <= found.bound, sentence)
+    def _correlation_check(self, name: str, correlation: Correlation, noises: str) -> Check:
+        """Return the check that a correlation is explained by chance; ``noises`` begins the sentence."""
+        sentence = f"{noises} are correlated by {correlation.figure:.3g} standard errors, and chance explains up to {correlation.bound:.3g}"
+        return Check(name, correlation.figure, correlation.bound, self.share, correlation.figure <= correlation.bound, sentence)
 
     # --- where chance plays no part -----------------------------------------------------------------------------------
 

@@ -142,16 +142,16 @@ def _total_epsilon(outcomes: Outcomes, release: Release, size_name: str, error: 
 
 def _realised_epsilon(outcomes: Outcomes, claimed: float, size_name: str, error: float) -> ClaimResult:
     """Test the stated realised epsilon against an upper bound of the privacy loss over all pairs of inputs and all outcomes."""
-    most, share = 0.0, error / (2 * len(outcomes.counts) * outcomes.counts[0].shape[1])
+    upper, share = 0.0, error / (2 * len(outcomes.counts) * outcomes.counts[0].shape[1])
     occurring = np.flatnonzero(
         np.sum([input_counts[2] for input_counts in outcomes.counts], axis=0)
     )  # a bit has two values, and no third one
     for outcome in occurring:
         ends = [clopper_pearson(int(input_counts[2][outcome]), int(input_counts[2].sum()), 2 * share) for input_counts in outcomes.counts]
         low, high = min(low for low, _ in ends), max(high for _, high in ends)
-        most = max(most, log(high / low) if low > 0 else inf)
-    sentence = f"epsilon {claimed:g} is said to be really spent, and it is {most:.4g} at most"
-    return ClaimResult(f"realised epsilon, {size_name}", claimed, most, sentence)
+        upper = max(upper, log(high / low) if low > 0 else inf)
+    sentence = f"epsilon {claimed:g} is said to be really spent, and it is {upper:.4g} at most"
+    return ClaimResult(f"realised epsilon, {size_name}", claimed, upper, sentence)
 
 
 def _bit_probabilities(reports: WholeReports, outcomes: Outcomes, release: BinaryRelease, size_name: str, error: float) -> ClaimResult:
@@ -183,15 +183,15 @@ def _sign_errors(outcomes: Outcomes, blanket: float, error: float) -> ClaimResul
 def _mu(outcomes: Outcomes, release: GaussianRelease, size_name: str, error: float) -> ClaimResult:
     """Test mu by the pair of inputs, and the threshold on the statistic, that distinguish the inputs best."""
     claimed = release.mu * sqrt(release.units)
-    best, chosen = -inf, (0, 1, 0.0)
+    best, best_test = -inf, (0, 1, 0.0)
     for first, high in enumerate(outcomes.statistics):
         for second, low in enumerate(outcomes.statistics):
             if first != second:
                 threshold = float(np.median(high[::2]) + np.median(low[::2])) / 2
                 lower_bound = _mu_lower_bound(high[::2], low[::2], threshold, error)
                 if lower_bound > best:
-                    best, chosen = lower_bound, (first, second, threshold)
-    first, second, middle = chosen
+                    best, best_test = lower_bound, (first, second, threshold)
+    first, second, middle = best_test
     lower = max(0.0, _mu_lower_bound(outcomes.statistics[first][1::2], outcomes.statistics[second][1::2], middle, error))
     sentence = f"mu {claimed:g} is claimed for a report of {size_name}, and it is {lower:.4g} at least"
     return ClaimResult(f"mu, {size_name}", lower, claimed, sentence)
@@ -271,9 +271,11 @@ def computed(mechanism: Mechanism) -> Iterator[ClaimResult]:
 def _bit_counts(mechanism: Mechanism, release: BinaryRelease, reports: WholeReports, size_name: str) -> Iterator[ClaimResult]:
     """Yield the tests of the number of bits on the wire, and of the number of coordinates that a bit may be about."""
     bits, ranges = payload_bits(mechanism, reports.ranges), reports.ranges
-    most = release.units * (1 + (ceil(log2(release.sampled)) if release.sampled > 1 else 0))
-    sentence = f"{release.units} bits about one of {release.sampled} coordinates take {most} bits on the wire, and a report has {bits}"
-    yield ClaimResult(f"one bit a unit, {size_name}", float(bits), float(most), sentence)
+    expected_bits = release.units * (1 + (ceil(log2(release.sampled)) if release.sampled > 1 else 0))
+    sentence = (
+        f"{release.units} bits about one of {release.sampled} coordinates take {expected_bits} bits on the wire, and a report has {bits}"
+    )
+    yield ClaimResult(f"one bit a unit, {size_name}", float(bits), float(expected_bits), sentence)
     coordinates = mechanism.units(ranges).dimension
     sentence = f"a bit is said to be about one of {release.sampled} coordinates, and there are {coordinates}"
     yield ClaimResult(f"coordinates, {size_name}", float(release.sampled), float(max(1, coordinates)), sentence)

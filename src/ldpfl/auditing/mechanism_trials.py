@@ -107,7 +107,7 @@ class Bench:
             return sent
 
     def expected(self, position: float) -> Floats:
-        """Return the expectation (G,) of the statistic: its value at the clipped input."""
+        """Return the expectation (G,) of the statistic of :class:`Sample`: its value if the estimates were the clipped input."""
         return np.asarray(self._statistic(self._clamped(position))[0])
 
     def expected_squares(self, position: float) -> Floats:
@@ -115,7 +115,7 @@ class Bench:
         return np.asarray(self._group(self.mechanism.noise(self.ranges).variance(self._inputs(position)).double() / self._radius**2)[0])
 
     def rounding(self, largest: Floats) -> Floats:
-        """Return what float32 may do to estimates (G,) up to ``largest`` radii from the center, in radii."""
+        """Return the largest rounding error (G,) of float32, in radii, for estimates up to ``largest`` radii from the center."""
         distance = (self._center.abs() / self._radius).reshape(self.groups, -1).amax(dim=1)
         rounding: Floats = _FLOAT32 * (distance.double().numpy() + largest)
         return rounding
@@ -159,6 +159,7 @@ class Tally:
         self._sums = np.zeros((4, expected.size))
 
     def add(self, sample: Sample) -> None:
+        """Add the trials of a sample to the sums: of deviations and squared errors (even rows), and of their squares (odd rows)."""
         deviation = sample.statistic - self.expected
         self.count += deviation.shape[0]
         self.largest = np.maximum(self.largest, np.abs(deviation).max(axis=0))

@@ -65,11 +65,11 @@ class WholeReports:
     @classmethod
     def of(cls, mechanism: Mechanism, width: int, source: RandomSource) -> WholeReports | None:
         """Return the mechanism on a layer of ``width`` weights, or of some more if it refuses so few. None if it refuses all widths."""
-        for wanted in (width, *(larger for larger in _LARGER_WIDTHS if larger > width and width > 1)):
-            ranges = LayerRanges(torch.tensor([0.5], dtype=torch.float64), torch.tensor([0.25], dtype=torch.float64), (wanted,))
+        for weights in (width, *(larger for larger in _LARGER_WIDTHS if larger > width and width > 1)):
+            ranges = LayerRanges(torch.tensor([0.5], dtype=torch.float64), torch.tensor([0.25], dtype=torch.float64), (weights,))
             try:
                 mechanism.release(ranges)
-                mechanism.encode(torch.full((1, wanted), 0.5), ranges, SecureSource())
+                mechanism.encode(torch.full((1, weights), 0.5), ranges, SecureSource())
             except LdpflError:
                 continue
             return cls(mechanism, ranges, source)

@@ -160,14 +160,14 @@ def _summary(file: Path, budget: Budget, policy: Policy | None, spends: Sequence
     table.add_row("reports charged", f"{books.charges:,}{allowed}")
     for spend in spends:
         style_if_spent = "red" if spend.epsilon > spend.allowed else ""
-        said = f"epsilon {number(spend.epsilon)} of {spend.allowed:g} at delta {spend.delta:g}, for {spend.against}"
-        table.add_row(f"policy's {spend.setting}", Text(said, style=style_if_spent))
+        text = f"epsilon {number(spend.epsilon)} of {spend.allowed:g} at delta {spend.delta:g}, for {spend.against}"
+        table.add_row(f"policy's {spend.setting}", Text(text, style=style_if_spent))
     if charges:
         last = charges[-1].release
         table.add_row(Text(f"rounds left like the last ({_release_text(last)})"), _rounds_left_text(books, last))
     if budget.claims:
-        said = f"what these say of themselves is counted, and their code is not ldpfl's: {', '.join(budget.claims)}"
-        table.add_row("author's claim", Text(printable(said), style="yellow"))
+        text = f"what these say of themselves is counted, and their code is not ldpfl's: {', '.join(budget.claims)}"
+        table.add_row("author's claim", Text(printable(text), style="yellow"))
     protected = f"replacing {_REPLACED[books.protected]}" if charges else "and that is nothing so far: what it protects, the policy says"
     hint = "" if policy else "; the policy may allow less: --policy FILE shows what was spent of its bounds"
     table.caption = f"for whoever keeps all that this client ever sent, {protected}{hint}"
@@ -179,8 +179,8 @@ def _rounds_left_text(books: Books, release: Release) -> Text:
     """Return how many more rounds like ``release`` the budget allows."""
     if not release.protected:
         return Text("no epsilon bounds them: values leave without protection", style="red")
-    left = books.rounds_left(release)
-    return Text(f"{left:,}") if left else Text("0: exhausted", style="red")
+    rounds = books.rounds_left(release)
+    return Text(f"{rounds:,}") if rounds else Text("0: exhausted", style="red")
 
 
 def _runs_table(budget: Budget) -> Table:

@@ -99,7 +99,7 @@ def _is_sum(outcome: DemoOutcome) -> bool:
 
 
 def _server_rows(outcome: DemoOutcome) -> tuple[tuple[str, str, str], tuple[str, str, str]]:
-    """Return what relay and aggregator saw and did not see."""
+    """Return a table row each for relay and aggregator: party, what it saw, what it did not see."""
     relayed = outcome.relayed
     if _is_sum(outcome):
         uploads = sum(event["uploads"] for event in relayed.released)

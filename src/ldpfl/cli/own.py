@@ -238,7 +238,7 @@ def _init_app(
 
 
 def _left_to_do(app: BegunApp) -> str:
-    """Return what a person has to fill in, or to ask for, before a policy and a budget are written."""
+    """Return the steps that are left to a person before a policy and a budget can be written."""
     if app.open_bounds:
         records = f", and add the line mechanism.records=NUMBER, the mean number of {app.mean_left} of a node" if app.mean_left else ""
         bounds = f"fill in data.bounds of {', '.join(app.open_bounds)} in {app.folder / 'pyproject.toml'}"

@@ -245,18 +245,18 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print result.json.")] = False,
 ) -> None:
     """Show a run: its result and a paragraph for a paper, or how far it got. Of a sweep, how many of its runs are finished."""
-    found = api.show(folder)
-    if isinstance(found, StoredSweep):
-        _show_sweep(found, as_json=as_json)
-    elif isinstance(found, UnfinishedRun):
-        _show_unfinished(found, as_json=as_json)
+    shown_folder = api.show(folder)
+    if isinstance(shown_folder, StoredSweep):
+        _show_sweep(shown_folder, as_json=as_json)
+    elif isinstance(shown_folder, UnfinishedRun):
+        _show_unfinished(shown_folder, as_json=as_json)
     elif as_json:
-        _print_as_json(found.result)
+        _print_as_json(shown_folder.result)
     else:
-        _print_result(folder, found.result)
-        if found.flower:
-            print(f"kind: {found.flower}")
-        terminal().print(Text("\nFor a paper or an ethics board:\n" + found.methods))
+        _print_result(folder, shown_folder.result)
+        if shown_folder.flower:
+            print(f"kind: {shown_folder.flower}")
+        terminal().print(Text("\nFor a paper or an ethics board:\n" + shown_folder.methods))
 
 
 def _show_unfinished(run: UnfinishedRun, *, as_json: bool) -> None:

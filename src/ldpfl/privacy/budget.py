@@ -142,7 +142,7 @@ class Budget:
         return replace(request, cohort=min(request.cohort, self.policy.crowd)) if request.transport in OVER_RELAY else request
 
     def spent_of_policy(self) -> tuple[PolicySpend, ...]:
-        """Return what all charged reports cost of each lifetime bound that the policy sets.
+        """Return the cost of all charged reports for each lifetime bound that the policy sets.
 
         Raises:
             Declined: the file is unreliable.

@@ -85,17 +85,17 @@ def _groups(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:
     groups = sorted(counts, key=lambda group: group.cohort)
     # Some client joined at least as often as clients did on average, whatever the events say.
     average = ceil(sum(event.cohort for event in events) / max(event.population for event in events))
-    most = max(average, *(event.joined for event in events))
+    charged_rounds = max(average, *(event.joined for event in events))
     # Some client certainly joined ``average`` rounds. If rounds differ, which ones it joined is known only if it joined all.
-    certain = most <= average and (len(groups) == 1 or most >= sum(counts.values()))
+    certain = charged_rounds <= average and (len(groups) == 1 or charged_rounds >= sum(counts.values()))
     if not (certain and _is_attained(events, colluding)):
         counts = Counter({replace(group, known=False): rounds for group, rounds in counts.items()})
         groups = sorted(counts, key=lambda group: group.cohort)
     if len({replace(group, cohort=1, population=1) for group in groups}) == 1 and groups[0].sampling != "secret":
-        return _first_rounds(groups, counts, most)
+        return _first_rounds(groups, counts, charged_rounds)
     # Behind a sum or shuffler the cost also depends on the cohort: then no round may be the costliest under both trust models.
     if all(isinstance(group.release, GaussianRelease) for group in groups) and _is_ordered_by_mu(groups):
-        return _first_rounds(sorted(groups, key=lambda group: -group.release.parameter), counts, most)
+        return _first_rounds(sorted(groups, key=lambda group: -group.release.parameter), counts, charged_rounds)
     return [replace(group, rounds=counts[group]) for group in groups]
 
 
@@ -141,11 +141,11 @@ def _as_one_cohort_if_once(counts: Counter[RoundGroup], events: Sequence[RoundEv
     return Counter({replace(next(iter(counts)), cohort=everyone): len(events)})
 
 
-def _first_rounds(groups: Sequence[RoundGroup], counts: Mapping[RoundGroup, int], most: int) -> list[RoundGroup]:
-    """Return the first ``most`` rounds of ``groups``. ``counts`` gives the number of rounds of each group."""
+def _first_rounds(groups: Sequence[RoundGroup], counts: Mapping[RoundGroup, int], limit: int) -> list[RoundGroup]:
+    """Return the first ``limit`` rounds of ``groups``. ``counts`` gives the number of rounds of each group."""
     charged_groups: list[RoundGroup] = []
     for group in groups:
-        rounds = min(counts[group], most - sum(earlier.rounds for earlier in charged_groups))
+        rounds = min(counts[group], limit - sum(earlier.rounds for earlier in charged_groups))
         if rounds > 0:
             charged_groups.append(replace(group, rounds=rounds))
     return charged_groups

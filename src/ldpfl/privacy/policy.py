@@ -152,6 +152,7 @@ def _check_key(text: str) -> str:
 
 
 def _check_model_path(text: str) -> str:
+    """Return ``text`` if it names a pretrained model or is an import path; an error becomes part of the policy's error."""
     if is_pretrained(text):
         return text
     if lies_in_file(text) or text.count(":") != 1 or not all(part.isidentifier() for part in text.replace(":", ".").split(".")):
@@ -246,8 +247,8 @@ class Policy(BaseModel):
         Raises:
             Declined: a bound is not kept; the message names its setting.
         """
-        for kept, setting, why in self._bounds(request):
-            if not kept:
+        for is_kept, setting, why in self._bounds(request):
+            if not is_kept:
                 raise request.declined(why, setting=setting)
 
     def check_reply(self, reply_s: float, transport: Transport) -> None:

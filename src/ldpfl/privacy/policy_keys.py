@@ -39,17 +39,19 @@ def _replace_keys(path: Path, keys: tuple[str, ...]) -> Policy:
     """Replace the keys in the policy file by ``keys``. All other text stays, comments too."""
     policy_path = path.resolve()
     current = read_policy(policy_path)
-    wanted = Policy.model_validate({**current.model_dump(), "aggregator_keys": _validated_keys(keys)})
+    changed_policy = Policy.model_validate({**current.model_dump(), "aggregator_keys": _validated_keys(keys)})
     text = policy_path.read_text(encoding="utf-8")
     setting = f"aggregator_keys = [{', '.join(map(_quoted, keys))}]"
-    changed, matches = _SETTING.subn(lambda _: setting, text)
+    changed_text, matches = _SETTING.subn(lambda _: setting, text)
     if matches == 0 and "aggregator_keys" not in tomllib.loads(text):
-        changed = f"{text.rstrip()}\n{setting}\n"  # a policy has no tables, so the end is as good a place as any
-    if matches > 1 or _parse_policy(changed) != wanted:  # for example, a setting in a comment matched, or the setting has an unusual layout
+        changed_text = f"{text.rstrip()}\n{setting}\n"  # a policy has no tables, so the end is as good a place as any
+    if (
+        matches > 1 or _parse_policy(changed_text) != changed_policy
+    ):  # for example, a setting in a comment matched, or the setting has an unusual layout
         raise ConfigError(f"aggregator_keys in {path} cannot be changed by a command: set it by hand to [{', '.join(map(_quoted, keys))}]")
     with replace_atomically(policy_path, stat.S_IMODE(policy_path.stat().st_mode)) as temporary:
-        temporary.write_text(changed, encoding="utf-8")
-    return wanted
+        temporary.write_text(changed_text, encoding="utf-8")
+    return changed_policy
 
 
 def _validated_keys(keys: tuple[str, ...]) -> tuple[str, ...]:

@@ -130,10 +130,10 @@ def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
 def _distance(groups: Sequence[RoundGroup], hidden: ShuffledAccountant | None) -> float:
     """Return an upper bound of the total variation distance between the adversary's views of two inputs; 1 if no bound is known."""
     try:
-        found = (hidden or accountant((group.release, group.rounds) for group in groups)).distance()
+        distance = (hidden or accountant((group.release, group.rounds) for group in groups)).distance()
     except Exception:  # the verdict then uses the bound that epsilon implies
         return 1.0
-    return found if 0 <= found <= 1 else 1.0
+    return distance if 0 <= distance <= 1 else 1.0
 
 
 def _third_party_warnings(groups: Sequence[RoundGroup]) -> list[str]:
@@ -160,11 +160,11 @@ def _add_remove_notes(groups: Sequence[RoundGroup], delta: float, unit: Protecte
     from ldpfl.privacy.accountants.poisson import added_epsilon  # it loads all of dp-accounting
 
     try:
-        found = added_epsilon(spent.rounds, delta)
+        epsilon = added_epsilon(spent.rounds, delta)
     except Exception as error:  # only this extra note is missing; the proved rows stand
         return [f"no epsilon of one {unit} left out: {_why_not_computed(error)}"]
     return [
-        f"one {unit} left out, its place kept empty and not taken by another, which Opacus and others count: epsilon {number(found)} "
+        f"one {unit} left out, its place kept empty and not taken by another, which Opacus and others count: epsilon {number(epsilon)} "
         "against who sees senders"
     ]
 
@@ -277,7 +277,7 @@ def _dominating(rounds: Sequence[RoundGroup]) -> RoundGroup:
 
 
 def _cost_kind(group: RoundGroup) -> tuple[object, ...]:
-    """Return what two rounds have to share for their costs to be comparable factor by factor."""
+    """Return the properties that two rounds must share so that their costs can be compared factor by factor."""
     sampled = group.release.sampled if isinstance(group.release, BinaryRelease) else 1
     stated = (group.release.alike, group.release.integers) if isinstance(group.release, GaussianRelease) else ()
     travelled = group.sampling, group.rate, group.channel, group.linked
@@ -303,8 +303,8 @@ def _why_not_computed(error: Exception) -> str:
 def _epsilon_or_note(spent: Accountant, delta: float, notes: list[str]) -> float:
     """Return the epsilon at ``delta``. If it cannot be computed, add a note, and return the pure epsilon (never smaller) or infinity."""
     try:
-        if (found := spent.epsilon(delta)) >= 0:
-            return found
+        if (epsilon := spent.epsilon(delta)) >= 0:
+            return epsilon
         why = "not computed: no number came out"
     except Exception as error:  # an accountant's error must not lose the trained model
         why = _why_not_computed(error)
@@ -318,9 +318,9 @@ def _epsilon_or_note(spent: Accountant, delta: float, notes: list[str]) -> float
 def _bounds_or_note(shuffled: ShuffledAccountant, delta: float, notes: list[str]) -> Bounds | None:
     """Return the bounds on epsilon behind a shuffler or a sum. If they cannot be computed, add a note and return None."""
     try:
-        found = shuffled.bounds(delta)
-        if found.fixed >= 0 and found.adaptive >= 0 and (found.attained is None or found.attained >= 0):
-            return found
+        bounds = shuffled.bounds(delta)
+        if bounds.fixed >= 0 and bounds.adaptive >= 0 and (bounds.attained is None or bounds.attained >= 0):
+            return bounds
         why = "not computed: no number came out"
     except Exception as error:  # as in _epsilon_or_note
         why = _why_not_computed(error)
@@ -360,11 +360,11 @@ def _whole_rows(
     """Return the rows of the costliest of ``parts`` under each trust model; add a note for each row that is missing."""
     rows = _largest([_local_rows(part, delta, scope, whole, notes) for part in parts])
     shuffled = [behind_shuffler(part) for part in parts]
-    reasons = [_why_not_shuffled(part) for part, found in zip(parts, shuffled, strict=True) if found is None]
+    reasons = [_why_not_shuffled(part) for part, composed in zip(parts, shuffled, strict=True) if composed is None]
     if reasons:
         notes += reasons
         return rows
-    hidden = [_shuffled_rows(found, delta, scope, whole, notes) for found in shuffled if found]
+    hidden = [_shuffled_rows(composed, delta, scope, whole, notes) for composed in shuffled if composed]
     return rows + _largest(hidden) if all(hidden) else rows  # the costliest part may be the one that could not be computed
 
 
@@ -396,7 +396,7 @@ def _local_rows(groups: Sequence[RoundGroup], delta: float, scope: Scope, whole:
 
 
 def _unprotected_reasons(groups: Sequence[RoundGroup]) -> tuple[str, ...]:
-    """Return what left without protection, each with its mechanism's name, without repetitions."""
+    """Return the values that are sent without protection, each with its mechanism's name, without repetitions."""
     releases = [group.release for group in groups]
     reasons = [f"{release.mechanism}: {release.why_unprotected}" for release in releases if not release.protected]
     return tuple(dict.fromkeys(reasons))

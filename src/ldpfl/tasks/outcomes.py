@@ -124,6 +124,7 @@ class DevianceExplained(Collected):
     """Share of the Poisson deviance around the mean that a model explains (D2, as R2 is of squares)."""
 
     def compute(self) -> float:
+        """Return 1 less the deviance of the model over that of the mean count; NaN if all counts are equal."""
         outputs, targets = self.collected()
         counts = targets.double()
         expected, mean = expected_count(outputs.reshape(counts.shape)).clamp_min(LEAST_COUNT), counts.mean().clamp_min(LEAST_COUNT)

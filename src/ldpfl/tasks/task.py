@@ -219,16 +219,16 @@ class _MeanOverPresentClasses(_Transformed):
 
     def __init__(self, metric: Any, form: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], classes: int) -> None:
         super().__init__(metric, form)
-        self._classes, self._of, self._all = classes, torch.zeros(classes), 0
+        self._classes, self._class_counts, self._samples = classes, torch.zeros(classes), 0
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         super().update(outputs, targets)
         is_multilabel = targets.dim() > 1
         has_class = targets.detach().cpu() if is_multilabel else F.one_hot(targets.detach().cpu(), self._classes)
-        self._of, self._all = self._of + has_class.sum(dim=0), self._all + len(has_class)
+        self._class_counts, self._samples = self._class_counts + has_class.sum(dim=0), self._samples + len(has_class)
 
     def figure(self) -> Any:
-        return self._metric.compute()[(self._of > 0) & (self._of < self._all)].mean()
+        return self._metric.compute()[(self._class_counts > 0) & (self._class_counts < self._samples)].mean()
 
 
 def _value(metric: Metric) -> float:
@@ -258,6 +258,7 @@ def _classification(outputs: int, scale: float) -> Task:
     """Return the task of predicting one of ``outputs`` classes."""
 
     def form(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the classes' probabilities and the targets, in the form of torchmetrics."""
         if outputs != 2:
             return logits.double().softmax(dim=1), targets
         second = _rank_preserving(logits[:, 1] - logits[:, 0])

@@ -44,7 +44,7 @@ def at(figure: str, threshold: str) -> str:
 
 
 def of_two_classes(logits: Floats, events: NDArray[np.bool_], threshold: float | None = None) -> Counted:
-    """Return the figures of risks whose log odds are ``logits`` (n,), for ``events`` (n,); also those at a ``threshold`` of one's own.
+    """Return the figures of risks whose log odds are ``logits`` (n,), for ``events`` (n,); also those at a given ``threshold``.
 
     The calibration slope is that of the logistic regression of events on log odds; in a resample it is one Newton step from that of all
     rows, which is what the resample's own slope is to first order.
@@ -60,6 +60,7 @@ def of_two_classes(logits: Floats, events: NDArray[np.bool_], threshold: float |
     sums_of, ranked, slope = np.stack(parts, axis=1).astype(np.float64), _ranking_figures(logits, observed), _slope_figure(logits, observed)
 
     def figures(counts: Floats) -> dict[str, Floats]:
+        """Return each figure (B,) by name, for row counts (B, n). The sums are over the rows, by their counts."""
         rows, hits, mean, brier, right, found_events, *at_thresholds = (counts @ sums_of).T
         predicted_events = rows - right - hits + 2 * found_events  # as events: those found, and the wrong ones among the others
         auroc, precision = ranked(counts)
@@ -166,8 +167,8 @@ def of_ordered(told: Floats, classes: NDArray[np.int64]) -> Counted:
     sums_of = np.stack([np.ones_like(observed), distance**2, told, observed, squares_of_both, distance == 0, np.abs(distance)], axis=1)
 
     def figures(counts: Floats) -> dict[str, Floats]:
-        rows, squares, found, observed, both, right, error = (counts @ sums_of).T
-        return {KAPPA: 1 - squares / (both - 2 * found * observed / rows), ACCURACY: right / rows, CLASS_ERROR: error / rows}
+        rows, squares, predicted_sum, observed, squares_sum, right, error = (counts @ sums_of).T
+        return {KAPPA: 1 - squares / (squares_sum - 2 * predicted_sum * observed / rows), ACCURACY: right / rows, CLASS_ERROR: error / rows}
 
     return figures
 
@@ -259,6 +260,7 @@ def _ranking_figures(scores: Floats, events_by_row: Floats) -> Callable[[Floats]
     ordered_events = events_by_row[order]
 
     def figures(counts: Floats) -> tuple[Floats, Floats]:
+        """Return the AUROC (B,) and the average precision (B,) for row counts (B, n)."""
         ordered_counts = counts[:, order]
         rows, hits = np.add.reduceat(ordered_counts, starts, axis=1), np.add.reduceat(ordered_counts * ordered_events, starts, axis=1)
         misses = rows - hits
@@ -270,23 +272,24 @@ def _ranking_figures(scores: Floats, events_by_row: Floats) -> Callable[[Floats]
     return figures
 
 
-def _mean_auroc_figure(scores: Floats, seen: Floats) -> Callable[[Floats], dict[str, Floats]]:
+def _mean_auroc_figure(scores: Floats, has_class: Floats) -> Callable[[Floats], dict[str, Floats]]:
     """Return a function from row counts (B, n) to the mean AUROC over columns, by name; empty for many columns, which would take long."""
     if scores.shape[1] > _MOST_RANKED:
         return lambda counts: {}
-    both = _has_both(seen)
-    columns = [_ranking_figures(*scores_and_events) for scores_and_events in zip(scores.T[both], seen.T[both], strict=True)]
+    both = _has_both(has_class)
+    columns = [_ranking_figures(*scores_and_events) for scores_and_events in zip(scores.T[both], has_class.T[both], strict=True)]
 
     def figure(counts: Floats) -> dict[str, Floats]:
+        """Return the mean AUROC (B,) by its name, for row counts (B, n)."""
         by_column = np.array([column(counts)[0] for column in columns]).reshape(len(columns), len(counts))
         return {AUROC: _mean_over_classes(by_column)}
 
     return figure
 
 
-def _has_both(seen: Floats) -> NDArray[np.bool_]:
-    """Return the columns (K,) of ``seen`` (n, K) that are positive in some rows and 0 in others."""
-    return np.asarray((seen > 0).any(axis=0) & (seen == 0).any(axis=0))
+def _has_both(has_class: Floats) -> NDArray[np.bool_]:
+    """Return the columns (K,) of ``has_class`` (n, K) that are positive in some rows and 0 in others."""
+    return np.asarray((has_class > 0).any(axis=0) & (has_class == 0).any(axis=0))
 
 
 def _mean_over_classes(values: Floats) -> Floats:
@@ -297,11 +300,11 @@ def _mean_over_classes(values: Floats) -> Floats:
     return np.asarray(values.sum(axis=0) / (len(values) or np.nan))
 
 
-def _slope_figure(logits: Floats, seen: Floats) -> Callable[[Floats], Floats]:
+def _slope_figure(logits: Floats, events: Floats) -> Callable[[Floats], Floats]:
     """Return a function from row counts (B, n) to the calibration slope (B,). NaN if there is no slope, as for equal risks."""
     design, fitted = np.stack([np.ones_like(logits), logits], axis=1), np.zeros(2)
     for _ in range(_MAX_STEPS):
-        residual, curvature = _gradient_and_curvature(design, fitted, seen)
+        residual, curvature = _gradient_and_curvature(design, fitted, events)
         try:
             step = np.linalg.solve(curvature.sum(axis=0).reshape(2, 2), residual.sum(axis=0))
         except np.linalg.LinAlgError:
@@ -312,12 +315,12 @@ def _slope_figure(logits: Floats, seen: Floats) -> Callable[[Floats], Floats]:
     return lambda counts: np.full(len(counts), np.nan)
 
 
-def _factor_figure(logits: Floats, seen: Floats) -> Callable[[Floats], Floats]:
-    """Return a function from row counts (B, n) to the factor (B,) on ``logits`` (n, K) that makes the classes ``seen`` most likely.
+def _factor_figure(logits: Floats, one_hot: Floats) -> Callable[[Floats], Floats]:
+    """Return a function from row counts (B, n) to the factor (B,) on ``logits`` (n, K) that makes the classes ``one_hot`` most likely.
 
     NaN if there is no such factor.
     """
-    observed_logits, factor = (logits * seen).sum(axis=1), 0.0
+    observed_logits, factor = (logits * one_hot).sum(axis=1), 0.0
     for _ in range(_MAX_STEPS):
         chances = softmax(factor * logits, axis=1)
         mean = (chances * logits).sum(axis=1)
@@ -335,11 +338,11 @@ def _factor_figure(logits: Floats, seen: Floats) -> Callable[[Floats], Floats]:
 _MAX_STEPS, _TOLERANCE = 50, 1e-9
 
 
-def _gradient_and_curvature(design: Floats, fitted: Floats, seen: Floats) -> tuple[Floats, Floats]:
+def _gradient_and_curvature(design: Floats, fitted: Floats, events: Floats) -> tuple[Floats, Floats]:
     """Return each row's part of the gradient (n, 2), and of the curvature (n, 4), of the logistic regression's log-likelihood."""
     chance = expit(design @ fitted)
     squares = (design[:, :, None] * design[:, None, :]).reshape(-1, 4)
-    return design * (seen - chance)[:, None], squares * (chance * (1 - chance))[:, None]
+    return design * (events - chance)[:, None], squares * (chance * (1 - chance))[:, None]
 
 
 def _slope_after_step(counts: Floats, fitted: Floats, residual: Floats, curvature: Floats) -> Floats:

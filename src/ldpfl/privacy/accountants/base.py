@@ -27,8 +27,8 @@ class Accountant(ABC):
             return _SMALLEST_DELTA
         if self.epsilon(1 - 1e-16) > epsilon:
             return 1.0
-        found = exp(brentq(lambda log_delta: self.epsilon(exp(log_delta)) - epsilon, log(_SMALLEST_DELTA), -1e-16, xtol=1e-10))
-        return min(1.0, found * (1 + 1e-9))
+        delta = exp(brentq(lambda log_delta: self.epsilon(exp(log_delta)) - epsilon, log(_SMALLEST_DELTA), -1e-16, xtol=1e-10))
+        return min(1.0, delta * (1 + 1e-9))
 
     def distance(self) -> float:
         """Return an upper bound of the total variation distance between the adversary's views of two inputs: delta at epsilon 0.

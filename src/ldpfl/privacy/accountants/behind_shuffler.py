@@ -87,7 +87,7 @@ class CountedBits(ShuffledAccountant):
         if not self.joined:
             return Bounds(fixed, adaptive)
         # The lower bound depends on the bits that are really sent, so on their realised epsilon.
-        realised = [replace(each, epsilon0=_realised_epsilon(group)) for each, group in zip(rounds, self.groups, strict=True)]
+        realised = [replace(counted, epsilon0=_realised_epsilon(group)) for counted, group in zip(rounds, self.groups, strict=True)]
         return Bounds(fixed, adaptive, min(attained_epsilon(realised, delta), fixed))
 
 
@@ -113,8 +113,8 @@ class SummedNoise(ShuffledAccountant):
         return GaussianAccountant(summed)
 
     def bounds(self, delta: float) -> Bounds:
-        found = self._summed().epsilon(delta * (1 - ROUNDED))
-        return Bounds(found, found, found if self.joined and all(group.batch_rate == 1 for group in self.groups) else None)
+        epsilon = self._summed().epsilon(delta * (1 - ROUNDED))
+        return Bounds(epsilon, epsilon, epsilon if self.joined and all(group.batch_rate == 1 for group in self.groups) else None)
 
 
 def _is_summable(release: Release) -> bool:
@@ -133,11 +133,11 @@ class ShuffledVectors(ShuffledAccountant):
         return shuffled_gaussian_epsilon(self._vectors(), delta, self.local.epsilon(delta))
 
     def bounds(self, delta: float) -> Bounds:
-        found = self.epsilon(delta)
+        epsilon = self.epsilon(delta)
         if not self.joined:
-            return Bounds(found, found)
+            return Bounds(epsilon, epsilon)
         attained = gaussian_epsilon(shuffled_gaussian_attained(self._vectors()) * (1 - _DIGITS), delta)
-        return Bounds(found, found, min(attained, found))
+        return Bounds(epsilon, epsilon, min(attained, epsilon))
 
     def _vectors(self) -> list[Vectors]:
         """Return the rounds as the arguments of the accountant of shuffled vectors."""
@@ -159,8 +159,8 @@ class SelfSampledBits(ShuffledAccountant):
     def bounds(self, delta: float) -> Bounds:
         (group,) = self.groups
         rounds = replace(_shuffled_rounds(group), clients=group.population)
-        found = min(self.local.epsilon(delta), self_sampled_epsilon(rounds, group.rate, delta))
-        return Bounds(found, found)
+        epsilon = min(self.local.epsilon(delta), self_sampled_epsilon(rounds, group.rate, delta))
+        return Bounds(epsilon, epsilon)
 
 
 class LinkedBits(ShuffledAccountant):
@@ -171,8 +171,8 @@ class LinkedBits(ShuffledAccountant):
         return all(_are_mixed_bits(group) and (group.sampling != "secret" or group.rate == 1) for group in groups)
 
     def bounds(self, delta: float) -> Bounds:
-        found = min(self.local.epsilon(delta), blanket_epsilon([_hidden_bits(group) for group in self.groups], delta))
-        return Bounds(found, found)
+        epsilon = min(self.local.epsilon(delta), blanket_epsilon([_hidden_bits(group) for group in self.groups], delta))
+        return Bounds(epsilon, epsilon)
 
 
 class BlanketedReports(ShuffledAccountant):
@@ -186,12 +186,12 @@ class BlanketedReports(ShuffledAccountant):
         return min(self.local.epsilon(delta), blanket_epsilon([_hidden_reports(group) for group in self.groups], delta))
 
     def bounds(self, delta: float) -> Bounds:
-        found = self.epsilon(delta)
+        epsilon = self.epsilon(delta)
         if not self.joined or not all(_is_signed(group) for group in self.groups):
-            return Bounds(found, found)
+            return Bounds(epsilon, epsilon)
         # For inputs at the ends of the range a report shows the end as one bit, which is wrong with probability blanket / 2.
         signs = [replace(_shuffled_rounds(group), epsilon0=log(2 / (_blanket(group) or 1.0) - 1) * (1 - _DIGITS)) for group in self.groups]
-        return Bounds(found, found, min(attained_epsilon(signs, delta), found))
+        return Bounds(epsilon, epsilon, min(attained_epsilon(signs, delta), epsilon))
 
 
 class ClonedReports(ShuffledAccountant):
@@ -203,10 +203,11 @@ class ClonedReports(ShuffledAccountant):
 
     def bounds(self, delta: float) -> Bounds:
         (group,) = self.groups
-        epsilon = group.release.pure_epsilon * group.linked
+        message_epsilon = group.release.pure_epsilon * group.linked
         messages = ceil(group.release.units / group.linked) * group.rounds
-        found = min(self.local.epsilon(delta), composed_clone_epsilon(epsilon, group.cohort, messages, delta, any_report(epsilon)))
-        return Bounds(found, found)
+        hidden = composed_clone_epsilon(message_epsilon, group.cohort, messages, delta, any_report(message_epsilon))
+        epsilon = min(self.local.epsilon(delta), hidden)
+        return Bounds(epsilon, epsilon)
 
 
 _DIGITS = 1e-4

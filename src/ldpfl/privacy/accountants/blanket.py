@@ -142,6 +142,7 @@ class Bits(Record):
         return super().is_countable and self.count <= MAX_BITS
 
     def gains(self, epsilon: float) -> tuple[Array, Array]:
+        """Return the values of G for each number k of bits that agree with the first input, and their probabilities."""
         agreeing = np.arange(self.count + 1)
         log_p1, log_p0 = log(2) + log_sigmoid(self.bit_epsilon), log(2) + log_sigmoid(-self.bit_epsilon)
         first = np.exp(agreeing * log_p1 + (self.count - agreeing) * log_p0)
@@ -172,6 +173,7 @@ class Report(Record):
         return self.epsilon0, 1
 
     def gains(self, epsilon: float) -> tuple[Array, Array]:
+        """Return the three values of G in the worst case, and their probabilities: the two densities differ in two of them."""
         low, high = self.share, self.stated * exp(self.epsilon0) * (1 + _DIGITS)
         p_high = (1 - low) / (high - low)  # probability of ``high`` for a density with mean 1
         p_differ = min(p_high, 1 - p_high)

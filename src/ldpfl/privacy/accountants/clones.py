@@ -52,7 +52,9 @@ def clone_log_moment(epsilon0: float, clients: int, order: float, coin_share: fl
     _, logs = Binomial(coins, 0.0).log_pmf()
     with_report, without = np.append(-np.inf, logs), np.append(logs, -np.inf)
     log_p1, log_p0 = log_sigmoid(epsilon0), log_sigmoid(-epsilon0)
-    first, second = (np.logaddexp(one + with_report, other + without) for one, other in ((log_p1, log_p0), (log_p0, log_p1)))
+    first, second = (
+        np.logaddexp(log_with + with_report, log_without + without) for log_with, log_without in ((log_p1, log_p0), (log_p0, log_p1))
+    )
     # What a window of the binomial leaves out is below 1e-30, and no loss exceeds epsilon0.
     inside = float(np.logaddexp.reduce(first + order * np.minimum(first - second, epsilon0)))
     return min(order * epsilon0, max(0.0, float(np.logaddexp(inside, log(_OUTSIDE) + order * epsilon0))))
@@ -91,8 +93,8 @@ def clone_epsilon(epsilon0: float, clients: int, delta: float, coin_share: float
     at_zero = excess(0.0)
     if at_zero <= -_ROUNDED:
         return 0.0
-    found = float(brentq(excess, 0.0, epsilon0, xtol=1e-13 * max(epsilon0, 1e-3), rtol=1e-12)) if at_zero > 0 else 0.0
-    return min(epsilon0, found + 2e-12 * epsilon0 + _ROUNDED)
+    epsilon_found = float(brentq(excess, 0.0, epsilon0, xtol=1e-13 * max(epsilon0, 1e-3), rtol=1e-12)) if at_zero > 0 else 0.0
+    return min(epsilon0, epsilon_found + 2e-12 * epsilon0 + _ROUNDED)
 
 
 def composed_clone_epsilon(epsilon0: float, clients: int, rounds: int, delta: float, coin_share: float) -> float:
@@ -140,13 +142,13 @@ def _deltas(epsilon0: float, epsilons: Array, counts: Array, weights: Array) -> 
     for index, epsilon in enumerate(epsilons.tolist()):
         if epsilon >= epsilon0:
             continue
-        most = p1 - exp(epsilon) * p0  # no delta is larger
-        if most <= 0:
+        largest_delta = p1 - exp(epsilon) * p0  # no delta is larger
+        if largest_delta <= 0:
             continue
         # The likelihood ratio of a count a rises with a / (C - a + 1). It exceeds e^epsilon where that fraction exceeds ``border``.
-        border = (exp(epsilon) * p1 - p0) / most
+        border = (exp(epsilon) * p1 - p0) / largest_delta
         first = np.minimum(np.floor(border * (counts + 1) / (1 + border)), counts) + 1  # counts + 1: all coins, and the report
-        gain = most * binom.sf(first - 2, counts, 0.5)
+        gain = largest_delta * binom.sf(first - 2, counts, 0.5)
         loss = (exp(epsilon) * p1 - p0) * binom.sf(first - 1, counts, 0.5)
         deltas[index] = float(np.dot(weights, np.maximum(gain - loss, 0.0)))
     return deltas

@@ -71,14 +71,14 @@ class PureAccountant(LocalAccountant):
         return sum_of_reports_epsilon(self.pure, delta if is_exact else 0.0)
 
     def delta(self, epsilon: float) -> float:
-        epsilons = {level for level, _ in self.pure}
+        epsilons = {each for each, _ in self.pure}
         number = sum(number for _, number in self.pure)
         if len(epsilons) == 1 and number <= MOST_REPORTS:
             return composed_delta(epsilons.pop(), number, epsilon)
         return super().delta(epsilon)
 
     def distance(self) -> float:
-        epsilons, number = {level for level, _ in self.pure}, sum(number for _, number in self.pure)
+        epsilons, number = {epsilon for epsilon, _ in self.pure}, sum(number for _, number in self.pure)
         if len(epsilons) != 1 or number > MOST_REPORTS:
             return self._distance_by_deltas()
         return min(1.0, composed_delta(epsilons.pop(), number, 0.0) + TAIL)

@@ -149,8 +149,8 @@ class PrivacyCurve:
 
     def at(self, epsilon: float) -> float:
         """Return delta at ``epsilon``; 1, which always holds, if the computation gives NaN."""
-        found = self.delta(epsilon)
-        return 1.0 if isnan(found) else found
+        delta = self.delta(epsilon)
+        return 1.0 if isnan(delta) else delta
 
 
 def composed_curves(curves: Sequence[PrivacyCurve], delta: float, points: int = 1024) -> float:
@@ -185,11 +185,11 @@ def _single_epsilon(curve: PrivacyCurve, delta: float) -> float:
     """Return an epsilon at ``delta`` of one release: where its curve falls to ``delta``, or slightly above, so that it is safe."""
     if delta < curve.fewest:
         return curve.limit
-    found = _crossing(curve, delta, 1e-6)
-    step = max(1e-6 * found, 1e-12)
-    while found < curve.limit and curve.at(found) > delta:
-        found, step = found + step, 2 * step
-    return min(found, curve.limit)
+    epsilon = _crossing(curve, delta, 1e-6)
+    step = max(1e-6 * epsilon, 1e-12)
+    while epsilon < curve.limit and curve.at(epsilon) > delta:
+        epsilon, step = epsilon + step, 2 * step
+    return min(epsilon, curve.limit)
 
 
 def _crossing(curve: PrivacyCurve, delta: float, precision: float) -> float:
@@ -240,10 +240,10 @@ def epsilon_of(losses: Array, masses: Array, delta: float) -> float:
         log_lower = _log_lower(losses[::-1][:size], masses[::-1][:size], is_flat)
         relevant = tail_masses > delta
         if relevant.any():
-            found = float(np.max(np.log(tail_masses[relevant] - delta) - log_lower[relevant]))
-            if log(upper[-1]) - log_lower[-1] + 1e-9 * max(1.0, abs(found)) <= found:
+            epsilon = float(np.max(np.log(tail_masses[relevant] - delta) - log_lower[relevant]))
+            if log(upper[-1]) - log_lower[-1] + 1e-9 * max(1.0, abs(epsilon)) <= epsilon:
                 break
-    return inf if isnan(found) else max(0.0, found)
+    return inf if isnan(epsilon) else max(0.0, epsilon)
 
 
 def _log_lower(losses: Array, masses: Array, is_flat: bool) -> Array:

@@ -73,10 +73,10 @@ def least_epsilon(groups: Sequence[RoundGroup], delta: float) -> float:
     local = epsilon_of(((group.release, group.rounds) for group in groups), delta)
     hidden = behind_shuffler(groups)
     try:
-        found = inf if hidden is None else hidden.epsilon(delta)
+        hidden_epsilon = inf if hidden is None else hidden.epsilon(delta)
     except Exception:  # the local bound holds in any case; a statement notes the reason
         return local
-    return found if 0 <= found < local else local
+    return hidden_epsilon if 0 <= hidden_epsilon < local else local
 
 
 def epsilon_of(releases: Iterable[tuple[Release, int]], delta: float) -> float:

@@ -45,10 +45,12 @@ def brentq(
             return now
         if abs(previous_step) > precision and abs(at_now) < abs(at_before):
             try:
-                wanted = _interpolated((before, at_before), (now, at_now), (opposite, at_opposite))
+                next_step = _interpolated((before, at_before), (now, at_now), (opposite, at_opposite))
             except ZeroDivisionError:  # of values that rounding makes equal
-                wanted = inf
-            step, previous_step = (wanted, step) if 2 * abs(wanted) < min(abs(previous_step), 3 * abs(half) - precision) else (half, half)
+                next_step = inf
+            step, previous_step = (
+                (next_step, step) if 2 * abs(next_step) < min(abs(previous_step), 3 * abs(half) - precision) else (half, half)
+            )
         else:
             step = previous_step = half
         before, at_before = now, at_now

@@ -59,8 +59,8 @@ def single_epsilon(epsilon0: float, clients: int, delta: float) -> float:
 def _epsilon_rounded_up(row: Row, delta: float) -> float:
     """Return the epsilon of a row at ``delta`` plus an allowance for rounding, which matters for a tiny epsilon."""
     losses, masses = row
-    found, allowance = epsilon_of(losses, masses, delta), ROUNDED * sqrt(losses.size)
-    return found + allowance if found > 0 or delta_of(losses, masses, 0.0) > delta - allowance else 0.0
+    epsilon, allowance = epsilon_of(losses, masses, delta), ROUNDED * sqrt(losses.size)
+    return epsilon + allowance if epsilon > 0 or delta_of(losses, masses, 0.0) > delta - allowance else 0.0
 
 
 def single_attained_epsilon(epsilon0: float, clients: int, delta: float) -> float:
@@ -111,9 +111,9 @@ class ShuffledLosses:
         """Return the largest log E[e^(order * loss)] over the rows, inside the windows, (T,). Do not write to the result."""
         key = order.tobytes()
         if key not in self._log_moments:
-            found = largest_log_moment(self.losses, self.masses, order, self._peak)
+            log_moment = largest_log_moment(self.losses, self.masses, order, self._peak)
             # The true moment is at least 1; rounding may make it smaller.
-            self._log_moments[key] = np.clip(found, 0.0, self.epsilon0 * order)
+            self._log_moments[key] = np.clip(log_moment, 0.0, self.epsilon0 * order)
         return self._log_moments[key]
 
     def tilted(self, order: Array) -> tuple[Array, Array, Array]:
@@ -171,7 +171,10 @@ def shuffled_losses(epsilon0: float, clients: int, half: int = _HALF) -> Shuffle
 
 
 def attained_losses(epsilon0: float, clients: int, half: int = _HALF) -> ShuffledLosses:
-    """Return the privacy losses of one data set, with all other clients at the probability p1, on 2 ``half`` + 1 points."""
+    """Return the privacy losses of one data set: all other clients send 1 with probability p1 = 1 / (1 + e^-``epsilon0``).
+
+    On 2 ``half`` + 1 points.
+    """
     losses = _on_grid([_row(epsilon0, [Binomial(clients - 1, epsilon0)])], epsilon0, clients, half)
     return replace(losses, outside=0.0)  # probability outside may be ignored in a lower bound
 

@@ -85,10 +85,10 @@ class Vectors:
 
 
 def shuffled_gaussian_epsilon(kinds: Sequence[Vectors], delta: float, local: float) -> float:
-    """Return an upper bound of epsilon at ``delta`` for all these vectors of one client, also for adaptive inputs. Seconds for each kind.
+    """Return an upper bound of epsilon at ``delta`` for all vectors of one client, also for adaptive inputs. Takes seconds for each kind.
 
     Args:
-        local: epsilon without the shuffler.
+        local: epsilon without the shuffler, which is returned if no smaller bound is found.
     """
     kinds = _merged([kind for kind in kinds if kind.times > 0]) if kinds else []
     others = sum(kind.times * (kind.clients - 1) for kind in kinds)
@@ -96,9 +96,9 @@ def shuffled_gaussian_epsilon(kinds: Sequence[Vectors], delta: float, local: flo
         return local
     for guess in _GUESSES:  # the cost (1 + e^epsilon) g b(g) is bounded for epsilon <= guess, so a small guess allows a larger g
         assumed = min(guess, local)
-        found = _epsilon(kinds, delta, _SPENT * delta / (1 + exp(assumed)) / others)
-        if found <= assumed or assumed == local:
-            return min(found, local)
+        epsilon = _epsilon(kinds, delta, _SPENT * delta / (1 + exp(assumed)) / others)
+        if epsilon <= assumed or assumed == local:
+            return min(epsilon, local)
     return local
 
 
