@@ -150,7 +150,7 @@ class Examination:
 
     @property
     def trials(self) -> int:
-        """Randomised units for each input."""
+        """Number of randomised units for each input: those that choose events, and as many that test them."""
         return 2 * self.blocks * self.bench.trials * (self.bench.groups if self.bench.by_weight else 1)
 
     @cached_property

@@ -134,7 +134,10 @@ def _in_cells(counts: Array, weights: Array) -> tuple[Array, Array]:
 
 
 def _deltas(epsilon0: float, epsilons: Array, counts: Array, weights: Array) -> Array:
-    """Return delta at each of ``epsilons``: two tails of a fair binomial for each number of coins."""
+    """Return delta of the module's pair at each of ``epsilons``: a mean over ``counts``, the numbers C of clones, with their ``weights``.
+
+    For each C, delta is a difference of two upper tails of A ~ Bin(C, 1/2), the clones that look like the target's first report.
+    """
     from scipy.stats import binom  # slow to import
 
     p1, p0 = sigmoid(epsilon0), sigmoid(-epsilon0)

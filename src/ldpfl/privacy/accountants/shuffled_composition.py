@@ -177,7 +177,7 @@ class _Composition:
 
     @property
     def outside(self) -> float:
-        """Total probability outside the windows of all bits."""
+        """Upper bound of the probability that the loss of some bit is outside the window in which its losses are computed."""
         return sum(group.releases * bit_losses.outside for group, bit_losses in zip(self.groups, self.losses, strict=True))
 
     def log_moment(self, order: Array) -> Array:
