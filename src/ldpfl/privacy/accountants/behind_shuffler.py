@@ -71,7 +71,7 @@ class ShuffledAccountant(Accountant):
 
 
 class CountedBits(ShuffledAccountant):
-    """Bits that are mixed one by one: of each unit, only the number of clients that sent a 1 is seen."""
+    """Single bits: all that is seen of a unit is how many of them were 1."""
 
     @classmethod
     def supports(cls, groups: Sequence[RoundGroup]) -> bool:
@@ -92,10 +92,10 @@ class CountedBits(ShuffledAccountant):
 
 
 class SummedNoise(ShuffledAccountant):
-    """Integers with Gaussian noise, of which only the sum over the cohort is seen. The sum has the noise of all honest clients.
+    """Gaussian noise of which only the sum over the cohort is seen, of integers: that of all honest clients adds up, and is exact.
 
-    Mechanisms that protect records send integers, and so do others that state it. Other mechanisms round each report to floats. The low
-    digits of a sum of floats reveal more than its noise hides (decision 0023).
+    Integers are what mechanisms send that protect records, and others that say so. The rest round their reports to floats one by one:
+    the low digits of such a sum tell more than its noise hides (decision 0023).
     """
 
     @classmethod
@@ -123,7 +123,7 @@ def _is_summable(release: Release) -> bool:
 
 
 class ShuffledVectors(ShuffledAccountant):
-    """Vectors with Gaussian noise: all clients of a round clip to the same ball and add noise of the same law."""
+    """Vectors with Gaussian noise, the same of all clients of a round, each in a ball."""
 
     @classmethod
     def supports(cls, groups: Sequence[RoundGroup]) -> bool:
@@ -150,7 +150,7 @@ def _are_alike_vectors(release: Release) -> bool:
 
 
 class SelfSampledBits(ShuffledAccountant):
-    """Bits that are mixed one by one, with random check-in of the clients, in rounds of one kind."""
+    """Single bits of clients that decide for themselves, in secret, whether they take part; rounds of one kind."""
 
     @classmethod
     def supports(cls, groups: Sequence[RoundGroup]) -> bool:
@@ -164,7 +164,7 @@ class SelfSampledBits(ShuffledAccountant):
 
 
 class LinkedBits(ShuffledAccountant):
-    """Bits of which several stay together in one message, or which are about coordinates that each client drew in secret."""
+    """Bits of which several travel together, or of coordinates that each client drew in secret."""
 
     @classmethod
     def supports(cls, groups: Sequence[RoundGroup]) -> bool:
@@ -176,7 +176,7 @@ class LinkedBits(ShuffledAccountant):
 
 
 class BlanketedReports(ShuffledAccountant):
-    """Pure reports with a known blanket. Several units may stay together in one message."""
+    """Pure reports of which a known part says nothing, also of several units that travel together."""
 
     @classmethod
     def supports(cls, groups: Sequence[RoundGroup]) -> bool:
@@ -195,7 +195,7 @@ class BlanketedReports(ShuffledAccountant):
 
 
 class ClonedReports(ShuffledAccountant):
-    """Any pure reports, in rounds of one kind. Several units may stay together in one message."""
+    """Any pure reports, also of several units that travel together; rounds of one kind."""
 
     @classmethod
     def supports(cls, groups: Sequence[RoundGroup]) -> bool:

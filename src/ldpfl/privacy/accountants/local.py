@@ -62,7 +62,7 @@ class LocalAccountant(Accountant):
 
 
 class PureAccountant(LocalAccountant):
-    """Reports of pure mechanisms: exact if all have the same epsilon, else by Rényi divergences; never more than the sum."""
+    """Reports of pure mechanisms: exact where all have one epsilon, else by Renyi divergences, and never more than their sum."""
 
     kinds: ClassVar[frozenset[type]] = frozenset({BinaryRelease, PureRelease})
 
@@ -88,7 +88,7 @@ class PureAccountant(LocalAccountant):
 
 
 class GaussianAccountant(LocalAccountant):
-    """Gaussian noise: exact if all records take part in every round; an upper bound if they are sampled."""
+    """Gaussian noise: exact, but where records take part by chance, which is bounded."""
 
     kinds: ClassVar[frozenset[type]] = frozenset({GaussianRelease})
 
@@ -126,7 +126,7 @@ class GaussianAccountant(LocalAccountant):
 
 
 class RenyiAccountant(LocalAccountant):
-    """Pure reports and Gaussian noise together, by Rényi divergences."""
+    """Pure reports and Gaussian noise together, by Renyi divergences."""
 
     kinds: ClassVar[frozenset[type]] = PureAccountant.kinds | GaussianAccountant.kinds
 
