@@ -39,8 +39,8 @@ def released_by(what: RunResult | RunConfig | str | Path, settings: Settings) ->
     if settings:
         raise ConfigError("settings change a recipe, not a run that was made")
     folder = RunFolder(Path(what))
-    chosen = folder.config().privacy.delta  # which names what is missing or damaged there
-    return folder.ledger(), chosen
+    delta = folder.config().privacy.delta  # first, because its error names the missing or damaged file
+    return folder.ledger(), delta
 
 
 def _check_code(file: str | Path, config: RunConfig, changes: Sequence[str]) -> None:
@@ -72,14 +72,14 @@ def warnings_of(runs: Sequence[RunResult | RunConfig | str | Path]) -> list[str]
     Raises:
         ConfigError: they protect different persons, see :func:`check_same_persons`.
     """
-    made = [run for one in runs if (run := _run_of(one)) is not None]
-    check_same_persons(config for config, _ in made)
-    said = [line for config, _ in made for line in of_extending(config)]
-    said += [TRIAL for one in runs if isinstance(one, str | Path) and Path(one).is_dir() and RunFolder(Path(one)).is_trial]
-    return said + list(of_shared_seeds(config for config, simulated in made if simulated))
+    runs_made = [made for run_or_recipe in runs if (made := _config_if_run(run_or_recipe)) is not None]
+    check_same_persons(config for config, _ in runs_made)
+    warnings = [line for config, _ in runs_made for line in of_extending(config)]
+    warnings += [TRIAL for run in runs if isinstance(run, str | Path) and Path(run).is_dir() and RunFolder(Path(run)).is_trial]
+    return warnings + list(of_shared_seeds(config for config, simulated in runs_made if simulated))
 
 
-def _run_of(what: RunResult | RunConfig | str | Path) -> tuple[RunConfig, bool] | None:
+def _config_if_run(what: RunResult | RunConfig | str | Path) -> tuple[RunConfig, bool] | None:
     """Return the config of a run, and whether it was simulated; None if ``what`` is no run."""
     if isinstance(what, RunResult):
         return what.config, True

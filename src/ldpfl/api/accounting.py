@@ -27,7 +27,7 @@ def account(
     delta: float | None = None,
     colluding: int = 0,
 ) -> Statement:
-    """Return what a ledger guarantees to the client that took part most often.
+    """Return the privacy guarantee of runs, ledgers or recipes, for the client that took part most often.
 
     Args:
         what: a ledger, its file, a run's folder, or a result; or a recipe or config, for the releases that it would make.
@@ -41,14 +41,14 @@ def account(
             the course of its run; or a config file names code, such as its model, that ``settings`` do not name as well.
         DataError: a file is damaged.
     """
-    found = [released(one, settings) for one in (what, *others)]
-    ledgers, chosen = [ledger for ledger, _ in found], max(own for _, own in found)
-    return warned(account_together(ledgers, chosen if delta is None else delta, colluding), (what, *others))
+    released_by_each = [released(run_or_recipe, settings) for run_or_recipe in (what, *others)]
+    ledgers, default_delta = [ledger for ledger, _ in released_by_each], max(configured_delta for _, configured_delta in released_by_each)
+    return warned(account_together(ledgers, default_delta if delta is None else delta, colluding), (what, *others))
 
 
 def warned(statement: Statement, of: Iterable[Ledger | RunResult | RunConfig | str | Path]) -> Statement:
-    """Return ``statement`` of all these together, with a warning of each thing in how they were run that it rests on."""
-    runs = [one for one in of if not isinstance(one, Ledger) and not _is_ledger_file(one)]
+    """Return the joint ``statement`` of runs and ledgers, with a warning for each assumption about how they were run."""
+    runs = [run_or_ledger for run_or_ledger in of if not isinstance(run_or_ledger, Ledger) and not _is_ledger_file(run_or_ledger)]
     if not runs:
         return statement
     from ldpfl.api.accounted_runs import warnings_of  # it loads PyTorch, as all that reads configs
@@ -62,14 +62,15 @@ def released(what: Ledger | RunResult | RunConfig | str | Path, settings: Settin
     Raises:
         ConfigError, DataError: as :func:`account`.
     """
-    ledger, chosen = _released(what, settings)
+    ledger, configured_delta = _ledger_and_delta(what, settings)
     if not ledger.events:
-        named = f"{what}: " if isinstance(what, str | Path) else ""
-        raise ConfigError(f"{named}the ledger is empty, nothing was released yet")
-    return ledger, chosen
+        prefix = f"{what}: " if isinstance(what, str | Path) else ""
+        raise ConfigError(f"{prefix}the ledger is empty, nothing was released yet")
+    return ledger, configured_delta
 
 
-def _released(what: Ledger | RunResult | RunConfig | str | Path, settings: Settings) -> tuple[Ledger, float]:
+def _ledger_and_delta(what: Ledger | RunResult | RunConfig | str | Path, settings: Settings) -> tuple[Ledger, float]:
+    """Return the ledger of ``what``, which may be empty, and the configured delta."""
     if isinstance(what, Ledger):
         return what, DELTA
     if _is_ledger_file(what):

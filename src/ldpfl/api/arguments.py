@@ -31,34 +31,35 @@ def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
-            given = signature.bind(*args, **kwargs)
+            bound = signature.bind(*args, **kwargs)
         except TypeError as error:  # in the form of Python's own message about missing or unknown arguments
             raise TypeError(f"{function.__name__}() {error}") from None
-        for name, value in given.arguments.items():
+        for name, value in bound.arguments.items():
             parameter = signature.parameters[name]
             if parameter.kind is parameter.VAR_POSITIONAL:
-                given.arguments[name] = tuple(_looked_over(function, parameter, one) for one in value)
+                bound.arguments[name] = tuple(_checked_value(function, parameter, item) for item in value)
             elif parameter.kind is not parameter.VAR_KEYWORD:
-                given.arguments[name] = _looked_over(function, parameter, value)
-        return function(*given.args, **given.kwargs)
+                bound.arguments[name] = _checked_value(function, parameter, value)
+        return function(*bound.args, **bound.kwargs)
 
     return call
 
 
-def _looked_over(function: Callable[..., object], parameter: inspect.Parameter, value: Any) -> Any:
-    where = f"{function.__name__}: {parameter.name}"
-    plain = value.tolist() if hasattr(value, "tolist") and getattr(value, "ndim", None) == 0 else value
+def _checked_value(function: Callable[..., object], parameter: inspect.Parameter, value: Any) -> Any:
+    """Return ``value``, with NumPy's numbers as Python's, or raise a :class:`ConfigError` if it does not fit its annotation."""
+    argument = f"{function.__name__}: {parameter.name}"
+    python_value = value.tolist() if hasattr(value, "tolist") and getattr(value, "ndim", None) == 0 else value
     kind = eval(parameter.annotation, {}, _Names(function.__globals__))
-    if isinstance(plain, str | Path) and "\0" in str(plain):
-        raise ConfigError(f"{where} has a null character")
-    if _fits(plain, kind):
-        return plain
-    if isinstance(plain, type):
-        raise ConfigError(f"{where} is the class {plain.__name__}: give an instance, {plain.__name__}(...)")
+    if isinstance(python_value, str | Path) and "\0" in str(python_value):
+        raise ConfigError(f"{argument} has a null character")
+    if _fits(python_value, kind):
+        return python_value
+    if isinstance(python_value, type):
+        raise ConfigError(f"{argument} is the class {python_value.__name__}: give an instance, {python_value.__name__}(...)")
     # Only the type is named, because the value may hold private data, such as a data frame in the wrong place.
-    found = shown(plain) if isinstance(plain, str | Path | Real | None) else f"of the kind {type(plain).__name__}"
+    received = shown(python_value) if isinstance(python_value, str | Path | Real | None) else f"of the kind {type(python_value).__name__}"
     expected = re.sub(r"(?:\w+\.)+", "", inspect.formatannotation(kind))
-    raise ConfigError(f"{where} is {found}, expected {expected}{_by_name(function, parameter, plain)}")
+    raise ConfigError(f"{argument} is {received}, expected {expected}{_argument_hint(function, parameter, python_value)}")
 
 
 class _NotImported(type):
@@ -85,21 +86,22 @@ class _Names(dict[str, Any]):
         return getattr(builtins, name) if hasattr(builtins, name) else _NotImported(name, (), {})
 
 
-def _by_name(function: Callable[..., object], parameter: inspect.Parameter, value: object) -> str:
+def _argument_hint(function: Callable[..., object], parameter: inspect.Parameter, value: object) -> str:
     """Return a hint on the right argument if a model or data was given in place of a recipe; empty otherwise."""
-    meant = "model" if hasattr(value, "named_parameters") else "data"
-    if parameter.name != "what" or meant not in inspect.signature(function).parameters or isinstance(value, Real | None):
+    right_argument = "model" if hasattr(value, "named_parameters") else "data"
+    if parameter.name != "what" or right_argument not in inspect.signature(function).parameters or isinstance(value, Real | None):
         return ""
-    return f": give it as {meant}=..."
+    return f": give it as {right_argument}=..."
 
 
 def _fits(value: Any, kind: Any) -> bool:
+    """Whether ``value`` is of the annotated type ``kind``. Containers are checked without their content."""
     origin = get_origin(kind)
     if kind is Any:
         return True
     if origin in (Union, UnionType):
-        return any(_fits(value, one) for one in get_args(kind))
-    if origin is Literal:  # who takes such a word says which there are
+        return any(_fits(value, member) for member in get_args(kind))
+    if origin is Literal:  # the function that takes the word checks it, and lists the allowed ones
         return isinstance(value, str)
     if kind in (int, float):
         return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)

@@ -96,7 +96,7 @@ def attack_runs(
     for number, folder in enumerate(folders, start=1):
         begins(number, folder.path)
         result, drawn = attacker.attack(folder, attack_folder(folder, plan.label))
-        pictures[folder.path] = _few(drawn)
+        pictures[folder.path] = _for_panel(drawn)
         attacked.append(AttackedRun(folder.path, folder.config(), result))
     comparison = compared(attacked)
     write_text(out / COMPARISON, json.dumps(comparison.to_dict(), indent=2) + "\n")
@@ -142,7 +142,7 @@ class _Attacks:
         return result, pictures
 
 
-def _few(pictures: AttackImages) -> AttackImages:
+def _for_panel(pictures: AttackImages) -> AttackImages:
     """Return only as many images as a panel shows, to save memory with many runs."""
     protected = None if pictures.protected is None else pictures.protected[:_SHOWN].clone()
     return AttackImages(pictures.real[:_SHOWN].clone(), protected, pictures.unprotected[:_SHOWN].clone())
@@ -151,9 +151,9 @@ def _few(pictures: AttackImages) -> AttackImages:
 def _panels(comparison: Comparison, pictures: dict[Path, AttackImages]) -> list[tuple[str, Tensor]]:
     """Return real images, then for each line of attacks those of its first run; the unprotected models come before the others."""
     attacks = sorted((line for line in comparison.lines if line.accuracies), key=lambda line: line.row.kind == "protected")
-    shown = [(line.name, pictures[line.runs[0]], line.row.kind) for line in attacks]
-    panels = [(name, found.unprotected if kind == "unprotected" else found.protected) for name, found, kind in shown]
-    return [(f"real, label {comparison.label}", shown[0][1].real), *((name, images) for name, images in panels if images is not None)]
+    first_runs = [(line.name, pictures[line.runs[0]], line.row.kind) for line in attacks]
+    panels = [(name, run_images.unprotected if kind == "unprotected" else run_images.protected) for name, run_images, kind in first_runs]
+    return [(f"real, label {comparison.label}", first_runs[0][1].real), *((name, images) for name, images in panels if images is not None)]
 
 
 def _draw(out: Path, pictures: AttackImages, result: RunAttack) -> None:

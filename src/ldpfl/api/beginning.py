@@ -113,12 +113,13 @@ def begin_app(
             raise ConfigError("--target has to name the column that is to be predicted")
         public, note = public_settings(Path(data), target, client, person, config)
         changes = [change for change in changes if not change.startswith("data.bounds")]
-    together = joined([*written(public), *changes])
-    way: dict[str, Any] = {"transport": "sum", "min_clients": config.clients.count} if config.shuffling.channel == "secure-sum" else {}
+    all_changes = joined([*written(public), *changes])
+    by_sum = config.shuffling.channel == "secure-sum"
+    sum_settings: dict[str, Any] = {"transport": "sum", "min_clients": config.clients.count} if by_sum else {}
     at_nodes = bool(public) or config.data.at_nodes
-    settings = RunSettings(recipe=recipe, changes=together, out="run", reply_s=_REPLY_S if at_nodes else 0.0, **way)
-    left = tuple(name for name, bounds in public.get("data.bounds", {}).items() if bounds == NOT_KNOWN)
-    is_sized = not left and not code_of((offer := offer_of_settings(settings)).config)
+    settings = RunSettings(recipe=recipe, changes=all_changes, out="run", reply_s=_REPLY_S if at_nodes else 0.0, **sum_settings)
+    open_bounds = tuple(name for name, bounds in public.get("data.bounds", {}).items() if bounds == NOT_KNOWN)
+    is_sized = not open_bounds and not code_of((offer := offer_of_settings(settings)).config)
     if is_sized:
         fitting_policy(offer, ranges_for(offer, ()))  # so that nothing is written for which there is no policy
     write_app(folder, settings)
@@ -128,8 +129,8 @@ def begin_app(
         tuple(needed_by_nodes(at_nodes=at_nodes)),
         bool(public),
         note,
-        left,
+        open_bounds,
         "" if not config.mechanism.unsaid else "rows" if person is None else "persons",
         is_sized,
-        bool(way),
+        by_sum,
     )

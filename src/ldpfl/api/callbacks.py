@@ -41,14 +41,15 @@ class Announcer:
     """Observer of a run that passes everything to a display, and the rounds of the private training to callbacks."""
 
     def __init__(self, display: ProgressDisplay, config: RunConfig, callbacks: Sequence[Callback], on_round: OnRound | None) -> None:
-        for place, one in enumerate(callbacks):
-            if isinstance(one, type) or not isinstance(one, Callback):
+        for place, callback in enumerate(callbacks):
+            if isinstance(callback, type) or not isinstance(callback, Callback):
                 raise ConfigError(f"callbacks[{place}] is no callback: give an instance of a class that inherits from ldpfl.Callback")
         self._display, self._config, self._callbacks, self._on_round = display, config, callbacks, on_round
         self._phases = 0
         self.clients_done, self.warn, self.preparing = display.clients_done, display.warn, display.preparing
 
     def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...], metric: str) -> None:
+        """Note that a training begins: first the private one, of which callbacks are told, then the baseline."""
         self._phases += 1
         self._display.started(label, rounds, done, metric)
         if self._phases == 1:
@@ -60,16 +61,17 @@ class Announcer:
             return
         if self._on_round is not None:
             self._on_round(metrics)
-        for one in self._callbacks:
-            one.on_round_end(metrics)
+        for callback in self._callbacks:
+            callback.on_round_end(metrics)
 
     def finished(self, result: RunResult) -> None:
         """Tell all callbacks that the run is finished. A run that was finished before begins only now for them."""
         if self._phases == 0:
             self._begin(result.metric, result.history)
-        for one in self._callbacks:
-            one.on_run_end(result)
+        for callback in self._callbacks:
+            callback.on_run_end(result)
 
     def _begin(self, metric: str, history: Sequence[RoundMetrics]) -> None:
-        for one in self._callbacks:
-            one.on_run_start(self._config, metric, history)
+        """Tell all callbacks that the run begins."""
+        for callback in self._callbacks:
+            callback.on_run_start(self._config, metric, history)

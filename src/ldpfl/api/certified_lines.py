@@ -52,15 +52,16 @@ def certified(
         run=name,
         ledger=hashlib.sha256(text.encode()).hexdigest(),
         charged=tuple(_charged(group) for group in groups),
-        guarantees=tuple(_line(row, groups) for row in rows),
+        guarantees=tuple(_stated_guarantee(row, groups) for row in rows),
         caveats=(*caveats, *statement.warnings),
         software=dict(versions),
     )
 
 
-def _line(row: Guarantee, groups: Sequence[RoundGroup]) -> certificate_file.StatedGuarantee:
+def _stated_guarantee(row: Guarantee, groups: Sequence[RoundGroup]) -> certificate_file.StatedGuarantee:
+    """Return a guarantee over the whole run as the certificate states it, with the accountant that computed it."""
     local = accountant((group.release, group.rounds) for group in groups)
-    by = local if row.trust_model == "local" else behind_shuffler(groups)
+    used_accountant = local if row.trust_model == "local" else behind_shuffler(groups)
     return certificate_file.StatedGuarantee(
         protects=row.unit,  # type: ignore[arg-type]  # a line over a run is about what is protected
         adjacency=row.adjacency,  # type: ignore[arg-type]  # one of three, over a run
@@ -68,12 +69,13 @@ def _line(row: Guarantee, groups: Sequence[RoundGroup]) -> certificate_file.Stat
         epsilon=row.epsilon if isfinite(row.epsilon) else certificate_file.INFINITY,  # type: ignore[arg-type]
         delta=row.delta,
         status=row.status,  # type: ignore[arg-type]  # one of two
-        computed=f"{type(by).__name__}: {(inspect.getdoc(type(by)) or '').splitlines()[0]}",
+        computed=f"{type(used_accountant).__name__}: {(inspect.getdoc(type(used_accountant)) or '').splitlines()[0]}",
         assumptions=tuple(row.assumptions),
     )
 
 
 def _charged(group: RoundGroup) -> certificate_file.ChargedRounds:
+    """Return a group of charged rounds as the certificate states it."""
     return certificate_file.ChargedRounds(
         release=_released(group.release),
         cohort=group.cohort,
@@ -87,6 +89,7 @@ def _charged(group: RoundGroup) -> certificate_file.ChargedRounds:
 
 
 def _released(release: Release) -> certificate_file.ClientRelease:
+    """Return one client's release in a round as the certificate states it."""
     kind = _KINDS.get(type(release))
     if kind is None:
         raise ConfigError(f"a certificate cannot say what a {type(release).__name__} is, so nobody could check it: none is made")

@@ -28,12 +28,13 @@ from ldpfl_verify.certificate_file import Certificate, Signature, Statement
 
 @checked
 def certify(what: str | Path, *, delta: float | None = None, key: str | Path | None = None, out: str | Path | None = None) -> Certificate:
-    """Return what the run in the folder ``what``, or a ledger's file, guarantees, for others to check: see :func:`verify`.
+    """Return the certificate of a run's guarantee, which others can check: see :func:`verify`.
 
     Args:
+        what: folder of the run, or file of its ledger.
         delta: failure probability; by default that of the run, or 1e-5.
-        key: file of the private key that signs it (Ed25519); made if there is none. Without one nobody signs.
-        out: file to write the certificate to; without one nothing is written.
+        key: file of the private key (Ed25519) that signs the certificate; created if missing. None: the certificate is not signed.
+        out: file to write the certificate to; None: nothing is written.
 
     Raises:
         ConfigError: there is no such run, it is a trial of a tuning, it stands between two rounds, or delta is out of range.
@@ -47,24 +48,25 @@ def certify(what: str | Path, *, delta: float | None = None, key: str | Path | N
     if folder is not None:
         folder.check_may_be_handed_on()
     file = path if folder is None else folder.ledger_path
-    kept = Ledger.load(file) if folder is None else folder.ledger()
-    chosen = DELTA if folder is None else folder.config().privacy.delta
+    ledger = Ledger.load(file) if folder is None else folder.ledger()
+    default_delta = DELTA if folder is None else folder.config().privacy.delta
     try:
         text = read_text(file, MAX_ROUNDS_BYTES)
     except OSError as error:
         raise ConfigError(f"ledger {file} cannot be read: {error.strerror}") from None
-    if Ledger.from_json(text, str(file)) != kept:
+    if Ledger.from_json(text, str(file)) != ledger:
         raise ConfigError(f"{path} stands between two rounds: resume it and let it finish before it is certified")
     result = (folder.result() if folder else None) or {}
-    used = {event.release.mechanism: mechanisms.version_of(event.release.mechanism) for event in kept.events}
-    versions = {"ldpfl": ldpfl.__version__, **{str(name): str(of) for name, of in result.get("versions", {}).items()}, **used}
+    mechanism_versions = {event.release.mechanism: mechanisms.version_of(event.release.mechanism) for event in ledger.events}
+    run_versions = {str(name): str(version) for name, version in result.get("versions", {}).items()}
+    versions = {"ldpfl": ldpfl.__version__, **run_versions, **mechanism_versions}
     name = str(result.get("name", path.name))
-    caveats = [] if folder is None else _caveats_of(folder, result, len(kept.events))
-    statement = certified(text, name, chosen if delta is None else delta, versions, caveats, str(file))
-    made = signed(statement, None if key is None else _signing_key(Path(key)))
+    caveats = [] if folder is None else _caveats_of(folder, result, len(ledger.events))
+    statement = certified(text, name, default_delta if delta is None else delta, versions, caveats, str(file))
+    certificate = signed(statement, None if key is None else _signing_key(Path(key)))
     if out is not None:
-        write_text(Path(out), made.to_json())
-    return made
+        write_text(Path(out), certificate.to_json())
+    return certificate
 
 
 def signed(statement: Statement, key: Ed25519PrivateKey | None) -> Certificate:
@@ -85,6 +87,7 @@ def _caveats_of(folder: RunFolder, result: Mapping[str, Any], events: int) -> li
 
 
 def _signing_key(path: Path) -> Ed25519PrivateKey:
+    """Return the private key in the file ``path``, which is made first if there is none."""
     if not path.exists():
         save_key(Ed25519PrivateKey.generate(), path)
     return load_key(path, Ed25519PrivateKey)  # type: ignore[type-abstract]  # it is one that is made elsewhere

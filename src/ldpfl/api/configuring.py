@@ -38,12 +38,13 @@ def configure(what: str | Path | RunConfig = DEFAULT, settings: Settings = (), *
 def configured_for(
     function: Callable[..., object], what: str | Path | RunConfig, settings: Settings, overrides: Mapping[str, Any]
 ) -> RunConfig:
-    """Return what :func:`configure` does, for a ``function`` whose own arguments may be what was meant by one that there is not."""
+    """Return the config as :func:`configure` does. Errors speak of ``function``: they suggest its arguments in place of an unknown one."""
     changes = [*listed(settings), *listed(by_key(function, overrides, what))]
     config = configured(what, changes)
     # Unless a seed is given, the noise on a user's own data follows from a secret that is no part of the config.
-    said = {*(what if isinstance(what, RunConfig) else config).model_fields_set, *(change.partition("=")[0].strip() for change in changes)}
-    if config.data.brought and "seed" not in said:
+    stated_keys = (what if isinstance(what, RunConfig) else config).model_fields_set
+    given_keys = {*stated_keys, *(change.partition("=")[0].strip() for change in changes)}
+    if config.data.brought and "seed" not in given_keys:
         return config.model_copy(update={"seed": secrets.randbits(_SEED_BITS), "secret_noise": True})
     return config
 
@@ -57,8 +58,8 @@ def brought(data: object, model: str | nn.Module | None) -> tuple[dict[str, Any]
         settings["data.name"] = GIVEN
     if model is not None:
         settings["model.name"] = GIVEN if isinstance(model, nn.Module) else named_model(model)
-    handed = None if isinstance(data, str | Path) else data
-    return settings, Given(handed, model if isinstance(model, nn.Module) else None)
+    data_object = None if isinstance(data, str | Path) else data
+    return settings, Given(data_object, model if isinstance(model, nn.Module) else None)
 
 
 def named_data(data: str | Path) -> dict[str, Any]:
@@ -70,7 +71,7 @@ def named_data(data: str | Path) -> dict[str, Any]:
         return {"data.name": data}
     try:
         return {"data.path": str(path.expanduser().resolve())}
-    except RuntimeError:  # of a user that there is not, or who has no home
+    except RuntimeError:  # the user does not exist, or has no home
         raise ConfigError(f"data is {str(data)!r}, and whose home ~ stands for is not known: give the whole path") from None
 
 
@@ -97,13 +98,13 @@ def overrides_of(
         raise ConfigError(f"--target names a column of your data; the epsilon of the whole run is --target-epsilon {target}")
     if not (target is None and client is None and person is None) and data is None and recipe is None:
         raise ConfigError("--target, --client and --person name columns of your own data: give them with --data")
-    own = {
+    flags = {
         **{"data.target": target, "data.client": client, "data.person": person, "data.text": text, "task.name": task},
         **{"model.name": None if model is None else named_model(model), "model.adapter": adapter},
     }
     return [
         *([f"{key}={toml_value(value)}" for key, value in named_data(data).items()] if data is not None else []),
-        *(f"{key}={toml_value(value)}" for key, value in own.items() if value is not None),
+        *(f"{key}={toml_value(value)}" for key, value in flags.items() if value is not None),
         *(changes or []),
         *([f"privacy.target_epsilon={target_epsilon}"] if target_epsilon is not None else []),
         *([f"evaluation.epsilon={evaluation_epsilon}"] if evaluation_epsilon is not None else []),
@@ -133,18 +134,19 @@ def listed(settings: Settings) -> list[str]:
     return texts
 
 
-def _by_section(settings: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``settings`` with the dict of each section replaced by its keys, as ``section.key``."""
+    flat: dict[str, Any] = {}
     for key, value in settings.items():
         inner = value if key in _SECTIONS and isinstance(value, Mapping) else None
-        found |= {key: value} if inner is None else {f"{key}.{name}": one for name, one in inner.items()}
-    return found
+        flat |= {key: value} if inner is None else {f"{key}.{name}": inner_value for name, inner_value in inner.items()}
+    return flat
 
 
 _SECTIONS = frozenset(key.partition(".")[0] for key in known_keys() if "." in key)
 
 
-_SAID = ("evaluation", "clipping")
+_SECTIONS_IN_NAMES = ("evaluation", "clipping")
 """Sections that stand before their settings' names, such as ``evaluation_epsilon``. ``epsilon`` must not be taken for that of an
 evaluation, not even where the mechanism has none, and ``learning_rate`` is the clients'."""
 
@@ -153,34 +155,37 @@ def by_key(function: Callable[..., object], overrides: Mapping[str, Any], what: 
     """Return ``overrides`` by their dotted keys."""
     if not overrides:
         return {}
-    said = _by_section(overrides)
-    name = str(said.get("mechanism.name", said.get("mechanism")) or configured(what, []).mechanism.name)
+    values_by_key = _flattened(overrides)
+    name = str(values_by_key.get("mechanism.name", values_by_key.get("mechanism")) or configured(what, []).mechanism.name)
     known = known_keys(name)
     by_name: dict[str, list[str]] = {}
     for key in known:
         section, _, leaf = key.rpartition(".")
-        if section in _SAID:
+        if section in _SECTIONS_IN_NAMES:
             leaf = f"{section}_{leaf}"
         by_name.setdefault(section if leaf == "name" and section else leaf, []).append(key)
-    found = {}
-    for given, value in said.items():
-        keys = [given] if "." in given or given in known else by_name.get(given, [])
+    by_dotted_key = {}
+    for argument, value in values_by_key.items():
+        keys = [argument] if "." in argument or argument in known else by_name.get(argument, [])
         if len(keys) != 1:
-            raise ConfigError(f"{function.__name__} has no argument {given!r}{_advice(function, given, name, by_name)}")
-        found[keys[0]] = value
-    return found
+            raise ConfigError(f"{function.__name__} has no argument {argument!r}{_advice(function, argument, name, by_name)}")
+        by_dotted_key[keys[0]] = value
+    return by_dotted_key
 
 
-def _first_of(section: str) -> str:
+def _example_key(section: str) -> str:
+    """Return the first key of a section, as an example for an error message."""
     return next(key.partition(".")[2] for key in known_keys() if key.startswith(f"{section}."))
 
 
-def _advice(function: Callable[..., object], given: str, mechanism: str, by_name: Mapping[str, Sequence[str]]) -> str:
-    if given in by_name:
-        return f": several settings end so, {', '.join(by_name[given])}: give one in settings"
-    if given in _SECTIONS:
-        return f": it is a section of settings, so give a dict of them, such as {{{_first_of(given)!r}: ...}}"
+def _advice(function: Callable[..., object], argument: str, mechanism: str, by_name: Mapping[str, Sequence[str]]) -> str:
+    """Return the end of the message about an unknown ``argument``: what may have been meant."""
+    if argument in by_name:
+        return f": several settings end so, {', '.join(by_name[argument])}: give one in settings"
+    if argument in _SECTIONS:
+        return f": it is a section of settings, so give a dict of them, such as {{{_example_key(argument)!r}: ...}}"
     others = (other for other in mechanisms.names() if mechanisms.is_built_in(other))
-    elsewhere = f" with the mechanism {mechanism}" if any(given in mechanisms.settings_of(other).model_fields for other in others) else ""
-    own = [name for name, argument in signature(function).parameters.items() if argument.kind is argument.KEYWORD_ONLY]
-    return f"{elsewhere}: {did_you_mean(given, [*own, *(name for name, keys in by_name.items() if len(keys) == 1)])}"
+    has_other = any(argument in mechanisms.settings_of(other).model_fields for other in others)
+    only_elsewhere = f" with the mechanism {mechanism}" if has_other else ""
+    parameters = [name for name, argument in signature(function).parameters.items() if argument.kind is argument.KEYWORD_ONLY]
+    return f"{only_elsewhere}: {did_you_mean(argument, [*parameters, *(name for name, keys in by_name.items() if len(keys) == 1)])}"

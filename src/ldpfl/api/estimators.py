@@ -51,11 +51,12 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         """Return the estimator itself: a clone that is not fitted could not be fitted."""
         return self
 
-    def _answered(self, rows: Rows) -> pandas.DataFrame:
-        """Return the answers of :func:`ldpfl.predict`, of which those on classes have a first column with the likeliest."""
-        return answered(self.encoder, self.module, self._framed(rows), self.threshold)
+    def _answers(self, rows: Rows) -> pandas.DataFrame:
+        """Return the result of :func:`ldpfl.predict`. For classes, its first column is the likeliest class."""
+        return answered(self.encoder, self.module, self._as_frame(rows), self.threshold)
 
-    def _framed(self, rows: Rows) -> pandas.DataFrame:
+    def _as_frame(self, rows: Rows) -> pandas.DataFrame:
+        """Return ``rows`` as a data frame with the columns that the model takes."""
         import pandas
 
         if hasattr(rows, "columns"):
@@ -84,12 +85,12 @@ class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 
     def predict_proba(self, rows: Rows) -> NDArray[np.float64]:
         """Return the probability of each class (N, K)."""
-        return np.asarray(self._answered(rows).iloc[:, 1:], dtype=np.float64)
+        return np.asarray(self._answers(rows).iloc[:, 1:], dtype=np.float64)
 
     def predict(self, rows: Rows) -> NDArray[Any]:
         """Return the likeliest class (N,) of each row; of ordered classes, the median."""
         places = {printable(name): place for place, name in enumerate(self.encoder.classes)}
-        return np.asarray(self.classes_[[places[name] for name in self._answered(rows).iloc[:, 0]]])
+        return np.asarray(self.classes_[[places[name] for name in self._answers(rows).iloc[:, 0]]])
 
 
 class MultiLabelClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
@@ -101,7 +102,7 @@ class MultiLabelClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 
     def predict_proba(self, rows: Rows) -> NDArray[np.float64]:
         """Return the probability of each label (N, L)."""
-        return np.asarray(self._answered(rows), dtype=np.float64)
+        return np.asarray(self._answers(rows), dtype=np.float64)
 
     def predict(self, rows: Rows) -> NDArray[np.int64]:
         """Return 1 for each label (N, L) with a probability above one half, else 0."""
@@ -113,7 +114,7 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
 
     def predict(self, rows: Rows) -> NDArray[np.float64]:
         """Return a number (N,) for each row."""
-        return np.asarray(self._answered(rows).iloc[:, 0], dtype=np.float64)
+        return np.asarray(self._answers(rows).iloc[:, 0], dtype=np.float64)
 
 
 _KINDS: Mapping[str, type[Classifier] | type[MultiLabelClassifier] | type[Regressor]] = {
@@ -133,12 +134,13 @@ def estimator(encoder: Encoder | None, module: nn.Module, threshold: float | Non
             given for another model than one of two classes.
     """
     if encoder is None or encoder.targets not in _KINDS:
-        what = "something else than a table" if encoder is None else f"the target {encoder.targets!r}"
-        raise ConfigError(f"the model is of {what}, for which scikit-learn has no estimator: use its module or predict")
+        kind = "something else than a table" if encoder is None else f"the target {encoder.targets!r}"
+        raise ConfigError(f"the model is of {kind}, for which scikit-learn has no estimator: use its module or predict")
     encoder.check_threshold(threshold)
     return _KINDS[encoder.targets](encoder, module.eval(), threshold)
 
 
 def _is_whole(name: str) -> bool:
+    """Whether ``name`` is a whole number, written without leading zeros."""
     digits = name.removeprefix("-")
     return digits.isdecimal() and str(int(name)) == name

@@ -56,13 +56,13 @@ def export(
     place = run.folder if isinstance(run, RunResult) else Path(run)
     if place is None:
         raise ConfigError("this run has no folder to export: give ldpfl.run a folder=")
-    kept, out = RunFolder(place), Path(folder)
-    config, result = kept.config(), kept.result()
+    run_folder, out = RunFolder(place), Path(folder)
+    config, result = run_folder.config(), run_folder.result()
     if result is None:
         raise ConfigError(f"{place} holds a run that is not finished: go on with it by ldpfl run --resume before it is exported")
-    described = kept.model_file().handed_on()
+    described = run_folder.model_file().handed_on()
     check_whole(described.personal)
-    encoder = kept.encoder().handed_on() if kept.encoding_path.exists() else None
+    encoder = run_folder.encoder().handed_on() if run_folder.encoding_path.exists() else None
     if config.data.brought and not config.mechanism.protects:
         raise ConfigError(
             f"{place} was trained on your data without noise: its model may hold what any row says, and is not exported; train it with "
@@ -70,15 +70,16 @@ def export(
         )
     suffixes = [suffix for suffix, wanted in ((".onnx", onnx), (".pt2", pt2)) if wanted]
     certificate = certify(place, key=key)
-    statement = account(kept.ledger(), config.privacy.delta)
-    said = methods(config, result, kept.ledger(), statement, kept.kind())
-    card = model_card(config, described, encoder, statement, result, ldpfl.__version__, said, [f"model{suffix}" for suffix in suffixes])
+    statement = account(run_folder.ledger(), config.privacy.delta)
+    methods_text = methods(config, result, run_folder.ledger(), statement, run_folder.kind())
+    model_files = [f"model{suffix}" for suffix in suffixes]
+    card = model_card(config, described, encoder, statement, result, ldpfl.__version__, methods_text, model_files)
     with writing(out):
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ConfigError(f"{out} is not empty: give a new folder, so that nothing else is handed on with the model")
-    own = run.module() if isinstance(run, RunResult) and model is None else model
-    exchanged = dict(_exchanged(kept, described, suffixes, own))
-    write_model(kept, out)
+    given_model = run.module() if isinstance(run, RunResult) and model is None else model
+    exchanged = dict(_exchange_files(run_folder, described, suffixes, given_model))
+    write_model(run_folder, out)
     for name, content in exchanged.items():
         with replace_atomically(out / name) as temporary:
             temporary.write_bytes(content)
@@ -88,7 +89,9 @@ def export(
     return out
 
 
-def _exchanged(kept: RunFolder, described: ModelFile, suffixes: list[str], model: str | nn.Module | None) -> Iterator[tuple[str, bytes]]:
+def _exchange_files(
+    source: RunFolder, described: ModelFile, suffixes: list[str], model: str | nn.Module | None
+) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of the file for each suffix.
 
     Raises:
@@ -101,20 +104,20 @@ def _exchanged(kept: RunFolder, described: ModelFile, suffixes: list[str], model
     if described.shape is None or is_pretrained(described.name):
         raise ConfigError("the model is pretrained, or takes several tensors: it is exported as it is, and not as ONNX or .pt2")
     example = torch.zeros(1, *described.shape, dtype=torch.float32 if described.vocabulary is None else torch.int64)
-    module = kept.model_file().module(kept.model_path, named_model(model) if isinstance(model, str) else model)
+    module = source.model_file().module(source.model_path, named_model(model) if isinstance(model, str) else model)
     for suffix in suffixes:
         yield f"model{suffix}", exchanged(module, example, suffix)
 
 
-def write_model(kept: RunFolder, out: Path) -> None:
-    """Write the model of the finished run ``kept``, and what is needed to use it, to the folder ``out``."""
-    described, target = kept.model_file().handed_on(), RunFolder(out)
+def write_model(run_folder: RunFolder, out: Path) -> None:
+    """Write the model of a finished run, and the files that are needed to use it, to the folder ``out``."""
+    described, target = run_folder.model_file().handed_on(), RunFolder(out)
     make_folder(out)
     with replace_atomically(target.model_path) as temporary:
-        described.copy_weights(kept.model_path, temporary)
-    _copy_adapter(kept.adapter_path, out)
-    if kept.encoding_path.exists():
-        write_text(target.encoding_path, kept.encoder().handed_on().model_dump_json(indent=1) + "\n")
+        described.copy_weights(run_folder.model_path, temporary)
+    _copy_adapter(run_folder.adapter_path, out)
+    if run_folder.encoding_path.exists():
+        write_text(target.encoding_path, run_folder.encoder().handed_on().model_dump_json(indent=1) + "\n")
     write_text(target.description_path, described.model_dump_json(indent=1) + "\n")
 
 

@@ -42,10 +42,10 @@ def reproductions() -> tuple[Shipped, ...]:
     """Return the papers' tables and figures that can be made again, by name."""
     from ldpfl.experiments.reproduction import load_reproduction  # it loads PyTorch, as all that reads configs
 
-    found = ((name, load_reproduction(name)) for name in sorted(reproduction_files()))
+    loaded = ((name, load_reproduction(name)) for name in sorted(reproduction_files()))
     return tuple(
         Shipped(name, f"{one.source}: {one.title}", tuple(size for size, made in (("desk", one.desk), ("paper", one.paper)) if made))
-        for name, one in found
+        for name, one in loaded
     )
 
 
@@ -68,4 +68,5 @@ def mechanism_names() -> tuple[str, ...]:
 
 
 def _described(names: tuple[str, ...], files: Mapping[str, Traversable]) -> tuple[Shipped, ...]:
+    """Return the recipes or sweeps with these ``names``, with the description in each one's file."""
     return tuple(Shipped(name, description(files[name])) for name in names)

@@ -30,8 +30,8 @@ __all__ = ["Finding", "IssuedFiles", "ListedToken", "NodeSetUp", "ServerFiles", 
 __all__ += ["cancel_round", "check_node", "demo", "issue_certificates", "left_open", "list_rounds", "list_tokens", "need_deployment"]
 __all__ += ["node_key", "node_metrics", "renew_token", "revoke_token", "serve_relay"]
 
-_OF_RELAY = ("httpx", "sqlalchemy", "starlette", "uvicorn")
-_OF_DEPLOYMENT = ("flwr", "httpx", "sqlalchemy", "starlette", "trustme", "uvicorn")
+_RELAY_PACKAGES = ("httpx", "sqlalchemy", "starlette", "uvicorn")
+_DEPLOYMENT_PACKAGES = ("flwr", "httpx", "sqlalchemy", "starlette", "trustme", "uvicorn")
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def serve_relay(
     Raises:
         ConfigError: the address needs TLS, or one of certificate and key is missing.
     """
-    _need("the relay", _OF_RELAY, "relay")
+    _require_packages("the relay", _RELAY_PACKAGES, "relay")
     from ldpfl.relay.serve import Tls, serve
     from ldpfl.relay.usage_limits import Connections
 
@@ -124,7 +124,7 @@ def add_token(store: str, name: str, role: str, signing_key: str | None = None) 
 
 
 def list_tokens(store: str) -> tuple[ListedToken, ...]:
-    """Return who has a token."""
+    """Return the tokens of the relay, without the tokens' secrets."""
     with _tokens(store) as tokens:
         from ldpfl.transport.sums import signer_of
 
@@ -252,7 +252,8 @@ def demo(
 
     Args:
         folder: new or empty folder for all files.
-        watch: called with the number of rounds; gives what is told of each step, and what waits so many seconds, which may raise to end it.
+        watch: called with the number of rounds. Returns a context with the observer of each step, and with a function that waits so many
+            seconds and may raise to end the demo.
         settings: changes of the quickstart, as ``key=value``.
         reply_s: seconds after which each node replies, trained or not.
         by_sum: whether reports are added up, so that no server sees one of them.
@@ -280,7 +281,7 @@ def demo(
 
 
 def node_metrics(budget: Path, log: Path | None = None, policy: Path | None = None) -> str:
-    """Return what a node's operator watches, in Prometheus' text format: some of it depends on the node's data."""
+    """Return a node's metrics in Prometheus' text format, for its operator alone: some depend on the node's data."""
     from ldpfl.deploy.node_metrics import metrics_text
 
     return metrics_text(budget, log, policy)
@@ -301,9 +302,9 @@ def left_open(
     from ldpfl.deploy import stopped_runs
     from ldpfl.experiments.run_folder import RunFolder
 
-    left = stopped_runs.left_open(RunFolder(run))
-    yield from stopped_runs.described(left)
-    if not left.over_relay:
+    stopped_run = stopped_runs.left_open(RunFolder(run))
+    yield from stopped_runs.described(stopped_run)
+    if not stopped_run.over_relay:
         if cancel:
             yield "its reports go over no relay: there is nothing to cancel"
         return
@@ -312,27 +313,30 @@ def left_open(
             "its reports go over a relay, which may hold some: set LDPFL_RELAY to the relay's URL, and LDPFL_AGGREGATOR_TOKEN to the file "
             "of the aggregator's token"
         )
-    with stopped_runs.operator_aggregator(relay, token, relay_ca) as calling:
-        yield from stopped_runs.closed(calling, left) if cancel else stopped_runs.held(calling, left, run)
+    with stopped_runs.operator_aggregator(relay, token, relay_ca) as aggregator:
+        yield from stopped_runs.closed(aggregator, stopped_run) if cancel else stopped_runs.held(aggregator, stopped_run, run)
 
 
 def _refuse_present(file: Path) -> None:
+    """Raise a :class:`ConfigError` if ``file`` exists: a key in it would be lost."""
     if file.exists():
         raise ConfigError(f"{file} exists already: --show prints the public half of its key; for a new key give another file")
 
 
 def need_deployment() -> None:
     """Raise a ConfigError that names the packages of a deployment that are missing."""
-    _need("a deployment", _OF_DEPLOYMENT, "flower")
+    _require_packages("a deployment", _DEPLOYMENT_PACKAGES, "flower")
 
 
-def _need(what: str, packages: Sequence[str], extra: str) -> None:
+def _require_packages(purpose: str, packages: Sequence[str], extra: str) -> None:
+    """Raise a :class:`ConfigError` that names the missing ``packages`` of an ``extra``, if any."""
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
-        raise ConfigError(f"{what} needs {', '.join(missing)}: pip install 'ldpfl[{extra}]'")
+        raise ConfigError(f"{purpose} needs {', '.join(missing)}: pip install 'ldpfl[{extra}]'")
 
 
 def _public_key(line: str | None) -> Ed25519PublicKey | None:
+    """Return the signing key in the ``line`` of ``ldpfl deploy node-key``; None without a line."""
     if line is None:
         return None
     from ldpfl.transport.sums.node_keys import public_key
@@ -342,20 +346,22 @@ def _public_key(line: str | None) -> Ed25519PublicKey | None:
 
 @contextmanager
 def _opened(store: str) -> Iterator[Store]:
-    _need("the relay", _OF_RELAY, "relay")
+    """Yield the relay's store, and close it at the end."""
+    _require_packages("the relay", _RELAY_PACKAGES, "relay")
     from ldpfl.relay.database import open_engine
     from ldpfl.relay.store import Store
 
-    opened = Store(open_engine(store))
+    relay_store = Store(open_engine(store))
     try:
-        yield opened
+        yield relay_store
     finally:
-        opened.close()
+        relay_store.close()
 
 
 @contextmanager
 def _tokens(store: str) -> Iterator[Tokens]:
-    _need("the relay", _OF_RELAY, "relay")
+    """Yield the relay's tokens, and close their database at the end."""
+    _require_packages("the relay", _RELAY_PACKAGES, "relay")
     from ldpfl.relay.database import open_engine
     from ldpfl.relay.tokens import Tokens
 

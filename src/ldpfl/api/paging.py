@@ -24,9 +24,9 @@ class Page:
     """A self-contained HTML file.
 
     Attributes:
-        path: the file.
-        size: its bytes.
-        kind: who it is for, in words.
+        path: path of the file.
+        size: size of the file in bytes.
+        kind: for whom the page is, in words.
     """
 
     path: Path
@@ -47,13 +47,13 @@ def page(what: Sequence[Path], file: Path, *, public: bool = False) -> Page:
         WriteError: ``file`` cannot be written.
     """
     check_suffix(file, "a page in HTML", ".html", ".htm")
-    text, kind = _text(what, public=public)
+    text, kind = _page_text(what, public=public)
     write_text(file, text)
     return Page(file, len(text.encode()), kind)
 
 
-def _text(what: Sequence[Path], *, public: bool) -> tuple[str, str]:
-    """Return a page, and which kind of page it is, in words."""
+def _page_text(what: Sequence[Path], *, public: bool) -> tuple[str, str]:
+    """Return the HTML text of a page, and for whom it is, in words."""
     sweeps = [(path, stored) for path in what if path.is_dir() and (stored := stored_sweep(path)) is not None]
     plans = [path for path in what if path.suffix == ".json" and path.is_file()]
     if not sweeps and not plans:

@@ -23,34 +23,34 @@ if TYPE_CHECKING:
 
 @checked
 def plan(*, target_central: float | None = None, **setting: Any) -> Plan:
-    """Return what a federation would guarantee and cost, before anything is run.
+    """Return the privacy guarantee and the cost of a planned federation.
 
         ldpfl.plan(epsilon=1.0, clients=10_000, weights=21_840, rounds=10).statement
 
     Args:
         target_central: solve for ``clients`` or ``epsilon``, whichever is left out, so that the run has this central epsilon.
-        setting: those of :class:`ldpfl.experiments.planning.planner.Setting`; ``epsilon``, ``clients``, ``weights`` and ``rounds`` are
-        needed.
+        setting: fields of :class:`ldpfl.experiments.planning.planner.Setting`; ``epsilon``, ``clients``, ``weights`` and ``rounds`` are
+            needed.
 
     Raises:
-        ConfigError: one is missing, unknown or out of range; or nothing reaches the target.
+        ConfigError: an argument is missing, unknown or out of range; or nothing reaches the target.
     """
     known = Setting.__dataclass_fields__
     for name in setting:
         if name not in known:
             raise ConfigError(f"plan has no argument {name!r}: {did_you_mean(name, known)}")
-    solved = () if target_central is None else ("epsilon", "clients")
-    missing = [name for name in ("epsilon", "clients", "weights", "rounds") if setting.get(name) is None and name not in solved]
+    solvable = () if target_central is None else ("epsilon", "clients")
+    missing = [name for name in ("epsilon", "clients", "weights", "rounds") if setting.get(name) is None and name not in solvable]
     if missing:
         raise ConfigError(f"plan needs {', '.join(missing)}")
     if target_central is None:
         return plan_setting(Setting(**setting))
-    found, solution = reach(target_central, **{"epsilon": None, "clients": None, **setting})
-    return replace(plan_setting(found), solution=solution)
+    solved_setting, solution = reach(target_central, **{"epsilon": None, "clients": None, **setting})
+    return replace(plan_setting(solved_setting), solution=solution)
 
 
 def cost(planned: Plan | RegimePlan, linked: int = 1) -> RoundCost | SumCost:
-    """Return what a round of a plan takes over relays that mix, or as a sum: bytes, processor time and memory.
+    """Return the cost of a round of a plan, over relays that mix or as a sum: bytes, processor time and memory.
 
     Args:
         linked: how many coordinates stay together over a relay that mixes.
@@ -70,7 +70,7 @@ def cost(planned: Plan | RegimePlan, linked: int = 1) -> RoundCost | SumCost:
 
 
 def check_plot(file: Path, **setting: Any) -> None:
-    """Return if :func:`draw_plan` can draw a plan of these arguments, those of :func:`plan`, into ``file``.
+    """Raise unless :func:`draw_plan` can draw the plan of these arguments of :func:`plan` into ``file``.
 
     Raises:
         ConfigError: the suffix names no kind of picture, or the setting has no central epsilon.
@@ -86,7 +86,7 @@ def draw_plan(planned: Plan, file: Path, target_central: float | None = None, ea
 
     Args:
         target_central: central epsilon that is marked in the picture.
-        each: goes through the numbers of clients one by one, each of which takes a while: shows how far the drawing is.
+        each: wrapper of the list of client numbers, which shows the progress: each number takes a while.
 
     Raises:
         WriteError: the file cannot be written.

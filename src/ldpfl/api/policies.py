@@ -71,17 +71,18 @@ class Budget:
     @property
     def claims(self) -> tuple[str, ...]:
         """Mechanisms of other authors, as ``name (author)``. The budget counts them by what their authors claim."""
-        found = dict.fromkeys(f"{release.mechanism} ({release.author})" for release in self.books.counts if release.author != OURS)
-        return tuple(found)
+        names = dict.fromkeys(f"{release.mechanism} ({release.author})" for release in self.books.counts if release.author != OURS)
+        return tuple(names)
 
     def by_run(self) -> tuple[RunCharges, ...]:
-        """Return what each run charged, in the order of their first charge."""
+        """Return the charges of each run, in the order of the runs' first charges."""
         runs: dict[str, list[Charged]] = {}
         for charge in self.charges:
             runs.setdefault(charge.run, []).append(charge)
-        return tuple(self._of_run(run, own) for run, own in runs.items())
+        return tuple(self._run_charges(run, charges) for run, charges in runs.items())
 
-    def _of_run(self, run: str, charges: Sequence[Charged]) -> RunCharges:
+    def _run_charges(self, run: str, charges: Sequence[Charged]) -> RunCharges:
+        """Return the number and the cost of the ``charges`` of one ``run``."""
         books, by_record = self.books, self.books.protected == "record"
         counts = Counter(for_one_record(charge.release) if by_record else charge.release for charge in charges)
         names = tuple(dict.fromkeys(release.mechanism for release in counts))
@@ -99,7 +100,7 @@ def read_budget(file: Path) -> Budget:
 
 
 def spent_of_policy(file: Path, policy: Policy) -> tuple[PolicySpend, ...]:
-    """Return what the charges in ``file`` cost of each lifetime bound that ``policy`` sets.
+    """Return the cost of all charges in ``file`` for each lifetime bound that ``policy`` sets.
 
     Raises:
         Declined: ``file`` is missing, or damaged.
@@ -139,7 +140,7 @@ class FittedPolicy:
     Attributes:
         policy: what it allows.
         budget_was_there: whether the budget's file was there, and was left as it is.
-        rows: of the node's table; None if no table was given.
+        rows: whether the app can train on the node's table; None if no table was given.
         code: files of the app that Flower runs where an error's text reaches the server.
         claimed: mechanisms that are not part of ldpfl.
     """
@@ -186,12 +187,12 @@ def fit_policy(
     policy = fitting_policy(offer, ranges_for(offer, layers), keys)
     rows = None if data is None else Rows(*fitting_rows(offer.config, data))
     code = run_at_import(Path(of)) if (Path(of) / "pyproject.toml").is_file() else ()
-    shown = tuple(map(printable, code))  # names of the app's files
+    printable_code = tuple(map(printable, code))  # names of the app's files
     write_text(out, policy_text(policy, f"What {of} asks of a client. Judge it before you use it."))
-    known = budget.exists()
-    if not known:
+    budget_was_there = budget.exists()
+    if not budget_was_there:
         _set_limit(budget, policy.lifetime_epsilon, policy.delta)
-    return FittedPolicy(policy, known, rows, shown, tuple(name for name in policy.mechanisms if not is_built_in(name)))
+    return FittedPolicy(policy, budget_was_there, rows, printable_code, tuple(name for name in policy.mechanisms if not is_built_in(name)))
 
 
 def leaves_over_relay(policy: Policy) -> bool:

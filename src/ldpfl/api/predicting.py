@@ -1,4 +1,4 @@
-"""What a finished run's model says of rows, texts or images that it was not trained on."""
+"""Predict rows, texts or images with a finished run's model."""
 
 from __future__ import annotations
 
@@ -34,18 +34,19 @@ def predict(
     threshold: float | None = None,
     id_column: str | None = None,
 ) -> pandas.DataFrame:
-    """Return a line for each of ``rows``: the likeliest class and the probability of each, or of each label, or a number in its own unit.
+    """Return the model's prediction for each of ``rows``, one line for each row.
 
-    It reads three files of ``folder``, ``model.safetensors``, ``model.json`` and, of a table, ``encoding.json``, and nothing else: none of
-    them holds a secret, or a row that the model was trained on.
+    A line has the likeliest class and the probability of each class; or the probability of each label; or a number in the target's unit.
+    Only three files of ``folder`` are read: ``model.safetensors``, ``model.json`` and, for a table, ``encoding.json``. None of them holds
+    a secret, or a row that the model was trained on.
 
     Args:
-        folder: of a finished run, or one that :func:`ldpfl.export` wrote.
-        rows: a data frame, or a CSV or Parquet file or a folder of them, with the columns that the model is told, or the texts. For a
-            classifier of images a folder of them, one image, a Parquet file with a column of images, a ``.npy`` file or an array.
-        model: the module or its name, where the model is code: a folder may be somebody else's, and no code that it names is run. Of a
-            pretrained model its base, where that is not in the folder that the run took it from.
-        threshold: of two classes, the probability of the second one from which on a row is told to be of it, instead of 0.5.
+        folder: folder of a finished run, or one that :func:`ldpfl.export` wrote.
+        rows: a data frame, or a CSV or Parquet file or a folder of them, with the columns that the model takes, or the texts. For a
+            classifier of images: a folder of images, one image, a Parquet file with a column of images, a ``.npy`` file or an array.
+        model: the module or its name, if the model is code: the folder may be somebody else's, so no code that it names is run. For a
+            pretrained model: its base, if the base is no longer in the folder that the run took it from.
+        threshold: for two classes, the probability of the second class from which it is predicted, instead of 0.5.
         id_column: column of a table's ``rows`` that comes first in the result, such as a patient's number. The model does not see it,
             unless it was trained on it.
 
@@ -54,21 +55,23 @@ def predict(
             given for another model than one of two classes, or ``id_column`` for a model of something else than a table.
         DataError: a file is damaged; or a column is missing, or a value does not fit.
     """
-    kept = RunFolder(Path(folder))
-    described = kept.model_file()
+    source = RunFolder(Path(folder))
+    described = source.model_file()
     check_whole(described.personal)
-    if not kept.encoding_path.exists():
+    if not source.encoding_path.exists():
         if id_column is not None:
-            raise ConfigError(f"{kept.path} holds no model of a table, and id_column (--id) names a table's column: leave it out")
-        return said_of_samples(described, lambda: described.module(kept.model_path, model), rows, threshold, str(kept.path))
-    encoder, model = kept.encoder(), named_model(model) if isinstance(model, str) else model
+            raise ConfigError(f"{source.path} holds no model of a table, and id_column (--id) names a table's column: leave it out")
+        return predict_samples(described, lambda: described.module(source.model_path, model), rows, threshold, str(source.path))
+    encoder, model = source.encoder(), named_model(model) if isinstance(model, str) else model
     if encoder.data.tokenizer == described.name and isinstance(model, str):
         encoder = encoder.read_by(model)
     if described.described != _description_of(encoder) or described.targets != encoder.targets:
-        raise DataError(f"{kept.encoding_path} is damaged: it is not the encoding of the model that {kept.description_path.name} describes")
+        raise DataError(
+            f"{source.encoding_path} is damaged: it is not the encoding of the model that {source.description_path.name} describes"
+        )
     if not isinstance(rows, str | Path) and not hasattr(rows, "columns"):
         raise ConfigError(f"rows are a {type(rows).__name__}, and the model is of a table: give a data frame, a file or a folder")
-    return answered(encoder, described.module(kept.model_path, model), rows, threshold, id_column)
+    return answered(encoder, described.module(source.model_path, model), rows, threshold, id_column)
 
 
 def predict_csv(
@@ -80,7 +83,7 @@ def predict_csv(
     id_column: str | None = None,
     file: Path | None = None,
 ) -> str:
-    """Return what :func:`predict` does as CSV, in which no word is a formula to a spreadsheet, and write it to ``file`` if one is given.
+    """Return the result of :func:`predict` as CSV, and write it to ``file`` if one is given. No word in it is a formula to a spreadsheet.
 
     The first column is the number of each row, from 1, in the order of the file, or of the files of a folder by their names. Images have
     their file's name instead.
@@ -91,53 +94,54 @@ def predict_csv(
     """
     if file is not None:
         check_suffix(file, "a table in CSV", ".csv", ".txt")
-    found = predict(folder, rows, model=model, threshold=threshold, id_column=id_column)
-    named_by_file = "file" in found and not RunFolder(Path(folder)).encoding_path.exists()
+    table = predict(folder, rows, model=model, threshold=threshold, id_column=id_column)
+    named_by_file = "file" in table and not RunFolder(Path(folder)).encoding_path.exists()
     if not named_by_file:
-        found.insert(0, "row", range(1, len(found) + 1), allow_duplicates=True)  # a target may be called so too
-    text: str = without_formulas(found).to_csv(index=False)
+        table.insert(0, "row", range(1, len(table) + 1), allow_duplicates=True)  # a target may be called so too
+    text: str = without_formulas(table).to_csv(index=False)
     if file is not None:
         write_text(file, text)
     return text
 
 
-def without_formulas(found: pandas.DataFrame) -> pandas.DataFrame:
+def without_formulas(table: pandas.DataFrame) -> pandas.DataFrame:
     """Return a table in which no name of a column, and no word, is a formula to a spreadsheet that opens it."""
-    words = found.map(lambda cell: _no_formula(cell) if isinstance(cell, str) else cell)
-    return words.rename(columns=_no_formula)
+    words = table.map(lambda cell: _escape_formula(cell) if isinstance(cell, str) else cell)
+    return words.rename(columns=_escape_formula)
 
 
-def _no_formula(text: str) -> str:
+def _escape_formula(text: str) -> str:
+    """Return ``text`` with an apostrophe before it if a spreadsheet would take it for a formula."""
     return f"'{text}" if text.startswith(_BEGIN_FORMULAS) and not reads(float, text) else text
 
 
 _BEGIN_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 
 
-def said_of_samples(
-    described: ModelFile | None, module: Callable[[], nn.Module], rows: pandas.DataFrame | Rows, threshold: float | None, where: str
+def predict_samples(
+    described: ModelFile | None, module: Callable[[], nn.Module], rows: pandas.DataFrame | Rows, threshold: float | None, owner: str
 ) -> pandas.DataFrame:
-    """Return what a classifier says of images, or of samples in an array.
+    """Return a classifier's predictions for images, or for samples in an array.
 
     Args:
-        described: what model it is; None of one that is no classifier.
-        module: gives the trained model, once it is known to take such samples.
-        where: what holds the model, for messages.
+        described: description of the model; None if it is no classifier.
+        module: function that returns the trained model. It is called once the samples are known to fit.
+        owner: the folder or run that has the model, for messages.
 
     Raises:
-        ConfigError: it is no classifier of samples, or ``threshold`` is given for another model than one of two classes.
+        ConfigError: the model is no classifier of samples, or ``threshold`` is given for another model than one of two classes.
         DataError: the samples cannot be read, or do not fit.
     """
     if described is None or described.targets != "class" or described.shape is None:
         raise ConfigError(
-            f"{where} holds a model that is no classifier of images or of rows of a table: give its module inputs yourself, see "
+            f"{owner} holds a model that is no classifier of images or of rows of a table: give its module inputs yourself, see "
             "ldpfl.load_model"
         )
     if threshold is not None:
         check_threshold(threshold, described.outputs)
     if hasattr(rows, "columns") or (isinstance(rows, str | Path) and Path(rows).suffix.lower() in set(SUFFIXES) - {".parquet"}):
         raise ConfigError(
-            f"{where} holds a model of something else than a table: give a folder of images, an image, a Parquet file with images, a "
+            f"{owner} holds a model of something else than a table: give a folder of images, an image, a Parquet file with images, a "
             f".npy file or an array, whose samples have the shape {described.shape}"
         )
     samples = read_samples(rows, described.shape)
@@ -147,7 +151,7 @@ def said_of_samples(
 
 
 def _description_of(encoder: Encoder) -> Description:
-    """Return what a model takes and gives that reads rows by ``encoder``."""
+    """Return the inputs and outputs of a model that reads rows by ``encoder``."""
     if encoder.data.tokenizer:
         return Description(None, encoder.outputs)
     return Description((encoder.width,), encoder.outputs, encoder.data.vocabulary if encoder.data.text else None)
@@ -165,5 +169,5 @@ def load_model(folder: str | Path, *, model: str | nn.Module | None = None) -> n
         ConfigError: there is no model; or it was handed over, or is code and is not named.
         DataError: a file is damaged.
     """
-    kept = RunFolder(Path(folder))
-    return kept.model_file().module(kept.model_path, named_model(model) if isinstance(model, str) else model)
+    run_folder = RunFolder(Path(folder))
+    return run_folder.model_file().module(run_folder.model_path, named_model(model) if isinstance(model, str) else model)

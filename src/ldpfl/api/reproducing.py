@@ -65,16 +65,16 @@ def reproduce(
         LdpflError: as for :func:`run`.
         KeyboardInterrupt: passed on, once the files of what is finished are written.
     """
-    found = load_reproduction(name).model_copy(update={"changed": ", ".join(listed(settings))})
-    made = found.at_size(name, size)
-    config, overrides = load_sweep(made.sweep), [*made.settings, *listed(settings)]
-    plan = AttackPlan(images=made.images, gan=GanConfig(steps=made.steps)) if found.shows == "distance" else None
+    reproduction = load_reproduction(name).model_copy(update={"changed": ", ".join(listed(settings))})
+    at_size = reproduction.at_size(name, size)
+    config, overrides = load_sweep(at_size.sweep), [*at_size.settings, *listed(settings)]
+    plan = AttackPlan(images=at_size.images, gan=GanConfig(steps=at_size.steps)) if reproduction.shows == "distance" else None
     if folder is None:
         with TemporaryDirectory() as temporary:
             result = reproduce(
                 name, size=size, settings=settings, folder=temporary, data_dir=data_dir, jobs=jobs, train=train, progress=progress
             )
-            return ReproductionResult(name, size, found, config, result.rows, None)
+            return ReproductionResult(name, size, reproduction, config, result.rows, None)
     if any(cell.config.data.brought for cell in cells(config, overrides, settle=False)):
         raise ConfigError("a paper's table is of the data that it names: for your own, take ldpfl.sweep")
     out = Path(folder)
@@ -88,9 +88,9 @@ def reproduce(
         else:
             open_folder(config, overrides, out)
     finally:
-        begun = stored_sweep(out)
-        if begun is not None and (begun[0].model_dump(), begun[1]) == (config.model_dump(), overrides):  # not in another sweep's folder
-            result = ReproductionResult(name, size, found, config, tuple(_reached(config, overrides, out, plan)), out)
+        stored = stored_sweep(out)
+        if stored is not None and (stored[0].model_dump(), stored[1]) == (config.model_dump(), overrides):  # not in another sweep's folder
+            result = ReproductionResult(name, size, reproduction, config, tuple(_rows_reached(config, overrides, out, plan)), out)
             _write(result, overrides, listed(settings))
     return result
 
@@ -98,6 +98,7 @@ def reproduce(
 def _attack(
     config: SweepConfig, overrides: list[str], out: Path, data_dir: str | Path | None, plan: AttackPlan, display: ProgressDisplay
 ) -> None:
+    """Attack each finished run of the sweep that was not attacked yet."""
     runner = runner_for(data_dir, "cpu", display)
     attacker = Attacker(runner.data_dir, runner.device, display, display.phase)
     attack_sweep(cells(config, overrides), out, attacker, plan, Attacks(display).begins)
@@ -114,32 +115,35 @@ class Attacks:
         """Show that the attack with this ``number``, from 1, begins."""
         now, done = self._clock(), number - 1
         self._began = now if self._began is None else self._began
-        left = f", about {lasting((now - self._began) / done * (of - done))} left" if done else ""
-        self._display.next_run(f"attack {number}/{of}: {cell}{left}")
+        time_left = f", about {lasting((now - self._began) / done * (of - done))} left" if done else ""
+        self._display.next_run(f"attack {number}/{of}: {cell}{time_left}")
 
 
-def _reached(config: SweepConfig, overrides: list[str], out: Path, plan: AttackPlan | None) -> list[Reached]:
+def _rows_reached(config: SweepConfig, overrides: list[str], out: Path, plan: AttackPlan | None) -> list[Reached]:
+    """Return the table's rows as far as the runs are finished, with the distances of attacks if there is a ``plan`` of them."""
     if plan is None:
         return reached(config, overrides, out)
     return reached(config, overrides, out, lambda folder: distances_of(folder, plan) or ())
 
 
-def _write(result: ReproductionResult, overrides: list[str], said: list[str]) -> None:
-    found, out = result.reproduction, result.folder
+def _write(result: ReproductionResult, overrides: list[str], user_settings: list[str]) -> None:
+    """Write the table, the plot, and a description of how they were made."""
+    reproduction, out = result.reproduction, result.folder
     assert out is not None  # noqa: S101  # for mypy
-    write_text(out / TABLE, to_csv(tidy(found, result.sweep, result.rows)))
-    draw_reproduction(out / PLOT, found, result.sweep, result.rows)
-    write_text(out / ABOUT, to_json(_about(result, overrides, said), indent=2) + "\n")
+    write_text(out / TABLE, to_csv(tidy(reproduction, result.sweep, result.rows)))
+    draw_reproduction(out / PLOT, reproduction, result.sweep, result.rows)
+    write_text(out / ABOUT, to_json(_about(result, overrides, user_settings), indent=2) + "\n")
 
 
-def _about(result: ReproductionResult, overrides: list[str], said: list[str]) -> dict[str, Any]:
-    found, config = result.reproduction, result.sweep
-    changes = "".join(f" --set {shlex.quote(setting)}" for setting in said)
+def _about(result: ReproductionResult, overrides: list[str], user_settings: list[str]) -> dict[str, Any]:
+    """Return the content of ``about.json``: the source, the command and the versions."""
+    reproduction, config = result.reproduction, result.sweep
+    changes = "".join(f" --set {shlex.quote(setting)}" for setting in user_settings)
     return {
         "name": result.name,
         "size": result.size,
-        "source": found.source,
-        "differs": found.differs,
+        "source": reproduction.source,
+        "differs": reproduction.differs,
         "command": f"ldpfl reproduce {result.name} --size {result.size}{changes}",
         "recipe": config.recipe,
         "sweep": config.name,
@@ -151,7 +155,7 @@ def _about(result: ReproductionResult, overrides: list[str], said: list[str]) ->
 
 
 def _commit() -> str | None:
-    """Return the commit that this code is of, with ``+`` if it was changed since; None where it is no checkout."""
+    """Return the git commit of this code, with ``+`` if the code was changed since; None if it is not in a checkout."""
     here = str(Path(ldpfl.__file__).parent)
     if not (Path(here).parents[1] / ".git").exists():  # installed, maybe within somebody else's checkout
         return None

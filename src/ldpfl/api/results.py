@@ -15,7 +15,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 from torch import nn
 
-from ldpfl.api.predicting import said_of_samples
+from ldpfl.api.predicting import predict_samples
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.new_rows import answered
 from ldpfl.data.new_samples import Rows
@@ -82,7 +82,7 @@ class RunResult(Shown):
         return cls(finished.config, last.history, last.ledger, scores, folder, trained, finished.figures, encoder, described)
 
     def __repr__(self) -> str:
-        """Return a line; what else there is may hold a seed from which the noise on a user's own data follows."""
+        """Return one line without the config, which may hold a seed from which the noise on a user's own data follows."""
         return f"<RunResult {self.config.name!r}: {self.metric} {self.score:.4g} after {counted(len(self.history), 'round')}>"
 
     @cached_property
@@ -98,7 +98,7 @@ class RunResult(Shown):
 
     @property
     def score(self) -> float:
-        """That figure of the final model."""
+        """The :attr:`metric` of the final model."""
         return self.history[-1].score
 
     @property
@@ -112,17 +112,20 @@ class RunResult(Shown):
         return {name: (ends[0], ends[1]) for name, ends in self._figures.get("intervals", {}).items()}
 
     def scores_to_dataframe(self) -> pandas.DataFrame:
-        """Return a row a figure: of the model, its 95 % interval, and of what it is compared with, the same without noise and pooled."""
+        """Return a table with one row for each figure: the model's value and its 95 % interval, and the values without noise and pooled."""
         import pandas
 
         figures = self._figures
         ends = pandas.DataFrame(self.intervals, index=["low", "high"]).T
         columns = {"model": self.scores, "without noise": figures["noise_free_scores"], "pooled": figures["pooled_scores"]}
-        table = pandas.DataFrame({name: pandas.Series(own, dtype=float) for name, own in columns.items()})
+        table = pandas.DataFrame({name: pandas.Series(scores, dtype=float) for name, scores in columns.items()})
         return table.join(ends).reindex(list(self.scores))[["model", "low", "high", "without noise", "pooled"]].rename_axis("figure")
 
     def sites_to_dataframe(self) -> pandas.DataFrame:
-        """Return a row a client of the test rows, the worst first: its rows, its figures and why it has none; empty without clients."""
+        """Return a table with one row for each client of the test rows, the worst first. Empty if the test rows have no clients.
+
+        A row has the client's number of rows, and its figures or the reason why it has none.
+        """
         import pandas
 
         rows = [
@@ -138,13 +141,14 @@ class RunResult(Shown):
 
     @property
     def _sites(self) -> list[dict[str, Any]]:
+        """The figures of each client of the test rows."""
         return list(self._figures.get("sites", ()))
 
     @property
     def accuracy(self) -> float:
         """Share of the evaluation samples that the final model classifies correctly; NaN of a model that is no classifier."""
-        found = self.score if self.metric == ACCURACY else self.scores.get(ACCURACY)
-        return nan if found is None else found
+        accuracy = self.score if self.metric == ACCURACY else self.scores.get(ACCURACY)
+        return nan if accuracy is None else accuracy
 
     @property
     def bytes_per_client(self) -> int:
@@ -152,11 +156,11 @@ class RunResult(Shown):
         return max(metrics.uplink_bytes_per_client for metrics in self.history)
 
     def module(self) -> nn.Module:
-        """Return the trained model, a plain PyTorch module of one's own, on the CPU."""
+        """Return a copy of the trained model, a plain PyTorch module on the CPU."""
         return copy.deepcopy(self._trained)
 
     def predict(self, rows: pandas.DataFrame | Rows, *, threshold: float | None = None, id_column: str | None = None) -> pandas.DataFrame:
-        """Return what the model says of ``rows``, a line each: rows of a table, texts, images or an array; see :func:`ldpfl.predict`.
+        """Return the model's prediction for each of ``rows``: rows of a table, texts, images or an array; see :func:`ldpfl.predict`.
 
         Raises:
             ConfigError: the model is no classifier of samples, and none of rows of a table; or ``threshold`` or ``id_column`` does not fit.
@@ -166,7 +170,7 @@ class RunResult(Shown):
         if self.encoder is None:
             if id_column is not None:
                 raise ConfigError("this run holds no model of a table, and id_column names a table's column: leave it out")
-            return said_of_samples(self._described, self.module, rows, threshold, "this run")
+            return predict_samples(self._described, self.module, rows, threshold, "this run")
         if not isinstance(rows, str | Path) and not hasattr(rows, "columns"):
             raise ConfigError(f"rows are a {type(rows).__name__}, and the model is of a table: give a data frame, a file or a folder")
         return answered(self.encoder, self.module(), rows, threshold, id_column)
@@ -188,17 +192,17 @@ class RunResult(Shown):
     def plot(self) -> Picture:
         """Return the score against rounds as a picture, which a notebook shows and :meth:`Picture.save` writes."""
         figures = {**self._figures, **of_unit(self.ledger, self.config.privacy.delta)}
-        return _drawn(lambda path: draw_score_curve(path, figures))
+        return _picture(lambda path: draw_score_curve(path, figures))
 
     def to_dataframe(self) -> pandas.DataFrame:
-        """Return a row a round: score, clients, bytes, seconds, and by layer radius, noise and clipping."""
+        """Return a table with one row for each round: score, clients, bytes and seconds, and each layer's radius, noise and clipping."""
         import pandas
 
         rows = [{**metrics.reproducible(), "seconds": metrics.seconds} for metrics in self.history]
         return pandas.json_normalize(rows).set_index("round")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what ``result.json`` of a run's folder holds, its figures of privacy computed from the ledger."""
+        """Return the content of ``result.json`` in a run's folder, with privacy figures computed from the ledger."""
         return as_released(copy.deepcopy(dict(self._figures)), self.ledger, self.privacy)
 
     def __rich__(self) -> Group:
@@ -208,7 +212,7 @@ class RunResult(Shown):
 
 
 def as_released(figures: dict[str, Any], ledger: Ledger, privacy: Statement) -> dict[str, Any]:
-    """Return the ``figures`` of a run with what its ``ledger`` says of ``privacy``: what a file says beside it may be wrong."""
+    """Return the ``figures`` of a run with its privacy figures computed from the ledger: those in a stored file may be wrong."""
     return {**figures, **of_unit(ledger, privacy.delta), "privacy": privacy.to_dict()}
 
 
@@ -237,16 +241,16 @@ class SweepResult(Shown):
 
     def plot(self) -> Picture:
         """Return the score against the first axis and against bytes, as a picture."""
-        return _drawn(lambda path: draw_sweep(path, self.config, self.rows))
+        return _picture(lambda path: draw_sweep(path, self.config, self.rows))
 
     def plot_noise(self) -> Picture | None:
         """Return budget as the papers count it, noise and score by round; None where no mechanism has a noise schedule."""
-        return _drawn(lambda path: draw_noise(path, self.config, self.curves)) if any(curve.norm for curve in self.curves) else None
+        return _picture(lambda path: draw_noise(path, self.config, self.curves)) if any(curve.norm for curve in self.curves) else None
 
     def to_dataframe(self, *, by_seed: bool = False) -> pandas.DataFrame:
-        """Return a row a variant and point, with mean score, its deviation, bytes and the local epsilon of a run.
+        """Return a table with one row for each variant and point: mean score, its deviation, bytes, and the local epsilon of a run.
 
-        ``by_seed`` gives a row a finished run instead, with its variant, its point and all its figures; runs are counted from 1.
+        With ``by_seed`` it has one row for each finished run: its variant, its point and all its figures. Runs are numbered from 1.
         """
         import pandas
 
@@ -277,11 +281,11 @@ class ReproductionResult(Shown):
     """A table or figure of a paper, as far as its runs are finished.
 
     Attributes:
-        name, size: which one.
-        reproduction: what it is, and what the paper reports.
-        sweep: what was run.
-        rows: a setting each; those that were not run say so.
-        folder: where its files are; None if there are none.
+        name, size: name of the table or figure, and the size at which it was made.
+        reproduction: its description, with the paper's figures.
+        sweep: the sweep that was run.
+        rows: one for each setting, also for settings that were not run.
+        folder: folder of its files; None if there are none.
     """
 
     name: str
@@ -298,7 +302,7 @@ class ReproductionResult(Shown):
 
     def plot(self) -> Picture:
         """Return ours and the paper's as a picture."""
-        return _drawn(lambda path: draw_reproduction(path, self.reproduction, self.sweep, self.rows))
+        return _picture(lambda path: draw_reproduction(path, self.reproduction, self.sweep, self.rows))
 
     def to_dict(self) -> list[dict[str, Any]]:
         """Return a line for each setting: ours, the paper's, what is claimed and what holds."""
@@ -314,7 +318,8 @@ class ReproductionResult(Shown):
         return reproduction_table(self.reproduction, self.sweep, self.rows)
 
 
-def _drawn(draw: Callable[[Path], object]) -> Picture:
+def _picture(draw: Callable[[Path], object]) -> Picture:
+    """Return the picture that ``draw`` writes to a file."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "picture.svg"
         draw(path)

@@ -56,7 +56,7 @@ def run(
     model: str | nn.Module | None = None,
     **overrides: Any,
 ) -> RunResult:
-    """Train a model over simulated clients, and return what came out and what it guarantees.
+    """Train a model over simulated clients, and return the result with its privacy guarantee.
 
         result = ldpfl.run("quickstart", epsilon=0.5, rounds=3)
         result.accuracy, result.privacy, result.module()
@@ -99,26 +99,26 @@ def run(
     if more_rounds:
         if path is None or what is not None or not resume:
             raise ConfigError("more_rounds is for a finished run: give its folder and resume, and nothing to run")
-        what = longer = extended(RunFolder(path), more_rounds)
+        what = extended_run = extended(RunFolder(path), more_rounds)
     if resume and what is None and path is not None:
-        RunFolder(path).config()  # which names what is missing or damaged there
+        RunFolder(path).config()  # first, because its error names the missing or damaged file
         what = RunFolder(path).config_path
-    named, given = brought(data, model)
+    data_settings, given = brought(data, model)
     _check_data_given(what, data, model, [*listed(settings), *overrides])
     default = OWN if data is not None else DEFAULT
-    config = settled(configured_for(run, default if what is None else what, [*listed(settings), *listed(named)], overrides), given)
-    if more_rounds and (changes := longer.differences(config)):
+    config = settled(configured_for(run, default if what is None else what, [*listed(settings), *listed(data_settings)], overrides), given)
+    if more_rounds and (changes := extended_run.differences(config)):
         raise ConfigError(f"a run goes on for more rounds as it was: {'; '.join(changes)}")
     names = [track] if isinstance(track, str) else track
     with displayed(progress) as display, tracked(names, path, display.warn) as trackers:
-        told = Announcer(display, config, [*callbacks, *trackers], on_round)
-        runner = runner_for(data_dir, device, told, given, workers)
+        announcer = Announcer(display, config, [*callbacks, *trackers], on_round)
+        runner = runner_for(data_dir, device, announcer, given, workers)
         if path is None:
             finished = runner.in_memory(config, baseline=baseline is not False)
         else:
             finished = runner.run(config, RunFolder(path), resume=resume, baseline=baseline, more_rounds=more_rounds > 0)
         result = RunResult.of(finished, path)
-        told.finished(result)
+        announcer.finished(result)
         return result
 
 
@@ -143,30 +143,30 @@ def check(
     model: str | nn.Module | None = None,
     **overrides: Any,
 ) -> Checked:
-    """Return what keeps a model from private training, and the mended module; arguments are those of :func:`run`.
+    """Check whether a model can be trained privately, and suggest fixes. The arguments are those of :func:`run`.
 
     Raises:
         LdpflError: the data cannot be read, or the model cannot be made.
     """
-    named, given = brought(data, model)
+    data_settings, given = brought(data, model)
     _check_data_given(what, data, model, [*listed(settings), *overrides])
     default = OWN if data is not None else DEFAULT
-    config = configured_for(check, default if what is None else what, [*listed(settings), *listed(named)], overrides)
+    config = configured_for(check, default if what is None else what, [*listed(settings), *listed(data_settings)], overrides)
     return look_over(config, None if data_dir is None else Path(data_dir), given)
 
 
-def _check_data_given(what: object, data: object, model: str | nn.Module | None, said: list[str]) -> None:
-    """Return unless a module or columns are given and no data: ``data=None`` may be a mistake, and would mean built-in images.
+def _check_data_given(what: object, data: object, model: str | nn.Module | None, given_keys: list[str]) -> None:
+    """Raise if a module or columns are given without data: ``data=None`` may be a mistake, and would mean built-in images.
 
     Raises:
-        ConfigError: so it is.
+        ConfigError: ``data`` is missing.
     """
-    if isinstance(model, nn.Module) and what is None and data is None and not any(key.startswith("data") for key in said):
+    if isinstance(model, nn.Module) and what is None and data is None and not any(key.startswith("data") for key in given_keys):
         raise ConfigError(
             f"model is given, and data is None: give data=..., your own or the name of a built-in data set, or name a recipe ({DEFAULT!r})"
         )
-    columns = [key for key in said if key in _OF_COLUMNS]
-    if columns and what is None and data is None and not any(key.startswith("data.path") for key in said):
+    columns = [key for key in given_keys if key in _OF_COLUMNS]
+    if columns and what is None and data is None and not any(key.startswith("data.path") for key in given_keys):
         raise ConfigError(f"{columns[0]} names a column of your data, and data is None: give data=..., a file, a folder or a data frame")
 
 
@@ -176,19 +176,19 @@ def load_run(folder: str | Path, *, data_dir: str | Path | None = None, data: ob
     """Return the finished run in ``folder``; ``data`` and ``model`` are what was handed over to it.
 
     Raises:
-        ConfigError: there is none, or it is not finished.
+        ConfigError: ``folder`` holds no run, or the run is not finished.
         DataError: a file is damaged.
     """
-    kept = RunFolder(Path(folder))
-    config, last, figures = kept.config(), kept.checkpoint(), kept.result()
+    run_folder = RunFolder(Path(folder))
+    config, last, figures = run_folder.config(), run_folder.checkpoint(), run_folder.result()
     if last is None or figures is None:
         raise ConfigError(f"{folder} holds a run that is not finished: go on with it by run(..., folder=..., resume=True)")
     given = Given(data, model)
     task = load_dataset(config, None if data_dir is None else Path(data_dir), given=given)
-    federation, start = build(config, task, torch.device("cpu"), model, secret=kept.secret(), measured=kept.measured())
-    found, begun = (origin.rpartition(" on ")[0] for origin in (start.origin, last.origin))
-    if found != begun and data is not None:
-        raise ConfigError(f"{folder} was run on {begun}, and what is handed over is {found}")
+    federation, start = build(config, task, torch.device("cpu"), model, secret=run_folder.secret(), measured=run_folder.measured())
+    given_origin, stored_origin = (origin.rpartition(" on ")[0] for origin in (start.origin, last.origin))
+    if given_origin != stored_origin and data is not None:
+        raise ConfigError(f"{folder} was run on {stored_origin}, and what is handed over is {given_origin}")
     return RunResult.of(Finished(config, federation, last, figures, task), Path(folder))
 
 
@@ -199,14 +199,14 @@ def runner_for(
     given: Given = NOTHING,
     workers: Count = "auto",
 ) -> Runner:
-    """Return what runs configs where a caller wants them run."""
+    """Return the runner of configs, with the caller's data folder, device, display and processes."""
     folder = None if data_dir is None else Path(data_dir)
     return Runner(folder, choose_device(device), display, draw_score_curve, display.preparing, given, checked_count(workers))
 
 
 @contextmanager
 def displayed(progress: bool | ProgressDisplay) -> Iterator[ProgressDisplay]:
-    """Give a caller's own display, or one that lasts as long as the block."""
+    """Yield the caller's own display, or a new one that lasts as long as the block."""
     if isinstance(progress, ProgressDisplay):  # its owner's
         yield progress
         return

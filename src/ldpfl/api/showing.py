@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from ldpfl.errors import printable
 from ldpfl.experiments.build import choose_device
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.figures import metric_before_data
-from ldpfl.experiments.run_folder import Kind, RunFolder
+from ldpfl.experiments.run_folder import TRIAL, Kind, RunFolder
 from ldpfl.experiments.sweep_config import cells
 from ldpfl.experiments.sweep_run import stored_runs, stored_sweep
 from ldpfl.privacy.statement import account
@@ -30,7 +30,7 @@ class FinishedRun:
         folder: the run's folder.
         result: what ``result.json`` holds, its figures of privacy computed from the ledger.
         flower: kind of the run on Flower, in words; empty for a simulation.
-        methods: a paragraph for a paper or an ethics board.
+        methods: a paragraph for a paper or an ethics board; empty for a trial of a tuning, whose guarantee is not the whole one.
     """
 
     folder: Path
@@ -94,7 +94,7 @@ class StoredSweep:
 
 
 def show(folder: str | Path) -> FinishedRun | UnfinishedRun | StoredSweep:
-    """Return what the folder of a run or a sweep holds. Nothing that it names is opened or run: it may be somebody else's.
+    """Return the result or the progress of a run or a sweep. No code or file that the folder names is opened: it may be somebody else's.
 
     Raises:
         ConfigError: the folder holds neither a run nor a sweep.
@@ -105,31 +105,36 @@ def show(folder: str | Path) -> FinishedRun | UnfinishedRun | StoredSweep:
     if stored is not None:
         config, overrides = stored
         count = len({cell.folder_name for cell in cells(config, overrides, settle=False)})
-        runs = [RunFolder(own) for own in sorted({run.path for _, run in stored_runs(config, overrides, path)}) if own.is_dir()]
-        done, stopped = (sum(has(run) is not None for run in runs) for has in (RunFolder.result, RunFolder.stopped))
+        paths = sorted({run.path for _, run in stored_runs(config, overrides, path)})
+        runs = [RunFolder(run_path) for run_path in paths if run_path.is_dir()]
+        done, stopped = (sum(read(run) is not None for run in runs) for read in (RunFolder.result, RunFolder.stopped))
         return StoredSweep(path, config.name, count, done, stopped, runs[0].path if runs else None)
-    kept = RunFolder(path)
-    run, kind, result = kept.config(), kept.kind(), kept.result()
+    run_folder = RunFolder(path)
+    run_config, kind, result = run_folder.config(), run_folder.kind(), run_folder.result()
     if result is None:
-        return _unfinished(kept, run, kind)
-    ledger = kept.ledger()
-    statement = account(ledger, run.privacy.delta)
+        return _unfinished(run_folder, run_config, kind)
+    ledger = run_folder.ledger()
+    statement = account(ledger, run_config.privacy.delta)
+    if run_folder.is_trial:
+        statement = replace(statement, warnings=(TRIAL, *statement.warnings))
     result = as_released(result, ledger, statement)
-    return FinishedRun(path, result, str(kind) if kind.on_flower else "", methods(run, result, ledger, statement, kind))
+    paragraph = "" if run_folder.is_trial else methods(run_config, result, ledger, statement, kind)
+    return FinishedRun(path, result, str(kind) if kind.on_flower else "", paragraph)
 
 
 def resume_sweep_command(folder: Path) -> str:
-    """Return the command that goes on with the sweep in ``folder``, which may be a foreign one, whose name steers no terminal."""
+    """Return the command that resumes the sweep in ``folder``. It is printable, since the folder may have been named by somebody else."""
     return printable(f"ldpfl sweep --resume --out {shlex.quote(str(folder))}")
 
 
-def _unfinished(kept: RunFolder, config: RunConfig, kind: Kind) -> UnfinishedRun:
-    stopped, last = kept.stopped(), kept.checkpoint()
+def _unfinished(run_folder: RunFolder, config: RunConfig, kind: Kind) -> UnfinishedRun:
+    """Return how far a run without a result has come."""
+    stopped, last = run_folder.stopped(), run_folder.checkpoint()
     measured = last is not None and last.history and isfinite(last.history[-1].score)
     begun_on = last.origin.rpartition(" on ")[2] if last else ""
     by_name = not (config.data.brought or is_bundled(config.data.name))
     return UnfinishedRun(
-        kept.path,
+        run_folder.path,
         config.name,
         str(kind),
         kind.on_flower,
@@ -138,7 +143,7 @@ def _unfinished(kept: RunFolder, config: RunConfig, kind: Kind) -> UnfinishedRun
         config.training.rounds,
         stopped,
         (metric_before_data(config, kind), last.history[-1].score) if last is not None and measured else None,
-        kept.ledger_path.exists(),
+        run_folder.ledger_path.exists(),
         begun_on if begun_on in ("cpu", "cuda") and begun_on != choose_device("auto").type else "auto",
         config.data.name == GIVEN and not config.data.path,
         config.data.name if by_name else None,

@@ -54,7 +54,7 @@ def sweep(
         ldpfl.sweep(data=frame, target="outcome", client="hospital", axes={"privacy.target_epsilon": [1, 2, 4]}, seeds=3)
 
     Args:
-        what: a sweep's name, a file (``*.toml``), or a sweep; none with ``data``, which are swept by the recipe ``own``.
+        what: a sweep's name, a file (``*.toml``), or a sweep; none with ``data``, which are swept by the recipe ``all_changes``.
         settings: changes of every run, by dotted key.
         folder: where to keep the runs, ``rows.json`` and plots; without one nothing stays.
         resume: go on with the sweep in ``folder``; data and a model that are objects have to be given again.
@@ -77,23 +77,23 @@ def sweep(
         raise ConfigError("sweep takes a sweep's name or file, or one's own data, or resume with a sweep's folder: give one of the three")
     if resume and isinstance(data, str | Path):
         raise ConfigError("a sweep goes on with the file that it was begun with: give data with resume only where they are no file")
-    said_model = model is not None and not (resume and isinstance(model, nn.Module))
-    if (axes or seeds is not None or name is not None or said_model or overrides) and (what is not None or resume):
+    model_given = model is not None and not (resume and isinstance(model, nn.Module))
+    if (axes or seeds is not None or name is not None or model_given or overrides) and (what is not None or resume):
         raise ConfigError("a sweep names its axes, seeds and model itself: axes, seeds, name, model and single settings go with data")
-    named, given = brought(data, model)
+    data_settings, given = brought(data, model)
     changes = listed(settings)
     if resume:
-        config, changes = _begun(folder, changes)
-        said = True  # what was added then is in it
+        config, changes = _stored(folder, changes)
+        seeds_given = True  # the stored settings have secret_noise=true if it was needed
     elif what is None:
-        own = [*listed(named), *listed(by_key(sweep, overrides, OWN)), *changes]
-        config, changes = sweep_of(OWN, own, axes or {}, 1 if seeds is None else seeds, name), []
-        said = not isinstance(config.seeds, int)
+        all_changes = [*listed(data_settings), *listed(by_key(sweep, overrides, OWN)), *changes]
+        config, changes = sweep_of(OWN, all_changes, axes or {}, 1 if seeds is None else seeds, name), []
+        seeds_given = not isinstance(config.seeds, int)
     else:
         config = what if isinstance(what, SweepConfig) else load_sweep(str(what))
         shipped = not isinstance(what, SweepConfig) and not str(what).endswith(".toml")
-        said = not isinstance(config.seeds, int) and not shipped
-    config = _with_secret_noise(config, changes, said=said)
+        seeds_given = not isinstance(config.seeds, int) and not shipped
+    config = _with_secret_noise(config, changes, seeds_given=seeds_given)
     if jobs > 1 and (given.data is not None or given.module is not None):
         raise ConfigError(f"jobs is {jobs}, and runs in processes of their own take data and a model from files: give these, or jobs=1")
     with displayed(progress) as display:
@@ -121,25 +121,26 @@ def sweep_config(
     """
     if name is not None:
         return load_sweep(name)
-    found = [axis_of(text) for text in axes]
-    if twice := [key for key, _ in found if [other for other, _ in found].count(key) > 1]:
-        raise ConfigError(f"--axis names {twice[0]} twice: give all of its values in one")
-    return sweep_of(OWN, changes, dict(found), seeds, called)
+    axis_values = [axis_of(text) for text in axes]
+    if repeated := [key for key, _ in axis_values if [other_key for other_key, _ in axis_values].count(key) > 1]:
+        raise ConfigError(f"--axis names {repeated[0]} twice: give all of its values in one")
+    return sweep_of(OWN, changes, dict(axis_values), seeds, called)
 
 
-def _begun(folder: str | Path | None, changes: Sequence[str]) -> tuple[SweepConfig, list[str]]:
+def _stored(folder: str | Path | None, changes: Sequence[str]) -> tuple[SweepConfig, list[str]]:
     """Return the sweep that was begun in ``folder``, and its overrides."""
     if folder is None:
         raise ConfigError("resume needs folder, that of the sweep to go on with")
     if changes:
         raise ConfigError("a sweep goes on with the settings that it was begun with: give none with resume")
-    found = stored_sweep(Path(folder))
-    if found is None:
+    sweep = stored_sweep(Path(folder))
+    if sweep is None:
         raise ConfigError(f"{folder} holds no sweep: give the folder that one was begun in")
-    return found
+    return sweep
 
 
 def _sweep(config: SweepConfig, overrides: list[str], out: Path, runner: Runner, jobs: int, display: ProgressDisplay) -> SweepResult:
+    """Run the sweep in ``out`` and draw its plots; a plot that fails is only warned of."""
     watched = WatchedRuns(display, runner.data_dir, jobs, lambda number, of, cell: f"{number}/{of}: {cell}")
     rows, curves, together = run_sweep(config, overrides, replace(runner, observer=watched), out, watched.begins, watched.planned)
     watched.ended()
@@ -169,21 +170,23 @@ class WatchedRuns:
         self._over: set[str] = set()
         self._cell: str | None = None
 
-    def planned(self, some: Sequence[Cell], out: Path) -> None:
+    def planned(self, planned_cells: Sequence[Cell], out: Path) -> None:
+        """Note the runs that are to be made. With several ``jobs``, make them now."""
         if self._jobs > 1:
-            run_ahead(some, out, self._data_dir, self._jobs, self._display.several)
-        self._rounds = {cell.folder_name: cell.config.training.rounds for cell in some}
-        self._reached = {cell.folder_name: rounds_done(cell, out) for cell in some}
-        self._over = {cell.folder_name for cell in some if cell.folder(out).is_over}
+            run_ahead(planned_cells, out, self._data_dir, self._jobs, self._display.several)
+        self._rounds = {cell.folder_name: cell.config.training.rounds for cell in planned_cells}
+        self._reached = {cell.folder_name: rounds_done(cell, out) for cell in planned_cells}
+        self._over = {cell.folder_name for cell in planned_cells if cell.folder(out).is_over}
 
-    def begins(self, number: int, of: int, cell: Cell) -> None:
+    def begins(self, number: int, total: int, cell: Cell) -> None:
+        """Show that the run of ``cell`` begins, the ``number``-th of ``total``."""
         if self._jobs == 1:
-            self._display.next_run(self._named(number, of, cell))
+            self._display.next_run(self._named(number, total, cell))
         self.ended()
         self._cell = cell.folder_name
 
     def ended(self) -> None:
-        """Count the run that was begun last as over, however many rounds it took."""
+        """Count the run that began last as finished, with all its rounds, even if it stopped earlier."""
         if self._cell is not None:
             self._reached[self._cell] = self._rounds[self._cell]
             self._over.add(self._cell)
@@ -193,19 +196,21 @@ class WatchedRuns:
         self._display.started(label, rounds, done, metric)
 
     def round_done(self, metrics: RoundMetrics) -> None:
+        """Show a finished round, also in the count of all runs' rounds."""
         self._display.round_done(metrics)
         if self._cell is not None:
             self._reached[self._cell] = metrics.round
         self._show()
 
     def _show(self) -> None:
+        """Show the rounds and the runs that are finished, of all."""
         self._display.several(sum(self._reached.values()), sum(self._rounds.values()), len(self._over), len(self._rounds))
 
 
-def _with_secret_noise(config: SweepConfig, overrides: Sequence[str], *, said: bool) -> SweepConfig:
-    """Return the sweep with noise that follows from none of its seeds, if it is over a user's own data and the user ``said`` no seeds."""
+def _with_secret_noise(config: SweepConfig, overrides: Sequence[str], *, seeds_given: bool) -> SweepConfig:
+    """Return the sweep with noise that does not follow from its seeds, if it is over a user's own data and the user gave no seeds."""
     if (
-        said
+        seeds_given
         or "secret_noise=true" in config.settings
         or not any(cell.config.data.brought for cell in cells(config, overrides, settle=False))
     ):

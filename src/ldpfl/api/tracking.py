@@ -36,6 +36,7 @@ class Tracked(Callback):
         self._config, self._metric, self._is_lost = RunConfig(), "", False
 
     def on_run_start(self, config: RunConfig, metric: str, history: Sequence[RoundMetrics]) -> None:
+        """Begin the tracker's run. If that fails, the training does not begin."""
         self._config, self._metric = config, metric
         try:
             self._tracker.begin(config.name, public_settings(config))
@@ -48,17 +49,19 @@ class Tracked(Callback):
             self.on_round_end(metrics)
 
     def on_round_end(self, metrics: RoundMetrics) -> None:
-        shown = metrics if self._tracker.is_local else public_round(self._config, metrics)
-        if shown is not None:
-            self._or_warn(lambda: self._tracker.log(round_figures(self._metric, shown), metrics.round))
+        """Hand over the figures of a round, unless they are private."""
+        allowed = metrics if self._tracker.is_local else public_round(self._config, metrics)
+        if allowed is not None:
+            self._or_warn(lambda: self._tracker.log(round_figures(self._metric, allowed), metrics.round))
 
     def on_run_end(self, result: RunResult) -> None:
+        """Hand over the final figures, the guarantee, and the files that may be handed on."""
         figures, rounds = result.to_dict(), len(result.history)
         shown = figures if self._tracker.is_local else without_private(self._config, figures)
         numbers = {shown["metric"]: shown["score"], **shown["scores"]} | {f"epsilon/{n}": v for n, v in _epsilons(result.privacy).items()}
         finite = {name: float(value) for name, value in numbers.items() if isinstance(value, int | float) and isfinite(value)}
-        with TemporaryDirectory() as made:
-            files = None if self._tracker.is_local else self._written(Path(made) / "run")
+        with TemporaryDirectory() as temporary:
+            files = None if self._tracker.is_local else self._write_files(Path(temporary) / "run")
             self._or_warn(lambda: self._tracker.conclude(finite, _texts(result.privacy), rounds, files))
 
     def close(self, *, failed: bool) -> None:
@@ -68,7 +71,7 @@ class Tracked(Callback):
         except Exception as error:
             self._warn(f"{self._name} still takes the run for unfinished: {type(error).__name__}: {first_line(error)}")
 
-    def _written(self, place: Path) -> Path | None:
+    def _write_files(self, place: Path) -> Path | None:
         """Write the files that may be handed on to ``place``: the export and the public page. None if the run may not be exported."""
         from ldpfl.api.exporting import export
         from ldpfl.api.paging import page
@@ -82,6 +85,7 @@ class Tracked(Callback):
         return place
 
     def _or_warn(self, call: Callable[[], object]) -> None:
+        """Run ``call`` for the tracker. If it fails, warn, and give the tracker no further figures."""
         if self._is_lost:
             return
         try:
@@ -93,6 +97,7 @@ class Tracked(Callback):
 
 
 def _epsilons(privacy: Statement) -> dict[str, Any]:
+    """Return the figures of the guarantee that trackers get: all but delta."""
     return {name: value for name, value in privacy.figures().items() if name != "delta"}
 
 
@@ -124,5 +129,5 @@ def tracked(names: Sequence[str], folder: Path | None, warn: Callable[[str], Non
         yield callbacks
         failed = False
     finally:
-        for one in callbacks:
-            one.close(failed=failed)
+        for callback in callbacks:
+            callback.close(failed=failed)

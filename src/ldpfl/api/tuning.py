@@ -134,9 +134,9 @@ def tune(
         ConfigError: no such recipe or setting, or one that does not fit; found before anything is trained.
         LdpflError: as for :func:`run`.
     """
-    named, given = brought(data, model)
+    data_settings, given = brought(data, model)
     space = _space(what if what is not None else OWN if data is not None else DEFAULT, axes or {})
-    changes = [*listed(named), *listed(by_key(tune, overrides, space.recipe)), *listed(settings)]
+    changes = [*listed(data_settings), *listed(by_key(tune, overrides, space.recipe)), *listed(settings)]
     tuning = Tuning(space, tuple(changes), target_epsilon, TrialCount.of(trials, max_trials, law), evaluation_epsilon, seed)
     if not (isfinite(target_epsilon) and target_epsilon > 0):
         raise ConfigError(f"target_epsilon is {target_epsilon:g}: set a positive number, such as 2")
@@ -150,7 +150,7 @@ def tune(
         watched = WatchedRuns(display, runner.data_dir, jobs, lambda number, of, cell: f"trial {number}/{of}: {label(cell)}")
         chosen = run_tuning(tuning, replace(runner, observer=watched), out, watched.begins, watched.planned)
         watched.ended()
-    return _released(tuning, chosen, out)
+    return _write_release(tuning, chosen, out)
 
 
 def tuned_settings(texts: Sequence[str]) -> tuple[list[str], dict[str, list[Any]]]:
@@ -189,7 +189,7 @@ def _is_sweep_file(path: Path) -> bool:
         return False  # reading it as a config says what is wrong
 
 
-def _released(tuning: Tuning, chosen: Chosen, out: Path) -> TuneResult:
+def _write_release(tuning: Tuning, chosen: Chosen, out: Path) -> TuneResult:
     """Write the release of a tuning, and return it."""
     release, figure = out / RELEASE, chosen.figure
     result = TuneResult(
@@ -209,10 +209,10 @@ def _released(tuning: Tuning, chosen: Chosen, out: Path) -> TuneResult:
 
 
 def _sentences(tuning: Tuning, guarantee: TunedGuarantee, settings: int) -> tuple[str, ...]:
-    """Return what the guarantee of a tuning means, and what it does not cover."""
+    """Return sentences on the meaning of a tuning's guarantee, and on what it does not cover."""
     release, count = guarantee.release, tuning.count
-    seen = ", ".join(f"{number(row.epsilon)} {IF_TRUSTED[row.trust_model]}" for row in guarantee.trials)
-    seeded = (
+    epsilons = ", ".join(f"{number(row.epsilon)} {IF_TRUSTED[row.trust_model]}" for row in guarantee.trials)
+    seed_warning = (
         ()
         if tuning.seed is None
         else ("the number of trials and their noise follow from the seed that was given: the guarantee holds while nobody else knows it",)
@@ -223,6 +223,7 @@ def _sentences(tuning: Tuning, guarantee: TunedGuarantee, settings: int) -> tupl
         f"this covers training, scores and the choice among {settings} settings; a trial alone has {number(guarantee.trial_epsilon)}",
         f"the number of trials is secret ({count.mean:g} on average, at most {count.limit}): do not tell how long the tuning took, and "
         f"hand on nothing of the folder {PRIVATE!r}",
-        f"whoever sees what clients send in the trials learns from every one: at most {count.limit} trials together have epsilon {seen}",
-        *seeded,
+        f"whoever sees what clients send in the trials learns from every one: at most {count.limit} trials together have epsilon "
+        f"{epsilons}",
+        *seed_warning,
     )

@@ -119,8 +119,8 @@ def audit_run(
     Source: privacy auditing with canaries, Jagielski et al. 2020 and Nasr et al. 2021.
 
     Args:
-        trials: rounded down to a multiple of four.
-        seed: of the canary and of the noise; not that of the run.
+        trials: number of trials, rounded down to a multiple of four.
+        seed: seed of the canary and of the noise; the run has its own.
         progress: called with (trials done, trials).
 
     Raises:
@@ -139,7 +139,7 @@ def audit_run(
         raise ConfigError("records that take part by chance are not audited: the canary would be in each round")
     if (clip := record_clip_of(federation.mechanism)) is not None and clip.adaptive:
         raise ConfigError("a run of dp-sgd with clipping.target_quantile is not audited: the canary has no place for the unclipped share")
-    trials = _affordable(trials, len(cohort), state.ranges.dimension)
+    trials = _affordable_trials(trials, len(cohort), state.ranges.dimension)
     mechanism = in_round(federation.mechanism, state.public())
     config = folder.config()
     game = _Game.prepare(mechanism, state.ranges, train_cohort(federation, state, cohort), seed)
@@ -158,27 +158,28 @@ def audit_run(
 
 
 def _last_state(folder: RunFolder, data_dir: Path | None, device: torch.device) -> tuple[Federation, ServerState]:
+    """Return the run's federation, built anew, and its state after the last finished round."""
     config, last = folder.config(), folder.checkpoint()
     if folder.kind() is Kind.OWN_APP:
         raise ConfigError(f"{folder.path} was run by an app of its own on Flower, whose data are not known here: it cannot be audited")
     if last is None:
         raise ConfigError(f"{folder.path} holds no finished round, so there is nothing to audit")
     federation, start = build(config, load_dataset(config, data_dir), device, secret=folder.secret(), measured=folder.measured())
-    data, found = (origin.rpartition(" on ")[0] for origin in (last.origin, start.origin))
-    if data != found:
-        raise ConfigError(f"{folder.path} was run on {data}, and this is {found}: it cannot be audited")
+    data, loaded = (origin.rpartition(" on ")[0] for origin in (last.origin, start.origin))
+    if data != loaded:
+        raise ConfigError(f"{folder.path} was run on {data}, and this is {loaded}: it cannot be audited")
     return federation, last.state
 
 
-def _affordable(trials: int, clients: int, dimension: int) -> int:
-    """Return how many trials to make, a multiple of four: both reports equally often in both halves."""
-    most = MOST_REPORTS // (clients * dimension)
-    if most < FEWEST_TRIALS:
+def _affordable_trials(trials: int, clients: int, dimension: int) -> int:
+    """Return the number of trials to make. It is a multiple of four, so that each half has both reports equally often."""
+    affordable = MOST_REPORTS // (clients * dimension)
+    if affordable < FEWEST_TRIALS:
         raise ConfigError(
             f"a round of {clients} clients and {dimension} weights is too large to audit: {FEWEST_TRIALS} trials would take "
             f"{FEWEST_TRIALS * clients * dimension:.1e} reports of a weight, more than {MOST_REPORTS:.1e}"
         )
-    return min(trials, most) // 4 * 4
+    return min(trials, affordable) // 4 * 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,6 +207,7 @@ class _Game:
 
     @classmethod
     def prepare(cls, mechanism: Mechanism, ranges: LayerRanges, values: Tensor, seed: int) -> _Game:
+        """Draw the canary's signs and the order of weights, and compute everything else that stays the same over the trials."""
         generator = stream(seed, Purpose.MECHANISM, _KEY)
         signs = torch.from_numpy(2.0 * generator.integers(0, 2, ranges.dimension) - 1.0)
         order = torch.from_numpy(generator.permutation(ranges.dimension))
@@ -227,6 +229,7 @@ class _Game:
         return scores
 
     def _score(self, trial: int) -> NDArray[np.float64]:
+        """Run one trial, and return the auditor's sums (W,) over the first weights, for each of ``sizes``."""
         self.values[0] = self.canaries[trial % 2]
         streams = SeededStreams.of(range(len(self.values)), self.seed, Purpose.MECHANISM, _KEY, trial)
         reports = self.mechanism.encode(self.values, self.ranges, streams)
@@ -257,14 +260,14 @@ def _rows(scores: Floats, sizes: tuple[int, ...], claim: Guarantee, delta: float
     """Return the row of each number of weights. The error probability is divided equally among rows, and among the bounds in a row."""
     half = len(scores) // 2
     error = (1 - CONFIDENCE) / (2 * len(sizes))
-    best = 1.0 if isinf(claim.epsilon) else (1 + claim.delta * exp(-claim.epsilon)) / (1 + exp(-claim.epsilon))
+    best_if_claim_held = 1.0 if isinf(claim.epsilon) else (1 + claim.delta * exp(-claim.epsilon)) / (1 + exp(-claim.epsilon))
     rows = []
     for column, weights in enumerate(sizes):
         chosen_by = scores[:half:2, column], scores[1:half:2, column]
         judged_by = scores[half::2, column], scores[half + 1 :: 2, column]
         threshold = best_threshold(*chosen_by)
-        right = int((judged_by[0] > threshold).sum()) + int((judged_by[1] <= threshold).sum())
-        low, high = clopper_pearson(right, half, error)
-        shown = threshold_epsilon(chosen_by, judged_by, delta, error)
-        rows.append(CanaryRow(weights, right / half, low, high, shown, best))
+        correct = int((judged_by[0] > threshold).sum()) + int((judged_by[1] <= threshold).sum())
+        low, high = clopper_pearson(correct, half, error)
+        epsilon_lower = threshold_epsilon(chosen_by, judged_by, delta, error)
+        rows.append(CanaryRow(weights, correct / half, low, high, epsilon_lower, best_if_claim_held))
     return tuple(rows)

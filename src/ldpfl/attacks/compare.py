@@ -16,7 +16,7 @@ from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.mechanisms import MechanismSettings
 
-_NAMES = ("seed", "name", "description")
+_WITHOUT_EFFECT = ("seed", "name", "description")
 """Settings in which runs of one group may differ: the seed, and what changes nothing."""
 
 
@@ -37,7 +37,7 @@ class ComparedRuns:
         name: the protection; tells lines apart.
         runs: folders of the runs whose attacks are gathered; of runs that share an unprotected model, the first.
         row: their distances and shares, one for each run and attack seed, in the order of ``runs``, and their mean accuracy.
-        accuracies: of each run's model; none for a baseline.
+        accuracies: accuracy of each run's model; empty for a baseline.
     """
 
     name: str
@@ -57,8 +57,8 @@ class Comparison:
     """Attacks on several runs that were made and measured alike.
 
     Attributes:
-        runs: how many were attacked.
-        images: in each set that is compared.
+        runs: number of attacked runs.
+        images: number of images in each set that is compared.
         lines: a line for each protection, in the order in which they first came; then the unprotected models, each counted once
             however many runs share it; then the baselines.
         left_out: folders of runs whose client holds fewer than ``images`` images of other classes: that baseline would be biased.
@@ -130,22 +130,24 @@ def compared(runs: Sequence[AttackedRun]) -> Comparison:
 
 
 def _lines(runs: Sequence[AttackedRun], images: int) -> tuple[tuple[ComparedRuns, ...], tuple[Path, ...]]:
+    """Return the table's lines, and the folders of the runs that are left out of the baseline "other classes"."""
     groups: dict[str, list[AttackedRun]] = {}
     baselines: dict[str, AttackedRun] = {}
     for run in runs:
         if run.config.mechanism.protects:
-            groups.setdefault(_identity(run.config, _NAMES), []).append(run)
+            groups.setdefault(_identity(run.config, _WITHOUT_EFFECT), []).append(run)
         # Runs that share an unprotected model share client 0's images as well.
         baselines.setdefault(noise_free(run.config).to_toml(), run)
     names = _protections([members[0].config for members in groups.values()])
-    enough = [run for run in baselines.values() if any(row.distances[0].other == images for row in _rows(run, "other classes"))]
-    lines = [_line(name, "protected", members) for name, members in zip(names, groups.values(), strict=True)]
-    lines += [_line("unprotected", "unprotected", list(baselines.values())), _line("floor", "floor", runs[:1])]
-    lines += [_line("other classes", "other classes", enough)] if enough else []
-    return tuple(lines), tuple(run.folder for run in baselines.values() if run not in enough)
+    unbiased = [run for run in baselines.values() if any(row.distances[0].other == images for row in _rows(run, "other classes"))]
+    lines = [_compared_runs(name, "protected", members) for name, members in zip(names, groups.values(), strict=True)]
+    lines += [_compared_runs("unprotected", "unprotected", list(baselines.values())), _compared_runs("floor", "floor", runs[:1])]
+    lines += [_compared_runs("other classes", "other classes", unbiased)] if unbiased else []
+    return tuple(lines), tuple(run.folder for run in baselines.values() if run not in unbiased)
 
 
-def _line(name: str, kind: Kind, runs: Sequence[AttackedRun]) -> ComparedRuns:
+def _compared_runs(name: str, kind: Kind, runs: Sequence[AttackedRun]) -> ComparedRuns:
+    """Return the line ``name`` of the table: the results of this ``kind`` for all ``runs`` together."""
     rows = [row for run in runs for row in _rows(run, kind)]
     accuracies = tuple(row.accuracy for row in rows if row.accuracy is not None)
     gathered = AttackRow(
@@ -158,10 +160,12 @@ def _line(name: str, kind: Kind, runs: Sequence[AttackedRun]) -> ComparedRuns:
 
 
 def _rows(run: AttackedRun, kind: Kind) -> list[AttackRow]:
+    """Return the results of this ``kind`` of the attack on ``run``."""
     return [row for row in run.attack.rows if row.kind == kind]
 
 
 def _protection(settings: MechanismSettings) -> str:
+    """Return the name of a mechanism with its epsilon, as the table shows it."""
     epsilon, budget = settings.budgeted or (None, "")
     return settings.name if epsilon is None else f"{settings.name}, epsilon {epsilon:g} a {budget}"
 
@@ -170,33 +174,37 @@ def _protections(configs: Sequence[RunConfig]) -> list[str]:
     """Name each group by its mechanism and epsilon; groups that share these, by the settings that differ as well."""
     names = [_protection(config.mechanism) for config in configs]
     settings = [_settings(config) for config in configs]
-    told_apart = []
-    for name, own in zip(names, settings, strict=True):
-        alike = [other for other, theirs in zip(settings, names, strict=True) if theirs == name]
-        differing = [key for key in own if any(other[key] != own[key] for other in alike)]
-        told_apart.append(", ".join([name, *(f"{key} {own[key]}" for key in differing)]))
-    return told_apart
+    labels = []
+    for name, values in zip(names, settings, strict=True):
+        same_name = [other_values for other_values, other_name in zip(settings, names, strict=True) if other_name == name]
+        differing = [key for key in values if any(other_values[key] != values[key] for other_values in same_name)]
+        labels.append(", ".join([name, *(f"{key} {values[key]}" for key in differing)]))
+    return labels
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:
+    """Return a config's settings, under "section.key"."""
     sections = {name: values for name, values in config.model_dump().items() if isinstance(values, dict)}
     return {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()}
 
 
 def _identity(config: RunConfig, left_out: Sequence[str]) -> str:
+    """Return a text that is equal for configs that differ only in the settings ``left_out``."""
     return repr(config.model_dump(exclude=set(left_out)))
 
 
 def _check_different(runs: Sequence[tuple[Path, RunConfig]]) -> None:
-    seen: dict[str, Path] = {}
+    """Raise a :class:`ConfigError` if two of the ``runs`` are the same."""
+    path_of: dict[str, Path] = {}
     for path, config in runs:
-        identity = _identity(config, _NAMES[1:])
-        if identity in seen:
-            raise ConfigError(f"{seen[identity]} and {path} are the same run, seed included, so it would count twice: give one of them")
-        seen[identity] = path
+        identity = _identity(config, _WITHOUT_EFFECT[1:])
+        if identity in path_of:
+            raise ConfigError(f"{path_of[identity]} and {path} are the same run, seed included, so it would count twice: give one of them")
+        path_of[identity] = path
 
 
-def _check_one(what: str, values: Iterable[object]) -> None:
-    found = list(dict.fromkeys(str(value) for value in values))
-    if len(found) != 1:
-        raise ConfigError(f"attacks in one table need one {what}, got {len(found)}: {'; '.join(found) or 'no run'}")
+def _check_one(quantity: str, values: Iterable[object]) -> None:
+    """Raise a :class:`ConfigError` unless all ``values`` are equal; ``quantity`` names them in the message."""
+    different = list(dict.fromkeys(str(value) for value in values))
+    if len(different) != 1:
+        raise ConfigError(f"attacks in one table need one {quantity}, got {len(different)}: {'; '.join(different) or 'no run'}")

@@ -38,9 +38,9 @@ class Extractor:
     """Images to features, under a name that tells two extractors apart.
 
     Attributes:
-        name: what it is, what it was trained on, and by which versions; distances compare under equal names only.
-        module: (N, C, H, W) uint8 to (N, features) float.
-        features: how many.
+        name: the network, its training data, and the versions that trained it. Only distances under equal names are comparable.
+        module: maps images (N, C, H, W) uint8 to features (N, features) float.
+        features: number of features.
     """
 
     name: str
@@ -166,6 +166,8 @@ def inception() -> Extractor | None:
 
 
 class _Features(nn.Module):
+    """A classifier without its last layer: images (N, C, H, W) uint8 to features (N, 64)."""
+
     def __init__(self, classifier: Classifier) -> None:
         super().__init__()
         self._classifier = classifier
@@ -186,19 +188,21 @@ class _Colour(nn.Module):
 
 
 def _new_classifier(task: Dataset, config: ClassifierConfig) -> Classifier:
+    """Return an untrained classifier, with initial weights by the config's seed."""
     with SeededDraws(config.seed):
         return Classifier(task)
 
 
 def _train(classifier: Classifier, task: Dataset, config: ClassifierConfig, progress: Callable[[int, int], None]) -> Classifier:
-    random = torch.Generator().manual_seed(config.seed)
+    """Train ``classifier`` on the public training split in random batches, and return it."""
+    generator = torch.Generator().manual_seed(config.seed)
     optimiser = torch.optim.Adam(classifier.parameters(), config.learning_rate)
     per_epoch = -(-len(task.train) // config.batch_size)
     steps = min(config.most_steps, config.epochs * per_epoch)
     order = torch.empty(0, dtype=torch.int64)
     for step in range(steps):
         if len(order) == 0:
-            order = torch.randperm(len(task.train), generator=random)
+            order = torch.randperm(len(task.train), generator=generator)
         batch, order = task.train.take(order[: config.batch_size]), order[config.batch_size :]
         optimiser.zero_grad()
         F.cross_entropy(classifier(batch.tensor), batch.targets).backward()  # type: ignore[no-untyped-call]
@@ -220,6 +224,7 @@ def _read(path: Path, classifier: Classifier) -> float | None:
 
 
 def _write(path: Path, classifier: Classifier, accuracy: float) -> None:
+    """Write the classifier's parameters and its accuracy to ``path``, for :func:`_read`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replace_atomically(path) as temporary:
         save_file(classifier.state_dict(), temporary, {"accuracy": repr(accuracy)})

@@ -22,8 +22,8 @@ class Distance:
     Attributes:
         value: squared distance, in the square of the features' unit; 0 for equal sets.
         extractor: the extractor's name; distances under different names are not comparable.
-        features: how many there are.
-        real, other: images in each set. A set that is small beside the features biases the distance upwards, so only
+        features: number of features of an image.
+        real, other: number of images in each set. A set that is small beside the features biases the distance upwards, so only
             distances of equal counts compare fairly.
     """
 
@@ -49,7 +49,7 @@ def frechet_distance(extractor: Extractor, real: Tensor, other: Tensor) -> Dista
             raise DataError(f"a Fréchet distance needs at least {FEWEST_IMAGES} images in each set, got {len(images)}")
     from torchmetrics.image.fid import FrechetInceptionDistance  # slow to import
 
-    metric = FrechetInceptionDistance(_Counted(extractor))
+    metric = FrechetInceptionDistance(_ForTorchmetrics(extractor))
     with torch.no_grad():
         for images, is_real in ((real, True), (other, False)):
             for part in torch.split(images, _BATCH):
@@ -71,7 +71,7 @@ def require_one_extractor(distances: Iterable[Distance]) -> str:
     return names[0]
 
 
-class _Counted(torch.nn.Module):
+class _ForTorchmetrics(torch.nn.Module):
     """Adapter of an extractor for torchmetrics: it has the attribute ``num_features``, and returns features in float64."""
 
     def __init__(self, extractor: Extractor) -> None:

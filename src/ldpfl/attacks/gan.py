@@ -45,12 +45,12 @@ class GanConfig:
     What they then draw from an unprotected model is recognised as the digit.
 
     Attributes:
-        steps: one update of the discriminator and one of the generator each.
-        batch_size: real images in a step, and as many generated ones.
+        steps: number of steps, each of which updates the discriminator and then the generator.
+        batch_size: number of real images in a step, and of generated ones.
         latent: length of the generator's noise vector.
         width: channels of the generator's first feature map; halved by each deconvolution.
-        generator_learning_rate, discriminator_learning_rate: of Adam, with betas 0.5 and 0.999 as in DCGAN.
-        label_share: part of the generated images of a step that are asked for in the attacked class.
+        generator_learning_rate, discriminator_learning_rate: learning rates of Adam, with betas 0.5 and 0.999 as in DCGAN.
+        label_share: fraction of the generated images of a step that have the attacked class as their label.
         class_weight: factor of the frozen classifier's cross-entropy beside the real/fake loss.
         shift: largest shift in pixels, up, down and sideways, before an image is judged; real images are few, and a
             generator that must please the classifier at every shift finds shapes instead of adversarial pixels.
@@ -145,8 +145,8 @@ def attack(
 ) -> tuple[Generator, Tensor]:
     """Train a generator on ``target`` and return it with ``count`` images (count, C, H, W) uint8 of class ``label``.
 
-    A pure function of its arguments: equal ones give equal bits on one machine. What it raises, :func:`train_generator`
-    and :func:`generate` say.
+    A pure function of its arguments: equal arguments give equal bits on one machine. Raises the errors of :func:`train_generator` and
+    :func:`generate`.
     """
     generator = train_generator(target, own, label, config, seed, progress)
     return generator, generate(generator, label, count, seed)
@@ -158,7 +158,7 @@ def train_generator(
     """Train a generator on the global model and the client's own images; all randomness comes from ``seed``.
 
     Args:
-        own: the attacking client's images, and nobody else's. Where some are of ``label``, it is a class like the others.
+        own: the attacking client's images, and nobody else's. If some are of ``label``, it is treated like the other classes.
         label: the class to be reconstructed.
         progress: called with (steps done, steps) after each step; may raise to end the attack.
 
@@ -168,7 +168,7 @@ def train_generator(
 
     Source: LaDP-FL, sections IV and VII-A; see the module for what is changed. Confidence: the paper gives the idea only.
     """
-    _check(target, own, label)
+    _check_target(target, own, label)
     random = torch.Generator().manual_seed(seed)
     game = _Game(target, own, label, config, random)
     for step in range(config.steps):
@@ -194,7 +194,8 @@ def generate(generator: Generator, label: int, count: int, seed: int) -> Tensor:
     return torch.cat(images).mul(255).round().to(torch.uint8)
 
 
-def _check(target: Target, own: Samples, label: int) -> None:
+def _check_target(target: Target, own: Samples, label: int) -> None:
+    """Raise an error unless the label is a class, the client has images, and the weights are finite."""
     if not 0 <= label < target.classes:
         raise ConfigError(f"label {label} is no class of the model: expected 0 to {target.classes - 1}")
     if len(own) == 0:
@@ -204,13 +205,13 @@ def _check(target: Target, own: Samples, label: int) -> None:
 
 
 class _Game:
-    """The two players, and one step of each."""
+    """The training of generator and discriminator against each other."""
 
     def __init__(self, target: Target, own: Samples, label: int, config: GanConfig, random: torch.Generator) -> None:
         self._target, self._label, self._config, self._random = target, label, config, random
         self._device = own.tensor.device
         self._real = own.tensor.float() / 255
-        self._held = torch.unique(own.targets.cpu())
+        self._held_classes = torch.unique(own.targets.cpu())
         self._frozen = target.parameters(self._device)
         self._discriminator = {name: value.requires_grad_() for name, value in target.parameters(self._device).items()}
         with torch.no_grad():
@@ -230,26 +231,27 @@ class _Game:
         noise = torch.randn(config.batch_size, config.latent, generator=self._random).to(self._device)
         fake = self.generator(noise, labels)
 
-        comparable = torch.isin(labels, self._held.to(self._device))
-        told_apart = F.softplus(-self._score(real)).mean() + F.softplus(self._score(fake.detach()[comparable])).mean()
-        _descend(self._discriminator_optimiser, told_apart)
+        has_real_examples = torch.isin(labels, self._held_classes.to(self._device))
+        discriminator_loss = F.softplus(-self._score(real)).mean() + F.softplus(self._score(fake.detach()[has_real_examples])).mean()
+        _descend(self._discriminator_optimiser, discriminator_loss)
 
-        believed = F.softplus(-self._score(fake)).mean()
-        recognised = F.cross_entropy(self._target.logits(self._frozen, self._disturbed(fake)), labels)
-        _descend(self._generator_optimiser, believed + config.class_weight * recognised)
-        return float(told_apart.detach() + believed.detach() + recognised.detach())
+        generator_loss = F.softplus(-self._score(fake)).mean()
+        class_loss = F.cross_entropy(self._target.logits(self._frozen, self._shifted_and_noisy(fake)), labels)
+        _descend(self._generator_optimiser, generator_loss + config.class_weight * class_loss)
+        return float(discriminator_loss.detach() + generator_loss.detach() + class_loss.detach())
 
     def _labels(self) -> Tensor:
         """Return the classes of a step's generated images: a fixed part is the attacked one, the others are held classes."""
         size = self._config.batch_size
         attacked = min(max(1, round(size * self._config.label_share)), size - 1)
-        others = self._held[torch.randint(len(self._held), (size - attacked,), generator=self._random)]
+        others = self._held_classes[torch.randint(len(self._held_classes), (size - attacked,), generator=self._random)]
         return torch.cat([torch.full((attacked,), self._label), others]).to(self._device)
 
     def _score(self, images: Tensor) -> Tensor:
-        return self._target.logits(self._discriminator, self._disturbed(images)).logsumexp(1) - self._zero
+        """Return the discriminator's score (N,) of images; it is high for real ones."""
+        return self._target.logits(self._discriminator, self._shifted_and_noisy(images)).logsumexp(1) - self._zero
 
-    def _disturbed(self, images: Tensor) -> Tensor:
+    def _shifted_and_noisy(self, images: Tensor) -> Tensor:
         """Shift each image by its own offset, filling with black, and add noise."""
         config = self._config
         offsets = torch.randint(-config.shift, config.shift + 1, (len(images), 2), generator=self._random).to(self._device)
@@ -263,18 +265,20 @@ def shifted(images: Tensor, offsets: Tensor) -> Tensor:
     rows = torch.arange(height, device=images.device) - offsets[:, :1]
     columns = torch.arange(width, device=images.device) - offsets[:, 1:]
     inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
-    which = torch.arange(count, device=images.device)[:, None, None]
-    moved = images[which, :, rows.clamp(0, height - 1)[:, :, None], columns.clamp(0, width - 1)[:, None, :]]
+    image_index = torch.arange(count, device=images.device)[:, None, None]
+    moved = images[image_index, :, rows.clamp(0, height - 1)[:, :, None], columns.clamp(0, width - 1)[:, None, :]]
     return moved.permute(0, 3, 1, 2) * inside[:, None]
 
 
 def _new_generator(target: Target, shape: tuple[int, ...], config: GanConfig, random: torch.Generator) -> Generator:
+    """Return an untrained generator of images of this ``shape`` (C, H, W)."""
     channels, height, width = shape
     with SeededDraws(int(torch.randint(2**62, (), generator=random))):
         return Generator((channels, height, width), target.classes, latent=config.latent, width=config.width)
 
 
 def _descend(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
+    """Take one optimiser step on ``loss``."""
     optimiser.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
     optimiser.step()

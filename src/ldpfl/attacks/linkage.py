@@ -179,12 +179,12 @@ class LinkageRow:
     epsilon: float
 
     def attributed(self, place: int) -> Figure:
-        """Share of reports named rightly after ``watched[place]`` rounds."""
+        """Share of reports that are attributed to the right client after ``watched[place]`` rounds."""
         return Figure.of([found.attributed[place] for found in self.found])
 
     @property
     def auc(self) -> Figure:
-        """How well pairs of reports are told apart."""
+        """Probability that two reports of one client look more alike than two of different clients, see :class:`Found`."""
         return Figure.of([found.auc for found in self.found])
 
     @property
@@ -215,7 +215,7 @@ class LinkageResult:
     rows: tuple[LinkageRow, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what belongs into a JSON file."""
+        """Return everything, for JSON."""
         return {
             "setting": asdict(self.setting),
             "plan": asdict(self.plan),
@@ -243,29 +243,32 @@ def linkage(setting: LinkageSetting, plan: LinkagePlan, progress: Callable[[int,
     Args:
         progress: called after each trial with how many are done, of how many.
     """
-    cells = _cells(sorted(plan.delays))
+    lines = _channels_and_delays(sorted(plan.delays))
     rows = []
-    for number, (channel, delay) in enumerate(cells):
-        found = []
+    for number, (channel, delay) in enumerate(lines):
+        successes = []
         for trial in range(plan.trials):
-            found.append(_attack(setting, channel, delay or 0.0, np.random.default_rng((plan.seed, trial))))
-            progress(number * plan.trials + trial + 1, len(cells) * plan.trials)
-        linked = Figure.of([float(one.linked) for one in found]).mean
+            successes.append(_attack(setting, channel, delay or 0.0, np.random.default_rng((plan.seed, trial))))
+            progress(number * plan.trials + trial + 1, len(lines) * plan.trials)
+        linked = Figure.of([float(success.linked) for success in successes]).mean
         epsilon = epsilon_of_linked(ceil(linked), setting.epsilon, setting.clients, setting.delta)
-        rows.append(LinkageRow(channel, delay, tuple(found), epsilon))
+        rows.append(LinkageRow(channel, delay, tuple(successes), epsilon))
     return LinkageResult(setting, plan, tuple(rows))
 
 
 def _is_time(seconds: float) -> bool:
+    """Whether ``seconds`` is 0, or in the range that can be squared in single precision."""
     return seconds == 0 or _SHORTEST <= seconds <= _LONGEST
 
 
-def _cells(delays: Sequence[float]) -> list[tuple[LinkChannel, float | None]]:
+def _channels_and_delays(delays: Sequence[float]) -> list[tuple[LinkChannel, float | None]]:
+    """Return the channel and T of each line of the table."""
     unaligned: list[tuple[LinkChannel, float | None]] = [("unaligned", delay) for delay in delays if delay > 0]  # at 0 it is ``direct``
     return [("direct", None), *unaligned, *(("delayed", delay) for delay in delays), ("relay", None)]
 
 
 def _attack(setting: LinkageSetting, channel: LinkChannel, delay: float, generator: np.random.Generator) -> Found:
+    """Simulate one round over ``channel``, and return the observer's success."""
     if channel == "relay":
         return attack_release(window_starts(setting, "direct", generator), setting, generator)
     starts = window_starts(setting, channel, generator)
@@ -273,15 +276,15 @@ def _attack(setting: LinkageSetting, channel: LinkChannel, delay: float, generat
 
 
 def uniform_mixing(count: int, generator: np.random.Generator) -> NDArray[np.int64]:
-    """Return an order of ``count`` reports, all equally likely: a :data:`Mixing`, and what the relay's own comes to."""
+    """Return a uniformly random order of ``count`` reports. It is a :data:`Mixing` with the same law as the relay's."""
     return generator.permutation(count)
 
 
 def epsilon_of_linked(linked: int, epsilon: float, clients: int, delta: float) -> float:
-    """Return the epsilon of so many linked one-bit reports of one client, for ``delta``; exact up to 1,024 clients.
+    """Return the epsilon at ``delta`` of ``linked`` one-bit reports of one client; exact up to 1,024 clients.
 
-    Linked reports are one release: they compose as without a shuffler. A report that is linked to no other is hidden among those of
-    all clients for its parameter. The unlinked rest of the client's reports comes on top of either (``ldpfl ledger``).
+    Linked reports compose as without a shuffler. A report that is linked to no other one is hidden among the reports of all clients for its
+    parameter. The client's other reports cost extra (``ldpfl ledger``).
     """
     if linked < 2:
         return single_epsilon(epsilon, clients, delta)
@@ -289,7 +292,7 @@ def epsilon_of_linked(linked: int, epsilon: float, clients: int, delta: float) -
 
 
 def window_starts(setting: LinkageSetting, channel: LinkChannel, generator: np.random.Generator) -> Array:
-    """Draw where each client's window starts, (n,) float64, in seconds after the round's begin; ``relay`` has no windows.
+    """Draw the start of each client's window, (n,) float64, in seconds after the start of the round. ``relay`` has no windows.
 
     Raises:
         ConfigError: a channel without windows.
@@ -307,48 +310,48 @@ def window_starts(setting: LinkageSetting, channel: LinkChannel, generator: np.r
 
 
 def attack_windows(starts: Array, delay: float, setting: LinkageSetting, generator: np.random.Generator) -> Found:
-    """Simulate one round of clients whose windows start at ``starts`` (n,), and let the observer judge its arrival times.
+    """Simulate one round of clients whose windows start at ``starts`` (n,), and return the observer's success with its arrival times.
 
-    Of ``setting``, parameters, jitter, uncertainty and watched count; the others say how starts are drawn.
+    Only the setting's parameters, jitter, uncertainty and watched are used. The other fields describe how ``starts`` are drawn.
     """
-    names = _all_names(starts, setting, generator)
+    name_posteriors = _name_posteriors(starts, setting, generator)
     size = (setting.parameters, len(starts))
     drawn = delay * generator.random(size) + setting.jitter * generator.standard_normal(size)
-    return _judged(starts + drawn, starts, delay, setting, names, generator, calibrated=True)
+    return _observe(starts + drawn, starts, delay, setting, name_posteriors, generator, calibrated=True)
 
 
 def attack_release(starts: Array, setting: LinkageSetting, generator: np.random.Generator, mixing: Mixing = uniform_mixing) -> Found:
-    """Simulate one round of clients that upload to a relay at ``starts`` (n,), and let the observer judge the order of its release.
+    """Simulate one round of clients that upload to a relay at ``starts`` (n,), and return the observer's success with the released order.
 
-    It takes the first of the reports for those of the client that uploaded first, and so on: each for one that arrived when that
-    client uploaded. A relay that hands on what it gets as it gets it is thus ``direct`` without jitter. How often such guesses are
-    right it rehearses. Of ``setting`` as in :func:`attack_windows`.
+    The observer assumes that the relay keeps the order of uploads. So it takes the first reports as those of the client that uploaded
+    first, as if they had arrived at its upload. A relay that forwards reports in their order is then ``direct`` without jitter. The
+    observer rehearses how often such guesses are right. The same fields of ``setting`` are used as in :func:`attack_windows`.
     """
-    names = _all_names(starts, setting, generator)
+    name_posteriors = _name_posteriors(starts, setting, generator)
     upload, parameter = np.divmod(mixing(setting.parameters * len(starts), generator), setting.parameters)
     arrivals = np.empty((setting.parameters, len(starts)))
     arrivals[parameter, np.argsort(starts, kind="stable")[upload]] = np.repeat(np.sort(starts), setting.parameters)
-    return _judged(arrivals, starts, 0.0, setting, names, generator, calibrated=False)
+    return _observe(arrivals, starts, 0.0, setting, name_posteriors, generator, calibrated=False)
 
 
-def _judged(
+def _observe(
     arrivals: Array,
     starts: Array,
     delay: float,
     setting: LinkageSetting,
-    names: Sequence[Array | None],
+    name_posteriors: Sequence[Array | None],
     generator: np.random.Generator,
     *,
     calibrated: bool,
 ) -> Found:
-    """Return what the observer makes of ``arrivals`` (d, n), where [j, i] is client i's report for parameter j.
+    """Return the observer's success with ``arrivals`` (d, n), where [j, i] is the time of client i's report for parameter j.
 
     Args:
-        names: of each number of watched rounds, see :func:`_names`.
-        calibrated: whether reports arrived as the observer thinks, so that its probabilities need no rehearsal.
+        name_posteriors: see :func:`_name_posterior`, one for each number of watched rounds.
+        calibrated: whether reports arrived by the observer's model, so that its probabilities need no rehearsal.
     """
     clients = len(starts)
-    right = np.zeros(len(names))
+    correct = np.zeros(len(name_posteriors))
     scores, hits, sure, alike, unlike = [], [], [], [], []
     blocks = max(1, setting.parameters // max(2, _BLOCK // clients**2))
     for block in np.array_split(arrivals, blocks):
@@ -356,25 +359,27 @@ def _judged(
         alone = each_alone(arrival_density(lag, delay, setting.jitter) + _FLOOR)
         posterior = scaled(alone)
         sure.append((alone.max(axis=1) >= CONFIDENCE) & calibrated)
-        right += [float(share_right(posterior if own is None else product_of(posterior, own), axis=2).sum()) for own in names]
+        of_clients = [posterior if names is None else product_of(posterior, names) for names in name_posteriors]
+        correct += [float(share_right(client_posterior, axis=2).sum()) for client_posterior in of_clients]
         scores.append(posterior.max(axis=1))
         hits.append(share_right(posterior, axis=1))
         same, different = pair_scores(posterior, ceil(_PAIRS / blocks), generator)
         alike.append(same)
         unlike.append(different)
     return Found(
-        tuple((right / (setting.parameters * clients)).tolist()),
+        tuple((correct / (setting.parameters * clients)).tolist()),
         area_under_curve(np.concatenate(alike), np.concatenate(unlike)),
         largest_linked(np.concatenate(scores), np.concatenate(hits), np.concatenate(sure)),
     )
 
 
-def _all_names(starts: Array, setting: LinkageSetting, generator: np.random.Generator) -> list[Array | None]:
-    return [_names(starts, setting.uncertainty / sqrt(rounds), generator) for rounds in setting.watched]
+def _name_posteriors(starts: Array, setting: LinkageSetting, generator: np.random.Generator) -> list[Array | None]:
+    """Return :func:`_name_posterior` for each number of watched rounds."""
+    return [_name_posterior(starts, setting.uncertainty / sqrt(rounds), generator) for rounds in setting.watched]
 
 
-def _names(starts: Array, uncertainty: float, generator: np.random.Generator) -> Array | None:
-    """Return how probably window k is client i's, (n, n), by where it is expected; None if every window is known to be its client's."""
+def _name_posterior(starts: Array, uncertainty: float, generator: np.random.Generator) -> Array | None:
+    """Return the probability (n, n) that window k is client i's, from earlier rounds; None if the observer knows each client's window."""
     expected = starts + uncertainty * generator.standard_normal(len(starts))
     if uncertainty == 0:
         return None

@@ -43,12 +43,12 @@ PhaseProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class AttackPlan:
-    """What is to be attacked.
+    """Settings of an attack.
 
     Attributes:
         label: the class to reconstruct; None takes the run's ``data.private_label``.
-        images: most images in each set that is compared; fewer where the public splits hold fewer of the class.
-        seeds: the attack is made once with each.
+        images: largest number of images in each set that is compared; smaller if the public splits hold fewer of the class.
+        seeds: the attack is made once with each seed.
     """
 
     label: int | None = None
@@ -69,8 +69,8 @@ class AttackRow:
 
     Attributes:
         distances: one for each attack; a baseline has one.
-        shares: part of the images that an independent classifier assigns to the class, as many.
-        accuracy: of the attacked model, as its run states it; None for a baseline.
+        shares: fraction of the images that an independent classifier assigns to the class, one for each distance.
+        accuracy: accuracy of the attacked model, as its run states it; None for a baseline.
     """
 
     kind: Kind
@@ -95,13 +95,13 @@ class AttackRow:
 
 @dataclass(frozen=True)
 class RunAttack:
-    """What an attack on a run gave.
+    """Result of an attack on a run.
 
     Attributes:
-        mechanism: the run's; ``epsilon`` is that of its config, None where nothing is protected.
-        own_images: how many the attacking client holds; ``own_of_label`` of them are of the attacked class.
-        extractor: the one behind all distances.
-        classifier_accuracy: of the independent classifier, on the test split.
+        mechanism, epsilon: the run's mechanism, and its epsilon in the config; None if nothing is protected.
+        own_images: number of images that the attacking client holds; ``own_of_label`` of them are of the attacked class.
+        extractor: name of the extractor behind all distances.
+        classifier_accuracy: accuracy of the independent classifier on the test split.
     """
 
     name: str
@@ -135,7 +135,7 @@ class AttackImages:
 
 
 @dataclass(frozen=True)
-class _Set:
+class _ImageSet:
     """Images (N, C, H, W) of each seed, and the accuracy of the model that they were drawn from."""
 
     images: tuple[Tensor, ...]
@@ -144,7 +144,7 @@ class _Set:
 
 @dataclass(frozen=True)
 class Attacker:
-    """Where attacks on runs happen.
+    """Runs attacks.
 
     Attributes:
         observer: watches the training of the unprotected run.
@@ -178,33 +178,42 @@ class Attacker:
         _check_class(label, task)
         federation = _federation(folder, config, task, self.device)
         own = _own_images(federation)
-        self._warn_of_own(own, label)
+        self._warn_if_label_held(own, label)
         real, others = _public_images(task, label, plan.images)
         make_folder(out)
         private = config.mechanism.protects
         models: dict[Kind, tuple[Tensor, float]] = {"protected": (weights, accuracy)} if private else {}
         models["unprotected"] = self._unprotected(config) if private else (weights, accuracy)
-        sets: dict[Kind, _Set] = {
-            kind: _Set(self._generate(kind, _target(federation, task, vector), own, label, plan, len(real), out), reached)
-            for kind, (vector, reached) in models.items()
+        sets: dict[Kind, _ImageSet] = {
+            kind: _ImageSet(self._generate(kind, _target(federation, task, vector), own, label, plan, len(real), out), score)
+            for kind, (vector, score) in models.items()
         }
         pictures = AttackImages(real, sets["protected"].images[0] if private else None, sets["unprotected"].images[0])
-        sets |= {"floor": _Set((others,)), "other classes": _Set(_foreign(own, label, len(real)))}
+        sets |= {"floor": _ImageSet((others,)), "other classes": _ImageSet(_other_classes(own, label, len(real)))}
         result = self._measure(config, task, own, label, plan, real, sets)
         write_text(out / "attack.json", json.dumps(result.to_dict(), indent=2) + "\n")
         return result, pictures
 
-    def _warn_of_own(self, own: Samples, label: int) -> None:
-        if int((own.targets == label).sum()) > 0:
+    def _warn_if_label_held(self, own_images: Samples, label: int) -> None:
+        """Warn if the attacking client itself holds images of ``label``, since the attack then learns from them too."""
+        if int((own_images.targets == label).sum()) > 0:
             self.observer.warn(
                 f"client {CURIOUS_CLIENT} holds images of label {label} itself, so the label is not private to the others and the "
                 f"attack learns from them too; train a run with data.private_label={label} to keep them from it"
             )
 
     def _measure(
-        self, config: RunConfig, task: Dataset, own: Samples, label: int, plan: AttackPlan, real: Tensor, sets: dict[Kind, _Set]
+        self,
+        config: RunConfig,
+        task: Dataset,
+        own: Samples,
+        label: int,
+        plan: AttackPlan,
+        real: Tensor,
+        sets: dict[Kind, _ImageSet],
     ) -> RunAttack:
-        classifier = trained_classifier(task, progress=_reporting(self.progress, "classifier to measure with"))
+        """Return the result of the attack: how close each of the image ``sets`` is to the ``real`` images of the class."""
+        classifier = trained_classifier(task, progress=_phase_progress(self.progress, "classifier to measure with"))
         extractor = inception() or classifier.extractor()
         epsilon, budget = config.mechanism.budgeted or (None, "unit")
         return RunAttack(
@@ -221,7 +230,7 @@ class Attacker:
             classifier=classifier.name,
             classifier_accuracy=classifier.accuracy,
             data=f"{task.name} {task.fingerprint}",
-            rows=tuple(_row(kind, found, real, label, extractor, classifier) for kind, found in sets.items() if found.images),
+            rows=tuple(_attack_row(kind, images, real, label, extractor, classifier) for kind, images in sets.items() if images.images),
         )
 
     def _unprotected(self, config: RunConfig) -> tuple[Tensor, float]:
@@ -230,20 +239,20 @@ class Attacker:
         return weights, accuracy
 
     def _generate(
-        self, kind: Kind, target: Target, own: Samples, label: int, plan: AttackPlan, count: int, out: Path
+        self, kind: Kind, target: Target, own_images: Samples, label: int, plan: AttackPlan, count: int, out: Path
     ) -> tuple[Tensor, ...]:
         """Return ``count`` images for each seed, made anew only where none are stored."""
         images = []
         for seed in plan.seeds:
-            key = _key(target, own, label, plan.gan, seed, count)
-            # Runs that differ in their protection share the unprotected model, so what it gave away lies where all find it.
+            key = _content_key(target, own_images, label, plan.gan, seed, count)
+            # Runs that differ only in their protection share the unprotected model, so its images are stored in a common folder.
             shared = cache_dir() / "reconstructions" / f"{key}.safetensors"
             path = shared if kind == "unprotected" else out / "images" / f"{kind}-{seed}.safetensors"
-            stored = _stored(path, key)
+            stored = _stored_images(path, key)
             if stored is None:
                 phase = f"attack on the {kind} model" + (f", seed {seed}" if len(plan.seeds) > 1 else "")
-                report = _reporting(self.progress, phase)
-                _, stored = attack(target, own, label, count, plan.gan, seed, report)
+                report = _phase_progress(self.progress, phase)
+                _, stored = attack(target, own_images, label, count, plan.gan, seed, report)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with replace_atomically(path) as temporary:
                     save_file({"images": stored}, temporary, {"key": key})
@@ -252,7 +261,7 @@ class Attacker:
 
 
 def versions() -> dict[str, str]:
-    """Return what the figures were made with."""
+    """Return the versions of the software that the figures were made with."""
     return {"ldpfl": ldpfl.__version__, "torch": torch.__version__}
 
 
@@ -287,7 +296,7 @@ def config_of(folder: RunFolder) -> RunConfig:
 
 
 def attack_folder(folder: RunFolder, label: int | None) -> Path:
-    """Return where an attack on the run in ``folder`` lies if nothing else is said: ``attacks/gan-LABEL`` in it.
+    """Return the default output folder of an attack on the run in ``folder``: ``attacks/gan-LABEL`` in it.
 
     Raises:
         ConfigError: there is no run.
@@ -309,27 +318,30 @@ def label_of(plan: AttackPlan, config: RunConfig) -> int:
 
 
 def _check_class(label: int, task: Dataset) -> None:
+    """Raise a :class:`ConfigError` unless ``label`` is a class of the data set."""
     if not 0 <= label < task.outputs:
         raise ConfigError(f"{task.name} has no label {label}: give --label from 0 to {task.outputs - 1}")
 
 
 def _federation(folder: RunFolder, config: RunConfig, task: Dataset, device: torch.device) -> Federation:
+    """Build the run's federation anew. Raise a :class:`ConfigError` if ``task`` is not the data that the run was made with."""
     federation, start = build(config, task, device, secret=folder.secret(), measured=folder.measured())
     last = folder.checkpoint()
-    begun = last.origin if last else ""
-    data, found = (origin.rpartition(" on ")[0] for origin in (begun, start.origin))
-    if data != found:
-        raise ConfigError(f"{folder.path} was run on {data}, and this is {found}: give the --data-dir that it was run with")
+    recorded = last.origin if last else ""
+    data, loaded = (origin.rpartition(" on ")[0] for origin in (recorded, start.origin))
+    if data != loaded:
+        raise ConfigError(f"{folder.path} was run on {data}, and this is {loaded}: give the --data-dir that it was run with")
     return federation
 
 
 def _own_images(federation: Federation) -> Samples:
-    """Return what the attacking client holds; no other client's samples are looked at."""
+    """Return the attacking client's samples."""
     images = federation.task.data
     return images.take(torch.from_numpy(federation.samples[CURIOUS_CLIENT]).to(images.tensor.device))
 
 
 def _target(federation: Federation, task: Dataset, weights: Tensor) -> Target:
+    """Return the global model with these ``weights``, as the attacking client gets it."""
     return Target(federation.task.module, federation.task.layout, weights, task.outputs, task.mean, task.std)
 
 
@@ -342,16 +354,19 @@ def _public_images(task: Dataset, label: int, most: int) -> tuple[Tensor, Tensor
     return real[:count], others[:count]
 
 
-def _foreign(own: Samples, label: int, most: int) -> tuple[Tensor, ...]:
-    """Return the attacking client's images of other classes, evenly taken from what it holds; nothing if it holds too few."""
-    pixels = own.tensor[own.targets != label].cpu()
+def _other_classes(own_images: Samples, label: int, most: int) -> tuple[Tensor, ...]:
+    """Return at most ``most`` of the attacking client's images of other classes, evenly spaced; empty if it holds too few."""
+    pixels = own_images.tensor[own_images.targets != label].cpu()
     index = torch.linspace(0, len(pixels) - 1, min(most, len(pixels))).long()
     return (pixels[index],) if len(index) >= FEWEST_IMAGES else ()
 
 
-def _row(kind: Kind, found: _Set, real: Tensor, label: int, extractor: Extractor, classifier: TrainedClassifier) -> AttackRow:
-    distances = tuple(frechet_distance(extractor, real, images) for images in found.images)
-    return AttackRow(kind, distances, tuple(classifier.share(images, label) for images in found.images), found.accuracy)
+def _attack_row(
+    kind: Kind, image_set: _ImageSet, real: Tensor, label: int, extractor: Extractor, classifier: TrainedClassifier
+) -> AttackRow:
+    """Return the table's line for a set of images: its distance to the ``real`` ones, and the share recognised as ``label``."""
+    distances = tuple(frechet_distance(extractor, real, images) for images in image_set.images)
+    return AttackRow(kind, distances, tuple(classifier.share(images, label) for images in image_set.images), image_set.accuracy)
 
 
 def make_folder(out: Path) -> None:
@@ -362,22 +377,23 @@ def make_folder(out: Path) -> None:
         raise ConfigError(f"output folder {out} cannot be written: {error}") from error
 
 
-def _reporting(progress: PhaseProgress, phase: str) -> Callable[[int, int], None]:
+def _phase_progress(progress: PhaseProgress, phase: str) -> Callable[[int, int], None]:
+    """Return ``progress`` as a function of (done, total) within one ``phase``."""
     return lambda done, total: progress(phase, done, total)
 
 
-def _key(target: Target, own: Samples, label: int, config: GanConfig, seed: int, count: int) -> str:
-    """Name all that the images depend on, except a model's code that is named by import path."""
+def _content_key(target: Target, own_images: Samples, label: int, config: GanConfig, seed: int, count: int) -> str:
+    """Return a digest of everything that the images depend on, except the code of a model that is named by its import path."""
     digest = hashlib.sha256()
-    for tensor in (target.weights, own.tensor, own.targets):
+    for tensor in (target.weights, own_images.tensor, own_images.targets):
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    facts = (label, asdict(config), seed, count, ldpfl.__version__, torch.__version__, own.tensor.device.type)
+    facts = (label, asdict(config), seed, count, ldpfl.__version__, torch.__version__, own_images.tensor.device.type)
     digest.update(repr(facts).encode())
     return digest.hexdigest()
 
 
-def _stored(path: Path, key: str) -> Tensor | None:
-    """Return the images that an earlier call left under the same key; None if there are none, or they are damaged."""
+def _stored_images(path: Path, key: str) -> Tensor | None:
+    """Return the images that an earlier call stored under the same key; None if there are none, or they are damaged."""
     try:
         with safe_open(path, framework="pt") as handle:
             return handle.get_tensor("images") if handle.metadata()["key"] == key else None

@@ -1,4 +1,4 @@
-"""The attack on every finished run of a sweep, and what of that is there already."""
+"""The attack on every finished run of a sweep, and the results of earlier attacks."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ OnAttack = Callable[[int, int, Cell], None]
 
 
 def attack_sweep(todo: Sequence[Cell], out: Path, attacker: Attacker, plan: AttackPlan, on_attack: OnAttack) -> None:
-    """Attack each finished run of ``todo`` in the sweep's folder ``out`` that was not attacked yet, the same run once.
+    """Attack each finished run of ``todo``, in the sweep's folder ``out``, that was not attacked yet. A run that occurs twice counts once.
 
     Raises:
         LdpflError: as for :meth:`ldpfl.attacks.on_run.Attacker.run`.
     """
     finished = {cell.folder_name: cell for cell in todo if cell.folder(out).result() is not None}
-    left = [cell for cell in finished.values() if distances_of(cell.folder(out), plan) is None]
-    for number, cell in enumerate(left, start=1):
-        on_attack(number, len(left), cell)
+    not_attacked = [cell for cell in finished.values() if distances_of(cell.folder(out), plan) is None]
+    for number, cell in enumerate(not_attacked, start=1):
+        on_attack(number, len(not_attacked), cell)
         folder = cell.folder(out)
         attacker.run(folder, plan, attack_folder(folder, plan.label))
 
 
 def distances_of(folder: RunFolder, plan: AttackPlan) -> tuple[float, ...] | None:
-    """Return the distances that an attack by ``plan`` on the run in ``folder`` left there, one a seed; None if there was none.
+    """Return the stored distances of an attack by ``plan`` on the run in ``folder``, one for each seed; None if there was no attack.
 
-    Of a run that protects nothing they are those of its model.
+    For a run without protection, they are those of the unprotected model.
 
     Raises:
-        DataError: what it left is damaged.
+        DataError: the stored result is damaged.
     """
     path = attack_folder(folder, plan.label) / "attack.json"
     if not path.exists():
         return None
     try:
-        found = from_json(read_text(path, MAX_RESULT_BYTES))
-        asked = found["plan"]
-        if (asked["images"], asked["seeds"], asked["gan"]["steps"]) != (plan.images, list(plan.seeds), plan.gan.steps):
+        stored = from_json(read_text(path, MAX_RESULT_BYTES))
+        stored_plan = stored["plan"]
+        if (stored_plan["images"], stored_plan["seeds"], stored_plan["gan"]["steps"]) != (plan.images, list(plan.seeds), plan.gan.steps):
             return None
-        rows = {row["kind"]: row["distances"] for row in found["rows"]}
+        rows = {row["kind"]: row["distances"] for row in stored["rows"]}
         return tuple(float(distance["value"]) for distance in rows.get("protected", rows["unprotected"]))
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise DataError(

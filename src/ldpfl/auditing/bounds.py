@@ -71,7 +71,18 @@ def telling_bins(ordered_by: tuple[Counts, Counts], chosen_by: tuple[Counts, Cou
     return chosen
 
 
+def event_epsilon(first: Counts, second: Counts, tested: int, delta: float, error: float) -> float:
+    """Return a lower bound of epsilon from the event that best distinguishes two inputs with counts (3, B) of their outcomes.
+
+    Rows 0 and 1 of the counts choose the event. Row ``tested`` gives the bound, which is valid only for row 2.
+    """
+    event = telling_bins((first[0], second[0]), (first[1], second[1]), error)
+    hits = int(first[tested][event].sum()), int(second[tested][event].sum())
+    return epsilon_lower_bound(hits, (int(first[tested].sum()), int(second[tested].sum())), delta, error)
+
+
 def _orders(first: Counts, second: Counts) -> Iterator[NDArray[np.intp]]:
+    """Yield orders of the bins: from the left, from the right, and by falling likelihood ratio of single bins or of neighbours together."""
     yield np.arange(first.size)
     yield np.arange(first.size)[::-1]
     for width in _NEIGHBOURS:
@@ -118,8 +129,8 @@ class Bins:
         """Return the bin (n,) of each of ``values``."""
         below = np.searchsorted(self.edges, values)
         on_edge = self.edges[np.minimum(below, self.edges.size - 1)] == values
-        found: Counts = 2 * below + on_edge
-        return found
+        bins: Counts = 2 * below + on_edge
+        return bins
 
 
 def mean_bound(count: int, variance: float, largest: float, error: float) -> float:
@@ -192,6 +203,7 @@ def worst_lag(rows: Floats, error: float) -> Correlation:
 
 
 def _largest_product(first: Floats, second: Floats | None) -> float:
+    """Return an upper bound of the size of a product of one value of each array."""
     return float(np.abs(first).max()) * float(np.abs(first if second is None else second).max())
 
 

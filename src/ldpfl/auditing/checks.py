@@ -14,14 +14,13 @@ from ldpfl.auditing.bounds import (
     Correlation,
     Counts,
     Floats,
-    epsilon_lower_bound,
+    event_epsilon,
     mean_bound,
     mean_bound_empirical,
-    telling_bins,
     worst_lag,
     worst_pair,
 )
-from ldpfl.auditing.claims import Found, blanket_of_units, claims_blanket, computed, experiments
+from ldpfl.auditing.claims import ClaimResult, blanket_of_units, claims_blanket, computed, experiments
 from ldpfl.auditing.mechanism_trials import CENTERS, RADII, STREAM_KEY, Bench, Sample, Tally, histograms
 from ldpfl.auditing.report_bits import PAIRS as RAW_PAIRS
 from ldpfl.auditing.report_bits import RawBench, epsilon_of_bits
@@ -84,20 +83,24 @@ class Check:
 
 
 def _raw_clients(trials: int) -> int:
+    """Return the number of clients whose bits on the wire are counted."""
     return max(1000, min(20_000, trials // 50))
 
 
 def _whole_reports(trials: int) -> int:
+    """Return the number of whole reports of each input that test the stated numbers."""
     return max(500, min(10_000, trials // 100))
 
 
 def _source(seed: int | None, rows: int) -> RandomSource:
+    """Return the random bits for ``rows`` clients: the operating system's if ``seed`` is None."""
     if seed is None:
         return SecureSource()
     return SeededStreams.of(range(rows), seed, Purpose.MECHANISM, STREAM_KEY, 0)
 
 
-def _name(position: float) -> str:
+def _position_name(position: float) -> str:
+    """Return the name of an input, such as "c+10r" for ten radii above the center."""
     if position == 0:
         return "c"
     factor = "" if abs(position) == 1 else f"{abs(position):g}"
@@ -105,7 +108,7 @@ def _name(position: float) -> str:
 
 
 class Examination:
-    """One audit at work: its benches, what they gave, and the checks made of that."""
+    """One audit: its benches, the statistics of their trials, and the checks of these."""
 
     def __init__(self, mechanism: Mechanism, trials: int, seed: int | None, error_rate: float) -> None:
         self.mechanism, self.half = mechanism, ceil(trials / 2)
@@ -113,7 +116,7 @@ class Examination:
         guarantee = guarantee_of(mechanism, probe.ranges)
         self.epsilon, self.delta = guarantee.epsilon, guarantee.delta
         # Where units are no weights but mixtures of them, a row is the least that can be changed, and may change all units.
-        self.of_a_trial = guarantee.epsilon * (guarantee.units_per_round if guarantee.unit == "coordinate" else 1)
+        self.epsilon_of_trial = guarantee.epsilon * (guarantee.units_per_round if guarantee.unit == "coordinate" else 1)
         # Without a claim there is nothing that clamping would protect, so nobody promises to clamp.
         self.positions = (*INSIDE, *(() if isinf(self.epsilon) else OUTSIDE))
         self.release = mechanism.release(probe.ranges)
@@ -124,27 +127,30 @@ class Examination:
         if probe.by_weight:
             self._source = _source(seed, _TALL_ROWS)
             self.blocks = ceil(self.half / _BLOCK)
-            self.bench, self.tall = self._wide(), self._tall()
+            self.bench, self.tall = self._wide_bench(), self._tall_bench()
         else:
             self.blocks = ceil(self.half / _VECTOR_ROWS)
             rows = ceil(self.half / self.blocks)
             self.bench = self.tall = Bench(mechanism, rows, _VECTOR_WIDTH, _source(seed, rows))
         self.tallies = {position: Tally(self.bench.expected(position)) for position in (*INSIDE, *OUTSIDE)}
 
-    def _wide(self) -> Bench:
+    def _wide_bench(self) -> Bench:
+        """Return the bench of few clients with many weights each, which finds bits that are reused within a client."""
         values = ceil(self.half / self.blocks)
-        return self._filled(max(2, min(_WIDE_ROWS, values // _WIDE)), values)
+        return self._bench(max(2, min(_WIDE_ROWS, values // _WIDE)), values)
 
-    def _tall(self) -> Bench:
+    def _tall_bench(self) -> Bench:
+        """Return the bench of many clients with few weights each, which finds noise that clients share."""
         values = min(self.half, _BLOCK)
-        return self._filled(max(2, min(_TALL_ROWS, values // _TALL_ROWS)), values)
+        return self._bench(max(2, min(_TALL_ROWS, values // _TALL_ROWS)), values)
 
-    def _filled(self, rows: int, values: int) -> Bench:
+    def _bench(self, rows: int, values: int) -> Bench:
+        """Return a bench of ``rows`` clients that have some ``values`` weights together."""
         return Bench(self.mechanism, rows, ceil(values / (rows * len(RADII))), self._source)
 
     @property
     def trials(self) -> int:
-        """Randomised units for each input."""
+        """Number of randomised units for each input: those that choose events, and as many that test them."""
         return 2 * self.blocks * self.bench.trials * (self.bench.groups if self.bench.by_weight else 1)
 
     @cached_property
@@ -153,6 +159,7 @@ class Examination:
         return tuple(self._epsilon_checks())
 
     def checks(self) -> tuple[Check, ...]:
+        """Run all checks, and return their results."""
         privacy = self.epsilon_checks
         estimates = (*self._bias_checks(), *self._variance_checks(), *self._independence_checks())
         return (*privacy, *self._claim_checks(), *self._raw_checks(), *estimates, self._agreement_check(), *self._wire_checks())
@@ -160,32 +167,33 @@ class Examination:
     # --- privacy ----------------------------------------------------------------------------------------------------
 
     def _epsilon_checks(self) -> Iterator[Check]:
+        """Yield a check of the privacy loss of one trial for each of ``PAIRS``."""
         counts = self.counts
         for first, second in PAIRS:
             lower = self._epsilon_lower(counts, (first, second))
-            pair = f"{_name(first)} against {_name(second)}"
+            pair = f"{_position_name(first)} against {_position_name(second)}"
             if isinf(self.epsilon):
                 passed, sentence = None, f"nothing is protected: {pair} can be distinguished, which costs epsilon {lower:.4g} at least"
             else:
-                passed = lower <= self.of_a_trial
+                passed = lower <= self.epsilon_of_trial
                 claim = "no more than" if passed else "more than"
-                sentence = (
-                    f"the best test of {pair} that was found shows epsilon {lower:.4g} at least, {claim} the {self.of_a_trial:g} claimed"
-                )
-            yield Check(f"epsilon, {pair}", lower, self.of_a_trial, self.share, passed, sentence)
+                shown = f"the best test of {pair} that was found shows epsilon {lower:.4g} at least"
+                sentence = f"{shown}, {claim} the {self.epsilon_of_trial:g} claimed"
+            yield Check(f"epsilon, {pair}", lower, self.epsilon_of_trial, self.share, passed, sentence)
 
     def _claim_checks(self) -> Iterator[Check]:
-        """Test all numbers of the release that accountants use: by experiments on whole reports, or by computing them again."""
+        """Yield a check of each number of the release that accountants use: by experiments on whole reports, or by computing it again."""
         if claims_blanket(self.release):
-            counts = [one.sum(axis=1) for one in self.counts.values()]
-            yield self._claim(blanket_of_units(counts, self.release, self.share), self.share)
+            counts = [position_counts.sum(axis=1) for position_counts in self.counts.values()]
+            yield self._claim_check(blanket_of_units(counts, self.release, self.share), self.share)
         for test in self.claims:
-            yield self._claim(test(self.share), self.share)
-        for found in computed(self.mechanism):
-            yield self._claim(found, 0.0)
+            yield self._claim_check(test(self.share), self.share)
+        for result in computed(self.mechanism):
+            yield self._claim_check(result, 0.0)
 
-    def _claim(self, found: Found, error: float) -> Check:
-        return Check(found.name, found.figure, found.bound, error, found.passed, found.sentence)
+    def _claim_check(self, result: ClaimResult, error: float) -> Check:
+        """Return the check of a stated number; ``error`` is the error rate that its test was given."""
+        return Check(result.name, result.figure, result.bound, error, result.passed, result.sentence)
 
     @cached_property
     def counts(self) -> dict[float, Counts]:
@@ -211,44 +219,44 @@ class Examination:
         return counts
 
     def _draw(self) -> dict[float, Sample]:
+        """Draw one sample at each position, and add it to the position's tally."""
         samples = {position: self.bench.draw(position) for position in self.tallies}
         for position, sample in samples.items():
             self.tallies[position].add(sample)
         return samples
 
     def _epsilon_lower(self, counts: dict[float, Counts], pair: tuple[float, float]) -> float:
-        """Return the best bound over both directions, every group, and all groups together."""
+        """Return the largest lower bound of epsilon for a ``pair`` of inputs, over both directions, all groups and their sum."""
         groups = counts[pair[0]].shape[1]
         error = self.share / (2 * (groups + (groups > 1)))
         best = 0.0
         for first, second in (pair, pair[::-1]):
-            for one, other in zip(_with_total(counts[first]), _with_total(counts[second]), strict=True):
-                event = telling_bins((one[0], other[0]), (one[1], other[1]), error)
-                hits = int(one[2][event].sum()), int(other[2][event].sum())
-                trials = int(one[2].sum()), int(other[2].sum())
-                best = max(best, epsilon_lower_bound(hits, trials, self.delta, error))
+            for first_counts, second_counts in zip(_with_total(counts[first]), _with_total(counts[second]), strict=True):
+                best = max(best, event_epsilon(first_counts, second_counts, 2, self.delta, error))
         return best
 
     # --- what bytes are -----------------------------------------------------------------------------------------------
 
     def _raw_checks(self) -> Iterator[Check]:
+        """Yield the checks of single bits on the wire, and of noise that two weights share."""
         clients, first = self.raw.clients, self.raw.ones("first")
         for pair in RAW_PAIRS:
-            other = self.raw.ones(pair)
-            lower = epsilon_of_bits(first, other, clients, self.delta, self.share)
-            yield self._loss(f"epsilon of bits, {pair}", lower, self.epsilon, f"the odds of one bit of the wire, {pair}, show")
+            second = self.raw.ones(pair)
+            lower = epsilon_of_bits(first, second, clients, self.delta, self.share)
+            yield self._epsilon_check(f"epsilon of bits, {pair}", lower, self.epsilon, f"the odds of one bit of the wire, {pair}, show")
         if not self.bench.by_weight:
             yield self._neighbour_check()
         else:
             yield self._shared_noise_check()
 
     def _shared_noise_check(self) -> Check:
+        """Check that no two weights have correlated noise."""
         noise = self.raw.noise()
         deviation = noise.std(axis=0)
         if not deviation.all():
             return Check("noise of each weight", 0.0, 0.0, self.share, None if isinf(self.epsilon) else False, "a weight has no noise")
-        found = worst_pair((noise / deviation).T, None, self.share)
-        return self._correlation("noise of each weight", found, "the noise of two weights")
+        correlation = worst_pair((noise / deviation).T, None, self.share)
+        return self._correlation_check("noise of each weight", correlation, "the noise of two weights")
 
     def _neighbour_check(self) -> Check:
         """Try to distinguish a row from one that differs in the sign of one weight, by a projection that separates ties of either row."""
@@ -259,9 +267,11 @@ class Examination:
             for turned, drawn in enumerate(rows)
         }
         lower = self._epsilon_lower(counts, (0.0, 1.0))
-        return self._loss("epsilon, one sign turned", lower, self.of_a_trial, "a row against one of which one sign is turned shows")
+        shown = "a row against one of which one sign is turned shows"
+        return self._epsilon_check("epsilon, one sign turned", lower, self.epsilon_of_trial, shown)
 
-    def _loss(self, name: str, lower: float, claimed: float, shown: str) -> Check:
+    def _epsilon_check(self, name: str, lower: float, claimed: float, shown: str) -> Check:
+        """Return the check that a lower bound of epsilon is not above the claimed epsilon; ``shown`` begins the sentence."""
         passed = None if isinf(claimed) else lower <= claimed
         claim = "nothing is protected" if passed is None else f"{claimed:g} is claimed"
         return Check(name, lower, claimed, self.share, passed, f"{claim}: {shown} epsilon {lower:.4g} at least")
@@ -269,12 +279,14 @@ class Examination:
     # --- what the estimates are ---------------------------------------------------------------------------------------
 
     def _bias_checks(self) -> Iterator[Check]:
+        """Yield a check of the mean estimate at each position."""
         for position in self.positions:
             tally = self.tallies[position]
             figures, bounds = np.abs(tally.deviation), self._bias_bounds(position, tally)
-            yield self._worst(f"bias at {_name(position)}", figures, bounds, "the mean estimate is off by", "radii")
+            yield self._worst_group_check(f"bias at {_position_name(position)}", figures, bounds, "the mean estimate is off by", "radii")
 
     def _bias_bounds(self, position: float, tally: Tally) -> Floats:
+        """Return how far (G,) the mean estimate of an unbiased mechanism may be from its expectation."""
         largest, error = self._largest(position, "largest"), self.share / self.bench.groups
         if self.bench.by_weight:
             known = self.bench.expected_squares(position)
@@ -284,6 +296,7 @@ class Examination:
         return np.array(bounds) + self.bench.rounding(np.abs(tally.expected) + tally.largest)
 
     def _variance_checks(self) -> Iterator[Check]:
+        """Yield a check of the mean squared error at each position against the mechanism's closed form."""
         for position in self.positions:
             tally, expected = self.tallies[position], self.bench.expected_squares(position)
             largest, error = self._largest(position, "largest_square"), self.share / self.bench.groups
@@ -291,23 +304,26 @@ class Examination:
             rounding = self.bench.rounding(np.abs(tally.expected) + np.sqrt(largest))
             slack = 2 * rounding * np.sqrt(largest) + rounding**2 + _CLOSED_FORM * expected
             figures = np.abs(tally.square - expected)
-            yield self._worst(f"variance at {_name(position)}", figures, bounds + slack, "the closed form is off by", "squared radii")
+            name = f"variance at {_position_name(position)}"
+            yield self._worst_group_check(name, figures, bounds + slack, "the closed form is off by", "squared radii")
 
     def _largest(self, position: float, figure: str) -> Floats:
         """Return the largest deviation (G,) at ``position`` or inside the range, since a rare one may not have occurred at ``position``."""
-        return np.asarray(np.max([getattr(self.tallies[each], figure) for each in (*INSIDE, position)], axis=0))
+        return np.asarray(np.max([getattr(self.tallies[other], figure) for other in (*INSIDE, position)], axis=0))
 
-    def _worst(self, name: str, figures: Floats, bounds: Floats, what: str, unit: str) -> Check:
+    def _worst_group_check(self, name: str, figures: Floats, bounds: Floats, prefix: str, unit: str) -> Check:
+        """Return the check of the group whose figure is largest relative to its bound. ``prefix`` begins the sentence."""
         worst = int(np.argmax(np.nan_to_num(figures / np.maximum(bounds, 1e-300), nan=inf)))
         figure, bound = float(figures[worst]), float(bounds[worst])
         passed = figure <= bound  # False where an estimate is no number
-        where = f"{_layer(worst)}: " if self.bench.groups > 1 else ""
-        sentence = f"{where}{what} {figure:.3g} {unit}, and chance explains up to {bound:.3g}"
+        layer = f"{_layer_name(worst)}: " if self.bench.groups > 1 else ""
+        sentence = f"{layer}{prefix} {figure:.3g} {unit}, and chance explains up to {bound:.3g}"
         return Check(name, figure, bound, self.share, passed, sentence)
 
     # --- fresh noise --------------------------------------------------------------------------------------------------
 
     def _independence_checks(self) -> Iterator[Check]:
+        """Yield the checks that clients, calls and weights have noise of their own."""
         first, second, wide = (self._noise(bench) for bench in (self.tall, self.tall, self.bench))
         if first is None or second is None or wide is None:
             passed = None if isinf(self.epsilon) else False
@@ -319,11 +335,11 @@ class Examination:
         else:
             clients = worst_pair(first, None, self.share)
             calls = worst_pair(first, second, self.share)
-        yield self._correlation("independent clients", clients, "the noise of two clients")
-        yield self._correlation("independent calls", calls, "the noise of two calls")
+        yield self._correlation_check("independent clients", clients, "the noise of two clients")
+        yield self._correlation_check("independent calls", calls, "the noise of two calls")
         if self.bench.by_weight:
             lag = worst_lag(wide, self.share)
-            yield self._correlation("independent weights", lag, f"the noise of weights {lag.place} apart")
+            yield self._correlation_check("independent weights", lag, f"the noise of weights {lag.place} apart")
 
     def _noise(self, bench: Bench) -> Floats | None:
         """Return standardised noise: (K, d) with one row per client, or (G, K) if a trial is a row. None if there is no noise.
@@ -339,9 +355,10 @@ class Examination:
             return np.ascontiguousarray(standard.T)
         return np.ascontiguousarray(standard.reshape(bench.rows, -1, bench.groups).transpose(0, 2, 1).reshape(bench.rows, -1))
 
-    def _correlation(self, name: str, found: Correlation, what: str) -> Check:
-        sentence = f"{what} are correlated by {found.figure:.3g} standard errors, and chance explains up to {found.bound:.3g}"
-        return Check(name, found.figure, found.bound, self.share, found.figure <= found.bound, sentence)
+    def _correlation_check(self, name: str, correlation: Correlation, noises: str) -> Check:
+        """Return the check that a correlation is explained by chance; ``noises`` begins the sentence."""
+        sentence = f"{noises} are correlated by {correlation.figure:.3g} standard errors, and chance explains up to {correlation.bound:.3g}"
+        return Check(name, correlation.figure, correlation.bound, self.share, correlation.figure <= correlation.bound, sentence)
 
     # --- where chance plays no part -----------------------------------------------------------------------------------
 
@@ -349,22 +366,23 @@ class Examination:
         """Compare the mean of all estimates with the aggregate of the same reports, received in two batches."""
         bench = self.tall
         sent, payloads = bench.send(0.7)
-        whole, middle = bench.receive(sent, payloads), len(payloads) // 2
-        batches = [whole] if bench.unreadable else [bench.receive(sent, part) for part in (payloads[:middle], payloads[middle:])]
-        estimates = self.mechanism.decode(whole, bench.ranges).double()
-        apart = (self.mechanism.aggregate(batches, bench.ranges).double() - estimates.mean(dim=0)).abs()
+        reports, middle = bench.receive(sent, payloads), len(payloads) // 2
+        batches = [reports] if bench.unreadable else [bench.receive(sent, part) for part in (payloads[:middle], payloads[middle:])]
+        estimates = self.mechanism.decode(reports, bench.ranges).double()
+        differences = (self.mechanism.aggregate(batches, bench.ranges).double() - estimates.mean(dim=0)).abs()
         scale = estimates.abs().reshape(bench.rows, len(RADII), -1).amax(dim=(0, 2)).clamp_min(1e-300)
-        figure = float((apart.reshape(len(RADII), -1).amax(dim=1) / scale).max())
+        figure = float((differences.reshape(len(RADII), -1).amax(dim=1) / scale).max())
         sentence = f"the aggregate and the mean of the estimates differ by {figure:.2g} of a layer's largest estimate at most"
         return Check("aggregate is the mean", figure, _AGREEMENT, 0.0, figure <= _AGREEMENT, sentence)
 
     def _wire_checks(self) -> Iterator[Check]:
+        """Yield the checks of the payloads: equal lengths, the stated length, and that they can be read."""
         benches = {id(bench): bench for bench in (self.bench, self.tall)}.values()
         excess = max(max(bench.lengths) - min(bench.lengths) for bench in benches)
-        said = (
+        lengths = (
             "all reports are equally long" if excess == 0 else f"reports differ by up to {excess} bytes in length, which may show the data"
         )
-        yield Check("equal lengths", float(excess), 0.0, 0.0, excess == 0, said)
+        yield Check("equal lengths", float(excess), 0.0, 0.0, excess == 0, lengths)
         longest, stated = max(
             ((max(bench.lengths), ceil(payload_bits(self.mechanism, bench.ranges) / 8)) for bench in benches),
             key=lambda pair: abs(pair[0] - pair[1]),
@@ -382,5 +400,5 @@ def _with_total(counts: Counts) -> list[Counts]:
     return [*groups, counts.sum(axis=1)] if len(groups) > 1 else groups
 
 
-def _layer(index: int) -> str:
+def _layer_name(index: int) -> str:
     return f"layer with center {CENTERS[index]:g} and radius {RADII[index]:g}"

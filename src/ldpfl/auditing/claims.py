@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from math import ceil, exp, inf, log, log2, sqrt
 from typing import TypeGuard
 
 import numpy as np
 from scipy import special, stats
 
-from ldpfl.auditing.bounds import Counts, Floats, Mask, clopper_pearson, epsilon_lower_bound, mean_bound, telling_bins, wilson
+from ldpfl.auditing.bounds import Counts, Floats, Mask, clopper_pearson, event_epsilon, mean_bound, wilson
 from ldpfl.auditing.reports import Outcomes, WholeReports, source_of
 from ldpfl.mechanisms import Mechanism, payload_bits
 from ldpfl.mechanisms.hooks import record_rate_of
@@ -25,7 +26,7 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class Found:
+class ClaimResult:
     """The result of testing one number: ``figure`` must not exceed ``bound``."""
 
     name: str
@@ -38,7 +39,7 @@ class Found:
         return self.figure <= self.bound + _ROUNDING * abs(self.bound)
 
 
-Test = Callable[[float], Found]
+Test = Callable[[float], ClaimResult]
 """A test by experiment. Its argument is the largest allowed probability that a sound mechanism fails it."""
 
 
@@ -52,37 +53,36 @@ def experiments(mechanism: Mechanism, trials: int, seed: int | None) -> list[Tes
     tests: list[Test] = []
     source = source_of(seed)
     for width in (1, 4):
-        drawn = WholeReports.of(mechanism, width, source)
-        if drawn is None:
+        reports = WholeReports.of(mechanism, width, source)
+        if reports is None:
             continue
-        release = mechanism.release(drawn.ranges)
-        if not release.protected or release.unit in (
-            "record",
-            "person",
-        ):  # a guarantee for records says nothing of replacing a client's values
+        release = mechanism.release(reports.ranges)
+        # A guarantee for records says nothing about replacing a client's values.
+        if not release.protected or release.unit in ("record", "person"):
             continue
-        tests += _of_release(drawn, release, drawn.outcomes(trials), f"{drawn.ranges.dimension} weights")
+        tests += _tests_of_release(reports, release, reports.outcomes(trials), f"{reports.ranges.dimension} weights")
         if release.units > 1 and not isinstance(release, GaussianRelease):
-            tests += _of_mixing(drawn)
+            tests += _tests_of_mixing(reports)
     return tests
 
 
-def _of_release(drawn: WholeReports, release: Release, seen: Outcomes, of: str) -> Iterator[Test]:
+def _tests_of_release(reports: WholeReports, release: Release, outcomes: Outcomes, size_name: str) -> Iterator[Test]:
+    """Yield a test by experiment for each number that ``release`` states. ``size_name`` says how many weights the reports have."""
     if isinstance(release, GaussianRelease):
-        yield lambda error: _mu(seen, release, of, error)
+        yield lambda error: _mu(outcomes, release, size_name, error)
         if release.alike:
-            yield lambda error: _alike(seen, of, error)
+            yield lambda error: _equal_noise(outcomes, size_name, error)
         return
-    yield lambda error: _epsilon(seen, release, of, error)
+    yield lambda error: _total_epsilon(outcomes, release, size_name, error)
     common = _common_part(release)
     if common is not None:
-        yield lambda error: _blanket(seen.counts, common, f"blanket, {of}", error)
+        yield lambda error: _blanket(outcomes.counts, common, f"blanket, {size_name}", error)
     if isinstance(release, BinaryRelease) and release.sampled == 1:
-        yield lambda error: _bits(drawn, seen, release, of, error)
+        yield lambda error: _bit_probabilities(reports, outcomes, release, size_name, error)
     if isinstance(release, BinaryRelease) and release.realised is not None and release.units == release.sampled == 1:
-        yield lambda error: _attained(seen, release.realised or 0.0, of, error)
-    if isinstance(release, PureRelease) and release.signed and drawn.ranges.dimension == 1:
-        yield lambda error: _signed(seen, release.blanket or 0.0, error)
+        yield lambda error: _realised_epsilon(outcomes, release.realised or 0.0, size_name, error)
+    if isinstance(release, PureRelease) and release.signed and reports.ranges.dimension == 1:
+        yield lambda error: _sign_errors(outcomes, release.blanket or 0.0, error)
 
 
 def _common_part(release: Release) -> float | None:
@@ -99,145 +99,144 @@ def claims_blanket(release: Release) -> TypeGuard[PureRelease]:
     return isinstance(release, PureRelease) and release.blanket is not None
 
 
-def blanket_of_units(counts: Sequence[Counts], release: PureRelease, error: float) -> Found:
-    """Test what units are claimed to have in common by counts (3, B) of a unit for each input."""
+def blanket_of_units(counts: Sequence[Counts], release: PureRelease, error: float) -> ClaimResult:
+    """Test the claimed blanket of a unit, by the counts (3, B) of the unit's outcomes for each input."""
     return _blanket(counts, float(release.blanket or 0.0), "blanket of a unit", error)
 
 
-def _blanket(counts: Sequence[Counts], claimed: float, name: str, error: float) -> Found:
-    """Bound from above what reports have in common: outcomes are shared out among the inputs, each to one under which it is rare.
+def _blanket(counts: Sequence[Counts], claimed: float, name: str, error: float) -> ClaimResult:
+    """Test the claimed blanket: the share of every report that does not depend on the input.
 
-    If every input gives at least ``claimed`` times one common law, what the inputs give to their own shares adds up to ``claimed`` at
-    least. Outcomes are shared out by other trials than those they are judged by.
+    The outcomes are divided among the inputs, each to an input under which it is rare. If every input gives at least ``claimed`` times one
+    common law, the probabilities that the inputs give to their own outcomes sum to at least ``claimed``. An upper bound of this sum is
+    computed. The outcomes are divided by other trials than those that are tested.
     """
     pairs = [(first, second) for first in range(len(counts)) for second in range(first)]
-    best, chosen = inf, _shared_out(counts, pairs[0])
+    best, chosen_shares = inf, _rarest_outcomes(counts, pairs[0])
     for inputs in (*pairs, tuple(range(len(counts)))):
-        shares = _shared_out(counts, inputs)
-        guess = sum(float(wilson(one[1][own].sum(), int(one[1].sum()), error / len(shares))[1]) for one, own in shares)
+        shares = _rarest_outcomes(counts, inputs)
+        guess = sum(float(wilson(trials[1][rare].sum(), int(trials[1].sum()), error / len(shares))[1]) for trials, rare in shares)
         if guess < best:
-            best, chosen = guess, shares
-    ends = [clopper_pearson(int(one[2][own].sum()), int(one[2].sum()), 2 * error / len(chosen))[1] for one, own in chosen]
-    upper = min(1.0, sum(ends))
+            best, chosen_shares = guess, shares
+    level = 2 * error / len(chosen_shares)
+    uppers = [clopper_pearson(int(trials[2][rare].sum()), int(trials[2].sum()), level)[1] for trials, rare in chosen_shares]
+    upper = min(1.0, sum(uppers))
     sentence = f"a share of {claimed:.4g} of each report is claimed to be the same for all inputs, and it is {upper:.4g} at most"
-    return Found(name, claimed, upper, sentence)
+    return ClaimResult(name, claimed, upper, sentence)
 
 
-def _shared_out(counts: Sequence[Counts], inputs: Sequence[int]) -> list[tuple[Counts, Mask]]:
+def _rarest_outcomes(counts: Sequence[Counts], inputs: Sequence[int]) -> list[tuple[Counts, Mask]]:
     """Return the counts of each of ``inputs``, and the outcomes (B,) that are rarest under it."""
-    rarest = np.stack([(counts[each][0] + 0.5) / counts[each][0].sum() for each in inputs]).argmin(axis=0)
-    return [(counts[each], rarest == place) for place, each in enumerate(inputs) if bool((rarest == place).any())]
+    rarest = np.stack([(counts[index][0] + 0.5) / counts[index][0].sum() for index in inputs]).argmin(axis=0)
+    return [(counts[index], rarest == place) for place, index in enumerate(inputs) if bool((rarest == place).any())]
 
 
-def _epsilon(seen: Outcomes, release: Release, of: str, error: float) -> Found:
-    """Tell the two inputs apart that are told apart best, by whole reports: units and epsilon of each together bound that."""
+def _total_epsilon(outcomes: Outcomes, release: Release, size_name: str, error: float) -> ClaimResult:
+    """Test units times epsilon: return the largest lower bound of epsilon for two inputs, from whole reports."""
     claimed = release.pure_epsilon * release.units
-    best, pair = -inf, (0, 1)
-    for first, one in enumerate(seen.counts):
-        for second, other in enumerate(seen.counts):
-            event = telling_bins((one[0], other[0]), (one[1], other[1]), error)
-            chosen = int(one[1][event].sum()), int(other[1][event].sum())
-            lower = epsilon_lower_bound(chosen, (int(one[1].sum()), int(other[1].sum())), 0.0, error) if first != second else -inf
-            if lower > best:
-                best, pair = lower, (first, second)
-    one, other = (seen.counts[place] for place in pair)
-    event = telling_bins((one[0], other[0]), (one[1], other[1]), error)
-    hits = int(one[2][event].sum()), int(other[2][event].sum())
-    lower = max(0.0, epsilon_lower_bound(hits, (int(one[2].sum()), int(other[2].sum())), 0.0, error))
-    sentence = f"{release.units} units at epsilon {release.pure_epsilon:g} are claimed for {of}, which cost {lower:.4g} at least"
-    return Found(f"units and epsilon, {of}", lower, claimed, sentence)
+    first, second = max(permutations(outcomes.counts, 2), key=lambda pair: event_epsilon(pair[0], pair[1], 1, 0.0, error))
+    lower = max(0.0, event_epsilon(first, second, 2, 0.0, error))
+    sentence = f"{release.units} units at epsilon {release.pure_epsilon:g} are claimed for {size_name}, which cost {lower:.4g} at least"
+    return ClaimResult(f"units and epsilon, {size_name}", lower, claimed, sentence)
 
 
-def _attained(seen: Outcomes, claimed: float, of: str, error: float) -> Found:
-    """Compare the budget that is said to be really spent with the most that any two inputs, and any outcome, can show."""
-    most, share = 0.0, error / (2 * len(seen.counts) * seen.counts[0].shape[1])
-    came = np.flatnonzero(np.sum([one[2] for one in seen.counts], axis=0))  # a bit has two values, and no third one
-    for outcome in came:
-        ends = [clopper_pearson(int(one[2][outcome]), int(one[2].sum()), 2 * share) for one in seen.counts]
+def _realised_epsilon(outcomes: Outcomes, claimed: float, size_name: str, error: float) -> ClaimResult:
+    """Test the stated realised epsilon against an upper bound of the privacy loss over all pairs of inputs and all outcomes."""
+    upper, share = 0.0, error / (2 * len(outcomes.counts) * outcomes.counts[0].shape[1])
+    occurring = np.flatnonzero(
+        np.sum([input_counts[2] for input_counts in outcomes.counts], axis=0)
+    )  # a bit has two values, and no third one
+    for outcome in occurring:
+        ends = [clopper_pearson(int(input_counts[2][outcome]), int(input_counts[2].sum()), 2 * share) for input_counts in outcomes.counts]
         low, high = min(low for low, _ in ends), max(high for _, high in ends)
-        most = max(most, log(high / low) if low > 0 else inf)
-    return Found(f"realised epsilon, {of}", claimed, most, f"epsilon {claimed:g} is said to be really spent, and it is {most:.4g} at most")
+        upper = max(upper, log(high / low) if low > 0 else inf)
+    sentence = f"epsilon {claimed:g} is said to be really spent, and it is {upper:.4g} at most"
+    return ClaimResult(f"realised epsilon, {size_name}", claimed, upper, sentence)
 
 
-def _bits(drawn: WholeReports, seen: Outcomes, release: BinaryRelease, of: str, error: float) -> Found:
-    """Look for bits of the wire that are rarer, or more frequent, than randomised response at the stated epsilon makes them."""
+def _bit_probabilities(reports: WholeReports, outcomes: Outcomes, release: BinaryRelease, size_name: str, error: float) -> ClaimResult:
+    """Test whether some bit on the wire is rarer, or more frequent, than randomised response at the stated epsilon allows."""
     low = 1 / (1 + exp(release.epsilon))
     rarest = 1.0
-    share = error / (len(seen.ones) * seen.ones[0].size)
-    padding = 8 * ceil(payload_bits(drawn.mechanism, drawn.ranges) / 8) - payload_bits(drawn.mechanism, drawn.ranges)
+    share = error / (len(outcomes.ones) * outcomes.ones[0].size)
+    padding = 8 * ceil(payload_bits(reports.mechanism, reports.ranges) / 8) - payload_bits(reports.mechanism, reports.ranges)
     uppers = []
-    for ones, count in zip(seen.ones, seen.rows, strict=True):
-        each = [min(clopper_pearson(int(hits), count, share)[1], clopper_pearson(count - int(hits), count, share)[1]) for hits in ones]
-        uppers.append(each)
+    for ones, count in zip(outcomes.ones, outcomes.rows, strict=True):
+        limits = [min(clopper_pearson(int(hits), count, share)[1], clopper_pearson(count - int(hits), count, share)[1]) for hits in ones]
+        uppers.append(limits)
     worst = np.sort(np.min(np.array(uppers), axis=0))[padding:]
     rarest = float(worst[0]) if worst.size else 1.0
-    said = f"a bit at epsilon {release.epsilon:g} has either value with probability {low:.4g} at least, and one has {rarest:.4g} at most"
-    return Found(f"probabilities of bits, {of}", low, rarest, said)
+    claim = f"a bit at epsilon {release.epsilon:g} has either value with probability {low:.4g} at least"
+    return ClaimResult(f"probabilities of bits, {size_name}", low, rarest, f"{claim}, and one has {rarest:.4g} at most")
 
 
-def _signed(seen: Outcomes, blanket: float, error: float) -> Found:
-    """Compare how often a report about an end of the range has the wrong sign with what is claimed: half of the blanket."""
+def _sign_errors(outcomes: Outcomes, blanket: float, error: float) -> ClaimResult:
+    """Test how often a report about an end of the range has the wrong sign: claimed is at most half of the blanket."""
     lower = 0.0
     for end in (1.0, -1.0):
-        statistic = seen.statistics[seen.names.index(f"all at {end:+g}")]
+        statistic = outcomes.statistics[outcomes.names.index(f"all at {end:+g}")]
         lower = max(lower, clopper_pearson(int((end * statistic < 0).sum()), statistic.size, error)[0])
-    said = f"a report about an end of the range is said to be wrong about the sign with probability {blanket / 2:.4g}; it is {lower:.4g}"
-    return Found("sign of a report", lower, blanket / 2, f"{said} at least")
+    claim = f"a report about an end of the range is said to be wrong about the sign with probability {blanket / 2:.4g}"
+    return ClaimResult("sign of a report", lower, blanket / 2, f"{claim}; it is {lower:.4g} at least")
 
 
-def _mu(seen: Outcomes, release: GaussianRelease, of: str, error: float) -> Found:
-    """Bound mu from below by one threshold: mu is what separates two Gaussians that are told apart as well as these inputs are."""
+def _mu(outcomes: Outcomes, release: GaussianRelease, size_name: str, error: float) -> ClaimResult:
+    """Test mu by the pair of inputs, and the threshold on the statistic, that distinguish the inputs best."""
     claimed = release.mu * sqrt(release.units)
-    best, chosen = -inf, (0, 1, 0.0)
-    for first, high in enumerate(seen.statistics):
-        for second, low in enumerate(seen.statistics):
+    best, best_test = -inf, (0, 1, 0.0)
+    for first, high in enumerate(outcomes.statistics):
+        for second, low in enumerate(outcomes.statistics):
             if first != second:
-                at = float(np.median(high[::2]) + np.median(low[::2])) / 2
-                apart = _apart(high[::2], low[::2], at, error)
-                if apart > best:
-                    best, chosen = apart, (first, second, at)
-    first, second, middle = chosen
-    lower = max(0.0, _apart(seen.statistics[first][1::2], seen.statistics[second][1::2], middle, error))
-    return Found(f"mu, {of}", lower, claimed, f"mu {claimed:g} is claimed for a report of {of}, and it is {lower:.4g} at least")
+                threshold = float(np.median(high[::2]) + np.median(low[::2])) / 2
+                lower_bound = _mu_lower_bound(high[::2], low[::2], threshold, error)
+                if lower_bound > best:
+                    best, best_test = lower_bound, (first, second, threshold)
+    first, second, middle = best_test
+    lower = max(0.0, _mu_lower_bound(outcomes.statistics[first][1::2], outcomes.statistics[second][1::2], middle, error))
+    sentence = f"mu {claimed:g} is claimed for a report of {size_name}, and it is {lower:.4g} at least"
+    return ClaimResult(f"mu, {size_name}", lower, claimed, sentence)
 
 
-def _apart(high: Floats, low: Floats, at: float, error: float) -> float:
-    first = clopper_pearson(int((high > at).sum()), high.size, error)[0]
-    second = clopper_pearson(int((low > at).sum()), low.size, error)[1]
+def _mu_lower_bound(high: Floats, low: Floats, threshold: float, error: float) -> float:
+    """Return a lower bound of mu: the distance of two normal laws that exceed a threshold as often as these samples do."""
+    first = clopper_pearson(int((high > threshold).sum()), high.size, error)[0]
+    second = clopper_pearson(int((low > threshold).sum()), low.size, error)[1]
     return float(special.ndtri(first) - special.ndtri(second)) if first > 0 and second < 1 else -inf
 
 
-def _alike(seen: Outcomes, of: str, error: float) -> Found:
-    """Compare the noise of different inputs: of one law it has one variance."""
-    share = error / (2 * len(seen.statistics))
+def _equal_noise(outcomes: Outcomes, size_name: str, error: float) -> ClaimResult:
+    """Test whether the noise has the same variance for all inputs, as it must if its law is the same."""
+    share = error / (2 * len(outcomes.statistics))
     ends = []
-    for statistic in seen.statistics:
+    for statistic in outcomes.statistics:
         free, spread = statistic.size - 1, float(statistic.var(ddof=1)) * (statistic.size - 1)
         ends.append((spread / float(stats.chi2.isf(share, free)), spread / float(stats.chi2.ppf(share, free))))
     largest, smallest = max(low for low, _ in ends), min(high for _, high in ends)
-    said = f"the same noise is claimed for all inputs, and its variance differs by a factor of {largest / smallest:.4g} at least"
-    return Found(f"noise alike, {of}", largest, smallest, said)
+    sentence = f"the same noise is claimed for all inputs, and its variance differs by a factor of {largest / smallest:.4g} at least"
+    return ClaimResult(f"noise alike, {size_name}", largest, smallest, sentence)
 
 
-def _of_mixing(drawn: WholeReports) -> Iterator[Test]:
-    mixed = drawn.mixed()
+def _tests_of_mixing(reports: WholeReports) -> Iterator[Test]:
+    """Yield the tests of a pool of mixed reports, if the pool still has single reports."""
+    mixed = reports.mixed()
     if mixed is not None:
-        yield lambda error: _order(mixed, error)
-        yield lambda error: _linked(mixed, error)
+        yield lambda error: _client_order(mixed, error)
+        yield lambda error: _correlated_units(mixed, error)
 
 
-def _order(mixed: Floats, error: float) -> Found:
-    """Look for the order of clients in mixed reports: the first half of the clients held the one end, the others the other one."""
+def _client_order(mixed: Floats, error: float) -> ClaimResult:
+    """Test whether mixed reports still have the order of the clients. The first half of the clients held one end, the rest the other."""
     half = len(mixed) // 2
     width = np.ptp(mixed, axis=0)
-    apart = np.abs(mixed[:half].mean(axis=0) - mixed.mean(axis=0)) / np.maximum(width, 1e-300)
+    differences = np.abs(mixed[:half].mean(axis=0) - mixed.mean(axis=0)) / np.maximum(width, 1e-300)
     bound = sqrt(log(2 * mixed.shape[1] / error) / (2 * half))  # Hoeffding 1963, section 6: drawn without replacement
-    said = f"mixed reports of the first and the second half of clients differ by {apart.max():.3g}, and chance explains up to {bound:.3g}"
-    return Found("order in the pool", float(apart.max()), bound, f"{said}: who sent what can be told")
+    largest = float(differences.max())
+    sentence = f"mixed reports of the first and the second half of clients differ by {largest:.3g}, and chance explains up to {bound:.3g}"
+    return ClaimResult("order in the pool", largest, bound, f"{sentence}: who sent what can be told")
 
 
-def _linked(mixed: Floats, error: float) -> Found:
-    """Look for units of one client that stay together in the pool: a client's values were all at one end."""
+def _correlated_units(mixed: Floats, error: float) -> ClaimResult:
+    """Test whether units of one client stay together in the pool. All values of a client were at the same end, so they would correlate."""
     clients, units = mixed.shape
     deviation = mixed.std(axis=0)
     standard = (mixed - mixed.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0)
@@ -245,35 +244,38 @@ def _linked(mixed: Floats, error: float) -> Found:
     largest = float(np.abs(standard).max()) ** 2
     bound = sqrt(clients) * mean_bound(clients, 1.0, largest, error / max(1, units * (units - 1) // 2))
     figure = float(products.max()) if units > 1 else 0.0
-    said = f"two units of the mixed reports are correlated by {figure:.3g} standard errors, and chance explains up to {bound:.3g}"
-    return Found("units apart in the pool", figure, bound, f"{said}: units of one client stay together")
+    sentence = f"two units of the mixed reports are correlated by {figure:.3g} standard errors, and chance explains up to {bound:.3g}"
+    return ClaimResult("units apart in the pool", figure, bound, f"{sentence}: units of one client stay together")
 
 
-def computed(mechanism: Mechanism) -> Iterator[Found]:
-    """Yield what can be computed again without chance: counts of units and of coordinates, and how records take part."""
+def computed(mechanism: Mechanism) -> Iterator[ClaimResult]:
+    """Yield the tests without chance: of the stated numbers of units and coordinates, and of the sampling rate of records."""
     for width in (1, 4, 24):
-        drawn = WholeReports.of(mechanism, width, SecureSource())
-        if drawn is None:
+        reports = WholeReports.of(mechanism, width, SecureSource())
+        if reports is None:
             continue
-        release, ranges, of = mechanism.release(drawn.ranges), drawn.ranges, f"{drawn.ranges.dimension} weights"
+        release, ranges, size_name = mechanism.release(reports.ranges), reports.ranges, f"{reports.ranges.dimension} weights"
         messages = mechanism.units(ranges).count
         if release.protected and release.units > 1:
-            said = f"{release.units} units of {of} are accounted apart, and a report is mixed in {messages} messages"
-            yield Found(f"units apart, {of}", float(release.units), float(messages), said)
+            sentence = f"{release.units} units of {size_name} are accounted apart, and a report is mixed in {messages} messages"
+            yield ClaimResult(f"units apart, {size_name}", float(release.units), float(messages), sentence)
         if isinstance(release, BinaryRelease):
-            yield from _of_bits(mechanism, release, drawn, of)
+            yield from _bit_counts(mechanism, release, reports, size_name)
         if release.unit in ("record", "person"):
             rate = release.rate if isinstance(release, GaussianRelease) else 1.0
-            said = f"records are accounted with probability {rate:g}, and take part with {record_rate_of(mechanism):g}"
-            yield Found("rate of records", record_rate_of(mechanism), rate, said)
+            sentence = f"records are accounted with probability {rate:g}, and take part with {record_rate_of(mechanism):g}"
+            yield ClaimResult("rate of records", record_rate_of(mechanism), rate, sentence)
             return
 
 
-def _of_bits(mechanism: Mechanism, release: BinaryRelease, drawn: WholeReports, of: str) -> Iterator[Found]:
-    bits, ranges = payload_bits(mechanism, drawn.ranges), drawn.ranges
-    most = release.units * (1 + (ceil(log2(release.sampled)) if release.sampled > 1 else 0))
-    said = f"{release.units} bits about one of {release.sampled} coordinates take {most} bits on the wire, and a report has {bits}"
-    yield Found(f"one bit a unit, {of}", float(bits), float(most), said)
+def _bit_counts(mechanism: Mechanism, release: BinaryRelease, reports: WholeReports, size_name: str) -> Iterator[ClaimResult]:
+    """Yield the tests of the number of bits on the wire, and of the number of coordinates that a bit may be about."""
+    bits, ranges = payload_bits(mechanism, reports.ranges), reports.ranges
+    expected_bits = release.units * (1 + (ceil(log2(release.sampled)) if release.sampled > 1 else 0))
+    sentence = (
+        f"{release.units} bits about one of {release.sampled} coordinates take {expected_bits} bits on the wire, and a report has {bits}"
+    )
+    yield ClaimResult(f"one bit a unit, {size_name}", float(bits), float(expected_bits), sentence)
     coordinates = mechanism.units(ranges).dimension
-    said = f"a bit is said to be about one of {release.sampled} coordinates, and there are {coordinates}"
-    yield Found(f"coordinates, {of}", float(release.sampled), float(max(1, coordinates)), said)
+    sentence = f"a bit is said to be about one of {release.sampled} coordinates, and there are {coordinates}"
+    yield ClaimResult(f"coordinates, {size_name}", float(release.sampled), float(max(1, coordinates)), sentence)

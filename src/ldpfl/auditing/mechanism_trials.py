@@ -24,6 +24,7 @@ STREAM_KEY = 0x41554449
 """First part of the key of an audit's random streams. No round has this number, so no round shares a stream."""
 
 _FLOAT32 = 2.0**-23
+"""Distance of 1 from the next larger float32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +70,7 @@ class Bench:
         return self.rows * self.ranges.dimension // self.groups if self.by_weight else self.rows
 
     def draw(self, position: float) -> Sample:
-        """Encode all clients at ``position``, send, receive and decode."""
+        """Return the outcome of one call: encode all clients at ``position``, send the reports, read and decode them."""
         estimates = self.mechanism.decode(self.report(position), self.ranges).double()
         return Sample(self._statistic(estimates), self._group(((estimates - self._clamped(position)) / self._radius) ** 2))
 
@@ -106,7 +107,7 @@ class Bench:
             return sent
 
     def expected(self, position: float) -> Floats:
-        """Return the expectation (G,) of the statistic: its value at the clipped input."""
+        """Return the expectation (G,) of the statistic of :class:`Sample`: its value if the estimates were the clipped input."""
         return np.asarray(self._statistic(self._clamped(position))[0])
 
     def expected_squares(self, position: float) -> Floats:
@@ -114,15 +115,17 @@ class Bench:
         return np.asarray(self._group(self.mechanism.noise(self.ranges).variance(self._inputs(position)).double() / self._radius**2)[0])
 
     def rounding(self, largest: Floats) -> Floats:
-        """Return what float32 may do to estimates (G,) up to ``largest`` radii from the center, in radii."""
+        """Return the largest rounding error (G,) of float32, in radii, for estimates up to ``largest`` radii from the center."""
         distance = (self._center.abs() / self._radius).reshape(self.groups, -1).amax(dim=1)
         rounding: Floats = _FLOAT32 * (distance.double().numpy() + largest)
         return rounding
 
     def _inputs(self, position: float) -> Tensor:
+        """Return the input (1, d) at ``position``."""
         return (self._center + position * self._radius * self._signs).float()[None]
 
     def _clamped(self, position: float) -> Tensor:
+        """Return the input (1, d) at ``position``, clipped to the ranges."""
         return self.ranges.clamp(self._inputs(position))
 
     def _statistic(self, estimates: Tensor) -> Floats:
@@ -156,6 +159,7 @@ class Tally:
         self._sums = np.zeros((4, expected.size))
 
     def add(self, sample: Sample) -> None:
+        """Add the trials of a sample to the sums: of deviations and squared errors (even rows), and of their squares (odd rows)."""
         deviation = sample.statistic - self.expected
         self.count += deviation.shape[0]
         self.largest = np.maximum(self.largest, np.abs(deviation).max(axis=0))
@@ -185,6 +189,7 @@ class Tally:
         return self._variance(2)
 
     def _variance(self, row: int) -> Floats:
+        """Return the sample variance (G,) of the values whose sum is in ``row`` of the sums, and whose squares are in the next row."""
         mean = self._sums[row] / self.count
         return np.asarray(np.maximum(self._sums[row + 1] / self.count - mean**2, 0) * (self.count / (self.count - 1)))
 

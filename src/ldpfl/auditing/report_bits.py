@@ -42,23 +42,23 @@ class RawBench:
         first = sizes * generator.choice((-1.0, 1.0), dimension)
         self.inputs = {"first": first, PAIRS[0]: -first, PAIRS[1]: np.roll(first, dimension // 2)}
 
-    def values(self, which: str) -> Tensor:
-        """Return the rows (K, d) of clients that all hold the input ``which``."""
+    def values(self, input_name: str) -> Tensor:
+        """Return the rows (K, d) of clients that all hold the input ``input_name``."""
         center, radius = self.ranges.expand()
-        return (center + radius * torch.from_numpy(self.inputs[which])).float().expand(self.clients, -1)
+        return (center + radius * torch.from_numpy(self.inputs[input_name])).float().expand(self.clients, -1)
 
-    def ones(self, which: str) -> Floats:
+    def ones(self, input_name: str) -> Floats:
         """Return for each bit on the wire the number of clients' reports in which it is set."""
         rows, total = max(1, _BLOCK // self.ranges.dimension), np.zeros(0)
         for start in range(0, self.clients, rows):
-            values = self.values(which)[start : start + rows].contiguous()
+            values = self.values(input_name)[start : start + rows].contiguous()
             sent = self.mechanism.encode(values, self.ranges, self._source)
             payloads = list(sent.payloads())
             shortest = min(map(len, payloads))  # unequal lengths are found by another check
             bits = np.stack([np.unpackbits(np.frombuffer(payload[:shortest], np.uint8)) for payload in payloads])
-            seen = bits.sum(axis=0, dtype=np.float64)
-            both = min(seen.size, total.size) if total.size else seen.size
-            total = (total[:both] if total.size else 0) + seen[:both]
+            set_bits = bits.sum(axis=0, dtype=np.float64)
+            length = min(set_bits.size, total.size) if total.size else set_bits.size
+            total = (total[:length] if total.size else 0) + set_bits[:length]
         return total
 
     def noise(self) -> Floats:
@@ -67,18 +67,19 @@ class RawBench:
         for start in range(0, self.clients, step):
             values = center.repeat(min(step, self.clients - start), 1)
             rows.append(self.mechanism.decode(self.mechanism.encode(values, self.ranges, self._source), self.ranges).double().numpy())
-        found: Floats = np.concatenate(rows)
-        found -= found.mean(axis=0)
-        return found
+        noise: Floats = np.concatenate(rows)
+        noise -= noise.mean(axis=0)
+        return noise
 
 
 def epsilon_of_bits(first: Floats, second: Floats, clients: int, delta: float, error: float) -> float:
     """Return a lower bound of epsilon from the odds of single bits. It is wrong with probability ``error`` at most, over all bits."""
-    both = min(first.size, second.size)
-    first, second, share, best = first[:both], second[:both], error / (4 * both), -inf
-    for one, other in ((first, second), (second, first), (clients - first, clients - second), (clients - second, clients - first)):
-        ratios = (one + 1) / (other + 1)
+    length = min(first.size, second.size)
+    first, second, share, best = first[:length], second[:length], error / (4 * length), -inf
+    first_zeros, second_zeros = clients - first, clients - second
+    for first_hits, second_hits in ((first, second), (second, first), (first_zeros, second_zeros), (second_zeros, first_zeros)):
+        ratios = (first_hits + 1) / (second_hits + 1)
         for place in np.argsort(ratios)[-_CANDIDATES:]:
-            hits = int(one[place]), int(other[place])
+            hits = int(first_hits[place]), int(second_hits[place])
             best = max(best, epsilon_lower_bound(hits, (clients, clients), delta, share))
     return max(0.0, best)

@@ -18,19 +18,19 @@ from ldpfl.util.randomness import Purpose, RandomSource, SecureSource, SeededStr
 _CLIENTS = 2048
 """Clients whose reports are mixed."""
 
-_ROWS = 1024
-_KEY = 0x434C4149
-_MOST_OUTCOMES = 256
+_ROWS_AT_ONCE = 1024
+_STREAM_KEY = 0x434C4149
+_MAX_PAYLOADS = 256
 """Different payloads up to which each of them is counted by itself; else reports are judged by their projection."""
 
 _LEVELS = 32
-_LARGER = (4, 8, 32)
+_LARGER_WIDTHS = (4, 8, 32)
 """Widths that are tried where a mechanism cannot do with as few weights as are wanted."""
 
 
 def source_of(seed: int | None) -> RandomSource:
     """Return random bits for as many clients as are drawn at once: the operating system's without a seed."""
-    return SecureSource() if seed is None else SeededStreams.of(range(_CLIENTS), seed, Purpose.MECHANISM, _KEY)
+    return SecureSource() if seed is None else SeededStreams.of(range(_CLIENTS), seed, Purpose.MECHANISM, _STREAM_KEY)
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +38,8 @@ class Outcomes:
     """Reports of several inputs.
 
     Attributes:
-        names: of the inputs.
-        counts: (3, B) for each input, how often each outcome came: to order, to choose and to judge events by.
+        names: names of the inputs.
+        counts: (3, B) for each input, how often each outcome occurred, in the trials that order, choose and test events.
         statistics: (n,) for each input, the projections of the estimates on the inputs' signs, in radii from the center.
         ones: (bits,) for each input, how often each bit of the wire was set.
     """
@@ -64,12 +64,12 @@ class WholeReports:
 
     @classmethod
     def of(cls, mechanism: Mechanism, width: int, source: RandomSource) -> WholeReports | None:
-        """Return it for ``width`` weights, or for a few more where the mechanism takes no fewer; None where it takes none of these."""
-        for wanted in (width, *(larger for larger in _LARGER if larger > width and width > 1)):
-            ranges = LayerRanges(torch.tensor([0.5], dtype=torch.float64), torch.tensor([0.25], dtype=torch.float64), (wanted,))
+        """Return the mechanism on a layer of ``width`` weights, or of some more if it refuses so few. None if it refuses all widths."""
+        for weights in (width, *(larger for larger in _LARGER_WIDTHS if larger > width and width > 1)):
+            ranges = LayerRanges(torch.tensor([0.5], dtype=torch.float64), torch.tensor([0.25], dtype=torch.float64), (weights,))
             try:
                 mechanism.release(ranges)
-                mechanism.encode(torch.full((1, wanted), 0.5), ranges, SecureSource())
+                mechanism.encode(torch.full((1, weights), 0.5), ranges, SecureSource())
             except LdpflError:
                 continue
             return cls(mechanism, ranges, source)
@@ -87,31 +87,32 @@ class WholeReports:
         return ends | between | {"signs in turn": turned, "the other signs": -turned, "one weight": first, "one weight turned": -first}
 
     def outcomes(self, trials: int) -> Outcomes:
-        """Send ``trials`` reports of each input."""
+        """Send ``trials`` reports of each input, and return their statistics."""
         rows = max(64, trials)
-        names, drawn = [], []
+        names, sent = [], []
         for name, input_ in self.inputs().items():
             names.append(name)
-            drawn.append(self._drawn(input_, rows))
-        pilots = [payloads[: rows // 4] for payloads, _ in drawn]
-        places = {payload: place for place, payload in enumerate(Counter(p for pilot in pilots for p in pilot))}
-        if len(places) <= _MOST_OUTCOMES:
-            codes = [np.array([places.get(payload, len(places)) for payload in payloads]) for payloads, _ in drawn]
-            size = len(places) + 1
+            sent.append(self._sent(input_, rows))
+        pilots = [payloads[: rows // 4] for payloads, _ in sent]
+        code_of_payload = {payload: codes_of_input for codes_of_input, payload in enumerate(Counter(p for pilot in pilots for p in pilot))}
+        if len(code_of_payload) <= _MAX_PAYLOADS:
+            codes = [np.array([code_of_payload.get(payload, len(code_of_payload)) for payload in payloads]) for payloads, _ in sent]
+            size = len(code_of_payload) + 1
         else:
-            bins = Bins.covering([statistic[: rows // 4] for _, statistic in drawn], _LEVELS)
-            codes, size = [bins.places(statistic) for _, statistic in drawn], bins.count
+            bins = Bins.covering([statistic[: rows // 4] for _, statistic in sent], _LEVELS)
+            codes, size = [bins.places(statistic) for _, statistic in sent], bins.count
         cuts = (slice(0, rows // 4), slice(rows // 4, rows // 2), slice(rows // 2, rows))
-        counts = [np.stack([np.bincount(code[cut], minlength=size) for cut in cuts]) for code in codes]
-        return Outcomes(names, counts, [statistic for _, statistic in drawn], [_ones(payloads) for payloads, _ in drawn])
+        counts = [np.stack([np.bincount(codes_of_input[cut], minlength=size) for cut in cuts]) for codes_of_input in codes]
+        return Outcomes(names, counts, [statistic for _, statistic in sent], [_ones(payloads) for payloads, _ in sent])
 
-    def _drawn(self, input_: Floats, rows: int) -> tuple[list[bytes], Floats]:
+    def _sent(self, input_: Floats, rows: int) -> tuple[list[bytes], Floats]:
+        """Send ``rows`` reports of an input. Return their payloads, and the mean estimate (rows,) in radii from the center."""
         payloads: list[bytes] = []
         projected: list[Floats] = []
         center, radius = 0.5, 0.25
-        for start in range(0, rows, _ROWS):
-            many = min(_ROWS, rows - start)
-            values = torch.from_numpy(center + radius * input_).float().expand(many, -1).contiguous()
+        for start in range(0, rows, _ROWS_AT_ONCE):
+            rows_now = min(_ROWS_AT_ONCE, rows - start)
+            values = torch.from_numpy(center + radius * input_).float().expand(rows_now, -1).contiguous()
             reports = self.mechanism.encode(values, self.ranges, self.source)
             payloads += map(bytes, reports.payloads())
             estimates = self.mechanism.decode(reports, self.ranges).double().numpy()
@@ -119,13 +120,13 @@ class WholeReports:
         return payloads, np.concatenate(projected)
 
     def mixed(self) -> Floats | None:
-        """Return estimates (clients, weights) of a pool whose first half of clients held one end, and the others the other.
+        """Return estimates (clients, weights) of mixed reports. Half of the clients held one end of the range, the rest the other end.
 
-        None where a pool has no reports of single clients left, as a sum has none.
+        None if the pool has no reports of single clients, for example because it is a sum.
         """
         ends = torch.ones(_CLIENTS, self.ranges.dimension)
         ends[_CLIENTS // 2 :] = -1
-        generator = stream(0, Purpose.MIXING, _KEY)
+        generator = stream(0, Purpose.MIXING, _STREAM_KEY)
         pool = mix([self.mechanism.encode(0.5 + 0.25 * ends, self.ranges, self.source)], generator)
         try:
             estimates = self.mechanism.decode(pool.reports, self.ranges).double().numpy()
@@ -135,6 +136,7 @@ class WholeReports:
 
 
 def _ones(payloads: list[bytes]) -> Floats:
+    """Return how often each bit of the payloads is set, up to the length of the shortest one."""
     shortest = min(map(len, payloads))
     rows = np.frombuffer(b"".join(payload[:shortest] for payload in payloads), np.uint8).reshape(len(payloads), shortest)
     bits = np.unpackbits(rows, axis=1)

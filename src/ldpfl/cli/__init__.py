@@ -36,12 +36,12 @@ def main() -> None:
         sys.exit(2)
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
-        _stop(f"{error.format_message()} (see {_named(context)} --help)")
+        _stop(f"{error.format_message()} (see {_typed_command(context)} --help)")
     except LdpflError as error:
         _stop(str(error))
     except OSError as error:
-        unprinted = error.filename is None and error.errno in NO_ROOM
-        _stop(f"what is printed cannot be written to standard output: {error.strerror}; make room there" if unprinted else str(error))
+        stdout_is_full = error.filename is None and error.errno in NO_ROOM
+        _stop(f"what is printed cannot be written to standard output: {error.strerror}; make room there" if stdout_is_full else str(error))
     except (KeyboardInterrupt, click.Abort):
         print("ldpfl: interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
@@ -51,12 +51,13 @@ def main() -> None:
         _stop(f"{in_short(error)}; set {DEBUG_VARIABLE}=1 to see all of it", code=1)
 
 
-def _named(context: click.Context | None) -> str:
+def _typed_command(context: click.Context | None) -> str:
     """Return the command that a mistake was made in, as it is typed."""
     return "ldpfl" if context is None else " ".join(["ldpfl", *context.command_path.split()[1:]])
 
 
 def _stop(message: str, code: int = 2) -> NoReturn:
+    """Print ``message`` as one line on stderr, and exit with ``code``."""
     line = " ".join(message.split())
     # A file's content may be part of the message: nothing of it may steer the terminal.
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in line)
@@ -65,6 +66,7 @@ def _stop(message: str, code: int = 2) -> NoReturn:
 
 
 def _version(wanted: bool) -> None:
+    """Print the version and exit, if the option is given."""
     if wanted:
         from ldpfl import __version__  # slow to find out
 

@@ -112,6 +112,7 @@ class _Bars:
             self._console.print(f"{name}: done")
 
     def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...], metric: str) -> None:
+        """Begin the phase in which the same run is trained without protection."""
         self._label, self._rounds, self._round = "the same run without protection", rounds, len(done)
 
     def clients_done(self, done: int, total: int) -> None:

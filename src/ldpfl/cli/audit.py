@@ -39,8 +39,8 @@ def audit(
         _audit_run(Path(what), data_dir, device, trials or 400, seed or 0, as_json=as_json)
         return
     if Path(what).is_dir():
-        said = f"{what} is a mechanism, which is audited, and a folder here as well: for a run in it, give ./{what}"
-        terminal(stderr=True).print(Text(said, style="yellow"), soft_wrap=True)
+        warning = f"{what} is a mechanism, which is audited, and a folder here as well: for a run in it, give ./{what}"
+        terminal(stderr=True).print(Text(warning, style="yellow"), soft_wrap=True)
     rate = ERROR_RATE if error_rate is None else error_rate
     result = api.audit(what, epsilon=1.0 if epsilon is None else epsilon, trials=trials, error_rate=rate, seed=seed)
     if as_json:

@@ -63,11 +63,11 @@ def show(
     books, bounds = budget.books, None if policy is None else policies.read_policy(policy)
     spends = () if bounds is None else policies.spent_of_policy(file, bounds)
     if as_json:
-        print_json(_standing(books, budget.charges, bounds, spends))
+        print_json(_budget_as_json(books, budget.charges, bounds, spends))
         return
     console.print(_summary(file, budget, bounds, spends))
     if budget.charges:
-        console.print(_by_run(budget))
+        console.print(_runs_table(budget))
     if books.refusals is not None:
         last = books.refusals
         times = f", {last.times:,} refusals in all" if last.times > 1 else ""
@@ -83,18 +83,18 @@ def set_(
     """Set the lifetime budget, and keep a record of it. Makes the file if there is none."""
     books = set_limit(file, epsilon, delta)
     spent = books.spent(books.limit.delta)
-    before = f" (before: {_limit(books, -2)})" if len(books.granted) > 1 else ""
-    of = "" if books.protected == "client" else f" for a {books.protected}"
-    terminal().print(Text(f"budget: {_limit(books, -1)}{before}; spent: {number(spent)}{of}"), soft_wrap=True)
+    before = f" (before: {_limit_text(books, -2)})" if len(books.granted) > 1 else ""
+    protected_unit = "" if books.protected == "client" else f" for a {books.protected}"
+    terminal().print(Text(f"budget: {_limit_text(books, -1)}{before}; spent: {number(spent)}{protected_unit}"), soft_wrap=True)
 
 
 @app.command()
 def move(file: File, to: Annotated[Path, typer.Option(help="New file, which alone counts from now on.", show_default=False)]) -> None:
     """Move the budget, with all that was charged, to a new file, as to another machine. The old file allows nothing any more."""
     books = move_budget(file, to)
-    held = f"{to} holds the budget: {_limit(books, -1)}, {counted(books.charges, 'report')} charged"
-    said = f"{held}. {file} is 0 from now on, and may be removed"
-    terminal().print(Text(said), soft_wrap=True)
+    holds = f"{to} holds the budget: {_limit_text(books, -1)}, {counted(books.charges, 'report')} charged"
+    message = f"{holds}. {file} is 0 from now on, and may be removed"
+    terminal().print(Text(message), soft_wrap=True)
 
 
 @app.command()
@@ -104,9 +104,9 @@ def export(
 ) -> None:
     """Print every charge, a line or object each: no data, no report, nothing computed from either."""
     budget = read_budget(file)
-    books, rows = budget.books, [_row(charge) for charge in budget.charges]
+    books, rows = budget.books, [_charge_row(charge) for charge in budget.charges]
     if form is Format.CSV:
-        writer = csv.DictWriter(sys.stdout, _row_names(), lineterminator="\n")
+        writer = csv.DictWriter(sys.stdout, _charge_fields(), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
         return
@@ -121,7 +121,8 @@ def export(
     print(json.dumps({"holds": _HOLDS, "spent": spent, "budgets": granted, "charges": rows}, indent=2))
 
 
-def _standing(books: Books, charges: Sequence[Charged], policy: Policy | None, spends: Sequence[PolicySpend]) -> dict[str, Any]:
+def _budget_as_json(books: Books, charges: Sequence[Charged], policy: Policy | None, spends: Sequence[PolicySpend]) -> dict[str, Any]:
+    """Return what ``ldpfl budget show --json`` prints: what was spent, what is left and the last refusal."""
     limit, last = books.limit, charges[-1] if charges else None
     refused = books.refusals
     return {
@@ -134,11 +135,12 @@ def _standing(books: Books, charges: Sequence[Charged], policy: Policy | None, s
         "rounds_left": None if last is None or not last.release.protected else books.rounds_left(last.release),
         "refusals": 0 if refused is None else refused.times,
         "last_refusal": None if refused is None else {"at": printable(refused.at), "reason": printable(refused.reason)},
-        "policy": None if policy is None else _standing_of_policy(policy, spends),
+        "policy": None if policy is None else _policy_as_json(policy, spends),
     }
 
 
-def _standing_of_policy(policy: Policy, spends: Sequence[PolicySpend]) -> dict[str, Any]:
+def _policy_as_json(policy: Policy, spends: Sequence[PolicySpend]) -> dict[str, Any]:
+    """Return the policy's lifetime bounds, and what was spent of each."""
     bounds = {spend.setting: {"allowed": spend.allowed, "spent": json_number(spend.epsilon)} for spend in spends}
     return {"delta": policy.delta, "rounds": policy.rounds, **bounds}
 
@@ -151,73 +153,78 @@ def _summary(file: Path, budget: Budget, policy: Policy | None, spends: Sequence
     table = Table(title=Text(f"budget {file}"), show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column()
-    table.add_row("budget", f"{_limit(books, -1)}, set {printable(books.granted[-1].at)}")
+    table.add_row("budget", f"{_limit_text(books, -1)}, set {printable(books.granted[-1].at)}")
     style = "red" if spent > limit.epsilon else ""
     table.add_row("spent", Text(f"epsilon {number(spent)} at delta {limit.delta:g} ({number(books.spent(0.0))} pure)", style=style))
     allowed = "" if policy is None else f" of the policy's rounds = {policy.rounds:,}"
     table.add_row("reports charged", f"{books.charges:,}{allowed}")
     for spend in spends:
-        over = "red" if spend.epsilon > spend.allowed else ""
-        said = f"epsilon {number(spend.epsilon)} of {spend.allowed:g} at delta {spend.delta:g}, for {spend.against}"
-        table.add_row(f"policy's {spend.setting}", Text(said, style=over))
+        style_if_spent = "red" if spend.epsilon > spend.allowed else ""
+        text = f"epsilon {number(spend.epsilon)} of {spend.allowed:g} at delta {spend.delta:g}, for {spend.against}"
+        table.add_row(f"policy's {spend.setting}", Text(text, style=style_if_spent))
     if charges:
         last = charges[-1].release
-        table.add_row(Text(f"rounds left like the last ({_kind(last)})"), _rounds_left(books, last))
+        table.add_row(Text(f"rounds left like the last ({_release_text(last)})"), _rounds_left_text(books, last))
     if budget.claims:
-        said = f"what these say of themselves is counted, and their code is not ldpfl's: {', '.join(budget.claims)}"
-        table.add_row("author's claim", Text(printable(said), style="yellow"))
+        text = f"what these say of themselves is counted, and their code is not ldpfl's: {', '.join(budget.claims)}"
+        table.add_row("author's claim", Text(printable(text), style="yellow"))
     protected = f"replacing {_REPLACED[books.protected]}" if charges else "and that is nothing so far: what it protects, the policy says"
-    other = "" if policy else "; the policy may allow less: --policy FILE shows what was spent of its bounds"
-    table.caption = f"for whoever keeps all that this client ever sent, {protected}{other}"
+    hint = "" if policy else "; the policy may allow less: --policy FILE shows what was spent of its bounds"
+    table.caption = f"for whoever keeps all that this client ever sent, {protected}{hint}"
     table.caption_justify = "left"
     return table
 
 
-def _rounds_left(books: Books, release: Release) -> Text:
+def _rounds_left_text(books: Books, release: Release) -> Text:
+    """Return how many more rounds like ``release`` the budget allows."""
     if not release.protected:
         return Text("no epsilon bounds them: values leave without protection", style="red")
-    left = books.rounds_left(release)
-    return Text(f"{left:,}") if left else Text("0: exhausted", style="red")
+    rounds = books.rounds_left(release)
+    return Text(f"{rounds:,}") if rounds else Text("0: exhausted", style="red")
 
 
-def _by_run(budget: Budget) -> Table:
+def _runs_table(budget: Budget) -> Table:
     """Return the table of runs, in the order of their first charge."""
     table = Table(title="by run", title_justify="left")
     for heading in ("run", "mechanism"):
         table.add_column(heading)
     for heading in ("rounds", "reports", f"epsilon at delta {budget.books.limit.delta:g}", "pure sum"):
         table.add_column(heading, justify="right")
-    for own in budget.by_run():
-        names = Text(printable(", ".join(own.mechanisms)))
-        figures = (f"{own.rounds:,}", f"{own.reports:,}", number(own.epsilon), number(own.pure_sum))
-        table.add_row(Text(printable(own.run)), names, *figures)
+    for run_charges in budget.by_run():
+        names = Text(printable(", ".join(run_charges.mechanisms)))
+        figures = (f"{run_charges.rounds:,}", f"{run_charges.reports:,}", number(run_charges.epsilon), number(run_charges.pure_sum))
+        table.add_row(Text(printable(run_charges.run)), names, *figures)
     return table
 
 
-def _limit(books: Books, place: int) -> str:
+def _limit_text(books: Books, place: int) -> str:
+    """Return the budget at ``place`` in the list of budgets that were set: -1 is the one in force."""
     limit = books.granted[place].limit
     return f"epsilon {limit.epsilon:g} at delta {limit.delta:g}"
 
 
-def _kind(release: Release) -> str:
+def _release_text(release: Release) -> str:
+    """Return the mechanism of ``release`` with its parameter and number of units."""
     name, parameter = _parameter(release)
     units = "" if release.units == 1 else f" x {release.units:,} {release.unit}s"
     return printable(f"{release.mechanism}, {name} {parameter:g}{units}")
 
 
 def _parameter(release: Release) -> tuple[str, float]:
+    """Return name and value of the parameter that ``release`` is accounted by."""
     return "mu" if release.by_round else "epsilon", release.parameter
 
 
-def _row(charge: Charged) -> dict[str, Any]:
+def _charge_row(charge: Charged) -> dict[str, Any]:
+    """Return a charge by the names of :func:`_charge_fields`. Text is made printable: a server may have chosen it."""
     name, value = _parameter(charge.release)
-    made = charge.release
-    of_release = (made.mechanism, name, json_number(value), made.units, made.unit, made.author)
-    values = (charge.number, charge.at, charge.run, charge.round, *of_release, charge.cohort, charge.transport, charge.linked)
+    release = charge.release
+    release_values = (release.mechanism, name, json_number(value), release.units, release.unit, release.author)
+    values = (charge.number, charge.at, charge.run, charge.round, *release_values, charge.cohort, charge.transport, charge.linked)
     # A server chose some of the words, and the file may be somebody else's.
-    return dict(zip(_row_names(), (printable(value) if isinstance(value, str) else value for value in values), strict=True))
+    return dict(zip(_charge_fields(), (printable(value) if isinstance(value, str) else value for value in values), strict=True))
 
 
-def _row_names() -> tuple[str, ...]:
-    of_release = ("mechanism", "parameter", "value", "units", "unit", "author")
-    return ("number", "at", "run", "round", *of_release, "cohort", "transport", "linked")
+def _charge_fields() -> tuple[str, ...]:
+    release_fields = ("mechanism", "parameter", "value", "units", "unit", "author")
+    return ("number", "at", "run", "round", *release_fields, "cohort", "transport", "linked")

@@ -20,11 +20,11 @@ def certify(
     delta: Annotated[float | None, typer.Option(help="Failure probability.", show_default="the run's")] = None,
 ) -> None:
     """Write what a run guarantees, and from what that follows, in a small file for others to check. No figure of the data is in it."""
-    made = api.certify(what, delta=delta, key=key, out=out)
+    certificate = api.certify(what, delta=delta, key=key, out=out)
     signer = "not signed: give --key, for others to know that it is yours"
-    if made.signature is not None:
-        signer = f"signed; the public key, for others to know that it is yours: {made.signature.public_key}"
-    terminal().print(Text(f"{out}: {len(made.statement.guarantees)} guarantees, {signer}"), soft_wrap=True)
+    if certificate.signature is not None:
+        signer = f"signed; the public key, for others to know that it is yours: {certificate.signature.public_key}"
+    terminal().print(Text(f"{out}: {len(certificate.statement.guarantees)} guarantees, {signer}"), soft_wrap=True)
     print(f"check it with: ldpfl verify {shlex.quote(str(out))} --ledger {shlex.quote(str(what))}")
 
 

@@ -94,16 +94,17 @@ class Commands(Group):
 def command(name: str) -> click.Command:
     """Return the command called ``name``, with all its options."""
     module, _, attribute = COMMANDS[name][0].partition(":")
-    found = getattr(_imported(f"ldpfl.cli.{module}"), attribute)
-    if not isinstance(found, typer.Typer):
-        alone = typer.Typer(add_completion=False)
-        alone.command(name)(found)
-        found = alone
-    loaded = typer.main.get_command(found)
+    target = getattr(_imported(f"ldpfl.cli.{module}"), attribute)
+    if not isinstance(target, typer.Typer):
+        single_command = typer.Typer(add_completion=False)
+        single_command.command(name)(target)
+        target = single_command
+    loaded = typer.main.get_command(target)
     loaded.name = name
     return loaded
 
 
 def _imported(module: str) -> ModuleType:
+    """Import a module of commands, with a message about a missing extra if that fails."""
     with importing():
         return import_module(module)

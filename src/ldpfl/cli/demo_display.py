@@ -35,18 +35,20 @@ class Display:
         self._status.stop()
 
     def step(self, text: str) -> None:
+        """Print a step of the demo, and show it beside the spinner."""
         self._say(text)
         self._status.update(Text(text))
 
     def asked(self, round_: PlannedRound, names: tuple[str, ...]) -> None:
-        what, do = (f"{round_}/{self._rounds}", "train") if round_.is_training else (str(round_), "measure the model")
-        self._say(f"{what}: asked {', '.join(names)}")
-        self._status.update(Text(f"{what}: nodes {do} and upload; the relay waits for all"))
+        round_name, task = (f"{round_}/{self._rounds}", "train") if round_.is_training else (str(round_), "measure the model")
+        self._say(f"{round_name}: asked {', '.join(names)}")
+        self._status.update(Text(f"{round_name}: nodes {task} and upload; the relay waits for all"))
 
     def round_done(self, round_: int, reports: int, accuracy: float) -> None:
         self._say(f"round {round_}/{self._rounds}: {counted(reports, 'report')}, accuracy {accuracy:.2%}")
 
     def _say(self, text: str) -> None:
+        """Print a line with the seconds since the start."""
         self._console.print(Text(f"{time.monotonic() - self._began:5.1f} s  {text}"), soft_wrap=True)
 
 
@@ -68,34 +70,36 @@ def print_outcome(console: Console, outcome: DemoOutcome) -> None:
 
 
 def _rounds_table(outcome: DemoOutcome) -> Table:
+    """Return the table of rounds: uploads, records or numbers, and accuracy."""
     table = Table(title="rounds", title_justify="left")
     size = "dimension" if _is_sum(outcome) else "records_per_upload"
     for heading in ("round", *(("vectors summed", "numbers") if _is_sum(outcome) else ("uploads mixed", "records")), "accuracy"):
         table.add_column(heading, justify="right")
-    each = [terms[size] for terms in outcome.relayed.terms]
-    for released, records in zip(outcome.relayed.released, each, strict=True):
+    sizes = [terms[size] for terms in outcome.relayed.terms]
+    for released, records in zip(outcome.relayed.released, sizes, strict=True):
         planned = planned_round(outcome.config, released["round"])
-        name, accuracy = _told_by(planned, outcome.result)
+        name, accuracy = _name_and_accuracy(planned, outcome.result)
         table.add_row(name, f"{released['uploads']}", f"{released['uploads'] * records:,}", accuracy)
     return table
 
 
-def _told_by(planned: PlannedRound, result: dict[str, Any]) -> tuple[str, str]:
+def _name_and_accuracy(planned: PlannedRound, result: dict[str, Any]) -> tuple[str, str]:
     """Return a round's name and accuracy for the table of rounds. The accuracy is of the server's test rows, or measured by clients."""
     if planned.is_training:
         return f"{planned.trained + 1}", f"{result['score_per_round'][planned.trained]:.2%}"
-    figure = next((own["figures"][ACCURACY] for own in result["at_clients"] if own["round"] == planned.trained), None)
+    figure = next((measured["figures"][ACCURACY] for measured in result["at_clients"] if measured["round"] == planned.trained), None)
     if figure is None:
         return str(planned), "no figures"
     return str(planned), f"{figure['value']:.2%} ({figure['low']:.2%} to {figure['high']:.2%})"
 
 
 def _is_sum(outcome: DemoOutcome) -> bool:
+    """Whether the demo's reports were added up, and not mixed."""
     return "dimension" in outcome.relayed.terms[0]
 
 
-def _servers(outcome: DemoOutcome) -> tuple[tuple[str, str, str], tuple[str, str, str]]:
-    """Return what relay and aggregator saw and did not see."""
+def _server_rows(outcome: DemoOutcome) -> tuple[tuple[str, str, str], tuple[str, str, str]]:
+    """Return a table row each for relay and aggregator: party, what it saw, what it did not see."""
     relayed = outcome.relayed
     if _is_sum(outcome):
         uploads = sum(event["uploads"] for event in relayed.released)
@@ -127,14 +131,14 @@ def _parties_table(outcome: DemoOutcome) -> Table:
     table.add_column("party", style="bold", no_wrap=True)
     table.add_column("saw")
     table.add_column("did not see")
-    for row in _servers(outcome):
+    for row in _server_rows(outcome):
         table.add_row(*row)
-    alike: dict[str, list[str]] = {}
+    nodes_by_charge: dict[str, list[str]] = {}
     for name, books in outcome.books.items():
         spent, limit = number(books.spent(books.limit.delta)), number(books.limit.epsilon)
         charged = f"charged for {counted(books.charges, 'report')}: epsilon {spent} of {limit} at delta {books.limit.delta:g}"
-        alike.setdefault(charged, []).append(name)
-    for charged, names in alike.items():
+        nodes_by_charge.setdefault(charged, []).append(name)
+    for charged, names in nodes_by_charge.items():
         table.add_row("\n".join(names), f"its own data, and each round's model; {charged}", "other nodes' reports")
     table.add_row("network", "who talks to whom, when, and how many bytes", "all else: TLS")
     return table

@@ -109,7 +109,7 @@ def certificates(
 
 @contextmanager
 def _watched(console: Console, rounds: int) -> Iterator[tuple[Display, Callable[[float], None]]]:
-    """Show how a demo goes, and give what waits; an interrupt ends it."""
+    """Show a demo's progress. Yield the display, and a function that waits so many seconds and raises if the demo is interrupted."""
     from ldpfl.cli.demo_display import Display  # it needs what the demo needs
 
     with _interruptible() as interrupts, Display(console, rounds) as display:
@@ -123,19 +123,19 @@ def _watched(console: Console, rounds: int) -> Iterator[tuple[Display, Callable[
 
 @contextmanager
 def _interruptible() -> Iterator[Interrupts]:
-    """End on SIGTERM, and when the terminal goes, as on Ctrl-C, so that what was started is stopped in order."""
+    """Treat SIGTERM and a closed terminal like Ctrl-C, so that the processes of the demo are stopped in order."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    previous_handlers = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         with Interrupts() as interrupts:
             yield interrupts
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
-for own in (operators.check_node, operators.node_metrics, operators.left_open):
-    app.command()(own)
+for operators_command in (operators.check_node, operators.node_metrics, operators.left_open):
+    app.command()(operators_command)

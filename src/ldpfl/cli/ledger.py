@@ -31,11 +31,11 @@ def ledger(
 
     Code that a config file names is not run: if its model is code that you trust, name it, --set model.name=file.py:Class.
     """
-    found = [api.released(one, set_ or ()) for one in what]
-    chosen = max(own for _, own in found) if delta is None else delta
-    together = api.account(*(events for events, _ in found), delta=chosen, colluding=colluding)
+    released = [api.released(run_or_recipe, set_ or ()) for run_or_recipe in what]
+    chosen_delta = max(configured_delta for _, configured_delta in released) if delta is None else delta
+    together = api.account(*(events for events, _ in released), delta=chosen_delta, colluding=colluding)
     statement = api.warned(together, what)
-    name, rounds = " + ".join(what), sum(len(events.events) for events, _ in found)
+    name, rounds = " + ".join(what), sum(len(events.events) for events, _ in released)
     if as_json:
         print(json.dumps({"name": name, "rounds": rounds, "colluding": colluding, **statement.to_dict()}, indent=2))
         return

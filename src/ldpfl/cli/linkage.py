@@ -50,7 +50,7 @@ def linkage(
     counts = tuple(_numbers("watched", watched, int))
     setting = LinkageSetting(clients, parameters, spread, jitter, clock, shortfall, uncertainty, counts, epsilon, delta)
     plan = LinkagePlan(tuple(_numbers("delays", delays, float)), trials, seed)
-    result = _attacked(setting, plan, out)
+    result = _attack_with_progress(setting, plan, out)
     if as_json:
         print(json.dumps(result.to_dict(), indent=2))
         return
@@ -60,7 +60,8 @@ def linkage(
         console.print(Text(f"figures: {out / FIGURES}; plot: {out / PLOT}"), soft_wrap=True)
 
 
-def _attacked(setting: LinkageSetting, plan: LinkagePlan, out: Path | None) -> LinkageResult:
+def _attack_with_progress(setting: LinkageSetting, plan: LinkagePlan, out: Path | None) -> LinkageResult:
+    """Run the attack with a progress bar; an interrupt ends it."""
     console = terminal(stderr=True)
     with Interrupts() as interrupts, Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
         task = progress.add_task("rounds", total=None)
@@ -73,6 +74,7 @@ def _attacked(setting: LinkageSetting, plan: LinkagePlan, out: Path | None) -> L
 
 
 def _numbers(option: str, text: str, kind: Callable[[str], _Number]) -> list[_Number]:
+    """Return the numbers in ``text``, which commas separate; ``option`` is named in the error."""
     try:
         return [kind(part) for part in text.split(",")]
     except ValueError:

@@ -13,4 +13,4 @@ def new_folder(name: str) -> Path:
     """
     stamped = f"{name.replace('/', '-')}-{datetime.now().strftime('%Y%m%d-%H%M%S-%f')[:-3]}"
     names = (stamped, *(f"{stamped}-{number}" for number in range(2, 100)))
-    return next((folder for own in names if not (folder := Path("runs") / own).exists()), Path("runs") / stamped)
+    return next((folder for folder_name in names if not (folder := Path("runs") / folder_name).exists()), Path("runs") / stamped)

@@ -23,21 +23,22 @@ NOT_READY = 3
 _COLOURS = {"ok": "green", "look": "yellow", "wrong": "red"}
 
 
-def _named(variable: str, what: str) -> typer.models.OptionInfo:
-    option: typer.models.OptionInfo = typer.Option(envvar=variable, show_envvar=True, help=what)
+def _variable_option(variable: str, text: str) -> typer.models.OptionInfo:
+    """Return an option that may also be given by an environment ``variable``; ``text`` is its help."""
+    option: typer.models.OptionInfo = typer.Option(envvar=variable, show_envvar=True, help=text)
     return option
 
 
 def check_node(
-    policy: Annotated[Path | None, _named("LDPFL_POLICY", "Policy file.")] = None,
-    budget: Annotated[Path | None, _named("LDPFL_BUDGET", "File of the lifetime budget.")] = None,
-    relay: Annotated[str | None, _named("LDPFL_RELAY", "URL of the relay.")] = None,
-    token: Annotated[Path | None, _named("LDPFL_RELAY_TOKEN", "File of the node's token at the relay.")] = None,
-    relay_ca: Annotated[Path | None, _named("LDPFL_RELAY_CA", "Authority of the relay's certificate.")] = None,
-    data: Annotated[str | None, _named("LDPFL_DATA", "This node's own table.")] = None,
-    data_dir: Annotated[Path | None, _named(DATA_DIR_VARIABLE, "Folder of data sets.")] = None,
+    policy: Annotated[Path | None, _variable_option("LDPFL_POLICY", "Policy file.")] = None,
+    budget: Annotated[Path | None, _variable_option("LDPFL_BUDGET", "File of the lifetime budget.")] = None,
+    relay: Annotated[str | None, _variable_option("LDPFL_RELAY", "URL of the relay.")] = None,
+    token: Annotated[Path | None, _variable_option("LDPFL_RELAY_TOKEN", "File of the node's token at the relay.")] = None,
+    relay_ca: Annotated[Path | None, _variable_option("LDPFL_RELAY_CA", "Authority of the relay's certificate.")] = None,
+    data: Annotated[str | None, _variable_option("LDPFL_DATA", "This node's own table.")] = None,
+    data_dir: Annotated[Path | None, _variable_option(DATA_DIR_VARIABLE, "Folder of data sets.")] = None,
     partition: Annotated[int | None, typer.Option(min=0, help="The node's partition-id.")] = None,
-    signing_key: Annotated[Path | None, _named("LDPFL_SIGNING_KEY", "Key by which the node signs what it adds to sums.")] = None,
+    signing_key: Annotated[Path | None, _variable_option("LDPFL_SIGNING_KEY", "Key by which the node signs what it adds to sums.")] = None,
     node_key: Annotated[Path | None, typer.Option(help="Private key with which the SuperNode proves who it is.")] = None,
     superlink: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address of the SuperLink.")] = None,
     superlink_ca: Annotated[Path | None, typer.Option(help="Authority of the SuperLink's certificate.")] = None,
@@ -94,11 +95,11 @@ def check_node(
 
 def _pairs(text: str, option: str) -> dict[str, str | int | float | bool]:
     """Return the settings in ``text``, written as Flower takes them: ``key=value`` with spaces between, values as in TOML."""
-    found = _PAIR.findall(text)
+    pairs = _PAIR.findall(text)
     try:
         if _PAIR.sub("", text).strip():
             raise ValueError("a word that is no KEY=VALUE")
-        tree = tomllib.loads("\n".join(f"{json.dumps(key)} = {value}" for key, value in found))
+        tree = tomllib.loads("\n".join(f"{json.dumps(key)} = {value}" for key, value in pairs))
     except ValueError as error:
         raise ConfigError(f"{option} takes KEY=VALUE with spaces between, texts in quotes, got {text!r}: {error}") from None
     return tree
@@ -108,9 +109,9 @@ _PAIR = re.compile(r"([\w.-]+)\s*=\s*(\"[^\"]*\"|'[^']*'|[^\s\"']+)")
 
 
 def node_metrics(
-    budget: Annotated[Path, _named("LDPFL_BUDGET", "File of the lifetime budget.")],
+    budget: Annotated[Path, _variable_option("LDPFL_BUDGET", "File of the lifetime budget.")],
     log: Annotated[Path | None, typer.Option(help="The SuperNode's log: counts reports sent, replaced, declined and failed.")] = None,
-    policy: Annotated[Path | None, _named("LDPFL_POLICY", "Policy file: tells what was spent of each of its bounds.")] = None,
+    policy: Annotated[Path | None, _variable_option("LDPFL_POLICY", "Policy file: tells what was spent of each of its bounds.")] = None,
 ) -> None:
     """Print what a node's operator watches, in Prometheus' text format. For the operator alone: some of it depends on the node's data."""
     print(operators.node_metrics(budget, log, policy), end="")
@@ -118,9 +119,9 @@ def node_metrics(
 
 def left_open(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The aggregator's run folder.")],
-    relay: Annotated[str | None, _named("LDPFL_RELAY", "URL of the relay.")] = None,
-    token: Annotated[Path | None, _named("LDPFL_AGGREGATOR_TOKEN", "File of the aggregator's token at the relay.")] = None,
-    relay_ca: Annotated[Path | None, _named("LDPFL_RELAY_CA", "Authority of the relay's certificate.")] = None,
+    relay: Annotated[str | None, _variable_option("LDPFL_RELAY", "URL of the relay.")] = None,
+    token: Annotated[Path | None, _variable_option("LDPFL_AGGREGATOR_TOKEN", "File of the aggregator's token at the relay.")] = None,
+    relay_ca: Annotated[Path | None, _variable_option("LDPFL_RELAY_CA", "Authority of the relay's certificate.")] = None,
     cancel: Annotated[bool, typer.Option("--cancel", help="Have the relay delete what it holds of the run.")] = False,
 ) -> None:
     """Say what a run on Flower that was stopped has left open, at the aggregator and at the relay, and close it if told to."""

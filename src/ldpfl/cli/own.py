@@ -85,12 +85,12 @@ def export(
     with terminal(stderr=True).status("accounting ..."):
         api.export(run, folder, key=key, onnx=onnx, pt2=pt2, model=model)
     seed = api.given_seed(run)
-    what = "to be handed on as it is" if seed is None else "written"
-    terminal().print(Text(f"{folder}: {what}; {folder / 'README.md'} says what is in it"), soft_wrap=True)
+    state = "to be handed on as it is" if seed is None else "written"
+    terminal().print(Text(f"{folder}: {state}; {folder / 'README.md'} says what is in it"), soft_wrap=True)
     if seed is not None:
-        said = f"all noise of this run follows from the seed {seed}, which was given: whoever knows or guesses it takes the noise off"
+        warning = f"all noise of this run follows from the seed {seed}, which was given: whoever knows or guesses it takes the noise off"
         terminal(stderr=True).print(
-            Text(f"{said}; for a model that is handed on, run again without a seed", style="yellow"), soft_wrap=True
+            Text(f"{warning}; for a model that is handed on, run again without a seed", style="yellow"), soft_wrap=True
         )
 
 
@@ -107,34 +107,36 @@ def check(
 ) -> None:
     """Look a model over: what in it keeps it from private training, and what to put in its place. Exit code 3 if it cannot be trained."""
     overrides = overrides_of(data, target, client, task, model, None, set_, person=person)
-    found = api.check(DEFAULT if data is None else OWN, settings=overrides, data_dir=data_dir)
+    checked = api.check(DEFAULT if data is None else OWN, settings=overrides, data_dir=data_dir)
     if as_json:
-        figures = {"fit": found.is_fit, "problem": found.problem, "changes": [asdict(change) for change in found.changes]}
-        print_json({**figures, "still": found.still, "weights": found.weights, "sizes": dict(found.sizes), "notes": list(found.notes)})
+        outcome = {"fit": checked.is_fit, "problem": checked.problem, "changes": [asdict(change) for change in checked.changes]}
+        sizes = {"weights": checked.weights, "sizes": dict(checked.sizes)}
+        print_json({**outcome, "still": checked.still, **sizes, "notes": list(checked.notes)})
     else:
-        _print_check(terminal(), model, found)
-    if not found.is_fit:
+        _print_check(terminal(), model, checked)
+    if not checked.is_fit:
         raise SystemExit(UNFIT)
 
 
-def _print_check(console: Console, model: str, found: Any) -> None:
-    if found.is_fit:
-        console.print(Text(f"{model} can be trained privately: {counted(found.weights, 'weight')}"), soft_wrap=True)
+def _print_check(console: Console, model: str, checked: Any) -> None:
+    """Print whether the model can be trained, the changes that it needs, and what the data require of it."""
+    if checked.is_fit:
+        console.print(Text(f"{model} can be trained privately: {counted(checked.weights, 'weight')}"), soft_wrap=True)
     else:
-        console.print(Text(found.problem, style="red"), soft_wrap=True)
-    for change in found.changes:
+        console.print(Text(checked.problem, style="red"), soft_wrap=True)
+    for change in checked.changes:
         place = change.place or "the whole"
         console.print(Text(f"  {place}: {change.before} -> {change.after}"), soft_wrap=True)
-    if found.still and found.changes:
-        console.print(Text(f"even so: {found.still}", style="red"), soft_wrap=True)
-    elif found.changes:
+    if checked.still and checked.changes:
+        console.print(Text(f"even so: {checked.still}", style="red"), soft_wrap=True)
+    elif checked.changes:
         console.print(
-            Text(f"so changed it can be trained, {counted(found.weights, 'weight')}: add --set model.mend=true to ldpfl run"),
+            Text(f"so changed it can be trained, {counted(checked.weights, 'weight')}: add --set model.mend=true to ldpfl run"),
             soft_wrap=True,
         )
-    sizes = ", ".join(f"{name} {value if isinstance(value, tuple) else format(value, ',')}" for name, value in found.sizes.items())
+    sizes = ", ".join(f"{name} {value if isinstance(value, tuple) else format(value, ',')}" for name, value in checked.sizes.items())
     console.print(Text(f"the data ask for: {sizes}"), soft_wrap=True)
-    for note in found.notes:
+    for note in checked.notes:
         console.print(Text(f"note: {note}"), soft_wrap=True)
 
 
@@ -145,14 +147,14 @@ def settings(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List every setting of a config: key, meaning, default, and what may stand there."""
-    found = api.list_settings(of)
+    by_section = api.list_settings(of)
     if as_json:
-        print_json({name: [asdict(setting) for setting in own] for name, own in found.items()})
+        print_json({name: [asdict(setting) for setting in section_settings] for name, section_settings in by_section.items()})
         return
     console = terminal()
-    for name, own in found.items():
+    for name, section_settings in by_section.items():
         console.rule(Text(name, style="bold"), align="left")
-        for setting in own:
+        for setting in section_settings:
             default = f" = {setting.default}" if setting.default else ""
             console.print(Text.assemble((setting.key, "bold"), default, (f"   {setting.allowed}", "dim")))
             console.print(Padding(Text(setting.meaning), (0, 0, 0, 4)))
@@ -212,39 +214,37 @@ def init(
 def _init_app(
     folder: Path, recipe: str, data: str | None, target: str | None, client: str | None, person: str | None, changes: list[str]
 ) -> None:
-    """Write a Flower app, and where nothing is left to be filled in, a policy and a budget that fit it."""
-    made = api.begin_app(folder, recipe, changes, data=data, target=target, client=client, person=person)
+    """Write a Flower app. If nothing has to be filled in, also write a policy and a budget that fit it."""
+    app = api.begin_app(folder, recipe, changes, data=data, target=target, client=client, person=person)
     console = terminal()
     console.print(Text(f"wrote the app {folder}"), soft_wrap=True)
     console.print("on Flower these are otherwise than in a simulation:")
-    for line in made.differs:
+    for line in app.differs:
         console.print(Text(f"  {line}"), soft_wrap=True)
     console.print("each node has to be given:")
-    for line in made.needed:
+    for line in app.needed:
         console.print(Text(f"  {line}"), soft_wrap=True)
-    if made.from_table:
-        said = "its columns, their kinds and its classes were taken from the table and are sent to every node: is the table public?"
-        console.print(Text(said, style="yellow"), soft_wrap=True)
-    if made.note:
-        console.print(Text(printable(made.note)), soft_wrap=True)
-    if made.is_complete:
+    if app.from_table:
+        warning = "its columns, their kinds and its classes were taken from the table and are sent to every node: is the table public?"
+        console.print(Text(warning, style="yellow"), soft_wrap=True)
+    if app.note:
+        console.print(Text(printable(app.note)), soft_wrap=True)
+    if app.is_complete:
         from ldpfl.cli.policy import init as init_policy
 
         init_policy(str(folder), out=folder / "policy.toml", budget=folder / "budget.sqlite")
     else:
-        console.print(Text(_left_to_do(made)), soft_wrap=True)
+        console.print(Text(_left_to_do(app)), soft_wrap=True)
 
 
-def _left_to_do(made: BegunApp) -> str:
-    """Return what a person has to fill in, or to ask for, before a policy and a budget are written."""
-    if made.open_bounds:
-        records = f", and add the line mechanism.records=NUMBER, the mean number of {made.mean_left} of a node" if made.mean_left else ""
-        bounds = f"fill in data.bounds of {', '.join(made.open_bounds)} in {made.folder / 'pyproject.toml'}"
-        return f"{bounds}, by what the public knows of them{records}; then: ldpfl policy init {made.folder}"
-    if not made.is_sized:
-        said = (
-            "the model is code, which is not run for this: give the sizes of its arrays, whose sum ldpfl check shows, for policy and budget"
-        )
-        return f"{said}: ldpfl policy init {made.folder} --layers SIZES"
-    said = "reports are added up over a relay (docs/sums.md), and sealed to the aggregator's key: with that key,"
-    return f"{said} ldpfl policy init {made.folder} --key KEY"
+def _left_to_do(app: BegunApp) -> str:
+    """Return the steps that are left to a person before a policy and a budget can be written."""
+    if app.open_bounds:
+        records = f", and add the line mechanism.records=NUMBER, the mean number of {app.mean_left} of a node" if app.mean_left else ""
+        bounds = f"fill in data.bounds of {', '.join(app.open_bounds)} in {app.folder / 'pyproject.toml'}"
+        return f"{bounds}, by what the public knows of them{records}; then: ldpfl policy init {app.folder}"
+    if not app.is_sized:
+        reason = "the model is code, which is not run for this: give its arrays' sizes, which ldpfl check adds up, for policy and budget"
+        return f"{reason}: ldpfl policy init {app.folder} --layers SIZES"
+    reason = "reports are added up over a relay (docs/sums.md), and sealed to the aggregator's key: with that key,"
+    return f"{reason} ldpfl policy init {app.folder} --key KEY"

@@ -64,15 +64,15 @@ def plan(
         missing = [flag for flag, value in (("--regime", regime), ("--target", target), ("--clients", clients)) if value is None]
         if regime is None or target is None or clients is None:
             raise ConfigError(f"a regime is planned with --regime, --target and --clients: {', '.join(missing)} is missing")
-        others = {"--epsilon": epsilon, "--target-central": target_central, "--plot": plot, "--self-sampling": self_sampling or None}
-        others |= {"--layers": layers, "--cost": (cost and not regime.endswith("-summed")) or None}
-        given = [flag for flag, value in others.items() if value is not None]
+        other_flags = {"--epsilon": epsilon, "--target-central": target_central, "--plot": plot, "--self-sampling": self_sampling or None}
+        other_flags |= {"--layers": layers, "--cost": (cost and not regime.endswith("-summed")) or None}
+        given = [flag for flag, value in other_flags.items() if value is not None]
         if given:
             raise ConfigError(f"a regime decides by itself what {', '.join(given)} would say: leave that out")
         sizes = {"clients": clients, "weights": weights, "rounds": rounds, "records": records, "group": group, "linked": linked}
         unit = "person" if persons else "record"
-        own = {"delta": delta, "colluding": colluding, "part": unit, "evaluation_epsilon": evaluation_epsilon}
-        _plan_regime(regime, target, as_json, cost, **own, **sizes)
+        fixed = {"delta": delta, "colluding": colluding, "part": unit, "evaluation_epsilon": evaluation_epsilon}
+        _plan_regime(regime, target, as_json, cost, **fixed, **sizes)
         return
     if evaluation_epsilon:
         raise ConfigError("--evaluation-epsilon is a part of --target: give it with --regime, any but local")
@@ -99,8 +99,8 @@ def plan(
     with terminal(stderr=True).status("accounting ..."):  # seconds, for large settings half a minute
         planned = api.plan(target_central=target_central, **setting)
     if plot is not None:
-        each = partial(track, description="epsilon against clients", console=terminal(stderr=True), disable=as_json)
-        api.draw_plan(planned, plot, target_central, each)
+        progress = partial(track, description="epsilon against clients", console=terminal(stderr=True), disable=as_json)
+        api.draw_plan(planned, plot, target_central, progress)
     costs = api.cost(planned, linked) if cost else None
     if as_json:
         print(json.dumps(planned.to_dict() | ({"cost": costs.to_dict()} if costs else {}), indent=2))

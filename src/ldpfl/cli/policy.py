@@ -51,6 +51,7 @@ def list_keys_command(file: PolicyFile = Path("policy.toml")) -> None:
 
 
 def _print_keys(file: Path, policy: Policy) -> None:
+    """Print how many keys the policy allows, with a warning if it needs a key and has none."""
     console = terminal()
     console.print(
         Text(f"{file}: reports may be sealed to {counted(len(policy.aggregator_keys), 'key')}, from the next round on"), soft_wrap=True
@@ -75,18 +76,19 @@ def init(
     """Write the policy, and the lifetime budget, that an app needs, and say what they allow. Runs nothing of the app."""
     if find_spec("flwr") is None:
         raise ConfigError("policies are for nodes on Flower: pip install 'ldpfl[flower]'")
-    made = fit_policy(of, out=out, budget=budget, keys=key or (), config=config, data=data, layers=sizes_of(layers))
-    _print(made, out, budget)
-    if data is not None and made.rows is not None:
-        _print_rows(data, made.rows)
-        policy = made.policy
-        if policy.protects != "client" and policy.delta * made.rows.count >= 1:
-            said = f"delta {policy.delta:g} is not below 1/{made.rows.count:,}: to publish one of the rows at random would satisfy it"
-            terminal().print(Text(said, style="yellow"), soft_wrap=True)
-    _warn_of_imports(made.code)
+    fitted = fit_policy(of, out=out, budget=budget, keys=key or (), config=config, data=data, layers=sizes_of(layers))
+    _print_fitted(fitted, out, budget)
+    if data is not None and fitted.rows is not None:
+        _print_rows(data, fitted.rows)
+        policy = fitted.policy
+        if policy.protects != "client" and policy.delta * fitted.rows.count >= 1:
+            warning = f"delta {policy.delta:g} is not below 1/{fitted.rows.count:,}: to publish one of the rows at random would satisfy it"
+            terminal().print(Text(warning, style="yellow"), soft_wrap=True)
+    _warn_of_imports(fitted.code)
 
 
 def _warn_of_imports(places: tuple[str, ...]) -> None:
+    """Warn of files of the app that Flower runs although the policy cannot check them."""
     if not places:
         return
     terminal().print(
@@ -99,17 +101,18 @@ def _warn_of_imports(places: tuple[str, ...]) -> None:
     )
 
 
-def _print_rows(data: Path, found: Rows) -> None:
-    rows, without, misfit = found.count, found.useless, found.misfit
-    said = f"{'The row' if rows == 1 else f'All {rows:,} rows'} of {printable(str(data))} can be trained on"
+def _print_rows(data: Path, rows_found: Rows) -> None:
+    """Print whether the app can train on the rows of the node's table."""
+    rows, useless, misfit = rows_found.count, rows_found.useless, rows_found.misfit
+    message = f"{'The row' if rows == 1 else f'All {rows:,} rows'} of {printable(str(data))} can be trained on"
     if misfit:
-        left = (
-            f"{without:,} of the {counted(rows, 'row')} teach nothing"
-            if without
+        summary = (
+            f"{useless:,} of the {counted(rows, 'row')} teach nothing"
+            if useless
             else f"{counted(rows, 'row')} can be trained on, some without all values"
         )
-        said = f"Not all of {printable(str(data))} fits, and what does not is taken for no value: {left}. The first: {misfit}"
-    terminal().print(Text(f"{said}: export LDPFL_DATA={quote(str(data.absolute()))}", style="yellow" if misfit else ""), soft_wrap=True)
+        message = f"Not all of {printable(str(data))} fits, and what does not is taken for no value: {summary}. The first: {misfit}"
+    terminal().print(Text(f"{message}: export LDPFL_DATA={quote(str(data.absolute()))}", style="yellow" if misfit else ""), soft_wrap=True)
 
 
 def sizes_of(text: str) -> tuple[int, ...]:
@@ -123,51 +126,53 @@ def shapes_of(text: str) -> dict[str, tuple[int, ...]]:
 
 
 def _layers_in(text: str) -> list[tuple[str, tuple[int, ...]]]:
-    """Return name and shape of each array in ``text``: ``500,10``, or ``weight=10x50,bias=10``.
+    """Return name and shape of each array in ``text``, which is like ``500,10`` or ``weight=10x50,bias=10``.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: ``text`` has neither form.
     """
     parts = [part.strip().rpartition("=") for part in text.split(",") if part.strip()]
-    found = [(name.strip(), tuple(size.strip() for size in shape.split("x"))) for name, _, shape in parts]
-    names = [name for name, _ in found]
-    are_sizes = all(size.isascii() and size.isdigit() and int(size) > 0 for _, shape in found for size in shape)
+    layers = [(name.strip(), tuple(size.strip() for size in shape.split("x"))) for name, _, shape in parts]
+    names = [name for name, _ in layers]
+    are_sizes = all(size.isascii() and size.isdigit() and int(size) > 0 for _, shape in layers for size in shape)
     if not are_sizes or (any(names) and len({*names} - {""}) != len(names)):
         raise ConfigError(f"--layers takes sizes, as in 500,10, or an own name and shape for each array, as in w=10x50,b=10, not {text!r}")
-    return [(name, tuple(map(int, shape))) for name, shape in found]
+    return [(name, tuple(map(int, shape))) for name, shape in layers]
 
 
-_OF = {
+_PROTECTED = {
     "client": "this client",
     "person": "all records of any one person in this client's table (and of the client as a whole, no bound is given)",
     "record": "any one of this client's records (and of the client as a whole, no bound is given)",
 }
 
 
-def _print(made: FittedPolicy, out: Path, budget: Path) -> None:
-    console, policy, claimed = terminal(), made.policy, made.claimed
-    left = f"{budget} was there and is left as it is" if made.budget_was_there else f"{budget} holds the budget"
-    console.print(Text(f"{out} holds the policy; {left}."), soft_wrap=True)
+def _print_fitted(fitted: FittedPolicy, out: Path, budget: Path) -> None:
+    """Print what the policy that was written allows, and what an operator should know of it."""
+    console, policy, claimed = terminal(), fitted.policy, fitted.claimed
+    budget_state = f"{budget} was there and is left as it is" if fitted.budget_was_there else f"{budget} holds the budget"
+    console.print(Text(f"{out} holds the policy; {budget_state}."), soft_wrap=True)
     console.print(
         Text(
             f"They allow {counted(policy.rounds, 'report')} of {', '.join(policy.mechanisms)} ({', '.join(policy.transports)}). Whoever "
-            f"keeps them all learns of {_OF[policy.protects]} at most epsilon {number(policy.lifetime_epsilon)} at delta {policy.delta:g}."
+            f"keeps them all learns of {_PROTECTED[policy.protects]} at most epsilon {number(policy.lifetime_epsilon)} at delta "
+            f"{policy.delta:g}."
         ),
         soft_wrap=True,
     )
     if policy.sum_epsilon != "off":
-        said = (
+        message = (
             f"Whoever sees no more than the sums over at least {counted(policy.min_clients, 'node')} learns at most epsilon "
             f"{number(policy.sum_epsilon)}: that holds as long as relay and aggregator do not work together."
         )
-        console.print(Text(said), soft_wrap=True)
+        console.print(Text(message), soft_wrap=True)
     if claimed:
-        said = f"That is the claim of who wrote {', '.join(claimed)}, which is not part of ldpfl: test it with ldpfl audit {claimed[0]}."
-        console.print(Text(printable(said), style="bold yellow"), soft_wrap=True)
+        message = f"That is the claim of who wrote {', '.join(claimed)}, which is not part of ldpfl: test it with ldpfl audit {claimed[0]}."
+        console.print(Text(printable(message), style="bold yellow"), soft_wrap=True)
     console.print(Text("This is what the app asks for, and no advice: lower it, or decline.", style="yellow"), soft_wrap=True)
     if policy.immediate_replies:
-        said = "The app states no time for replies, so its moment shows how long this client trained: allowed by immediate_replies."
-        console.print(Text(said, style="yellow"), soft_wrap=True)
+        message = "The app states no time for replies, so its moment shows how long this client trained: allowed by immediate_replies."
+        console.print(Text(message, style="yellow"), soft_wrap=True)
     signing = " LDPFL_SIGNING_KEY=FILE (ldpfl deploy node-key FILE makes it)" if "sum" in policy.transports else ""
     files = f"LDPFL_POLICY={quote(str(out.absolute()))} LDPFL_BUDGET={quote(str(budget.absolute()))}"
     console.print(Text(f"For the SuperNode: export {files}{signing}"), soft_wrap=True)

@@ -17,9 +17,10 @@ def recipes() -> None:
 
 
 def _table(title: str, listed: tuple[Shipped, ...]) -> Table:
+    """Return the table of recipes or sweeps, with a line on each."""
     table = Table(title=title, title_justify="left")
     table.add_column("name", style="bold", no_wrap=True)
     table.add_column("what it runs")
-    for one in listed:
-        table.add_row(one.name + (" (default)" if one.name == api.DEFAULT else ""), one.about)
+    for item in listed:
+        table.add_row(item.name + (" (default)" if item.name == api.DEFAULT else ""), item.about)
     return table

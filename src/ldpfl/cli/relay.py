@@ -65,9 +65,9 @@ def add(
 @token_app.command("list")
 def list_command(store: StoreOption) -> None:
     """List the tokens: role, name, and the 16 digits by which messages name a client's signing key for sums."""
-    for one in operators.list_tokens(store):
-        signs = "" if one.signs_as is None else f"  signs as {one.signs_as}"
-        print(f"{one.role:<10}  {one.name}{signs}{'  (older token)' if one.older else ''}")
+    for token in operators.list_tokens(store):
+        signs = "" if token.signs_as is None else f"  signs as {token.signs_as}"
+        print(f"{token.role:<10}  {token.name}{signs}{'  (older token)' if token.older else ''}")
 
 
 @token_app.command()
@@ -99,16 +99,16 @@ def rounds_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the rounds that the relay holds: state, uploads so far, age, deadline. Names no client."""
-    found = operators.list_rounds(store)
+    held_rounds = operators.list_rounds(store)
     if as_json:
-        print_json([asdict(one) for one in found])
+        print_json([asdict(held) for held in held_rounds])
         return
-    for one in found:
-        due = f"deadline in {one.seconds_left:,.0f} s" if one.seconds_left > 0 else f"deadline {-one.seconds_left:,.0f} s ago"
-        more = f", {one.incomplete:,} incomplete" if one.incomplete else ""
-        uploads = f"{counted(one.uploads, 'upload')}{more} (waits for {one.min_clients:,}, takes {one.max_uploads:,})"
-        print(f"{one.run} {one.round}: {one.state}, {uploads}, {one.age_s:,.0f} s old, {due}, opened by {one.aggregator}")
-    if not found:
+    for held in held_rounds:
+        due = f"deadline in {held.seconds_left:,.0f} s" if held.seconds_left > 0 else f"deadline {-held.seconds_left:,.0f} s ago"
+        more = f", {held.incomplete:,} incomplete" if held.incomplete else ""
+        uploads = f"{counted(held.uploads, 'upload')}{more} (waits for {held.min_clients:,}, takes {held.max_uploads:,})"
+        print(f"{held.run} {held.round}: {held.state}, {uploads}, {held.age_s:,.0f} s old, {due}, opened by {held.aggregator}")
+    if not held_rounds:
         print("no round: all are acknowledged, cancelled, or were never opened")
 
 

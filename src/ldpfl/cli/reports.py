@@ -34,5 +34,5 @@ def report(
     name = _PUBLIC if public else _OWN
     place = out or (what[0] / name if len(what) == 1 and what[0].is_dir() else Path(name))
     with terminal(stderr=True).status("accounting ..."):
-        made = api.page(what, place, public=public)
-    terminal().print(Text(f"{place}: {made.size / 1000:,.0f} kB, {made.kind}, to look at in a browser"), soft_wrap=True)
+        page = api.page(what, place, public=public)
+    terminal().print(Text(f"{place}: {page.size / 1000:,.0f} kB, {page.kind}, to look at in a browser"), soft_wrap=True)

@@ -29,7 +29,7 @@ def reproduce(
     """Make a table or figure of a paper again: ours, the paper's and what really holds. Start it again to go on where it stopped."""
     console, errors = terminal(), terminal(stderr=True)
     if name is None:
-        console.print(_listed())
+        console.print(_reproductions_table())
         return
     folder = out or Path("runs") / f"reproduce-{name.replace('/', '-')}-{size}"
     try:
@@ -54,10 +54,11 @@ def reproduce(
     console.print(Text(f"table, picture and what made them: {folder}"), soft_wrap=True)
 
 
-def _listed() -> Table:
+def _reproductions_table() -> Table:
+    """Return the table of the papers' tables and figures that can be made again."""
     table = Table(title="tables and figures (ldpfl reproduce NAME)", title_justify="left")
     for heading in ("name", "what it shows", "sizes"):
         table.add_column(heading, no_wrap=heading == "name")
-    for one in api.reproductions():
-        table.add_row(one.name, Text(one.about), ", ".join(one.sizes))
+    for reproduction in api.reproductions():
+        table.add_row(reproduction.name, Text(reproduction.about), ", ".join(reproduction.sizes))
     return table

@@ -80,10 +80,10 @@ def run(
     config = None if resume and recipe is None else api.configure(recipe or default, overrides)
     folder = RunFolder(out or _default_folder(config or api.configure()))
     errors = terminal(stderr=True)
-    again = _resume_command(folder.path, _flags(data_dir, device))
+    resume_command = _resume_command(folder.path, _flags(data_dir, device))
     try:
         with (
-            _watched(folder.path, errors) if watch else nullcontext(),
+            _page_served(folder.path, errors) if watch else nullcontext(),
             Interrupts() as interrupts,
             ProgressDisplay(errors, lines=not as_json, check=interrupts.check) as display,
         ):
@@ -101,17 +101,18 @@ def run(
     except KeyboardInterrupt:
         if not folder.config_path.exists():
             raise
-        errors.print(Text(f"interrupted; finished rounds are kept, go on with: {again}"), soft_wrap=True)
+        errors.print(Text(f"interrupted; finished rounds are kept, go on with: {resume_command}"), soft_wrap=True)
         raise SystemExit(INTERRUPTED) from None
     except WriteError as error:
-        raise _stopped_by(error, again if folder.config_path.exists() else "the same command") from error
+        raise _with_next_step(error, resume_command if folder.config_path.exists() else "the same command") from error
     if report:
         _write_report(folder.path, errors)
     _print_as_json(result) if as_json else _print_result(folder.path, result)
 
 
 @contextmanager
-def _watched(folder: Path, errors: Console) -> Iterator[None]:
+def _page_served(folder: Path, errors: Console) -> Iterator[None]:
+    """Serve the run's page while the block lasts, and print its address."""
     from ldpfl.report.watching import watching
 
     with watching(folder) as address:
@@ -121,13 +122,13 @@ def _watched(folder: Path, errors: Console) -> Iterator[None]:
 
 def _write_report(folder: Path, errors: Console) -> None:
     """Write the run's page beside its figures."""
-    with _said(errors, "no report.html"), errors.status("writing report.html ..."):
+    with _failure_printed(errors, "no report.html"), errors.status("writing report.html ..."):
         api.page([folder], folder / "report.html")
 
 
 @contextmanager
-def _said(errors: Console, lack: str) -> Iterator[None]:
-    """Print what fails in the block, and that there is a ``lack``: a run has come to its end all the same."""
+def _failure_printed(errors: Console, lack: str) -> Iterator[None]:
+    """Print an error of the block after the words ``lack``, and go on: the run itself has finished."""
     try:
         yield
     except Exception as error:
@@ -135,19 +136,20 @@ def _said(errors: Console, lack: str) -> Iterator[None]:
 
 
 def _print_as_json(result: dict[str, Any]) -> None:
-    """Print ``result.json``: of a user's own data without a seed that noise follows from, and their fingerprint."""
+    """Print ``result.json``. For a user's own data, leave out their fingerprint, and a secret seed from which the noise follows."""
     hidden = {"seed"} if result.get("seed_is_secret") else set()
     hidden |= {"data_fingerprint"} if result.get("own_data") or result.get("seed_is_secret") else set()
     print_json({**result, **dict.fromkeys(hidden)})
 
 
-def _stopped_by(error: WriteError, again: str) -> WriteError:
-    """Return ``error`` with what to do, and the command that goes on from there."""
-    message = f"{error}: nothing that was finished is lost; {error.remedy} and go on with: {again}"
+def _with_next_step(error: WriteError, next_command: str) -> WriteError:
+    """Return ``error`` with its remedy, and the command that resumes the run."""
+    message = f"{error}: nothing that was finished is lost; {error.remedy} and go on with: {next_command}"
     return WriteError(message, error.reason, error.remedy)
 
 
 def _resume_command(folder: Path, flags: str) -> str:
+    """Return the command that resumes the run in ``folder``."""
     return f"ldpfl run --resume --out {shlex.quote(str(folder))}{flags}"
 
 
@@ -158,6 +160,7 @@ def _flags(data_dir: Path | None, device: str) -> str:
 
 
 def _default_folder(config: RunConfig) -> Path:
+    """Return a new folder for a run, named after the config, its seed if that is public, and the time."""
     seed = "" if config.data.brought else f"-seed{config.seed}"
     return new_folder(f"{config.name}{seed}")
 
@@ -189,34 +192,36 @@ def sweep(
     if (name is not None) + (data is not None) + resume != 1:
         raise ConfigError("ldpfl sweep takes a sweep's name or file, your own data by --data, or --resume: give one of the three")
     if data is None and (axis or target or client or person or task or model or called or seeds != 1):
-        flags = "--axis, --seeds, --name, --target, --client, --person, --task and --model"
-        raise ConfigError(f"a sweep that has a name, or goes on, names its axes and seeds itself: {flags} go with --data")
+        unfit = "--axis, --seeds, --name, --target, --client, --person, --task and --model"
+        raise ConfigError(f"a sweep that has a name, or goes on, names its axes and seeds itself: {unfit} go with --data")
     config, changes = None, set_ or []
     if name is not None:
         config = api.sweep_config(name)
     elif data is not None:
-        own = overrides_of(data, target, client, task, model, None, set_, person=person)
-        config, changes = api.sweep_config(changes=own, axes=axis or (), seeds=seeds, called=called), []
+        overrides = overrides_of(data, target, client, task, model, None, set_, person=person)
+        config, changes = api.sweep_config(changes=overrides, axes=axis or (), seeds=seeds, called=called), []
     if config is None and out is None:
         raise ConfigError("--resume needs --out, the folder of the sweep to go on with")
     folder = out or Path("runs") / f"sweep-{config.name.replace('/', '-') if config else ''}"
     api.prepare(device)
     errors = terminal(stderr=True)
-    kept = _flags(data_dir, device) + (f" --jobs {jobs}" if jobs > 1 else "")
-    said = {"--data": data, "--target": target, "--client": client, "--person": person, "--task": task, "--model": model, "--name": called}
-    anew = _sweep_anew(name, {**said, "--seeds": seeds if seeds > 1 else None}, axis or [], set_ or [], folder) + kept
+    resume_flags = _flags(data_dir, device) + (f" --jobs {jobs}" if jobs > 1 else "")
+    flags = {"--data": data, "--target": target, "--client": client, "--person": person, "--task": task, "--model": model, "--name": called}
+    all_flags: dict[str, object] = {**flags, "--seeds": seeds if seeds > 1 else None}
+    first_command = _sweep_command(name, all_flags, axis or [], set_ or [], folder) + resume_flags
+    resume_command = f"{resume_sweep_command(folder)}{resume_flags}"
     options: dict[str, Any] = {"folder": folder, "data_dir": data_dir, "device": device, "jobs": jobs, "resume": resume}
-    begun = folder / SWEEP
+    sweep_file = folder / SWEEP
     try:
         with Interrupts() as interrupts, ProgressDisplay(errors, lines=False, check=interrupts.check) as display:
             result = api.sweep(config if name is None else name, settings=changes, progress=display, **options)
     except KeyboardInterrupt:
-        if not begun.exists():
+        if not sweep_file.exists():
             raise
-        errors.print(Text(f"interrupted; finished rounds are kept, go on with: {resume_sweep_command(folder)}{kept}"), soft_wrap=True)
+        errors.print(Text(f"interrupted; finished rounds are kept, go on with: {resume_command}"), soft_wrap=True)
         raise SystemExit(INTERRUPTED) from None
     except WriteError as error:
-        raise _stopped_by(error, f"{resume_sweep_command(folder)}{kept}" if begun.exists() else anew) from error
+        raise _with_next_step(error, resume_command if sweep_file.exists() else first_command) from error
     if as_json:
         print_json(result.to_dict())
         return
@@ -228,8 +233,8 @@ def sweep(
     console.print(Text(f"sweep folder: {folder}"), soft_wrap=True)
 
 
-def _sweep_anew(name: str | None, flags: dict[str, object], axes: list[str], settings: list[str], folder: Path) -> str:
-    """Return the command that began a sweep of which nothing could be written."""
+def _sweep_command(name: str | None, flags: dict[str, object], axes: list[str], settings: list[str], folder: Path) -> str:
+    """Return the command that starts a sweep, for a sweep of which nothing could be written yet."""
     given = [(flag, str(value)) for flag, value in flags.items() if value is not None]
     given += [("--axis", axis) for axis in axes] + [("--set", setting) for setting in settings] + [("--out", str(folder))]
     return printable(shlex.join(["ldpfl", "sweep", *([name] if name else []), *(word for pair in given for word in pair)]))
@@ -240,48 +245,51 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print result.json.")] = False,
 ) -> None:
     """Show a run: its result and a paragraph for a paper, or how far it got. Of a sweep, how many of its runs are finished."""
-    found = api.show(folder)
-    if isinstance(found, StoredSweep):
-        _show_sweep(found, as_json=as_json)
-    elif isinstance(found, UnfinishedRun):
-        _show_unfinished(found, as_json=as_json)
+    shown_folder = api.show(folder)
+    if isinstance(shown_folder, StoredSweep):
+        _show_sweep(shown_folder, as_json=as_json)
+    elif isinstance(shown_folder, UnfinishedRun):
+        _show_unfinished(shown_folder, as_json=as_json)
     elif as_json:
-        _print_as_json(found.result)
+        _print_as_json(shown_folder.result)
     else:
-        _print_result(folder, found.result)
-        if found.flower:
-            print(f"kind: {found.flower}")
-        terminal().print(Text("\nFor a paper or an ethics board:\n" + found.methods))
+        _print_result(folder, shown_folder.result)
+        if shown_folder.flower:
+            print(f"kind: {shown_folder.flower}")
+        if shown_folder.methods:
+            terminal().print(Text("\nFor a paper or an ethics board:\n" + shown_folder.methods))
 
 
 def _show_unfinished(run: UnfinishedRun, *, as_json: bool) -> None:
+    """Print how far a run has come, and how it is resumed."""
     if as_json:
         finished = None if run.own_app else False  # its app alone knows
         figures = {"name": run.name, "kind": run.kind, "finished": finished, "rounds_done": run.done, "rounds": run.rounds}
         print_json(figures | ({"stopped": run.stopped} if run.stopped is not None else {}))
         return
     score = "" if run.score is None else f", {run.score[0]} {shown(*run.score)}"
-    print(f"{run.name}: {_how_far(run)}{score}")
-    print(f"given up: {run.stopped}" if run.stopped is not None else _how_to_go_on(run))
+    print(f"{run.name}: {_progress_text(run)}{score}")
+    print(f"given up: {run.stopped}" if run.stopped is not None else _next_step(run))
 
 
-def _how_far(run: UnfinishedRun) -> str:
+def _progress_text(run: UnfinishedRun) -> str:
+    """Return how many rounds of a run are finished."""
     if run.own_app:  # it writes no result, and may ask for another number of rounds than its config
         done = f"{counted(run.done, 'round')} done ({run.rounds} in its config)"
         return f"{run.kind}, {done}; its data and model are known to the app alone"
     return f"not finished{f' ({run.kind})' if run.on_flower else ''}, {run.done} of {counted(run.rounds, 'round')} done"
 
 
-_AGAIN = "go on by starting its ServerApp again with this folder"
+_RESTART_HINT = "go on by starting its ServerApp again with this folder"
 
 
-def _how_to_go_on(run: UnfinishedRun) -> str:
-    """Return what continues a run that is not finished; of an own app, which alone knows whether it is, what holds as well."""
+def _next_step(run: UnfinishedRun) -> str:
+    """Return how an unfinished run is resumed. For a user's own app, also say whether it may be finished: only the app knows that."""
     if run.own_app:
         released = f"what it released: ldpfl ledger {shlex.quote(str(run.folder))}" if run.released else ""
         finished = run.done > 0 and run.done >= run.rounds
-        what = "finished, unless its app asks for more rounds than its config" if finished else _AGAIN
-        return "; ".join(filter(None, (what, released)))
+        state = "finished, unless its app asks for more rounds than its config" if finished else _RESTART_HINT
+        return "; ".join(filter(None, (state, released)))
     if run.on_flower:
         return "go on with: flwr run, with the same run config as before, ldpfl.out included"
     if run.handed_over:
@@ -294,6 +302,7 @@ def _how_to_go_on(run: UnfinishedRun) -> str:
 
 
 def _show_sweep(sweep: StoredSweep, *, as_json: bool) -> None:
+    """Print how many of a sweep's runs are finished, and how it is resumed."""
     if as_json:
         counts = {
             "finished": sweep.done + sweep.stopped == sweep.runs,
@@ -311,6 +320,7 @@ def _show_sweep(sweep: StoredSweep, *, as_json: bool) -> None:
 
 
 def _print_result(folder: Path, result: dict[str, Any]) -> None:
+    """Print a finished run: its figures, guarantee, caveats and layers."""
     console = terminal()
     for table in (result_table(result), *quality_tables(result)):
         console.print(table)

@@ -112,7 +112,7 @@ _BASES: tuple[object, ...] = (object, tuple, ABC, Protocol, Generic)
 _DATA = ("decimal:Decimal", "fractions:Fraction", "numpy:ndarray", "numpy:float64", "numpy:int64", "torch:Tensor", "torch:dtype")
 """Library classes whose instances hold data only. Other library objects, such as ``numpy.vectorize`` or a module, may hold code."""
 
-_PARTS: dict[type, tuple[str, ...]] = {
+_COMPARED_ATTRIBUTES: dict[type, tuple[str, ...]] = {
     FunctionType: ("__code__", "__defaults__", "__kwdefaults__", "__closure__"),
     CellType: ("cell_contents",),
     property: ("fget", "fset", "fdel"),
@@ -127,7 +127,7 @@ _PARTS: dict[type, tuple[str, ...]] = {
 _NOT_COMPARED = frozenset({"_abc_impl", "__annotations__", "__slotnames__"})
 """Members that Python itself maintains: the ``isinstance`` cache, annotations (which may be evaluated late) and the ``copy`` cache."""
 
-_PLAIN: dict[str, tuple[type, ...]] = {
+_FIELD_TYPES: dict[str, tuple[type, ...]] = {
     "float": (float, int, np.float64),
     "float | None": (float, int, np.float64, type(None)),
     "int": (int,),
@@ -140,7 +140,7 @@ _PLAIN: dict[str, tuple[type, ...]] = {
 MAX_NAME_LENGTH = 100
 """Number of characters of an author's name that are kept."""
 
-_RUNNING = RLock()
+_RERUN_LOCK = RLock()
 """Held while a file is run once more. Two threads would otherwise create two copies of one module, whose classes differ."""
 
 
@@ -166,14 +166,14 @@ def released(mechanism: Releasing, ranges: Any, chosen_by: object = None) -> Rel
     if kind is None:
         return stated  # a foreign kind of release: no accountant composes it, so its author does not matter
     # A foreign subclass may answer accountants in its own way, so only the values of the fields are copied.
-    plain: Any = {field.name: getattr(stated, field.name) for field in fields(kind)}
+    field_values: Any = {field.name: getattr(stated, field.name) for field in fields(kind)}
     # The mechanism's code ran in ``release`` and may have replaced classes, so the author is determined before and after.
     after = author_of(mechanism, chosen_by)
     author = before if before != OURS else after
-    named = plain["mechanism"]
-    if author == OURS and not (type(named) is str and is_built_in(named)):
-        author = f"{_printable(str(named))}, no mechanism of {OURS}"
-    return replace(kind(**plain), author=author)
+    mechanism_name = field_values["mechanism"]
+    if author == OURS and not (type(mechanism_name) is str and is_built_in(mechanism_name)):
+        author = f"{_printable(str(mechanism_name))}, no mechanism of {OURS}"
+    return replace(kind(**field_values), author=author)
 
 
 def author_of(*things: object) -> str:
@@ -200,7 +200,7 @@ def author_of(*things: object) -> str:
 
 def _is_any(kind: type, kinds: Sequence[object]) -> bool:
     """Whether ``kind`` is one of ``kinds``, by identity. ``in`` would call ``==``, which a foreign class can override."""
-    return any(kind is one for one in kinds)
+    return any(kind is other for other in kinds)
 
 
 def _is_data(thing: object) -> bool:
@@ -215,10 +215,10 @@ def _is_data(thing: object) -> bool:
 def _foreign(thing: Any) -> object | None:
     """Return the part of ``thing`` that is foreign code: a function, one of its base classes, or ``thing`` itself. None if it has none."""
     if type(thing) is FunctionType:
-        return None if _is_own(thing) else thing
+        return None if _is_ours(thing) else thing
     is_class = issubclass(type(thing), type)  # isinstance would ask the object itself
     lineage = type.mro(thing if is_class else type(thing))
-    foreign = next((kind for kind in lineage if not (_is_any(kind, _BASES) or _is_own(kind))), None)
+    foreign = next((kind for kind in lineage if not (_is_any(kind, _BASES) or _is_ours(kind))), None)
     if foreign is not None or is_class:
         return foreign
     hides = any(_hides_member(thing, name, lineage) for name in getattr(thing, "__dict__", ()))
@@ -229,7 +229,7 @@ def _has_unexpected_types(thing: Any) -> bool:
     """Whether a field annotated as number or text holds another type, such as an array of small integers that wrap around."""
     if not is_dataclass(thing):
         return False
-    expected_and_type = ((_PLAIN.get(str(field.type)), type(getattr(thing, field.name, None))) for field in fields(thing))
+    expected_and_type = ((_FIELD_TYPES.get(str(field.type)), type(getattr(thing, field.name, None))) for field in fields(thing))
     return any(expected is not None and not _is_any(kind, expected) for expected, kind in expected_and_type)
 
 
@@ -253,26 +253,27 @@ def _values_held_by(thing: object) -> Iterator[object]:
     yield from (member for kind in lineage if not _is_any(kind, _BASES) for member in vars(kind).values() if isinstance(member, type))
 
 
-def _is_own(code: type | FunctionType) -> bool:
+def _is_ours(code: type | FunctionType) -> bool:
     """Whether a class or function is this project's.
 
     It must be found under its stated name in a module of this project, and equal the definition in that module's file.
     """
     module = str(code.__module__)
-    written = _module_from_file(module) if _look_up(code, sys.modules.get(module)) is code else None
-    if written is None:
+    module_copy = _module_from_file(module) if _look_up(code, sys.modules.get(module)) is code else None
+    if module_copy is None:
         return False
-    other = _look_up(code, written)
+    code_copy = _look_up(code, module_copy)
     if not isinstance(code, type):
-        return _is_equal(code, other)
-    if type(code) is not type(other) or not _is_equal(code.__bases__, other.__bases__):
+        return _is_equal(code, code_copy)
+    if type(code) is not type(code_copy) or not _is_equal(code.__bases__, code_copy.__bases__):
         return False
-    members, others = ({name: kept for name, kept in vars(each).items() if name not in _NOT_COMPARED} for each in (code, other))
-    return _is_equal(members, others)
+    members, copied = ({name: value for name, value in vars(kind).items() if name not in _NOT_COMPARED} for kind in (code, code_copy))
+    return _is_equal(members, copied)
 
 
 def _module_from_file(name: str) -> ModuleType | None:
-    with _RUNNING:
+    """Return a copy of this project's module ``name``, made by running its file; None if this project has no such module."""
+    with _RERUN_LOCK:
         return _run_again(name)
 
 
@@ -320,7 +321,7 @@ def _is_equal(live: Any, written: Any) -> bool:
         return len(live) == len(written) and all(map(_is_equal, live, written))
     if type(live) is FunctionType and not _have_same_globals(live.__globals__, written.__globals__):
         return False
-    parts = _PARTS.get(type(live), type(live).__slots__ if type(live).__module__ == "dataclasses" else ())
+    parts = _COMPARED_ATTRIBUTES.get(type(live), type(live).__slots__ if type(live).__module__ == "dataclasses" else ())
     return all(_is_equal(getattr(live, part), getattr(written, part)) for part in parts) if parts else bool(live == written)
 
 
@@ -331,6 +332,7 @@ def _have_same_globals(live: dict[str, Any], written: dict[str, Any]) -> bool:
 
 
 def _describe_foreign(code: Any) -> str:
+    """Return the name of foreign code for a message. If the name is one of this project's, also say why the code is foreign."""
     kind = code if isinstance(code, type | FunctionType | MethodType) else type(code)
     name = f"{kind.__module__}:{kind.__qualname__}"
     name = _printable(name)
@@ -340,4 +342,5 @@ def _describe_foreign(code: Any) -> str:
 
 
 def _printable(text: str) -> str:
+    """Return ``text`` without characters that may steer a terminal, cut to ``MAX_NAME_LENGTH``."""
     return "".join(sign if sign.isprintable() else "?" for sign in text)[:MAX_NAME_LENGTH]

@@ -35,6 +35,7 @@ def believed(release: Release) -> Release:
 
 @lru_cache(maxsize=1024)
 def _is_possible(release: Release) -> bool:
+    """Whether a built-in mechanism can make this release."""
     if not may_release(release.mechanism, _kind(release), release.unit):
         return False
     match release:
@@ -59,10 +60,11 @@ def _are_possible_bits(release: BinaryRelease) -> bool:
 
 
 def _has_possible_blanket(release: PureRelease) -> bool:
+    """Whether the blanket is at most the largest that the mechanism can have at this epsilon."""
     if release.blanket is None:
         return True
-    law = _BLANKETS[release.mechanism]
-    return 0 < release.epsilon <= LARGEST_HIDDEN and release.blanket <= law(release.epsilon, release.unit == "weight") * _SLACK
+    largest_blanket = _BLANKETS[release.mechanism]
+    return 0 < release.epsilon <= LARGEST_HIDDEN and release.blanket <= largest_blanket(release.epsilon, release.unit == "weight") * _SLACK
 
 
 def _is_possible_noise(release: GaussianRelease) -> bool:
@@ -71,6 +73,7 @@ def _is_possible_noise(release: GaussianRelease) -> bool:
 
 
 def _kind(release: Release) -> str:
+    """Return the kind of ``release`` under the name that ledgers use."""
     match release:
         case BinaryRelease():
             return "binary"
@@ -126,6 +129,7 @@ def _direction_blanket(epsilon: float, _each_weight: bool) -> float:
 
 
 def _blanket_at(gamma: float, epsilon: float) -> float:
+    """Return the blanket of ``privunit-g`` for the threshold ``gamma``."""
     return 1 / (1 + erfc(gamma / sqrt(2)) / 2 * expm1(epsilon))
 
 

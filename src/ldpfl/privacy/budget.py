@@ -46,7 +46,8 @@ _AGAINST = {
     "relay_epsilon": "whoever sees only what the relay has mixed",
     "sum_epsilon": "whoever sees only sums",
 }
-_WHERE = {"relay_epsilon": "behind the relay", "sum_epsilon": "in sums"}
+_HIDDEN_SETTINGS = {"relay_epsilon": "behind the relay", "sum_epsilon": "in sums"}
+"""Settings that bound what the relay forwards, each with the words that name where its epsilon holds."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,7 @@ class Budget:
         return refusal
 
     def _check_lifetime(self, request: Request, books: Books, new: Release) -> None:
+        """Raise :class:`Exhausted` if the release ``new`` exceeds the policy's or the file's lifetime epsilon, or the number of rounds."""
         charges = books.charges + 1
         if charges > self.policy.rounds:
             why = f"{counted(charges, 'report')} would exceed the policy's rounds = {self.policy.rounds}"
@@ -125,8 +127,9 @@ class Budget:
         policy, file = self.policy.lifetime, books.limit
         bounds = ((policy, policy.order, "the policy's lifetime_epsilon"), (file, books.order, f"the budget set in {self.path}"))
         if PROTECTED.index(books.protected) < PROTECTED.index(self.policy.protects):
-            whole = "the whole client" if self.policy.protects == "client" else "all records of a person"
-            why = f"{self.path} has releases that protected one {books.protected} at a time: what they revealed of {whole} has no epsilon"
+            protected_unit = "the whole client" if self.policy.protects == "client" else "all records of a person"
+            revealed = f"what they revealed of {protected_unit} has no epsilon"
+            why = f"{self.path} has releases that protected one {books.protected} at a time: {revealed}"
             raise request.declined(why, Exhausted)
         for limit, order, source in bounds:
             spent = books.spent(limit.delta, new, order=order)
@@ -139,7 +142,7 @@ class Budget:
         return replace(request, cohort=min(request.cohort, self.policy.crowd)) if request.transport in OVER_RELAY else request
 
     def spent_of_policy(self) -> tuple[PolicySpend, ...]:
-        """Return what all charged reports cost of each lifetime bound that the policy sets.
+        """Return the cost of all charged reports for each lifetime bound that the policy sets.
 
         Raises:
             Declined: the file is unreliable.
@@ -158,12 +161,12 @@ class Budget:
         new = Sent(as_stored(request.release), request.cohort, request.transport, request.linked, 1)
         for spend in self._hidden_spend([*sent_by(connection), new]):
             if not spend.epsilon <= spend.allowed:
-                cost = f"all releases would cost epsilon {spend.epsilon:.6g} {_WHERE[spend.setting]}"
+                cost = f"all releases would cost epsilon {spend.epsilon:.6g} {_HIDDEN_SETTINGS[spend.setting]}"
                 raise request.declined(f"{cost}, above the policy's {spend.setting} = {spend.allowed:g}", Exhausted, setting=spend.setting)
 
     def _hidden_spend(self, sent: list[Sent]) -> Iterator[PolicySpend]:
         """Yield what ``sent`` reports cost of ``relay_epsilon`` and of ``sum_epsilon``, where the policy sets them."""
-        for setting in _WHERE:
+        for setting in _HIDDEN_SETTINGS:
             allowed = getattr(self.policy, setting)
             if allowed != "off":
                 epsilon = self._epsilon_behind_relay(sent, allowed, summed=setting == "sum_epsilon") if sent else 0.0
@@ -175,14 +178,16 @@ class Budget:
         Infinite if any report was not of that kind, or left by another way.
         """
         policy = self.policy
-        if policy.delta == 0 or any(one.transport != ("sum" if summed else "relay") for one in sent):
+        if policy.delta == 0 or any(kind.transport != ("sum" if summed else "relay") for kind in sent):
             return inf
         order = filter_order(allowed, policy.delta)
-        among = [(one, min(one.cohort, policy.crowd)) for one in sent]
+        with_clients = [(kind, min(kind.cohort, policy.crowd)) for kind in sent]
         if summed:
-            noise = [(one.release, clients, one.count) for one, clients in among if isinstance(one.release, GaussianRelease)]
+            noise = [(kind.release, clients, kind.count) for kind, clients in with_clients if isinstance(kind.release, GaussianRelease)]
             return summed_epsilon(noise, order, policy.delta) if len(noise) == len(sent) else inf
-        bits = [(one.release, clients, one.linked, one.count) for one, clients in among if isinstance(one.release, BinaryRelease)]
+        bits = [
+            (kind.release, clients, kind.linked, kind.count) for kind, clients in with_clients if isinstance(kind.release, BinaryRelease)
+        ]
         return hidden_epsilon(bits, order, policy.delta) if len(bits) == len(sent) else inf
 
     @contextmanager
@@ -196,6 +201,7 @@ class Budget:
 
 
 def _refuse_repeated_round(request: Request, connection: Connection) -> None:
+    """Raise :class:`ChargedBefore` if the round of ``request`` was charged before and goes over the relay."""
     if request.transport in OVER_RELAY and relayed_before(connection, request.run, request.round):
         why = "this round was charged before, and the relay takes one report of it from each client; the message may have been replayed"
         raise request.declined(why, ChargedBefore)

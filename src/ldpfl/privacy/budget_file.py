@@ -51,7 +51,7 @@ _TABLES = (
 )
 
 _CHARGED = "at, run, round, release, cohort, transport, linked"
-_FIRST_DIGEST = "(SELECT min(id) FROM charges WHERE sealed IS NOT NULL)"
+_FIRST_SEALED = "(SELECT min(id) FROM charges WHERE sealed IS NOT NULL)"
 """Id of the first charge that has a digest. Every later charge must have one."""
 
 
@@ -137,13 +137,13 @@ class Books:
 
         Computed by the privacy filter of :mod:`ldpfl.privacy.accountants.adaptive`, at the budget's own ``order`` unless one is given.
         """
-        return filtered_epsilon(self._with(new, 1).items(), self.order if order is None else order, delta)
+        return filtered_epsilon(self._counts_with(new, 1).items(), self.order if order is None else order, delta)
 
     def rounds_left(self, release: Release) -> int:
         """Return how many more times ``release`` fits into the budget, at most 1e9. Takes a second at most."""
 
         def fits(times: int) -> bool:
-            return filtered_epsilon(self._with(release, times).items(), self.order, self.limit.delta) <= self.limit.epsilon
+            return filtered_epsilon(self._counts_with(release, times).items(), self.order, self.limit.delta) <= self.limit.epsilon
 
         if not fits(1):
             return 0
@@ -154,7 +154,8 @@ class Books:
             return MAX_ROUNDS_LEFT
         return bisect_left(range(high), True, lo=low, key=lambda times: not fits(times)) - 1
 
-    def _with(self, new: Release | None, times: int) -> dict[Release, int]:
+    def _counts_with(self, new: Release | None, times: int) -> dict[Release, int]:
+        """Return how often each release was charged, if ``new`` were charged ``times`` more times."""
         counts = dict(self.counts)
         if new is not None:
             counts[new] = counts.get(new, 0) + times
@@ -217,6 +218,7 @@ def opened(path: Path, *, write: bool = False, patience: float = LOCK_TIMEOUT_S)
 
 @contextmanager
 def _connected(path: Path, *, write: bool, patience: float) -> Iterator[sqlite3.Connection]:
+    """Yield a transaction on an SQLite file. Wait up to ``patience`` seconds for its lock. Raise SQLite's errors as :class:`Declined`."""
     try:
         # mode=rw does not create a missing file: a new file would forget what was spent.
         with closing(
@@ -269,18 +271,19 @@ def _is_consistent(connection: sqlite3.Connection) -> bool:
     """Whether the counts match the charges, and each row matches its digest. SQLite itself keeps no checksums."""
     releases = connection.execute("SELECT id, count, digest, kind, mechanism, parameter, units, unit, author FROM releases").fetchall()
     limits = connection.execute("SELECT digest, epsilon, delta FROM limits").fetchall()
-    charges = dict(connection.execute("SELECT release, count(*) FROM charges GROUP BY release").fetchall())
-    written = connection.execute(f"SELECT sealed, id, {_CHARGED} FROM charges WHERE sealed IS NOT NULL OR id > {_FIRST_DIGEST}").fetchall()
+    charge_counts = dict(connection.execute("SELECT release, count(*) FROM charges GROUP BY release").fetchall())
+    sealed = connection.execute(f"SELECT sealed, id, {_CHARGED} FROM charges WHERE sealed IS NOT NULL OR id > {_FIRST_SEALED}").fetchall()
     return (
         bool(limits)
-        and {row[0]: row[1] for row in releases} == charges
+        and {row[0]: row[1] for row in releases} == charge_counts
         and all(digest == _digest(*figures) for _, _, digest, *figures in releases)
         and all(digest == _digest(*figures) for digest, *figures in limits)
-        and all(digest == _digest(*figures) for digest, *figures in written)
+        and all(digest == _digest(*figures) for digest, *figures in sealed)
     )
 
 
 def _digest(*figures: Any) -> bytes:
+    """Return the SHA-256 of a row's values: it is stored beside them, so that damage is found."""
     return hashlib.sha256(repr(figures).encode()).digest()
 
 
@@ -290,6 +293,7 @@ def _first_value(connection: sqlite3.Connection, query: str) -> Any:
 
 
 def books_in(connection: sqlite3.Connection) -> Books:
+    """Return the contents of an open budget file."""
     limits = connection.execute("SELECT at, epsilon, delta FROM limits ORDER BY id").fetchall()
     refusal = connection.execute("SELECT at, reason, times FROM refusals").fetchone()
     return Books(
@@ -304,15 +308,17 @@ _KINDS: Mapping[str, type[BinaryRelease] | type[PureRelease] | type[GaussianRele
     "pure": PureRelease,
     "gaussian": GaussianRelease,
 }
-_NAMES = {kind: name for name, kind in _KINDS.items()}
+_KIND_NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def _releases(connection: sqlite3.Connection) -> dict[int, tuple[Release, int]]:
+    """Return each stored release and the number of its charges, by the row's id."""
     rows = connection.execute("SELECT id, count, kind, mechanism, parameter, units, unit, author FROM releases ORDER BY id")
     return {key: (_release_from_row(kind, *figures), count) for key, count, kind, *figures in rows}
 
 
 def _release_from_row(kind: str, mechanism: str, parameter: float, units: int, unit: Any, author: str) -> Release:
+    """Return the release of a stored row; ``parameter`` is its epsilon, or mu for Gaussian noise."""
     if kind == "unprotected":
         return UnprotectedRelease(mechanism, "left without protection", units, unit, author=author)
     return _KINDS[kind](mechanism, parameter, units, unit, author=author)
@@ -322,7 +328,7 @@ def _row_from_release(release: Release) -> tuple[str, str, float, int, str, str]
     """Return kind, mechanism, parameter, units, unit and author of ``release``: the columns in which it is stored."""
     match release:
         case BinaryRelease(epsilon=parameter) | PureRelease(epsilon=parameter) | GaussianRelease(mu=parameter):
-            return _NAMES[type(release)], release.mechanism, float(parameter), int(release.units), release.unit, release.author
+            return _KIND_NAMES[type(release)], release.mechanism, float(parameter), int(release.units), release.unit, release.author
     return "unprotected", release.mechanism, inf, int(release.units), release.unit, release.author
 
 
@@ -345,6 +351,7 @@ def relayed_before(connection: sqlite3.Connection, run: str, round_: int) -> boo
 
 
 def add_charge(connection: sqlite3.Connection, request: Request, release: Release) -> int:
+    """Store one charge of ``release`` for ``request``, and return the charge's number."""
     figures = _row_from_release(release)
     connection.execute(
         "INSERT INTO releases (kind, mechanism, parameter, units, unit, author, count, digest) VALUES (?, ?, ?, ?, ?, ?, 1, ?) "
@@ -374,6 +381,7 @@ def close_for_good(connection: sqlite3.Connection, why: str) -> None:
 
 
 def _grant(connection: sqlite3.Connection, limit: Limit) -> None:
+    """Store ``limit`` as the budget in force. Earlier budgets stay in the file."""
     figures = (float(limit.epsilon), float(limit.delta))
     connection.execute("INSERT INTO limits (at, epsilon, delta, digest) VALUES (?, ?, ?, ?)", (_now(), *figures, _digest(*figures)))
 

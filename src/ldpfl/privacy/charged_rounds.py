@@ -81,35 +81,35 @@ def _groups(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:
     counts: Counter[RoundGroup] = Counter()
     for event, times in _with_empty_rounds(events):
         counts[_group(event, smallest, colluding)] += times
-    counts = _hidden_among_all(counts, events, colluding)
+    counts = _as_one_cohort_if_once(counts, events, colluding)
     groups = sorted(counts, key=lambda group: group.cohort)
     # Some client joined at least as often as clients did on average, whatever the events say.
     average = ceil(sum(event.cohort for event in events) / max(event.population for event in events))
-    most = max(average, *(event.joined for event in events))
+    charged_rounds = max(average, *(event.joined for event in events))
     # Some client certainly joined ``average`` rounds. If rounds differ, which ones it joined is known only if it joined all.
-    certain = most <= average and (len(groups) == 1 or most >= sum(counts.values()))
-    if not (certain and _attainable(events, colluding)):
+    certain = charged_rounds <= average and (len(groups) == 1 or charged_rounds >= sum(counts.values()))
+    if not (certain and _is_attained(events, colluding)):
         counts = Counter({replace(group, known=False): rounds for group, rounds in counts.items()})
         groups = sorted(counts, key=lambda group: group.cohort)
     if len({replace(group, cohort=1, population=1) for group in groups}) == 1 and groups[0].sampling != "secret":
-        return _first_rounds(groups, counts, most)
+        return _first_rounds(groups, counts, charged_rounds)
     # Behind a sum or shuffler the cost also depends on the cohort: then no round may be the costliest under both trust models.
-    if all(isinstance(group.release, GaussianRelease) for group in groups) and _order_by_mu(groups):
-        return _first_rounds(sorted(groups, key=lambda group: -group.release.parameter), counts, most)
+    if all(isinstance(group.release, GaussianRelease) for group in groups) and _is_ordered_by_mu(groups):
+        return _first_rounds(sorted(groups, key=lambda group: -group.release.parameter), counts, charged_rounds)
     return [replace(group, rounds=counts[group]) for group in groups]
 
 
-def _attainable(events: Sequence[RoundEvent], colluding: int) -> bool:
-    """Whether some data set attains the charged epsilon.
+def _is_attained(events: Sequence[RoundEvent], colluding: int) -> bool:
+    """Whether the epsilon of the charged rounds is a lower bound as well: some data set certainly attains it.
 
-    Colluding clients are charged in every round. They certainly took part in every round only if all clients did. Histograms never
-    attain it.
+    Colluding clients are charged as if they took part in every round. That is certain only if all clients did. A round with histograms
+    never attains its epsilon.
     """
     everyone = all(event.cohort == event.population for event in events)
     return (colluding == 0 or everyone) and not any(event.histograms for event in events)
 
 
-def _order_by_mu(groups: Sequence[RoundGroup]) -> bool:
+def _is_ordered_by_mu(groups: Sequence[RoundGroup]) -> bool:
     """Whether a round of Gaussian noise with a larger mu costs more under each trust model.
 
     False if rounds differ in anything but mu that the cost depends on: unit, sampling rate, channel. False for a sum. False behind a
@@ -126,29 +126,29 @@ def _order_by_mu(groups: Sequence[RoundGroup]) -> bool:
     return not (shuffled and (len({group.cohort for group in groups}) > 1 or groups[0].sampling == "secret"))
 
 
-def _hidden_among_all(counts: Counter[RoundGroup], events: Sequence[RoundEvent], colluding: int) -> Counter[RoundGroup]:
+def _as_one_cohort_if_once(counts: Counter[RoundGroup], events: Sequence[RoundEvent], colluding: int) -> Counter[RoundGroup]:
     """Return ``counts`` with all clients of the run as one cohort, if each joins once, in a secret random order, with one mechanism.
 
     Clients in a random order hide among all clients of the run, not only among those of their round, even if each report depends on
     earlier ones (Feldman, McMillan and Talwar 2021, Theorem 3.2). The theorem is about one random order, so it applies to a report that
     is one unit. Several units of a report would share the order, and are not hidden as if each had an order of its own.
     """
-    alike = {(event.sampling, event.release, event.population, event.channel, event.linked) for event in events}
+    kinds = {(event.sampling, event.release, event.population, event.channel, event.linked) for event in events}
     first = events[0]
-    if not counts or len(alike) > 1 or (first.sampling, first.channel, first.release.units) != ("once", "ideal-shuffler", 1):
+    if not counts or len(kinds) > 1 or (first.sampling, first.channel, first.release.units) != ("once", "ideal-shuffler", 1):
         return counts
     everyone = max(1, min(sum(event.cohort for event in events), first.population) - colluding)
     return Counter({replace(next(iter(counts)), cohort=everyone): len(events)})
 
 
-def _first_rounds(groups: Sequence[RoundGroup], counts: Mapping[RoundGroup, int], most: int) -> list[RoundGroup]:
-    """Return the first ``most`` rounds of ``groups``. ``counts`` gives the number of rounds of each group."""
-    taken: list[RoundGroup] = []
+def _first_rounds(groups: Sequence[RoundGroup], counts: Mapping[RoundGroup, int], limit: int) -> list[RoundGroup]:
+    """Return the first ``limit`` rounds of ``groups``. ``counts`` gives the number of rounds of each group."""
+    charged_groups: list[RoundGroup] = []
     for group in groups:
-        rounds = min(counts[group], most - sum(before.rounds for before in taken))
+        rounds = min(counts[group], limit - sum(earlier.rounds for earlier in charged_groups))
         if rounds > 0:
-            taken.append(replace(group, rounds=rounds))
-    return taken
+            charged_groups.append(replace(group, rounds=rounds))
+    return charged_groups
 
 
 def _with_empty_rounds(events: Sequence[RoundEvent]) -> Iterator[tuple[RoundEvent, int]]:
@@ -167,6 +167,7 @@ def _with_empty_rounds(events: Sequence[RoundEvent]) -> Iterator[tuple[RoundEven
 
 
 def _group(event: RoundEvent, smallest: int, colluding: int) -> RoundGroup:
+    """Return one round as a group without the ``colluding`` clients. ``smallest`` is the size of the run's smallest cohort."""
     honest = max(1, event.population - colluding)
     # With secret participation the cohort size is random, and does not make rounds differ.
     cohort = smallest if event.sampling == "secret" else event.cohort

@@ -177,7 +177,7 @@ class GaussianRelease(_Stated):
     @property
     def of_part(self) -> bool:
         """Whether the protected unit is a part of a client's data: a record or a person. The report is then a sum of integers."""
-        return self.unit in _PARTS
+        return self.unit in _PARTS_OF_CLIENT
 
     @property
     def not_shuffled(self) -> str:  # type: ignore[override]  # in the other classes it is a constant
@@ -244,7 +244,7 @@ class UnprotectedRelease(_Stated):
 MAX_COUNT = 10**12
 """Largest number of units, linked units, clients or rounds that is accounted."""
 
-_PARTS: tuple[Unit, ...] = ("record", "person")
+_PARTS_OF_CLIENT: tuple[Unit, ...] = ("record", "person")
 
 Release = BinaryRelease | PureRelease | GaussianRelease | UnprotectedRelease
 
@@ -308,7 +308,7 @@ class RoundEvent:
         if not (0 if nobody else 1) <= self.joined <= self.round:
             raise ConfigError(f"round {self.round}: a client cannot have joined {self.joined} rounds")
         gaussian = isinstance(self.release, GaussianRelease | UnprotectedRelease)
-        if self.release.unit == "client" or (self.release.unit in _PARTS and not gaussian):
+        if self.release.unit == "client" or (self.release.unit in _PARTS_OF_CLIENT and not gaussian):
             raise ConfigError(f"round {self.round}: a release of this kind does not protect a {self.release.unit} as one unit")
         if self.sampling == "once" and self.joined > 1:
             raise ConfigError(f"round {self.round}: a client that takes part once cannot have joined {self.joined} rounds")
@@ -346,6 +346,7 @@ class RoundEvent:
 
 
 def _is_valid_claim(epsilon: float | None, delta: float | None) -> bool:
+    """Whether a paper's claim has a valid epsilon and delta, or neither."""
     if epsilon is None or delta is None:
         return epsilon is None and delta is None
     return isfinite(epsilon) and epsilon > 0 and 0 < delta < 1

@@ -121,7 +121,7 @@ TRUSTED: Mapping[str, str] = {"local": "nobody", "shuffled": "shuffler", "summed
 IN_SHORT: Mapping[str, str] = {"local": "trusting nobody", "shuffled": "behind a shuffler", "summed": "of a sum"}
 """The trusted party by trust model: for a sentence (``IF_TRUSTED``), for a table (``TRUSTED``), for a plot mark (``IN_SHORT``)."""
 
-_WORTHLESS_IS: Mapping[str, str] = {
+_NO_PROTECTION: Mapping[str, str] = {
     "client": "This is no protection for a client in practice: what it sends in the run may tell any two data sets apart{to_whom}.",
     "record": "This is no protection for a record in practice: what its client sends in the run may tell any two records apart{to_whom}.",
     "person": "This is no protection for a person in practice: what a client sends in the run may tell any two persons apart{to_whom}.",
@@ -131,18 +131,18 @@ _TO_WHOM: Mapping[str, str] = {
     "shuffled": ", even if a shuffler hides who sent what",
     "summed": ", even to a server that sees only the sum over all clients",
 }
-_RESTS = " That is not proved: it rests on what the author of the mechanism claims."
-_WORTH: Mapping[str, str] = {
+_UNPROVED = " That is not proved: it rests on what the author of the mechanism claims."
+_VERDICTS: Mapping[str, str] = {
     "client": (
-        "A client is {kept}: who sees all that it ever sends in this run, and guesses which of two data sets it holds, is right "
+        "A client is {degree}: who sees all that it ever sends in this run, and guesses which of two data sets it holds, is right "
         "with probability {percent} at most ({trusted}; {source}; chance is 50 %)."
     ),
     "record": (
-        "One record of a client is {kept}: who sees all that the client ever sends in this run, and guesses which of two records it "
+        "One record of a client is {degree}: who sees all that the client ever sends in this run, and guesses which of two records it "
         "holds, is right with probability {percent} at most ({trusted}; {source}; chance is 50 %)."
     ),
     "person": (
-        "A person at a client is {kept}: who sees all that the client ever sends in this run, and guesses which of two persons' records "
+        "A person at a client is {degree}: who sees all that the client ever sends in this run, and guesses which of two persons' records "
         "it holds, is right with probability {percent} at most ({trusted}; {source}; chance is 50 %)."
     ),
 }
@@ -230,15 +230,15 @@ class Statement(Shown):
         if best is None:
             return ""
         if worth_of(best.epsilon) == "bad":
-            return _WORTHLESS_IS[self.protected].format(to_whom=_TO_WHOM[best.trust_model])
+            return _NO_PROTECTION[self.protected].format(to_whom=_TO_WHOM[best.trust_model])
         trusted = IF_TRUSTED[best.trust_model]
-        rests = "" if self.status == "proved" else _RESTS
-        kept = "protected" if worth_of(best.epsilon) == "good" else "protected a little"
+        unproved = "" if self.status == "proved" else _UNPROVED
+        degree = "protected" if worth_of(best.epsilon) == "good" else "protected a little"
         by_epsilon, by_noise = (exp(best.epsilon) + best.delta) / (1 + exp(best.epsilon)), (1 + self.distance) / 2
         source = "by epsilon" if by_epsilon <= by_noise else "by the noise of all releases, which epsilon bounds less closely"
-        right = min(1.0, min(by_epsilon, by_noise) * (1 + _DIGITS))
-        percent = f"{ceil(100_000 * right) / 1000:g} %"
-        return _WORTH[self.protected].format(kept=kept, percent=percent, trusted=trusted, source=source) + rests
+        probability = min(1.0, min(by_epsilon, by_noise) * (1 + _DIGITS))
+        percent = f"{ceil(100_000 * probability) / 1000:g} %"
+        return _VERDICTS[self.protected].format(degree=degree, percent=percent, trusted=trusted, source=source) + unproved
 
     def figures(self) -> dict[str, float | str | None]:
         """Return the epsilons by name, for JSON: None if an epsilon is unknown, "infinity" if nothing is protected."""
@@ -247,15 +247,15 @@ class Statement(Shown):
         adaptive, fixed = self.find("hidden", "run"), self.find("hidden", "run", adaptive=False)
         values = {
             "paper_claim": claim,
-            "per_report": _epsilon(self.find("local", "round", client=False, pure=True)),
-            "per_report_shuffled": _epsilon(self.find("hidden", "round", client=False)),
-            "local_pure_round": _epsilon(self.find("local", "round", pure=True)),
-            "local_round": _epsilon(self.find("local", "round")),
-            "local_pure": _epsilon(self.find("local", "run", pure=True)),
-            "local": _epsilon(self.find("local", "run")),
+            "per_report": _epsilon_of(self.find("local", "round", client=False, pure=True)),
+            "per_report_shuffled": _epsilon_of(self.find("hidden", "round", client=False)),
+            "local_pure_round": _epsilon_of(self.find("local", "round", pure=True)),
+            "local_round": _epsilon_of(self.find("local", "round")),
+            "local_pure": _epsilon_of(self.find("local", "run", pure=True)),
+            "local": _epsilon_of(self.find("local", "run")),
             "shuffled_lower": adaptive.lower if adaptive else None,
-            "shuffled_upper": _epsilon(fixed or adaptive),
-            "shuffled_upper_adaptive": _epsilon(adaptive),
+            "shuffled_upper": _epsilon_of(fixed or adaptive),
+            "shuffled_upper_adaptive": _epsilon_of(adaptive),
             "shuffled_estimate": estimate,
         }
         return {
@@ -282,5 +282,5 @@ class Statement(Shown):
         }
 
 
-def _epsilon(row: Guarantee | None) -> float | None:
+def _epsilon_of(row: Guarantee | None) -> float | None:
     return None if row is None else row.epsilon

@@ -29,7 +29,7 @@ LEDGER_FILE = "ledger.json"
 
 FORMAT = "ldpfl-ledger"
 VERSION = 3
-_CHAINED = 3
+_FIRST_CHAINED_VERSION = 3
 """First version in which each event carries a hash of itself and of all events before it. The hash finds accidents, but no forgery."""
 
 _MOST_CLIENTS = 10**9
@@ -43,10 +43,10 @@ _CLAIMS_OF_VERSION_1: Mapping[str, str] = {
 }
 """Claims of the mechanisms' papers, by mechanism: events of version 1 lack them."""
 
-_NOT_STATED = [("blanket", None), ("alike", False), ("integers", False), ("signed", False), ("author", UNKNOWN)]
+_DEFAULTS_LEFT_OUT = [("blanket", None), ("alike", False), ("integers", False), ("signed", False), ("author", UNKNOWN)]
 """Field values of a release that are not written. Older ledgers lack these fields, and their hashes must stay valid."""
 
-_PARTS = {"format", "version", "events", "accounted"}
+_TOP_FIELDS = {"format", "version", "events", "accounted"}
 
 _KINDS: Mapping[str, type[Release]] = {
     "binary": BinaryRelease,
@@ -55,7 +55,7 @@ _KINDS: Mapping[str, type[Release]] = {
     "unprotected": UnprotectedRelease,
 }
 Kind = TypeVar("Kind")
-_NAMES = {kind: name for name, kind in _KINDS.items()}
+_KIND_NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 @dataclass(frozen=True)
@@ -71,20 +71,20 @@ class Ledger:
             DataError: the event's round is not later than the last one: it would be charged twice, or out of order.
         """
         grown = Ledger((*self.events, _require_later(self.events, event)))
-        if "_linked" in vars(self):  # reuse the lines: a ledger that is saved after each round is not serialised anew each time
-            lines, link = self._linked
+        if "_chain" in vars(self):  # reuse the lines: a ledger that is saved after each round is not serialised anew each time
+            lines, link = self._chain
             line, link = _line(event, link)
-            vars(grown)["_linked"] = ((*lines, line), link)
+            vars(grown)["_chain"] = ((*lines, line), link)
         return grown
 
     @property
     def lines(self) -> tuple[str, ...]:
         """Each event as JSON text, with its link of the chain."""
-        return self._linked[0]
+        return self._chain[0]
 
     @cached_property
-    def _linked(self) -> tuple[tuple[str, ...], str]:
-        """The lines, and the last link of the chain."""
+    def _chain(self) -> tuple[tuple[str, ...], str]:
+        """The lines, and the chain hash of the last one."""
         lines, link = [], ""
         for event in self.events:
             line, link = _line(event, link)
@@ -125,7 +125,7 @@ class Ledger:
         version = tree.get("version")
         if type(version) is not int or not 1 <= version <= VERSION:
             raise DataError(f"{origin} is a ledger of version {_short(version)}, and this ldpfl reads versions up to {VERSION}")
-        unknown = sorted(tree.keys() - _PARTS)
+        unknown = sorted(tree.keys() - _TOP_FIELDS)
         if unknown:
             raise DataError(f"{origin} has an unknown part {_short(unknown[0])}")
         if not isinstance(tree.get("events"), list):
@@ -134,12 +134,12 @@ class Ledger:
         links = []
         for index, entry in enumerate(tree["events"], start=1):
             try:
-                links.append(entry.pop("chain", None) if isinstance(entry, dict) and version >= _CHAINED else None)
+                links.append(entry.pop("chain", None) if isinstance(entry, dict) and version >= _FIRST_CHAINED_VERSION else None)
                 events.append(_require_later(events, _from_tree(entry, version)))
             except LdpflError as error:
                 raise DataError(f"{origin}, event {index}: {error}") from None
-        _check_possible(events, origin, gaps=version < _CHAINED)
-        if version >= _CHAINED:
+        _check_possible(events, origin, gaps=version < _FIRST_CHAINED_VERSION)
+        if version >= _FIRST_CHAINED_VERSION:
             _check_chained(events, links, origin)
         return cls(tuple(map(_with_checked_author, events)))
 
@@ -158,17 +158,19 @@ class Ledger:
 
 
 def _document(lines: Sequence[str], extra: str = "") -> str:
+    """Return the JSON text of a ledger with these event ``lines``; ``extra`` is JSON text of further fields."""
     events = ",\n".join(f"  {line}" for line in lines)
     return f'{{"format": "{FORMAT}", "version": {VERSION},\n "events": [\n{events}\n ]{extra}\n}}\n'
 
 
-def _line(event: RoundEvent, before: str) -> tuple[str, str]:
-    """Return an event as JSON text, and its chain hash, which includes the hash ``before``."""
-    link = _next_link(before, event)
+def _line(event: RoundEvent, previous: str) -> tuple[str, str]:
+    """Return an event as JSON text, and its chain hash, which includes the hash ``previous``."""
+    link = _next_link(previous, event)
     return json.dumps({**_to_tree(event), "chain": link}), link
 
 
 def _with_checked_author(event: RoundEvent) -> RoundEvent:
+    """Return ``event`` with its release as :func:`ldpfl.privacy.believed.believed` returns it."""
     release = believed(event.release)
     return event if release is event.release else replace(event, release=release)
 
@@ -180,11 +182,13 @@ def _require_later(events: Sequence[RoundEvent], event: RoundEvent) -> RoundEven
     return event
 
 
-def _next_link(link: str, event: RoundEvent) -> str:
-    return hashlib.sha256(f"{link}{json.dumps(_to_tree(event), sort_keys=True)}".encode()).hexdigest()[:16]
+def _next_link(previous: str, event: RoundEvent) -> str:
+    """Return the chain hash of ``event``, which includes the chain hash ``previous`` of the event before it."""
+    return hashlib.sha256(f"{previous}{json.dumps(_to_tree(event), sort_keys=True)}".encode()).hexdigest()[:16]
 
 
 def _check_chained(events: Sequence[RoundEvent], links: Sequence[object], origin: str) -> None:
+    """Raise a :class:`DataError` unless each stored hash in ``links`` is the chain hash of its event."""
     link = ""
     for index, (event, stored) in enumerate(zip(events, links, strict=True), start=1):
         link = _next_link(link, event)
@@ -196,7 +200,7 @@ def _check_chained(events: Sequence[RoundEvent], links: Sequence[object], origin
 
 
 def _check_possible(events: Sequence[RoundEvent], origin: str, *, gaps: bool) -> None:
-    """Reject events that no run can have: in them, the charged client may not be the one that took part most often.
+    """Reject events that no run can have. With them, the client that is charged might not be the one that took part most often.
 
     With ``gaps``, rounds that nobody joined may be missing: earlier versions left them out.
 
@@ -225,14 +229,14 @@ def _joined_by_others(others: Counter[int], event: RoundEvent, before: RoundEven
     ``joined`` rounds at any time. The others share the remaining reports as evenly as possible, which keeps the largest of their counts as
     small as possible.
     """
-    left = event.cohort - (event.joined > (before.joined if before else 0))
-    after = others + Counter({0: event.population - 1 - others.total()})
-    for count, clients in sorted(after.items()):
-        now = max(0, min(left, clients))
-        after[count] -= now
-        after[count + 1] += now
-        left -= now
-    return +after + Counter({event.joined: max(0, left)})
+    unassigned = event.cohort - (event.joined > (before.joined if before else 0))
+    clients_by_rounds = others + Counter({0: event.population - 1 - others.total()})
+    for rounds, clients in sorted(clients_by_rounds.items()):
+        joining = max(0, min(unassigned, clients))
+        clients_by_rounds[rounds] -= joining
+        clients_by_rounds[rounds + 1] += joining
+        unassigned -= joining
+    return +clients_by_rounds + Counter({event.joined: max(0, unassigned)})
 
 
 def _why_impossible(event: RoundEvent, before: RoundEvent | None, *, gaps: bool) -> str:
@@ -267,17 +271,20 @@ def _tail_probability(event: RoundEvent) -> float:
 
 
 def _short(value: Any) -> str:
+    """Return ``value`` for an error message, cut to 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def _to_tree(event: RoundEvent) -> dict[str, Any]:
+    """Return ``event`` as a JSON object, without the fields that older ledgers lack if these have their default values."""
     tree = {**asdict(event), **_numbers(event)}
-    release = {name: value for name, value in {**tree["release"], **_numbers(event.release)}.items() if (name, value) not in _NOT_STATED}
+    fields = {**tree["release"], **_numbers(event.release)}
+    release = {name: value for name, value in fields.items() if (name, value) not in _DEFAULTS_LEFT_OUT}
     for name in ("histograms", "colluding"):
         if not tree[name]:
             del tree[name]  # older ledgers lack these fields of a round too
-    return {**tree, "release": {"kind": _NAMES[type(event.release)], **release}}
+    return {**tree, "release": {"kind": _KIND_NAMES[type(event.release)], **release}}
 
 
 def _numbers(thing: RoundEvent | Release) -> dict[str, float]:
@@ -291,6 +298,7 @@ def _numbers(thing: RoundEvent | Release) -> dict[str, float]:
 
 
 def _from_tree(tree: Any, version: int) -> RoundEvent:
+    """Return the event of a JSON object that was read from a ledger of this ``version``."""
     if not isinstance(tree, dict) or not isinstance(tree.get("release"), dict):
         raise DataError("an event needs a release, which is an object with a kind")
     kind = tree["release"].get("kind")
@@ -304,6 +312,7 @@ def _from_tree(tree: Any, version: int) -> RoundEvent:
 
 
 def _construct(kind: type[Kind], values: dict[str, Any]) -> Kind:
+    """Build a dataclass from untrusted ``values``. An unknown, missing or mistyped field raises :class:`DataError`."""
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
     unknown = sorted(values.keys() - known.keys())
     if unknown:
@@ -317,19 +326,21 @@ def _construct(kind: type[Kind], values: dict[str, Any]) -> Kind:
 
 @cache
 def _types(kind: Any) -> dict[str, Any]:
+    """Return the types of a dataclass's fields by name, cached."""
     return get_type_hints(kind)
 
 
 @cache
-def _adapter(wanted: Any) -> TypeAdapter[Any]:
+def _adapter(expected_type: Any) -> TypeAdapter[Any]:
     """Build a type's validator, cached: building it takes longer than validating a field."""
-    return TypeAdapter(wanted)
+    return TypeAdapter(expected_type)
 
 
-def _validated(wanted: Any, value: Any, place: str) -> Any:
+def _validated(expected_type: Any, value: Any, place: str) -> Any:
+    """Return ``value`` if it has the expected type, else raise :class:`DataError`; ``place`` names the field in the error."""
     if isinstance(value, str) and not value.isprintable():  # the text is shown, and control characters may steer a terminal
         raise DataError(f"{place}: characters that are not printable, in {_short(value)}")
     try:
-        return _adapter(wanted).validate_python(value, strict=True)
+        return _adapter(expected_type).validate_python(value, strict=True)
     except ValidationError as error:
         raise DataError(f"{place}: {error.errors()[0]['msg']}, got {_short(value)}") from None

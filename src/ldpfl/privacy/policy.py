@@ -33,7 +33,7 @@ other reports; the mask goes to the aggregator, which learns only the sum. ``dir
 OVER_RELAY: tuple[Transport, ...] = ("relay", "sum")
 """Transports over the relay, which accepts one report per client and round."""
 
-_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}")
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Request:
     linked: int = 1
 
     def __post_init__(self) -> None:
-        if not _RUN.fullmatch(self.run):
+        if not _RUN_NAME.fullmatch(self.run):
             raise Declined(
                 f"the name of the run must have 1 to 100 letters, digits and . _ : / -, got {self.run[:100]!r}; nothing was sent"
             )
@@ -152,6 +152,7 @@ def _check_key(text: str) -> str:
 
 
 def _check_model_path(text: str) -> str:
+    """Return ``text`` if it names a pretrained model or is an import path; an error becomes part of the policy's error."""
     if is_pretrained(text):
         return text
     if lies_in_file(text) or text.count(":") != 1 or not all(part.isidentifier() for part in text.replace(":", ".").split(".")):
@@ -246,8 +247,8 @@ class Policy(BaseModel):
         Raises:
             Declined: a bound is not kept; the message names its setting.
         """
-        for kept, setting, why in self._bounds(request):
-            if not kept:
+        for is_kept, setting, why in self._bounds(request):
+            if not is_kept:
                 raise request.declined(why, setting=setting)
 
     def check_reply(self, reply_s: float, transport: Transport) -> None:
@@ -303,7 +304,7 @@ class Policy(BaseModel):
             why = f"with sum_epsilon set, reports may leave only by transport 'sum', got {request.transport!r}"
             yield request.transport == "sum", "sum_epsilon", why
         linked = request.linked
-        yield linked <= self.linked, "linked", _exceeds("linked", linked, self.linked)
+        yield linked <= self.linked, "linked", _too_large("linked", linked, self.linked)
         yield request.cohort >= self.min_clients, "min_clients", f"a cohort of {request.cohort} is below min_clients = {self.min_clients}"
         if not request.protected:
             yield (
@@ -314,13 +315,17 @@ class Policy(BaseModel):
             return
         unit = request.release.unit
         if unit == "record" or unit == "person":
-            twice = unit == "person" and self.protects == "record"
+            changes_two_persons = unit == "person" and self.protects == "record"
             why = f"{request.mechanism} protects one {unit} at a time, and the policy protects the {self.protects}"
-            yield unit == self.protects, "protects", f"{why}; {_TWO_PERSONS}" if twice else why
-        separate = unit_epsilon(request.release, self.delta)
-        yield separate <= self.epsilon_per_unit, "epsilon_per_unit", _exceeds("epsilon_per_unit", separate, self.epsilon_per_unit)
-        whole = epsilon_of([(request.release, 1)], self.delta)
-        yield whole <= self.epsilon_per_round, "epsilon_per_round", _exceeds("epsilon_per_round", whole, self.epsilon_per_round)
+            yield unit == self.protects, "protects", f"{why}; {_TWO_PERSONS}" if changes_two_persons else why
+        cost_of_unit = unit_epsilon(request.release, self.delta)
+        yield cost_of_unit <= self.epsilon_per_unit, "epsilon_per_unit", _too_large("epsilon_per_unit", cost_of_unit, self.epsilon_per_unit)
+        cost = epsilon_of([(request.release, 1)], self.delta)
+        yield (
+            cost <= self.epsilon_per_round,
+            "epsilon_per_round",
+            _too_large("epsilon_per_round", cost, self.epsilon_per_round),
+        )
 
 
 _TWO_PERSONS = (
@@ -353,6 +358,7 @@ def read_policy(path: Path) -> Policy:
 
 
 def _explain(error: ValidationError, path: Path) -> str:
+    """Return the first error as one line that names the setting."""
     first: Any = error.errors()[0]
     key = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
@@ -361,5 +367,6 @@ def _explain(error: ValidationError, path: Path) -> str:
     return f"setting {key!r} in policy {path}: {why[0].lower()}{why[1:]}, got {shown}; nothing leaves this client"
 
 
-def _exceeds(setting: str, asked: float, bound: float) -> str:
+def _too_large(setting: str, asked: float, bound: float) -> str:
+    """Return the reason for a refusal, for a request that needs more than a setting allows."""
     return f"{asked:.6g} exceeds the policy's {setting} = {bound:g}"

@@ -24,7 +24,7 @@ def add_key(path: Path, key: str) -> Policy:
     keys = read_policy(path).aggregator_keys
     if key in keys:
         raise ConfigError(f"{path} names the key {key} already")
-    return _with_keys(path, (*keys, key))
+    return _replace_keys(path, (*keys, key))
 
 
 def remove_key(path: Path, key: str) -> Policy:
@@ -32,27 +32,30 @@ def remove_key(path: Path, key: str) -> Policy:
     keys = read_policy(path).aggregator_keys
     if key not in keys:
         raise ConfigError(f"{path} does not name the key {key!r}: it names {', '.join(keys) or 'none'}")
-    return _with_keys(path, tuple(known for known in keys if known != key))
+    return _replace_keys(path, tuple(known for known in keys if known != key))
 
 
-def _with_keys(path: Path, keys: tuple[str, ...]) -> Policy:
+def _replace_keys(path: Path, keys: tuple[str, ...]) -> Policy:
     """Replace the keys in the policy file by ``keys``. All other text stays, comments too."""
     policy_path = path.resolve()
-    before = read_policy(policy_path)
-    wanted = Policy.model_validate({**before.model_dump(), "aggregator_keys": _validated_keys(keys)})
+    current = read_policy(policy_path)
+    changed_policy = Policy.model_validate({**current.model_dump(), "aggregator_keys": _validated_keys(keys)})
     text = policy_path.read_text(encoding="utf-8")
     setting = f"aggregator_keys = [{', '.join(map(_quoted, keys))}]"
-    changed, times = _SETTING.subn(lambda _: setting, text)
-    if times == 0 and "aggregator_keys" not in tomllib.loads(text):
-        changed = f"{text.rstrip()}\n{setting}\n"  # a policy has no tables, so the end is as good a place as any
-    if times > 1 or _parse_policy(changed) != wanted:  # for example, a setting in a comment matched, or the setting has an unusual layout
+    changed_text, matches = _SETTING.subn(lambda _: setting, text)
+    if matches == 0 and "aggregator_keys" not in tomllib.loads(text):
+        changed_text = f"{text.rstrip()}\n{setting}\n"  # a policy has no tables, so the end is as good a place as any
+    if (
+        matches > 1 or _parse_policy(changed_text) != changed_policy
+    ):  # for example, a setting in a comment matched, or the setting has an unusual layout
         raise ConfigError(f"aggregator_keys in {path} cannot be changed by a command: set it by hand to [{', '.join(map(_quoted, keys))}]")
     with replace_atomically(policy_path, stat.S_IMODE(policy_path.stat().st_mode)) as temporary:
-        temporary.write_text(changed, encoding="utf-8")
-    return wanted
+        temporary.write_text(changed_text, encoding="utf-8")
+    return changed_policy
 
 
 def _validated_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Return ``keys`` if all are public keys, else raise :class:`ConfigError`."""
     for key in keys:
         try:
             Policy(aggregator_keys=(key,))
@@ -66,6 +69,7 @@ def _quoted(key: str) -> str:
 
 
 def _parse_policy(text: str) -> Policy | None:
+    """Return the policy in ``text``; None if it is not a valid one."""
     try:
         return Policy.model_validate(tomllib.loads(text))
     except ValueError:

@@ -78,7 +78,7 @@ def account_together(ledgers: Sequence[Ledger], delta: float = DELTA, colluding:
     except ConfigError:
         raise
     except Exception as error:  # an error here must not lose the trained model: the statement then has no rows
-        return Statement(delta, (), (), (f"no figure of privacy: {_not_computed(error)}; take it that nothing is protected",))
+        return Statement(delta, (), (), (f"no figure of privacy: {_why_not_computed(error)}; take it that nothing is protected",))
 
 
 @lru_cache(maxsize=64)
@@ -90,14 +90,14 @@ def _cached_statement(groups: tuple[RoundGroup, ...], claims: tuple[Claim | None
 def run_epsilon(ledger: Ledger, delta: float = DELTA) -> float:
     """Return the epsilon of :attr:`Statement.best` for the run of ``ledger``. Much faster than computing the whole statement."""
     groups = _counted_for_protected_unit(charged(ledger))
-    return inf if _unprotected(groups) else least_epsilon(groups, delta)
+    return inf if _unprotected_reasons(groups) else least_epsilon(groups, delta)
 
 
 def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
     """Compute the guarantees of ``groups`` of rounds for a client that takes part in all of them. Takes seconds on one core."""
     check_delta(delta)
-    whole = _protected_unit(groups)
-    persons_too = whole is _RECORD and any(group.release.unit == "person" for group in groups)
+    protected_unit = _protected_unit(groups)
+    has_persons = protected_unit is _RECORD and any(group.release.unit == "person" for group in groups)
     groups = _counted_for_protected_unit(groups)
     claims = [claim for claim in (group.release.claimed for group in groups) if claim is not None]
     rows = [max(claims, key=lambda claim: claim.epsilon).guarantee()] if claims else []
@@ -106,42 +106,43 @@ def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
     rows += _unit_rows(costliest, delta, notes)
     scopes: tuple[tuple[Scope, Sequence[Sequence[RoundGroup]]], ...] = (("round", [[group] for group in costliest]), ("run", [groups]))
     for scope, parts in scopes:
-        rows += _whole_rows(parts, delta, scope, whole, notes)
+        rows += _whole_rows(parts, delta, scope, protected_unit, notes)
     notes = list(dict.fromkeys(notes))
     clients = max(group.population for group in groups)
-    warnings = [f"no guarantee: {reason}" for reason in _unprotected(groups)]
-    if whole is not _CLIENT:
+    warnings = [f"no guarantee: {reason}" for reason in _unprotected_reasons(groups)]
+    if protected_unit is not _CLIENT:
         by_chance = any(group.batch_rate < 1 for group in groups)
-        notes.append((_MANY_BY_CHANCE if by_chance else _MANY).format(unit=whole.unit))
-        notes += [_AT_SEVERAL_CLIENTS] * (whole is _PERSON) + [_PERSONS_FOR_RECORDS] * persons_too
-        notes += _add_remove_notes(groups, delta, whole.unit)
-    if clients > 1 and delta >= 1 / clients and whole is _CLIENT:
+        notes.append((_MANY_BY_CHANCE if by_chance else _MANY).format(unit=protected_unit.unit))
+        notes += [_AT_SEVERAL_CLIENTS] * (protected_unit is _PERSON) + [_PERSONS_FOR_RECORDS] * has_persons
+        notes += _add_remove_notes(groups, delta, protected_unit.unit)
+    if clients > 1 and delta >= 1 / clients and protected_unit is _CLIENT:
         warnings.append(f"delta {delta:g} is not below 1/n = {1 / clients:g}: to publish one of the clients at random would satisfy it")
-    warnings += _of_others(groups)
-    if _of_others(groups):
+    warnings += _third_party_warnings(groups)
+    if _third_party_warnings(groups):
         rows = [replace(row, status=AUTHORS_CLAIM) if row.status == "proved" else row for row in rows]
-    found = Statement(delta, tuple(rows), tuple(notes), tuple(warnings))
-    best = found.best
+    statement = Statement(delta, tuple(rows), tuple(notes), tuple(warnings))
+    best = statement.best
     if best is None or worth_of(best.epsilon) == "bad":  # the verdict then states no probability
-        return found
-    return replace(found, distance=_distance(groups, None if best.trust_model == "local" else behind_shuffler(groups)))
+        return statement
+    return replace(statement, distance=_distance(groups, None if best.trust_model == "local" else behind_shuffler(groups)))
 
 
 def _distance(groups: Sequence[RoundGroup], hidden: ShuffledAccountant | None) -> float:
     """Return an upper bound of the total variation distance between the adversary's views of two inputs; 1 if no bound is known."""
     try:
-        found = (hidden or accountant((group.release, group.rounds) for group in groups)).distance()
+        distance = (hidden or accountant((group.release, group.rounds) for group in groups)).distance()
     except Exception:  # the verdict then uses the bound that epsilon implies
         return 1.0
-    return found if 0 <= found <= 1 else 1.0
+    return distance if 0 <= distance <= 1 else 1.0
 
 
-def _of_others(groups: Sequence[RoundGroup]) -> list[str]:
+def _third_party_warnings(groups: Sequence[RoundGroup]) -> list[str]:
     """Return a warning for each third-party mechanism: all epsilons depend on the claims of its author."""
-    others = dict.fromkeys((release.mechanism, release.author) for release in (group.release for group in groups) if release.author != OURS)
+    releases = [group.release for group in groups]
+    third_party = dict.fromkeys((release.mechanism, release.author) for release in releases if release.author != OURS)
     return [
         f"nothing is proved of {name}, whose code ({author}) is not ldpfl's: the figures rest on its author's claim"
-        for name, author in others
+        for name, author in third_party
     ]
 
 
@@ -150,25 +151,25 @@ def _add_remove_notes(groups: Sequence[RoundGroup], delta: float, unit: Protecte
 
     Empty unless all rounds protect this ``unit``. A ledger does not tell whether a run's only round solved least squares. A vector of
     such a round may be longer than half the distance of two vectors, so a single round is counted with the larger factor of
-    :func:`_as_added`.
+    :func:`_release_for_removal`.
     """
     lengthened = sum(group.rounds for group in groups if not group.histograms) <= 1
-    spent = accountant((_as_added(group, lengthened=lengthened), group.rounds) for group in groups)
+    spent = accountant((_release_for_removal(group, lengthened=lengthened), group.rounds) for group in groups)
     if not isinstance(spent, GaussianAccountant) or any(group.release.unit != unit for group in groups):
         return []
     from ldpfl.privacy.accountants.poisson import added_epsilon  # it loads all of dp-accounting
 
     try:
-        found = added_epsilon(spent.rounds, delta)
+        epsilon = added_epsilon(spent.rounds, delta)
     except Exception as error:  # only this extra note is missing; the proved rows stand
-        return [f"no epsilon of one {unit} left out: {_not_computed(error)}"]
+        return [f"no epsilon of one {unit} left out: {_why_not_computed(error)}"]
     return [
-        f"one {unit} left out, its place kept empty and not taken by another, which Opacus and others count: epsilon {number(found)} "
+        f"one {unit} left out, its place kept empty and not taken by another, which Opacus and others count: epsilon {number(epsilon)} "
         "against who sees senders"
     ]
 
 
-def _as_added(group: RoundGroup, *, lengthened: bool) -> Release:
+def _release_for_removal(group: RoundGroup, *, lengthened: bool) -> Release:
     """Return the release of ``group`` with mu set to twice the mu of removing a record.
 
     Removing a record moves a sum of gradients by half as much as replacing it may. It moves one-hot counts by 1 / sqrt(2) as much, and
@@ -213,7 +214,7 @@ _CLIENT, _PERSON, _RECORD = (
 def _protected_unit(groups: Sequence[RoundGroup]) -> _ProtectedUnit:
     """Return the unit that is protected in all rounds: the weakest one that some round protects."""
     least = least_protected(group.release.unit for group in groups)
-    return next(whole for whole in (_RECORD, _PERSON, _CLIENT) if whole.unit == least)
+    return next(protected_unit for protected_unit in (_RECORD, _PERSON, _CLIENT) if protected_unit.unit == least)
 
 
 def _counted_for_protected_unit(groups: Sequence[RoundGroup]) -> Sequence[RoundGroup]:
@@ -245,17 +246,17 @@ def _costliest(groups: Sequence[RoundGroup]) -> list[RoundGroup]:
 
     They are those that no other round dominates. Where these are many, made-up rounds that dominate several of them take their place.
     """
-    kept: list[RoundGroup] = []
-    for one in dict.fromkeys(replace(group, rounds=1) for group in groups):
-        if not any(_exceeds(other, one) for other in kept):  # of two equally costly rounds, the first stays
-            kept = [*(other for other in kept if not _exceeds(one, other)), one]
-    kinds: dict[tuple[object, ...], list[RoundGroup]] = {}
-    for one in kept:
-        kinds.setdefault(_kind(one), []).append(one)
-    return [one for alike in kinds.values() for one in _few(alike)]
+    undominated: list[RoundGroup] = []
+    for round_group in dict.fromkeys(replace(group, rounds=1) for group in groups):
+        if not any(_costs_at_least(earlier, round_group) for earlier in undominated):  # of two equally costly rounds, the first stays
+            undominated = [*(earlier for earlier in undominated if not _costs_at_least(round_group, earlier)), round_group]
+    by_kind: dict[tuple[object, ...], list[RoundGroup]] = {}
+    for round_group in undominated:
+        by_kind.setdefault(_cost_kind(round_group), []).append(round_group)
+    return [round_group for of_kind in by_kind.values() for round_group in _few_dominating(of_kind)]
 
 
-def _few(rounds: Sequence[RoundGroup]) -> Sequence[RoundGroup]:
+def _few_dominating(rounds: Sequence[RoundGroup]) -> Sequence[RoundGroup]:
     """Return at most ``_MAX_COSTLIEST`` rounds, each of which costs at least as much as some of ``rounds``, which are of one kind."""
     if len(rounds) <= _MAX_COSTLIEST:
         return rounds
@@ -275,53 +276,55 @@ def _dominating(rounds: Sequence[RoundGroup]) -> RoundGroup:
     return replace(rounds[0], release=release, cohort=cohort, population=population, known=False)
 
 
-def _kind(group: RoundGroup) -> tuple[object, ...]:
-    """Return what two rounds have to share for their costs to be comparable factor by factor."""
+def _cost_kind(group: RoundGroup) -> tuple[object, ...]:
+    """Return the properties that two rounds must share so that their costs can be compared factor by factor."""
     sampled = group.release.sampled if isinstance(group.release, BinaryRelease) else 1
     stated = (group.release.alike, group.release.integers) if isinstance(group.release, GaussianRelease) else ()
     travelled = group.sampling, group.rate, group.channel, group.linked
     return type(group.release), group.release.unit, sampled, stated, group.batch_rate, *travelled
 
 
-def _exceeds(other: RoundGroup, one: RoundGroup) -> bool:
-    """Whether a round of ``other`` costs at least as much as one of ``one``: of the same kind, with no cost factor smaller."""
+def _costs_at_least(costlier: RoundGroup, cheaper: RoundGroup) -> bool:
+    """Whether a round of ``costlier`` costs at least as much as one of ``cheaper``: same kind, and no cost factor is smaller."""
 
-    def size(group: RoundGroup) -> tuple[float, int, int, int, float]:
+    def cost_factors(group: RoundGroup) -> tuple[float, int, int, int, float]:
         common = group.release.blanket if isinstance(group.release, PureRelease) else None
         return group.release.parameter, group.release.units, -group.cohort, -group.population, -(common or 0.0)
 
-    return _kind(other) == _kind(one) and all(x >= y for x, y in zip(size(other), size(one), strict=True))
+    is_larger = [high >= low for high, low in zip(cost_factors(costlier), cost_factors(cheaper), strict=True)]
+    return _cost_kind(costlier) == _cost_kind(cheaper) and all(is_larger)
 
 
-def _not_computed(error: Exception) -> str:
+def _why_not_computed(error: Exception) -> str:
+    """Return the remark about a figure whose computation raised ``error``."""
     return f"not computed, because: {in_short(error)}"
 
 
-def _epsilon(spent: Accountant, delta: float, notes: list[str]) -> float:
+def _epsilon_or_note(spent: Accountant, delta: float, notes: list[str]) -> float:
     """Return the epsilon at ``delta``. If it cannot be computed, add a note, and return the pure epsilon (never smaller) or infinity."""
     try:
-        if (found := spent.epsilon(delta)) >= 0:
-            return found
+        if (epsilon := spent.epsilon(delta)) >= 0:
+            return epsilon
         why = "not computed: no number came out"
     except Exception as error:  # an accountant's error must not lose the trained model
-        why = _not_computed(error)
+        why = _why_not_computed(error)
     if delta <= 0:
         notes.append(f"no epsilon without a delta: {why}")
         return inf
     notes.append(f"no epsilon at delta {delta:g} but the one without a delta: {why}")
-    return _epsilon(spent, 0.0, notes)
+    return _epsilon_or_note(spent, 0.0, notes)
 
 
-def _bounds(shuffled: ShuffledAccountant, delta: float, notes: list[str]) -> Bounds | None:
+def _bounds_or_note(shuffled: ShuffledAccountant, delta: float, notes: list[str]) -> Bounds | None:
     """Return the bounds on epsilon behind a shuffler or a sum. If they cannot be computed, add a note and return None."""
     try:
-        found = shuffled.bounds(delta)
-        if found.fixed >= 0 and found.adaptive >= 0 and (found.attained is None or found.attained >= 0):
-            return found
+        bounds = shuffled.bounds(delta)
+        if bounds.fixed >= 0 and bounds.adaptive >= 0 and (bounds.attained is None or bounds.attained >= 0):
+            return bounds
         why = "not computed: no number came out"
-    except Exception as error:  # as in _epsilon
-        why = _not_computed(error)
-    notes.append(f"no {_hidden_by(shuffled.groups)} number: {why}; the local figures hold")
+    except Exception as error:  # as in _epsilon_or_note
+        why = _why_not_computed(error)
+    notes.append(f"no {_trust_model(shuffled.groups)} number: {why}; the local figures hold")
     return None
 
 
@@ -340,14 +343,14 @@ def _unit_rows(rounds: Sequence[RoundGroup], delta: float, notes: list[str]) -> 
     rows = [Guarantee(epsilon, 0.0, trust_model="local", assumptions=_PUBLIC if epsilon < inf else (), **common)]
     if all(CountedBits.supports([group]) for group in rounds):
         units = [replace(group, release=replace(group.release, units=1)) for group in rounds]
-        ones = [_bounds(CountedBits([unit], accountant([(unit.release, 1)])), delta, notes) for unit in units]
-        known = [bounds for bounds in ones if bounds is not None]
-        if len(known) < len(ones):  # the costliest round may be the one that could not be computed
+        unit_bounds = [_bounds_or_note(CountedBits([unit], accountant([(unit.release, 1)])), delta, notes) for unit in units]
+        known_bounds = [bounds for bounds in unit_bounds if bounds is not None]
+        if len(known_bounds) < len(unit_bounds):  # the costliest round may be the one that could not be computed
             return rows
-        worst_one = max(known, key=lambda bounds: bounds.adaptive)
-        hidden, lower = _shuffler_assumptions(rounds), worst_one.attained
-        trusted = _hidden_by(rounds)
-        rows.append(Guarantee(worst_one.adaptive, delta, trust_model=trusted, assumptions=hidden, lower=lower, **common))
+        costliest_unit = max(known_bounds, key=lambda bounds: bounds.adaptive)
+        hidden, lower = _shuffler_assumptions(rounds), costliest_unit.attained
+        trusted = _trust_model(rounds)
+        rows.append(Guarantee(costliest_unit.adaptive, delta, trust_model=trusted, assumptions=hidden, lower=lower, **common))
     return rows
 
 
@@ -357,11 +360,11 @@ def _whole_rows(
     """Return the rows of the costliest of ``parts`` under each trust model; add a note for each row that is missing."""
     rows = _largest([_local_rows(part, delta, scope, whole, notes) for part in parts])
     shuffled = [behind_shuffler(part) for part in parts]
-    reasons = [_why_not_shuffled(part) for part, found in zip(parts, shuffled, strict=True) if found is None]
+    reasons = [_why_not_shuffled(part) for part, composed in zip(parts, shuffled, strict=True) if composed is None]
     if reasons:
         notes += reasons
         return rows
-    hidden = [_shuffled_rows(found, delta, scope, whole, notes) for found in shuffled if found]
+    hidden = [_shuffled_rows(composed, delta, scope, whole, notes) for composed in shuffled if composed]
     return rows + _largest(hidden) if all(hidden) else rows  # the costliest part may be the one that could not be computed
 
 
@@ -385,15 +388,15 @@ def _local_rows(groups: Sequence[RoundGroup], delta: float, scope: Scope, whole:
         "status": "proved",
         "scope": scope,
     }
-    reasons = _unprotected(groups)
+    reasons = _unprotected_reasons(groups)
     if reasons:
         return [Guarantee(inf, level, assumptions=reasons, **common) for level in (0.0, delta)]
     spent = accountant((group.release, group.rounds) for group in groups)
-    return [Guarantee(_epsilon(spent, level, notes), level, assumptions=_PUBLIC, **common) for level in (0.0, delta)]
+    return [Guarantee(_epsilon_or_note(spent, level, notes), level, assumptions=_PUBLIC, **common) for level in (0.0, delta)]
 
 
-def _unprotected(groups: Sequence[RoundGroup]) -> tuple[str, ...]:
-    """Return what left without protection, each with its mechanism's name, without repetitions."""
+def _unprotected_reasons(groups: Sequence[RoundGroup]) -> tuple[str, ...]:
+    """Return the values that are sent without protection, each with its mechanism's name, without repetitions."""
     releases = [group.release for group in groups]
     reasons = [f"{release.mechanism}: {release.why_unprotected}" for release in releases if not release.protected]
     return tuple(dict.fromkeys(reasons))
@@ -401,14 +404,14 @@ def _unprotected(groups: Sequence[RoundGroup]) -> tuple[str, ...]:
 
 def _shuffled_rows(shuffled: ShuffledAccountant, delta: float, scope: Scope, whole: _ProtectedUnit, notes: list[str]) -> list[Guarantee]:
     """Return the rows for everything a client sends, against a server behind a shuffler or sum. Empty if they cannot be computed."""
-    groups, bounds = shuffled.groups, _bounds(shuffled, delta, notes)
+    groups, bounds = shuffled.groups, _bounds_or_note(shuffled, delta, notes)
     if bounds is None:
         return []
     common: dict[str, Any] = {
         "unit": whole.unit,
         "units_per_round": 1,
         "adjacency": whole.adjacency,
-        "trust_model": _hidden_by(groups),
+        "trust_model": _trust_model(groups),
         "scope": scope,
     }
     rows = []
@@ -427,7 +430,8 @@ def _shuffled_rows(shuffled: ShuffledAccountant, delta: float, scope: Scope, who
     return rows
 
 
-def _hidden_by(groups: Sequence[RoundGroup]) -> TrustModel:
+def _trust_model(groups: Sequence[RoundGroup]) -> TrustModel:
+    """Return the trust model of the rows behind a shuffler or a sum."""
     return "summed" if all(group.channel == "secure-sum" for group in groups) else "shuffled"
 
 

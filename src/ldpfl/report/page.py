@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
 from math import isfinite
 from pathlib import Path
@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.public_figures import scores_are_public, without_private
-from ldpfl.experiments.run_folder import Kind, RunFolder
+from ldpfl.experiments.run_folder import TRIAL, Kind, RunFolder
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.events import Channel
 from ldpfl.privacy.guarantee import Statement, worth_of
@@ -109,6 +109,8 @@ def _run_values(folder: RunFolder, *, public: bool) -> dict[str, Any]:
         if len(ledger.events) > result["rounds"]:
             progress += f" Round {ledger.events[-1].round:,} is begun, and counts in what is said of privacy: its reports may have left."
     statement = account(ledger, config.privacy.delta)
+    if folder.is_trial:
+        statement = replace(statement, warnings=(TRIAL, *statement.warnings))
     result["privacy"] = statement.to_dict()
     best = statement.best
     protects = config.mechanism.protects
@@ -139,7 +141,7 @@ def _run_values(folder: RunFolder, *, public: bool) -> dict[str, Any]:
         "layers": list(_layer_values(folder, result, public=public)),
         "environment": list(_environment(config, result, kind, ledger)),
         "config": _config_text(folder, hide_seed=config.hides_seed, hide_paths=public),
-        "methods": methods(config, result, ledger, statement, kind) if finished else "",
+        "methods": methods(config, result, ledger, statement, kind) if finished and not folder.is_trial else "",
         "citation": bibtex(result["name"]),
     }
 

@@ -37,10 +37,11 @@ def count_losses(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def ordered_losses(logits: Tensor, classes: Tensor) -> Tensor:
-    """Return the mean cross-entropy (B,) over thresholds: ``logits`` (B, k - 1) are those of a class above each of the thresholds.
+    """Return each sample's cross-entropy (B,), averaged over the thresholds between ordered classes.
 
-    The likelihood of a class is the difference of two such probabilities, and its gradient has no bound where they come close. A sum
-    over thresholds has the same slopes at its optimum (proportional odds), residuals within [-1, 1], and needs no order of thresholds.
+    ``logits`` (B, k - 1) are the log odds that the class is above each threshold. The likelihood of a class would be the difference of two
+    such probabilities, and its gradient has no bound where they come close. The sum over thresholds has the same slopes at its optimum
+    (proportional odds). Its residuals lie within [-1, 1], and the thresholds need no order.
     """
     above = classes[:, None] > torch.arange(logits.shape[1], device=logits.device)
     return F.binary_cross_entropy_with_logits(logits, above.to(logits.dtype), reduction="none").mean(dim=-1)
@@ -80,10 +81,10 @@ def by_interval(times: Tensor, events: Tensor, cuts: Tensor) -> Tensor:
     times, events = times[:, None], events[:, None] > 0
     inside = (times > starts) & (times <= cuts)
     inside[:, 0] |= times[:, 0] <= cuts[0]
-    found = torch.full(inside.shape, torch.nan, dtype=torch.float32)
-    found[torch.where(events, times > cuts, times >= (starts + cuts) / 2)] = 0.0
-    found[events & inside] = 1.0
-    return found
+    targets = torch.full(inside.shape, torch.nan, dtype=torch.float32)
+    targets[torch.where(events, times > cuts, times >= (starts + cuts) / 2)] = 0.0
+    targets[events & inside] = 1.0
+    return targets
 
 
 def with_times(targets: Tensor, times: Tensor, events: Tensor) -> Tensor:
@@ -92,10 +93,10 @@ def with_times(targets: Tensor, times: Tensor, events: Tensor) -> Tensor:
 
 
 def times_in(targets: Tensor, intervals: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the times (N,) and the events (N,) that :func:`with_times` put behind the targets of so many ``intervals``.
+    """Return the times (N,) and the events (N,) that :func:`with_times` appended to the targets of this number of ``intervals``.
 
     Raises:
-        ConfigError: they are not there.
+        ConfigError: the targets have no such columns.
     """
     if targets.shape[1] != intervals + 2:
         raise ConfigError(
@@ -105,7 +106,7 @@ def times_in(targets: Tensor, intervals: int) -> tuple[NDArray[np.float64], NDAr
     return targets[:, -2].double().numpy(), targets[:, -1].numpy() > 0
 
 
-class Kept:
+class Collected:
     """Collects outputs and targets, for metrics that need all of them together."""
 
     def __init__(self) -> None:
@@ -113,38 +114,41 @@ class Kept:
         self._targets: list[Tensor] = []
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
+        """Keep one batch."""
         self._outputs.append(outputs.detach().cpu().double())
         self._targets.append(targets.detach().cpu())
 
-    def kept(self) -> tuple[Tensor, Tensor]:
+    def collected(self) -> tuple[Tensor, Tensor]:
+        """Return the outputs and the targets of all batches."""
         return torch.cat(self._outputs), torch.cat(self._targets)
 
 
-class DevianceExplained(Kept):
+class DevianceExplained(Collected):
     """Share of the Poisson deviance around the mean that a model explains (D2, as R2 is of squares)."""
 
     def compute(self) -> float:
-        outputs, targets = self.kept()
+        """Return 1 less the deviance of the model over that of the mean count; NaN if all counts are equal."""
+        outputs, targets = self.collected()
         counts = targets.double()
-        found, mean = expected_count(outputs.reshape(counts.shape)).clamp_min(LEAST_COUNT), counts.mean().clamp_min(LEAST_COUNT)
-        # The terms that both deviances share: those that depend on the counts alone.
-        own = torch.special.xlogy(counts, counts.clamp_min(LEAST_COUNT)) - counts
-        explained, whole = (own - torch.special.xlogy(counts, of) + of for of in (found, mean))
-        return 1 - float(explained.sum() / whole.sum()) if bool((counts != counts[0]).any()) else float("nan")
+        expected, mean = expected_count(outputs.reshape(counts.shape)).clamp_min(LEAST_COUNT), counts.mean().clamp_min(LEAST_COUNT)
+        # The terms that both deviances share: they depend on the counts alone.
+        count_terms = torch.special.xlogy(counts, counts.clamp_min(LEAST_COUNT)) - counts
+        explained, around_mean = (count_terms - torch.special.xlogy(counts, prediction) + prediction for prediction in (expected, mean))
+        return 1 - float(explained.sum() / around_mean.sum()) if bool((counts != counts[0]).any()) else float("nan")
 
 
-class MeanClassError(Kept):
+class MeanClassError(Collected):
     """Mean distance of the median class from the true one, in classes."""
 
     def compute(self) -> float:
-        logits, classes = self.kept()
+        logits, classes = self.collected()
         return float((middle_class(logits) - classes).abs().double().mean())
 
 
-class Concordance(Kept):
+class Concordance(Collected):
     """Harrell's C, on the times themselves: the share of comparable pairs in which the earlier event had the lower predicted survival."""
 
     def compute(self) -> float:
-        logits, targets = self.kept()
+        logits, targets = self.collected()
         times, events = times_in(targets, logits.shape[1])
         return concordance(times, events, survival(logits).sum(dim=1).numpy())

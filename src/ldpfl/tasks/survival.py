@@ -21,16 +21,16 @@ def compared(times: Floats, events: NDArray[np.bool_], lasting: Floats) -> tuple
     times, events, ranks = times[order], events[order], np.unique(lasting[order], return_inverse=True)[1]
     rows = len(times)
     first_later = np.searchsorted(times, times) + _tied_events(times, events)
-    own = np.flatnonzero(events)
-    later = (rows - first_later)[own]
+    with_event = np.flatnonzero(events)
+    later_rows = (rows - first_later)[with_event]
     pairs, right = np.zeros(rows), np.zeros(rows)
-    pairs[own], right[own] = later, later - _ranked_below(ranks[::-1], later, ranks[own])
-    before = np.searchsorted(first_later[own], np.arange(rows), side="right")
-    pairs += before
-    right += _ranked_below(ranks[own], before, ranks)
-    back = np.empty_like(order)
-    back[order] = np.arange(rows)
-    return pairs[back], right[back]
+    pairs[with_event], right[with_event] = later_rows, later_rows - _ranked_below(ranks[::-1], later_rows, ranks[with_event])
+    earlier_events = np.searchsorted(first_later[with_event], np.arange(rows), side="right")
+    pairs += earlier_events
+    right += _ranked_below(ranks[with_event], earlier_events, ranks)
+    original_order = np.empty_like(order)
+    original_order[order] = np.arange(rows)
+    return pairs[original_order], right[original_order]
 
 
 def concordance(times: Floats, events: NDArray[np.bool_], lasting: Floats) -> float:
@@ -43,32 +43,33 @@ def brier_errors(times: Floats, events: NDArray[np.bool_], lasting: Floats, cuts
     """Return each row's weighted squared error (n,), integrated over time from 0 to the last of ``cuts`` (K,) and divided by that time.
 
     Its mean is the integrated Brier score (Graf et al. 1999). ``lasting`` (n, K) is the predicted probability that a row's time lies
-    beyond each cut. A row counts by the inverse of the probability (Kaplan-Meier) of not having left before. Cuts that nobody stayed
-    to see are left out; without any, the errors are NaN.
+    beyond each cut. A row counts by the inverse of the probability (Kaplan-Meier) of not having left before. Cuts that no row reached are
+    left out. If none remains, the errors are NaN.
     """
-    when, staying = _staying(times, events)
-    at_cut = staying[np.searchsorted(when, cuts, side="right")]
+    distinct_times, stay_probability = _stay_probability(times, events)
+    at_cut = stay_probability[np.searchsorted(distinct_times, cuts, side="right")]
     cuts, lasting, at_cut = cuts[at_cut > 0], lasting[:, at_cut > 0], at_cut[at_cut > 0]
     if not cuts.size:
         return np.full(len(times), np.nan)
-    before_own = staying[np.searchsorted(when, times)]  # not to have left before its own time: above 0, for the row itself did not
+    stay_before_own_time = stay_probability[np.searchsorted(distinct_times, times)]  # above 0, for the row itself has not left before
     beyond = times[:, None] > cuts
     had_event = events[:, None] & ~beyond
-    errors = np.where(beyond, (1 - lasting) ** 2 / at_cut, np.where(had_event, lasting**2 / before_own[:, None], 0.0))
+    errors = np.where(beyond, (1 - lasting) ** 2 / at_cut, np.where(had_event, lasting**2 / stay_before_own_time[:, None], 0.0))
     at_zero = np.zeros((len(times), 1))  # everybody is predicted to last longer than no time
-    found: Floats = np.trapezoid(np.hstack([at_zero, errors]), np.concatenate([[0.0], cuts]), axis=1) / cuts[-1]
-    return found
+    integrated: Floats = np.trapezoid(np.hstack([at_zero, errors]), np.concatenate([[0.0], cuts]), axis=1) / cuts[-1]
+    return integrated
 
 
-def _staying(times: Floats, events: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    """Return the times of the rows, and the probability of not having left before the first of them, and by each of them (Kaplan-Meier).
+def _stay_probability(times: Floats, events: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    """Return the distinct times (k,), and the probability (k + 1,) of not having left without an event (Kaplan-Meier).
 
-    Who had an event at a time is no longer there to leave at that time.
+    The first probability is that before all times, and the others are those by each time. A row with an event at a time can no longer
+    leave at that time.
     """
-    when, places = np.unique(times, return_inverse=True)
-    left, had = np.bincount(places, weights=~events), np.bincount(places, weights=events)
-    there = np.cumsum((left + had)[::-1])[::-1] - had
-    return when, np.concatenate([[1.0], np.cumprod(1 - left / np.maximum(there, 1))])
+    distinct_times, places = np.unique(times, return_inverse=True)
+    leaving, event_counts = np.bincount(places, weights=~events), np.bincount(places, weights=events)
+    at_risk = np.cumsum((leaving + event_counts)[::-1])[::-1] - event_counts
+    return distinct_times, np.concatenate([[1.0], np.cumprod(1 - leaving / np.maximum(at_risk, 1))])
 
 
 def _tied_events(times: Floats, events: NDArray[np.bool_]) -> _Places:
@@ -80,14 +81,15 @@ def _tied_events(times: Floats, events: NDArray[np.bool_]) -> _Places:
 def _ranked_below(ranks: NDArray[Any], firsts: _Places, limits: NDArray[Any]) -> Floats:
     """Return for each ``limits`` (m,) how many of the first ``firsts`` (m,) of ``ranks`` (n,) lie below it; equal ones count a half.
 
-    The first 6 of them, say, are a block of 4 and a block of 2. Blocks of one width are sorted at once, so that n log(n)^2 steps suffice.
+    The first 6 ranks, for example, are a block of 4 and a block of 2. All blocks of one width are sorted together, so that n log(n)^2
+    steps suffice.
     """
-    found, apart = np.zeros(len(limits)), int(max(ranks.max(initial=0), limits.max(initial=0))) + 1
+    below, block_offset = np.zeros(len(limits)), int(max(ranks.max(initial=0), limits.max(initial=0))) + 1
     for bit in range(len(ranks).bit_length()):
         blocks = np.arange(len(ranks)) >> bit
-        values = np.sort(blocks * apart + ranks)
-        own = np.flatnonzero(firsts >> bit & 1)
-        block = (firsts[own] >> bit) - 1
-        wanted = block * apart + limits[own]
-        found[own] += (np.searchsorted(values, wanted) + np.searchsorted(values, wanted, side="right")) / 2 - (block << bit)
-    return found
+        values = np.sort(blocks * block_offset + ranks)
+        rows = np.flatnonzero(firsts >> bit & 1)
+        block = (firsts[rows] >> bit) - 1
+        wanted = block * block_offset + limits[rows]
+        below[rows] += (np.searchsorted(values, wanted) + np.searchsorted(values, wanted, side="right")) / 2 - (block << bit)
+    return below

@@ -86,14 +86,14 @@ class Task:
         would treat such a row as one of the first class, or as a probability of one half.
         """
         chosen = {name: make() for name, make in self.metrics.items() if every or name == self.metric}
-        lost: set[str] = set()
+        undefined: set[str] = set()
         for outputs, targets in batches:
             if bool(unusable(outputs, self.targets).any()):
-                lost |= {name for name, metric in chosen.items() if isinstance(metric, _Transformed | outcomes.Kept)}
+                undefined |= {name for name, metric in chosen.items() if isinstance(metric, _Transformed | outcomes.Collected)}
             for name, metric in chosen.items():
-                if name not in lost:
+                if name not in undefined:
                     metric.update(outputs, targets)
-        return {name: nan if name in lost else _value(metric) for name, metric in chosen.items()}
+        return {name: nan if name in undefined else _value(metric) for name, metric in chosen.items()}
 
 
 def unusable(outputs: Tensor, targets: Targets) -> Tensor:
@@ -153,11 +153,12 @@ def create(name: str, outputs: int, *, scale: float = 1.0, emphasis: Emphasis = 
     Raises:
         ConfigError: the name is unknown, or the path does not give a task.
     """
-    task = _named(name, outputs, scale)
+    task = _task_by_name(name, outputs, scale)
     return task if emphasis == EVEN else replace(task, losses=emphasis.losses)
 
 
-def _named(name: str, outputs: int, scale: float) -> Task:
+def _task_by_name(name: str, outputs: int, scale: float) -> Task:
+    """Return the built-in task called ``name``, or the task that an import path gives."""
     if is_code(name):
         return _imported(name, outputs)
     if name not in _REGISTRY:
@@ -166,6 +167,7 @@ def _named(name: str, outputs: int, scale: float) -> Task:
 
 
 def _imported(path: str, outputs: int) -> Task:
+    """Call the user's function at ``path``, and return its task."""
     task = called("task", path, outputs)
     if not isinstance(task, Task) or not task.metrics:
         raise ConfigError(f"task {path!r} gives a {type(task).__name__}, expected an ldpfl.tasks.Task with a metric")
@@ -176,9 +178,11 @@ class _Accuracy:
     """Exact share of samples that are predicted right: by the largest output, or by the mask (N,) that ``right`` returns."""
 
     def __init__(
-        self, right: Callable[[Tensor, Tensor], Tensor] = lambda outputs, own: outputs.argmax(dim=1) == own, kind: Targets = "class"
+        self,
+        is_right: Callable[[Tensor, Tensor], Tensor] = lambda outputs, targets: outputs.argmax(dim=1) == targets,
+        kind: Targets = "class",
     ) -> None:
-        self._is_right, self._kind = right, kind
+        self._is_right, self._kind = is_right, kind
         self._right, self._all = 0, 0
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
@@ -215,19 +219,20 @@ class _MeanOverPresentClasses(_Transformed):
 
     def __init__(self, metric: Any, form: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], classes: int) -> None:
         super().__init__(metric, form)
-        self._classes, self._of, self._all = classes, torch.zeros(classes), 0
+        self._classes, self._class_counts, self._samples = classes, torch.zeros(classes), 0
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         super().update(outputs, targets)
-        several = targets.dim() > 1
-        own = targets.detach().cpu() if several else F.one_hot(targets.detach().cpu(), self._classes)
-        self._of, self._all = self._of + own.sum(dim=0), self._all + len(own)
+        is_multilabel = targets.dim() > 1
+        has_class = targets.detach().cpu() if is_multilabel else F.one_hot(targets.detach().cpu(), self._classes)
+        self._class_counts, self._samples = self._class_counts + has_class.sum(dim=0), self._samples + len(has_class)
 
     def figure(self) -> Any:
-        return self._metric.compute()[(self._of > 0) & (self._of < self._all)].mean()
+        return self._metric.compute()[(self._class_counts > 0) & (self._class_counts < self._samples)].mean()
 
 
 def _value(metric: Metric) -> float:
+    """Return the result of ``metric``; NaN if it has none."""
     try:
         return float(metric.compute())
     except ValueError:  # such as R2 of a single sample
@@ -239,6 +244,7 @@ def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def _where_present(losses: Tensor, targets: Tensor) -> Tensor:
+    """Return ``losses`` with 0 in place of the losses of targets that are NaN."""
     return torch.where(targets.isnan(), torch.zeros_like(losses), losses)
 
 
@@ -249,7 +255,10 @@ def _rank_preserving(logits: Tensor) -> Tensor:
 
 
 def _classification(outputs: int, scale: float) -> Task:
+    """Return the task of predicting one of ``outputs`` classes."""
+
     def form(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the classes' probabilities and the targets, in the form of torchmetrics."""
         if outputs != 2:
             return logits.double().softmax(dim=1), targets
         second = _rank_preserving(logits[:, 1] - logits[:, 0])
@@ -272,6 +281,8 @@ def _classification(outputs: int, scale: float) -> Task:
 
 
 def _multilabel(outputs: int, scale: float) -> Task:
+    """Return the task of predicting each of ``outputs`` labels, which a sample has or has not."""
+
     def form(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         return _rank_preserving(logits), targets.long()
 
@@ -290,28 +301,32 @@ def _multilabel(outputs: int, scale: float) -> Task:
         return _where_present(by_label, targets).mean(dim=-1)
 
     def exact_match() -> Metric:
-        return _Accuracy(lambda logits, own: ((logits > 0) == (own > 0)).all(dim=1), "classes")
+        return _Accuracy(lambda logits, labels: ((logits > 0) == (labels > 0)).all(dim=1), "classes")
 
     metrics = {"AUROC": auroc, "macro F1": f1, "exact match": exact_match}
     return Task("multilabel", "classes", losses, metrics)
 
 
 def _regression(outputs: int, scale: float) -> Task:
+    """Return the task of predicting a number; ``scale`` converts errors to its original unit."""
+
     def metric(kind: str, factor: float = 1.0) -> Callable[[], Metric]:
         def make() -> Metric:
             import torchmetrics
 
-            return _Transformed(getattr(torchmetrics, kind)(), lambda found, targets: (found.reshape(targets.shape), targets), factor)
+            return _Transformed(getattr(torchmetrics, kind)(), lambda numbers, targets: (numbers.reshape(targets.shape), targets), factor)
 
         return make
 
-    def losses(found: Tensor, targets: Tensor) -> Tensor:
-        return _where_present(F.mse_loss(found.reshape(targets.shape), targets.nan_to_num(), reduction="none"), targets)
+    def losses(predictions: Tensor, targets: Tensor) -> Tensor:
+        return _where_present(F.mse_loss(predictions.reshape(targets.shape), targets.nan_to_num(), reduction="none"), targets)
 
     return Task("regression", "number", losses, {"R2": metric("R2Score"), "MAE": metric("MeanAbsoluteError", scale)})
 
 
 def _language_model(outputs: int, scale: float) -> Task:
+    """Return the task of predicting each next token of a text."""
+
     def losses(logits: Tensor, targets: Tensor) -> Tensor:
         by_place = F.cross_entropy(logits.movedim(-1, 1), targets, reduction="none", ignore_index=NO_TOKEN)
         return by_place.sum(dim=-1) / (targets != NO_TOKEN).sum(dim=-1).clamp_min(1)
@@ -325,18 +340,25 @@ def _language_model(outputs: int, scale: float) -> Task:
 
 
 def _poisson(outputs: int, scale: float) -> Task:
-    def losses(found: Tensor, targets: Tensor) -> Tensor:
-        return _where_present(outcomes.count_losses(found.reshape(targets.shape), targets.nan_to_num()), targets)
+    """Return the task of predicting a count; ``scale`` converts errors to its original unit."""
+
+    def losses(predictions: Tensor, targets: Tensor) -> Tensor:
+        return _where_present(outcomes.count_losses(predictions.reshape(targets.shape), targets.nan_to_num()), targets)
 
     def mae() -> Metric:
         from torchmetrics import MeanAbsoluteError
 
-        return _Transformed(MeanAbsoluteError(), lambda found, own: (outcomes.expected_count(found.reshape(own.shape)), own), scale)
+        def form(predictions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+            return outcomes.expected_count(predictions.reshape(targets.shape)), targets
+
+        return _Transformed(MeanAbsoluteError(), form, scale)
 
     return Task("poisson", "count", losses, {"deviance explained": outcomes.DevianceExplained, "MAE": mae})
 
 
 def _ordinal(outputs: int, scale: float) -> Task:
+    """Return the task of predicting one of ``outputs`` + 1 ordered classes."""
+
     def losses(logits: Tensor, targets: Tensor) -> Tensor:
         by_sample = outcomes.ordered_losses(logits, targets)
         return torch.where(targets == NO_TOKEN, torch.zeros_like(by_sample), by_sample)
@@ -350,12 +372,13 @@ def _ordinal(outputs: int, scale: float) -> Task:
         return _Transformed(MulticlassCohenKappa(num_classes=outputs + 1, weights="quadratic"), form)
 
     def accuracy() -> Metric:
-        return _Accuracy(lambda logits, own: outcomes.middle_class(logits) == own, "ordered")
+        return _Accuracy(lambda logits, classes: outcomes.middle_class(logits) == classes, "ordered")
 
     return Task("ordinal", "ordered", losses, {"quadratic kappa": kappa, ACCURACY: accuracy, "mean class error": outcomes.MeanClassError})
 
 
 def _survival(outputs: int, scale: float) -> Task:
+    """Return the task of predicting the time to an event, in ``outputs`` intervals."""
     return Task("survival", "survival", outcomes.hazard_losses, {"concordance": outcomes.Concordance})
 
 

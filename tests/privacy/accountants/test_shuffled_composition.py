@@ -314,7 +314,7 @@ def test_many_budgets_are_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = [ShuffledRounds(epsilon, 200, 3) for epsilon in (0.2, 0.25, 0.5)]
     exact = certified_epsilon(groups, 1e-5)
     attained = attained_epsilon(groups, 1e-5)
-    monkeypatch.setattr(shuffled_composition, "_BUDGETS", 2)
+    monkeypatch.setattr(shuffled_composition, "_MAX_EPSILONS", 2)
     rounded = certified_epsilon(groups, 1e-5)
     assert all(a < b for a, b in zip(exact, rounded, strict=True))
     assert rounded[1] < certified_epsilon([ShuffledRounds(0.5, 200, 9)], 1e-5)[1]

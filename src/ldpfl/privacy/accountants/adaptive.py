@@ -105,8 +105,8 @@ def epsilon_needed(releases: Iterable[tuple[Release, int]], delta: float) -> flo
     pure = filtered_epsilon(counted, inf, delta)
     candidates = [pure]
     if delta > 0:
-        each = np.array([filtered_epsilon(counted, float(f"{order:.3g}"), delta) for order in _ORDERS[::8]])
-        low, high = float(each.min()), float(min(pure, each.min() * 4 + 1))
+        by_order = np.array([filtered_epsilon(counted, float(f"{order:.3g}"), delta) for order in _ORDERS[::8]])
+        low, high = float(by_order.min()), float(min(pure, by_order.min() * 4 + 1))
         for _ in range(60):
             middle = (low + high) / 2
             if filtered_epsilon(counted, filter_order(middle, delta), delta) <= middle:

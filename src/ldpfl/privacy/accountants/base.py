@@ -9,6 +9,7 @@ from ldpfl.privacy.accountants.roots import brentq
 
 _SMALLEST_DELTA = 1e-300
 _DELTAS = tuple(0.8**power for power in range(1, 60))
+"""The deltas of :meth:`Accountant._distance_by_deltas`: from 0.8 down to 2e-6."""
 
 
 class Accountant(ABC):
@@ -26,8 +27,8 @@ class Accountant(ABC):
             return _SMALLEST_DELTA
         if self.epsilon(1 - 1e-16) > epsilon:
             return 1.0
-        found = exp(brentq(lambda level: self.epsilon(exp(level)) - epsilon, log(_SMALLEST_DELTA), -1e-16, xtol=1e-10))
-        return min(1.0, found * (1 + 1e-9))
+        delta = exp(brentq(lambda log_delta: self.epsilon(exp(log_delta)) - epsilon, log(_SMALLEST_DELTA), -1e-16, xtol=1e-10))
+        return min(1.0, delta * (1 + 1e-9))
 
     def distance(self) -> float:
         """Return an upper bound of the total variation distance between the adversary's views of two inputs: delta at epsilon 0.

@@ -39,7 +39,12 @@ class Bounds:
 
 
 class ShuffledAccountant(Accountant):
-    """Composes rounds of one client; ``groups`` are those that are alike, ``local`` holds without the shuffler, and so behind it."""
+    """Composes the rounds of one client behind a shuffler or a sum.
+
+    Attributes:
+        groups: the rounds, in groups of equal ones.
+        local: accountant of the same releases without the shuffler. Its bounds hold behind the shuffler too.
+    """
 
     def __init__(self, groups: Sequence[RoundGroup], local: Accountant) -> None:
         self.groups, self.local = tuple(groups), local
@@ -70,18 +75,19 @@ class CountedBits(ShuffledAccountant):
 
     @classmethod
     def supports(cls, groups: Sequence[RoundGroup]) -> bool:
-        return all(_is_counted(group) and (group.sampling != "secret" or group.rate == 1) for group in groups)
+        return all(_only_ones_are_counted(group) and (group.sampling != "secret" or group.rate == 1) for group in groups)
 
     def epsilon(self, delta: float) -> float:
-        return certified_epsilon([_rounds(group) for group in self.groups], delta)[1]  # without the lower bound, which takes as long again
+        _, adaptive = certified_epsilon([_shuffled_rounds(group) for group in self.groups], delta)
+        return adaptive  # without the lower bound, which takes as long again
 
     def bounds(self, delta: float) -> Bounds:
-        rounds = [_rounds(group) for group in self.groups]
+        rounds = [_shuffled_rounds(group) for group in self.groups]
         fixed, adaptive = certified_epsilon(rounds, delta)
         if not self.joined:
             return Bounds(fixed, adaptive)
         # The lower bound depends on the bits that are really sent, so on their realised epsilon.
-        realised = [replace(each, epsilon0=_realised(group)) for each, group in zip(rounds, self.groups, strict=True)]
+        realised = [replace(counted, epsilon0=_realised_epsilon(group)) for counted, group in zip(rounds, self.groups, strict=True)]
         return Bounds(fixed, adaptive, min(attained_epsilon(realised, delta), fixed))
 
 
@@ -94,23 +100,25 @@ class SummedNoise(ShuffledAccountant):
 
     @classmethod
     def supports(cls, groups: Sequence[RoundGroup]) -> bool:
-        return all(group.channel == "secure-sum" and _adds_up(group.release) for group in groups)
+        return all(group.channel == "secure-sum" and _is_summable(group.release) for group in groups)
 
     def distance(self) -> float:
         return min(1.0, self._summed().distance() * (1 + ROUNDED))
 
     def _summed(self) -> GaussianAccountant:
+        """Return the accountant of the noisy sums that are seen."""
         summed = Counter[Release]()
         for group in self.groups:
             summed[_release_in_sum(group)] += group.rounds
         return GaussianAccountant(summed)
 
     def bounds(self, delta: float) -> Bounds:
-        found = self._summed().epsilon(delta * (1 - ROUNDED))
-        return Bounds(found, found, found if self.joined and all(group.batch_rate == 1 for group in self.groups) else None)
+        epsilon = self._summed().epsilon(delta * (1 - ROUNDED))
+        return Bounds(epsilon, epsilon, epsilon if self.joined and all(group.batch_rate == 1 for group in self.groups) else None)
 
 
-def _adds_up(release: Release) -> bool:
+def _is_summable(release: Release) -> bool:
+    """Whether a sum of such reports has the noise of all clients."""
     return isinstance(release, GaussianRelease) and release.adds_up
 
 
@@ -119,23 +127,25 @@ class ShuffledVectors(ShuffledAccountant):
 
     @classmethod
     def supports(cls, groups: Sequence[RoundGroup]) -> bool:
-        return all(group.channel == "ideal-shuffler" and _lie_in_a_ball(group.release) for group in groups)
+        return all(group.channel == "ideal-shuffler" and _are_alike_vectors(group.release) for group in groups)
 
     def epsilon(self, delta: float) -> float:
         return shuffled_gaussian_epsilon(self._vectors(), delta, self.local.epsilon(delta))
 
     def bounds(self, delta: float) -> Bounds:
-        found = self.epsilon(delta)
+        epsilon = self.epsilon(delta)
         if not self.joined:
-            return Bounds(found, found)
+            return Bounds(epsilon, epsilon)
         attained = gaussian_epsilon(shuffled_gaussian_attained(self._vectors()) * (1 - _DIGITS), delta)
-        return Bounds(found, found, min(attained, found))
+        return Bounds(epsilon, epsilon, min(attained, epsilon))
 
     def _vectors(self) -> list[Vectors]:
+        """Return the rounds as the arguments of the accountant of shuffled vectors."""
         return [Vectors(group.release.parameter, group.cohort, group.reports) for group in self.groups]
 
 
-def _lie_in_a_ball(release: Release) -> bool:
+def _are_alike_vectors(release: Release) -> bool:
+    """Whether all clients clip one whole vector to the same ball and add the same noise."""
     return isinstance(release, GaussianRelease) and release.alike and release.unit == "vector" and release.units == 1
 
 
@@ -144,12 +154,13 @@ class SelfSampledBits(ShuffledAccountant):
 
     @classmethod
     def supports(cls, groups: Sequence[RoundGroup]) -> bool:
-        return len(groups) == 1 and _is_counted(groups[0]) and groups[0].sampling == "secret"
+        return len(groups) == 1 and _only_ones_are_counted(groups[0]) and groups[0].sampling == "secret"
 
     def bounds(self, delta: float) -> Bounds:
         (group,) = self.groups
-        found = min(self.local.epsilon(delta), self_sampled_epsilon(replace(_rounds(group), clients=group.population), group.rate, delta))
-        return Bounds(found, found)
+        rounds = replace(_shuffled_rounds(group), clients=group.population)
+        epsilon = min(self.local.epsilon(delta), self_sampled_epsilon(rounds, group.rate, delta))
+        return Bounds(epsilon, epsilon)
 
 
 class LinkedBits(ShuffledAccountant):
@@ -157,11 +168,11 @@ class LinkedBits(ShuffledAccountant):
 
     @classmethod
     def supports(cls, groups: Sequence[RoundGroup]) -> bool:
-        return all(_are_bits(group) and (group.sampling != "secret" or group.rate == 1) for group in groups)
+        return all(_are_mixed_bits(group) and (group.sampling != "secret" or group.rate == 1) for group in groups)
 
     def bounds(self, delta: float) -> Bounds:
-        found = min(self.local.epsilon(delta), blanket_epsilon([_hidden_bits(group) for group in self.groups], delta))
-        return Bounds(found, found)
+        epsilon = min(self.local.epsilon(delta), blanket_epsilon([_hidden_bits(group) for group in self.groups], delta))
+        return Bounds(epsilon, epsilon)
 
 
 class BlanketedReports(ShuffledAccountant):
@@ -175,12 +186,12 @@ class BlanketedReports(ShuffledAccountant):
         return min(self.local.epsilon(delta), blanket_epsilon([_hidden_reports(group) for group in self.groups], delta))
 
     def bounds(self, delta: float) -> Bounds:
-        found = self.epsilon(delta)
+        epsilon = self.epsilon(delta)
         if not self.joined or not all(_is_signed(group) for group in self.groups):
-            return Bounds(found, found)
+            return Bounds(epsilon, epsilon)
         # For inputs at the ends of the range a report shows the end as one bit, which is wrong with probability blanket / 2.
-        signs = [replace(_rounds(group), epsilon0=log(2 / (_blanket(group) or 1.0) - 1) * (1 - _DIGITS)) for group in self.groups]
-        return Bounds(found, found, min(attained_epsilon(signs, delta), found))
+        signs = [replace(_shuffled_rounds(group), epsilon0=log(2 / (_blanket(group) or 1.0) - 1) * (1 - _DIGITS)) for group in self.groups]
+        return Bounds(epsilon, epsilon, min(attained_epsilon(signs, delta), epsilon))
 
 
 class ClonedReports(ShuffledAccountant):
@@ -192,10 +203,11 @@ class ClonedReports(ShuffledAccountant):
 
     def bounds(self, delta: float) -> Bounds:
         (group,) = self.groups
-        epsilon = group.release.pure_epsilon * group.linked
+        message_epsilon = group.release.pure_epsilon * group.linked
         messages = ceil(group.release.units / group.linked) * group.rounds
-        found = min(self.local.epsilon(delta), composed_clone_epsilon(epsilon, group.cohort, messages, delta, any_report(epsilon)))
-        return Bounds(found, found)
+        hidden = composed_clone_epsilon(message_epsilon, group.cohort, messages, delta, any_report(message_epsilon))
+        epsilon = min(self.local.epsilon(delta), hidden)
+        return Bounds(epsilon, epsilon)
 
 
 _DIGITS = 1e-4
@@ -205,34 +217,40 @@ _COUNTING = ("ideal-shuffler", "secure-sum")
 """Channels that reveal only the number of 1s among bits: a sum of bits reveals no more than a shuffler."""
 
 
-def _is_counted(group: RoundGroup) -> bool:
+def _only_ones_are_counted(group: RoundGroup) -> bool:
+    """Whether the bits are about fixed coordinates and mixed one by one, so that only the number of 1s is seen."""
     release = group.release
-    return isinstance(release, BinaryRelease) and release.sampled == 1 and _are_bits(group) and _bits_per_message(group) == 1
+    return isinstance(release, BinaryRelease) and release.sampled == 1 and _are_mixed_bits(group) and _bits_per_message(group) == 1
 
 
-def _are_bits(group: RoundGroup) -> bool:
+def _are_mixed_bits(group: RoundGroup) -> bool:
+    """Whether bits are sent through a shuffler or a sum, other than single bits in the random order of sampling ``once``."""
     # With sampling "once", clients hide among all clients of the run, and later inputs depend on earlier bits. Only ``clones`` proves that.
     in_order = group.sampling == "once" and group.release.units == 1
     return isinstance(group.release, BinaryRelease) and group.channel in _COUNTING and not in_order
 
 
 def _bits_per_message(group: RoundGroup) -> int:
+    """Return the number of bits of one client that stay together."""
     # In a sum, the bits of one message are added separately.
     return 1 if group.channel == "secure-sum" else min(group.linked, group.release.units)
 
 
 def _release_in_sum(group: RoundGroup) -> GaussianRelease:
+    """Return the release of the cohort's sum, which has the noise of all its honest clients."""
     if not isinstance(group.release, GaussianRelease):
         raise TypeError(f"{group.release.mechanism} adds no Gaussian noise")
     return replace(group.release, mu=group.release.mu / sqrt(group.cohort))
 
 
 def _hidden_bits(group: RoundGroup) -> Hidden:
+    """Return the group's messages of several bits as records for the blanket bound."""
     bits = _bits_per_message(group)
     return Hidden(Bits(group.release.parameter, bits), group.cohort, ceil(group.release.units / bits) * group.rounds)
 
 
 def _blanket(group: RoundGroup) -> float | None:
+    """Return the blanket of one report; None if it has none."""
     return group.release.blanket if isinstance(group.release, PureRelease) else None
 
 
@@ -241,15 +259,18 @@ def _is_signed(group: RoundGroup) -> bool:
 
 
 def _hidden_reports(group: RoundGroup) -> Hidden:
+    """Return the group's messages of pure reports as records for the blanket bound."""
     linked = min(group.linked, group.release.units)
     record = Report(group.release.parameter * linked, (_blanket(group) or 0.0) ** linked)
     return Hidden(record, group.cohort, ceil(group.release.units / linked) * group.rounds)
 
 
-def _rounds(group: RoundGroup) -> ShuffledRounds:
+def _shuffled_rounds(group: RoundGroup) -> ShuffledRounds:
+    """Return the group's bits for the composition of single bits."""
     return ShuffledRounds(group.release.parameter, group.cohort, group.release.units, group.rounds)
 
 
-def _realised(group: RoundGroup) -> float:
+def _realised_epsilon(group: RoundGroup) -> float:
+    """Return the epsilon that a bit really has: below the stated one if finite precision lowers it."""
     realised = group.release.realised if isinstance(group.release, BinaryRelease) else None
     return group.release.parameter if realised is None else realised

@@ -99,24 +99,27 @@ def log_pmf_of_sum(parts: Sequence[Binomial]) -> tuple[int, Array]:
     parts = [part for part in parts if part.count > 0]
     if not parts:
         return 0, np.zeros(1)
-    low, logs = _convolve_directly(parts) if _is_small(parts) else _convolve_by_tilting(parts)
+    low, logs = _convolve_directly(parts) if _is_quick_directly(parts) else _convolve_by_tilting(parts)
     center, half = sum(part.mean for part in parts), _SUM_WIDTH * _deviation(parts) + _SLACK
     first = max(0, floor(center - half) - low)
     logs = logs[first : max(0, ceil(center + half) - low) + 1]
-    kept = np.flatnonzero(logs > -650)  # below, doubles lose digits and then vanish
-    return low + first + int(kept[0]), logs[kept[0] : kept[-1] + 1]
+    representable = np.flatnonzero(logs > -650)  # below, doubles lose digits and then vanish
+    return low + first + int(representable[0]), logs[representable[0] : representable[-1] + 1]
 
 
 def _deviation(parts: Sequence[Binomial]) -> float:
+    """Return the standard deviation of the sum of ``parts``."""
     return sqrt(sum(part.variance for part in parts))
 
 
-def _is_small(parts: Sequence[Binomial]) -> bool:
+def _is_quick_directly(parts: Sequence[Binomial]) -> bool:
+    """Whether direct convolution of the parts' windows stays within ``_DIRECT`` products."""
     widths = sorted(min(part.count, 2 * (_PART_WIDTH * sqrt(part.variance) + _SLACK)) + 1 for part in parts)
     return len(widths) == 1 or sum(widths[:-1]) * widths[-1] <= _DIRECT
 
 
 def _convolve_directly(parts: Sequence[Binomial]) -> tuple[int, Array]:
+    """Return (first value, log probabilities) of the sum of ``parts``, with a tiny relative error."""
     low, total = 0, np.ones(1)
     for part in parts:
         start, logs = part.log_pmf()
@@ -130,7 +133,7 @@ def _convolve_by_tilting(parts: Sequence[Binomial]) -> tuple[int, Array]:
 
     The normaliser of a tilt would be a difference of huge numbers. Instead, neighbouring pieces are shifted to agree where they meet.
     """
-    low, logs = _transform(parts)
+    low, logs = _convolve_by_transform(parts)
     center, deviation = sum(part.mean for part in parts), _deviation(parts)
     top = sum(part.count for part in parts)
     left, right = (min(max(round(center + side * _ANCHORS[0] * deviation), 0), top) for side in (-1, 1))
@@ -141,7 +144,7 @@ def _convolve_by_tilting(parts: Sequence[Binomial]) -> tuple[int, Array]:
             if not 0.5 < target < top - 0.5:
                 break
             tilted = _tilted_to(parts, target)
-            low, logs = _transform(tilted)
+            low, logs = _convolve_by_transform(tilted)
             theta = tilted[0].log_odds - parts[0].log_odds
             end = round(target + side * (_ANCHORS[1] - _ANCHORS[0]) * deviation)
             first, last = max(low, min(meet, end)), min(low + logs.size - 1, max(meet, end))
@@ -164,7 +167,8 @@ def _tilted_to(parts: Sequence[Binomial], target: float) -> list[Binomial]:
     return [part.tilted(theta) for part in parts]
 
 
-def _transform(parts: Sequence[Binomial]) -> tuple[int, Array]:
+def _convolve_by_transform(parts: Sequence[Binomial]) -> tuple[int, Array]:
+    """Return (first value, log probabilities) of the sum of ``parts``, accurate only near its mean."""
     low = 0
     total: Array = np.ones(1)
     for part in parts:

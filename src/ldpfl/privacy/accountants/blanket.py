@@ -142,13 +142,14 @@ class Bits(Record):
         return super().is_countable and self.count <= MAX_BITS
 
     def gains(self, epsilon: float) -> tuple[Array, Array]:
-        alike = np.arange(self.count + 1)
+        """Return the values of G for each number k of bits that agree with the first input, and their probabilities."""
+        agreeing = np.arange(self.count + 1)
         log_p1, log_p0 = log(2) + log_sigmoid(self.bit_epsilon), log(2) + log_sigmoid(-self.bit_epsilon)
-        first = np.exp(alike * log_p1 + (self.count - alike) * log_p0)
-        second = np.exp((self.count - alike) * log_p1 + alike * log_p0)
+        first = np.exp(agreeing * log_p1 + (self.count - agreeing) * log_p0)
+        second = np.exp((self.count - agreeing) * log_p1 + agreeing * log_p0)
         from scipy.stats import binom  # slow to import
 
-        return np.asarray(first - exp(epsilon) * second), np.asarray(binom.pmf(alike, self.count, 0.5))
+        return np.asarray(first - exp(epsilon) * second), np.asarray(binom.pmf(agreeing, self.count, 0.5))
 
     def delta(self, clients: int, epsilon: float) -> float:
         if self.count == 1 and epsilon < self.bit_epsilon:
@@ -172,6 +173,7 @@ class Report(Record):
         return self.epsilon0, 1
 
     def gains(self, epsilon: float) -> tuple[Array, Array]:
+        """Return the three values of G in the worst case, and their probabilities: the two densities differ in two of them."""
         low, high = self.share, self.stated * exp(self.epsilon0) * (1 + _DIGITS)
         p_high = (1 - low) / (high - low)  # probability of ``high`` for a density with mean 1
         p_differ = min(p_high, 1 - p_high)
@@ -200,11 +202,12 @@ def blanket_epsilon(kinds: Sequence[Hidden], delta: float) -> float:
     local = sum_of_reports_epsilon([(epsilon0, count * records) for epsilon0, count, records in parts], delta)
     if not kinds or delta <= 0 or len(kinds) > MAX_KINDS or not all(kind.record.is_countable for kind in kinds):
         return local
-    curves = [PrivacyCurve(_curve(kind), kind.record.epsilon0, kind.records, 4 * _ROUNDING) for kind in kinds]
+    curves = [PrivacyCurve(_delta_curve(kind), kind.record.epsilon0, kind.records, 4 * _ROUNDING) for kind in kinds]
     return min(local, composed_curves(curves, delta, _POINTS))
 
 
-def _curve(kind: Hidden) -> Callable[[float], float]:
+def _delta_curve(kind: Hidden) -> Callable[[float], float]:
+    """Return delta of one record of this kind as a function of epsilon."""
     return lambda epsilon: kind.record.delta(kind.clients, epsilon)
 
 
@@ -241,10 +244,12 @@ def _mean_above_zero(values: Array, chances: Array, clients: int, share: float) 
 
 
 def _power(frequency: Array, places: Array, weights: Array, clients: int, share: float) -> Array:
-    """Return the conjugate of the sum's characteristic function: one term's to the power ``clients``, without loss of digits.
+    """Return the conjugate of the sum's characteristic function at each ``frequency``, without loss of digits.
 
-    The logarithm of one term's size is taken from the function less 1 where that is small, since there digits would cancel. Where the
-    function is small itself, and may be 0, it is taken from the function.
+    The sum has ``clients`` independent terms. A term is 0 with probability 1 - ``share``; else it is one of ``places``, drawn by
+    ``weights``. The characteristic function of one term is raised to the power ``clients``. The logarithm of its size is computed from
+    the function less 1 where that is small, since digits would cancel there. Where the function itself is small, and may be 0, the
+    logarithm is computed from the function.
     """
     half = np.outer(frequency, places) / 2
     sine = np.sin(half)

@@ -52,7 +52,9 @@ def clone_log_moment(epsilon0: float, clients: int, order: float, coin_share: fl
     _, logs = Binomial(coins, 0.0).log_pmf()
     with_report, without = np.append(-np.inf, logs), np.append(logs, -np.inf)
     log_p1, log_p0 = log_sigmoid(epsilon0), log_sigmoid(-epsilon0)
-    first, second = (np.logaddexp(one + with_report, other + without) for one, other in ((log_p1, log_p0), (log_p0, log_p1)))
+    first, second = (
+        np.logaddexp(log_with + with_report, log_without + without) for log_with, log_without in ((log_p1, log_p0), (log_p0, log_p1))
+    )
     # What a window of the binomial leaves out is below 1e-30, and no loss exceeds epsilon0.
     inside = float(np.logaddexp.reduce(first + order * np.minimum(first - second, epsilon0)))
     return min(order * epsilon0, max(0.0, float(np.logaddexp(inside, log(_OUTSIDE) + order * epsilon0))))
@@ -64,6 +66,7 @@ def clone_outside(clients: int, coin_share: float) -> float:
 
 
 def _fewest_coins(clients: int, coin_share: float) -> int:
+    """Return the smallest likely number of clones: there are fewer with a probability of at most ``_OUTSIDE``."""
     if coin_share >= 1:
         return clients - 1
     return max(0, fewest_ones(_OUTSIDE, clients - 1, coin_share) - 1)
@@ -90,8 +93,8 @@ def clone_epsilon(epsilon0: float, clients: int, delta: float, coin_share: float
     at_zero = excess(0.0)
     if at_zero <= -_ROUNDED:
         return 0.0
-    found = float(brentq(excess, 0.0, epsilon0, xtol=1e-13 * max(epsilon0, 1e-3), rtol=1e-12)) if at_zero > 0 else 0.0
-    return min(epsilon0, found + 2e-12 * epsilon0 + _ROUNDED)
+    epsilon_found = float(brentq(excess, 0.0, epsilon0, xtol=1e-13 * max(epsilon0, 1e-3), rtol=1e-12)) if at_zero > 0 else 0.0
+    return min(epsilon0, epsilon_found + 2e-12 * epsilon0 + _ROUNDED)
 
 
 def composed_clone_epsilon(epsilon0: float, clients: int, rounds: int, delta: float, coin_share: float) -> float:
@@ -104,10 +107,10 @@ def composed_clone_epsilon(epsilon0: float, clients: int, rounds: int, delta: fl
         return local
     if rounds <= 1 or delta <= 0:
         return min(local, clone_epsilon(epsilon0, clients, delta, coin_share)) if rounds == 1 else local
-    top = clone_epsilon(epsilon0, clients, 1e-4 * delta / rounds, coin_share)
-    if top == 0:
+    negligible_epsilon = clone_epsilon(epsilon0, clients, 1e-4 * delta / rounds, coin_share)
+    if negligible_epsilon == 0:
         return local
-    step = top / _POINTS
+    step = negligible_epsilon / _POINTS
     counts, weights = _in_cells(*_coins(clients, coin_share))
     curve = _deltas(epsilon0, step * np.arange(_POINTS + 1), counts, weights)
     return min(local, from_curve(curve, step).composed_epsilon(rounds, delta))
@@ -131,7 +134,10 @@ def _in_cells(counts: Array, weights: Array) -> tuple[Array, Array]:
 
 
 def _deltas(epsilon0: float, epsilons: Array, counts: Array, weights: Array) -> Array:
-    """Return delta at each of ``epsilons``: two tails of a fair binomial for each number of coins."""
+    """Return delta of the module's pair at each of ``epsilons``: a mean over ``counts``, the numbers C of clones, with their ``weights``.
+
+    For each C, delta is a difference of two upper tails of A ~ Bin(C, 1/2), the clones that look like the target's first report.
+    """
     from scipy.stats import binom  # slow to import
 
     p1, p0 = sigmoid(epsilon0), sigmoid(-epsilon0)
@@ -139,13 +145,13 @@ def _deltas(epsilon0: float, epsilons: Array, counts: Array, weights: Array) -> 
     for index, epsilon in enumerate(epsilons.tolist()):
         if epsilon >= epsilon0:
             continue
-        most = p1 - exp(epsilon) * p0  # no delta is larger
-        if most <= 0:
+        largest_delta = p1 - exp(epsilon) * p0  # no delta is larger
+        if largest_delta <= 0:
             continue
         # The likelihood ratio of a count a rises with a / (C - a + 1). It exceeds e^epsilon where that fraction exceeds ``border``.
-        border = (exp(epsilon) * p1 - p0) / most
+        border = (exp(epsilon) * p1 - p0) / largest_delta
         first = np.minimum(np.floor(border * (counts + 1) / (1 + border)), counts) + 1  # counts + 1: all coins, and the report
-        gain = most * binom.sf(first - 2, counts, 0.5)
+        gain = largest_delta * binom.sf(first - 2, counts, 0.5)
         loss = (exp(epsilon) * p1 - p0) * binom.sf(first - 1, counts, 0.5)
         deltas[index] = float(np.dot(weights, np.maximum(gain - loss, 0.0)))
     return deltas

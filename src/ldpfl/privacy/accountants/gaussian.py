@@ -16,9 +16,9 @@ from scipy.special import erfcx, log_ndtr, ndtr, ndtri
 from ldpfl.errors import ConfigError
 from ldpfl.privacy.accountants.roots import brentq
 
-_HUGE = 1e6
+_LARGE_MU = 1e6
 """Above this mu the second term of the curve is below rounding."""
-_TINY = 1e-5
+_SMALL_MU = 1e-5
 """Below this mu the two terms of the curve agree in nearly all digits, so their difference is computed from the derivative."""
 
 ROUNDED = 1e-9
@@ -38,7 +38,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
     if mu == inf:
         return 1.0
     near, far = epsilon / mu - mu / 2, epsilon / mu + mu / 2
-    if mu < _TINY:  # the difference is mu times the derivative half way between the two terms
+    if mu < _SMALL_MU:  # the difference is mu times the derivative half way between the two terms
         middle = epsilon / mu / sqrt(2)
         return exp(-(near**2) / 2) * mu / sqrt(2) * (1 / sqrt(pi) - middle * float(erfcx(middle)))
     if near > 0:  # factor out e^(-near^2 / 2), so that the difference of the two terms keeps its digits
@@ -53,7 +53,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     if delta <= 0 or mu == inf:
         return inf
     high = mu * mu / 2 + mu * float(-ndtri(delta)) if delta < 0.5 else mu * mu / 2 + 1  # without the second term of the curve
-    if mu > _HUGE:
+    if mu > _LARGE_MU:
         return high
     return float(brentq(lambda epsilon: gaussian_delta(mu, epsilon) - delta, 0.0, high, xtol=1e-14 * high, rtol=1e-14))
 
@@ -64,7 +64,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     Raises:
         ConfigError: epsilon is not positive and finite, or delta not between 0 and 1.
     """
-    _check(epsilon, delta)
+    _check_epsilon_and_delta(epsilon, delta)
     high = 1.0
     while gaussian_delta(high, epsilon) < delta:
         high *= 2
@@ -82,7 +82,7 @@ def classical_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> f
     Raises:
         ConfigError: epsilon >= 1, where the formula may give too little noise; use :func:`gaussian_sigma`.
     """
-    _check(epsilon, delta)
+    _check_epsilon_and_delta(epsilon, delta)
     if epsilon >= 1:
         raise ConfigError(
             f"the classical Gaussian formula is proved for epsilon < 1, got {epsilon:g}: lower it, or calibrate exactly "
@@ -101,7 +101,7 @@ def ladp_constant(epsilon: float, delta: float) -> float:
     Raises:
         ConfigError: epsilon is not positive and finite, or delta not between 0 and 1.
     """
-    _check(epsilon, delta)
+    _check_epsilon_and_delta(epsilon, delta)
     largest = sqrt(2 / pi)
     a = sqrt(2 * log(largest / delta)) if delta < largest else 1.0
     return (a + sqrt(a * a + 2 * epsilon)) / 2
@@ -112,7 +112,7 @@ def composed_mu(mus: Iterable[float]) -> float:
     return hypot(*mus)
 
 
-def _check(epsilon: float, delta: float) -> None:
+def _check_epsilon_and_delta(epsilon: float, delta: float) -> None:
     if not 0 < epsilon < inf:
         raise ConfigError(f"epsilon must be positive and finite, got {epsilon}")
     if epsilon > _LARGEST_EPSILON:

@@ -27,7 +27,7 @@ class LocalAccountant(Accountant):
     """Composes releases of some kinds.
 
     Attributes:
-        kinds: of releases that it composes.
+        kinds: kinds of release that it composes.
         releases: how often each was made.
     """
 
@@ -67,21 +67,21 @@ class PureAccountant(LocalAccountant):
     kinds: ClassVar[frozenset[type]] = frozenset({BinaryRelease, PureRelease})
 
     def epsilon(self, delta: float) -> float:
-        few = sum(number for _, number in self.pure) <= MOST_REPORTS
-        return sum_of_reports_epsilon(self.pure, delta if few else 0.0)
+        is_exact = sum(number for _, number in self.pure) <= MOST_REPORTS
+        return sum_of_reports_epsilon(self.pure, delta if is_exact else 0.0)
 
     def delta(self, epsilon: float) -> float:
-        alike = {each for each, _ in self.pure}
+        epsilons = {each for each, _ in self.pure}
         number = sum(number for _, number in self.pure)
-        if len(alike) == 1 and number <= MOST_REPORTS:
-            return composed_delta(alike.pop(), number, epsilon)
+        if len(epsilons) == 1 and number <= MOST_REPORTS:
+            return composed_delta(epsilons.pop(), number, epsilon)
         return super().delta(epsilon)
 
     def distance(self) -> float:
-        alike, number = {each for each, _ in self.pure}, sum(number for _, number in self.pure)
-        if len(alike) != 1 or number > MOST_REPORTS:
+        epsilons, number = {epsilon for epsilon, _ in self.pure}, sum(number for _, number in self.pure)
+        if len(epsilons) != 1 or number > MOST_REPORTS:
             return self._distance_by_deltas()
-        return min(1.0, composed_delta(alike.pop(), number, 0.0) + TAIL)
+        return min(1.0, composed_delta(epsilons.pop(), number, 0.0) + TAIL)
 
     def divergence(self, order: Array) -> Array:
         return _divergence_of_reports(self.pure, order)
@@ -121,6 +121,7 @@ class GaussianAccountant(LocalAccountant):
 
     @property
     def _is_sampled(self) -> bool:
+        """Whether records take part in some rounds with a probability below 1."""
         return any(rate < 1 for _, rate, _ in self.rounds)
 
 
@@ -160,8 +161,10 @@ class NoAccountant(LocalAccountant):
 
 
 def _divergence_of_reports(pure: list[tuple[float, int]], order: Array) -> Array:
+    """Return the Rényi divergence of order 1 + ``order`` of pure reports, given as (epsilon, number)."""
     return np.asarray(np.sum([number * log_moment(epsilon, order) / order for epsilon, number in pure], axis=0))
 
 
 def _divergence_of_noise(mu: float, order: Array) -> Array:
+    """Return the Rényi divergence of order 1 + ``order`` of Gaussian noise."""
     return np.asarray((1 + order) * mu**2 / 2)

@@ -149,8 +149,8 @@ class PrivacyCurve:
 
     def at(self, epsilon: float) -> float:
         """Return delta at ``epsilon``; 1, which always holds, if the computation gives NaN."""
-        found = self.delta(epsilon)
-        return 1.0 if isnan(found) else found
+        delta = self.delta(epsilon)
+        return 1.0 if isnan(delta) else delta
 
 
 def composed_curves(curves: Sequence[PrivacyCurve], delta: float, points: int = 1024) -> float:
@@ -161,8 +161,8 @@ def composed_curves(curves: Sequence[PrivacyCurve], delta: float, points: int = 
     """
     total = sum(curve.times for curve in curves)
     if total == 1:
-        return _at(next(curve for curve in curves if curve.times), delta)
-    step = max((_top(curve, 1e-4 * delta / total) for curve in curves), default=0.0) / points
+        return _single_epsilon(next(curve for curve in curves if curve.times), delta)
+    step = max((_largest_likely_loss(curve, 1e-4 * delta / total) for curve in curves), default=0.0) / points
     if step == 0:
         return 0.0 if all(curve.at(0.0) * curve.times * len(curves) <= delta for curve in curves) else inf
     losses = []
@@ -176,20 +176,20 @@ def composed_curves(curves: Sequence[PrivacyCurve], delta: float, points: int = 
     return reduce(GridLosses.followed_by, known).epsilon(delta) if len(known) == len(curves) else inf
 
 
-def _top(curve: PrivacyCurve, delta: float) -> float:
+def _largest_likely_loss(curve: PrivacyCurve, delta: float) -> float:
     """Return a loss at which the curve's delta has fallen to about ``delta``."""
     return _crossing(curve, max(delta, curve.fewest), 1e-3) * 1.01
 
 
-def _at(curve: PrivacyCurve, delta: float) -> float:
+def _single_epsilon(curve: PrivacyCurve, delta: float) -> float:
     """Return an epsilon at ``delta`` of one release: where its curve falls to ``delta``, or slightly above, so that it is safe."""
     if delta < curve.fewest:
         return curve.limit
-    found = _crossing(curve, delta, 1e-6)
-    step = max(1e-6 * found, 1e-12)
-    while found < curve.limit and curve.at(found) > delta:
-        found, step = found + step, 2 * step
-    return min(found, curve.limit)
+    epsilon = _crossing(curve, delta, 1e-6)
+    step = max(1e-6 * epsilon, 1e-12)
+    while epsilon < curve.limit and curve.at(epsilon) > delta:
+        epsilon, step = epsilon + step, 2 * step
+    return min(epsilon, curve.limit)
 
 
 def _crossing(curve: PrivacyCurve, delta: float, precision: float) -> float:
@@ -236,14 +236,14 @@ def epsilon_of(losses: Array, masses: Array, delta: float) -> float:
     is_flat = losses[-1] - losses[0] < _FLAT
     part = min(int(np.searchsorted(upper, 0.2 * upper[-1])) + 1, upper.size)
     for size in (part, upper.size) if upper.size > _SHORT else (upper.size,):
-        kept = upper[:size]
+        tail_masses = upper[:size]
         log_lower = _log_lower(losses[::-1][:size], masses[::-1][:size], is_flat)
-        relevant = kept > delta
+        relevant = tail_masses > delta
         if relevant.any():
-            found = float(np.max(np.log(kept[relevant] - delta) - log_lower[relevant]))
-            if log(upper[-1]) - log_lower[-1] + 1e-9 * max(1.0, abs(found)) <= found:
+            epsilon = float(np.max(np.log(tail_masses[relevant] - delta) - log_lower[relevant]))
+            if log(upper[-1]) - log_lower[-1] + 1e-9 * max(1.0, abs(epsilon)) <= epsilon:
                 break
-    return inf if isnan(found) else max(0.0, found)
+    return inf if isnan(epsilon) else max(0.0, epsilon)
 
 
 def _log_lower(losses: Array, masses: Array, is_flat: bool) -> Array:
@@ -303,13 +303,13 @@ def from_curve(deltas: Array, step: float) -> GridLosses:
 
 def _convex_hull(curve: Array, step: float) -> Array:
     """Return the largest function below ``curve`` that is convex in e^epsilon, at the same points."""
-    kept: list[int] = []
+    corners: list[int] = []
     for index in range(curve.size):
-        while len(kept) > 1 and _slope(curve, kept[-2], kept[-1], step) <= _slope(curve, kept[-1], index, step):
-            kept.pop()
-        kept.append(index)
+        while len(corners) > 1 and _slope(curve, corners[-2], corners[-1], step) <= _slope(curve, corners[-1], index, step):
+            corners.pop()
+        corners.append(index)
     hull = curve.copy()
-    for left, right in pairwise(kept):
+    for left, right in pairwise(corners):
         inside = np.arange(left + 1, right)
         length = (inside - left) * step
         share = np.exp(length + np.log(-np.expm1(-length)) - _log_expm1((right - left) * step))
@@ -324,4 +324,5 @@ def _slope(curve: Array, left: int, right: int, step: float) -> float:
 
 
 def _log_expm1(x: float) -> float:
+    """Return log(e^x - 1) for x > 0, without overflow."""
     return x + log(-expm1(-x))

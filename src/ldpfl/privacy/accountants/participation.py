@@ -64,9 +64,9 @@ def cohort_sizes(clients: int, rate: float, negligible: float) -> tuple[NDArray[
         return np.array([clients]), np.ones(1), 0.0
     low, logs = Binomial(clients, log(rate) - log1p(-rate)).log_pmf()
     sizes, weights = low + np.arange(logs.size), np.exp(logs)
-    kept = (np.cumsum(weights) > negligible / 2) & (np.cumsum(weights[::-1])[::-1] > negligible / 2) & (sizes > 0)
-    left_out = float(weights[~kept & (sizes > 0)].sum())
-    return sizes[kept], weights[kept], left_out
+    likely = (np.cumsum(weights) > negligible / 2) & (np.cumsum(weights[::-1])[::-1] > negligible / 2) & (sizes > 0)
+    left_out = float(weights[~likely & (sizes > 0)].sum())
+    return sizes[likely], weights[likely], left_out
 
 
 def _round_curve(setting: ShuffledRounds, rate: float, epsilons: Array, negligible: float) -> Array:

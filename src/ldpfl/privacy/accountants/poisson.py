@@ -39,6 +39,7 @@ _SMALLEST_MU = 1e-12
 """Smaller values of mu are raised to this, which is safe, because dp-accounting overflows below it."""
 
 _OVERFLOWS = 700.0
+"""Epsilon from which e^epsilon may overflow."""
 
 Sampled = tuple[float, float, int]
 """mu of the whole batch when a record is replaced, the probability of being in it, and the number of rounds."""
@@ -57,12 +58,12 @@ def sampled_delta(mu: float, rate: float, epsilon: float) -> float:
 
 def sampled_epsilon(rounds: Sequence[Sampled], delta: float) -> float:
     """Return an upper bound of epsilon at ``delta`` for replacing one record. Holds adaptively; never more than without sampling."""
-    whole = gaussian_epsilon(composed_mu(mu * sqrt(count) for mu, _, count in rounds), delta)
+    unsampled = gaussian_epsilon(composed_mu(mu * sqrt(count) for mu, _, count in rounds), delta)
     if delta <= 0 or all(rate == 1 for _, rate, _ in rounds):
-        return whole
+        return unsampled
     curves = [PrivacyCurve(lambda epsilon, mu=mu, rate=rate: sampled_delta(mu, rate, epsilon), inf, count) for mu, rate, count in rounds]  # type: ignore[misc]
-    two = inf if _takes_long(rounds) else _remove_then_add_epsilon(tuple(rounds), delta)
-    return min(whole, composed_curves(curves, delta), two)
+    second_bound = inf if _takes_long(rounds) else _remove_then_add_epsilon(tuple(rounds), delta)
+    return min(unsampled, composed_curves(curves, delta), second_bound)
 
 
 def sampled_distance(rounds: Sequence[Sampled]) -> float:
@@ -75,6 +76,7 @@ _LARGEST_SUM = 50.0
 
 
 def _remove_then_add_epsilon(rounds: tuple[Sampled, ...], delta: float) -> float:
+    """Return epsilon at ``delta`` by the second bound of this module; infinite where it is too large to be reliable."""
     accountant = _added_or_removed(rounds)
     low, high = added_epsilon(rounds, delta), added_epsilon(rounds, delta / 1e3)
     while high <= _LARGEST_SUM and (1 + exp(high)) * accountant.get_delta(high) > delta:
@@ -92,10 +94,10 @@ def added_epsilon(rounds: Sequence[Sampled], delta: float) -> float:
 
     If dp-accounting would take too long, it is the epsilon without sampling, which is no smaller.
     """
-    whole = gaussian_epsilon(composed_mu(mu / 2 * sqrt(count) for mu, _, count in rounds), delta)
+    unsampled = gaussian_epsilon(composed_mu(mu / 2 * sqrt(count) for mu, _, count in rounds), delta)
     if delta <= 0 or all(rate == 1 for _, rate, _ in rounds) or _takes_long(rounds):
-        return whole
-    return min(whole, float(_added_or_removed(tuple(rounds)).get_epsilon(delta)))
+        return unsampled
+    return min(unsampled, float(_added_or_removed(tuple(rounds)).get_epsilon(delta)))
 
 
 def _takes_long(rounds: Sequence[Sampled]) -> bool:
@@ -107,6 +109,7 @@ def _takes_long(rounds: Sequence[Sampled]) -> bool:
 
 @lru_cache(maxsize=16)
 def _added_or_removed(rounds: tuple[Sampled, ...]) -> PLDAccountant:
+    """Return dp-accounting's accountant of ``rounds`` for adding or removing one record, cached."""
     accountant = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE)
     for mu, rate, count in rounds:
         event = GaussianDpEvent(2 / max(mu, _SMALLEST_MU))

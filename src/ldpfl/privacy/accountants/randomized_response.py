@@ -67,13 +67,13 @@ def composed_epsilon(epsilon0: float, reports: int, delta: float) -> float:
     if delta <= TAIL or epsilon0 > HUGE_BUDGET:
         return pure_sum(epsilon0, reports)
     losses, masses = _losses(epsilon0, reports)
-    found = epsilon_of(losses, masses, delta - TAIL)
+    computed = epsilon_of(losses, masses, delta - TAIL)
     # Round up by more than the rounding error. Near the pure sum half a unit in the last place changes delta by a relative 1e-4, and a tiny
     # delta by more. The masses sum to 1, so the rounding error of their sums affects many digits of a tiny epsilon: hence ROUNDED.
-    up = found * (1 + 1e-12) if delta < _TINY_DELTA else nextafter(nextafter(found, inf), inf)
+    up = computed * (1 + 1e-12) if delta < _TINY_DELTA else nextafter(nextafter(computed, inf), inf)
     # A positive epsilon below the rounding error comes out as 0. Whether it is positive is decided by delta at epsilon 0.
-    hidden = found == 0 and delta_of(losses, masses, 0.0) * (1 + _DELTA_ROUNDED) > delta - TAIL
-    return min(pure_sum(epsilon0, reports), up + ROUNDED * sqrt(losses.size)) if found > 0 or hidden else 0.0
+    is_tiny = computed == 0 and delta_of(losses, masses, 0.0) * (1 + _DELTA_ROUNDED) > delta - TAIL
+    return min(pure_sum(epsilon0, reports), up + ROUNDED * sqrt(losses.size)) if computed > 0 or is_tiny else 0.0
 
 
 def pure_sum(epsilon0: float, reports: int) -> float:
@@ -83,6 +83,7 @@ def pure_sum(epsilon0: float, reports: int) -> float:
 
 
 def _losses(epsilon0: float, reports: int) -> tuple[Array, Array]:
+    """Return the possible losses of k = ``reports`` reports, ascending, and their probabilities."""
     first, logs = Binomial(reports, epsilon0).log_pmf()
     ones = first + np.arange(logs.size, dtype=np.float64)
     return epsilon0 * (2 * ones - reports), np.exp(logs)

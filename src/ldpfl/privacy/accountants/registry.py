@@ -49,9 +49,9 @@ def accountant(releases: Iterable[tuple[Release, int]]) -> LocalAccountant:
         PrivacyError: no accountant composes these kinds of release.
     """
     counts: Counter[Release] = Counter()
-    made = list(releases)
-    by_record = any(release.unit == "record" for release, _ in made)
-    for release, times in made:
+    listed = list(releases)
+    by_record = any(release.unit == "record" for release, _ in listed)
+    for release, times in listed:
         counts[for_one_record(release) if by_record else release] += times
     kinds = {type(release) for release in counts}
     for kind in LOCAL:
@@ -73,10 +73,10 @@ def least_epsilon(groups: Sequence[RoundGroup], delta: float) -> float:
     local = epsilon_of(((group.release, group.rounds) for group in groups), delta)
     hidden = behind_shuffler(groups)
     try:
-        found = inf if hidden is None else hidden.epsilon(delta)
+        hidden_epsilon = inf if hidden is None else hidden.epsilon(delta)
     except Exception:  # the local bound holds in any case; a statement notes the reason
         return local
-    return found if 0 <= found < local else local
+    return hidden_epsilon if 0 <= hidden_epsilon < local else local
 
 
 def epsilon_of(releases: Iterable[tuple[Release, int]], delta: float) -> float:

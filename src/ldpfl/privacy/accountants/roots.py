@@ -24,48 +24,51 @@ def brentq(
         RuntimeError: ``maxiter`` steps are too few.
     """
     before, now = float(low), float(high)
-    at_before, at_now = _at(function, before), _at(function, now)
+    at_before, at_now = _value_at(function, before), _value_at(function, now)
     if at_before == 0:
         return before
     if at_now == 0:
         return now
     if (at_before < 0) == (at_now < 0):
         raise ValueError(f"a function has the same sign at {low:g} and {high:g}: there may be no root between them")
-    other = at_other = step = last = 0.0
+    opposite = at_opposite = step = previous_step = 0.0
     for _ in range(maxiter):
         if at_before != 0 and at_now != 0 and (at_before < 0) != (at_now < 0):
-            other, at_other = before, at_before
-            step = last = now - before
-        if abs(at_other) < abs(at_now):
-            before, now, other = now, other, now
-            at_before, at_now, at_other = at_now, at_other, at_now
+            opposite, at_opposite = before, at_before
+            step = previous_step = now - before
+        if abs(at_opposite) < abs(at_now):
+            before, now, opposite = now, opposite, now
+            at_before, at_now, at_opposite = at_now, at_opposite, at_now
         precision = (xtol + rtol * abs(now)) / 2
-        half = (other - now) / 2
+        half = (opposite - now) / 2
         if at_now == 0 or abs(half) < precision:
             return now
-        if abs(last) > precision and abs(at_now) < abs(at_before):
+        if abs(previous_step) > precision and abs(at_now) < abs(at_before):
             try:
-                wanted = _interpolated((before, at_before), (now, at_now), (other, at_other))
+                next_step = _interpolated((before, at_before), (now, at_now), (opposite, at_opposite))
             except ZeroDivisionError:  # of values that rounding makes equal
-                wanted = inf
-            step, last = (wanted, step) if 2 * abs(wanted) < min(abs(last), 3 * abs(half) - precision) else (half, half)
+                next_step = inf
+            step, previous_step = (
+                (next_step, step) if 2 * abs(next_step) < min(abs(previous_step), 3 * abs(half) - precision) else (half, half)
+            )
         else:
-            step = last = half
+            step = previous_step = half
         before, at_before = now, at_now
         now += step if abs(step) > precision else (precision if half > 0 else -precision)
-        at_now = _at(function, now)
+        at_now = _value_at(function, now)
     raise RuntimeError(f"no root was found in {maxiter} steps; the last was at {now:g}")
 
 
-def _interpolated(before: _Point, now: _Point, other: _Point) -> float:
+def _interpolated(before: _Point, now: _Point, opposite: _Point) -> float:
     """Return the step from ``now`` to where a line through two points is 0, or the inverse parabola through three."""
-    if before[0] == other[0]:
+    if before[0] == opposite[0]:
         return -now[1] * (now[0] - before[0]) / (now[1] - before[1])
-    first, second = (before[1] - now[1]) / (before[0] - now[0]), (other[1] - now[1]) / (other[0] - now[0])
-    return -now[1] * (other[1] * second - before[1] * first) / (second * first * (other[1] - before[1]))
+    first, second = (before[1] - now[1]) / (before[0] - now[0]), (opposite[1] - now[1]) / (opposite[0] - now[0])
+    return -now[1] * (opposite[1] * second - before[1] * first) / (second * first * (opposite[1] - before[1]))
 
 
-def _at(function: Callable[[float], float], x: float) -> float:
+def _value_at(function: Callable[[float], float], x: float) -> float:
+    """Return the function's value at ``x``. NaN raises a :class:`ValueError`, since its sign is unknown."""
     value = float(function(x))
     if isnan(value):
         raise ValueError(f"a function whose root is looked for has no value at {x:g}")

@@ -59,8 +59,8 @@ def single_epsilon(epsilon0: float, clients: int, delta: float) -> float:
 def _epsilon_rounded_up(row: Row, delta: float) -> float:
     """Return the epsilon of a row at ``delta`` plus an allowance for rounding, which matters for a tiny epsilon."""
     losses, masses = row
-    found, hidden = epsilon_of(losses, masses, delta), ROUNDED * sqrt(losses.size)
-    return found + hidden if found > 0 or delta_of(losses, masses, 0.0) > delta - hidden else 0.0
+    epsilon, allowance = epsilon_of(losses, masses, delta), ROUNDED * sqrt(losses.size)
+    return epsilon + allowance if epsilon > 0 or delta_of(losses, masses, 0.0) > delta - allowance else 0.0
 
 
 def single_attained_epsilon(epsilon0: float, clients: int, delta: float) -> float:
@@ -111,8 +111,9 @@ class ShuffledLosses:
         """Return the largest log E[e^(order * loss)] over the rows, inside the windows, (T,). Do not write to the result."""
         key = order.tobytes()
         if key not in self._log_moments:
-            found = largest_log_moment(self.losses, self.masses, order, self._peak)
-            self._log_moments[key] = np.clip(found, 0.0, self.epsilon0 * order)  # a moment of 1, less what is rounded, has none below 0
+            log_moment = largest_log_moment(self.losses, self.masses, order, self._peak)
+            # The true moment is at least 1; rounding may make it smaller.
+            self._log_moments[key] = np.clip(log_moment, 0.0, self.epsilon0 * order)
         return self._log_moments[key]
 
     def tilted(self, order: Array) -> tuple[Array, Array, Array]:
@@ -125,19 +126,20 @@ class ShuffledLosses:
         return mean, variance, third
 
     def _tilted(self, order: Array) -> tuple[Array, Array, Array]:
+        """Return the result of :meth:`tilted` for so few orders that the arrays stay small."""
         weights = np.exp(order[:, None] * (self.losses - self.half * self.step))
         near = weights * self.masses.sum(axis=0)
         pivot = (near @ self.losses / near.sum(axis=1))[:, None]
-        apart = self.losses - pivot  # moments around a place that is near each row's mean keep their digits
+        distances = self.losses - pivot  # moments around a place that is near each row's mean keep their digits
         powers = [weights]
         for _ in range(4):
-            powers.append(powers[-1] * apart)
+            powers.append(powers[-1] * distances)
         raw = (np.concatenate(powers) @ self.masses.T).reshape(5, order.size, -1)
-        with np.errstate(invalid="ignore"):  # what has no weight left is no number, and no bound is made of it
-            one, two, three, four = raw[1:] / raw[0]
-        variance = np.maximum(two - one**2, 0.0)
-        fourth = np.maximum(four - 4 * one * three + 6 * one**2 * two - 3 * one**4, variance**2)
-        return pivot + one, variance, np.sqrt(variance) * np.sqrt(fourth)  # whose product may be 0 where neither is
+        with np.errstate(invalid="ignore"):  # a row whose weights vanish gives NaN; no bound is derived from it
+            m1, m2, m3, m4 = raw[1:] / raw[0]
+        variance = np.maximum(m2 - m1**2, 0.0)
+        fourth = np.maximum(m4 - 4 * m1 * m3 + 6 * m1**2 * m2 - 3 * m1**4, variance**2)
+        return pivot + m1, variance, np.sqrt(variance) * np.sqrt(fourth)  # two roots: the product under one root may underflow to 0
 
     @cached_property
     def dominating(self) -> GridLosses:
@@ -169,7 +171,10 @@ def shuffled_losses(epsilon0: float, clients: int, half: int = _HALF) -> Shuffle
 
 
 def attained_losses(epsilon0: float, clients: int, half: int = _HALF) -> ShuffledLosses:
-    """Return the privacy losses of one data set, with all other clients at the probability p1, on 2 ``half`` + 1 points."""
+    """Return the privacy losses of one data set: all other clients send 1 with probability p1 = 1 / (1 + e^-``epsilon0``).
+
+    On 2 ``half`` + 1 points.
+    """
     losses = _on_grid([_row(epsilon0, [Binomial(clients - 1, epsilon0)])], epsilon0, clients, half)
     return replace(losses, outside=0.0)  # probability outside may be ignored in a lower bound
 
@@ -183,9 +188,9 @@ def _on_grid(rows: Sequence[Row], epsilon0: float, clients: int, half: int) -> S
         inside = losses <= limit
         outside = max(outside, float(mass[~inside].sum()))
         masses.append(connect_the_dots(losses[inside], mass[inside], step, -half, 2 * half + 1))
-    whole = all(losses.size == clients + 1 for losses, _ in rows) and outside == 0
+    is_complete = all(losses.size == clients + 1 for losses, _ in rows) and outside == 0
     grid = np.stack(masses)
-    return ShuffledLosses(epsilon0, clients, step, grid / grid.sum(axis=1, keepdims=True), 0.0 if whole else outside + 2 * TAIL)
+    return ShuffledLosses(epsilon0, clients, step, grid / grid.sum(axis=1, keepdims=True), 0.0 if is_complete else outside + 2 * TAIL)
 
 
 Row = tuple[Array, Array]
@@ -194,15 +199,17 @@ Row = tuple[Array, Array]
 
 def _rows(epsilon0: float, clients: int) -> Iterable[Row]:
     """Return the row of each worst case m, or of each cell of them."""
-    return _kept_rows(epsilon0, clients) if clients <= MAX_CACHED_CLIENTS else _made_rows(epsilon0, clients)
+    return _cached_rows(epsilon0, clients) if clients <= MAX_CACHED_CLIENTS else _computed_rows(epsilon0, clients)
 
 
 @lru_cache(maxsize=2)  # a plan asks for one bit, what it realises, one round and the whole run in turn
-def _kept_rows(epsilon0: float, clients: int) -> tuple[Row, ...]:
-    return tuple(_made_rows(epsilon0, clients))
+def _cached_rows(epsilon0: float, clients: int) -> tuple[Row, ...]:
+    """Return the rows of :func:`_computed_rows`, cached."""
+    return tuple(_computed_rows(epsilon0, clients))
 
 
-def _made_rows(epsilon0: float, clients: int) -> Iterator[Row]:
+def _computed_rows(epsilon0: float, clients: int) -> Iterator[Row]:
+    """Yield the row of each worst case m, or of each cell of them. The last binomial has the coins of clients that differ in a cell."""
     width = 1 if clients <= EXACT_CLIENTS else ceil(clients / _CELLS)
     coins_share = 2 * sigmoid(-epsilon0)
     for low in range(0, clients, width):
@@ -245,8 +252,8 @@ def _curves(masses: Array, step: float) -> Array:
 def rounded_down(sizes: Iterable[int], most: int | None) -> dict[int, int]:
     """Map each cohort size to one of at most ``most`` sizes that is no larger. Safe for upper bounds, since fewer clients hide less."""
     known = sorted(set(sizes))
-    kept = known if most is None or len(known) <= most else [known[round(i * (len(known) - 1) / most)] for i in range(most)]
-    return {size: max(other for other in kept if other <= size) for size in known}
+    allowed = known if most is None or len(known) <= most else [known[round(i * (len(known) - 1) / most)] for i in range(most)]
+    return {size: max(smaller for smaller in allowed if smaller <= size) for size in known}
 
 
 Value = TypeVar("Value", int, float)
@@ -258,5 +265,5 @@ def rounded_up(values: Iterable[Value], most: int | None) -> dict[Value, Value]:
     Safe for upper bounds if the values are epsilons or mus, since larger ones cost more. Safe for lower bounds if they are cohort sizes.
     """
     known = sorted(set(values))
-    kept = known if most is None or len(known) <= most else [known[round((i + 1) * (len(known) - 1) / most)] for i in range(most)]
-    return {value: min(other for other in kept if other >= value) for value in known}
+    allowed = known if most is None or len(known) <= most else [known[round((i + 1) * (len(known) - 1) / most)] for i in range(most)]
+    return {value: min(larger for larger in allowed if larger >= value) for value in known}

@@ -39,10 +39,10 @@ from ldpfl.privacy.accountants.shuffled import (
 
 _BERRY_ESSEEN = 0.56
 _CURVE_POINTS = 8192
-_SIZES = 8
-_ATTAINED_SIZES = 16
+_MAX_SIZES = 8
+_MAX_ATTAINED_SIZES = 16
 """Number of distinct cohort sizes in a lower bound, after rounding: each takes a sixth of a second."""
-_BUDGETS = 16
+_MAX_EPSILONS = 16
 """Number of distinct epsilons of a bit, after rounding: each takes seconds, and tens of megabytes."""
 
 _MAX_WORK = 2e5
@@ -104,9 +104,9 @@ def shuffled_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> Bracket:
 
 def certified_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> tuple[float, float]:
     """Return proved upper bounds of epsilon at ``delta``: for inputs that are fixed beforehand, and for adaptive inputs."""
-    groups = _within_work(lambda sizes, budgets: _merged(groups, sizes, budgets), _SIZES)
+    groups = _within_work(lambda sizes, epsilons: _merged(groups, sizes, epsilons), _MAX_SIZES)
     if _shuffling_is_useless(groups, delta):
-        return _local(groups, delta), _local(groups, delta)
+        return _local_epsilon(groups, delta), _local_epsilon(groups, delta)
     if len(groups) == 1 and groups[0].releases == 1:
         single = single_epsilon(groups[0].epsilon0, groups[0].clients, delta)
         return single, single
@@ -115,40 +115,43 @@ def certified_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> tuple[f
 
 @lru_cache(maxsize=32)  # a plan asks again for the result of a search
 def _certified(groups: tuple[ShuffledRounds, ...], delta: float) -> tuple[float, float]:
-    rounds = _Composition(groups, tuple(shuffled_losses(group.epsilon0, group.clients, _half(group)) for group in groups))
+    """Return :func:`certified_epsilon` of ``groups`` that are merged already, cached."""
+    rounds = _Composition(groups, tuple(shuffled_losses(group.epsilon0, group.clients, _grid_half(group)) for group in groups))
     inside = delta - rounds.outside
     renyi, order = best_order(rounds.log_moment, inside)
     fixed = epsilon_from_log_moment(rounds.log_moment, inside, rounds.sharp_factor, near=order) * _UP
     across = fixed if rounds.is_one_round else rounds.by_rounds(delta)
-    adaptive = min(_local(groups, delta), renyi * _UP, rounds.convolved(delta) * _UP, across)
+    adaptive = min(_local_epsilon(groups, delta), renyi * _UP, rounds.convolved(delta) * _UP, across)
     return min(adaptive, fixed), adaptive
 
 
 def attained_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> float:
     """Return the epsilon at ``delta`` of one data set: by convolution, or if that takes too long, a proved lower bound of it."""
     merged = _merged(groups, None, None)
-    return _attained(_within_work(lambda sizes, budgets: _of_few_sizes(_of_few_budgets(merged, budgets), sizes), _ATTAINED_SIZES), delta)
+    few = _within_work(lambda sizes, epsilons: _round_up_cohorts(_most_informative(merged, epsilons), sizes), _MAX_ATTAINED_SIZES)
+    return _attained(few, delta)
 
 
 @lru_cache(maxsize=64)  # as above
 def _attained(groups: tuple[ShuffledRounds, ...], delta: float) -> float:
+    """Return :func:`attained_epsilon` of ``groups`` that are merged already, cached."""
     if _shuffling_is_useless(groups, delta):
         # The local bound is exact for one epsilon, and at delta 0. For several epsilons, use the largest lower bound of one of them.
         exact = delta <= 0 or len(groups) < 2
-        return _local(groups, delta) if exact else max(attained_epsilon([group], delta) for group in groups)
+        return _local_epsilon(groups, delta) if exact else max(attained_epsilon([group], delta) for group in groups)
     if len(groups) == 1 and groups[0].releases == 1:
         return single_attained_epsilon(groups[0].epsilon0, groups[0].clients, delta)
     for half in _ATTAINED_GRIDS if len(groups) == 1 else ():
-        own = attained_losses(groups[0].epsilon0, groups[0].clients, half)
-        composed = GridLosses(own.step, -half, own.masses[0]).composed(groups[0].releases, delta)
+        bit_losses = attained_losses(groups[0].epsilon0, groups[0].clients, half)
+        composed = GridLosses(bit_losses.step, -half, bit_losses.masses[0]).composed(groups[0].releases, delta)
         if composed is not None:
             # For a lower bound, the possible error of rounding and truncation makes epsilon smaller, so it is added to delta.
             return epsilon_of(composed.losses, composed.masses, delta + composed.infinite)
     losses = [attained_losses(group.epsilon0, group.clients) for group in groups]
-    found = _attained_by_moments(losses, [group.releases for group in groups], delta)
-    if found == 0 and len(groups) > 1:  # too few releases for the theorem: use the lower bound of a single group
+    lower_bound = _attained_by_moments(losses, [group.releases for group in groups], delta)
+    if lower_bound == 0 and len(groups) > 1:  # too few releases for the theorem: use the lower bound of a single group
         return max(attained_epsilon([group], delta) for group in groups)
-    return found
+    return lower_bound
 
 
 def _shuffling_is_useless(groups: Sequence[ShuffledRounds], delta: float) -> bool:
@@ -156,7 +159,8 @@ def _shuffling_is_useless(groups: Sequence[ShuffledRounds], delta: float) -> boo
     return not groups or delta <= 0 or all(group.clients == 1 for group in groups) or any(g.epsilon0 > HUGE_BUDGET for g in groups)
 
 
-def _local(groups: Sequence[ShuffledRounds], delta: float) -> float:
+def _local_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> float:
+    """Return epsilon at ``delta`` of all bits of one client without a shuffler."""
     return sum_of_reports_epsilon([(group.epsilon0, group.releases) for group in groups], delta)
 
 
@@ -173,14 +177,16 @@ class _Composition:
 
     @property
     def outside(self) -> float:
-        """Total probability outside the windows of all bits."""
-        return sum(group.releases * own.outside for group, own in zip(self.groups, self.losses, strict=True))
+        """Upper bound of the probability that the loss of some bit is outside the window in which its losses are computed."""
+        return sum(group.releases * bit_losses.outside for group, bit_losses in zip(self.groups, self.losses, strict=True))
 
     def log_moment(self, order: Array) -> Array:
-        parts = [group.releases * own.log_moment(order) for group, own in zip(self.groups, self.losses, strict=True)]
+        """Return an upper bound of log E[e^(t loss)] of all bits of one client, for each t of ``order`` (T,)."""
+        parts = [group.releases * bit_losses.log_moment(order) for group, bit_losses in zip(self.groups, self.losses, strict=True)]
         return np.asarray(np.sum(parts, axis=0))
 
     def sharp_factor(self, order: Array) -> Array:
+        """Return :func:`_sharp_factor` for all bits of one client."""
         return _sharp_factor(self.losses, [group.releases for group in self.groups], order)
 
     def convolved(self, delta: float) -> float:
@@ -194,17 +200,17 @@ class _Composition:
         """Return epsilon by the sharpened bound within each round, and convolution over rounds; infinite if that takes too long."""
         rounds = sum(group.rounds for group in self.groups)
         negligible = 1e-4 * delta / rounds
-        top = max(round_limit(own, group.reports, negligible) for group, own in zip(self.groups, self.losses, strict=True))
+        top = max(round_limit(bit_losses, group.reports, negligible) for group, bit_losses in zip(self.groups, self.losses, strict=True))
         if top == 0:
             return inf
         step = top / _CURVE_POINTS
         epsilons = step * np.arange(_CURVE_POINTS + 1)
         total: GridLosses | None = None
-        for group, own in zip(self.groups, self.losses, strict=True):
-            part = from_curve(round_curve(own, group.reports, epsilons, negligible), step).composed(group.rounds, delta)
-            if part is None:
+        for group, bit_losses in zip(self.groups, self.losses, strict=True):
+            group_losses = from_curve(round_curve(bit_losses, group.reports, epsilons, negligible), step).composed(group.rounds, delta)
+            if group_losses is None:
                 return inf
-            total = part if total is None else total.followed_by(part)
+            total = group_losses if total is None else total.followed_by(group_losses)
         return total.epsilon(delta) if total is not None else inf
 
 
@@ -232,9 +238,10 @@ def round_curve(losses: ShuffledLosses, reports: int, epsilons: Array, negligibl
 def _normal_curve(losses: ShuffledLosses, reports: int, epsilons: Array) -> Array:
     """Return the Berry-Esseen upper bound of delta around the mean of the loss, where no tilt is needed.
 
-    For a normal loss of mean M and deviation s, with a = M - epsilon, delta = Phi(a / s) - phi(a / s) m(s - a / s), m(x) =
-    (1 - Phi(x)) / phi(x). It rises with M; what is known of s is an interval, so the first term takes its largest and the second
-    its smallest value there. 1 - e^-y rises from 0 to 1, so a distance between distribution functions counts once.
+    For a normal loss of mean M and standard deviation s, with a = M - epsilon, delta = Phi(a / s) - phi(a / s) m(s - a / s). Here Phi and
+    phi are the standard normal distribution function and density, and m(x) = (1 - Phi(x)) / phi(x). delta rises with M. Only an interval is
+    known for s, so the first term takes its largest value there, and the second its smallest. 1 - e^-y rises from 0 to 1, so the distance
+    between the distribution functions of the loss and of the normal law counts once.
     """
     mean, variance, third = losses.tilted(np.zeros(1))
     low, high = sqrt(reports * float(variance.min())), sqrt(reports * float(variance.max()))
@@ -251,17 +258,18 @@ def _normal_curve(losses: ShuffledLosses, reports: int, epsilons: Array) -> Arra
 
 
 def _sharp_factor(losses: Sequence[ShuffledLosses], counts: Sequence[int], order: Array) -> Array:
-    """Return the logarithm of the smaller of the Renyi factor and the Berry-Esseen one, (T,).
+    """Return the logarithm of the smaller of the Rényi factor and the Berry-Esseen factor, for each t of ``order`` (T,).
 
-    Under the weights e^(t loss) the total loss has variance at least V and third absolute moments of at most R in sum. The
-    density of a normal law is at most 1 / sqrt(2 pi V), and e^(-t y) (1 - e^-y) integrates to 1 / (t (1 + t)); that function
-    rises to g and falls again, so a distance C R / V^1.5 between distribution functions costs at most 2 g times it.
+    Under the weights e^(t loss) the total loss has a variance of at least V, and third absolute moments that sum to at most R. The density
+    of a normal law is at most 1 / sqrt(2 pi V), and e^(-t y) (1 - e^-y) integrates to 1 / (t (1 + t)) over y > 0. That function rises to
+    its largest value g and falls again. The distribution functions of the loss and of the normal law differ by at most C R / V^1.5, where
+    C is ``_BERRY_ESSEEN``. This costs at most 2 g times as much.
     """
     renyi = renyi_factor(order)
     variance, third = np.zeros_like(order), np.zeros_like(order)
-    for own, count in zip(losses, counts, strict=True):
-        _, rows, thirds = own.tilted(order)
-        variance += count * rows.min(axis=1)
+    for bit_losses, count in zip(losses, counts, strict=True):
+        _, variances, thirds = bit_losses.tilted(order)
+        variance += count * variances.min(axis=1)
         third += count * thirds.max(axis=1)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         main = 1 / (np.sqrt(2 * pi * variance) * order * (1 + order))
@@ -271,74 +279,79 @@ def _sharp_factor(losses: Sequence[ShuffledLosses], counts: Sequence[int], order
 
 
 def _attained_by_moments(losses: Sequence[ShuffledLosses], counts: Sequence[int], delta: float) -> float:
-    """Return an epsilon at which delta is certainly larger than ``delta``; 0 where the theorem says nothing.
+    """Return an epsilon at which the true delta is certainly larger than ``delta``; 0 if the theorem gives no such epsilon.
 
-    At the order whose weights center the loss on epsilon, delta is e^(K - t epsilon) times the normal expectation of
-    e^(-t y) (1 - e^-y), y > 0, less the Berry-Esseen error.
+    Take the order t for which the weights e^(t loss) give the loss the mean epsilon, and K = log E[e^(t loss)]. Then the true delta is at
+    least e^(K - t epsilon) times the normal expectation of e^(-t y) (1 - e^-y) over y > 0, less the Berry-Esseen error.
     """
 
     def excess(exponent: float) -> tuple[float, float]:
+        """Return, for the order 10^``exponent``, a lower bound of log(delta at epsilon / ``delta``), and that epsilon."""
         t = 10**exponent
         order = np.array([t])
         mean = variance = third = log_moment = 0.0
-        for own, count in zip(losses, counts, strict=True):
-            first, second, absolute = (float(rows[0, 0]) for rows in own.tilted(order))
+        for bit_losses, count in zip(losses, counts, strict=True):
+            first, second, absolute = (float(rows[0, 0]) for rows in bit_losses.tilted(order))
             mean, variance, third = mean + count * first, variance + count * second, third + count * absolute
-            log_moment += count * float(own.log_moment(order)[0])
+            log_moment += count * float(bit_losses.log_moment(order)[0])
         if variance < 1e-200:
             return -inf, 0.0
         width = sqrt(variance / 2)
         normal = (float(erfcx(t * width)) - float(erfcx((t + 1) * width))) / 2
-        left = normal - 2 * float(np.exp(renyi_factor(order))[0]) * _BERRY_ESSEEN * third / variance**1.5
-        return (log_moment - t * mean + log(left) - log(delta) if left > 0 else -inf), mean
+        attained_factor = normal - 2 * float(np.exp(renyi_factor(order))[0]) * _BERRY_ESSEEN * third / variance**1.5
+        return (log_moment - t * mean + log(attained_factor) - log(delta) if attained_factor > 0 else -inf), mean
 
     exponents = np.linspace(-8, 3, 221).tolist()
-    enough = [exponent for exponent in exponents if excess(exponent)[0] >= 0]
-    if not enough:
+    attained = [exponent for exponent in exponents if excess(exponent)[0] >= 0]
+    if not attained:
         return 0.0
-    low, high = enough[-1], enough[-1] + exponents[1] - exponents[0]
+    low, high = attained[-1], attained[-1] + exponents[1] - exponents[0]
     for _ in range(30):  # bisection: the lower end always holds
         middle = (low + high) / 2
         low, high = (middle, high) if excess(middle)[0] >= 0 else (low, middle)
     return excess(low)[1]
 
 
-def _half(group: ShuffledRounds) -> int:
-    """A finer grid where a few large losses are composed, so that their rounding does not average out."""
+def _grid_half(group: ShuffledRounds) -> int:
+    """Return the number of grid points on each side of loss 0.
+
+    The grid is finer where a few large losses are composed, so that their rounding does not average out.
+    """
     return 1 << 14 if group.clients <= 128 and group.releases <= 10_000 else 1 << 11
 
 
-def _merged(groups: Sequence[ShuffledRounds], sizes: int | None, budgets: int | None) -> tuple[ShuffledRounds, ...]:
-    """Merge equal rounds, after rounding cohorts down to ``sizes`` values and epsilons up to ``budgets``. Safe only for upper bounds."""
+def _merged(groups: Sequence[ShuffledRounds], sizes: int | None, epsilons: int | None) -> tuple[ShuffledRounds, ...]:
+    """Merge equal rounds, after rounding cohorts down to ``sizes`` values and epsilons up to ``epsilons``. Safe only for upper bounds."""
     rounds: Counter[tuple[float, int, int]] = Counter()
     groups = [group for group in groups if group.releases > 0 and group.epsilon0 > 0]
-    rounded, up = rounded_down((group.clients for group in groups), sizes), rounded_up({group.epsilon0 for group in groups}, budgets)
+    rounded_clients = rounded_down((group.clients for group in groups), sizes)
+    rounded_epsilons = rounded_up({group.epsilon0 for group in groups}, epsilons)
     for group in groups:
-        rounds[up[group.epsilon0], rounded[group.clients], group.reports] += group.rounds
+        rounds[rounded_epsilons[group.epsilon0], rounded_clients[group.clients], group.reports] += group.rounds
     return tuple(ShuffledRounds(*key, count) for key, count in rounds.items())
 
 
 def _within_work(merged: Callable[[int, int], tuple[ShuffledRounds, ...]], sizes: int) -> tuple[ShuffledRounds, ...]:
     """Return the result of ``merged`` for as many ``sizes`` and epsilons as :data:`_MAX_WORK` allows."""
-    budgets = _BUDGETS
+    epsilons = _MAX_EPSILONS
     while True:
-        groups = merged(sizes, budgets)
+        groups = merged(sizes, epsilons)
         work = sum(sqrt(clients) for _, clients in {(group.epsilon0, group.clients) for group in groups})
-        if work <= _MAX_WORK or sizes == budgets == 1:
+        if work <= _MAX_WORK or sizes == epsilons == 1:
             return groups
-        sizes, budgets = max(1, sizes // 2), max(1, budgets // 2)
+        sizes, epsilons = max(1, sizes // 2), max(1, epsilons // 2)
 
 
-def _of_few_budgets(groups: Sequence[ShuffledRounds], budgets: int) -> Sequence[ShuffledRounds]:
+def _most_informative(groups: Sequence[ShuffledRounds], most: int) -> Sequence[ShuffledRounds]:
     """Keep only the rounds with the most informative epsilons. Leaving rounds out is safe for a lower bound."""
     releases: Counter[float] = Counter()
     for group in groups:
         releases[group.epsilon0] += group.releases
-    kept = sorted(releases, key=lambda epsilon0: epsilon0**2 * releases[epsilon0])[-budgets:]
-    return [group for group in groups if group.epsilon0 in kept]
+    informative = sorted(releases, key=lambda epsilon0: epsilon0**2 * releases[epsilon0])[-most:]
+    return [group for group in groups if group.epsilon0 in informative]
 
 
-def _of_few_sizes(groups: Sequence[ShuffledRounds], sizes: int) -> tuple[ShuffledRounds, ...]:
+def _round_up_cohorts(groups: Sequence[ShuffledRounds], sizes: int) -> tuple[ShuffledRounds, ...]:
     """Round cohorts up to a few sizes. This is safe for a lower bound, since more clients hide more."""
     up = rounded_up({group.clients for group in groups}, sizes)
     return _merged([replace(group, clients=up[group.clients]) for group in groups], None, None)

@@ -85,20 +85,20 @@ class Vectors:
 
 
 def shuffled_gaussian_epsilon(kinds: Sequence[Vectors], delta: float, local: float) -> float:
-    """Return an upper bound of epsilon at ``delta`` for all these vectors of one client, also for adaptive inputs. Seconds for each kind.
+    """Return an upper bound of epsilon at ``delta`` for all vectors of one client, also for adaptive inputs. Takes seconds for each kind.
 
     Args:
-        local: epsilon without the shuffler.
+        local: epsilon without the shuffler, which is returned if no smaller bound is found.
     """
     kinds = _merged([kind for kind in kinds if kind.times > 0]) if kinds else []
     others = sum(kind.times * (kind.clients - 1) for kind in kinds)
     if not kinds or delta <= 0 or others == 0 or local == 0:
         return local
     for guess in _GUESSES:  # the cost (1 + e^epsilon) g b(g) is bounded for epsilon <= guess, so a small guess allows a larger g
-        most = min(guess, local)
-        found = _epsilon(kinds, delta, _SPENT * delta / (1 + exp(most)) / others)
-        if found <= most or most == local:
-            return min(found, local)
+        assumed = min(guess, local)
+        epsilon = _epsilon(kinds, delta, _SPENT * delta / (1 + exp(assumed)) / others)
+        if epsilon <= assumed or assumed == local:
+            return min(epsilon, local)
     return local
 
 
@@ -109,7 +109,7 @@ def _epsilon(kinds: Sequence[Vectors], delta: float, variation: float) -> float:
         share = common_share(kind.mu, variation)
         if share is None or share * kind.clients < _FEWEST_HIDDEN:
             return inf
-        curves.append(PrivacyCurve(_curve(kind, share), inf, kind.times, 2 * _TAIL))
+        curves.append(PrivacyCurve(_delta_curve(kind, share), inf, kind.times, 2 * _TAIL))
     return composed_curves(curves, (1 - _SPENT) * delta, _POINTS)
 
 
@@ -136,7 +136,8 @@ def vector_delta(mu: float, clients: int, share: float, epsilon: float) -> float
     return min(1.0, expected / (share * clients) + _TAIL)
 
 
-def _curve(kind: Vectors, share: float) -> Callable[[float], float]:
+def _delta_curve(kind: Vectors, share: float) -> Callable[[float], float]:
+    """Return :func:`vector_delta` as a function of epsilon."""
     return lambda epsilon: vector_delta(kind.mu, kind.clients, share, epsilon)
 
 
@@ -188,13 +189,14 @@ def _mean_above_zero(values: Array, chances: Array, clients: int, share: float) 
     below = np.floor(values / step)
     part = values / step - below
     places, weights = np.concatenate([below, below + 1]), np.concatenate([chances * (1 - part), chances * part])
-    one = fft.rfft(np.bincount(places.astype(np.int64) % size, weights, size)) - 1  # what 1 is added to is small where it counts
-    term = share * one
+    # The characteristic function less 1: where it matters this is small, and added to 1 it would lose its digits.
+    term_less_1 = fft.rfft(np.bincount(places.astype(np.int64) % size, weights, size)) - 1
+    scaled = share * term_less_1
     with np.errstate(divide="ignore"):
-        log_size = 0.5 * np.log1p(np.maximum(2 * term.real + term.real**2 + term.imag**2, -1.0))
+        log_size = 0.5 * np.log1p(np.maximum(2 * scaled.real + scaled.real**2 + scaled.imag**2, -1.0))
     present = np.flatnonzero(clients * log_size > -_BEYOND)
     power = np.zeros(size // 2 + 1, dtype=np.complex128)
-    power[present] = np.exp(clients * (log_size[present] + 1j * np.arctan2(term.imag[present], 1 + term.real[present])))
+    power[present] = np.exp(clients * (log_size[present] + 1j * np.arctan2(scaled.imag[present], 1 + scaled.real[present])))
     mass = fft.irfft(power, size)
     error = _ROUNDING * (log2(size) + clients * share) * sqrt(float(np.dot(mass, mass))) * sqrt(size) * reach
     return float(np.dot(np.maximum(mass[: size // 2], 0.0), np.arange(size // 2))) * step + error
@@ -202,9 +204,9 @@ def _mean_above_zero(values: Array, chances: Array, clients: int, share: float) 
 
 def _reach(values: Array, chances: Array, clients: int, share: float) -> float:
     """Return a value that the sum exceeds with a probability below e^-``_BEYOND`` (Chernoff bound)."""
-    most = float(values.max())
-    best = most * clients
-    for scale in np.geomspace(1e-4, 60.0, 80) / most:
+    largest = float(values.max())
+    best = largest * clients
+    for scale in np.geomspace(1e-4, 60.0, 80) / largest:
         grown = share * float(np.dot(chances, np.expm1(np.minimum(scale * values, 700.0))))
         best = min(best, (clients * log1p(max(grown, _TAIL - 1)) + _BEYOND) / scale)
-    return max(best, most)
+    return max(best, largest)
