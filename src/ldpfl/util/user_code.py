@@ -23,6 +23,10 @@ PRETRAINED = "hf:"
 """What the name of a pretrained model of ``transformers`` begins with; a folder or a name of the hub follows."""
 
 
+TIMM = "timm:"
+"""What the name of features of ``timm`` begins with; a name or a folder follows. Policies treat it as an import path."""
+
+
 def is_pretrained(name: str) -> bool:
     """Tell whether ``name`` is that of a pretrained model. Policies treat it as an import path: nodes load no model that a server chose."""
     return name.startswith(PRETRAINED)
@@ -45,12 +49,9 @@ def public_name(name: str) -> str:
     file, colon, attribute = name.partition(":")
     if colon and lies_in_file(name):
         return f"{Path(file).name}{colon}{attribute}"
-    place = name.removeprefix(PRETRAINED)
-    return (
-        f"{PRETRAINED if is_pretrained(name) else ''}{Path(place).name}"
-        if place.startswith(("/", "~")) or Path(place).is_absolute()
-        else name
-    )
+    prefix = next((own for own in (PRETRAINED, TIMM) if name.startswith(own)), "")
+    place = name.removeprefix(prefix)
+    return f"{prefix}{Path(place).name}" if place.startswith(("/", "~")) or Path(place).is_absolute() else name
 
 
 def library(name: str) -> Any:
