@@ -73,6 +73,7 @@ def test_an_image_s_features_are_the_mean_of_its_patches_states(looker: Path) ->
     chosen = feature_map(f"hf:{looker}", {})
     torch.testing.assert_close(chosen(pictures), mean / mean.norm(dim=1, keepdim=True), atol=1e-5, rtol=1e-4)
     assert chosen.shape((1, 28, 28)) == (32,)
+    assert feature_map(f"hf:{shutil.copytree(looker, looker.parent / 'again')}", {}).digest == chosen.digest  # its pooler is drawn anew
     with pytest.raises(ConfigError, match=r"take images of 1 channels; these samples are \(3, 28, 28\)"):
         chosen.shape((3, 28, 28))
 
@@ -164,6 +165,13 @@ def test_features_that_are_not_there_are_named_before_data_are_read(base: Path, 
     ):
         with pytest.raises(ConfigError, match=why):
             ldpfl.run(data=texts(40), target="label", features=features, model=model, settings={"model.licence": "own"}, **SMALL)
+
+
+def test_an_encoder_of_images_says_how_it_is_shown_them(looker: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(looker, tmp_path / "changed"))
+    (folder / "preprocessor_config.json").unlink()
+    with pytest.raises(ConfigError, match=r"has no usable preprocessor_config\.json"):
+        feature_map(f"hf:{folder}", {}).load()
 
 
 def test_images_are_no_texts(base: Path, looker: Path) -> None:

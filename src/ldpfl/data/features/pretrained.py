@@ -70,7 +70,8 @@ class FrozenEncoder(FeatureMap):
 
     @cached_property
     def digest(self) -> str:
-        return digest_of(self._network.state_dict())
+        # What a pooler makes is not used, and its weights are drawn at random where the files have none.
+        return digest_of({key: own for key, own in self._network.state_dict().items() if not key.startswith("pooler.")})
 
     @property
     def note(self) -> str:
@@ -215,6 +216,11 @@ class TransformersFeatures(FrozenEncoder):
     def _network(self) -> Any:
         return _encoder(local_folder(self.name))
 
+    def load(self) -> None:
+        super().load()
+        if not self.reads_texts:
+            _shown(local_folder(self.name))
+
     @property
     def reads_texts(self) -> bool:
         return bool(self._network.main_input_name == TOKENS)
@@ -237,7 +243,7 @@ class TransformersFeatures(FrozenEncoder):
             states: Tensor = self._network(pixel_values=_shown(local_folder(self.name))(inputs)).last_hidden_state
             return states.mean(dim=1) if states.dim() == 3 else states.flatten(2).mean(dim=2)
         there = (inputs != _NO_TOKEN).long()
-        padding = self._network.config.pad_token_id or 0
+        padding = getattr(self._network.config, "pad_token_id", None) or 0
         states = self._network(input_ids=inputs.where(there.bool(), padding), attention_mask=there).last_hidden_state
         weights = there[:, :, None].float()
         return (states * weights).sum(dim=1) / weights.sum(dim=1).clamp_min(1)
@@ -275,8 +281,6 @@ def _encoder(folder: str) -> Any:
         )
     if getattr(made.config, "is_encoder_decoder", False):
         made = made.get_encoder()
-    if hasattr(made, "pooler"):
-        made.pooler = None  # its weights may be drawn at random: they count in no digest
     return made.eval().requires_grad_(False)
 
 

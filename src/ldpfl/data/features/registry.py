@@ -93,7 +93,8 @@ class _Frozen(FeatureMap):
 
     @property
     def digest(self) -> str:
-        return digest_of(self.module.state_dict())
+        state = self.module.state_dict()
+        return digest_of({key: own for key, own in state.items() if isinstance(own, Tensor) and not own.is_quantized})
 
     def shape(self, inputs: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(self(torch.zeros(2, *inputs, dtype=torch.uint8 if len(inputs) == 3 else torch.float32)).shape[1:])
