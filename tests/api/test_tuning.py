@@ -87,10 +87,10 @@ def test_what_is_released_is_one_trial_and_its_guarantee(tmp_path: Path) -> None
         ):
             with pytest.raises(ConfigError, match="is a trial of a tuning"):
                 hand_on(path)
-        told = api.show(path)
-        assert isinstance(told, FinishedRun)
-        assert (told.methods, TRIAL in told.result["privacy"]["warnings"], TRIAL in api.account(path).warnings) == ("", True, True)
-        page_text = api.page([path], tmp_path / "x.html").file.read_text(encoding="utf-8")
+        shown = api.show(path)
+        assert isinstance(shown, FinishedRun)
+        assert (shown.methods, TRIAL in shown.result["privacy"]["warnings"], TRIAL in api.account(path).warnings) == ("", True, True)
+        page_text = api.page([path], tmp_path / "x.html").path.read_text(encoding="utf-8")
         assert "this run is a trial of a tuning" in page_text
         assert "ethics board" not in page_text
 

@@ -125,3 +125,33 @@ def test_frozen_weights_never_cross_the_wire(base: Path, tmp_path: Path, monkeyp
     whole = (base / "model.safetensors").stat().st_size
     assert max(grid.numbers) <= trained
     assert max(grid.octets) < 4.5 * trained + 20_000 < whole
+
+
+def features_on(base: Path) -> RunConfig:
+    data = {"name": "node", "text": "text", "target": "label", "classes": ["down", "up"], "length": 16, "features": f"hf:{base}"}
+    return ldpfl.configure(
+        "own", {"data": data, "model.name": "linear", "clients.count": 2, "mechanism.clip_norm": 1.0}, target_epsilon="off"
+    )
+
+
+def test_a_node_computes_features_by_the_server_s_weights_alone(base: Path, tmp_path: Path) -> None:
+    table = tmp_path / "own.csv"
+    texts(12).to_csv(table, index=False)
+    server = prepare(features_on(base).to_toml(), None, "cpu")
+    assert server.config.data.features_digest
+    assert server.config.data.tokenizer_digest
+    node = prepare(server.config.to_toml(), None, "cpu", server.federation.task.layout.dimension, table)
+    assert node.task.train.tensor.shape == (12, 32)
+    terms = server.config.to_toml().replace(server.config.data.features_digest, "0" * 64)
+    with pytest.raises(ConfigError, match="are computed by other weights than those of the terms"):
+        prepare(terms, None, "cpu", None, table)
+
+
+def test_features_of_a_pretrained_model_are_named_by_the_policy(base: Path) -> None:
+    config = features_on(base)
+    with pytest.raises(Declined, match="features 'hf:"):
+        check_config(config, Policy())
+    check_config(config, Policy(models=(config.data.features,)))
+    timm = {"features": "timm:resnet18", "feature_options": {"weights": "/etc/passwd"}}
+    with pytest.raises(Declined, match="an option of the features is text"):
+        check_config(config.model_copy(update={"data": config.data.model_copy(update=timm)}), Policy(models=("timm:resnet18",)))

@@ -108,7 +108,10 @@ class DataConfig(BaseModel):
     """Test rows, in the same form as ``path``. By default a fifth of the rows, by a hash of their positions (``ldpfl.data.held_out`` says
     which), or all rows of about a fifth of the persons, by a hash of their names (``ldpfl.data.held_out_by_person``)."""
     features: str = "none"
-    """Public, frozen transform that is applied to each sample before training: a name, or ``package.module:Class``."""
+    """Public, frozen transform that is applied to each sample before training: a name, ``timm:NAME``, ``hf:NAME`` or ``hf:FOLDER``, or
+    ``package.module:Class``."""
+    features_digest: str = ""
+    """SHA-256 of the frozen weights that compute the ``features``, as Flower's terms name it. If set, other weights are refused."""
     feature_options: dict[str, bool | int | float | str] = {}
     """Options of the ``features``."""
     partition: Scheme | Annotated[str, AfterValidator(_check_code)] = "iid"

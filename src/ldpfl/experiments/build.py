@@ -510,13 +510,13 @@ def secret_seed(config: RunConfig, task: Dataset, secret: int | None) -> int | N
         return None
     training = config.training.model_copy(update={"rounds": config.training.rounds - config.training.extended, "extended": 0})
     original = config.model_copy(update={"training": training})
-    # Settings that do not affect training, and the paths of the data.
+    # Settings that do not affect training, and the paths of the data. The features themselves are among the samples that follow.
     excluded: Any = {
         "name": True,
         "description": True,
         "secret_noise": True,
         "privacy": {"target_epsilon"},
-        "data": {"path", "test_path"},
+        "data": {"path", "test_path", "features_digest"},
         "task": {"threshold"},
     }
     digest = hashlib.sha256(original.model_dump_json(exclude=excluded).encode())

@@ -21,9 +21,9 @@ from ldpfl.data.unscaled import Unscaled
 from ldpfl.data.user_data import load_brought
 from ldpfl.errors import ConfigError, DataError
 from ldpfl.experiments.config import RunConfig
-from ldpfl.models.pretrained import licence_of
+from ldpfl.models.pretrained import licence_of, local_folder
 from ldpfl.util.user_cache import Warn
-from ldpfl.util.user_code import is_pretrained
+from ldpfl.util.user_code import PRETRAINED, is_pretrained
 
 _LOG = logging.getLogger(__name__)
 
@@ -115,6 +115,8 @@ def load_dataset(
     """
     if is_pretrained(config.model.name):
         licence_of(config.model.name, config.model.licence)
+    if config.data.features != NONE:  # whatever is missing is named before data are read
+        _check_features(config)
     data = data_of(config)
     check_persons_named(data)
     targets = targets_of(config)
@@ -127,13 +129,40 @@ def load_dataset(
         _check_persons_apart(own)
         found = own.noted(_OF_SECRET if config.secret_noise else _OF_SEED, _OF_SCORES)
     keep = not (data.brought or data.at_nodes)
-    return extracted(found, data.features, data.feature_options, warn, progress, keep=keep, write_cache=write_cache)
+    return extracted(
+        found,
+        data.features,
+        data.feature_options,
+        warn,
+        progress,
+        digest=data.features_digest,
+        keep=keep,
+        write_cache=write_cache,
+    )
+
+
+def _check_features(config: RunConfig) -> None:
+    """Raise if the features are unknown, or their weights are not on this machine.
+
+    Raises:
+        ConfigError: as said, or a pretrained model would be trained on vectors.
+    """
+    if is_pretrained(config.model.name):
+        raise ConfigError(
+            f"model.name is the pretrained {config.model.name!r}, which reads texts or images, and data.features makes vectors of them: "
+            "leave data.features out, or train a head on them, model.name = 'linear'"
+        )
+    feature_map(config.data.features, config.data.feature_options).load()
 
 
 def data_of(config: RunConfig) -> DataConfig:
-    """Return the settings of the data; texts for a pretrained model are read by its tokenizer, unless another is named."""
-    own_tokenizer = is_pretrained(config.model.name) and not config.data.tokenizer
-    return config.data.model_copy(update={"tokenizer": config.model.name}) if own_tokenizer else config.data
+    """Return the settings of the data; texts for a pretrained model or encoder are read by its tokenizer, unless another is named."""
+    data = config.data
+    if data.tokenizer:
+        return data
+    if is_pretrained(data.features) and feature_map(data.features, data.feature_options).reads_texts:
+        return data.model_copy(update={"tokenizer": f"{PRETRAINED}{local_folder(data.features)}"})
+    return data.model_copy(update={"tokenizer": config.model.name}) if is_pretrained(config.model.name) else data
 
 
 def check_persons_named(data: DataConfig) -> None:

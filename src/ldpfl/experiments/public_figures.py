@@ -76,4 +76,6 @@ def _without_folder(value: Any) -> Any:
     """Return a setting without the folders of the files, code and pretrained models that it names."""
     if isinstance(value, list | tuple):
         return type(value)(map(_without_folder, value))
+    if isinstance(value, dict):
+        return {key: _without_folder(own) for key, own in value.items()}
     return public_name(value) if isinstance(value, str) else value

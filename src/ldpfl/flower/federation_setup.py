@@ -10,6 +10,8 @@ from pathlib import Path
 from flwr.app import Context
 
 from ldpfl.data import Dataset
+from ldpfl.data.features import feature_map
+from ldpfl.data.features.registry import NONE
 from ldpfl.data.inputs import TOKENS, by_name
 from ldpfl.data.loading import DATA_DIR_VARIABLE, is_bundled
 from ldpfl.data.settings import DataConfig
@@ -89,10 +91,18 @@ def prepare(
 
 
 def _with_digests(config: RunConfig, task: Dataset, federation: Federation) -> RunConfig:
-    """Return ``config`` with digests of the server's pretrained model and tokenizer, so that no node trains with others."""
+    """Return ``config`` with digests of the server's features, pretrained model and tokenizer, so that no node trains with others."""
+    if config.data.features != NONE:
+        return _with_digest_of_features(config)
     if not is_pretrained(config.model.name):
         return config
     model = {"base": base_digest(federation.task.module), "licence": licence_of(config.model.name, config.model.licence)}
     digest = vocabulary_digest(data_of(config).tokenizer) if TOKENS in by_name(task.train.inputs) else ""
     changed = {"model": config.model.model_copy(update=model), "data": config.data.model_copy(update={"tokenizer_digest": digest})}
     return config.model_copy(update=changed)
+
+
+def _with_digest_of_features(config: RunConfig) -> RunConfig:
+    digest, tokenizer = feature_map(config.data.features, config.data.feature_options).digest, data_of(config).tokenizer
+    changed = {"features_digest": digest, "tokenizer_digest": vocabulary_digest(tokenizer) if tokenizer else ""}
+    return config.model_copy(update={"data": config.data.model_copy(update=changed)})

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,8 +154,13 @@ def base_digest(module: nn.Module) -> str:
     for name, own in module.state_dict(keep_vars=True).items():
         if id(own) not in trained and not _OF_COPIES.search(name):
             found[_BASE_NAME.sub("", name)] = own
+    return digest_of(found)
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256, in hex, of ``tensors`` with their names, types and shapes."""
     digest = hashlib.sha256()
-    for name, frozen in sorted(found.items()):
+    for name, frozen in sorted(tensors.items()):
         digest.update(f"{name} {frozen.dtype} {tuple(frozen.shape)} ".encode())
         digest.update(frozen.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -122,6 +122,25 @@ def place_of(name: str) -> str:
     return place
 
 
+def local_folder(name: str) -> str:
+    """Return the folder of a pretrained model on this machine: its own, or that of the hub's cache. Nothing is downloaded.
+
+    Raises:
+        ConfigError: the model is not on this machine, or its folder lacks a part.
+    """
+    place = place_of(name)
+    if Path(place).is_dir():
+        return place
+    try:
+        found = library("huggingface_hub").snapshot_download(place, local_files_only=True)
+    except Exception as error:  # of a library, on a name that may be anything
+        raise ConfigError(
+            f"{place!r} is no folder, and not in the hub's cache on this machine: get it by `hf download {place}`, or give the "
+            f"model's folder, {PRETRAINED}FOLDER"
+        ) from error
+    return place_of(found)
+
+
 def licence_of(name: str, said: str) -> str:
     """Return the licence of a pretrained model in a folder: what was ``said``, or the name in its model card, or of its file.
 

@@ -23,6 +23,10 @@ PRETRAINED = "hf:"
 """Prefix of the name of a pretrained model of ``transformers``; a folder or a name of the hub follows."""
 
 
+TIMM = "timm:"
+"""Prefix of the name of features of ``timm``; a name or a folder follows. Policies treat it as an import path."""
+
+
 def is_pretrained(name: str) -> bool:
     """Whether ``name`` names a pretrained model. Policies treat it as an import path: nodes load no model that a server chose."""
     return name.startswith(PRETRAINED)
@@ -45,12 +49,9 @@ def public_name(name: str) -> str:
     file, colon, attribute = name.partition(":")
     if colon and lies_in_file(name):
         return f"{Path(file).name}{colon}{attribute}"
-    reference = name.removeprefix(PRETRAINED)
-    return (
-        f"{PRETRAINED if is_pretrained(name) else ''}{Path(reference).name}"
-        if reference.startswith(("/", "~")) or Path(reference).is_absolute()
-        else name
-    )
+    prefix = next((known for known in (PRETRAINED, TIMM) if name.startswith(known)), "")
+    reference = name.removeprefix(prefix)
+    return f"{prefix}{Path(reference).name}" if reference.startswith(("/", "~")) or Path(reference).is_absolute() else name
 
 
 def library(name: str) -> Any:

@@ -188,7 +188,7 @@ def test_what_does_not_fit_is_refused(
 
 
 def test_every_name_is_listed() -> None:
-    assert set(names()) == {"scattering", "strokes", "leaves", "efficientnet-lite0"}
+    assert set(names()) == {"scattering", "strokes", "leaves", *(f"efficientnet-lite{n}" for n in range(3))}
 
 
 def test_scattering_is_pooled_mirrored_and_taken_roots_of() -> None:

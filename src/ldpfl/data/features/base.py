@@ -4,16 +4,53 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from importlib.resources import as_file, files
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from safetensors.torch import load_file
 from torch import Tensor
 
 from ldpfl.errors import ConfigError
 
+if TYPE_CHECKING:
+    from ldpfl.data.samples import Dataset
+
+
+TAKEN_FOR_PUBLIC = "the data that it was trained on are taken for public, and no guarantee here covers them"
+"""End of the note of features that come from a trained network."""
+
 
 class FeatureMap(ABC):
     """A public transform of samples: the same for all clients, and fixed before any of them takes part."""
+
+    @property
+    def note(self) -> str:
+        """What results say about data that the features were trained on; "" if they were made from formulas or drawings."""
+        return ""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256, in hex, of frozen weights that are not this package's; "" if there are none."""
+        return ""
+
+    @property
+    def reads_texts(self) -> bool:
+        """Whether the transform takes tokens of its own tokenizer."""
+        return False
+
+    def load(self) -> None:  # noqa: B027  # most transforms need nothing
+        """Load what the transform needs from this machine.
+
+        Raises:
+            ConfigError: it is not there, or damaged.
+        """
+
+    def prepared(self, dataset: Dataset) -> Dataset:
+        """Return ``dataset`` with samples of one tensor, as this transform takes them.
+
+        Raises:
+            ConfigError: the samples are of another kind.
+        """
+        return dataset
 
     @abstractmethod
     def shape(self, inputs: tuple[int, ...]) -> tuple[int, ...]:

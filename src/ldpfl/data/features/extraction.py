@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ldpfl.data.features.base import FeatureMap
-from ldpfl.data.features.registry import NONE, feature_map
+from ldpfl.data.features.registry import NONE, feature_map, is_cacheable
 from ldpfl.data.samples import Dataset, Samples
-from ldpfl.errors import PrivacyError
+from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.util.user_cache import Warn, cache_dir, read_cached, write_cached
 from ldpfl.util.user_code import is_code
 
@@ -38,34 +39,53 @@ def extracted(
     warn: Warn,
     progress: Progress = quietly,
     *,
+    digest: str = "",
     keep: bool = True,
     write_cache: bool = True,
 ) -> Dataset:
     """Return ``dataset`` with its samples' features in their place, float32; ``name`` "none" leaves it as it is.
 
     Features are rounded to float16, whether they come from the cache or not. With ``keep`` they are kept there, for this user alone;
-    those by import path are computed anew each time: their code may have changed. Without ``write_cache`` they are only read from there.
+    those by import path are computed anew each time: their code may have changed. Parts are kept while they are computed, so that a
+    run that was stopped goes on where it was. Without ``write_cache`` they are only read from there.
+
+    Args:
+        digest: SHA-256 that frozen weights must have; "" allows any.
 
     Raises:
-        ConfigError: the name or an option is unknown, or these samples have no such features.
+        ConfigError: the name or an option is unknown, these samples have no such features, or the weights are others.
         PrivacyError: features of a sample depend on others.
     """
     if name == NONE:
         return dataset
     chosen = feature_map(name, options)
+    if digest and chosen.digest != digest:
+        raise ConfigError(
+            f"features {name!r} are computed by other weights than those of the terms: their SHA-256 is {chosen.digest[:16]}, expected "
+            f"{digest[:16]}: get the weights that the server uses"
+        )
+    dataset = chosen.prepared(dataset)
     chosen.shape(dataset.shape)
     if is_code(name):
         _check_apart(name, chosen, dataset)
-    key = f"{name} {json.dumps(dict(options), sort_keys=True)} {_VERSION}"
+    key = f"{name} {json.dumps(dict(options), sort_keys=True)} {_VERSION}{chosen.digest}"
     fingerprint = hashlib.sha256(f"{dataset.fingerprint} {key}".encode()).hexdigest()[:16]
-    path = None if is_code(name) or not keep else cache_dir() / "features" / f"{dataset.name}-{name}-{fingerprint}.safetensors"
+    file = f"{dataset.name}-{_NOT_IN_FILES.sub('-', name)}-{fingerprint}.safetensors"
+    path = cache_dir() / "features" / file if keep and is_cacheable(name) else None
     tensors = _kept(path, dataset, chosen) if path else None
     if tensors is None:
-        tensors = _computed(dataset, name, chosen, progress)
-        if path and write_cache:
-            write_cached(path, tensors, "features", warn)
+        kept = path if write_cache else None
+        tensors = _computed(dataset, name, chosen, progress, kept)
+        if kept:
+            write_cached(kept, tensors, "features", warn)
+            for part in kept.parent.glob(f"{kept.stem}.*.part"):
+                part.unlink(missing_ok=True)
     train, test = (Samples(tensors[split].float(), getattr(dataset, split).targets) for split in ("train", "test"))
-    return replace(dataset, train=train, test=test, fingerprint=fingerprint, encoder=None)
+    notes = [chosen.note] if chosen.note else []
+    return replace(dataset, train=train, test=test, fingerprint=fingerprint, vocabulary=None, encoder=None).noted(*notes)
+
+
+_NOT_IN_FILES = re.compile(r"[^\w.-]+")
 
 
 def _check_apart(name: str, chosen: FeatureMap, dataset: Dataset) -> None:
@@ -91,20 +111,40 @@ _VERSION = 1
 """Of what features are made of; a change makes them anew."""
 
 
-def _computed(dataset: Dataset, name: str, chosen: FeatureMap, progress: Progress) -> dict[str, Tensor]:
+_IN_A_PART = 128 * _AT_ONCE
+"""Samples whose features are kept together while others are still to be computed."""
+
+
+def _computed(dataset: Dataset, name: str, chosen: FeatureMap, progress: Progress, kept: Path | None) -> dict[str, Tensor]:
+    """Return the features of each split. Parts of the file ``kept`` that an earlier run left beside it are not computed again."""
     total, done = len(dataset.train) + len(dataset.test), 0
     found: dict[str, Tensor] = {}
     for split in ("train", "test"):
         inputs = getattr(dataset, split).tensor
         rows = torch.empty(len(inputs), *chosen.shape(dataset.shape), dtype=torch.float16)
-        for start in range(0, len(inputs), _AT_ONCE):
-            made = chosen(inputs[start : start + _AT_ONCE]).half()
-            # A sample that has no features counts as one of zeros: were it to stop a client, that would tell of it.
-            rows[start : start + _AT_ONCE] = made.where(torch.isfinite(made), 0.0)
-            done += len(made)
-            progress(f"features {name}", done, total)
+        for first in range(0, len(inputs), _IN_A_PART):
+            part = rows[first : first + _IN_A_PART]
+            path = kept.with_suffix(f".{split}-{first}.part") if kept else None
+            earlier = (read_cached(path, "features") or {}).get("rows") if path else None
+            if earlier is not None and earlier.shape == part.shape:
+                part[:] = earlier
+                done += len(part)
+                progress(f"features {name}", done, total)
+                continue
+            for start in range(0, len(part), _AT_ONCE):
+                made = chosen(inputs[first + start : first + min(start + _AT_ONCE, len(part))]).half()
+                # A sample that has no features counts as one of zeros: were it to stop a client, that would tell of it.
+                part[start : start + _AT_ONCE] = made.where(torch.isfinite(made), 0.0)
+                done += len(made)
+                progress(f"features {name}", done, total)
+            if path and len(rows) > _IN_A_PART:
+                write_cached(path, {"rows": part.clone()}, "features", _say_nothing)
         found[split] = rows
     return found
+
+
+def _say_nothing(message: str) -> None:
+    """Leave the warning that the cache cannot be written to the write of all features together."""
 
 
 def _kept(path: Path, dataset: Dataset, chosen: FeatureMap) -> dict[str, Tensor] | None:

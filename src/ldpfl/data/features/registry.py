@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache
 from typing import Any
 
@@ -11,13 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from ldpfl.data.features.base import FeatureMap
-from ldpfl.data.features.efficientnet import EfficientNetLite0
+from ldpfl.data.features.efficientnet import EfficientNetLite0, EfficientNetLite1, EfficientNetLite2
 from ldpfl.data.features.leaves import LeafFeatures
+from ldpfl.data.features.pretrained import TimmFeatures, TransformersFeatures
 from ldpfl.data.features.scattering import ScatteringFeatures
 from ldpfl.data.features.strokes import StrokeFeatures
 from ldpfl.errors import ConfigError, shown
+from ldpfl.models.adapters import digest_of
 from ldpfl.util.suggestions import did_you_mean
-from ldpfl.util.user_code import called, is_code
+from ldpfl.util.user_code import PRETRAINED, TIMM, called, is_code
 
 NONE = "none"
 """Samples as they are."""
@@ -28,7 +30,17 @@ _REGISTRY: Mapping[str, Callable[..., FeatureMap]] = {
     "strokes": StrokeFeatures,
     "leaves": LeafFeatures,
     "efficientnet-lite0": EfficientNetLite0,
+    "efficientnet-lite1": EfficientNetLite1,
+    "efficientnet-lite2": EfficientNetLite2,
 }
+
+
+_BY_PREFIX: Mapping[str, Callable[..., FeatureMap]] = {TIMM: TimmFeatures, PRETRAINED: TransformersFeatures}
+
+
+def is_cacheable(name: str) -> bool:
+    """Whether the features called ``name`` follow from what the cache's key holds. Code by import path may change under its name."""
+    return not is_code(name) or name.startswith(tuple(_BY_PREFIX))
 
 
 def names() -> tuple[str, ...]:
@@ -39,9 +51,15 @@ def names() -> tuple[str, ...]:
 def feature_map(name: str, options: Mapping[str, Any]) -> FeatureMap:
     """Return the features called ``name``, or those of the module at ``"package.module:Class"``, made with ``options``.
 
+    Names such as ``timm:NAME`` and ``hf:FOLDER`` are frozen encoders, see :mod:`ldpfl.data.features.pretrained`.
+
     Raises:
         ConfigError: the name or an option is unknown, or a value is out of range.
     """
+    for prefix, encoder in _BY_PREFIX.items():
+        if name.startswith(prefix):
+            _check_options(name, encoder, options)
+            return encoder(name, **options)
     if is_code(name):
         return _imported(name, options)
     if name not in _REGISTRY:
@@ -49,16 +67,22 @@ def feature_map(name: str, options: Mapping[str, Any]) -> FeatureMap:
             f"unknown features {name!r}: {did_you_mean(name, (NONE, *_REGISTRY))}, or give an import path package.module:Class"
         )
     made = _REGISTRY[name]
-    has = [field.name for field in fields(made)]  # type: ignore[arg-type]
+    _check_options(name, made, options)
+    return made(**options)
+
+
+def _check_options(name: str, made: Any, options: Mapping[str, Any]) -> None:
+    """Raise if the features ``made`` have no such options, or take values of another type."""
+    known = [field for field in fields(made) if field.default is not MISSING]
+    has = [field.name for field in known]
     for option in options:
         if option not in has:
             raise ConfigError(f"features {name!r} have no option {option!r}: {did_you_mean(option, has)}")
-    for field in fields(made):  # type: ignore[arg-type]
+    for field in known:
         if field.name in options and type(options[field.name]) is not type(field.default):
             raise ConfigError(
                 f"features {name!r}, {field.name}: expected a {type(field.default).__name__}, got {shown(options[field.name])}"
             )
-    return made(**options)
 
 
 @dataclass(frozen=True)
@@ -66,6 +90,11 @@ class _Frozen(FeatureMap):
     """A module as features: in evaluation mode, and never trained."""
 
     module: nn.Module
+
+    @property
+    def digest(self) -> str:
+        state = self.module.state_dict()
+        return digest_of({key: own for key, own in state.items() if isinstance(own, Tensor) and not own.is_quantized})
 
     def shape(self, inputs: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(self(torch.zeros(2, *inputs, dtype=torch.uint8 if len(inputs) == 3 else torch.float32)).shape[1:])
