@@ -59,7 +59,7 @@ class RayTasks:
             raise ConfigError(f"workers {where!r} need Ray: pip install 'ldpfl[ray]'")
         self._warn, self._names = warn, 0
         self._held: dict[int, tuple[Federation, str]] = {}
-        self._processor = torch.backends.cpu.get_cpu_capability()
+        self._known_processors = [torch.backends.cpu.get_cpu_capability()]  # this machine's first, then those that were warned of
         self._folder = Path(tempfile.mkdtemp(prefix="ldpfl-", dir="/tmp"))  # paths of Ray's sockets must be short
         resource_tracker.register(str(self._folder), "folder")  # which removes it even if this process is killed
         context = get_context("loky")
@@ -86,7 +86,7 @@ class RayTasks:
                 if answer is None:
                     continue
                 done[answer.place] = answer.done
-                self._compare(answer.processor)
+                self._warn_of_other(answer.processor)
                 clients_done(sum(part.clients for part in done.values()), total)
         except BaseException:
             self.close(kill=True)
@@ -126,13 +126,14 @@ class RayTasks:
             raise said
         return said if isinstance(said, Answer) else None
 
-    def _compare(self, processor: str) -> None:
-        if processor != self._processor:
+    def _warn_of_other(self, processor: str) -> None:
+        """Warn once of each kind of ``processor`` of a node that this machine has not."""
+        if processor not in self._known_processors:
             self._warn(
-                f"a node of the Ray cluster computes with {processor}, this machine with {self._processor}: results may differ from those "
-                "of one process in their last bits; use nodes with like processors for the same results"
+                f"a node of the Ray cluster computes with {processor}, this machine with {self._known_processors[0]}: results may differ "
+                "from those of one process in their last bits; use nodes with like processors for the same results"
             )
-            self._processor = processor
+            self._known_processors.append(processor)
 
     def close(self, *, kill: bool = False) -> None:
         """Disconnect from the cluster; its tasks of this run end, at once where ``kill`` says so."""
