@@ -76,7 +76,8 @@ class TuneResult(Shown):
 
     def __rich__(self) -> Group:
         low, high = (shown(self.metric, end) for end in self.interval)
-        chosen = f"chosen: {self.setting}; {self.metric} {shown(self.metric, self.score)} ({low} to {high}), measured at clients with noise"
+        score = f"{self.metric} {shown(self.metric, self.score)} ({low} to {high})"
+        chosen = f"chosen: {self.setting}; {score}, measured at clients with noise, which may lift it beyond what is possible"
         return Group(Text(chosen), guarantee_table(self.guarantee.statement.to_dict()), *map(Text, self.sentences))
 
 
