@@ -46,6 +46,7 @@ NOT_RUN = {
     r"run (sound|sum)/.*": "needs features of all of MNIST; tests/experiments runs such settings on less",
     r"run .*\$seed.*|run .*SEED.*": "the variable of a loop, or a place to fill in, on data of full size",
     r"run .* --model \./folder .*|predict RUN new\.csv": "needs a pretrained model; tests/models/test_pretrained.py trains one",
+    r"run .* --set data\.features=hf:\./folder": "needs a pretrained encoder; tests/data/features/test_frozen_encoders.py makes one",
     r"run .* --workers ray(://.*)?": "starts or needs a cluster; tests/simulation/test_ray_workers.py has one of its own",
     r"plan .*--target-central .*": "solves for half a minute; test_docs.py asks the README's figures of the planner",
     r"attack gan .*": "trains an image generator for minutes; tests/cli/test_cli_attacks.py has a shorter one",

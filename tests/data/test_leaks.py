@@ -28,7 +28,7 @@ CLEAN = pd.DataFrame(
         "flat": 1.0,
     }
 )
-HOW: dict[str, Any] = {"count": 2, "rounds": 1, "seed": 1, "target_epsilon": 50.0, "baseline": False, "progress": False}
+HOW: dict[str, Any] = {"count": 2, "rounds": 1, "seed": 1, "target_epsilon": 500.0, "baseline": False, "progress": False}
 
 
 def notes(frame: pd.DataFrame, target: str | list[str], task: str, **changes: Any) -> list[str]:

@@ -124,7 +124,7 @@ def test_the_settings_of_an_app_decide_and_nothing_of_it_runs(app: Path, ldpfl: 
 
 def test_a_model_that_is_code_is_not_run_but_named(ldpfl: CommandLine) -> None:
     Path("own.toml").write_text(config_of("model.name=nowhere:Net").to_toml(), encoding="utf-8")
-    assert "give the sizes of the model's arrays, with --layers" in ldpfl.refused("policy", "init", "own.toml")
+    assert "give the sizes of the model's arrays by --layers" in ldpfl.refused("policy", "init", "own.toml")
     ldpfl("policy", "init", "own.toml", "--layers", "12,3")
     assert read_policy(Path("policy.toml")).models == ("nowhere:Net",)
 

@@ -64,7 +64,7 @@ def test_nodes_measure_what_the_simulator_does(world: World, tmp_path: Path) -> 
     simulated = api.run(config, baseline=False, progress=False).to_dict()["at_clients"]
     assert [own["records"] for own in found] == [own["records"] for own in simulated] == [CLIENTS * HELD_BACK]
     for name, figure in simulated[0]["figures"].items():
-        assert figure["noise"] < 0.002
+        assert figure["noise"] < 0.003
         assert found[0]["figures"][name]["value"] == pytest.approx(figure["value"], abs=5 * 2**0.5 * figure["noise"]), name
         assert found[0]["figures"][name]["sampling"] == pytest.approx(figure["sampling"], rel=0.1)
     assert found[0]["figures"][RIGHT]["value"] > 0.7
