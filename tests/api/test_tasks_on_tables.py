@@ -152,3 +152,10 @@ def test_nothing_is_measured_where_bounds_say_all(task: str, target: str | list[
     assert not any(event.histograms for event in result.ledger.events)
     assert result.score > 0.1
     assert result.predict(ROWS).notna().to_numpy().all()
+
+
+def test_counts_far_above_their_spread_are_learnt() -> None:
+    """A mean of some 27 spreads: clipped at 6 spreads, the model would predict a fifth of each count."""
+    frame = FRAME.assign(visits=GENERATOR.poisson(1000 * np.exp(0.02 * ILL)))
+    found = run("poisson", "visits", data=frame, target_epsilon=50.0).predict(frame)["visits"]
+    assert found.mean() == pytest.approx(frame["visits"].mean(), rel=0.1)

@@ -240,3 +240,5 @@ def test_ledgers_of_runs_that_protect_different_persons_are_not_added_up(tmp_pat
         assert ldpfl.account(tmp_path / person).protected == "person"
     with pytest.raises(ConfigError, match=r"protect different persons: .* 'patient' at 'hospital'; 'doctor' at 'hospital'"):
         ldpfl.account(tmp_path / "patient", tmp_path / "doctor")
+    with pytest.raises(ConfigError, match="protect different persons"):
+        ldpfl.account(tmp_path / "patient" / "ledger.json", tmp_path / "doctor" / "ledger.json")

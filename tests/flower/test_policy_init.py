@@ -11,6 +11,7 @@ from ldpfl import ConfigError
 from ldpfl.experiments import load_recipe
 from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.flower.policy_init import as_sent, fitting_policy, offer_of, ranges_for
+from ldpfl.privacy.policy import Transport
 from ldpfl.privacy.statement import run_epsilon
 
 APP = """
@@ -106,8 +107,17 @@ def test_a_fraction_of_the_clients_and_an_evaluation_of_all_have_no_common_least
     """With 4 of 8 clients an evaluation would have half of its planned noise."""
     half = ["clients.count=8", "clients.fraction=0.5", "evaluation.epsilon=0.3", "evaluation.share=0.1"]
     for least in (4, 8):
-        with pytest.raises(ConfigError, match=r"ask all 8, and training asks 4.* Set clients\.fraction to 1"):
+        with pytest.raises(ConfigError, match=r"Set clients\.fraction to 1"):
             as_sent(load_recipe("sound/shuffled-mnist", [*half, *settings]), "relay", 1, least)
+
+
+def test_a_target_and_a_fraction_do_not_go_together_on_flower() -> None:
+    """If 8 of 10 nodes are away, the other two are asked in every round, and the noise was for some of the rounds."""
+    fifth = load_recipe("sum/clients-mnist", ["clients.count=10", "clients.fraction=0.2", "privacy.target_epsilon=2.0"])
+    ways: tuple[Transport, ...] = ("direct", "relay", "sum")
+    for transport in ways:
+        with pytest.raises(ConfigError, match=r"more often while others are away\. Set clients\.fraction to 1"):
+            as_sent(fifth, transport, 1, 2)
 
 
 def test_clients_that_may_collude_are_not_counted_twice() -> None:

@@ -393,6 +393,12 @@ def test_the_strategy_of_an_own_app_asks_for_the_noise_that_keeps_the_target() -
     assert LdpStrategy(strategy.config).config == strategy.config
 
 
+def test_a_target_is_for_as_many_rounds_as_the_config_says() -> None:
+    config = config_of("mechanism.name=dp-fedavg", "mechanism.clip_norm=1.0", "privacy.target_epsilon=2", "training.rounds=2")
+    with pytest.raises(ConfigError, match=r"num_rounds is 3, and the noise for privacy\.target_epsilon is for training.rounds = 2"):
+        run(InProcessGrid(app_of(), CLIENTS), rounds=3, config=config)
+
+
 def test_the_ledger_has_a_round_that_the_server_did_not_live_to_close(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     with pytest.raises(Killed):

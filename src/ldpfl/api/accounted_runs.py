@@ -73,9 +73,10 @@ def warnings_of(runs: Sequence[RunResult | RunConfig | str | Path]) -> list[str]
         ConfigError: they protect different persons, see :func:`check_same_persons`.
     """
     runs_made = [made for run_or_recipe in runs if (made := _config_if_run(run_or_recipe)) is not None]
-    check_same_persons(config for config, _ in runs_made)
+    planned = [configured(run, []) for run in runs if isinstance(run, RunConfig) or (isinstance(run, str | Path) and _is_config(run))]
+    check_same_persons([*(config for config, _ in runs_made), *planned])
     warnings = [line for config, _ in runs_made for line in of_extending(config)]
-    warnings += [TRIAL for run in runs if isinstance(run, str | Path) and Path(run).is_dir() and RunFolder(Path(run)).is_trial]
+    warnings += [TRIAL for run in runs if (folder := _folder_of(run)) is not None and folder.is_trial]
     return warnings + list(of_shared_seeds(config for config, simulated in runs_made if simulated))
 
 
@@ -83,7 +84,19 @@ def _config_if_run(what: RunResult | RunConfig | str | Path) -> tuple[RunConfig,
     """Return the config of a run, and whether it was simulated; None if ``what`` is no run."""
     if isinstance(what, RunResult):
         return what.config, True
-    if isinstance(what, str | Path) and Path(what).is_dir():
-        folder = RunFolder(Path(what))
-        return folder.config(), not folder.kind().on_flower
-    return None
+    folder = _folder_of(what)
+    return None if folder is None else (folder.config(), not folder.kind().on_flower)
+
+
+def _is_config(path: str | Path) -> bool:
+    return Path(path).suffix == ".toml" and Path(path).is_file()
+
+
+def _folder_of(what: RunResult | RunConfig | str | Path) -> RunFolder | None:
+    """Return the folder of a run, or of a ledger file that lies in a run's folder; None if there is none."""
+    if isinstance(what, RunConfig):
+        return None
+    path = what.folder if isinstance(what, RunResult) else Path(what)
+    if path is not None and path.is_file():
+        path = path.parent
+    return RunFolder(path) if path is not None and RunFolder(path).config_path.exists() else None

@@ -48,7 +48,7 @@ def account(
 
 def warned(statement: Statement, of: Iterable[Ledger | RunResult | RunConfig | str | Path]) -> Statement:
     """Return the joint ``statement`` of runs and ledgers, with a warning for each assumption about how they were run."""
-    runs = [run_or_ledger for run_or_ledger in of if not isinstance(run_or_ledger, Ledger) and not _is_ledger_file(run_or_ledger)]
+    runs = [one for one in of if not isinstance(one, Ledger) and not (_is_ledger_file(one) and not _lies_in_run_folder(one))]
     if not runs:
         return statement
     from ldpfl.api.accounted_runs import warnings_of  # it loads PyTorch, as all that reads configs
@@ -88,3 +88,7 @@ def _is_ledger_file(what: RunResult | RunConfig | str | Path) -> TypeGuard[str |
         return False
     path = Path(what)
     return not path.is_dir() and (path.suffix == ".json" or (path.is_file() and path.suffix != ".toml"))
+
+
+def _lies_in_run_folder(path: str | Path) -> bool:
+    return (Path(path).parent / "config.toml").exists()

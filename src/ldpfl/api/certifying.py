@@ -45,8 +45,7 @@ def certify(what: str | Path, *, delta: float | None = None, key: str | Path | N
         check_suffix(Path(out), "a certificate in JSON", ".json")
     path = Path(what)
     folder = RunFolder(path) if path.is_dir() else None
-    if folder is not None:
-        folder.check_may_be_handed_on()
+    (folder or RunFolder(path.parent)).check_may_be_handed_on()
     file = path if folder is None else folder.ledger_path
     ledger = Ledger.load(file) if folder is None else folder.ledger()
     default_delta = DELTA if folder is None else folder.config().privacy.delta

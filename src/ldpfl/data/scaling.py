@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import exp, isfinite
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from ldpfl.data.samples import Dataset, Samples
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import DataError
 from ldpfl.tasks import Targets, without_answer
-from ldpfl.tasks.outcomes import by_interval, with_times
+from ldpfl.tasks.outcomes import LINEAR_FROM, by_interval, with_times
 
 Floats = NDArray[np.float64]
 
@@ -228,6 +228,10 @@ def center_and_spread(histogram: Histogram, *, whole: bool = False) -> tuple[flo
     return center, float(np.sqrt(share @ ((middles - center) ** 2 + variances)))
 
 
+_MAX_COUNT = exp(LINEAR_FROM)
+"""Count, in units of spread, up to which the loss of a count has a minimum: the expected count grows no faster beyond."""
+
+
 @dataclass(frozen=True)
 class TargetScale:
     """How a numeric target is scaled.
@@ -268,7 +272,13 @@ def measured_target(histogram: Histogram | None, targets: Targets, bounds: tuple
         return public_target(targets, bounds, _REACH)
     if not (isfinite(center) and spread > 0):
         raise DataError("the target was not seen above the noise of measuring: give data.bounds for it, or more rows, or a larger epsilon")
-    return TargetScale(0.0 if targets == "count" else center, spread), max(center / spread, _MIN_MEAN)
+    is_count = targets == "count"
+    return TargetScale(0.0 if is_count else center, spread, reach=_reach_of(targets)), max(center / spread, _MIN_MEAN)
+
+
+def _reach_of(targets: Targets) -> float:
+    """Return how many spreads from the center a target for training may lie. The center of a count is 0, far below most counts."""
+    return _MAX_COUNT if targets == "count" else _REACH
 
 
 def public_target(targets: Targets, bounds: tuple[float, float], reach: float) -> tuple[TargetScale, float]:
@@ -355,7 +365,8 @@ def scaled_as(dataset: Dataset, measured: Encoder) -> Dataset:
             "columns; give the data that the run used, or restore its encoding.json"
         )
     is_number = any(column.place is None and not column.classes for column in dataset.unscaled)
-    target = TargetScale(measured.target_center, measured.target_spread, measured.cuts) if is_number else None
+    reach = _reach_of(targets_in(dataset))
+    target = TargetScale(measured.target_center, measured.target_spread, measured.cuts, reach) if is_number else None
     return scaled(dataset, measured.knots, target, measured.shares)
 
 

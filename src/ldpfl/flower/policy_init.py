@@ -344,9 +344,15 @@ def as_sent(config: RunConfig, transport: Transport, linked: int, min_clients: i
             clients, so ``min_clients`` cannot hold for them and for training rounds that ask a fraction.
     """
     met = [key for key, epsilon in _CALIBRATED_FOR.items() if epsilon(config) != "off"]
+    clients = config.clients
+    asked = cohort_size(clients.fraction, clients.count)
+    if config.privacy.target_epsilon != "off" and asked < clients.count:
+        raise ConfigError(
+            f"privacy.target_epsilon is met if no node is asked more often than planned, and with clients.fraction = {clients.fraction:g} "
+            "those that are connected are asked more often while others are away. Set clients.fraction to 1, or leave "
+            "privacy.target_epsilon out and set the mechanism's noise"
+        )
     if transport in OVER_RELAY and met:
-        clients = config.clients
-        asked = cohort_size(clients.fraction, clients.count)
         if linked > 1:
             raise ConfigError(f"{met[0]} is met by records of one unit: set ldpfl.linked to 1, or leave {met[0]} out")
         if asked < clients.count and (is_evaluated(config) or statistics_rounds(config)):

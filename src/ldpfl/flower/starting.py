@@ -162,5 +162,10 @@ def _check_kinds(config: RunConfig, kind: Kind, rounds: int) -> None:
             f"num_rounds is {rounds}, and the noise of the evaluation at clients is for training.rounds = "
             f"{config.training.rounds}: leave num_rounds out"
         )
+    if config.privacy.target_epsilon != "off" and rounds > config.training.rounds:
+        raise ConfigError(
+            f"num_rounds is {rounds}, and the noise for privacy.target_epsilon is for training.rounds = {config.training.rounds}: set "
+            "training.rounds instead, or leave num_rounds out"
+        )
     if config.clients.full_weight != "off" and kind is not Kind.READY_APP:
         raise ConfigError("clients.full_weight is for the ready app's training: in an app of your own, scale what you return")
