@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import FrozenInstanceError
 from io import StringIO
 from pathlib import Path
@@ -64,6 +65,9 @@ def test_a_run_in_a_folder_is_the_same_and_can_be_loaded(tiny_data: Path, tmp_pa
     assert kept.folder == tmp_path / "run"
     assert again.to_dict() == kept.to_dict()
     assert ldpfl.account(tmp_path / "run") == ldpfl.account(tmp_path / "run" / "ledger.json") == first.privacy
+    (tmp_path / "config.toml").write_text("of something else", encoding="utf-8")  # a ledger of another name is in no run's folder
+    copied = Path(shutil.copy(tmp_path / "run" / "ledger.json", tmp_path / "copied.json"))
+    assert ldpfl.account(copied) == first.privacy
     finished = small(tiny_data, baseline=False, folder=tmp_path / "run", resume=True)
     assert finished.history[-1].reproducible() == first.history[-1].reproducible()
 

@@ -89,14 +89,15 @@ def _config_if_run(what: RunResult | RunConfig | str | Path) -> tuple[RunConfig,
 
 
 def _is_config(path: str | Path) -> bool:
+    """Whether ``path`` is the file of a config, such as that of a run which is only planned."""
     return Path(path).suffix == ".toml" and Path(path).is_file()
 
 
 def _folder_of(what: RunResult | RunConfig | str | Path) -> RunFolder | None:
-    """Return the folder of a run, or of a ledger file that lies in a run's folder; None if there is none."""
-    if isinstance(what, RunConfig):
+    """Return the folder of a run, also if ``what`` is the ledger in it; None if there is none."""
+    path = None if isinstance(what, RunConfig) else what.folder if isinstance(what, RunResult) else Path(what)
+    if path is None:
         return None
-    path = what.folder if isinstance(what, RunResult) else Path(what)
-    if path is not None and path.is_file():
-        path = path.parent
-    return RunFolder(path) if path is not None and RunFolder(path).config_path.exists() else None
+    folder = RunFolder(path.parent if path.is_file() else path)
+    is_of_run = path.is_dir() or path.name == folder.ledger_path.name
+    return folder if is_of_run and folder.config_path.exists() else None

@@ -48,7 +48,7 @@ def account(
 
 def warned(statement: Statement, of: Iterable[Ledger | RunResult | RunConfig | str | Path]) -> Statement:
     """Return the joint ``statement`` of runs and ledgers, with a warning for each assumption about how they were run."""
-    runs = [one for one in of if not isinstance(one, Ledger) and not (_is_ledger_file(one) and not _lies_in_run_folder(one))]
+    runs = [run for run in of if not isinstance(run, Ledger) and (not _is_ledger_file(run) or _lies_in_run_folder(run))]
     if not runs:
         return statement
     from ldpfl.api.accounted_runs import warnings_of  # it loads PyTorch, as all that reads configs
@@ -90,5 +90,6 @@ def _is_ledger_file(what: RunResult | RunConfig | str | Path) -> TypeGuard[str |
     return not path.is_dir() and (path.suffix == ".json" or (path.is_file() and path.suffix != ".toml"))
 
 
-def _lies_in_run_folder(path: str | Path) -> bool:
-    return (Path(path).parent / "config.toml").exists()
+def _lies_in_run_folder(ledger: str | Path) -> bool:
+    """Whether the file ``ledger`` is that of a run's folder. The names are those of ``RunFolder``, which would load PyTorch."""
+    return Path(ledger).name == "ledger.json" and Path(ledger).with_name("config.toml").exists()

@@ -340,8 +340,9 @@ def as_sent(config: RunConfig, transport: Transport, linked: int, min_clients: i
 
     Raises:
         ConfigError: ``config`` has a target epsilon, or one of evaluations, but several units stay together, or rounds may have fewer
-            clients than are asked. Noise is not calibrated for these cases; they are only accounted. Evaluations and statistics ask all
-            clients, so ``min_clients`` cannot hold for them and for training rounds that ask a fraction.
+            clients than are asked. Noise is not calibrated for these cases; they are only accounted. Or a round asks a fraction of the
+            clients: with a target, since nodes that are connected take the places of others; with evaluations or statistics, since these
+            ask all, and ``min_clients`` cannot hold for both.
     """
     met = [key for key, epsilon in _CALIBRATED_FOR.items() if epsilon(config) != "off"]
     clients = config.clients

@@ -75,7 +75,7 @@ class EfficientNetLite0(FeatureMap):
 
 
 class EfficientNetLite1(EfficientNetLite0):
-    """As :class:`EfficientNetLite0`, with more layers."""
+    """EfficientNet-Lite1: the blocks of :class:`EfficientNetLite0`, repeated more often."""
 
     version = 1
 
