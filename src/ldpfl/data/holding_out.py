@@ -98,7 +98,8 @@ def without_a_tenth(dataset: Dataset, seed: int) -> Dataset:
         if not chosen.any() or chosen.all():
             kind = "files" if dataset.persons is None else "persons"
             raise ConfigError(
-                f"data.evaluate_on = 'holdout' sets about a tenth of the {kind} aside, by their names, and here {'each' if chosen.any() else 'none'} of them: use more of them, or set it to 'test'"
+                f"data.evaluate_on = 'holdout' sets about a tenth of the {kind} aside, by their names, "
+                f"and here {'each' if chosen.any() else 'none'} of them: use more of them, or set it to 'test'"
             )
         train_indices, held_indices = torch.from_numpy(np.flatnonzero(~chosen)), torch.from_numpy(np.flatnonzero(chosen))
     rows = train_indices.numpy()

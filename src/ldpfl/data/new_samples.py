@@ -51,8 +51,8 @@ def read_samples(rows: Rows, shape: tuple[int, ...]) -> tuple[Tensor, list[str]]
         samples = new_images(path, None if is_table else images, "L" if shape[:1] == (1,) else "RGB")
     if tuple(samples.shape[1:]) != shape:
         raise DataError(
-            f"each of the {len(samples):,} samples has the shape {tuple(samples.shape[1:])}, and the model takes {shape}: bring them to that "
-            "shape (images are channels, height, width); if the model takes features (data.features), pass the features to "
+            f"each of the {len(samples):,} samples has the shape {tuple(samples.shape[1:])}, and the model takes {shape}: bring them to "
+            "that shape (images are channels, height, width); if the model takes features (data.features), pass the features to "
             "ldpfl.load_model's module yourself"
         )
     return samples, files
