@@ -283,7 +283,8 @@ def _category_indices(table: Table, name: str, words: Sequence[str], index_of: M
     for row, word in enumerate(words):
         if word and word not in index_of:
             raise DataError(
-                f"{table.where(row)}: what stands in the column {name!r} is not among data.categories.{name}, which are {', '.join(index_of)}"
+                f"{table.where(row)}: what stands in the column {name!r} is not among data.categories.{name}, which are "
+                f"{', '.join(index_of)}"
             )
     return [index_of[word] if word else None for word in words]
 

@@ -169,7 +169,6 @@ def _persons(tables: Sequence[Table], config: DataConfig) -> list[Names] | None:
     if "" in names:
         raise DataError(f"{train.where(names.index(''))}: the person's column {config.person!r} has no value")
     test_names = [persons_in(table, config) if config.person in table.columns else [""] for table in test]
-    # A table in which some row names nobody gets an empty array.
     complete = [names, *([] if "" in table_names else table_names for table_names in test_names)]
     return [np.array(table_names, dtype=object) for table_names in complete]
 
