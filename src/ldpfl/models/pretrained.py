@@ -149,7 +149,7 @@ def licence_of(name: str, setting: str) -> str:
     """Return the licence of the pretrained model ``name``.
 
     It is the ``setting`` ``model.licence`` if that is set. For a model in a folder it is else the licence in its model card, or the name of
-    its licence file. A model of the hub needs none: the hub's page states its licence.
+    its licence file. For a model of the hub it may stay empty.
 
     Raises:
         ConfigError: nothing says under which licence the weights may be used.
