@@ -25,19 +25,19 @@ from torch.overrides import TorchFunctionMode
 def blind_to_values(module: nn.Module, parameters: Iterable[Tensor]) -> Iterator[None]:
     """Let parts of ``transformers`` in ``module`` decide by shapes alone what to compute, never by values.
 
-    Otherwise such a part leaves out an attention mask that hides nothing. One record's padding would then change how others are rounded,
-    and many records or clients could not be computed at once, as they are where ``vmap`` handles the ``parameters``.
+    Otherwise such a part leaves out an attention mask that hides nothing. One record's padding would then change how others are rounded.
+    And ``vmap``, which computes many records or clients at once, allows no decision by values. It is at work if it wraps ``parameters``.
     """
     masks: Any = sys.modules.get("transformers.masking_utils")  # not imported for this
     if masks is None or not any(type(part).__module__.startswith("transformers.") for part in module.modules()):
         yield
         return
-    if not isinstance(masks.is_tracing, _Asked):
-        masks.is_tracing = _Asked(masks.is_tracing)
-    at_once = any(map(torch._C._functorch.is_functorch_wrapped_tensor, parameters))
+    if not isinstance(masks.is_tracing, _IsTracing):
+        masks.is_tracing = _IsTracing(masks.is_tracing)
+    within_vmap = any(map(torch._C._functorch.is_functorch_wrapped_tensor, parameters))
     token = _BY_SHAPES.set(True)
     try:
-        with FoldedAttention() if at_once else nullcontext():
+        with FoldedAttention() if within_vmap else nullcontext():
             yield
     finally:
         _BY_SHAPES.reset(token)
@@ -48,13 +48,16 @@ _BY_SHAPES = ContextVar("by_shapes", default=False)
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """The question of ``transformers`` whether it must decide by shapes alone. Within :func:`blind_to_values` the answer is yes."""
+class _IsTracing:
+    """Replacement of the function by which ``transformers`` asks whether it must decide by shapes alone.
 
-    before: Callable[..., bool]
+    The answer is yes within :func:`blind_to_values`, and else that of the ``original`` function.
+    """
+
+    original: Callable[..., bool]
 
     def __call__(self, tensor: object = None) -> bool:
-        return _BY_SHAPES.get() or self.before(tensor)
+        return _BY_SHAPES.get() or self.original(tensor)
 
 
 class FoldedAttention(TorchFunctionMode):
@@ -66,13 +69,13 @@ class FoldedAttention(TorchFunctionMode):
         named = dict(kwargs or {})
         if func is not F.scaled_dot_product_attention:
             return func(*args, **named)
-        if _applies(*args, **named):
-            return _attention(*args, **named)
+        if _fast_kernel_applies(*args, **named):
+            return _fast_attention(*args, **named)
         with sdpa_kernel(SDPBackend.MATH):
             return func(*args, **named)
 
 
-def _applies(
+def _fast_kernel_applies(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -82,17 +85,18 @@ def _applies(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> bool:
-    """Return whether the kernel computes this attention, and all of its gradients.
+    """Return whether the fast kernel can compute this attention, with arguments as of PyTorch's function, and all of its gradients.
 
     The kernel has no gradient of a mask. A mask of numbers may be trained, as a bias by position is, so only masks of booleans apply.
     """
-    plain = all(part.dim() == 4 and part.device.type == "cpu" and part.dtype == torch.float32 for part in (query, key, value))
-    square = not is_causal or (attn_mask is None and query.shape[-2] == key.shape[-2])
-    masked = attn_mask is None or (attn_mask.dim() == 4 and attn_mask.dtype == torch.bool)
-    return plain and square and masked and not dropout_p and not enable_gqa and query.shape[:2] == key.shape[:2] == value.shape[:2]
+    fits_kernel = all(part.dim() == 4 and part.device.type == "cpu" and part.dtype == torch.float32 for part in (query, key, value))
+    same_heads = query.shape[:2] == key.shape[:2] == value.shape[:2]
+    causal_fits = not is_causal or (attn_mask is None and query.shape[-2] == key.shape[-2])
+    mask_fits = attn_mask is None or (attn_mask.dim() == 4 and attn_mask.dtype == torch.bool)
+    return fits_kernel and same_heads and causal_fits and mask_fits and not dropout_p and not enable_gqa
 
 
-def _attention(
+def _fast_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -102,12 +106,13 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
+    """Return the attention by the fast kernel, whose mask is added to the weights: 0 where attended to, and minus infinity elsewhere."""
     mask = attn_mask
     if mask is not None:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf)
         mask = mask.expand(query.shape[0], mask.shape[1], query.shape[2], key.shape[2])
-    found: Tensor = _Attention.apply(query, key, value, mask, is_causal, scale)[0]  # type: ignore[no-untyped-call]
-    return found
+    attended: Tensor = _Attention.apply(query, key, value, mask, is_causal, scale)[0]  # type: ignore[no-untyped-call]
+    return attended
 
 
 class _Attention(torch.autograd.Function):
@@ -120,26 +125,26 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        query, key, value, mask, *ctx.rest = inputs
+        query, key, value, mask, *ctx.causal_and_scale = inputs
         ctx.save_for_backward(query, key, value, *output, mask)
         ctx.mark_non_differentiable(output[1])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> Any:
-        *kept, mask = ctx.saved_tensors
-        causal, scale = ctx.rest
+        *saved, mask = ctx.saved_tensors
+        causal, scale = ctx.causal_and_scale
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        return (*kernel(gradient.contiguous(), *kept, 0.0, causal, attn_mask=mask, scale=scale), None, None, None)
+        return (*kernel(gradient.contiguous(), *saved, 0.0, causal, attn_mask=mask, scale=scale), None, None, None)
 
     @staticmethod
     def vmap(info: Any, dims: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Any:
-        parts = (_folded(part, own, info.batch_size) for part, own in zip((query, key, value, mask), dims[:4], strict=True))
-        found = _Attention.apply(*parts, *rest)  # type: ignore[no-untyped-call]
-        return tuple(part.unflatten(0, (info.batch_size, -1)) for part in found), (0, 0)
+        folded = (_folded(part, dim, info.batch_size) for part, dim in zip((query, key, value, mask), dims[:4], strict=True))
+        outputs = _Attention.apply(*folded, *rest)  # type: ignore[no-untyped-call]
+        return tuple(part.unflatten(0, (info.batch_size, -1)) for part in outputs), (0, 0)
 
 
-def _folded(part: Tensor | None, of_clients: int | None, clients: int) -> Tensor | None:
-    """Move the dimension ``of_clients`` of ``part`` to the front and merge it into the batch; repeat a part that all clients share."""
+def _folded(part: Tensor | None, client_dim: int | None, clients: int) -> Tensor | None:
+    """Move the dimension ``client_dim`` of ``part`` to the front and merge it into the batch; repeat a part that all clients share."""
     if part is None:
         return None
-    return (part.expand(clients, *part.shape) if of_clients is None else part.movedim(of_clients, 0)).flatten(0, 1)
+    return (part.expand(clients, *part.shape) if client_dim is None else part.movedim(client_dim, 0)).flatten(0, 1)
