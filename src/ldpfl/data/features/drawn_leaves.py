@@ -93,20 +93,17 @@ def _draw_leaves(generator: torch.Generator, count: int) -> _Leaves:
 
 
 def _with_leaf(pictures: Tensor, leaves: _Leaves, number: int, x: Tensor, y: Tensor) -> Tensor:
-    """Return ``pictures`` (N, 3, S, S) with the leaf ``number`` of each drawn over it. Pixels have the coordinates ``x`` and ``y`` (S, S)."""
+    """Return ``pictures`` (N, 3, S, S) with the leaf ``number`` of each drawn over it. ``x`` and ``y`` (S, S) are the pixels' coordinates."""
 
     def of_leaf(values: Tensor) -> Tensor:
         """Return the ``values`` (N, L) of this leaf as (N, 1, 1)."""
         return values[:, number, None, None]
 
     right, down = x - of_leaf(leaves.place[..., 0]), y - of_leaf(leaves.place[..., 1])
-    cosine, sine, size, stretch = (
-        of_leaf(leaves.turn).cos(),
-        of_leaf(leaves.turn).sin(),
-        of_leaf(leaves.size),
-        of_leaf(leaves.stretch).sqrt(),
-    )
+    cosine, sine = of_leaf(leaves.turn).cos(), of_leaf(leaves.turn).sin()
+    size, stretch = of_leaf(leaves.size), of_leaf(leaves.stretch).sqrt()
     along, across = (right * cosine + down * sine) / stretch, (down * cosine - right * sine) * stretch
+    # Distances from the leaf's middle. Each shape is where its distance is below the size.
     ellipse, rectangle = (along**2 + across**2).sqrt(), 1.1 * torch.maximum(along.abs(), across.abs())
     triangle = 1.4 * torch.maximum(across, 0.87 * along.abs() - 0.5 * across)
     shape = of_leaf(leaves.shape)

@@ -37,7 +37,7 @@ MAPS = 1 + 2 * _DIRECTIONS + _DIRECTIONS**2
 
 @dataclass(frozen=True)
 class ScatteringFeatures(FeatureMap):
-    """Images (N, C, H, W) uint8 to their scattering, as vectors (N, 81 C H W / 16) float32. Maps are normalised in groups, vectors to length 1.
+    """Images (N, C, H, W) uint8 to their scattering, as vectors (N, 81 C H W / 16) float32 of length 1. Maps are normalised in groups.
 
     Source: Tramer and Boneh 2021, for the group norm and its 27 groups.
 
