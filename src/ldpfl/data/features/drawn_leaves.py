@@ -93,7 +93,7 @@ def _draw_leaves(generator: torch.Generator, count: int) -> _Leaves:
 
 
 def _with_leaf(pictures: Tensor, leaves: _Leaves, number: int, x: Tensor, y: Tensor) -> Tensor:
-    """Return ``pictures`` (N, 3, S, S) with the leaf ``number`` of each drawn over it. ``x`` and ``y`` (S, S) are the pixels' coordinates."""
+    """Return ``pictures`` (N, 3, S, S) with the leaf ``number`` of each drawn over it. ``x`` and ``y`` (S, S) locate the pixels."""
 
     def of_leaf(values: Tensor) -> Tensor:
         """Return the ``values`` (N, L) of this leaf as (N, 1, 1)."""
