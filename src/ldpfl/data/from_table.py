@@ -143,10 +143,7 @@ def _encoder(config: DataConfig, targets: Targets, classes: tuple[str, ...], wid
 
 
 def _owners(tables: Sequence[Table], config: DataConfig, is_test: NDArray[np.bool_], persons: Sequence[Names] | None) -> Owners:
-    """Return the client and the person of each row. A table of test rows need not have these columns.
-
-    ``is_test`` marks the rows of the first table that are test rows, and ``persons`` is the result of :func:`_persons`.
-    """
+    """Return the client and the person of each row. ``is_test`` marks the first table's test rows. A second need not have the columns."""
     owners = _clients(tables, config, is_test)
     if persons is None:
         return owners
@@ -158,9 +155,6 @@ def _persons(tables: Sequence[Table], config: DataConfig) -> list[Names] | None:
     """Return the name of each row's person, one array for each table; None if ``config`` names no person column.
 
     A table of test rows need not have the column, or may have gaps in it. Then its array is empty.
-
-    Raises:
-        DataError: a row to train on names no person.
     """
     if not config.person:
         return None

@@ -108,8 +108,7 @@ def _numbered(words: Sequence[str]) -> Classes:
 def _predicts(cells: Classes, classes: Classes) -> bool:
     """Return whether the ``cells`` (n,) of a column predict the ``classes`` (n,) of a target, both as numbers from 0.
 
-    Each cell predicts the class that most rows with this cell have. The rows with even indices decide which, and the others are
-    predicted. A cell that occurs only there predicts the commonest class.
+    Each cell predicts the class that most rows with this cell have, or the commonest class. Rows with even indices predict the others.
     """
     if cells.max() >= _MAX_DISTINCT_CELLS:
         return False

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,12 +140,7 @@ def _from_folder(name: str, source: _Source, data_dir: Path, warn: Warn, write_c
         with path.open("rb") as handle:
             digest.update(hashlib.file_digest(handle, "sha256").digest())
     fingerprint = digest.hexdigest()[:16]
-    cached = _read_cache(name, fingerprint)
-    if cached is not None:
-        return *cached, fingerprint
-    train, test = _decode(folder, files, source)
-    if write_cache:
-        _write_cache(name, fingerprint, train, test, warn)
+    train, test = _through_cache(name, fingerprint, lambda: _decode(folder, files, source), warn, write_cache)
     return train, test, fingerprint
 
 
@@ -162,12 +157,7 @@ def _from_hub(name: str, source: _Source, warn: Warn, write_cache: bool) -> tupl
         ) from error
     version = "".join(str(loaded[split]._fingerprint) for split in sorted(loaded))
     fingerprint = hashlib.sha256(version.encode()).hexdigest()[:16]
-    cached = _read_cache(name, fingerprint)
-    if cached is not None:
-        return *cached, fingerprint
-    train, test = _splits(loaded, source, source.hub_id)
-    if write_cache:
-        _write_cache(name, fingerprint, train, test, warn)
+    train, test = _through_cache(name, fingerprint, lambda: _splits(loaded, source, source.hub_id), warn, write_cache)
     return train, test, fingerprint
 
 
@@ -264,19 +254,16 @@ def _to_images(split: Any, source: _Source, origin: str) -> Samples:
     return Samples(torch.from_numpy(np.ascontiguousarray(stacked)), labels)
 
 
-def _cache_path(name: str, fingerprint: str) -> Path:
-    return cache_dir() / "images" / f"{name}-{fingerprint}.safetensors"
-
-
-def _read_cache(name: str, fingerprint: str) -> tuple[Samples, Samples] | None:
-    """Return train and test samples from the cache; None if the cache does not hold them."""
-    tensors = read_cached(_cache_path(name, fingerprint), "data") or {}
-    try:
+def _through_cache(
+    name: str, fingerprint: str, decode: Callable[[], tuple[Samples, Samples]], warn: Warn, write_cache: bool
+) -> tuple[Samples, Samples]:
+    """Return train and test samples from the cache, or else from ``decode``. Then they are written to the cache if ``write_cache``."""
+    path = cache_dir() / "images" / f"{name}-{fingerprint}.safetensors"
+    tensors = read_cached(path, "data") or {}
+    if {"train.pixels", "train.labels", "test.pixels", "test.labels"} <= tensors.keys():
         return Samples(tensors["train.pixels"], tensors["train.labels"]), Samples(tensors["test.pixels"], tensors["test.labels"])
-    except KeyError:
-        return None
-
-
-def _write_cache(name: str, fingerprint: str, train: Samples, test: Samples, warn: Warn) -> None:
-    tensors = {"train.pixels": train.tensor, "train.labels": train.targets, "test.pixels": test.tensor, "test.labels": test.targets}
-    write_cached(_cache_path(name, fingerprint), tensors, "data", warn)
+    train, test = decode()
+    if write_cache:
+        tensors = {"train.pixels": train.tensor, "train.labels": train.targets, "test.pixels": test.tensor, "test.labels": test.targets}
+        write_cached(path, tensors, "data", warn)
+    return train, test

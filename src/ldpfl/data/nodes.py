@@ -186,11 +186,7 @@ def _made_up_columns(config: DataConfig, targets: Targets) -> Iterator[tuple[str
 
 
 def _made_up_target(name: str, config: DataConfig, targets: Targets) -> Column:
-    """Return one made-up cell of the target column ``name``.
-
-    Raises:
-        ConfigError: the settings do not say which values the target may have.
-    """
+    """Return one made-up cell of the target column ``name``, or raise if the settings do not say which values it may have."""
     has_classes, is_time = targets in ("class", "ordered"), targets == "survival" and name == config.target_names[0]
     if has_classes and not config.classes:
         raise ConfigError("data.classes has to list the classes, since nobody else sees nodes' tables")

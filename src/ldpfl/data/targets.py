@@ -33,14 +33,7 @@ _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 class ReadTargets(NamedTuple):
-    """The targets that were read from tables.
-
-    Attributes:
-        values: the targets of each table's rows.
-        outputs: number of outputs that a model needs.
-        notes: assumptions that the guarantee relies on.
-        classes: names of the classes.
-    """
+    """The targets of each table's rows, the number of outputs of a model for them, notes on the guarantee, and the classes' names."""
 
     values: list[Tensor]
     outputs: int
@@ -97,11 +90,7 @@ def _as_ordered(class_targets: ReadTargets, name: str, config: DataConfig) -> Re
 
 
 def _survival_targets(tables: Sequence[Table], names: Sequence[str], config: DataConfig) -> ReadTargets:
-    """Return the time and the event (N, 2) of each row, with one output for each interval.
-
-    Raises:
-        ConfigError: ``names`` are not two columns, or seem to be in the wrong order.
-    """
+    """Return the time and the event (N, 2) of each row, from the two columns ``names``, with one output for each interval."""
     if len(names) != 2:
         given = f"{len(names)} columns" if len(names) > 1 else f"{names[0]!r} alone"
         raise ConfigError(
@@ -135,9 +124,8 @@ def _count_targets(table: Table, name: str) -> Tensor:
     values = _number_targets(table, name)
     negative = np.flatnonzero(values.numpy() < 0)
     if negative.size:
-        raise DataError(
-            f"{_listed_rows(table, negative)}: the target {name!r} is below 0, and this task expects 0 or more: correct the row"
-        )
+        where = _listed_rows(table, negative)
+        raise DataError(f"{where}: the target {name!r} is below 0, and this task expects 0 or more: correct the row")
     return values
 
 
@@ -153,20 +141,17 @@ def _label_targets(table: Table, name: str) -> Tensor:
     """Return the labels, or events, in the column ``name`` (N,). A cell that is not 0 or 1 raises a :class:`DataError`."""
     _check_numeric(table, name, "0 or 1", "write 1 where the label holds, or the event occurred, and else 0")
     values = table.numbers(name)
-    wrong = np.flatnonzero((values != 0) & (values != 1))
-    if wrong.size:
-        raise DataError(f"{_listed_rows(table, wrong)}: the label in the column {name!r} must be 0 or 1")
+    wrong_rows = np.flatnonzero((values != 0) & (values != 1))
+    if wrong_rows.size:
+        raise DataError(f"{_listed_rows(table, wrong_rows)}: the label in the column {name!r} must be 0 or 1")
     return torch.from_numpy(values.astype(np.float32))
 
 
 def _check_numeric(table: Table, name: str, expected: str, remedy: str) -> None:
     """Raise a :class:`DataError` if the target ``name`` does not hold numbers.
 
-    A column of words gets a message of its own. Otherwise its first word would be reported as a typing error among numbers.
-
-    Args:
-        expected: what each cell should hold, for messages.
-        remedy: what to do about a column of words, for messages.
+    A column of words gets a message of its own, with ``expected`` and ``remedy``. Otherwise its first word would be reported as a typing
+    error among numbers.
     """
     column = table.columns[name]
     cells = [] if column.dtype == np.float64 else [text for text in column if not table.is_absent(text)]
@@ -200,11 +185,7 @@ _MAX_NAMED = 5
 
 
 def _class_targets(tables: Sequence[Table], name: str, config: DataConfig) -> ReadTargets:
-    """Return the number of each row's class (N,), in the order of ``data.classes`` or else of the classes that the first table holds.
-
-    Raises:
-        DataError: a cell has no value, or is not one of the classes.
-    """
+    """Return the number of each row's class (N,), in the order of ``data.classes`` or else of the classes in the first table."""
     numeric = all(table.is_numeric(name) for table in tables) and not config.classes
     for table in tables if numeric else ():
         _check_no_stray(table, name, float, "correct the row, leave it out, or name all classes, --set 'data.classes=[\"0\", ...]'")

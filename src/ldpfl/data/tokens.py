@@ -81,11 +81,7 @@ _VOCABULARY_FILES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken")
 
 @lru_cache(maxsize=2)
 def _tokenizer(name: str) -> Any:
-    """Load the tokenizer ``name``, set to pad short texts on the right.
-
-    Raises:
-        ConfigError: it cannot be loaded, or has no token for padding.
-    """
+    """Load the tokenizer ``name``, set to pad short texts on the right, or raise as :func:`tokens_of`."""
     folder_or_hub_name = name.removeprefix(PRETRAINED)
     folder = Path(folder_or_hub_name)
     # Without this check, transformers would return a tokenizer with an empty vocabulary.

@@ -57,8 +57,7 @@ def load_brought(config: DataConfig, targets: Targets, given: object = None) -> 
 def _from_files(config_json: str, targets: Targets, paths: tuple[Path, ...], stamps: tuple[object, ...]) -> Dataset:
     """Read and encode the files at ``paths``, of which a second one holds test data.
 
-    The result is cached, since a run reads its data twice: for its checks and for training. ``stamps`` are a part of the cache's key, so
-    that changed files are read again.
+    A run reads its data twice, for its checks and for training. ``stamps`` only serve the cache: changed files are read again.
     """
     config = DataConfig.model_validate_json(config_json)
     if holds_images(paths[0]):
@@ -185,17 +184,11 @@ def _is_sorted_by_class(given: Any) -> bool:
 
 
 def _numbers(values: object, what: str) -> Tensor:
-    """Return ``values``, which may be a tensor, an array, a list, or a data frame's columns, as a tensor of numbers.
-
-    Messages call the values ``what``.
-
-    Raises:
-        DataError: the values are not real numbers of one shape.
-    """
+    """Return ``values``, a tensor, an array, a list, or columns of a frame, as a tensor of real numbers. Messages call them ``what``."""
     if isinstance(values, Tensor) and (problem := not_dense(values)):
         raise DataError(f"{what} are {problem}")
     try:
-        # PyTorch warns of an array that cannot be written to, so such an array is copied.
+        # PyTorch warns of read-only arrays, so these are copied.
         numbers = torch.as_tensor(values if isinstance(values, Tensor) else np.require(np.asarray(values), requirements="W"))
     except (TypeError, ValueError, RuntimeError):
         advice = "words and gaps are for a data frame with data.target, and samples of several tensors for a dict of them"
@@ -287,12 +280,7 @@ def _stacked(values: Sequence[Any]) -> Tensor:
 
 
 def _dataset_of_tensors(inputs: Inputs, answers: Tensor, targets: Targets) -> Dataset:
-    """Return the data set of ``inputs`` (N, ...) and the target of each, ``answers`` (N, ...).
-
-    Raises:
-        ConfigError: this kind of ``targets`` is read from tables alone.
-        DataError: the numbers of rows differ, or a value does not fit.
-    """
+    """Return the data set of ``inputs`` (N, ...) and the target of each, ``answers`` (N, ...), or raise if a value does not fit."""
     if not by_name(inputs) or not all(isinstance(name, str) for name in by_name(inputs)):
         raise DataError("inputs in a dict go to the arguments of the model's forward: each needs the name of one")
     for name, part in by_name(inputs).items():
@@ -351,10 +339,7 @@ def _channels_first(pixels: Tensor) -> Tensor:
 
 
 def _split(name: str, parts: list[Samples], notes: tuple[str, ...], targets: Targets = "class", outputs: int | None = None) -> Dataset:
-    """Return a data set of two ``parts``, training and test samples. If there is only one part, a fifth of it becomes the test samples.
-
-    Without ``outputs``, the number of a model's outputs follows from the samples' targets.
-    """
+    """Return a data set of two ``parts``, training and test samples. If there is only one part, a fifth of it becomes the test samples."""
     if len(parts) == 1:
         is_test = torch.from_numpy(held_out(len(parts[0]), TEST_SHARE))
         parts = [parts[0].take(~is_test), parts[0].take(is_test)]
@@ -368,11 +353,8 @@ def _split(name: str, parts: list[Samples], notes: tuple[str, ...], targets: Tar
     if outputs is None:
         outputs = _outputs(train.targets, test.targets, targets)
     test_inputs = by_name(test.inputs)
-    sizes = {
-        key: 1 + max(int(tokens.max()), int(test_inputs[key].max()))
-        for key, tokens in by_name(train.inputs).items()
-        if tokens.dtype == torch.int64
-    }
+    tokens = {key: part for key, part in by_name(train.inputs).items() if part.dtype == torch.int64}
+    sizes = {key: 1 + max(int(part.max()), int(test_inputs[key].max())) for key, part in tokens.items()}
     vocabulary = sizes if isinstance(train.inputs, Mapping) else sizes.get("")
     # One mean and one deviation for all channels, since images may differ in their number of channels.
     mean, std = ((_PIXEL_MEAN,), (_PIXEL_STD,)) if any(map(_is_image, by_name(train.inputs).values())) else ((), ())

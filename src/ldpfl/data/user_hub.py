@@ -79,18 +79,16 @@ def _splits(origin: str, *, is_local: bool, one_class: bool = False) -> dict[str
             no_retries = datasets.DownloadConfig(max_retries=0)
             cache = folder if is_local else None
             source, arguments = _source(Path(origin), one_class=one_class) if is_local else (origin, {})
-            loaded = datasets.load_dataset(
-                source, download_config=no_retries, cache_dir=cache, keep_in_memory=is_local or None, **arguments
-            )
+            arguments |= {"download_config": no_retries, "cache_dir": cache, "keep_in_memory": is_local or None}
+            loaded = datasets.load_dataset(source, **arguments)
     except LdpflError:
         raise
     except Exception as error:  # the library raises many kinds
         cause = first_line(error)
         if is_local:
             raise DataError(f"data set {origin!r} cannot be read: {cause}") from error
-        raise DataError(
-            f"data {origin!r} are no file or folder here{_nearest(Path(origin))}, and not to be had from the hub: {cause}"
-        ) from error
+        suggestion = _nearest(Path(origin))
+        raise DataError(f"data {origin!r} are no file or folder here{suggestion}, and not to be had from the hub: {cause}") from error
     if "train" not in loaded:
         raise DataError(f"data set {origin!r} has no split train: it has {', '.join(loaded)}")
     return {split: loaded[split] for split in ("train", "test") if split in loaded}
@@ -110,10 +108,6 @@ def _source(path: Path, *, one_class: bool) -> tuple[str, dict[str, Any]]:
     """Return the builder and the arguments for ``datasets.load_dataset``, with an explicit list of files for each split.
 
     Without the list, the library would guess the splits by words in the paths. See :func:`_splits` for ``one_class``.
-
-    Raises:
-        DataError: ``path`` does not exist, or holds no images.
-        ConfigError: a folder holds training and test data, but not as ``train`` and ``test`` alone.
     """
     if not path.exists():
         raise DataError(f"data set {str(path)!r} cannot be read: there is no such file or folder")
@@ -135,10 +129,7 @@ def _source(path: Path, *, one_class: bool) -> tuple[str, dict[str, Any]]:
 
 
 def _parquet_of(path: Path) -> dict[str, list[str]]:
-    """Return the Parquet files below ``path`` for the splits train and test, by the files' names. Other splits are ignored.
-
-    If no file is named for training, all files are returned as "train".
-    """
+    """Return the Parquet files below ``path`` for the splits train and test, by the files' names; all as train if none is for training."""
     files = [file for file in visible_files(path) if file.suffix.lower() == ".parquet"]
     if not files:
         raise DataError(f"{path} holds no images, by class or in Parquet files")

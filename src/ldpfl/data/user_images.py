@@ -74,9 +74,7 @@ def holds_images(path: Path) -> bool:
 def pictures(splits: Mapping[str, Any], config: DataConfig, origin: str) -> Pictures:
     """Return the images of ``splits``, train and possibly test, with the classes and clients that ``config`` names.
 
-    Args:
-        splits: the library's data sets, by name of the split.
-        origin: path or hub id of the data, for messages.
+    ``origin`` is the path or hub id of the data, for messages.
 
     Raises:
         ConfigError: a named column is missing.
@@ -104,8 +102,6 @@ def pictures(splits: Mapping[str, Any], config: DataConfig, origin: str) -> Pict
 def _identities(split: Any, image: str, root: Path) -> NDArray[np.uint64]:
     """Return a hash (N,) of the path of each image below ``root``, without the innermost folder, which may be its class.
 
-    ``image`` names the column of images.
-
     Files come sorted by path, and so by class. If positions decided on test images and clients, the class of one image would affect
     others.
     """
@@ -130,19 +126,15 @@ def image_column(split: Any) -> str | None:
 
 
 def _label_column(split: Any, image: str, config: DataConfig, origin: str) -> str:
-    """Return the column of the classes: ``data.target``, or else the first column beside ``image`` with "label" in its name.
-
-    Raises:
-        DataError: there is no such column.
-    """
+    """Return the column of the classes: ``data.target``, or else the first column beside ``image`` with "label" in its name."""
     names = [name for name in split.column_names if name != image]
     if not names and config.path:
         raise DataError(f"the images of {origin!r} have no class: put those of each class into a folder of its own, of two classes or more")
     target = config.target if isinstance(config.target, str) else ""
     label = target or next((name for name in names if "label" in name), "")
     if label not in names:
-        known = ", ".join(names)
-        raise DataError(f"data set {origin!r} has no column {label or 'label'!r}: name the label's in data.target; it has {known}")
+        columns = ", ".join(names)
+        raise DataError(f"data set {origin!r} has no column {label or 'label'!r}: name the label's in data.target; it has {columns}")
     return label
 
 
@@ -201,10 +193,7 @@ def _labels(split: Any, label: str, origin: str) -> list[Any]:
 
 
 def _numbered(labels: list[Any], classes: Sequence[str], origin: str) -> tuple[list[int], tuple[str, ...]]:
-    """Return ``labels``, which are words or whole numbers, as numbers from 0, and the class's name of each number.
-
-    Without ``classes``, words are numbered in their order, and whole numbers stay and get no names.
-    """
+    """Return ``labels``, words or whole numbers, as numbers from 0, and the class's name of each number; whole numbers may have none."""
     wrong_kinds = [type(label).__name__ for label in labels if not isinstance(label, str | int)]
     if wrong_kinds:
         raise DataError(f"an image of {origin!r} has a class of the kind {wrong_kinds[0]}: each has one, a word or a whole number")
@@ -220,10 +209,7 @@ def _numbered(labels: list[Any], classes: Sequence[str], origin: str) -> tuple[l
 
 
 def _owners(split: Any, image: str, label: str, config: DataConfig) -> tuple[str, ...] | None:
-    """Return the name of each image's client by the column ``data.client``; None if it is not set.
-
-    ``image`` and ``label`` are the columns of images and of classes, which cannot name clients.
-    """
+    """Return the name of each image's client by the column ``data.client``; None if it is not set."""
     if not config.client:
         return None
     if config.client == label:
@@ -234,7 +220,6 @@ def _owners(split: Any, image: str, label: str, config: DataConfig) -> tuple[str
     owners = list(split[config.client])
     unnamed = [row for row, owner in enumerate(owners, start=1) if owner is None or str(owner) == ""]
     if unnamed:
-        raise DataError(
-            f"the image in row {unnamed[0]:,} has no client: {config.client!r} is empty there; say whose it is, or leave it out"
-        )
+        row = unnamed[0]
+        raise DataError(f"the image in row {row:,} has no client: {config.client!r} is empty there; say whose it is, or leave it out")
     return tuple(map(str, owners))
