@@ -182,10 +182,7 @@ def likeliest(chances: Tensor, threshold: float | None = None) -> Tensor:
 
 
 def predicted_classes(target: str, classes: Sequence[str], chances: Tensor, predicted: Tensor) -> pandas.DataFrame:
-    """Return a data frame of predictions: in the column ``target`` the name of each row's class, and the ``chances`` (N, K) of all classes.
-
-    ``predicted`` (N,) holds the number of each row's class, and ``classes`` the K names.
-    """
+    """Return a data frame with the name of each row's class ``predicted`` (N,) in the column ``target``, and all ``chances`` (N, K)."""
     import pandas
 
     names = [printable(name) for name in classes]

@@ -67,7 +67,7 @@ _IDENTIFIER_BEFORE = "id|uid|uuid|guid|identifier|identifiant|numero|key|hash|ps
 def _pattern(alone: Sequence[str], beside_identifier: Sequence[str]) -> re.Pattern[str]:
     """Return the pattern for a joined column name: a word of ``alone``, or one of ``beside_identifier`` next to a word such as "id".
 
-    Both hold words with "|" between them. Between the two words, a German or English ending such as "en" or "s" may stand.
+    Each entry holds words with "|" between them. A word beside "id" may have an ending, as in "patientenid".
     """
     owner = "|".join(beside_identifier)
     return re.compile(f"{'|'.join(alone)}|(?:{owner})(?:e?n|s)?(?:{_IDENTIFIER_AFTER})|(?:{_IDENTIFIER_BEFORE})(?:{owner})")

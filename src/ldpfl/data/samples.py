@@ -96,9 +96,8 @@ def owners_of(train: Sequence[str], test: Sequence[str] | None) -> Owners:
     clients = sorted(set(train))
     clients += sorted(set(test or ()).difference(clients))
     number_of = {name: number for number, name in enumerate(clients)}  # an array of texts would use the longest name's memory for each
-    train_numbers, test_numbers = (
-        None if names is None else np.array([number_of[name] for name in names], dtype=np.int64) for names in (train, test)
-    )
+    train_numbers = np.array([number_of[name] for name in train], dtype=np.int64)
+    test_numbers = None if test is None else np.array([number_of[name] for name in test], dtype=np.int64)
     return Owners(train_numbers, test_numbers, tuple(clients))
 
 

@@ -31,7 +31,6 @@ SUFFIXES = (".csv", ".tsv", ".parquet")
 _SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".xlsb", ".ods")
 _NUMBER_WITH_COMMA = re.compile(r"(?:[<>≤≥]=?\s*|=[<>]\s*)?[+-]?\d+(,\d+)?([eE][+-]?\d+)?")
 """A whole number, or one with a decimal comma, with a sign such as ``<`` before it if it is a limit."""
-
 _DELIMITERS = ",;\t|"
 
 _HEADER_HINT = "(is its first line a header?)"
@@ -126,10 +125,7 @@ class Table:
             raise DataError(f"{self.where(int(present[0]))}: what stands in the column {name!r} is a number, and an ISO date is expected")
 
     def _number(self, name: str, row: int, text: str, kind: Kind, *, strict: bool) -> float:
-        """Return the number, or the day number, in the cell ``text`` of the column ``name``; NaN if it is empty.
-
-        ``kind`` says which of both the column holds. A cell that cannot be read is an error if ``strict``, and else NaN.
-        """
+        """Return the number, or day number, in the cell ``text``; NaN if it is empty, or if it cannot be read and ``strict`` is false."""
         if self.is_absent(text):
             return np.nan
         if kind == "numbers" and (boolean := _BOOLEANS.get(text.strip().lower())) is not None:

@@ -199,10 +199,8 @@ def _numbers(values: object, what: str) -> Tensor:
 
 
 _TABLE_SETTINGS = ("person", "columns", "bounds", "numbers", "words", "categories", "missing", "text")
-"""Settings of :class:`DataConfig` that only tables have a use for."""
-
 _FILE_SETTINGS = ("target", "client", "classes", "test_path")
-"""Settings that files of images or tables have a use for, and data that are passed as tensors have not."""
+"""Settings that only tables use; and further settings that data passed as tensors do not use either."""
 
 
 def _check_unused(config: DataConfig, what: str, names: Sequence[str]) -> None:

@@ -92,12 +92,7 @@ def with_adapter(module: nn.Module, adapter: Adapter, targets: str, images: bool
 
 
 def _settings(adapter: Adapter, task: str | None, trained_layers: Sequence[str]) -> Any:
-    """Return the settings of ``peft`` for ``adapter``.
-
-    Args:
-        task: the task in the words of ``peft``; None for one that it does not know.
-        trained_layers: names of layers that are trained beside the adapter.
-    """
+    """Return the settings of ``peft`` for ``adapter`` and ``task``, its name in ``peft``. ``trained_layers`` are trained beside it."""
     peft = library("peft")
     changed_layers = list(adapter.modules) or None
     common: dict[str, Any] = {"target_modules": changed_layers, "modules_to_save": list(trained_layers) or None, "task_type": task}
@@ -219,10 +214,7 @@ def quietly() -> Iterator[None]:
 
 @contextmanager
 def explained(trouble: str) -> Iterator[None]:
-    """Turn any error within this context into a :class:`ConfigError` that begins with ``trouble``, what could not be done.
-
-    The libraries raise many kinds of errors, since a model's files may hold anything.
-    """
+    """Turn any error within this context into a :class:`ConfigError` that begins with ``trouble``. The libraries raise many kinds."""
     try:
         yield
     except ConfigError:

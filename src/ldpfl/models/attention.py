@@ -49,10 +49,7 @@ _BY_SHAPES = ContextVar("by_shapes", default=False)
 
 @dataclass(frozen=True)
 class _IsTracing:
-    """Replacement of the function by which ``transformers`` asks whether it must decide by shapes alone.
-
-    The answer is yes within :func:`blind_to_values`, and else that of the ``original`` function.
-    """
+    """Whether ``transformers`` must decide by shapes alone: yes within :func:`blind_to_values`, and else as ``original`` says."""
 
     original: Callable[..., bool]
 
@@ -69,31 +66,11 @@ class FoldedAttention(TorchFunctionMode):
         named = dict(kwargs or {})
         if func is not F.scaled_dot_product_attention:
             return func(*args, **named)
-        if _fast_kernel_applies(*args, **named):
-            return _fast_attention(*args, **named)
+        attended = _fast_attention(*args, **named)
+        if attended is not None:
+            return attended
         with sdpa_kernel(SDPBackend.MATH):
             return func(*args, **named)
-
-
-def _fast_kernel_applies(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> bool:
-    """Return whether the fast kernel can compute this attention, with arguments as of PyTorch's function, and all of its gradients.
-
-    The kernel has no gradient of a mask. A mask of numbers may be trained, as a bias by position is, so only masks of booleans apply.
-    """
-    fits_kernel = all(part.dim() == 4 and part.device.type == "cpu" and part.dtype == torch.float32 for part in (query, key, value))
-    same_heads = query.shape[:2] == key.shape[:2] == value.shape[:2]
-    causal_fits = not is_causal or (attn_mask is None and query.shape[-2] == key.shape[-2])
-    mask_fits = attn_mask is None or (attn_mask.dim() == 4 and attn_mask.dtype == torch.bool)
-    return fits_kernel and same_heads and causal_fits and mask_fits and not dropout_p and not enable_gqa
 
 
 def _fast_attention(
@@ -105,10 +82,20 @@ def _fast_attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Tensor:
-    """Return the attention by the fast kernel, whose mask is added to the weights: 0 where attended to, and minus infinity elsewhere."""
+) -> Tensor | None:
+    """Return the attention by the fast kernel; None if the kernel cannot compute it and all of its gradients.
+
+    The arguments are those of PyTorch's function. The kernel has no gradient of a mask. A mask of numbers may be trained, as a bias by
+    position is, so only masks of booleans are allowed.
+    """
+    fits_kernel = all(part.dim() == 4 and part.device.type == "cpu" and part.dtype == torch.float32 for part in (query, key, value))
+    same_heads = query.shape[:2] == key.shape[:2] == value.shape[:2]
+    causal_fits = not is_causal or (attn_mask is None and query.shape[-2] == key.shape[-2])
+    mask_fits = attn_mask is None or (attn_mask.dim() == 4 and attn_mask.dtype == torch.bool)
+    if not (fits_kernel and same_heads and causal_fits and mask_fits) or dropout_p or enable_gqa:
+        return None
     mask = attn_mask
-    if mask is not None:
+    if mask is not None:  # the kernel adds its mask to the weights
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf)
         mask = mask.expand(query.shape[0], mask.shape[1], query.shape[2], key.shape[2])
     attended: Tensor = _Attention.apply(query, key, value, mask, is_causal, scale)[0]  # type: ignore[no-untyped-call]

@@ -45,9 +45,7 @@ class ParameterLayout:
         )
 
     def split(self, prefixes: Iterable[str]) -> tuple[ParameterLayout, ParameterLayout]:
-        """Return two layouts: the layers that ``prefixes`` do not name, and those that they name.
-
-        A prefix names the layer of this name, and all layers whose names begin with it and a dot.
+        """Return two layouts: the other layers, and those whose names are one of ``prefixes``, or begin with one and a dot.
 
         Raises:
             ConfigError: a prefix names no layer, or no other layer is left.

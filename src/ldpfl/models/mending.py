@@ -73,10 +73,7 @@ def mended(module: nn.Module) -> tuple[nn.Module, tuple[Change, ...]]:
 
 
 def _mend_parts(module: nn.Module, replacements: dict[nn.Module, nn.Module], prefix: str = "") -> Iterator[Change]:
-    """Replace parts of ``module`` in place, and yield the changes.
-
-    ``replacements`` holds the parts that were replaced so far, so that a shared part has one replacement. ``prefix`` begins the names.
-    """
+    """Replace parts of ``module`` in place, and yield the changes. ``replacements`` by replaced part make shared parts stay shared."""
     for name, child in list(module._modules.items()):  # a shared part under each of its names; named_children() has only the first
         if child is None:
             continue

@@ -78,7 +78,7 @@ def _class_for(targets: str, images: bool) -> str:
 
 
 def _check_complete(module: Any, absent: Collection[str], misfits: Collection[str], name: str) -> None:
-    """Raise if the weights on disk are not those of the model ``name``, whose base, the part below its head, they must contain.
+    """Raise if the files of the model ``name`` lack weights of its base, the part below its head.
 
     A whole part of the base may be absent, such as the pooler of a language model.
 

@@ -93,10 +93,8 @@ def create(
         if name not in _REGISTRY:
             raise ConfigError(f"unknown model {name!r}: {did_you_mean(name, names())}, or give an import path package.module:Class")
         if vocabulary is not None or shape is None:
-            text_models = ", ".join(_TEXT_MODELS)
-            raise ConfigError(
-                f"model {name!r} is not for texts: take one of {text_models}; whole numbers that are no tokens are given as floats"
-            )
+            remedy = f"take one of {', '.join(_TEXT_MODELS)}; whole numbers that are no tokens are given as floats"
+            raise ConfigError(f"model {name!r} is not for texts: {remedy}")
         return _built(name, _REGISTRY[name], arguments, shape, outputs)
 
 
@@ -112,8 +110,6 @@ def offered(shape: InputShape | None, outputs: int, vocabulary: int | None) -> d
 
 def _with_sizes(module: nn.Module, name: str, shape: InputShape | None, *, tokens: bool) -> nn.Module:
     """Return ``module`` with the sizes of its lazy layers fixed, if it has any, by running it on samples of zeros.
-
-    ``tokens`` says whether samples are tokens of texts.
 
     Raises:
         ConfigError: the module fails on samples of zeros.

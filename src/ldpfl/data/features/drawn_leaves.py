@@ -96,7 +96,6 @@ def _with_leaf(pictures: Tensor, leaves: _Leaves, number: int, x: Tensor, y: Ten
     """Return ``pictures`` (N, 3, S, S) with the leaf ``number`` of each drawn over it. ``x`` and ``y`` (S, S) locate the pixels."""
 
     def of_leaf(values: Tensor) -> Tensor:
-        """Return the ``values`` (N, L) of this leaf as (N, 1, 1)."""
         return values[:, number, None, None]
 
     right, down = x - of_leaf(leaves.place[..., 0]), y - of_leaf(leaves.place[..., 1])

@@ -92,12 +92,12 @@ _NOT_IN_FILE_NAMES = re.compile(r"[^\w.-]+")
 
 
 def _check_independence(name: str, features: FeatureMap, dataset: Dataset) -> None:
-    """Raise if a sample's ``features`` depend on the other samples of a batch. The test uses five made-up samples like the data set's.
+    """Raise if a sample's ``features`` depend on the other samples of a batch. Then one record would change the features of others.
 
-    The first, the middle and the last sample are replaced in turn, and the features of the other four must not change.
+    Of five made-up samples, the first, the middle and the last one are replaced in turn. The features of the other four must not change.
 
     Raises:
-        PrivacyError: they change. So one record would change the features of others, and no mechanism randomises that.
+        PrivacyError: they change, and no mechanism randomises that.
     """
     inputs, generator = dataset.train.tensor, torch.Generator().manual_seed(0)
     uniform = torch.rand(6, *inputs.shape[1:], generator=generator)
@@ -123,10 +123,7 @@ _PART_SIZE = 128 * _BATCH_SIZE
 
 
 def _computed(dataset: Dataset, name: str, features: FeatureMap, progress: Progress, cache_file: Path | None) -> dict[str, Tensor]:
-    """Compute the features (N, ...) float16 of each split, and return them by its name.
-
-    Parts are cached beside ``cache_file``, if there is one. Parts that an earlier run left there are not computed again.
-    """
+    """Return the computed features (N, ...) float16 by split. Parts are cached beside ``cache_file``, for a run that is stopped."""
     total, done = len(dataset.train) + len(dataset.test), 0
     by_split: dict[str, Tensor] = {}
     for split in ("train", "test"):

@@ -28,7 +28,6 @@ DIRECTIONS = 800
 
 _FILTERS, _PATCH_SIDE = 400, 6
 """Number of filters in the dictionary, and side of a patch in pixels."""
-
 _PICTURES, _BATCH_SIZE, _PATCHES_PER_PICTURE = 6000, 100, 16
 """Number of drawn pictures that are learnt from, of those in a batch, and of each picture's patches for the dictionary."""
 
@@ -88,20 +87,14 @@ def _responses(pictures: Tensor, filters: Tensor, thresholds: Tensor) -> Tensor:
 
 
 def _correlations(values: Tensor, filters: Tensor) -> Tensor:
-    """Return the product of each filter with each patch of ``values`` (N, 3, H, W), divided by the patch's deviation: (N, K, H - 5, W - 5).
-
-    A filter has the mean 0, so a patch's mean does not matter.
-    """
+    """Return the product of each filter, whose mean is 0, with each patch of ``values``, divided by its deviation: (N, K, H - 5, W - 5)."""
     averaging = torch.full((1, *filters.shape[1:]), 1 / filters[0].numel())
     mean, mean_square = F.conv2d(values, averaging), F.conv2d(values**2, averaging)
     return F.conv2d(values, filters).div_(((mean_square - mean**2).clamp_min(0) + _VARIANCE_FLOOR).sqrt())
 
 
 def learn(progress: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Tensor]:
-    """Compute the tensors of :func:`learnt` from drawn pictures alone. It takes minutes on one core.
-
-    ``progress`` is called with the number of steps that are done, and of all.
-    """
+    """Compute the tensors of :func:`learnt` from drawn pictures alone. It takes minutes. ``progress`` gets the steps done, and all."""
     generator, parts = torch.Generator().manual_seed(0), []
     for done in range(0, _PICTURES, _BATCH_SIZE):
         parts.append(drawn(generator, _BATCH_SIZE))
@@ -120,10 +113,7 @@ def learn(progress: Callable[[int, int], None] = lambda done, total: None) -> di
 
 
 def _dictionary(pictures: Tensor, generator: torch.Generator) -> Tensor:
-    """Return filters (400, 3, 6, 6): the centers of whitened patches, clustered by their directions (spherical k-means).
-
-    The whitening is a part of the filters, so that they apply to patches that are not whitened.
-    """
+    """Return filters (400, 3, 6, 6), which whiten patches and compare them with the centers of clusters by spherical k-means."""
     patches = torch.cat([_patches(batch, generator) for batch in _batches(pictures)])
     centered = patches - patches.mean(dim=1, keepdim=True)
     normalised = centered / (centered.var(dim=1, keepdim=True, unbiased=False) + _VARIANCE_FLOOR).sqrt()

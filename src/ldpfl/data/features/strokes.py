@@ -104,10 +104,7 @@ def _scribble(generator: np.random.Generator) -> Floats:
 
 
 def _deformed(curves: Floats, generator: np.random.Generator) -> Floats:
-    """Return points (P, 2) on the ``curves``, by their control points (S, 4, 2), as another hand would draw them.
-
-    Each control point moves a little, and the whole is turned, slanted and stretched, all at random.
-    """
+    """Return points (P, 2) on ``curves`` (S, 4, 2) with control points moved a little, and all turned, slanted and stretched at random."""
     moved_controls = curves + generator.normal(0, 0.12, curves.shape)
     time = np.linspace(0, 1, _CURVE_POINTS)[:, None]
     bernstein = np.concatenate([(1 - time) ** 3, 3 * time * (1 - time) ** 2, 3 * time**2 * (1 - time), time**3], axis=1)
