@@ -79,8 +79,7 @@ class Encoder(BaseModel):
         if len({place for place in self.places if 0 <= place < self.width}) != len(self.places) or len(self.knots) != len(self.places):
             raise ValueError("places must be distinct input indices below width, and knots must have one entry for each of them")
         for values, scaled_values in filter(None, self.knots):
-            are_pairs = 2 <= len(values) == len(scaled_values)
-            are_finite = all(map(isfinite, (*values, *scaled_values)))
+            are_pairs, are_finite = 2 <= len(values) == len(scaled_values), all(map(isfinite, (*values, *scaled_values)))
             if not (are_pairs and are_finite and list(values) == sorted(set(values))):
                 raise ValueError("knots must be two or more ascending values, with one finite scaled value for each")
         return self

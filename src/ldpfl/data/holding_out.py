@@ -36,10 +36,14 @@ def held_out(rows: int, share: int = TEST_SHARE) -> NDArray[np.bool_]:
     A run without ``data.test_path`` is tested on these rows. Row numbers, from 0, are sorted by the SHA-256 of their decimal digits, and
     the first ones are taken. So no row's content affects another row's split. Taking every fifth row would not do: rows may be periodic.
     """
-    order = sorted(range(rows), key=lambda row: hashlib.sha256(b"%d" % row).digest())
     chosen = np.zeros(rows, dtype=bool)
-    chosen[order[: rows // share]] = True
+    chosen[_hash_order(rows)[: rows // share]] = True
     return chosen
+
+
+def _hash_order(count: int) -> NDArray[np.int64]:
+    """Return the numbers below ``count``, sorted by the SHA-256 of their decimal digits."""
+    return np.array(sorted(range(count), key=lambda number: hashlib.sha256(b"%d" % number).digest()), dtype=np.int64)
 
 
 def held_back(parts: Division, share: float) -> tuple[Division, Division]:
@@ -52,9 +56,7 @@ def held_back(parts: Division, share: float) -> tuple[Division, Division]:
     for indices in parts:
         size = indices.size
         if size not in order_by_size:
-            order_by_size[size] = np.array(
-                sorted(range(size), key=lambda position: hashlib.sha256(b"%d" % position).digest()), dtype=np.int64
-            )
+            order_by_size[size] = _hash_order(size)
         count = int(size * share)
         held_parts.append(indices[np.sort(order_by_size[size][:count])])
         train_parts.append(indices[np.sort(order_by_size[size][count:])])
@@ -102,11 +104,10 @@ def without_a_tenth(dataset: Dataset, seed: int) -> Dataset:
                 f"and here {'each' if chosen.any() else 'none'} of them: use more of them, or set it to 'test'"
             )
         train_indices, held_indices = torch.from_numpy(np.flatnonzero(~chosen)), torch.from_numpy(np.flatnonzero(chosen))
-    rows = train_indices.numpy()
-    clients, identities, persons = (
-        None if array is None else array[rows] for array in (dataset.clients, dataset.identities, dataset.persons)
-    )
-    held_clients, held_persons = (None if array is None else array[held_indices.numpy()] for array in (dataset.clients, dataset.persons))
+    rows, held_rows = train_indices.numpy(), held_indices.numpy()
+    by_sample = (dataset.clients, dataset.persons, dataset.identities)
+    clients, persons, identities = (None if array is None else array[rows] for array in by_sample)
+    held_clients, held_persons = (None if array is None else array[held_rows] for array in by_sample[:2])
     train, test = dataset.train.take(train_indices), dataset.train.take(held_indices)
     return replace(
         dataset,

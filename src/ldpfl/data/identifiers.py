@@ -65,10 +65,7 @@ _IDENTIFIER_BEFORE = "id|uid|uuid|guid|identifier|identifiant|numero|key|hash|ps
 
 
 def _pattern(alone: Sequence[str], beside_identifier: Sequence[str]) -> re.Pattern[str]:
-    """Return the pattern for a joined column name: a word of ``alone``, or one of ``beside_identifier`` next to a word such as "id".
-
-    Each entry holds words with "|" between them. A word beside "id" may have an ending, as in "patientenid".
-    """
+    """Return the pattern for a joined column name: a word of ``alone``, or one of ``beside_identifier`` next to a word such as "id"."""
     owner = "|".join(beside_identifier)
     return re.compile(f"{'|'.join(alone)}|(?:{owner})(?:e?n|s)?(?:{_IDENTIFIER_AFTER})|(?:{_IDENTIFIER_BEFORE})(?:{owner})")
 

@@ -261,9 +261,7 @@ class TargetScale:
 
 
 def measured_target(histogram: Histogram | None, targets: Targets, bounds: tuple[float, float] | None) -> tuple[TargetScale, float]:
-    """Return the scale of a number or a count, by its histogram or else its ``bounds``, and the mean in units of the spread.
-
-    The mean is the first prediction of a model for counts. For numbers it is not used.
+    """Return the scale of a number or a count, by its histogram or else its ``bounds``, and the mean of a count in units of spread.
 
     Raises:
         DataError: noise hides the target, and it has no bounds.

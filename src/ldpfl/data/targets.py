@@ -167,9 +167,8 @@ def _check_no_stray(table: Table, name: str, reader: Callable[[str], float], rem
         return
     other_rows = np.flatnonzero([not (table.is_absent(text) or reads(reader, text)) for text in column])
     if other_rows.size:
-        raise DataError(
-            f"{_listed_rows(table, other_rows)}: what stands in the target {name!r} is no number, as others there are: {remedy}"
-        )
+        where = _listed_rows(table, other_rows)
+        raise DataError(f"{where}: what stands in the target {name!r} is no number, as others there are: {remedy}")
 
 
 def _listed_rows(table: Table, rows: NDArray[np.int64]) -> str:
@@ -199,9 +198,8 @@ def _class_targets(tables: Sequence[Table], name: str, config: DataConfig) -> Re
     for table, table_words in zip(tables, words, strict=True):
         for row, word in enumerate(table_words):
             if word not in numbers:
-                expected = (
-                    f"data.classes, which are {', '.join(classes[:10])}" if config.classes else "those of the rows that are trained on"
-                )
+                listed = f"data.classes, which are {', '.join(classes[:10])}"
+                expected = listed if config.classes else "those of the rows that are trained on"
                 raise DataError(f"{table.where(row)}: the class in the column {name!r} is not among {expected}")
         targets.append(torch.tensor([numbers[word] for word in table_words]))
     notes = () if config.classes else (_NOTE_ON_CLASSES.format(name=name, some=", ".join(classes[:5])),)

@@ -111,11 +111,9 @@ def _as_dataset(given: object, config: DataConfig, targets: Targets) -> Dataset:
     if isinstance(given, Sequence) and not isinstance(given, str | bytes) and len(given) == 2:
         given_inputs, given_targets = given
         _check_unused(config, "a pair of inputs and targets", unused_settings)
-        inputs: Inputs = (
-            {name: _numbers(part, "inputs") for name, part in given_inputs.items()}
-            if isinstance(given_inputs, Mapping)
-            else _numbers(given_inputs, "inputs")
-        )
+        is_named = isinstance(given_inputs, Mapping)
+        named_inputs = {name: _numbers(part, "inputs") for name, part in (given_inputs if is_named else {"": given_inputs}).items()}
+        inputs: Inputs = named_inputs if is_named else named_inputs[""]
         are_next_tokens = given_targets is None and targets == "tokens"
         return _dataset_of_tensors(inputs, following(inputs) if are_next_tokens else _numbers(given_targets, "targets"), targets)
     raise ConfigError(

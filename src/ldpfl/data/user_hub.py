@@ -121,11 +121,9 @@ def _source(path: Path, *, one_class: bool) -> tuple[str, dict[str, Any]]:
     if not has_splits:
         check_one_split((Path(name) for name in folders if (path / name).is_dir()), path)
     folder_by_split = {name: path / name for name in sorted(folders, reverse=True)} if has_splits else {"train": path}
-    files_by_split = {
-        split: [escape(str(file)) for file in files if file.is_relative_to(folder)] for split, folder in folder_by_split.items()
-    }
+    paths = {split: [escape(str(file)) for file in files if file.is_relative_to(folder)] for split, folder in folder_by_split.items()}
     folders_are_classes = one_class and not any(file.stem == "metadata" for file in files)
-    return "imagefolder", {"data_files": files_by_split, **({"drop_labels": False} if folders_are_classes else {})}
+    return "imagefolder", {"data_files": paths, **({"drop_labels": False} if folders_are_classes else {})}
 
 
 def _parquet_of(path: Path) -> dict[str, list[str]]:

@@ -107,12 +107,10 @@ def _settings(adapter: Adapter, task: str | None, trained_layers: Sequence[str])
 def _check_modules(module: nn.Module, adapter: Adapter) -> None:
     """Raise a :class:`ConfigError` if a layer that ``adapter`` names is not in ``module``. The last part of a layer's name suffices."""
     layers = {name: part for name, part in module.named_modules() if not [*part.children()] and [*part.parameters()]}
-    last_parts = sorted({name.rpartition(".")[2] for name in layers})
-    for wanted in adapter.modules:
-        if not any(name == wanted or name.endswith(f".{wanted}") for name, _ in module.named_modules()):
-            raise ConfigError(
-                f"model.adapter_modules names {wanted!r}, and the model has no such layer: {did_you_mean(wanted, last_parts)}"
-            )
+    suffixes = sorted({name.rpartition(".")[2] for name in layers})
+    for layer in adapter.modules:
+        if not any(name == layer or name.endswith(f".{layer}") for name, _ in module.named_modules()):
+            raise ConfigError(f"model.adapter_modules names {layer!r}, and the model has no such layer: {did_you_mean(layer, suffixes)}")
 
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")

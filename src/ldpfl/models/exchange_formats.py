@@ -53,9 +53,8 @@ def _write_onnx(program: Any, path: Path) -> None:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)", FutureWarning)  # PyTorch warns of its own code
-            onnx_program = torch.onnx.export(
-                program, dynamo=True, external_data=False, verbose=False, input_names=[INPUTS], output_names=[OUTPUTS]
-            )
+            names: dict[str, Any] = {"input_names": [INPUTS], "output_names": [OUTPUTS]}
+            onnx_program = torch.onnx.export(program, dynamo=True, external_data=False, verbose=False, **names)
     finally:
         log.setLevel(level)
     if onnx_program is None:

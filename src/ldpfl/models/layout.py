@@ -258,13 +258,12 @@ def _device_problems(module: nn.Module) -> list[_Problem]:
     without_values = [name for name, device in devices.items() if device.type == "meta"]
     if without_values:
         others = f", and nor have {len(without_values) - 1} others" if len(without_values) > 1 else ""
-        return [
-            _Problem(f"parameter {without_values[0]}", _A_PARAMETER, f" has no values (device meta){others}: make the model on the CPU")
-        ]
-    devices_by_frequency = Counter(devices.values()).most_common()
-    if len(devices_by_frequency) > 1:
-        name = next(name for name, device in devices.items() if device == devices_by_frequency[-1][0])
-        what = f" is on {devices[name]}, and most others are on {devices_by_frequency[0][0]}: move the whole model with .to(device)"
+        what = f" has no values (device meta){others}: make the model on the CPU"
+        return [_Problem(f"parameter {without_values[0]}", _A_PARAMETER, what)]
+    common_first = Counter(devices.values()).most_common()
+    if len(common_first) > 1:
+        name = next(name for name, device in devices.items() if device == common_first[-1][0])
+        what = f" is on {devices[name]}, and most others are on {common_first[0][0]}: move the whole model with .to(device)"
         return [_Problem(f"parameter {name}", _A_PARAMETER, what)]
     return []
 
@@ -362,7 +361,7 @@ _DRAWS = " draws from a generator that all clients share"
 _MAX_NAMED = 3
 """Maximum number of layers that a message names. The others are counted."""
 
-_DROPOUT_NAMES = ("dropout", "drop_prob", "drop_path", "layerdrop", "pdrop")
+_RATES = ("dropout", "drop_prob", "drop_path", "layerdrop", "pdrop")
 """Parts of the names of attributes in which modules store a dropout probability."""
 
 
@@ -373,8 +372,5 @@ def dropout_rates(part: nn.Module) -> tuple[str, ...]:
     return tuple(
         name
         for name, value in vars(part).items()
-        if isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and 0 < value <= 1
-        and any(word in name for word in _DROPOUT_NAMES)
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1 and any(word in name for word in _RATES)
     )

@@ -176,17 +176,15 @@ def check_tokens(module: nn.Module, tokens: int, length: int) -> None:
     Raises:
         ConfigError: the module's vocabulary is smaller, or the module only takes shorter texts.
     """
-    vocabulary = getattr(getattr(module, "config", None), "vocab_size", None)
-    if isinstance(vocabulary, int) and tokens > vocabulary:
-        raise ConfigError(
-            f"the tokenizer has {tokens:,} tokens, and the model knows {vocabulary:,}: set data.tokenizer to that of the model"
-        )
-    prompt_length = sum(getattr(adapter, "num_virtual_tokens", 0) for adapter in getattr(module, "peft_config", {}).values())
+    size = getattr(getattr(module, "config", None), "vocab_size", None)  # of the module's vocabulary
+    if isinstance(size, int) and tokens > size:
+        raise ConfigError(f"the tokenizer has {tokens:,} tokens, and the model knows {size:,}: set data.tokenizer to that of the model")
+    prompt = sum(getattr(adapter, "num_virtual_tokens", 0) for adapter in getattr(module, "peft_config", {}).values())
     places = _places(module)
-    if places is not None and length + prompt_length > places:
-        prompt = f" and {prompt_length} of a prompt" if prompt_length else ""
+    if places is not None and length + prompt > places:
+        beside = f" and {prompt} of a prompt" if prompt else ""
         raise ConfigError(
-            f"data.length is {length} tokens{prompt}, and the model has {places} places: set data.length to {places - prompt_length}"
+            f"data.length is {length} tokens{beside}, and the model has {places} places: set data.length to {places - prompt}"
         )
 
 

@@ -108,10 +108,8 @@ def _check_independence(name: str, features: FeatureMap, dataset: Dataset) -> No
         is_other = torch.arange(5) != replaced
         after = features(torch.where(is_other.view(-1, *[1] * (batch.dim() - 1)), batch, replacement)).nan_to_num()
         if not torch.equal(before[is_other], after[is_other]):
-            raise PrivacyError(
-                f"features {name!r} of a sample depend on those beside it: one record would change others' (batch statistics, or samples "
-                "that are taken for one sequence?)"
-            )
+            problem = f"features {name!r} of a sample depend on those beside it: one record would change others'"
+            raise PrivacyError(f"{problem} (batch statistics, or samples that are taken for one sequence?)")
 
 
 _VERSION = 1

@@ -138,9 +138,7 @@ class TimmFeatures(FrozenEncoder):
 
 @lru_cache(maxsize=2)
 def _timm_network(name: str, weights: str) -> nn.Module:
-    """Load the encoder ``name``, a name of ``timm`` or a folder, without its classifier.
-
-    ``weights`` is a file, or "" for the weights in the folder or in the hub's cache.
+    """Load the encoder ``name``, a name of ``timm`` or a folder, without its classifier; with the file ``weights`` unless that is "".
 
     Raises:
         ConfigError: ``timm`` or the weights are not on this machine, the weights do not fit, or the name is unknown.
@@ -178,11 +176,7 @@ def _timm() -> Any:
 
 
 def _timm_weights(timm: Any, name: str, weights: str) -> str:
-    """Return the path of the weights of the encoder ``name``: the file ``weights``, or the file in the hub's cache.
-
-    Raises:
-        ConfigError: ``timm`` does not know the name, or there is no such file.
-    """
+    """Return the path of the weights of the encoder ``name``: the file ``weights``, or the file in the hub's cache."""
     architecture, _, tag = name.partition(".")
     if not timm.is_model(architecture):
         raise ConfigError(f"timm has no model {architecture!r}{_suggestion(architecture, timm.list_models())}")
