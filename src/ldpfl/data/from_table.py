@@ -96,7 +96,7 @@ def _test_rows(count: int, persons: Sequence[Names] | None) -> NDArray[np.bool_]
 def _vocabulary(config: DataConfig, targets: Targets) -> int | dict[str, int] | None:
     """Return the size of the vocabulary if the samples are texts, by input name for a tokenizer; else None."""
     if config.tokenizer:
-        return {TOKENS: vocabulary_of(config.tokenizer), MASK: 2}
+        return {TOKENS: vocabulary_of(config.tokenizer), MASK: 2}  # a mask holds 0 and 1
     return None if not config.text else BYTES if targets == "tokens" else config.vocabulary
 
 
@@ -162,9 +162,11 @@ def _persons(tables: Sequence[Table], config: DataConfig) -> list[Names] | None:
     names = persons_in(train, config)
     if "" in names:
         raise DataError(f"{train.where(names.index(''))}: the person's column {config.person!r} has no value")
-    test_names = [persons_in(table, config) if config.person in table.columns else [""] for table in test]
-    complete = [names, *([] if "" in table_names else table_names for table_names in test_names)]
-    return [np.array(table_names, dtype=object) for table_names in complete]
+    persons = [np.array(names, dtype=object)]
+    for table in test:
+        test_names = persons_in(table, config) if config.person in table.columns else []
+        persons.append(np.array([] if "" in test_names else test_names, dtype=object))
+    return persons
 
 
 def _clients(tables: Sequence[Table], config: DataConfig, is_test: NDArray[np.bool_]) -> Owners:
@@ -183,5 +185,5 @@ def _clients(tables: Sequence[Table], config: DataConfig, is_test: NDArray[np.bo
     train_clients = [words[row] for row in np.flatnonzero(~is_test)]
     if len(tables) == 1:
         return owners_of(train_clients, [words[row] for row in np.flatnonzero(is_test)])
-    test = words_of(replace(tables[1], missing=()), config.client) if config.client in tables[1].columns else [""]
-    return owners_of(train_clients, None if "" in test else test)
+    test_clients = words_of(replace(tables[1], missing=()), config.client) if config.client in tables[1].columns else None
+    return owners_of(train_clients, None if test_clients is None or "" in test_clients else test_clients)

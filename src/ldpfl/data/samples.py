@@ -59,7 +59,7 @@ class Samples:
         return Samples(each(lambda part: part.to(device), self.inputs), self.targets.to(device))
 
     def content(self) -> Iterator[bytes]:
-        """Yield bytes that identify the content, for hashing: all values, and the name, type and shape of each named tensor."""
+        """Yield bytes that identify the content, for hashing: all values, and the name, type and shape of each tensor that has a name."""
         for name, part in by_name(self.inputs).items():
             yield f"{name} {part.dtype} {tuple(part.shape)} ".encode() if name else b""
             yield part.contiguous().numpy().tobytes()

@@ -135,7 +135,7 @@ def next_edges(histogram: Histogram) -> Floats:
         return histogram.edges
     first = int(np.flatnonzero(np.diff(below) > 0)[0])
     rows = np.maximum(histogram.counts, 0.0).sum()
-    bins = int(np.clip(rows / max(_MIN_BIN_SIGNAL * histogram.noise, 1e-9), _MIN_BINS, _MAX_BINS))
+    bins = int(np.clip(rows / max(_MIN_BIN_SIGNAL * histogram.noise, 1e-9), _MIN_BINS, _MAX_BINS))  # 1e-9: the noise may be 0
     shares = np.minimum(np.linspace(0, 1, bins + 1)[1:], below[-1])
     ends = np.searchsorted(below, shares)  # edges at which bins with rows end, so the division below is not by 0
     within_bin = (shares - below[ends - 1]) / (below[ends] - below[ends - 1])
@@ -182,7 +182,7 @@ def is_rough(histograms: Sequence[Histogram], knots: Knots) -> bool:
     bound on the variance, and the best bound counts. The two values of a 0/1 column, for example, lie in different bins of one histogram.
     """
     rows, noise = np.maximum(histograms[-1].counts, 0.0).sum(), histograms[-1].noise
-    if noise == 0:
+    if noise == 0:  # exact counts give a reliable scale
         return False
     return bool(rows < _MIN_COLUMN_SIGNAL * noise) or max(_least_variance(histogram, knots) for histogram in histograms) < _MIN_VARIANCE
 

@@ -299,7 +299,7 @@ def _rows(path: Path, reader: Any, names_shown: bool, *, strict: bool) -> tuple[
 
 
 def _check_header(path: Path, header: Sequence[str], names_shown: bool) -> None:
-    """Raise a :class:`DataError` if a column of a CSV file has no name, or two columns have the same name."""
+    """Raise a :class:`DataError` if a column has no name, or two have the same, which the message shows only if ``names_shown``."""
     if "" in header:
         remedy = "name it, or leave it out: pandas writes such a column of row numbers unless told to_csv(index=False)"
         raise DataError(f"{path}: the {header.index('') + 1}. column has no name; {remedy}")

@@ -72,7 +72,7 @@ def _stamp(path: Path) -> object:
     try:
         return tuple((str(file), state.st_mtime_ns, state.st_size) for file in files if (state := file.stat()))
     except OSError:
-        return ()
+        return ()  # reading the file raises the error with its message
 
 
 def _as_dataset(given: object, config: DataConfig, targets: Targets) -> Dataset:

@@ -84,6 +84,7 @@ class Transformer(nn.Module):
         self._by_place = by_place
         self.embedding = nn.Embedding(vocabulary, width)
         self.places = nn.Parameter(0.02 * torch.randn(longest, width))
+        # To predict a place's next token, its outputs must not see later tokens.
         self.layers = nn.ModuleList(_Attending(width, heads, causal=by_place) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, outputs)

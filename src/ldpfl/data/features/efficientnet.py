@@ -128,11 +128,9 @@ class _Block(nn.Module):
         steps.append(_convolution(weights, f"{name}_depthwise_conv", f"{name}_bn1", stride=stride, by_channel=True))
         steps.append(_convolution(weights, f"{name}_project_conv", f"{name}_bn2", activated=False))
         self.steps = nn.Sequential(*steps)
-        inputs, outputs = (
-            weights[f"{name}_expand_conv.weight"].shape[1] if expansion > 1 else 0,
-            weights[f"{name}_project_conv.weight"].shape[0],
-        )
-        self.shortcut = stride == 1 and inputs == outputs
+        outputs = weights[f"{name}_project_conv.weight"].shape[0]
+        # The only block without expansion changes the number of channels, and has no shortcut.
+        self.shortcut = stride == 1 and expansion > 1 and weights[f"{name}_expand_conv.weight"].shape[1] == outputs
 
     def forward(self, maps: Tensor) -> Tensor:
         result: Tensor = self.steps(maps)

@@ -87,8 +87,8 @@ def _responses(pictures: Tensor, filters: Tensor, thresholds: Tensor) -> Tensor:
 
 
 def _correlations(values: Tensor, filters: Tensor) -> Tensor:
-    """Return the product of each filter, whose mean is 0, with each patch of ``values``, divided by its deviation: (N, K, H - 5, W - 5)."""
-    averaging = torch.full((1, *filters.shape[1:]), 1 / filters[0].numel())
+    """Return the product of K filters with each patch of ``values`` (N, 3, H, W), scaled to variance 1: (N, K, H - 5, W - 5)."""
+    averaging = torch.full((1, *filters.shape[1:]), 1 / filters[0].numel())  # a convolution with it gives each patch's mean
     mean, mean_square = F.conv2d(values, averaging), F.conv2d(values**2, averaging)
     return F.conv2d(values, filters).div_(((mean_square - mean**2).clamp_min(0) + _VARIANCE_FLOOR).sqrt())
 

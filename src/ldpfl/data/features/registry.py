@@ -72,7 +72,7 @@ def feature_map(name: str, options: Mapping[str, Any]) -> FeatureMap:
 
 def _check_options(name: str, features: Any, options: Mapping[str, Any]) -> None:
     """Raise a :class:`ConfigError` if the dataclass ``features`` lacks one of the ``options``, or takes values of another type for it."""
-    known_fields = [field for field in fields(features) if field.default is not MISSING]
+    known_fields = [field for field in fields(features) if field.default is not MISSING]  # without a default: ``name``
     known_names = [field.name for field in known_fields]
     for option in options:
         if option not in known_names:

@@ -87,7 +87,7 @@ class Scattering(FeatureMap):
         images, shape = inputs, self.shape(tuple(inputs.shape[1:]))
         fine, coarse, average = _filters(images.shape[2] + 2 * _STRIDE, images.shape[3] + 2 * _STRIDE)
         padded = F.pad(images.float() / 255, (_STRIDE,) * 4, mode="reflect")
-        spectrum = torch.fft.fft2(padded)[:, :, None]
+        spectrum = torch.fft.fft2(padded)[:, :, None]  # (N, C, 1, H + 8, W + 8)
 
         def averaged(maps: Tensor) -> Tensor:
             """Return the average of maps, given their spectra, at every fourth pixel of the image, without the padding."""
@@ -101,7 +101,7 @@ class Scattering(FeatureMap):
             """Return the spectra of the moduli of maps, given their spectra, after convolution with ``wavelets``."""
             return torch.fft.fft2(torch.fft.ifft2(maps * wavelets).abs())
 
-        fine_moduli = modulus(spectrum, fine)
+        fine_moduli = modulus(spectrum, fine)  # (N, C, 8 directions, H + 8, W + 8)
         results = [averaged(spectrum), averaged(fine_moduli), averaged(modulus(spectrum, coarse))]
         for direction in range(_DIRECTIONS):  # all at once would take eight times the memory
             results.append(averaged(modulus(fine_moduli[:, :, direction, None], coarse)))
