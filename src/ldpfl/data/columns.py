@@ -264,6 +264,7 @@ def _one_hot(table: Table, name: str, config: DataConfig) -> NDArray[np.float32]
     categories = config.categories.get(name)
     words = [same_word(word) for word in words_of(table, name, values=categories or ())]
     if categories is None:
+        # With the column's name, so that words which share a bucket in one column need not share one in another.
         indices = [_hash_bucket(f"{name}\0{word}", config.buckets) if word else None for word in words]
     else:
         indices = _category_indices(table, name, words, {same_word(word): index for index, word in enumerate(categories)})

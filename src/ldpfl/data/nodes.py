@@ -146,12 +146,7 @@ def _is_valid_target(numbers: NDArray[np.float64], targets: Targets, *, is_event
 
 def _stand_in(config: DataConfig, targets: Targets) -> Table:
     """Return a made-up table of one row that the settings allow."""
-    columns = dict(_made_up_columns(config, targets))
-
-    def where(row: int) -> str:
-        return "the settings of data"
-
-    return Table(columns, where, "made up")
+    return Table(dict(_made_up_columns(config, targets)), lambda row: "the settings of data", "made up")
 
 
 def _made_up_columns(config: DataConfig, targets: Targets) -> Iterator[tuple[str, Column]]:

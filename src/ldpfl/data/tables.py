@@ -432,8 +432,5 @@ def _concatenated(columns: Sequence[Column]) -> Column:
     """Return the cells of ``columns``, one after another: as numbers if all columns hold numbers, and else as texts."""
     if len({column.dtype for column in columns}) == 1:
         return np.concatenate(columns)
-    return np.concatenate([column if column.dtype == object else _as_texts(column) for column in columns])
-
-
-def _as_texts(numbers: Column) -> Column:
-    return np.array(["" if np.isnan(value) else as_text(value) for value in numbers], dtype=object)
+    cells = (cell for column in columns for cell in column)
+    return np.array([cell if isinstance(cell, str) else "" if np.isnan(cell) else as_text(cell) for cell in cells], dtype=object)

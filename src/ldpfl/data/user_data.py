@@ -353,7 +353,7 @@ def _split(name: str, parts: list[Samples], notes: tuple[str, ...], targets: Tar
     sizes = {key: 1 + max(int(part.max()), int(test_inputs[key].max())) for key, part in tokens.items()}
     vocabulary = sizes if isinstance(train.inputs, Mapping) else sizes.get("")
     # One mean and one deviation for all channels, since images may differ in their number of channels.
-    mean, std = ((_PIXEL_MEAN,), (_PIXEL_STD,)) if any(map(_is_image, by_name(train.inputs).values())) else ((), ())
+    mean, std = ((_PIXEL_MEAN,), (_PIXEL_STD,)) if any(part.dtype == torch.uint8 for part in by_name(train.inputs).values()) else ((), ())
     return Dataset(name, train, test, outputs, mean, std, digest.hexdigest()[:16], vocabulary=vocabulary, notes=notes)
 
 
@@ -362,7 +362,3 @@ def _outputs(train: Tensor, test: Tensor, targets: Targets) -> int:
     if targets in ("class", "tokens"):
         return 1 + max(int(train.max()), int(test.max()))
     return train.shape[1] if train.dim() > 1 else 1
-
-
-def _is_image(part: Tensor) -> bool:
-    return part.dtype == torch.uint8

@@ -170,7 +170,7 @@ def pixels(split: Any, image: str, origin: str, mode: str = "") -> Tensor:
 
 
 def _place_of_image(split: Any, image: str, row: int, origin: str) -> str:
-    """Return the place of an image, the one in the row ``row`` from 0, for a message: its file, or its row in a Parquet file."""
+    """Return the place of the image in the row ``row``, from 0, for a message: its file, or its row in a Parquet file."""
     import datasets
 
     path = split.cast_column(image, datasets.Image(decode=False))[row][image]["path"]

@@ -125,6 +125,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, dims: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Any:
+        """Return the results for all clients, with clients first. ``dims`` holds the dimension of clients in each argument, if any."""
         folded = (_folded(part, dim, info.batch_size) for part, dim in zip((query, key, value, mask), dims[:4], strict=True))
         outputs = _Attention.apply(*folded, *rest)  # type: ignore[no-untyped-call]
         return tuple(part.unflatten(0, (info.batch_size, -1)) for part in outputs), (0, 0)

@@ -45,7 +45,7 @@ class ParameterLayout:
         )
 
     def split(self, prefixes: Iterable[str]) -> tuple[ParameterLayout, ParameterLayout]:
-        """Return two layouts: the other layers, and those whose names are one of ``prefixes``, or begin with one and a dot.
+        """Return the layouts of all other layers, and of the layers whose names are one of ``prefixes``, or begin with one and a dot.
 
         Raises:
             ConfigError: a prefix names no layer, or no other layer is left.

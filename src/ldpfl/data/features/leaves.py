@@ -12,7 +12,7 @@ directions. Few directions are used, because noise grows with the root of the nu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -101,7 +101,9 @@ def learn(progress: Callable[[int, int], None] = lambda done, total: None) -> di
         progress(done + _BATCH_SIZE, 2 * _PICTURES)
     pictures = torch.cat(parts)
     filters = _dictionary(pictures, generator)
-    correlations = torch.cat([_correlations(batch.float() / 255, filters) for batch in _batches(pictures[: 10 * _BATCH_SIZE])])
+    correlations = torch.cat(
+        [_correlations(batch.float() / 255, filters) for batch in torch.split(pictures[: 10 * _BATCH_SIZE], _BATCH_SIZE)]
+    )
     # The mean of whitened patches shifts correlations and thresholds equally, and so it is not subtracted.
     thresholds = correlations.mean((0, 2, 3)) + _THRESHOLD * correlations.std((0, 2, 3))
     responses = []
@@ -114,7 +116,7 @@ def learn(progress: Callable[[int, int], None] = lambda done, total: None) -> di
 
 def _dictionary(pictures: Tensor, generator: torch.Generator) -> Tensor:
     """Return filters (400, 3, 6, 6), which whiten patches and compare them with the centers of clusters by spherical k-means."""
-    patches = torch.cat([_patches(batch, generator) for batch in _batches(pictures)])
+    patches = torch.cat([_patches(batch, generator) for batch in torch.split(pictures, _BATCH_SIZE)])
     centered = patches - patches.mean(dim=1, keepdim=True)
     normalised = centered / (centered.var(dim=1, keepdim=True, unbiased=False) + _VARIANCE_FLOOR).sqrt()
     normalised = normalised - normalised.mean(dim=0)
@@ -128,10 +130,6 @@ def _dictionary(pictures: Tensor, generator: torch.Generator) -> Tensor:
         centers = unit(torch.where(sums.any(dim=1, keepdim=True), sums, centers))  # a center without patches stays
     filters: Tensor = centers @ whitening
     return torch.sub(filters, filters.mean(dim=1, keepdim=True)).reshape(_FILTERS, 3, _PATCH_SIDE, _PATCH_SIDE)
-
-
-def _batches(pictures: Tensor) -> Sequence[Tensor]:
-    return torch.split(pictures, _BATCH_SIZE)
 
 
 def _patches(pictures: Tensor, generator: torch.Generator) -> Tensor:

@@ -82,6 +82,7 @@ class FrozenEncoder(FeatureMap):
         return f"data.features come from the frozen network {self.name} (SHA-256 {self.digest[:16]}): {TAKEN_FOR_PUBLIC}"
 
     def prepared(self, dataset: Dataset) -> Dataset:
+        """Return ``dataset`` if its samples are images; else raise. A subclass for texts also takes tokens."""
         if self.reads_texts:
             raise ConfigError(f"features {self.name!r} are made of texts, and these samples are none: name the column in data.text")
         inputs = by_name(dataset.train.inputs).get("")
@@ -92,6 +93,7 @@ class FrozenEncoder(FeatureMap):
         return dataset
 
     def shape(self, inputs: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the features of a sample of zeros, since configs of networks do not all state it."""
         if self.reads_texts:
             sample = torch.zeros(1, *inputs, dtype=torch.int64)
         elif len(inputs) == 3 and inputs[0] in (self._channels, 1):
@@ -102,6 +104,7 @@ class FrozenEncoder(FeatureMap):
         return tuple(self(sample).shape[1:])
 
     def __call__(self, inputs: Tensor) -> Tensor:
+        """Return the network's vectors (N, F) of ``inputs``, of length 1. Grey images get the network's channels by repetition."""
         with torch.inference_mode(), explained(f"features {self.name!r} cannot be computed"):
             are_images = inputs.dim() == 4
             vectors = self._vectors(inputs.expand(-1, self._channels, -1, -1) if are_images else inputs)
@@ -230,6 +233,7 @@ class TransformersFeatures(FrozenEncoder):
         return int(getattr(self._network.config, "num_channels", _RGB))
 
     def prepared(self, dataset: Dataset) -> Dataset:
+        """Return ``dataset`` with tokenised texts as one tensor, or raise if the network cannot read them. Images stay as they are."""
         if not self.reads_texts or TOKENS not in by_name(dataset.train.inputs):
             return super().prepared(dataset)
         check_tokens(self._network, dataset.tokens(TOKENS) or 0, by_name(dataset.train.inputs)[TOKENS].shape[1])
@@ -239,6 +243,7 @@ class TransformersFeatures(FrozenEncoder):
         return replace(dataset, train=train, test=test, vocabulary=dataset.tokens(TOKENS))
 
     def _vectors(self, inputs: Tensor) -> Tensor:
+        """Return the mean (N, F) of the last hidden states: of images over all positions, of texts over all tokens but padding."""
         if not self.reads_texts:
             states: Tensor = self._network(pixel_values=_preprocessing(local_folder(self.name))(inputs)).last_hidden_state
             return states.mean(dim=1) if states.dim() == 3 else states.flatten(2).mean(dim=2)
