@@ -245,5 +245,5 @@ def _token_targets(table: Table, config: DataConfig) -> Tensor:
     """Return the next byte at each position of each text as a token (N, length), and ``NO_TOKEN`` after the end."""
     if not config.text:
         raise ConfigError("a language model is trained on texts: name their column in data.text")
-    following = bytes_of(table.column(config.text, "data.text"), config.length)[:, 1:]
-    return torch.where(following == 0, NO_TOKEN, following)
+    next_bytes = bytes_of(table.column(config.text, "data.text"), config.length)[:, 1:]
+    return torch.where(next_bytes == 0, NO_TOKEN, next_bytes)

@@ -133,7 +133,7 @@ def _dictionary(pictures: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _patches(pictures: Tensor, generator: torch.Generator) -> Tensor:
-    """Return 16 patches from random places of each of N ``pictures``, flattened: (16 N, 108)."""
+    """Return 16 patches from random places of each of N ``pictures``, flattened: (16 N, 3 x 6 x 6)."""
     patches = F.unfold(pictures.float() / 255, _PATCH_SIDE).transpose(1, 2)
     places = torch.randint(0, patches.shape[1], (len(patches), _PATCHES_PER_PICTURE), generator=generator)
     return patches.gather(1, places[..., None].expand(-1, -1, patches.shape[2])).flatten(0, 1)
