@@ -84,7 +84,8 @@ def _as_ordered(class_targets: ReadTargets, name: str, config: DataConfig) -> Re
     Raises:
         ConfigError: the classes are not numbers, and the settings do not give their order.
     """
-    if not config.classes and any(not _natural(word)[0] == 0 for word in class_targets.classes):
+    are_numbers = all(_natural_key(word)[0] == 0 for word in class_targets.classes)
+    if not (config.classes or are_numbers):
         raise ConfigError(f"the order of the classes of {name!r} is unknown: list them in data.classes, from the lowest on")
     return class_targets._replace(outputs=class_targets.outputs - 1)
 
@@ -157,10 +158,10 @@ def _check_numeric(table: Table, name: str, expected: str, remedy: str) -> None:
     cells = [] if column.dtype == np.float64 else [text for text in column if not table.is_absent(text)]
     if 2 * sum(reads(READERS["numbers"], text) for text in cells) < len(cells):
         raise DataError(f"the target {name!r} holds words, and this task expects {expected} in each row: {remedy}")
-    _check_no_stray(table, name, READERS["numbers"], "correct the row, or leave it out")
+    _check_only_numbers(table, name, READERS["numbers"], "correct the row, or leave it out")
 
 
-def _check_no_stray(table: Table, name: str, reader: Callable[[str], float], remedy: str) -> None:
+def _check_only_numbers(table: Table, name: str, reader: Callable[[str], float], remedy: str) -> None:
     """Raise a :class:`DataError` if a cell of a column of numbers is not a number. It names the rows, and no cell: cells are private."""
     column = table.columns[name]
     if column.dtype == np.float64:
@@ -187,7 +188,7 @@ def _class_targets(tables: Sequence[Table], name: str, config: DataConfig) -> Re
     """Return the number of each row's class (N,), in the order of ``data.classes`` or else of the classes in the first table."""
     numeric = all(table.is_numeric(name) for table in tables) and not config.classes
     for table in tables if numeric else ():
-        _check_no_stray(table, name, float, "correct the row, leave it out, or name all classes, --set 'data.classes=[\"0\", ...]'")
+        _check_only_numbers(table, name, float, "correct the row, leave it out, or name all classes, --set 'data.classes=[\"0\", ...]'")
     words = [words_of(table, name, numeric=numeric, values=config.classes) for table in tables]
     for table, table_words in zip(tables, words, strict=True):
         remedy = "leave such rows out; or, if the word is a class, name all classes, --set 'data.classes=[\"none\", ...]'"
@@ -214,7 +215,7 @@ _NOTE_ON_CLASSES = (
 
 def _classes_in(table: Table, name: str, words: Sequence[str]) -> list[str]:
     """Return the distinct ``words`` of the target ``name`` in natural order, or raise if they are not plausible as classes."""
-    classes = sorted(set(words), key=_natural)
+    classes = sorted(set(words), key=_natural_key)
     if len(classes) > MOST_CLASSES or (len(classes) > _MAX_NUMERIC_CLASSES and table.is_numeric(name)):
         raise DataError(
             f"the target {name!r} has {len(classes):,} different values: to estimate a number, set task.name to 'regression' "
@@ -225,7 +226,7 @@ def _classes_in(table: Table, name: str, words: Sequence[str]) -> list[str]:
     return classes
 
 
-def _natural(word: str) -> tuple[int, float, str]:
+def _natural_key(word: str) -> tuple[int, float, str]:
     """Return a sort key that puts numbers in numeric order, before words."""
     try:
         return 0, float(word), word

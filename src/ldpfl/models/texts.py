@@ -115,7 +115,7 @@ class _Attending(nn.Module):
         return torch.as_tensor(states + self.own(self.norm2(states)))
 
     def _attended(self, states: Tensor, tokens: Tensor) -> Tensor:
-        """Return for each token (N, T, H) the values of the tokens that it attends to, weighted; if causal, of earlier ones and itself."""
+        """Return for each token (N, T, H) the weighted values of the tokens it attends to; if causal, earlier ones and itself."""
         query, key, value = (
             part.unflatten(-1, (self._heads, -1)).transpose(-3, -2) for part in self.mix(states).chunk(3, dim=-1)
         )  # (N, heads, T, width / heads)
