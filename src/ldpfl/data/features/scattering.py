@@ -99,7 +99,8 @@ class Scattering(FeatureMap):
 
         def modulus(maps: Tensor, wavelets: Tensor) -> Tensor:
             """Return the spectra of the moduli of maps, given their spectra, after convolution with ``wavelets``."""
-            return torch.fft.fft2(torch.fft.ifft2(maps * wavelets).abs())
+            moduli: Tensor = torch.fft.fft2(torch.fft.ifft2(maps * wavelets).abs())
+            return moduli
 
         fine_moduli = modulus(spectrum, fine)  # (N, C, 8 directions, H + 8, W + 8)
         results = [averaged(spectrum), averaged(fine_moduli), averaged(modulus(spectrum, coarse))]
