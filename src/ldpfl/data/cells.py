@@ -14,13 +14,13 @@ Kind = Literal["numbers", "dates", "words"]
 MISSING_WORDS = ("na", "n/a", "#n/a", "nan", "null", "none", "?", "-", ".")
 """Texts that mean "no value" by default, in upper or lower case."""
 
-_LIMIT = re.compile(r"(?:[<>≤≥]=?|=[<>])\s*(?=[\d.+-])")  # as laboratories write them
+_LIMIT = re.compile(r"(?:[<>≤≥]=?|=[<>])\s*(?=[\d.+-])")
 """Sign of a value below or above what a laboratory can measure."""
 _MAX_CELLS_PER_PLAIN_NUMBER = 10
 """At least one cell in 10 of a column of numbers must be a number without ``<`` or ``>``; else the cells name groups."""
-_DATE = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?\s?(Z|[+-]\d{2}(:?\d{2})?)?)?", re.ASCII)
-_EITHER_ORDER = re.compile(r"\d{1,2}([/.-])\d{1,2}\1(\d{4}|\d{2})([T ].*)?")
-_WITH_COMMA = re.compile(r"[+-]?\d+([.' ]\d{3})*,\d+")
+_ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?\s?(Z|[+-]\d{2}(:?\d{2})?)?)?", re.ASCII)
+_DATE_IN_UNCLEAR_ORDER = re.compile(r"\d{1,2}([/.-])\d{1,2}\1(\d{4}|\d{2})([T ].*)?")
+_NUMBER_WITH_COMMA = re.compile(r"[+-]?\d+([.' ]\d{3})*,\d+")
 _EPOCH = datetime(1970, 1, 1)  # a moment without a zone is taken as it stands
 _SECONDS_A_DAY = 86_400
 
@@ -43,7 +43,7 @@ def day_in(text: str) -> float:
         ValueError: ``text`` is not an ISO date.
     """
     text = text.strip()
-    if not _DATE.fullmatch(text):
+    if not _ISO_DATE.fullmatch(text):
         raise ValueError("no ISO date")
     moment = datetime.fromisoformat(text.replace(" +", "+").replace(" -", "-").replace(" Z", "Z"))
     if moment.tzinfo is not None:
@@ -68,7 +68,7 @@ def reads(reader: Callable[[str], float], text: str) -> bool:
 
 
 def kind_of(texts: Collection[str]) -> Kind:
-    """Return the kind of most of ``texts``, the cells that hold a value. Where neither numbers nor dates are in the majority: words."""
+    """Return the kind of most of ``texts``, the cells of a column that hold a value. It is words if neither numbers nor dates prevail."""
     for kind, reader in READERS.items():
         if 2 * sum(reads(reader, text) for text in texts) > len(texts) and not (kind == "numbers" and _are_groups(texts)):
             return kind
@@ -76,15 +76,15 @@ def kind_of(texts: Collection[str]) -> Kind:
 
 
 def _are_groups(texts: Collection[str]) -> bool:
-    """Return whether nearly all numbers have a sign such as ``<``. Then ``<50`` and ``>=50`` name groups and are read as words."""
+    """Return whether nearly all of ``texts`` have a sign such as ``<``. Then ``<50`` and ``>=50`` name groups and are read as words."""
     return _MAX_CELLS_PER_PLAIN_NUMBER * sum(reads(float, text) for text in texts) < len(texts)
 
 
 def unclear(texts: Collection[str]) -> str:
-    """Return why most of ``texts`` could be read as two different numbers or dates, and what to do; "" if they are unambiguous."""
+    """Return what is ambiguous in most of ``texts``, numbers or dates that can be read in two ways, and what to do; "" if nothing is."""
     for pattern, problem in (
-        (_EITHER_ORDER, "dates whose day and month cannot be told apart: write them as YEAR-MONTH-DAY"),
-        (_WITH_COMMA, "numbers with a comma, which may stand for a decimal point or for thousands: write a point, or no comma"),
+        (_DATE_IN_UNCLEAR_ORDER, "dates whose day and month cannot be told apart: write them as YEAR-MONTH-DAY"),
+        (_NUMBER_WITH_COMMA, "numbers with a comma, which may stand for a decimal point or for thousands: write a point, or no comma"),
     ):
         if 2 * sum(pattern.fullmatch(text.strip()) is not None for text in texts) > len(texts):
             return problem
@@ -93,8 +93,8 @@ def unclear(texts: Collection[str]) -> str:
 
 def no_value(text: str, missing: Collection[str]) -> bool:
     """Return whether the cell ``text`` means "no value": it is empty, or one of ``missing``, which are in lower case."""
-    bare = text.strip().lower()
-    return not bare or bare in missing
+    word = text.strip().lower()
+    return not word or word in missing
 
 
 def numbers_among(words: Collection[str]) -> list[float]:

@@ -30,7 +30,7 @@ from ldpfl.tasks import Targets
 from ldpfl.util.suggestions import nearest
 
 BYTES = 257
-"""Tokens of a language model: the bytes, from 1 on, and 0 for the beginning of a text."""
+"""Number of tokens of a language model without a tokenizer: the 256 bytes, plus 0 for the beginning of a text."""
 
 _CHARACTERS_PER_WORD = 100
 """Characters of a text that are read for each word that is kept. The limit keeps the run time from revealing one long text."""
@@ -43,16 +43,16 @@ class Features:
     Attributes:
         values: (N, F), one or more columns for each column of the table.
         unscaled: the columns of numbers, which are not scaled yet.
-        said: a note on how each column was read.
+        note: how each column was read.
     """
 
     values: NDArray[np.float32]
     unscaled: tuple[Unscaled, ...]
-    said: str
+    note: str
 
 
-def said_of_all(table: Table, config: DataConfig) -> tuple[DataConfig, tuple[str, ...]]:
-    """Return ``config`` with the kind of each input column filled in, and notes on columns that are left out.
+def with_kinds(table: Table, config: DataConfig) -> tuple[DataConfig, tuple[str, ...]]:
+    """Return ``config`` with the kind of each input column filled in, and notes on columns that are left out or hold texts.
 
     A column whose kind the settings leave open gets the kind of most of its cells in ``table``.
     """
@@ -70,10 +70,11 @@ def said_of_all(table: Table, config: DataConfig) -> tuple[DataConfig, tuple[str
             "categories": {name: words for name, words in config.categories.items() if name in names},
         }
     )
-    return resolved, (*notes, *(_TEXTS.format(names=", ".join(texts), name=texts[0]) for _ in texts[:1]))
+    text_note = (_NOTE_ON_TEXTS.format(names=", ".join(texts), name=texts[0]),) if texts else ()
+    return resolved, (*notes, *text_note)
 
 
-_TEXTS = (
+_NOTE_ON_TEXTS = (
     "most cells of {names} are texts of several words, and a table takes each different text for a category of its own, hashed: next to "
     "nothing can be learnt from it. For a model of texts, which reads this column alone, give --text {name} (data.text), see "
     "docs/transformers.md; else leave it out: data.columns names the columns to use"
@@ -114,7 +115,7 @@ def _kind(train: Table, name: str, config: DataConfig) -> Kind:
     Raises:
         ConfigError: two settings give the column different kinds.
     """
-    kinds_of: dict[str, Kind] = {
+    kind_by_setting: dict[str, Kind] = {
         "numbers": "numbers",
         "dates": "dates",
         "bounds": "numbers",
@@ -122,8 +123,8 @@ def _kind(train: Table, name: str, config: DataConfig) -> Kind:
         "categories": "words",
     }
     if name in config.dates:
-        kinds_of["bounds"] = "dates"
-    kinds = {setting: kind for setting, kind in kinds_of.items() if name in getattr(config, setting)}
+        kind_by_setting["bounds"] = "dates"
+    kinds = {setting: kind for setting, kind in kind_by_setting.items() if name in getattr(config, setting)}
     if len(set(kinds.values())) > 1:
         first, *_, last = kinds
         raise ConfigError(
@@ -187,22 +188,22 @@ def width_of(config: DataConfig) -> int:
     """Return the number of inputs for each row, from the settings alone. :func:`features_of` and :func:`texts_of` return as many."""
     if config.text:
         return config.length
-    hashed, inputs_per_number = set(config.words), 2 if config.missing == "indicator" else 1
+    hashed_columns, inputs_per_number = set(config.words), 2 if config.missing == "indicator" else 1
     return sum(
-        len(config.categories[name]) if name in config.categories else config.buckets if name in hashed else inputs_per_number
+        len(config.categories[name]) if name in config.categories else config.buckets if name in hashed_columns else inputs_per_number
         for name in config.columns
     )
 
 
 def features_of(table: Table, config: DataConfig) -> Features:
-    """Return the input matrix of ``table``. ``config`` names the columns and their kinds, see :func:`said_of_all`.
+    """Return the input matrix of ``table``. ``config`` names the columns and their kinds, see :func:`with_kinds`.
 
     Raises:
         DataError: a column is missing, or one of its cells does not fit.
     """
     parts: list[NDArray[np.float32]] = []
     unscaled: list[Unscaled] = []
-    kinds: dict[str, list[str]] = {}
+    columns_by_kind: dict[str, list[str]] = {}
     width = 0
     for name in config.columns:
         if name not in table.columns:
@@ -210,7 +211,8 @@ def features_of(table: Table, config: DataConfig) -> Features:
             hint = f"it takes {', '.join(config.columns)}" if similar is None else f"did you mean {similar!r}?"
             raise DataError(f"there is no column {name!r}, which the model takes: {hint}")
         if name in config.words or name in config.categories:
-            part, kind = _one_hot(table, name, config), "words, by data.categories" if name in config.categories else "words, hashed"
+            part = _one_hot(table, name, config)
+            kind = "words, by data.categories" if name in config.categories else "words, hashed"
         else:
             bounds = bounds_of(config, name)
             kind = "dates" if name in config.dates else "numbers"
@@ -218,14 +220,14 @@ def features_of(table: Table, config: DataConfig) -> Features:
             unscaled.append(Unscaled(name, width, bounds))
             part = _number_columns(table, name, config)
         parts.append(part)
-        kinds.setdefault(kind, []).append(name)
+        columns_by_kind.setdefault(kind, []).append(name)
         width += part.shape[1]
-    listed = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in sorted(kinds.items()))
-    rules = [rule for kind, rule in _RULES.items() if any(present.startswith(kind) for present in kinds)]
+    listed = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in sorted(columns_by_kind.items()))
+    rules = [rule for kind, rule in _READING_RULES.items() if any(present.startswith(kind) for present in columns_by_kind)]
     return Features(np.concatenate(parts, axis=1), tuple(unscaled), f"columns were taken as {'. '.join([listed, *rules])}")
 
 
-_RULES = {
+_READING_RULES = {
     "numbers": "A number beyond a limit, such as <0.5 or >200, counts as the limit",
     "dates": "A date counts as its days since 1970-01-01",
 }
@@ -259,36 +261,38 @@ def bounds_of(config: DataConfig, name: str) -> tuple[float, float] | None:
 
 def _one_hot(table: Table, name: str, config: DataConfig) -> NDArray[np.float32]:
     """Return a column of words as a one-hot matrix: by its categories, or by hashes where it has none. A missing value is all zeros."""
-    known = config.categories.get(name)
-    words = [same_word(word) for word in words_of(table, name, values=known or ())]
-    if known is None:
+    categories = config.categories.get(name)
+    words = [same_word(word) for word in words_of(table, name, values=categories or ())]
+    if categories is None:
+        # With the column's name, so that words which share a bucket in one column need not share one in another.
         indices = [_hash_bucket(f"{name}\0{word}", config.buckets) if word else None for word in words]
     else:
-        indices = _category_indices(table, name, words, {same_word(word): index for index, word in enumerate(known)})
-    encoded = np.zeros((len(words), config.buckets if known is None else len(known)), dtype=np.float32)
+        indices = _category_indices(table, name, words, {same_word(word): index for index, word in enumerate(categories)})
+    encoded = np.zeros((len(words), config.buckets if categories is None else len(categories)), dtype=np.float32)
     for row, index in enumerate(indices):
         if index is not None:
             encoded[row, index] = 1.0
     return encoded
 
 
-def _category_indices(table: Table, name: str, words: Sequence[str], known: Mapping[str, int]) -> list[int | None]:
+def _category_indices(table: Table, name: str, words: Sequence[str], index_of: Mapping[str, int]) -> list[int | None]:
     """Return the index of each word among the categories of the column ``name``, or None for an empty cell.
 
     Raises:
         DataError: a word is not a category. The message names the row and not the word, which is private.
     """
     for row, word in enumerate(words):
-        if word and word not in known:
+        if word and word not in index_of:
             raise DataError(
-                f"{table.where(row)}: what stands in the column {name!r} is not among data.categories.{name}, which are {', '.join(known)}"
+                f"{table.where(row)}: what stands in the column {name!r} is not among data.categories.{name}, which are "
+                f"{', '.join(index_of)}"
             )
-    return [known[word] if word else None for word in words]
+    return [index_of[word] if word else None for word in words]
 
 
 @lru_cache(maxsize=1 << 16)
 def _hash_bucket(word: str, buckets: int) -> int:
-    """Return the bucket of ``word``. It is the same on every machine and does not depend on other words."""
+    """Return the bucket of ``word``, from 0 to ``buckets`` - 1. It is the same on every machine and does not depend on other words."""
     return int.from_bytes(hashlib.sha256(word.encode(errors="surrogatepass")).digest()[:8]) % buckets
 
 
@@ -329,6 +333,7 @@ def texts_of(table: Table, config: DataConfig, targets: Targets) -> Inputs:
     tokens = torch.zeros(len(texts), config.length, dtype=torch.int64)
     for row, text in enumerate(texts):
         words = re.findall(r"\w+", text[: _CHARACTERS_PER_WORD * config.length].lower())[: config.length]
+        # Token 0 is padding, so the words share the others.
         tokens[row, : len(words)] = torch.tensor([1 + _hash_bucket(word, config.vocabulary - 1) for word in words], dtype=torch.int64)
     return tokens
 
@@ -350,8 +355,8 @@ def drawn_inputs(config: DataConfig, rows: int, generator: torch.Generator) -> T
     parts: list[Tensor] = []
     for name in config.columns:
         if name in config.words or name in config.categories:
-            places = len(config.categories[name]) if name in config.categories else config.buckets
-            parts.append(torch.nn.functional.one_hot(torch.randint(places, (rows,), generator=generator), places).float())
+            width = len(config.categories[name]) if name in config.categories else config.buckets
+            parts.append(torch.nn.functional.one_hot(torch.randint(width, (rows,), generator=generator), width).float())
         else:
             parts.append(torch.randn(rows, 1, generator=generator))
             if config.missing == "indicator":

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Places = NDArray[np.int64]
+"""Indices of samples."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +44,8 @@ class Division(Sequence[Places]):
     def by_owner(cls, owners: Places, clients: int) -> Division:
         """Return the division in which sample i belongs to client ``owners[i]``, or to no client if that is -1."""
         sizes = np.bincount(owners[owners >= 0], minlength=clients)
-        return cls(owners.argsort(kind="stable"), np.cumsum(sizes) - sizes + len(owners) - int(sizes.sum()), sizes)
+        without_owner = len(owners) - int(sizes.sum())  # their owner is -1, so they come first in the order
+        return cls(owners.argsort(kind="stable"), without_owner + np.cumsum(sizes) - sizes, sizes)
 
     @classmethod
     def shared(cls, places: Places, clients: int) -> Division:
@@ -68,15 +70,17 @@ class Division(Sequence[Places]):
 
     def take(self, clients: Places) -> Division:
         """Return the division that contains only ``clients`` (k,), in their order."""
-        table, inside = self._table(clients)
+        table, is_real = self._table(clients)
         sizes = self.sizes[clients]
-        return Division(table[inside], np.cumsum(sizes) - sizes, sizes)
+        return Division(table[is_real], np.cumsum(sizes) - sizes, sizes)
 
     def table(self) -> tuple[Places, NDArray[np.bool_]]:
         """Return the indices as a table (K, largest size), padded with each client's first index, and a mask of the real entries."""
         return self._table(np.arange(len(self)))
 
     def _table(self, clients: Places) -> tuple[Places, NDArray[np.bool_]]:
+        """Return the same as :meth:`table` for ``clients`` (k,) alone, padded to the largest of their sizes."""
         sizes = self.sizes[clients, None]
-        inside = np.arange(int(sizes.max(initial=0))) < sizes
-        return self.places[np.where(inside, np.arange(inside.shape[1]), 0) + self.starts[clients, None]], inside
+        columns = np.arange(int(sizes.max(initial=0)))
+        is_real = columns < sizes
+        return self.places[np.where(is_real, columns, 0) + self.starts[clients, None]], is_real

@@ -27,11 +27,11 @@ Knots = tuple[_Floats, _Floats]
 """Ascending values, and the scaled value of each."""
 
 _MAX_WIDTH = 1 << 24
-"""Maximum number of inputs or outputs. It keeps an encoding from an untrusted file from exhausting memory."""
+"""Maximum number of inputs or outputs. Without it, an encoding from an untrusted file could exhaust the memory."""
 
 
 class Encoder(BaseModel):
-    """How to encode rows of a table. Everything in it is public or was measured with noise.
+    """How rows of a table are encoded as inputs, and outputs decoded. All of it is public or was measured with noise.
 
     Attributes:
         data: the data settings, with the kind of each column filled in.
@@ -63,7 +63,8 @@ class Encoder(BaseModel):
 
     @model_validator(mode="after")
     def _check_consistent(self) -> Self:
-        if (width := width_of(self.data)) != self.width:
+        width = width_of(self.data)
+        if width != self.width:
             raise ValueError(f"width is {self.width:,}, but the columns in data make {width:,} inputs")
         if self.targets == "class" and len(self.classes) != self.outputs:
             raise ValueError(f"{len(self.classes)} classes and {self.outputs} outputs: expected one output for each class")
@@ -77,8 +78,9 @@ class Encoder(BaseModel):
             raise ValueError(f"{len(self.data.target)} labels and {self.outputs} outputs: expected one output for each label")
         if len({place for place in self.places if 0 <= place < self.width}) != len(self.places) or len(self.knots) != len(self.places):
             raise ValueError("places must be distinct input indices below width, and knots must have one entry for each of them")
-        for values, deviates in filter(None, self.knots):
-            if not 2 <= len(values) == len(deviates) or not all(map(isfinite, (*values, *deviates))) or list(values) != sorted(set(values)):
+        for values, scaled_values in filter(None, self.knots):
+            are_pairs, are_finite = 2 <= len(values) == len(scaled_values), all(map(isfinite, (*values, *scaled_values)))
+            if not (are_pairs and are_finite and list(values) == sorted(set(values))):
                 raise ValueError("knots must be two or more ascending values, with one finite scaled value for each")
         return self
 
@@ -142,14 +144,14 @@ class Encoder(BaseModel):
             counts = expected_count(outputs.reshape(len(outputs)).double()) * self.target_spread
             return pandas.DataFrame({printable(str(self.data.target)): counts.numpy()})
         if self.targets == "survival":
-            time, lasting = printable(self.data.target[0]), survival(outputs.double()).numpy()
-            return pandas.DataFrame({f"probability of {time} beyond {cut:.6g}": lasting[:, place] for place, cut in enumerate(self.cuts)})
-        if self.targets in ("class", "ordered"):
-            ordered, logits = self.targets == "ordered", outputs.double()
-            if ordered:
-                return told_classes(str(self.data.target), self.classes, class_chances(logits), middle_class(logits))
-            chances = logits.softmax(dim=1)
-            return told_classes(str(self.data.target), self.classes, chances, likeliest(chances, threshold))
+            time, beyond = printable(self.data.target[0]), survival(outputs.double()).numpy()
+            return pandas.DataFrame({f"probability of {time} beyond {cut:.6g}": beyond[:, place] for place, cut in enumerate(self.cuts)})
+        if self.targets == "ordered":
+            logits = outputs.double()
+            return predicted_classes(str(self.data.target), self.classes, class_chances(logits), middle_class(logits))
+        if self.targets == "class":
+            chances = outputs.double().softmax(dim=1)
+            return predicted_classes(str(self.data.target), self.classes, chances, likeliest(chances, threshold))
         if self.targets == "classes":
             return pandas.DataFrame(outputs.double().sigmoid().numpy(), columns=[printable(name) for name in self.data.target])
         raise ConfigError("a language model predicts the next token of a text, and makes no prediction for a row of a table")
@@ -178,13 +180,13 @@ def likeliest(chances: Tensor, threshold: float | None = None) -> Tensor:
     return chances.argmax(dim=1) if threshold is None else (chances[:, 1] >= threshold).long()
 
 
-def told_classes(target: str, classes: Sequence[str], chances: Tensor, told: Tensor) -> pandas.DataFrame:
-    """Return a data frame with the name of each predicted class ``told`` (N,) in the column ``target``, and all ``chances`` (N, K)."""
+def predicted_classes(target: str, classes: Sequence[str], chances: Tensor, predicted: Tensor) -> pandas.DataFrame:
+    """Return a data frame with the name of each row's class ``predicted`` (N,) in the column ``target``, and all ``chances`` (N, K)."""
     import pandas
 
     names = [printable(name) for name in classes]
     by_class = {f"probability of {name}": chances[:, place].numpy() for place, name in enumerate(names)}
-    return pandas.DataFrame({printable(target): np.array(names, dtype=object)[told.numpy()], **by_class})
+    return pandas.DataFrame({printable(target): np.array(names, dtype=object)[predicted.numpy()], **by_class})
 
 
 def scaled_by(inputs: Tensor, places: Sequence[int], knots: Sequence[Knots | None]) -> Tensor:

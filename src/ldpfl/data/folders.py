@@ -8,13 +8,17 @@ from pathlib import Path
 
 from ldpfl.errors import ConfigError
 
-_MADE_BY_ARCHIVES = "__MACOSX"
+_MACOS_ARCHIVE_FOLDER = "__MACOSX"
+"""Folder with copies of attributes that macOS adds to archives."""
+
 _SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("test", "testing"), "test"),
     **dict.fromkeys(("val", "valid", "validation", "dev", "eval"), "validation"),
 }
-_WORD = re.compile(r"[a-z]+")
+"""Split by the word that a file's or a folder's name begins with."""
+
+_FIRST_WORD = re.compile(r"[a-z]+")
 
 
 def visible_files(folder: Path) -> list[Path]:
@@ -26,12 +30,12 @@ def visible_files(folder: Path) -> list[Path]:
 
 
 def _is_hidden(parts: Sequence[str]) -> bool:
-    return any(part.startswith(".") or part == _MADE_BY_ARCHIVES for part in parts)
+    return any(part.startswith(".") or part == _MACOS_ARCHIVE_FOLDER for part in parts)
 
 
 def split_of(path: Path) -> str | None:
     """Return the split that the name of a file, or of a folder above it, begins with: train, test or validation; None if none does."""
-    words = (_WORD.match(part.lower()) for part in reversed(path.parts))
+    words = (_FIRST_WORD.match(part.lower()) for part in reversed(path.parts))
     return next((_SPLITS[word.group()] for word in words if word and word.group() in _SPLITS), None)
 
 

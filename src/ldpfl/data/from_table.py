@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ldpfl.data.columns import BYTES, bounds_of, features_of, persons_in, said_of_all, texts_of, width_of, with_text, words_of
+from ldpfl.data.columns import BYTES, bounds_of, features_of, persons_in, texts_of, width_of, with_kinds, with_text, words_of
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.holding_out import held_out, held_out_by_person
 from ldpfl.data.inputs import MASK, TOKENS, Inputs
@@ -29,7 +29,7 @@ from ldpfl.util.user_code import GIVEN
 def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, targets: Targets) -> Dataset:
     """Return the data set that ``config`` makes of ``table``, with test rows from ``test`` or split off from ``table``.
 
-    The settings say which columns hold numbers and which hold words; where they are silent, the majority of the column's cells does.
+    The settings say which columns hold numbers and which hold words. Otherwise the majority of a column's cells decides.
     Words are hashed, or numbered by ``categories``. Numbers are scaled later, by measured quantiles or by ``bounds``.
 
     Without ``test``, a fifth of the rows become test rows. Their positions alone decide, so no row's content affects another row. Where
@@ -39,7 +39,7 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
         ConfigError: the settings contradict each other.
         DataError: a column or a value does not fit. The message names the file and line.
     """
-    tables = [one.with_missing(config.missing_words) for one in (table, test) if one is not None]
+    tables = [rows.with_missing(config.missing_words) for rows in (table, test) if rows is not None]
     table, config = tables[0], with_text(tables[0], config)
     persons = _persons(tables, config)
     is_test = np.zeros(len(table), dtype=bool) if test is not None else _test_rows(len(table), persons)
@@ -47,29 +47,31 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
     unscaled: tuple[Unscaled, ...] = ()
     resolved = config
     if config.text:
-        inputs: list[Inputs] = [texts_of(one, config, targets) for one in tables]
+        inputs: list[Inputs] = [texts_of(rows, config, targets) for rows in tables]
         if targets == "tokens" and config.tokenizer:
             encoded_targets, outputs = [following(tokens) for tokens in inputs], vocabulary_of(config.tokenizer)
     else:
-        resolved, left_out_notes = said_of_all(table, config)
-        features = [features_of(one, resolved) for one in tables]
-        inputs, unscaled = [torch.from_numpy(encoded.values) for encoded in features], features[0].unscaled
-        notes = (features[0].said, *left_out_notes, *notes)
+        resolved, left_out_notes = with_kinds(table, config)
+        features = [features_of(rows, resolved) for rows in tables]
+        inputs, unscaled = [torch.from_numpy(matrix.values) for matrix in features], features[0].unscaled
+        notes = (features[0].note, *left_out_notes, *notes)
     parts = [Samples(*pair) for pair in zip(inputs, encoded_targets, strict=True)]
-    train, held = (parts[0].take(torch.from_numpy(~is_test)), parts[0].take(torch.from_numpy(is_test))) if test is None else parts
-    digest = hashlib.sha256("".join([*(one.digest for one in tables), config.model_dump_json()]).encode()).hexdigest()[:16]
+    if test is None:
+        parts = [parts[0].take(torch.from_numpy(~is_test)), parts[0].take(torch.from_numpy(is_test))]
+    train_samples, test_samples = parts
+    digest = hashlib.sha256("".join([*(rows.digest for rows in tables), config.model_dump_json()]).encode()).hexdigest()[:16]
     return Dataset(
         name,
-        train,
-        held,
+        train_samples,
+        test_samples,
         outputs,
-        (),
-        (),
-        digest,
+        mean=(),
+        std=(),
+        fingerprint=digest,
         **_owners(tables, config, is_test, persons)._asdict(),
         vocabulary=_vocabulary(config, targets),
         unscaled=(*unscaled, *_unscaled_targets(config, targets, outputs)),
-        notes=tuple(map(printable, notes)),  # names of columns and classes are in them
+        notes=tuple(map(printable, notes)),  # they contain names of columns and classes
         encoder=_encoder(resolved, targets, classes, width_of(resolved), outputs),
     )
 
@@ -94,7 +96,7 @@ def _test_rows(count: int, persons: Sequence[Names] | None) -> NDArray[np.bool_]
 def _vocabulary(config: DataConfig, targets: Targets) -> int | dict[str, int] | None:
     """Return the size of the vocabulary if the samples are texts, by input name for a tokenizer; else None."""
     if config.tokenizer:
-        return {TOKENS: vocabulary_of(config.tokenizer), MASK: 2}
+        return {TOKENS: vocabulary_of(config.tokenizer), MASK: 2}  # a mask holds 0 and 1
     return None if not config.text else BYTES if targets == "tokens" else config.vocabulary
 
 
@@ -141,7 +143,7 @@ def _encoder(config: DataConfig, targets: Targets, classes: tuple[str, ...], wid
 
 
 def _owners(tables: Sequence[Table], config: DataConfig, is_test: NDArray[np.bool_], persons: Sequence[Names] | None) -> Owners:
-    """Return the client and the person of each row. A table of test rows need not have these columns."""
+    """Return the client and the person of each row. ``is_test`` marks the first table's test rows. A second need not have the columns."""
     owners = _clients(tables, config, is_test)
     if persons is None:
         return owners
@@ -152,7 +154,7 @@ def _owners(tables: Sequence[Table], config: DataConfig, is_test: NDArray[np.boo
 def _persons(tables: Sequence[Table], config: DataConfig) -> list[Names] | None:
     """Return the name of each row's person, one array for each table; None if ``config`` names no person column.
 
-    A table of test rows need not have the column, or may have gaps in it. Then the list has no array for that table.
+    A table of test rows need not have the column, or may have gaps in it. Then its array is empty.
     """
     if not config.person:
         return None
@@ -160,8 +162,11 @@ def _persons(tables: Sequence[Table], config: DataConfig) -> list[Names] | None:
     names = persons_in(train, config)
     if "" in names:
         raise DataError(f"{train.where(names.index(''))}: the person's column {config.person!r} has no value")
-    test_names = [persons_in(table, config) if config.person in table.columns else [""] for table in test]
-    return [np.array(table_names, dtype=object) for table_names in (names, *([] if "" in found else found for found in test_names))]
+    persons = [np.array(names, dtype=object)]
+    for table in test:
+        test_names = persons_in(table, config) if config.person in table.columns else []
+        persons.append(np.array([] if "" in test_names else test_names, dtype=object))
+    return persons
 
 
 def _clients(tables: Sequence[Table], config: DataConfig, is_test: NDArray[np.bool_]) -> Owners:
@@ -180,5 +185,5 @@ def _clients(tables: Sequence[Table], config: DataConfig, is_test: NDArray[np.bo
     train_clients = [words[row] for row in np.flatnonzero(~is_test)]
     if len(tables) == 1:
         return owners_of(train_clients, [words[row] for row in np.flatnonzero(is_test)])
-    test = words_of(replace(tables[1], missing=()), config.client) if config.client in tables[1].columns else [""]
-    return owners_of(train_clients, None if "" in test else test)
+    test_clients = words_of(replace(tables[1], missing=()), config.client) if config.client in tables[1].columns else None
+    return owners_of(train_clients, None if test_clients is None or "" in test_clients else test_clients)

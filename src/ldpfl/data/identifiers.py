@@ -16,9 +16,10 @@ def whose(name: str) -> Whose | None:
 
     A column of an attribute, such as ``patient_age`` or ``account_balance``, is not an identifier.
     """
-    plain = "".join(letter for letter in unicodedata.normalize("NFKD", name) if not unicodedata.combining(letter))
-    words = re.findall(r"[^\W\d_]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", plain).lower())
-    joined = "".join(word for word in words if word not in _BETWEEN)
+    without_accents = "".join(letter for letter in unicodedata.normalize("NFKD", name) if not unicodedata.combining(letter))
+    spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", without_accents)  # PatientId becomes Patient Id
+    words = re.findall(r"[^\W\d_]+", spaced.lower())
+    joined = "".join(word for word in words if word not in _LINKING_WORDS)
     return next((kind for kind, pattern in _PATTERNS.items() if pattern.fullmatch(joined)), None)
 
 
@@ -28,11 +29,11 @@ def note_on(left_out: Collection[str], *, person: str, client: str) -> str:
     ``person`` and ``client`` are the settings ``data.person`` and ``data.client``, "" if they are not set.
     """
     note = f"left out, for their names say whose a row is: {', '.join(left_out)}; data.columns takes what it names"
-    named = {"person": person, "client": client}
+    settings = {"person": person, "client": client}
     hints = [
         hint.format(name=next(name for name in left_out if whose(name) == kind))
         for kind, hint in _HINTS.items()
-        if not named[kind] and any(whose(name) == kind for name in left_out)
+        if not settings[kind] and any(whose(name) == kind for name in left_out)
     ]
     return ". ".join([note, *hints])
 
@@ -42,7 +43,7 @@ _HINTS: dict[Whose, str] = {
     "client": "Where each is a client of the federation, --client COLUMN (data.client), such as {name}, gives it its own rows",
 }
 
-_BETWEEN = frozenset({"of", "the", "de", "du", "des", "der"})
+_LINKING_WORDS = frozenset({"of", "the", "de", "du", "des", "der"})
 _PERSONS = (
     "patient|patientin|person|personne|subject|sujet|participant|proband|teilnehmer|user|benutzer|nutzer|utilisateur|member|mitglied|"
     "customer|kunde|employee|student"
@@ -55,18 +56,18 @@ _ROWS = "record|case|row|encounter|visit|admission|stay|sample|hadm|icustay|fall
 _ROWS_THEMSELVES = (
     "id|ids|uid|uuid|guid|name|firstname|lastname|surname|fullname|vorname|nachname|nom|prenom|pseudonym|identifier|identifiant|kennung"
 )
-_WHAT = (
+_IDENTIFIER_AFTER = (
     "id|ids|uid|uuid|guid|identifier|identifiant|kennung|number|nummer|numero|no|nr|key|hash|pseudonym|name|mrn|email|emailaddress|"
     "phone|phonenumber|phoneno"
 )
-_WHAT_BEFORE = "id|uid|uuid|guid|identifier|identifiant|numero|key|hash|pseudonym"
-"""Words for an identifier that may come first. Not ``no`` or ``number``: "number of visits" is a count."""
+_IDENTIFIER_BEFORE = "id|uid|uuid|guid|identifier|identifiant|numero|key|hash|pseudonym"
+"""Words for an identifier that may come first, as in "id of patient". Not ``no`` or ``number``: "number of visits" is a count."""
 
 
-def _pattern(alone: Sequence[str], with_what: Sequence[str]) -> re.Pattern[str]:
-    """Return the pattern for a joined column name: a word of ``alone``, or one of ``with_what`` next to a word such as "id"."""
-    whom = "|".join(with_what)
-    return re.compile(f"{'|'.join(alone)}|(?:{whom})(?:e?n|s)?(?:{_WHAT})|(?:{_WHAT_BEFORE})(?:{whom})")
+def _pattern(alone: Sequence[str], beside_identifier: Sequence[str]) -> re.Pattern[str]:
+    """Return the pattern for a joined column name: a word of ``alone``, or one of ``beside_identifier`` next to a word such as "id"."""
+    owner = "|".join(beside_identifier)
+    return re.compile(f"{'|'.join(alone)}|(?:{owner})(?:e?n|s)?(?:{_IDENTIFIER_AFTER})|(?:{_IDENTIFIER_BEFORE})(?:{owner})")
 
 
 _PATTERNS: dict[Whose, re.Pattern[str]] = {

@@ -14,9 +14,9 @@ Inputs = Tensor | Mapping[str, Tensor]
 """A model's inputs: one tensor, or several by the names of the arguments of its ``forward``."""
 
 
-def each(make: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
-    """Apply ``make`` to each tensor of ``inputs``."""
-    return make(inputs) if isinstance(inputs, Tensor) else {name: make(part) for name, part in inputs.items()}
+def each(transform: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
+    """Apply ``transform`` to each tensor of ``inputs``."""
+    return transform(inputs) if isinstance(inputs, Tensor) else {name: transform(part) for name, part in inputs.items()}
 
 
 def by_name(inputs: Inputs) -> Mapping[str, Tensor]:
@@ -25,7 +25,7 @@ def by_name(inputs: Inputs) -> Mapping[str, Tensor]:
 
 
 def not_dense(part: Tensor) -> str:
-    """Return why ``part`` is not a dense tensor of plain numbers, and what to do; "" if it is one. The text follows "inputs are"."""
+    """Return what kind of tensor ``part`` is, and how to make it dense, to follow "inputs are" in a message; "" if it is dense."""
     if part.is_nested:
         return "a nested tensor, whose samples differ in shape: give them one shape, as torch.nested.to_padded_tensor does"
     if part.is_quantized:

@@ -23,27 +23,30 @@ LEAK = "columns may give the target away"
 _MAX_ROWS = 20_000
 """Number of rows that are looked at, at even distances. More rows would take seconds."""
 
-_MAX_WORDS = 1000
-"""Number of different cells of a column up to which each of them may stand for a class."""
+_MAX_DISTINCT_CELLS = 1000
+"""Maximum number of different cells of a column that is tested. With more, nearly each row has a cell of its own."""
 
 _MIN_ROWS = 10
-"""Number of rows of another class than the commonest one from which on a column can be told to predict them."""
+"""Minimum number of rows outside the commonest class. With fewer, a column may predict them by chance."""
 
-_MAX_ERRORS = 0.02
-"""Share of wrong predictions, relative to the rows outside the commonest class, up to which a column predicts classes."""
+_MAX_ERROR_SHARE = 0.02
+"""Maximum number of wrong predictions of a column that predicts classes, as a share of the rows outside the commonest class."""
 
 _MIN_AUROC = 0.999
+"""Minimum area under the ROC curve of numbers that give two classes away."""
+
 _MIN_CORRELATION = 0.9999
-"""Correlation of numbers, or of their ranks, from which on one of them gives the other away."""
+"""Minimum correlation, of numbers or of their ranks, of a column that gives a numeric target away."""
 
 Floats = NDArray[np.float64]
 Classes = NDArray[np.int64]
 
 
 def leaks_in(table: Table, config: DataConfig, targets: Targets) -> dict[str, bool]:
-    """Return the input columns of ``table`` that predict a target nearly without error, with whether they do so without a scale.
+    """Return the input columns of ``table`` that predict a target nearly without error.
 
-    Words need no scale, and neither does it where a number is missing. ``config`` has the kind of each column filled in.
+    The value of a column is whether a model can use it even if noise hides the column's scale. A column of words has no scale. The gaps
+    in a column of numbers have none either, if ``data.missing`` gives them an indicator. ``config`` has the kind of each column filled in.
     """
     if config.text or targets == "tokens":
         return {}
@@ -54,81 +57,88 @@ def leaks_in(table: Table, config: DataConfig, targets: Targets) -> dict[str, bo
 def leak_note(leaks: Mapping[str, bool], encoder: Encoder | None) -> tuple[str, ...]:
     """Return a note on the columns ``leaks``, which give the target away; empty if the model reads none of them.
 
-    ``encoder`` is that of the scaled rows. It tells which columns the noise of measuring hid: the model does not read their numbers.
+    ``leaks`` comes from :func:`leaks_in`. ``encoder`` is that of the scaled rows, and says of which columns noise hid the scale: the
+    model does not read their numbers.
     """
-    found = [printable(name) for name, unscaled in leaks.items() if unscaled or encoder is None or name not in encoder.hidden]
-    if not found:
+    names = [printable(name) for name, without_scale in leaks.items() if without_scale or encoder is None or name not in encoder.hidden]
+    if not names:
         return ()
-    each, such = ("predicts", "such a column is") if len(found) == 1 else ("each predict", "such columns are")
+    predict, such_are, them = ("predicts", "such a column is", "it") if len(names) == 1 else ("each predict", "such columns are", "them")
     return (
-        f"{LEAK}: {', '.join(found)} {each} it nearly without error, alone. Where {such} known only after the outcome, leave "
-        f"{'it' if len(found) == 1 else 'them'} out (data.columns names the columns to use): a model that needs "
-        f"{'it' if len(found) == 1 else 'them'} is of no use for new rows",
+        f"{LEAK}: {', '.join(names)} {predict} it nearly without error, alone. Where {such_are} known only after the outcome, leave "
+        f"{them} out (data.columns names the columns to use): a model that needs {them} is of no use for new rows",
     )
 
 
 def _leaks(table: Table, config: DataConfig, targets: Targets) -> Iterator[tuple[str, bool]]:
-    targets_as_numbers = [table.numbers(name) for name in _names_of_numbers(config, targets)]
-    targets_as_classes = [_classes(words_of(table, name, values=config.classes)) for name in _names_of_classes(config, targets)]
+    """Yield each input column of ``table`` that predicts a target, and whether it does so without a scale, see :func:`leaks_in`."""
+    targets_as_numbers = [table.numbers(name) for name in _numeric_targets(config, targets)]
+    targets_as_classes = [_numbered(words_of(table, name, values=config.classes)) for name in _class_targets(config, targets)]
     for name in config.columns:
-        cells = _classes(words_of(table, name, values=config.categories.get(name, ())))
-        told = any(_tells(cells, classes) for classes in targets_as_classes)
-        unscaled = True
+        cells = _numbered(words_of(table, name, values=config.categories.get(name, ())))
+        predicts = any(_predicts(cells, classes) for classes in targets_as_classes)
+        without_scale = True
         if name not in config.words and name not in config.categories:
             values = table.numbers(name, kind="dates" if name in config.dates else "numbers", strict=False)
-            told |= any(_orders(values, classes) for classes in targets_as_classes)
-            told |= any(_moves_with(values, numbers) for numbers in targets_as_numbers)
+            predicts |= any(_separates(values, classes) for classes in targets_as_classes)
+            predicts |= any(_is_correlated(values, numbers) for numbers in targets_as_numbers)
             gaps = np.isnan(values).astype(np.int64)
-            unscaled = config.missing == "indicator" and any(_tells(gaps, classes) for classes in targets_as_classes)
-        if told:
-            yield name, unscaled
+            without_scale = config.missing == "indicator" and any(_predicts(gaps, classes) for classes in targets_as_classes)
+        if predicts:
+            yield name, without_scale
 
 
-def _names_of_numbers(config: DataConfig, targets: Targets) -> Sequence[str]:
+def _numeric_targets(config: DataConfig, targets: Targets) -> Sequence[str]:
+    """Return the names of the target columns that hold numbers: of survival, the time."""
     return config.target_names[:1] if targets in ("number", "count", "survival") else ()
 
 
-def _names_of_classes(config: DataConfig, targets: Targets) -> Sequence[str]:
+def _class_targets(config: DataConfig, targets: Targets) -> Sequence[str]:
+    """Return the names of the target columns that hold classes: of survival, the event."""
     if targets == "survival":
         return config.target_names[1:]
     return config.target_names if targets in ("class", "classes", "ordered") else ()
 
 
-def _classes(words: Sequence[str]) -> Classes:
+def _numbered(words: Sequence[str]) -> Classes:
+    """Return a number for each of ``words``, equal for equal words."""
     return np.unique(np.array(words, dtype=str), return_inverse=True)[1].astype(np.int64)
 
 
-def _tells(cells: Classes, classes: Classes) -> bool:
-    """Return whether the class that most rows with a cell have, in every other row, predicts the classes of the remaining rows."""
-    if cells.max() >= _MAX_WORDS:
+def _predicts(cells: Classes, classes: Classes) -> bool:
+    """Return whether the ``cells`` (n,) of a column predict the ``classes`` (n,) of a target, both as numbers from 0.
+
+    Each cell predicts the class that most rows with this cell have, or the commonest class. Rows with even indices predict the others.
+    """
+    if cells.max() >= _MAX_DISTINCT_CELLS:
         return False
     counts = np.zeros((cells.max() + 1, classes.max() + 1), dtype=np.int64)
     np.add.at(counts, (cells[::2], classes[::2]), 1)
     commonest = counts.sum(axis=0).argmax()
     predicted = np.where(counts.any(axis=1), counts.argmax(axis=1), commonest)[cells[1::2]]
-    others = int((classes[1::2] != commonest).sum())
-    return others >= _MIN_ROWS and int((predicted != classes[1::2]).sum()) <= _MAX_ERRORS * others
+    outside = int((classes[1::2] != commonest).sum())
+    return outside >= _MIN_ROWS and int((predicted != classes[1::2]).sum()) <= _MAX_ERROR_SHARE * outside
 
 
-def _orders(values: Floats, classes: Classes) -> bool:
-    """Return whether ``values`` (n,), NaN where missing, separate two ``classes`` (n,): by AUROC in either direction."""
+def _separates(values: Floats, classes: Classes) -> bool:
+    """Return whether ``values`` (n,), NaN where missing, separate two ``classes`` (n,), the higher or the lower ones being class 1."""
     from scipy.stats import rankdata  # slow to import
 
-    events = classes == 1
-    count, others = int(events.sum()), int((~events).sum())
-    if classes.max() != 1 or min(count, others) < _MIN_ROWS:
+    is_one = classes == 1
+    ones, zeros = int(is_one.sum()), int((~is_one).sum())
+    if classes.max() != 1 or min(ones, zeros) < _MIN_ROWS:
         return False
     ranks = rankdata(np.nan_to_num(values, nan=-np.inf))
-    auroc = (ranks[events].sum() - count * (count + 1) / 2) / (count * others)
+    auroc = (ranks[is_one].sum() - ones * (ones + 1) / 2) / (ones * zeros)  # by the statistic of Mann and Whitney
     return bool(max(auroc, 1 - auroc) >= _MIN_AUROC)
 
 
-def _moves_with(values: Floats, target: Floats) -> bool:
+def _is_correlated(values: Floats, target: Floats) -> bool:
     """Return whether ``values`` (n,), NaN where missing, or their ranks, are correlated with the ``target`` (n,) nearly perfectly."""
     from scipy.stats import rankdata  # slow to import
 
-    known = np.isfinite(values) & np.isfinite(target)
-    values, target = values[known], target[known]
+    in_both = np.isfinite(values) & np.isfinite(target)
+    values, target = values[in_both], target[in_both]
     if len(values) < _MIN_ROWS or not np.ptp(values) or not np.ptp(target):
         return False
     pairs = ((values, target), (rankdata(values), rankdata(target)))

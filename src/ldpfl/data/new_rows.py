@@ -43,13 +43,14 @@ def answered(
     """
     encoder.check_threshold(threshold)
     table = _table(encoder, rows)
-    keys = None if id_column is None else words_of(replace(table, missing=()), _checked_id(table, id_column))
+    # Without words for no value: an identifier may read "None".
+    identifiers = None if id_column is None else words_of(replace(table, missing=()), _checked_id(table, id_column))
     with torch.no_grad():
         predictions = encoder.answers(_outputs(module.eval(), _inputs(encoder, table)), threshold)
     if id_column is not None:
         if (name := printable(id_column)) in predictions:
             raise ConfigError(f"id_column (--id) names {id_column!r}, which is what the model predicts: name a column that identifies rows")
-        predictions.insert(0, name, np.array([printable(key) for key in keys or ()], dtype=object))
+        predictions.insert(0, name, np.array([printable(identifier) for identifier in identifiers or ()], dtype=object))
     return predictions if isinstance(rows, str | Path) else predictions.set_axis(rows.index)
 
 
@@ -57,9 +58,8 @@ def _outputs(module: nn.Module, inputs: Inputs) -> Tensor:
     """Return the outputs of ``module`` for ``inputs`` (N, ...). Tokenised texts go through it in batches, to save memory."""
     if isinstance(inputs, Tensor):
         return torch.as_tensor(answers_of(module, inputs))
-    count = len(inputs[TOKENS])
-    cuts = (slice(start, start + _BATCH_SIZE) for start in range(0, count, _BATCH_SIZE))
-    return torch.cat([answers_of(module, {name: part[cut] for name, part in inputs.items()}) for cut in cuts])
+    batches = (slice(start, start + _BATCH_SIZE) for start in range(0, len(inputs[TOKENS]), _BATCH_SIZE))
+    return torch.cat([answers_of(module, {name: tensor[batch] for name, tensor in inputs.items()}) for batch in batches])
 
 
 _BATCH_SIZE = 64
@@ -76,6 +76,7 @@ def encoded(encoder: Encoder, rows: pandas.DataFrame | str | Path) -> Inputs:
 
 
 def _table(encoder: Encoder, rows: pandas.DataFrame | str | Path) -> Table:
+    """Read ``rows`` as a table with the encoder's words for no value, and with advice for messages about cells of new rows."""
     table = read_table(Path(rows)) if isinstance(rows, str | Path) else table_of(rows, "the rows")
     remedy = "correct the cell" + ("" if encoder.data.missing == "refuse" else ", or leave it empty where there is no value")
     return replace(table.with_missing(encoder.data.missing_words), remedy=remedy)
@@ -89,6 +90,7 @@ def _checked_id(table: Table, name: str) -> str:
 
 
 def _inputs(encoder: Encoder, table: Table) -> Inputs:
+    """Return the model's inputs (N, ...) for the rows of ``table``: tokens of texts, or scaled columns."""
     if encoder.data.text:
         return texts_of(table, encoder.data, encoder.targets)
     return encoder.scaled(torch.from_numpy(features_of(table, encoder.data).values))

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ldpfl.data.encoder import likeliest, told_classes
+from ldpfl.data.encoder import likeliest, predicted_classes
 from ldpfl.data.folders import visible_files
 from ldpfl.data.samples import normalise
 from ldpfl.data.user_data import tensor_of
@@ -40,31 +40,31 @@ def read_samples(rows: Rows, shape: tuple[int, ...]) -> tuple[Tensor, list[str]]
     """
     files: list[str] = []
     if not isinstance(rows, str | Path):
-        found = tensor_of(rows, "the samples")
+        samples = tensor_of(rows, "the samples")
     elif Path(rows).suffix.lower() == ".npy":
-        found = tensor_of(_array_in(Path(rows)), f"{rows}")
+        samples = tensor_of(_array_in(Path(rows)), f"{rows}")
     else:
         path = Path(rows)
         images = [file for file in visible_files(path) if file.suffix.lower() in IMAGES] if path.is_dir() else [path]
         is_table = not images or path.suffix.lower() == ".parquet"
         files = [] if is_table else [str(file.relative_to(path) if path.is_dir() else file.name) for file in images]
-        found = new_images(path, None if is_table else images, "L" if shape[:1] == (1,) else "RGB")
-    if tuple(found.shape[1:]) != shape:
+        samples = new_images(path, None if is_table else images, "L" if shape[:1] == (1,) else "RGB")
+    if tuple(samples.shape[1:]) != shape:
         raise DataError(
-            f"each of the {len(found):,} samples has the shape {tuple(found.shape[1:])}, and the model takes {shape}: bring them to that "
-            "shape (images are channels, height, width); if the model takes features (data.features), pass the features to "
+            f"each of the {len(samples):,} samples has the shape {tuple(samples.shape[1:])}, and the model takes {shape}: bring them to "
+            "that shape (images are channels, height, width); if the model takes features (data.features), pass the features to "
             "ldpfl.load_model's module yourself"
         )
-    return found, files
+    return samples, files
 
 
 def _array_in(path: Path) -> NDArray[Any]:
     """Return the array in the ``.npy`` file at ``path``. Pickled objects, which could run code, are refused."""
     try:
-        found: NDArray[Any] = np.load(path, allow_pickle=False)
+        array: NDArray[Any] = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{path} cannot be read as an array: expected a file that numpy.save wrote, of numbers alone") from error
-    return found
+    return array
 
 
 def classified(
@@ -88,14 +88,14 @@ def classified(
     inputs, files = samples
     module.eval()
     with torch.no_grad():
-        outputs = torch.cat([answers_of(module, normalise(part, *scale)) for part in torch.split(inputs, _BATCH_SIZE)]).double()
+        outputs = torch.cat([answers_of(module, normalise(batch, *scale)) for batch in torch.split(inputs, _BATCH_SIZE)]).double()
     if tuple(outputs.shape) != (len(inputs), len(classes)):
         raise DataError(
             f"the model's output for a sample has the shape {tuple(outputs.shape[1:])}, expected {len(classes)} numbers: "
             "use the model of this run"
         )
     chances = outputs.softmax(dim=1)
-    found = told_classes("class", classes, chances, likeliest(chances, threshold))
+    predictions = predicted_classes("class", classes, chances, likeliest(chances, threshold))
     if files:
-        found.insert(0, "file", [printable(name) for name in files])
-    return found
+        predictions.insert(0, "file", [printable(name) for name in files])
+    return predictions

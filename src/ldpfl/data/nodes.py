@@ -29,8 +29,8 @@ def described_at_nodes(config: DataConfig, targets: Targets) -> Dataset:
     """
     stand_in = _stand_in(config, targets)
     test = read_table(Path(config.test_path)) if config.test_path else stand_in
-    found = _on_scale(dataset_of("node", stand_in, test, config, targets), config)
-    return found if config.test_path else replace(found, test=found.test.take(torch.arange(0)))
+    dataset = _on_scale(dataset_of("node", stand_in, test, config, targets), config)
+    return dataset if config.test_path else replace(dataset, test=dataset.test.take(torch.arange(0)))
 
 
 def read_at_node(config: DataConfig, targets: Targets, path: Path) -> Dataset:
@@ -50,8 +50,8 @@ def read_at_node(config: DataConfig, targets: Targets, path: Path) -> Dataset:
     table = _rows_with_person(read_table(path, names, names_shown=False).with_missing(config.missing_words), config, path)
     readable, usable = _replace_invalid_cells(table, stand_in, config, targets)
     dataset = _on_scale(dataset_of(path.stem, readable, stand_in, config, targets), config)
-    answers = dataset.train.targets
-    answers[torch.from_numpy(~usable)] = torch.tensor(ABSENT[targets], dtype=answers.dtype)
+    train_targets = dataset.train.targets
+    train_targets[torch.from_numpy(~usable)] = torch.tensor(ABSENT[targets], dtype=train_targets.dtype)
     return dataset
 
 
@@ -101,9 +101,10 @@ def _rows_with_person(table: Table, config: DataConfig, path: Path) -> Table:
 def _replace_invalid_cells(table: Table, stand_in: Table, config: DataConfig, targets: Targets) -> tuple[Table, NDArray[np.bool_]]:
     """Return ``table`` with each cell that the settings do not allow replaced, and a mask of the rows that can still be trained on.
 
-    Each row is treated independently of the others.
+    An input cell becomes empty, or the cell of ``stand_in`` if ``data.missing`` refuses empty cells. Then the row is not trained on, and
+    neither is a row without a valid target. Each row is treated independently of the others.
     """
-    columns, kept = dict(table.columns), np.ones(len(table), dtype=bool)
+    columns, usable = dict(table.columns), np.ones(len(table), dtype=bool)
     target_names = {config.target} if isinstance(config.target, str) else set(config.target)
     for name in (column for column in stand_in.columns if column != config.person):
         cells = table.column(name, "data.target" if name in target_names else "data.columns")
@@ -116,24 +117,24 @@ def _replace_invalid_cells(table: Table, stand_in: Table, config: DataConfig, ta
             fits = _is_valid_target(numbers, targets, is_event=targets == "survival" and name == config.target_names[1])
             columns[name] = np.where(fits, numbers, stand_in.columns[name][0])
         elif name in config.dates:
-            known = ~np.isnan(table.numbers(name, kind="dates", strict=False))
-            fits = known if config.missing == "refuse" else kept
-            columns[name] = np.where(known, cells, stand_in.columns[name][0] if config.missing == "refuse" else "").astype(object)
+            is_date = ~np.isnan(table.numbers(name, kind="dates", strict=False))
+            fits = is_date if config.missing == "refuse" else usable
+            columns[name] = np.where(is_date, cells, stand_in.columns[name][0] if config.missing == "refuse" else "").astype(object)
         elif name in config.bounds:
             numbers = table.numbers(name, strict=False)
-            fits = ~np.isnan(numbers) if config.missing == "refuse" else kept
+            fits = ~np.isnan(numbers) if config.missing == "refuse" else usable
             columns[name] = np.where(fits, numbers, stand_in.columns[name][0])
         elif name == config.text:
             columns[name] = cells if cells.dtype == object else np.array(words_of(table, name), dtype=object)
-            fits = kept
+            fits = usable
         elif name in config.categories:
-            listed, words = set(map(same_word, config.categories[name])), words_of(table, name, values=config.categories[name])
-            columns[name] = np.array([word if same_word(word) in listed else "" for word in words], dtype=object)
-            fits = kept
+            categories, words = set(map(same_word, config.categories[name])), words_of(table, name, values=config.categories[name])
+            columns[name] = np.array([word if same_word(word) in categories else "" for word in words], dtype=object)
+            fits = usable
         else:
-            fits = kept
-        kept = kept & fits
-    return replace(table, columns=columns), kept
+            fits = usable
+        usable = usable & fits
+    return replace(table, columns=columns), usable
 
 
 def _is_valid_target(numbers: NDArray[np.float64], targets: Targets, *, is_event: bool) -> NDArray[np.bool_]:
@@ -145,15 +146,10 @@ def _is_valid_target(numbers: NDArray[np.float64], targets: Targets, *, is_event
 
 def _stand_in(config: DataConfig, targets: Targets) -> Table:
     """Return a made-up table of one row that the settings allow."""
-    columns = dict(_columns(config, targets))
-
-    def where(row: int) -> str:
-        return "the settings of data"
-
-    return Table(columns, where, "made up")
+    return Table(dict(_made_up_columns(config, targets)), lambda row: "the settings of data", "made up")
 
 
-def _columns(config: DataConfig, targets: Targets) -> Iterator[tuple[str, Column]]:
+def _made_up_columns(config: DataConfig, targets: Targets) -> Iterator[tuple[str, Column]]:
     """Yield the name and the one made-up cell of each column that the settings describe.
 
     Raises:
@@ -179,13 +175,13 @@ def _columns(config: DataConfig, targets: Targets) -> Iterator[tuple[str, Column
             raise ConfigError(f"data.bounds, data.categories or data.words has to say what stands in {name!r}, since nobody else sees it")
     names = [config.target] if isinstance(config.target, str) else config.target
     for name in filter(None, names):
-        yield name, _target(name, config, targets)
+        yield name, _made_up_target(name, config, targets)
     if config.person:
         yield config.person, np.array(["somebody"], dtype=object)
 
 
-def _target(name: str, config: DataConfig, targets: Targets) -> Column:
-    """Return one made-up cell of the target column ``name``."""
+def _made_up_target(name: str, config: DataConfig, targets: Targets) -> Column:
+    """Return one made-up cell of the target column ``name``, or raise if the settings do not say which values it may have."""
     has_classes, is_time = targets in ("class", "ordered"), targets == "survival" and name == config.target_names[0]
     if has_classes and not config.classes:
         raise ConfigError("data.classes has to list the classes, since nobody else sees nodes' tables")
@@ -197,13 +193,13 @@ def _target(name: str, config: DataConfig, targets: Targets) -> Column:
 
 
 def table_path(named: str | None, partition: object) -> Path:
-    """Return the path of the node's table: ``named``, as its operator set it, with the node's number in place of ``{partition}``.
+    """Return the path of the node's table: ``named``, which its operator set, with the number ``partition`` in place of ``{partition}``.
 
     Raises:
         DataError: ``named`` is not set, or needs a number and the node's ``partition`` is not one.
     """
     if not named:
         raise DataError("this node has no table of its own: name it in LDPFL_DATA, in the environment of the SuperNode")
-    if "{partition}" in named and not isinstance(partition, int):  # others may have written it: it must lead nowhere else
+    if "{partition}" in named and not isinstance(partition, int):  # other than a number, it could lead to another folder
         raise DataError("LDPFL_DATA names a table by {partition}, and the node's config has no partition-id that is a number")
     return Path(named.replace("{partition}", str(partition)))

@@ -35,15 +35,15 @@ def read_parquet(path: Path, data: bytes, only: Collection[str] | None, *, names
         if metadata.num_rows * metadata.num_columns > _MAX_CELLS:
             raise DataError(f"{path} has {metadata.num_rows:,} rows of {metadata.num_columns:,} columns, more than {_MAX_CELLS:,} cells")
         schema = parquet.read_schema(io.BytesIO(data))
-        # Equal texts share memory: a small file may hold the same long text very many times.
-        texts = [field.name for field in schema if pyarrow.types.is_string(field.type)]
+        # As dictionaries, equal texts share memory: a small file may hold the same long text very many times.
+        text_columns = [field.name for field in schema if pyarrow.types.is_string(field.type)]
         if only is None:
-            return parquet.read_table(io.BytesIO(data), read_dictionary=texts).to_pandas()
+            return parquet.read_table(io.BytesIO(data), read_dictionary=text_columns).to_pandas()
         fields = [field for field in schema if field.name in only]
         if len({field.name for field in fields}) < len(fields):
             raise DataError(f"{path}: two columns have the same name")
         flat = [field.name for field in fields if not pyarrow.types.is_nested(field.type)]
-        table = parquet.read_table(io.BytesIO(data), read_dictionary=[name for name in texts if name in flat], columns=flat)
+        table = parquet.read_table(io.BytesIO(data), read_dictionary=[name for name in text_columns if name in flat], columns=flat)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         if not names_shown:  # "from None" hides the library's error, which may name a column
             raise DataError(f"{path} cannot be read as Parquet ({type(error).__name__})") from None

@@ -94,7 +94,7 @@ def partition(
         _check_alpha("alpha", alpha)
     if isolated is not None:
         _check_isolation(labels, clients, isolated)
-        shares = _isolating(labels, clients, generator, scheme, alpha, labels_per_client, isolated)
+        shares = _shares_with_isolation(labels, clients, generator, scheme, alpha, labels_per_client, isolated)
         _fill_curious(shares, labels != isolated.label)
         return _fill_empty(shares)
     match scheme:
@@ -152,13 +152,13 @@ def partition_by_code(path: str, samples: int, clients: int, seed: int) -> Divis
     Raises:
         ConfigError: the function fails, or returns something else.
     """
-    found: Any = called("data.partition", path, samples, clients, seed)
+    returned: Any = called("data.partition", path, samples, clients, seed)
     try:
-        owners = np.asarray(found)
+        owners = np.asarray(returned)
     except (TypeError, ValueError):
-        owners = np.zeros(0)
+        owners = np.zeros(0)  # refused below, for its shape
     if owners.shape != (samples,) or owners.dtype.kind not in "iu":
-        given = f"{owners.dtype} of shape {owners.shape}" if isinstance(found, np.ndarray) else f"a {type(found).__name__}"
+        given = f"{owners.dtype} of shape {owners.shape}" if isinstance(returned, np.ndarray) else f"a {type(returned).__name__}"
         raise ConfigError(f"data.partition {path!r} returns {given}, expected {samples:,} whole numbers: the client of each sample")
     if owners.min() < -1 or owners.max() >= clients:
         raise ConfigError(
@@ -178,6 +178,7 @@ def _check_alpha(name: str, alpha: float) -> None:
 
 
 def _check_isolation(labels: NDArray[np.int64], clients: int, isolated: Isolation) -> None:
+    """Raise a :class:`ConfigError` if no client, or no label, remains beside the curious client and the private label."""
     if clients < 2:
         raise ConfigError(f"a private label is kept from one client and left to the others: it needs 2 clients or more, got {clients}")
     present = np.unique(labels)
@@ -190,7 +191,7 @@ def _check_isolation(labels: NDArray[np.int64], clients: int, isolated: Isolatio
         raise ConfigError(f"private label {isolated.label} is the only one in the training data: nothing is left for the client without it")
 
 
-def _isolating(
+def _shares_with_isolation(
     labels: NDArray[np.int64],
     clients: int,
     generator: np.random.Generator,
@@ -226,20 +227,20 @@ def _equal_shares(private: NDArray[np.bool_], clients: int, generator: np.random
     """Divide samples at random into equal shares, none of the ``private`` ones to the curious client."""
     size = min(private.size // clients, int(np.count_nonzero(~private)))
     order = generator.permutation(private.size)
-    # The curious client is served first. Otherwise too few samples that it may have could be left.
-    is_curious = np.zeros(private.size, dtype=np.bool_)
-    is_curious[np.flatnonzero(~private[order])[:size]] = True
-    others = order[~is_curious][: size * (clients - 1)]
-    return [order[is_curious], *np.split(others, clients - 1)]
+    # The curious client is served first. Otherwise too few samples of other labels could be left for it.
+    goes_to_curious = np.zeros(private.size, dtype=np.bool_)
+    goes_to_curious[np.flatnonzero(~private[order])[:size]] = True
+    others_samples = order[~goes_to_curious][: size * (clients - 1)]
+    return [order[goes_to_curious], *np.split(others_samples, clients - 1)]
 
 
 def _without_curious(proportions: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.float64]:
-    """Return ``proportions`` with 0 for the curious client."""
-    others = proportions.copy()
-    others[CURIOUS_CLIENT] = 0.0
-    if others.sum() == 0:  # the curious client had the whole mass
-        others[generator.integers(1, others.size)] = 1.0
-    return others
+    """Return ``proportions`` with 0 for the curious client. They need not sum to 1."""
+    remaining = proportions.copy()
+    remaining[CURIOUS_CLIENT] = 0.0
+    if remaining.sum() == 0:  # the curious client had the whole mass
+        remaining[generator.integers(1, remaining.size)] = 1.0
+    return remaining
 
 
 def _equal_parts_by_label(
@@ -264,9 +265,10 @@ def _equal_parts_by_label(
 
 
 def _take_turns(stock: dict[int, list[int]], labels_by_client: Sequence[Sequence[int]], order: Sequence[int]) -> list[list[int]]:
-    """Let clients take one sample each in turn from ``stock``, the indices by label, and return each client's samples.
+    """Let clients take one sample each in turn from ``stock``, the sample indices of each label, and return each client's samples.
 
-    It ends when every client has a sample and one client's labels have run out, or when nobody can take a sample.
+    ``order`` lists the clients in the order of their turns. The turns end when every client has a sample and one client's labels have run
+    out, or when nobody can take a sample.
 
     A client first takes one sample of each of its labels. Then it takes the label with the highest ratio of samples left to samples that
     it has. So scarce labels are spared, all run out at about the same time, and no client is left with one label only.
@@ -274,16 +276,16 @@ def _take_turns(stock: dict[int, list[int]], labels_by_client: Sequence[Sequence
     parts: list[list[int]] = [[] for _ in labels_by_client]
     counts = [dict.fromkeys(client_labels, 0) for client_labels in labels_by_client]
     while True:
-        served = 0
+        clients_served = 0
         for client in order:
-            count = counts[client]
-            available = [label for label in count if stock[label]]
+            count_by_label = counts[client]
+            available = [label for label in count_by_label if stock[label]]
             if available:
-                label = max(available, key=lambda name: (count[name] == 0, len(stock[name]) / (1 + count[name])))
+                label = max(available, key=lambda name: (count_by_label[name] == 0, len(stock[name]) / (1 + count_by_label[name])))
                 parts[client].append(stock[label].pop())
-                count[label] += 1
-                served += 1
-        if served == 0 or (served < len(order) and all(parts)):
+                count_by_label[label] += 1
+                clients_served += 1
+        if clients_served == 0 or (clients_served < len(order) and all(parts)):
             return parts
 
 
@@ -291,8 +293,8 @@ def _fill_curious(shares: list[Indices], allowed: NDArray[np.bool_]) -> None:
     """Give the curious client, if it has no sample, one of the ``allowed`` samples from the client that has most of them."""
     if shares[CURIOUS_CLIENT].size == 0:
         donor = max(range(len(shares)), key=lambda other: np.count_nonzero(allowed[shares[other]]))
-        place = np.flatnonzero(allowed[shares[donor]])[-1:]
-        shares[CURIOUS_CLIENT], shares[donor] = shares[donor][place], np.delete(shares[donor], place)
+        moved = np.flatnonzero(allowed[shares[donor]])[-1:]
+        shares[CURIOUS_CLIENT], shares[donor] = shares[donor][moved], np.delete(shares[donor], moved)
 
 
 def _dirichlet(generator: np.random.Generator, alpha: float, clients: int) -> NDArray[np.float64]:
@@ -306,7 +308,7 @@ def _dirichlet(generator: np.random.Generator, alpha: float, clients: int) -> ND
 
 
 def _split_by_shares(order: Indices, proportions: NDArray[np.float64]) -> list[Indices]:
-    """Cut ``order`` into consecutive parts of the given ``proportions``, which need not sum to 1."""
+    """Cut ``order``, shuffled sample indices, into consecutive parts of the given ``proportions``, which need not sum to 1."""
     cuts = np.floor(np.cumsum(proportions / proportions.sum())[:-1] * order.size + 0.5).astype(np.int64)
     return np.split(order, cuts)
 
@@ -329,7 +331,7 @@ def _by_label(
 def _label_holders(
     labels: NDArray[np.int64], clients: int, labels_per_client: int, generator: np.random.Generator
 ) -> dict[int, NDArray[np.float64]]:
-    """Return for each label a 0/1 array (clients,) of the clients that hold it.
+    """Return for each label an array (clients,) that is 1 for the clients that hold the label, and else 0.
 
     Every client holds ``labels_per_client`` distinct labels, and every label is held by about equally many clients.
     """
@@ -337,11 +339,11 @@ def _label_holders(
     if not 1 <= labels_per_client <= present.size:
         raise ConfigError(f"labels_per_client must lie between 1 and {present.size}, got {labels_per_client}")
     holders = {int(label): np.zeros(clients) for label in present}
-    held = np.zeros(present.size)
+    holder_counts = np.zeros(present.size)
     for client in generator.permutation(clients):
-        # The least held labels first, ties at random.
-        chosen = np.lexsort((generator.random(present.size), held))[:labels_per_client]
-        held[chosen] += 1
+        # Labels with the fewest holders first, ties at random.
+        chosen = np.lexsort((generator.random(present.size), holder_counts))[:labels_per_client]
+        holder_counts[chosen] += 1
         for index in chosen:
             holders[int(present[index])][client] = 1.0
     return holders

@@ -35,11 +35,11 @@ DEFAULT_ROWS = 8
 def numbered(names: Iterable[str | tuple[int, str]]) -> Numbers:
     """Return a number for each of ``names``: equal for equal names, from 0 in ascending order of the names.
 
-    The numbers do not depend on the order of ``names``. That is the order of rows, which one person's rows would change for all others.
+    The order of ``names`` does not matter. It is the order of rows, and otherwise one person's rows would change all others' numbers.
     """
-    listed = list(names)
-    numbers = {name: number for number, name in enumerate(sorted(set(listed)))}
-    return np.array([numbers[name] for name in listed], dtype=np.int64)
+    all_names = list(names)
+    number_of = {name: number for number, name in enumerate(sorted(set(all_names)))}
+    return np.array([number_of[name] for name in all_names], dtype=np.int64)
 
 
 def names_of(given: Iterable[object]) -> list[str]:
@@ -51,6 +51,7 @@ def names_of(given: Iterable[object]) -> list[str]:
 
 
 def _name_of(value: object) -> str:
+    """Return the name in one cell, by the rules of :func:`names_of`. A float is a whole number where pandas has turned one into a float."""
     if isinstance(value, str):
         return "" if no_value(value, MISSING_WORDS) else normalize("NFC", value.strip())
     if isinstance(value, bool):
@@ -111,15 +112,15 @@ class Persons:
         """
         if most < 1:
             raise ConfigError(f"data.person_rows is the number of a person's rows that count in a round, at least 1, got {most}")
-        named = np.flatnonzero([name != "" for name in names])
-        if not named.size:
+        named_rows = np.flatnonzero([name != "" for name in names])
+        if not named_rows.size:
             raise ConfigError("no row names a person")
-        owners = np.zeros(named.size, dtype=np.int64) if clients is None else clients[named]
-        numbers = numbered(zip(owners.tolist(), (names[row] for row in named.tolist()), strict=True))
-        has_target = np.ones(named.size, dtype=bool) if answered is None else answered[named]
+        owners = np.zeros(named_rows.size, dtype=np.int64) if clients is None else clients[named_rows]
+        numbers = numbered(zip(owners.tolist(), (names[row] for row in named_rows.tolist()), strict=True))
+        has_target = np.ones(named_rows.size, dtype=bool) if answered is None else answered[named_rows]
         targets_by_person = np.bincount(numbers[has_target], minlength=int(numbers.max()) + 1)
-        counting = np.flatnonzero(has_target | (targets_by_person[numbers] == 0))
-        rows = named[counting[np.argsort(numbers[counting], kind="stable")]]
+        counting = np.flatnonzero(has_target | (targets_by_person[numbers] == 0))  # indices into named_rows
+        rows = named_rows[counting[np.argsort(numbers[counting], kind="stable")]]
         counts = np.bincount(numbers[counting])
         first = np.cumsum(counts) - counts
         return cls(rows, first, counts, uniform_by_name((names[row] for row in rows[first].tolist()), "lane"), most)
@@ -130,8 +131,8 @@ class Persons:
     def rows_of(self, persons: Numbers) -> tuple[Numbers, Numbers]:
         """Return all rows (N,) of ``persons`` (P,), person by person, and for each row the number of its person's rows (N,)."""
         counts = self.counts[persons]
-        before = np.repeat(np.cumsum(counts) - counts, counts)
-        places = np.repeat(self.first[persons], counts) + np.arange(counts.sum()) - before
+        starts = np.repeat(np.cumsum(counts) - counts, counts)  # for each row, where its person's rows start in the result
+        places = np.repeat(self.first[persons], counts) + np.arange(counts.sum()) - starts
         return self.rows[places], np.repeat(counts, counts)
 
     def turn(self, persons: Tensor, round_number: int) -> tuple[Tensor, Tensor]:
@@ -142,8 +143,8 @@ class Persons:
         """
         numbers = persons.cpu().numpy()
         counts, places = self.counts[numbers][:, None], np.arange(self.most)
-        begin = np.where(counts > self.most, (round_number - 1) * self.most, 0)
+        offset = np.where(counts > self.most, (round_number - 1) * self.most, 0)
         is_real = places < counts
-        index = self.rows[self.first[numbers][:, None] + np.where(is_real, (begin + places) % counts, 0)]
+        index = self.rows[self.first[numbers][:, None] + np.where(is_real, (offset + places) % counts, 0)]
         mask = torch.from_numpy(is_real.astype(np.float32))
         return torch.from_numpy(index).to(persons.device), mask.to(persons.device)

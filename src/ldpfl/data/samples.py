@@ -59,7 +59,7 @@ class Samples:
         return Samples(each(lambda part: part.to(device), self.inputs), self.targets.to(device))
 
     def content(self) -> Iterator[bytes]:
-        """Yield bytes that identify the content, for hashing: all values, and the name, type and shape of each named tensor."""
+        """Yield bytes that identify the content, for hashing: all values, and the name, type and shape of each tensor that has a name."""
         for name, part in by_name(self.inputs).items():
             yield f"{name} {part.dtype} {tuple(part.shape)} ".encode() if name else b""
             yield part.contiguous().numpy().tobytes()
@@ -78,7 +78,7 @@ class Samples:
 
 
 class Owners(NamedTuple):
-    """The client and the person of each train and test sample. The fields are those of :class:`Dataset`."""
+    """The client and the person of each train and test sample. :class:`Dataset` describes the fields."""
 
     clients: NDArray[np.int64] | None = None
     test_clients: NDArray[np.int64] | None = None
@@ -88,15 +88,17 @@ class Owners(NamedTuple):
 
 
 def owners_of(train: Sequence[str], test: Sequence[str] | None) -> Owners:
-    """Return the owners of samples from the client name of each train and test sample.
+    """Return the client's number of each sample, from the client's name of each ``train`` and ``test`` sample.
 
-    Clients are numbered in the order of their names. Clients with test samples alone come last.
+    Without ``test``, the test samples have no clients. Clients are numbered in the order of their names.
+    Clients with test samples alone come last.
     """
     clients = sorted(set(train))
     clients += sorted(set(test or ()).difference(clients))
-    number_of = {name: number for number, name in enumerate(clients)}  # an array of texts would make each as wide as the longest
-    numbers = [None if names is None else np.array([number_of[name] for name in names], dtype=np.int64) for names in (train, test)]
-    return Owners(numbers[0], numbers[1], tuple(clients))
+    number_of = {name: number for number, name in enumerate(clients)}  # an array of texts would use the longest name's memory for each
+    train_numbers = np.array([number_of[name] for name in train], dtype=np.int64)
+    test_numbers = None if test is None else np.array([number_of[name] for name in test], dtype=np.int64)
+    return Owners(train_numbers, test_numbers, tuple(clients))
 
 
 @dataclass(frozen=True)

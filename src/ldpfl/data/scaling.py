@@ -101,17 +101,19 @@ class Histogram:
                 stands out.
             together: whether all bins between the first and the last that stand out are kept too.
         """
-        sure = np.flatnonzero(self.counts > max(-float(ndtri(_FALSE_ALARM / bins)) * self.noise, 0.5))
-        if not sure.size:
+        # A normal quantile of the noise. Without noise, a count of at least 1 stands out.
+        threshold = max(-float(ndtri(_FALSE_ALARM / bins)) * self.noise, 0.5)
+        certain = np.flatnonzero(self.counts > threshold)
+        if not certain.size:
             return None
-        near = np.zeros(self.counts.size, dtype=bool)
-        for first, last in [(sure[0], sure[-1])] if together else [(bin_, bin_) for bin_ in sure]:
-            near[max(0, first - 1) : last + 2] = True
-        return replace(self, counts=np.where(near, np.maximum(self.counts, 0.0), 0.0))
+        is_kept = np.zeros(self.counts.size, dtype=bool)
+        for first, last in [(certain[0], certain[-1])] if together else [(bin_, bin_) for bin_ in certain]:
+            is_kept[max(0, first - 1) : last + 2] = True
+        return replace(self, counts=np.where(is_kept, np.maximum(self.counts, 0.0), 0.0))
 
 
 def first_edges(column: Unscaled) -> Floats:
-    """Return the edges of a column's first histogram."""
+    """Return the edges of a column's first histogram: one bin for each class, or as this module's text says for numbers."""
     if column.classes:
         return np.arange(column.classes + 1, dtype=np.float64) - 0.5
     if column.bounds is None:
@@ -133,11 +135,11 @@ def next_edges(histogram: Histogram) -> Floats:
         return histogram.edges
     first = int(np.flatnonzero(np.diff(below) > 0)[0])
     rows = np.maximum(histogram.counts, 0.0).sum()
-    bins = int(np.clip(rows / max(_MIN_BIN_SIGNAL * histogram.noise, 1e-9), _MIN_BINS, _MAX_BINS))
-    wanted = np.minimum(np.linspace(0, 1, bins + 1)[1:], below[-1])
-    after = np.searchsorted(below, wanted)  # the bin that ends there holds rows, so the division below is not by 0
-    within_bin = (wanted - below[after - 1]) / (below[after] - below[after - 1])
-    quantiles = histogram.edges[after - 1] + within_bin * (histogram.edges[after] - histogram.edges[after - 1])
+    bins = int(np.clip(rows / max(_MIN_BIN_SIGNAL * histogram.noise, 1e-9), _MIN_BINS, _MAX_BINS))  # 1e-9: the noise may be 0
+    shares = np.minimum(np.linspace(0, 1, bins + 1)[1:], below[-1])
+    ends = np.searchsorted(below, shares)  # edges at which bins with rows end, so the division below is not by 0
+    within_bin = (shares - below[ends - 1]) / (below[ends] - below[ends - 1])
+    quantiles = histogram.edges[ends - 1] + within_bin * (histogram.edges[ends] - histogram.edges[ends - 1])
     edges = np.unique(np.concatenate([histogram.edges[first : first + 1], quantiles]))
     return edges if edges.size > 2 else histogram.edges
 
@@ -179,10 +181,10 @@ def is_rough(histograms: Sequence[Histogram], knots: Knots) -> bool:
     It is unreliable if the ``histograms`` hold hardly more rows than noise, or do not show enough variance. Each histogram gives a lower
     bound on the variance, and the best bound counts. The two values of a 0/1 column, for example, lie in different bins of one histogram.
     """
-    held, noise = np.maximum(histograms[-1].counts, 0.0).sum(), histograms[-1].noise
-    if noise == 0:
+    rows, noise = np.maximum(histograms[-1].counts, 0.0).sum(), histograms[-1].noise
+    if noise == 0:  # exact counts give a reliable scale
         return False
-    return bool(held < _MIN_COLUMN_SIGNAL * noise) or max(_least_variance(histogram, knots) for histogram in histograms) < _MIN_VARIANCE
+    return bool(rows < _MIN_COLUMN_SIGNAL * noise) or max(_least_variance(histogram, knots) for histogram in histograms) < _MIN_VARIANCE
 
 
 def is_small(histograms: Sequence[Histogram]) -> bool:
@@ -196,11 +198,12 @@ def _least_variance(histogram: Histogram, knots: Knots) -> float:
     For a candidate mean, each row contributes the squared distance of the mean from the row's bin. A margin for the noise is subtracted.
     The bound is the minimum over the candidate means.
     """
-    held, ends = np.maximum(histogram.counts, 0.0), np.interp(histogram.edges, *knots)
+    rows, edge_deviates = np.maximum(histogram.counts, 0.0), np.interp(histogram.edges, *knots)
     means = _CANDIDATE_MEANS[:, None]
-    squares = np.maximum(np.maximum(ends[:-1] - means, means - ends[1:]), 0.0) ** 2
-    margin = _VARIANCE_MARGIN * histogram.noise * np.sqrt((squares[:, held > 0] ** 2).sum(axis=1))
-    return float(((squares @ held - margin) / held.sum()).min())
+    distances = np.maximum(np.maximum(edge_deviates[:-1] - means, means - edge_deviates[1:]), 0.0)  # 0 within a bin
+    squares = distances**2
+    margin = _VARIANCE_MARGIN * histogram.noise * np.sqrt((squares[:, rows > 0] ** 2).sum(axis=1))
+    return float(((squares @ rows - margin) / rows.sum()).min())
 
 
 def within(bounds: tuple[float, float]) -> Knots:
@@ -213,12 +216,12 @@ def center_and_spread(histogram: Histogram, *, whole: bool = False) -> tuple[flo
 
     With ``whole``, values are uniform on the whole numbers of each bin. Many counts are 0 or 1, at the low end of their bin.
     """
-    held = np.maximum(histogram.counts, 0.0)
-    if not held.sum() > 0:
+    rows = np.maximum(histogram.counts, 0.0)
+    if not rows.sum() > 0:
         return np.nan, np.nan
-    share = held / held.sum()
+    share = rows / rows.sum()
     low, high = histogram.edges[:-1], histogram.edges[1:]
-    middles, variances = (low + high) / 2, (high - low) ** 2 / 12
+    middles, variances = (low + high) / 2, (high - low) ** 2 / 12  # of the uniform distribution
     if whole:
         first, last = np.ceil(low), np.ceil(high) - 1
         has_whole = last >= first
@@ -247,17 +250,17 @@ class TargetScale:
     cuts: tuple[float, ...] = ()
     reach: float = _REACH
 
-    def told(self, targets: Tensor, *, exactly: bool) -> Tensor:
+    def scaled(self, targets: Tensor, *, for_evaluation: bool) -> Tensor:
         """Return ``targets`` (N, ...) scaled as the task takes them.
 
         Args:
-            exactly: for evaluation. Targets are not clipped, and times follow their intervals in the result.
+            for_evaluation: whether targets are left unclipped, and exact times follow their intervals in the result.
         """
         if self.cuts:
             times, events = targets.unbind(dim=1)
-            found = by_interval(times, events, torch.tensor(self.cuts))
-            return with_times(found, times, events) if exactly else found
-        reach = float("inf") if exactly else self.reach
+            intervals = by_interval(times, events, torch.tensor(self.cuts))
+            return with_times(intervals, times, events) if for_evaluation else intervals
+        reach = float("inf") if for_evaluation else self.reach
         return ((targets.double() - self.center) / self.spread).clamp(-reach, reach).float()
 
 
@@ -284,7 +287,8 @@ def _reach_of(targets: Targets) -> float:
 def public_target(targets: Targets, bounds: tuple[float, float], reach: float) -> tuple[TargetScale, float]:
     """Return the same as :func:`measured_target` by public ``bounds`` alone.
 
-    Mean and spread of a count are assumed to be a quarter of its upper bound.
+    ``reach`` limits scaled targets, see :class:`TargetScale`. Mean and spread of a count are assumed to be a quarter of its upper bound,
+    which is then 4 on the scale. So a count may reach 4 at least.
     """
     if targets == "count":
         return TargetScale(0.0, bounds[1] / 4, reach=max(reach, 4.0)), 1.0
@@ -305,7 +309,7 @@ def measured_cuts(histogram: Histogram | None, dataset: Dataset, bounds: tuple[f
             raise DataError("times were not seen above the noise of measuring: give data.cut_points, or more rows, or a larger epsilon")
         return TargetScale(cuts=tuple(cuts)), [1 / (len(cuts) + 1)] * len(cuts)
     if not cut_points(dataset):
-        # Where no time lies between two edges, the quantile is the upper one.
+        # Interpolation needs rising shares. Without times between two edges, the quantile is the upper edge.
         rising = below + np.linspace(0, 1e-9, below.size)
         cuts = np.interp(np.arange(1, dataset.outputs + 1) / (dataset.outputs + 1), rising, histogram.edges).tolist()
     return TargetScale(cuts=tuple(cuts)), np.diff(np.interp(cuts, histogram.edges, below), prepend=0.0).tolist()
@@ -329,7 +333,7 @@ def hazards(ended: Sequence[float], events: float) -> tuple[float, ...]:
         events: share of all times that end with an event rather than by censoring.
     """
     shares = np.asarray(ended)
-    at_risk = 1 - np.cumsum(shares) + shares
+    at_risk = 1 - np.cumsum(shares) + shares  # share of times that reach the interval's beginning
     estimates = np.clip(events * shares / np.maximum(at_risk, _MIN_MEAN), _MIN_MEAN, 0.9)
     return tuple(estimates.tolist())
 
@@ -346,6 +350,7 @@ def unscaled_values(dataset: Dataset) -> list[Floats]:
 
 
 def _values(samples: Samples, column: Unscaled) -> Floats:
+    """Return the values (N,) of an input or a target; NaN for a target of a row that has none."""
     if column.place is not None:
         return samples.tensor[:, column.place].double().numpy()
     targets = samples.targets if samples.targets.dim() == 1 else samples.targets[:, column.label]
@@ -405,12 +410,12 @@ def scaled(dataset: Dataset, knots: Sequence[Knots | None], target: TargetScale 
     """
     places = tuple(column.place for column in dataset.unscaled if column.place is not None)
 
-    def changed(samples: Samples, *, exactly: bool) -> Samples:
+    def scaled_samples(samples: Samples, *, for_evaluation: bool) -> Samples:
         inputs, targets = samples.inputs, samples.targets
         if places:  # tokens of texts have no scale
             inputs = scaled_by(samples.tensor, places, knots)
         if target is not None:
-            targets = target.told(targets, exactly=exactly)
+            targets = target.scaled(targets, for_evaluation=for_evaluation)
         return Samples(inputs, targets)
 
     target_scale = target or TargetScale()
@@ -422,8 +427,8 @@ def scaled(dataset: Dataset, knots: Sequence[Knots | None], target: TargetScale 
     content = f"{dataset.fingerprint} {list(knots)} {target_scale} {shares}"
     return replace(
         dataset,
-        train=changed(dataset.train, exactly=False),
-        test=changed(dataset.test, exactly=True),  # metrics need targets that are not clipped
+        train=scaled_samples(dataset.train, for_evaluation=False),
+        test=scaled_samples(dataset.test, for_evaluation=True),
         unscaled=(),
         shares=shares,
         unit=target_scale.spread,

@@ -29,12 +29,14 @@ def _day(value: Any) -> Any:
 
 
 def _check_code(name: str) -> str:
+    """Return the user's own partition ``name``, or raise if it is not an import path."""
     if not is_code(name):
         raise ValueError(f"got {name!r}, expected a built-in partition, or your own as package.module:function or file.py:function")
     return name
 
 
 def _check_tokenizer(name: str) -> str:
+    """Return the tokenizer ``name``, or raise if it has no form that can be loaded. An empty name stands for the model's tokenizer."""
     if name and not is_pretrained(name):
         raise ValueError(f"got {name!r}, expected a tokenizer as hf:NAME or hf:FOLDER")
     return name
@@ -144,10 +146,10 @@ class DataConfig(BaseModel):
         pairs = {name: pair for name, pair in bounds.items() if isinstance(pair, list)}
         days = {name: [_day(value) for value in pair] for name, pair in pairs.items()}
         date_columns = [name for name, pair in pairs.items() if days[name] != pair]
-        known = given.get("dates", [])
-        if not date_columns or not isinstance(known, list):
+        named_dates = given.get("dates", [])
+        if not date_columns or not isinstance(named_dates, list):
             return given
-        return {**given, "bounds": bounds | days, "dates": [*known, *(name for name in date_columns if name not in known)]}
+        return {**given, "bounds": bounds | days, "dates": [*named_dates, *(name for name in date_columns if name not in named_dates)]}
 
     @field_validator("cut_points")
     @classmethod

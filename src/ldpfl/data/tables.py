@@ -30,12 +30,14 @@ if TYPE_CHECKING:
 SUFFIXES = (".csv", ".tsv", ".parquet")
 _SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".xlsb", ".ods")
 _NUMBER_WITH_COMMA = re.compile(r"(?:[<>≤≥]=?\s*|=[<>]\s*)?[+-]?\d+(,\d+)?([eE][+-]?\d+)?")
+"""A whole number, or one with a decimal comma, with a sign such as ``<`` before it if it is a limit."""
 _DELIMITERS = ",;\t|"
 
-_HEADER = "(is its first line a header?)"
+_HEADER_HINT = "(is its first line a header?)"
+"""End of a message that may not show the names of columns."""
 
 Column = NDArray[Any]
-"""(N,) float64 with NaN for an empty cell, or texts with "" for one."""
+"""Cells (N,) of a column: float64 with NaN for an empty cell, or texts with "" for an empty cell."""
 
 
 _BOOLEANS = {"true": 1.0, "false": 0.0}
@@ -79,11 +81,11 @@ class Table:
             DataError: the table has no such column.
         """
         if name not in self.columns and not self.names_shown:
-            raise DataError(f"the table has no column {shown(name)}, which {setting} names {_HEADER}")
+            raise DataError(f"the table has no column {shown(name)}, which {setting} names {_HEADER_HINT}")
         if name not in self.columns:
-            parts = list(map(str.strip, name.split(",")))
-            listed = ", ".join(json.dumps(part, ensure_ascii=False) for part in parts)
-            hint = f"for several columns give a list, --set '{setting}=[{listed}]'{if_several}" if self.columns.keys() >= set(parts) else ""
+            names = list(map(str.strip, name.split(",")))
+            listed = ", ".join(json.dumps(part, ensure_ascii=False) for part in names)
+            hint = f"for several columns give a list, --set '{setting}=[{listed}]'{if_several}" if self.columns.keys() >= set(names) else ""
             raise DataError(f"{setting} names no column {shown(name)}: {hint or did_you_mean(name, self.columns)}")
         return self.columns[name]
 
@@ -123,7 +125,7 @@ class Table:
             raise DataError(f"{self.where(int(present[0]))}: what stands in the column {name!r} is a number, and an ISO date is expected")
 
     def _number(self, name: str, row: int, text: str, kind: Kind, *, strict: bool) -> float:
-        """Return the number, or the day number, in one cell of the column ``name``; NaN if it is empty."""
+        """Return the number, or day number, in the cell ``text``; NaN if it is empty, or if it cannot be read and ``strict`` is false."""
         if self.is_absent(text):
             return np.nan
         if kind == "numbers" and (boolean := _BOOLEANS.get(text.strip().lower())) is not None:
@@ -135,11 +137,11 @@ class Table:
                 return np.nan
             expected = "number, as others there are" if kind == "numbers" else "ISO date (YEAR-MONTH-DAY), as others there are"
             raise DataError(f"{self.where(row)}: what stands in the column {name!r} is no {expected}; {self.remedy}") from None
-        if not np.isfinite(value) and not strict:
-            return np.nan
-        if not np.isfinite(value):
+        if np.isfinite(value):
+            return value
+        if strict:
             raise DataError(f"{self.where(row)}: what stands in the column {name!r} is infinite or NaN, and a finite number is expected")
-        return value
+        return np.nan
 
     def is_absent(self, text: str) -> bool:
         """Return whether the cell ``text`` means "no value"."""
@@ -175,6 +177,7 @@ class Table:
         return 2 * sum(len(text.split()) >= _WORDS_OF_A_TEXT for text in present) > len(present)
 
     def _present(self, column: Column) -> list[str]:
+        """Return the cells of a ``column`` of texts that have a value."""
         return [text for text in column if not self.is_absent(text)]
 
 
@@ -194,12 +197,12 @@ def read_table(path: Path, only: Collection[str] | None = None, *, names_shown: 
         DataError: there is no file, a file cannot be read, or the files have different columns. The message names the file and line.
     """
     files = _files(path)
-    parts = [(_parquet if file.suffix.lower() == ".parquet" else _csv)(file, only, names_shown) for file in files]
-    for file, part in zip(files[1:], parts[1:], strict=True):
-        if list(part.columns) != list(parts[0].columns):
-            difference = ", ".join(sorted(set(part.columns) ^ set(parts[0].columns))) or "in another order"
-            raise DataError(f"{file} and {files[0]} have different columns{f': {difference}' if names_shown else f' {_HEADER}'}")
-    table = parts[0] if len(parts) == 1 else _joined(parts)
+    tables = [(_parquet if file.suffix.lower() == ".parquet" else _csv)(file, only, names_shown) for file in files]
+    for file, other in zip(files[1:], tables[1:], strict=True):
+        if list(other.columns) != list(tables[0].columns):
+            difference = ", ".join(sorted(set(other.columns) ^ set(tables[0].columns))) or "in another order"
+            raise DataError(f"{file} and {files[0]} have different columns{f': {difference}' if names_shown else f' {_HEADER_HINT}'}")
+    table = tables[0] if len(tables) == 1 else _joined(tables)
     if not len(table):
         raise DataError(f"there is no row in {path}, only columns")
     return table
@@ -219,15 +222,15 @@ def _files(path: Path) -> list[Path]:
             "(pandas.read_excel)"
         )
     if not path.is_file():
-        beside = [file.name for file in path.parent.glob("*") if file.suffix in SUFFIXES] if path.parent.is_dir() else []
-        raise DataError(f"there is no file {path}" + (f": {did_you_mean(path.name, beside)}" if beside else ""))
+        similar_files = [file.name for file in path.parent.glob("*") if file.suffix in SUFFIXES] if path.parent.is_dir() else []
+        raise DataError(f"there is no file {path}" + (f": {did_you_mean(path.name, similar_files)}" if similar_files else ""))
     if path.suffix.lower() not in SUFFIXES:
         raise DataError(f"{path} is no table that can be read: expected {', '.join(SUFFIXES)}")
     return [path]
 
 
 def _csv(path: Path, only: Collection[str] | None, names_shown: bool) -> Table:
-    """Read one CSV file. The delimiter is the one that occurs most often in its first line."""
+    """Read one CSV file; see :func:`read_table`. The delimiter is the one that occurs most often in its first line."""
     try:
         data = path.read_bytes()
         text = data.decode("utf-8-sig", errors="strict" if only is None else "replace")
@@ -239,8 +242,8 @@ def _csv(path: Path, only: Collection[str] | None, names_shown: bool) -> Table:
     if "\0" in text and only is None:
         raise DataError(f"{path} is no CSV file: it holds bytes of zero")
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # a cell may be as long as the file
-    first = text.lstrip("\r\n").partition("\n")[0].partition("\r")[0]  # lines of old systems end in a carriage return alone
-    delimiter = max(_DELIMITERS, key=first.count)
+    first_line = text.lstrip("\r\n").partition("\n")[0].partition("\r")[0]  # lines of old systems end in a carriage return alone
+    delimiter = max(_DELIMITERS, key=first_line.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     header, cells, lines = _rows(path, reader, names_shown, strict=only is None)
     columns = {name: np.array([row[place] for row in cells], dtype=object) for place, name in enumerate(header)}
@@ -266,7 +269,7 @@ def _with_decimal_points(column: Column, *, always: bool) -> Column:
 
 
 def _rows(path: Path, reader: Any, names_shown: bool, *, strict: bool) -> tuple[list[str], list[list[str]], list[int]]:
-    """Return the header, the rows, and the number of each row's last line.
+    """Return the header, the cells of each row, and the number of each row's last line.
 
     Args:
         strict: whether a row with another number of cells than the header is an error; else all its cells become empty.
@@ -296,22 +299,23 @@ def _rows(path: Path, reader: Any, names_shown: bool, *, strict: bool) -> tuple[
 
 
 def _check_header(path: Path, header: Sequence[str], names_shown: bool) -> None:
-    """Raise a :class:`DataError` if a column has no name, or two columns have the same name."""
+    """Raise a :class:`DataError` if a column has no name, or two have the same, which the message shows only if ``names_shown``."""
     if "" in header:
         remedy = "name it, or leave it out: pandas writes such a column of row numbers unless told to_csv(index=False)"
         raise DataError(f"{path}: the {header.index('') + 1}. column has no name; {remedy}")
     duplicates = [name for name, times in Counter(header).items() if times > 1]
     if duplicates:
-        raise DataError(
-            f"{path}: two columns are called {repr(duplicates[0]) if names_shown else f'the same {_HEADER}'}: rename one, or leave it out"
-        )
+        name = repr(duplicates[0]) if names_shown else f"the same {_HEADER_HINT}"
+        raise DataError(f"{path}: two columns are called {name}: rename one, or leave it out")
 
 
 def _line_of(path: Path, lines: NDArray[np.int64], row: int) -> str:
+    """Return the place of a ``row`` of a CSV file, for messages. ``lines`` (N,) holds the line of each row."""
     return f"{path}, line {lines[row]}"
 
 
 def _parquet(path: Path, only: Collection[str] | None, names_shown: bool) -> Table:
+    """Read one Parquet file; see :func:`read_table`."""
     from ldpfl.data.parquet import read_parquet  # slow to import
 
     try:
@@ -324,6 +328,7 @@ def _parquet(path: Path, only: Collection[str] | None, names_shown: bool) -> Tab
 
 
 def _row_of(origin: str, row: int) -> str:
+    """Return the place of a ``row``, counted from 1, in the file or data frame ``origin``, for messages."""
     return f"{origin}, row {row + 1}"
 
 
@@ -368,7 +373,7 @@ def _table_of_frame(
 
 
 def _column_of_series(series: Any, label: str, where: Callable[[int], str], *, strict: bool) -> Column:
-    """Return a pandas series as a column. Messages call it ``label``."""
+    """Return a pandas series as a column; see :func:`_table_of_frame`. Messages call it ``label``."""
     from pandas.api import types
 
     if types.is_bool_dtype(series) or types.is_numeric_dtype(series):
@@ -385,14 +390,14 @@ def _column_of_series(series: Any, label: str, where: Callable[[int], str], *, s
 
 
 def _texts(series: Any, label: str, where: Callable[[int], str], *, strict: bool) -> Iterator[str]:
-    """Yield the cells of a pandas series as text, "" for a missing value."""
-    values, absent = series.to_numpy(dtype=object), series.isna().to_numpy()
-    for row, (value, missing) in enumerate(zip(values, absent, strict=True)):
-        known = isinstance(value, str | int | float | bool | np.bool_ | np.integer | np.floating | Decimal | date)
-        if not missing and not known and strict:
+    """Yield the cells of a pandas series as text: "" for a missing value, and for one of an unsupported type unless ``strict``."""
+    values, is_missing = series.to_numpy(dtype=object), series.isna().to_numpy()
+    for row, (value, missing) in enumerate(zip(values, is_missing, strict=True)):
+        supported = isinstance(value, str | int | float | bool | np.bool_ | np.integer | np.floating | Decimal | date)
+        if not missing and not supported and strict:
             kind = type(value).__name__
             raise DataError(f"{where(row)}: {label} holds values of the type {kind}: turn them into numbers or words")
-        yield "" if missing or not known else as_text(value)
+        yield "" if missing or not supported else as_text(value)
 
 
 def as_text(value: Any) -> str:
@@ -412,11 +417,11 @@ def as_text(value: Any) -> str:
 
 def _joined(parts: Sequence[Table]) -> Table:
     """Return the rows of all ``parts`` as one table. Error messages still name each row's own file."""
-    stops = np.cumsum([len(part) for part in parts])
+    ends = np.cumsum([len(part) for part in parts])
 
     def where(row: int) -> str:
-        place = int(np.searchsorted(stops, row, side="right"))
-        return parts[place].where(row - int(stops[place - 1]) if place else row)
+        index = int(np.searchsorted(ends, row, side="right"))  # of the part that holds the row
+        return parts[index].where(row - int(ends[index - 1]) if index else row)
 
     columns = {name: _concatenated([part.columns[name] for part in parts]) for name in parts[0].columns}
     digest = hashlib.sha256("".join(part.digest for part in parts).encode()).hexdigest()
@@ -424,10 +429,8 @@ def _joined(parts: Sequence[Table]) -> Table:
 
 
 def _concatenated(columns: Sequence[Column]) -> Column:
+    """Return the cells of ``columns``, one after another: as numbers if all columns hold numbers, and else as texts."""
     if len({column.dtype for column in columns}) == 1:
         return np.concatenate(columns)
-    return np.concatenate([column if column.dtype == object else _as_texts(column) for column in columns])
-
-
-def _as_texts(numbers: Column) -> Column:
-    return np.array(["" if np.isnan(value) else as_text(value) for value in numbers], dtype=object)
+    cells = (cell for column in columns for cell in column)
+    return np.array([cell if isinstance(cell, str) else "" if np.isnan(cell) else as_text(cell) for cell in cells], dtype=object)

@@ -28,11 +28,12 @@ _MAX_NUMERIC_CLASSES = 20
 INTERVALS = 8
 """Default number of intervals of a time to an event, if ``data.cut_points`` is not set."""
 
-_LARGEST = float(np.finfo(np.float32).max)
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+"""Larger targets are clipped to it: none becomes infinite."""
 
 
-class Told(NamedTuple):
-    """The targets of each table, the number of model outputs, the assumptions of the guarantee, and the names of classes."""
+class ReadTargets(NamedTuple):
+    """The targets of each table's rows, the number of outputs of a model for them, notes on the guarantee, and the classes' names."""
 
     values: list[Tensor]
     outputs: int
@@ -40,7 +41,7 @@ class Told(NamedTuple):
     classes: tuple[str, ...] = ()
 
 
-def targets_of(tables: Sequence[Table], config: DataConfig, targets: Targets) -> Told:
+def targets_of(tables: Sequence[Table], config: DataConfig, targets: Targets) -> ReadTargets:
     """Return the targets of each row of ``tables``, which share one list of classes.
 
     Raises:
@@ -58,18 +59,18 @@ def targets_of(tables: Sequence[Table], config: DataConfig, targets: Targets) ->
     if targets == "classes" and len(names) < 2:
         raise ConfigError(
             f"a task of several labels needs two columns or more in data.target, which names {names[0]!r} alone: "
-            f"{_as_list(names[0], 'OTHER')}; for one label, take classification"
+            f"{_list_advice(names[0], 'OTHER')}; for one label, take classification"
         )
     if targets == "tokens":
-        return Told([_token_targets(table, config) for table in tables], BYTES)
+        return ReadTargets([_token_targets(table, config) for table in tables], BYTES)
     if targets == "number":
-        return Told([_number_targets(table, names[0]) for table in tables], 1)
+        return ReadTargets([_number_targets(table, names[0]) for table in tables], 1)
     if targets == "count":
-        return Told([_count_targets(table, names[0]) for table in tables], 1)
+        return ReadTargets([_count_targets(table, names[0]) for table in tables], 1)
     if targets == "classes":
-        return Told([torch.stack([_label_targets(table, name) for name in names], dim=1) for table in tables], len(names))
-    told = _class_targets(tables, names[0], config)
-    return _ordered(told, names[0], config) if targets == "ordered" else told
+        return ReadTargets([torch.stack([_label_targets(table, name) for name in names], dim=1) for table in tables], len(names))
+    class_targets = _class_targets(tables, names[0], config)
+    return _as_ordered(class_targets, names[0], config) if targets == "ordered" else class_targets
 
 
 _TASK_OF_SEVERAL = (
@@ -77,38 +78,39 @@ _TASK_OF_SEVERAL = (
 )
 
 
-def _ordered(told: Told, name: str, config: DataConfig) -> Told:
-    """Return the targets ``told`` as ordered classes, with one output for each threshold between two neighbouring classes.
+def _as_ordered(class_targets: ReadTargets, name: str, config: DataConfig) -> ReadTargets:
+    """Return ``class_targets`` as ordered classes, with one output for each threshold between two neighbouring classes.
 
     Raises:
         ConfigError: the classes are not numbers, and the settings do not give their order.
     """
-    if not config.classes and any(not _natural(word)[0] == 0 for word in told.classes):
+    are_numbers = all(_natural_key(word)[0] == 0 for word in class_targets.classes)
+    if not (config.classes or are_numbers):
         raise ConfigError(f"the order of the classes of {name!r} is unknown: list them in data.classes, from the lowest on")
-    return told._replace(outputs=told.outputs - 1)
+    return class_targets._replace(outputs=class_targets.outputs - 1)
 
 
-def _survival_targets(tables: Sequence[Table], names: Sequence[str], config: DataConfig) -> Told:
-    """Return the time and the event (N, 2) of each row, with one output for each interval."""
+def _survival_targets(tables: Sequence[Table], names: Sequence[str], config: DataConfig) -> ReadTargets:
+    """Return the time and the event (N, 2) of each row, from the two columns ``names``, with one output for each interval."""
     if len(names) != 2:
         given = f"{len(names)} columns" if len(names) > 1 else f"{names[0]!r} alone"
         raise ConfigError(
             "survival needs two columns in data.target: the time, and then whether the event occurred at that time (1) or not (0). "
-            f"It names {given}: {_as_list(names[0] if len(names) == 1 else 'TIME', 'EVENT')}"
+            f"It names {given}: {_list_advice(names[0] if len(names) == 1 else 'TIME', 'EVENT')}"
         )
     time, event = names
     for table in tables:
         if table.is_numeric(time) and _is_event(table, time) and not _is_event(table, event):
             raise ConfigError(
                 f"data.target names {time!r} as the time, which holds 0 and 1 alone, and {event!r} as the event, which does not: name "
-                f"the time first, {_as_list(event, time)}"
+                f"the time first, {_list_advice(event, time)}"
             )
     values = [torch.stack([_count_targets(table, names[0]), _label_targets(table, names[1])], dim=1) for table in tables]
-    return Told(values, len(config.cut_points) or INTERVALS)
+    return ReadTargets(values, len(config.cut_points) or INTERVALS)
 
 
-def _as_list(*names: str) -> str:
-    """Return how several target columns are given."""
+def _list_advice(*names: str) -> str:
+    """Return the advice to give the target columns ``names`` as a list, for a message."""
     return f"give them as a list, --set 'data.target={json.dumps(names, ensure_ascii=False)}' (or target=[...] from Python)"
 
 
@@ -119,56 +121,62 @@ def _is_event(table: Table, name: str) -> bool:
 
 
 def _count_targets(table: Table, name: str) -> Tensor:
+    """Return the counts, or times, in the column ``name`` (N,). A negative one raises a :class:`DataError`."""
     values = _number_targets(table, name)
-    below = np.flatnonzero(values.numpy() < 0)
-    if below.size:
-        raise DataError(f"{_places(table, below)}: the target {name!r} is below 0, and this task expects 0 or more: correct the row")
+    negative = np.flatnonzero(values.numpy() < 0)
+    if negative.size:
+        where = _listed_rows(table, negative)
+        raise DataError(f"{where}: the target {name!r} is below 0, and this task expects 0 or more: correct the row")
     return values
 
 
 def _number_targets(table: Table, name: str) -> Tensor:
+    """Return the numbers in the column ``name`` (N,). Any other cell raises a :class:`DataError`."""
     _check_numeric(table, name, "a number", "to tell words apart, set task.name to 'classification' (--task classification)")
     values = table.numbers(name)
     _check_none_missing(table, name, np.isnan(values), "leave such rows out")
-    return torch.from_numpy(np.clip(values, -_LARGEST, _LARGEST).astype(np.float32))
+    return torch.from_numpy(np.clip(values, -_LARGEST_FLOAT32, _LARGEST_FLOAT32).astype(np.float32))
 
 
 def _label_targets(table: Table, name: str) -> Tensor:
+    """Return the labels, or events, in the column ``name`` (N,). A cell that is not 0 or 1 raises a :class:`DataError`."""
     _check_numeric(table, name, "0 or 1", "write 1 where the label holds, or the event occurred, and else 0")
     values = table.numbers(name)
-    wrong = np.flatnonzero((values != 0) & (values != 1))
-    if wrong.size:
-        raise DataError(f"{_places(table, wrong)}: the label in the column {name!r} must be 0 or 1")
+    wrong_rows = np.flatnonzero((values != 0) & (values != 1))
+    if wrong_rows.size:
+        raise DataError(f"{_listed_rows(table, wrong_rows)}: the label in the column {name!r} must be 0 or 1")
     return torch.from_numpy(values.astype(np.float32))
 
 
 def _check_numeric(table: Table, name: str, expected: str, remedy: str) -> None:
     """Raise a :class:`DataError` if the target ``name`` does not hold numbers.
 
-    A column of words gets a message of its own. Otherwise its first word would be reported as a typing error among numbers.
+    A column of words gets a message of its own, with ``expected`` and ``remedy``. Otherwise its first word would be reported as a typing
+    error among numbers.
     """
     column = table.columns[name]
     cells = [] if column.dtype == np.float64 else [text for text in column if not table.is_absent(text)]
     if 2 * sum(reads(READERS["numbers"], text) for text in cells) < len(cells):
         raise DataError(f"the target {name!r} holds words, and this task expects {expected} in each row: {remedy}")
-    _check_no_stray(table, name, READERS["numbers"], "correct the row, or leave it out")
+    _check_only_numbers(table, name, READERS["numbers"], "correct the row, or leave it out")
 
 
-def _check_no_stray(table: Table, name: str, reader: Callable[[str], float], remedy: str) -> None:
+def _check_only_numbers(table: Table, name: str, reader: Callable[[str], float], remedy: str) -> None:
     """Raise a :class:`DataError` if a cell of a column of numbers is not a number. It names the rows, and no cell: cells are private."""
     column = table.columns[name]
     if column.dtype == np.float64:
         return
-    stray = np.flatnonzero([not (table.is_absent(text) or reads(reader, text)) for text in column])
-    if stray.size:
-        raise DataError(f"{_places(table, stray)}: what stands in the target {name!r} is no number, as others there are: {remedy}")
+    other_rows = np.flatnonzero([not (table.is_absent(text) or reads(reader, text)) for text in column])
+    if other_rows.size:
+        where = _listed_rows(table, other_rows)
+        raise DataError(f"{where}: what stands in the target {name!r} is no number, as others there are: {remedy}")
 
 
-def _places(table: Table, rows: NDArray[np.int64]) -> str:
-    """Return the places of the first few ``rows``, and the number of the others, for a message."""
-    first, *others = (table.where(int(row)) for row in rows[:_MAX_NAMED])
+def _listed_rows(table: Table, rows: NDArray[np.int64]) -> str:
+    """Return the places of the first few ``rows``, such as "a.csv, line 2, line 7", and how many others there are, for a message."""
+    first, *further = (table.where(int(row)) for row in rows[:_MAX_NAMED])
     file = first.rpartition(", ")[0]
-    listed = ", ".join([first, *(place.removeprefix(f"{file}, ") for place in others)])
+    listed = ", ".join([first, *(place.removeprefix(f"{file}, ") for place in further)])
     return f"{listed} and {counted(len(rows) - _MAX_NAMED, 'other')}" if len(rows) > _MAX_NAMED else listed
 
 
@@ -176,47 +184,49 @@ _MAX_NAMED = 5
 """Maximum number of rows that a message names."""
 
 
-def _class_targets(tables: Sequence[Table], name: str, config: DataConfig) -> Told:
+def _class_targets(tables: Sequence[Table], name: str, config: DataConfig) -> ReadTargets:
+    """Return the number of each row's class (N,), in the order of ``data.classes`` or else of the classes in the first table."""
     numeric = all(table.is_numeric(name) for table in tables) and not config.classes
     for table in tables if numeric else ():
-        _check_no_stray(table, name, float, "correct the row, leave it out, or name all classes, --set 'data.classes=[\"0\", ...]'")
+        _check_only_numbers(table, name, float, "correct the row, leave it out, or name all classes, --set 'data.classes=[\"0\", ...]'")
     words = [words_of(table, name, numeric=numeric, values=config.classes) for table in tables]
     for table, table_words in zip(tables, words, strict=True):
         remedy = "leave such rows out; or, if the word is a class, name all classes, --set 'data.classes=[\"none\", ...]'"
         _check_none_missing(table, name, np.array([not word for word in table_words]), remedy)
-    known = list(config.classes) or _found_classes(tables[0], name, words[0])
-    numbers = {word: place for place, word in enumerate(known)}
+    classes = list(config.classes) or _classes_in(tables[0], name, words[0])
+    numbers = {word: number for number, word in enumerate(classes)}
     targets = []
     for table, table_words in zip(tables, words, strict=True):
         for row, word in enumerate(table_words):
             if word not in numbers:
-                expected = f"data.classes, which are {', '.join(known[:10])}" if config.classes else "those of the rows that are trained on"
+                listed = f"data.classes, which are {', '.join(classes[:10])}"
+                expected = listed if config.classes else "those of the rows that are trained on"
                 raise DataError(f"{table.where(row)}: the class in the column {name!r} is not among {expected}")
         targets.append(torch.tensor([numbers[word] for word in table_words]))
-    notes = () if config.classes else (_CLASSES_SEEN.format(name=name, some=", ".join(known[:5])),)
-    return Told(targets, len(known), notes, tuple(known))
+    notes = () if config.classes else (_NOTE_ON_CLASSES.format(name=name, some=", ".join(classes[:5])),)
+    return ReadTargets(targets, len(classes), notes, tuple(classes))
 
 
-_CLASSES_SEEN = (
+_NOTE_ON_CLASSES = (
     "the classes of {name!r} ({some}) were taken from the data, as if they were public: "
     "where it is a secret that one occurs, name them in data.classes"
 )
 
 
-def _found_classes(table: Table, name: str, words: Sequence[str]) -> list[str]:
+def _classes_in(table: Table, name: str, words: Sequence[str]) -> list[str]:
     """Return the distinct ``words`` of the target ``name`` in natural order, or raise if they are not plausible as classes."""
-    known = sorted(set(words), key=_natural)
-    if len(known) > MOST_CLASSES or (len(known) > _MAX_NUMERIC_CLASSES and table.is_numeric(name)):
+    classes = sorted(set(words), key=_natural_key)
+    if len(classes) > MOST_CLASSES or (len(classes) > _MAX_NUMERIC_CLASSES and table.is_numeric(name)):
         raise DataError(
-            f"the target {name!r} has {len(known):,} different values: to estimate a number, set task.name to 'regression' "
+            f"the target {name!r} has {len(classes):,} different values: to estimate a number, set task.name to 'regression' "
             "(--task regression)"
         )
-    if len(known) == 1:
+    if len(classes) == 1:
         raise DataError(f"the target {name!r} is the same in every row: there is nothing to tell apart")
-    return known
+    return classes
 
 
-def _natural(word: str) -> tuple[int, float, str]:
+def _natural_key(word: str) -> tuple[int, float, str]:
     """Return a sort key that puts numbers in numeric order, before words."""
     try:
         return 0, float(word), word
@@ -225,14 +235,16 @@ def _natural(word: str) -> tuple[int, float, str]:
 
 
 def _check_none_missing(table: Table, name: str, absent: NDArray[np.bool_], remedy: str) -> None:
+    """Raise a :class:`DataError` if a row has no target, which the mask ``absent`` (N,) marks."""
     if absent.any():
-        where = _places(table, np.flatnonzero(absent))
+        where = _listed_rows(table, np.flatnonzero(absent))
         none = "an empty cell, or a word that stands for none, such as NA or None"
         raise DataError(f"{where}: the target {name!r} has no value ({none}): {remedy}")
 
 
 def _token_targets(table: Table, config: DataConfig) -> Tensor:
+    """Return the next byte at each position of each text as a token (N, length), and ``NO_TOKEN`` after the end."""
     if not config.text:
         raise ConfigError("a language model is trained on texts: name their column in data.text")
-    following = bytes_of(table.column(config.text, "data.text"), config.length)[:, 1:]
-    return torch.where(following == 0, NO_TOKEN, following)
+    next_bytes = bytes_of(table.column(config.text, "data.text"), config.length)[:, 1:]
+    return torch.where(next_bytes == 0, NO_TOKEN, next_bytes)

@@ -17,8 +17,8 @@ from ldpfl.errors import ConfigError, DataError, first_line
 from ldpfl.tasks import NO_TOKEN
 from ldpfl.util.user_code import PRETRAINED, library
 
-_LONG_TOKEN = 100
-"""Characters of a text that are read for each token that is kept. Without a limit, the time taken would tell of one long text."""
+_MAX_CHARACTERS_PER_TOKEN = 100
+"""Characters of a text that are read for each token that is kept. Without a limit, the run time would reveal one long text."""
 
 
 def tokens_of(texts: Sequence[str], tokenizer: str, length: int) -> dict[str, Tensor]:
@@ -27,11 +27,11 @@ def tokens_of(texts: Sequence[str], tokenizer: str, length: int) -> dict[str, Te
     Raises:
         ConfigError: the tokenizer cannot be loaded, or has no token for padding.
     """
-    cut = [str(text)[: _LONG_TOKEN * length] for text in texts]
-    found = _tokenizer(tokenizer)(
-        cut, padding="max_length", truncation=True, max_length=length, return_tensors="pt", return_attention_mask=True
+    shortened = [str(text)[: _MAX_CHARACTERS_PER_TOKEN * length] for text in texts]
+    encoded = _tokenizer(tokenizer)(
+        shortened, padding="max_length", truncation=True, max_length=length, return_tensors="pt", return_attention_mask=True
     )
-    return {TOKENS: found[TOKENS], MASK: found[MASK]}
+    return {TOKENS: encoded[TOKENS], MASK: encoded[MASK]}
 
 
 def vocabulary_of(tokenizer: str) -> int:
@@ -75,32 +75,31 @@ def padding_of(tokenizer: str) -> int:
     return int(_tokenizer(tokenizer).pad_token_id)
 
 
-_FILES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken")
+_VOCABULARY_FILES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken")
 """Patterns of files that hold a tokenizer's vocabulary."""
 
 
 @lru_cache(maxsize=2)
 def _tokenizer(name: str) -> Any:
-    """Load the tokenizer ``name``, with a padding token on the right."""
-    place = name.removeprefix(PRETRAINED)
-    folder = Path(place)
-    if folder.is_dir() and not any(
-        path.match(pattern) for path in folder.iterdir() for pattern in _FILES
-    ):  # else its vocabulary would be empty
+    """Load the tokenizer ``name``, set to pad short texts on the right, or raise as :func:`tokens_of`."""
+    folder_or_hub_name = name.removeprefix(PRETRAINED)
+    folder = Path(folder_or_hub_name)
+    # Without this check, transformers would return a tokenizer with an empty vocabulary.
+    if folder.is_dir() and not any(path.match(pattern) for path in folder.iterdir() for pattern in _VOCABULARY_FILES):
         raise ConfigError(f"{folder} holds no tokenizer: save that of the model there by tokenizer.save_pretrained(folder)")
     try:
         read = library("transformers").AutoTokenizer.from_pretrained
-        found = read(place, local_files_only=folder.is_dir(), trust_remote_code=False)
+        tokenizer = read(folder_or_hub_name, local_files_only=folder.is_dir(), trust_remote_code=False)
     except ConfigError:
         raise
-    except Exception as error:  # of a library, on files that may hold anything
+    except Exception as error:  # the library raises many kinds
         raise ConfigError(f"tokenizer {name!r} cannot be loaded: {type(error).__name__}: {first_line(error)}") from error
-    if found.pad_token is None:
-        if found.eos_token is None:
+    if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
             raise ConfigError(f"tokenizer {name!r} has neither a pad_token nor an eos_token: set one, and save it again")
-        found.pad_token = found.eos_token  # the mask distinguishes padding from a real end of text
-    found.padding_side = "right"
-    return found
+        tokenizer.pad_token = tokenizer.eos_token  # the mask distinguishes padding from a real end of text
+    tokenizer.padding_side = "right"
+    return tokenizer
 
 
 def following(inputs: Inputs) -> Tensor:
@@ -112,7 +111,7 @@ def following(inputs: Inputs) -> Tensor:
     tokens = inputs if isinstance(inputs, Tensor) else inputs.get(TOKENS, torch.empty(0))
     if tokens.dim() != 2 or tokens.is_floating_point():
         raise DataError(f"a language model is trained on tokens (N, T), whole numbers, alone or as {TOKENS!r} of a dict: give targets too")
-    there = torch.ones_like(tokens, dtype=torch.bool) if isinstance(inputs, Tensor) or MASK not in inputs else inputs[MASK].bool()
-    found = torch.full_like(tokens, NO_TOKEN, dtype=torch.int64)
-    found[:, :-1] = torch.where(there[:, 1:] & there[:, :-1], tokens[:, 1:].long(), NO_TOKEN)
-    return found
+    is_token = torch.ones_like(tokens, dtype=torch.bool) if isinstance(inputs, Tensor) or MASK not in inputs else inputs[MASK].bool()
+    next_tokens = torch.full_like(tokens, NO_TOKEN, dtype=torch.int64)
+    next_tokens[:, :-1] = torch.where(is_token[:, 1:] & is_token[:, :-1], tokens[:, 1:].long(), NO_TOKEN)
+    return next_tokens

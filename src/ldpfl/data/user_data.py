@@ -54,13 +54,16 @@ def load_brought(config: DataConfig, targets: Targets, given: object = None) -> 
 
 
 @lru_cache(maxsize=2)
-def _from_files(text: str, targets: Targets, paths: tuple[Path, ...], stamps: tuple[object, ...]) -> Dataset:
-    """Read tables and encode them. The result is cached, since a run reads its data twice: for its checks and for training."""
-    config = DataConfig.model_validate_json(text)
+def _from_files(config_json: str, targets: Targets, paths: tuple[Path, ...], stamps: tuple[object, ...]) -> Dataset:
+    """Read and encode the files at ``paths``, of which a second one holds test data.
+
+    A run reads its data twice, for its checks and for training. ``stamps`` only serve the cache: changed files are read again.
+    """
+    config = DataConfig.model_validate_json(config_json)
     if holds_images(paths[0]):
         return _as_dataset(fetched(config), config, targets)
     tables = [read_table(path) for path in paths]
-    return _of_tables(paths[0].stem, tables[0], tables[1] if len(tables) > 1 else None, config, targets)
+    return _dataset_of_tables(paths[0].stem, tables[0], tables[1] if len(tables) > 1 else None, config, targets)
 
 
 def _stamp(path: Path) -> object:
@@ -69,11 +72,11 @@ def _stamp(path: Path) -> object:
     try:
         return tuple((str(file), state.st_mtime_ns, state.st_size) for file in files if (state := file.stat()))
     except OSError:
-        return ()
+        return ()  # reading the file raises the error with its message
 
 
 def _as_dataset(given: object, config: DataConfig, targets: Targets) -> Dataset:
-    """Turn any supported form of data into a data set.
+    """Turn ``given``, data in any form that :func:`load_brought` supports, into a data set.
 
     Raises:
         ConfigError: the form is not supported, or a setting does not apply to it.
@@ -88,7 +91,7 @@ def _as_dataset(given: object, config: DataConfig, targets: Targets) -> Dataset:
             raise ConfigError("the rows to measure on are there already: leave data.test_path out")
         named = ("the train rows", "the test rows") if len(given) > 1 else ("the data frame",)
         train, *test = (table_of(part, name) for part, name in zip(given, named, strict=True))
-        return _of_tables(config.name, train, test[0] if test else _given_test(config), config, targets)
+        return _dataset_of_tables(config.name, train, test[0] if test else _test_table(config), config, targets)
     if isinstance(given, Pictures):
         if targets != "class":
             raise ConfigError("images of a folder or the hub have one class each: leave task.name at 'classification'")
@@ -106,24 +109,25 @@ def _as_dataset(given: object, config: DataConfig, targets: Targets) -> Dataset:
     if targets == "tokens" and _are_tokens(given):
         given = (given, None)
     if isinstance(given, Sequence) and not isinstance(given, str | bytes) and len(given) == 2:
-        inputs, told = given
+        given_inputs, given_targets = given
         _check_unused(config, "a pair of inputs and targets", unused_settings)
-        own = (
-            {name: _numbers(part, "inputs") for name, part in inputs.items()} if isinstance(inputs, Mapping) else _numbers(inputs, "inputs")
-        )
-        return _dataset_of_tensors(own, following(own) if told is None and targets == "tokens" else _numbers(told, "targets"), targets)
+        is_named = isinstance(given_inputs, Mapping)
+        named_inputs = {name: _numbers(part, "inputs") for name, part in (given_inputs if is_named else {"": given_inputs}).items()}
+        inputs: Inputs = named_inputs if is_named else named_inputs[""]
+        are_next_tokens = given_targets is None and targets == "tokens"
+        return _dataset_of_tensors(inputs, following(inputs) if are_next_tokens else _numbers(given_targets, "targets"), targets)
     raise ConfigError(
         f"data are {_kind_of(given)}, which cannot be used: give a file, a folder, a pandas data frame, a pair (inputs, targets), "
         f"a PyTorch data set of such pairs, or an ldpfl.data.Dataset{_conversion_hint(given)}"
     )
 
 
-def _of_tables(name: str, train: Table, test: Table | None, config: DataConfig, targets: Targets) -> Dataset:
-    """Return the data set of a user's own tables, with the columns that give the target away."""
-    found = dataset_of(name, train, test, config, targets)
-    if found.encoder is None:
-        return found
-    return replace(found, leaks=leaks_in(train.with_missing(config.missing_words), found.encoder.data, targets))
+def _dataset_of_tables(name: str, train: Table, test: Table | None, config: DataConfig, targets: Targets) -> Dataset:
+    """Return the data set of a user's own tables, with the columns that give the target away as its ``leaks``."""
+    dataset = dataset_of(name, train, test, config, targets)
+    if dataset.encoder is None:  # texts for a language model
+        return dataset
+    return replace(dataset, leaks=leaks_in(train.with_missing(config.missing_words), dataset.encoder.data, targets))
 
 
 def _are_tokens(given: object) -> bool:
@@ -139,19 +143,20 @@ def tensor_of(values: object, what: str) -> Tensor:
     Raises:
         DataError: the values are not numbers of one shape, or hold NaN or infinity.
     """
-    found = _numbers(values, what)
-    if found.dim() < 2 or not len(found):
+    numbers = _numbers(values, what)
+    if numbers.dim() < 2 or not len(numbers):
         raise DataError(
-            f"{what} have the shape {tuple(found.shape)}: give samples along the first axis, one at least, each with its values"
+            f"{what} have the shape {tuple(numbers.shape)}: give samples along the first axis, one at least, each with its values"
         )
-    return _typed(found)
+    return _typed(numbers)
 
 
 def _kind_of(given: object) -> str:
     """Describe the type and length of ``given`` for a message, without its content, which is private."""
-    kind, of = type(given), f" of {len(given):,}" if isinstance(given, Sequence | Mapping) else ""
+    kind = type(given)
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__.partition('.')[0]} {kind.__name__}"
-    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}{of}"
+    length = f" of {len(given):,}" if isinstance(given, Sequence | Mapping) else ""
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}{length}"
 
 
 def _conversion_hint(given: object) -> str:
@@ -177,32 +182,35 @@ def _is_sorted_by_class(given: Any) -> bool:
 
 
 def _numbers(values: object, what: str) -> Tensor:
-    """Return ``values``, which may be a tensor, an array, a list, or a data frame's columns, as a tensor of numbers."""
+    """Return ``values``, a tensor, an array, a list, or columns of a frame, as a tensor of real numbers. Messages call them ``what``."""
     if isinstance(values, Tensor) and (problem := not_dense(values)):
         raise DataError(f"{what} are {problem}")
     try:
-        found = torch.as_tensor(values if isinstance(values, Tensor) else np.require(np.asarray(values), requirements="W"))
+        # PyTorch warns of read-only arrays, so these are copied.
+        numbers = torch.as_tensor(values if isinstance(values, Tensor) else np.require(np.asarray(values), requirements="W"))
     except (TypeError, ValueError, RuntimeError):
         advice = "words and gaps are for a data frame with data.target, and samples of several tensors for a dict of them"
         raise DataError(f"{what} are no numbers of one shape ({_kind_of(values)}): {advice}") from None
-    if found.dim() == 0 or found.is_complex():
-        raise DataError(f"{what} are {'complex' if found.is_complex() else 'one number'}: give a real number or more for each sample")
-    return found
+    if numbers.dim() == 0 or numbers.is_complex():
+        raise DataError(f"{what} are {'complex' if numbers.is_complex() else 'one number'}: give a real number or more for each sample")
+    return numbers
 
 
 _TABLE_SETTINGS = ("person", "columns", "bounds", "numbers", "words", "categories", "missing", "text")
 _FILE_SETTINGS = ("target", "client", "classes", "test_path")
+"""Settings that only tables use; and further settings that data passed as tensors do not use either."""
 
 
 def _check_unused(config: DataConfig, what: str, names: Sequence[str]) -> None:
-    """Raise a :class:`ConfigError` if one of the settings ``names`` is set. It would have no effect on data of this kind."""
-    plain = DataConfig()
-    unused = [f"data.{name}" for name in names if getattr(config, name) != getattr(plain, name)]
+    """Raise a :class:`ConfigError` if one of the settings ``names`` is set. It would have no effect on data of the kind ``what``."""
+    defaults = DataConfig()
+    unused = [f"data.{name}" for name in names if getattr(config, name) != getattr(defaults, name)]
     if unused:
         raise ConfigError(f"{', '.join(unused)} says nothing of {what}, and would have no effect: leave that out")
 
 
 def _dataset_of_images(given: Pictures, config: DataConfig) -> Dataset:
+    """Return the data set of a user's own images. Without test images, about a fifth of the images become test images."""
     name = Path(config.path).name if config.path else config.name
     notes = () if config.classes else (_class_note(given.classes),)
     parts, train = list(given.parts), given.parts[0]
@@ -210,29 +218,30 @@ def _dataset_of_images(given: Pictures, config: DataConfig) -> Dataset:
     if len(parts) == 1:
         is_test = held_out(len(train), TEST_SHARE) if given.identities is None else held_out_by_name(given.identities)
         parts = [train.take(torch.from_numpy(~is_test)), train.take(torch.from_numpy(is_test))]
-    found = replace(_split(name, parts, notes, outputs=len(given.classes) or None), classes=given.classes)
+    dataset = replace(_split(name, parts, notes, outputs=len(given.classes) or None), classes=given.classes)
     owners = Owners() if given.owners is None else _owners_of_images(given.owners, is_test)
-    return replace(found, **owners._asdict(), identities=None if given.identities is None else given.identities[~is_test])
+    return replace(dataset, **owners._asdict(), identities=None if given.identities is None else given.identities[~is_test])
 
 
 def _owners_of_images(names: Sequence[str], is_test: NDArray[np.bool_]) -> Owners:
-    """Return the client of each image from the ``names`` of train images' clients. A separate test split has no clients."""
-    kept, held = ([names[int(place)] for place in np.flatnonzero(own)] for own in (~is_test, is_test))
-    return owners_of(kept, held or None)
+    """Return the client of each image from the ``names`` (N,) of the images' clients. A separate test split has no clients."""
+    train_names, test_names = ([names[int(row)] for row in np.flatnonzero(in_split)] for in_split in (~is_test, is_test))
+    return owners_of(train_names, test_names or None)
 
 
-def _given_test(config: DataConfig) -> Any:
+def _test_table(config: DataConfig) -> Table | None:
+    """Return the table of test rows at ``data.test_path``; None if it is not set."""
     return read_table(Path(config.test_path)) if config.test_path else None
 
 
 def _class_note(classes: Sequence[str]) -> str:
-    """Return the note that ``classes`` were taken from the data, because the settings name none."""
+    """Return the note that ``classes`` were taken from the data, because the settings name none. Without names, their number was."""
     if not classes:
         return _COUNT_NOTE
-    some = ", ".join(classes[:5]) + ", ..." * (len(classes) > 5)
+    examples = ", ".join(classes[:5]) + ", ..." * (len(classes) > 5)
     return printable(
-        f"the names of the classes ({some}) were taken from the data, are shown in results, and are in what is handed on, as if they were "
-        "public: where it is a secret that one occurs, name all classes in data.classes"
+        f"the names of the classes ({examples}) were taken from the data, are shown in results, and are in what is handed on, as if they "
+        "were public: where it is a secret that one occurs, name all classes in data.classes"
     )
 
 
@@ -241,73 +250,76 @@ _COUNT_NOTE = "how many classes, or tokens, there are was taken from the data, a
 
 def _dataset_of_pairs(given: Any, targets: Targets) -> Dataset:
     """Read a PyTorch data set of (input, target) to its end."""
-    if not hasattr(given, "__len__") or not hasattr(given, "__getitem__"):  # as of an IterableDataset
+    if not hasattr(given, "__len__") or not hasattr(given, "__getitem__"):  # for example an IterableDataset
         raise DataError(f"a {type(given).__name__} does not say how many samples it has, or gives none by its place: {_AS_PAIR}")
     try:
         pairs = [given[place] for place in range(len(given))]
-        first = [pair[0] for pair in pairs]
-        if isinstance(first[0], Mapping):
-            inputs: Inputs = {name: _stacked([sample[name] for sample in first]) for name in first[0]}
+        samples = [pair[0] for pair in pairs]
+        if isinstance(samples[0], Mapping):
+            inputs: Inputs = {name: _stacked([sample[name] for sample in samples]) for name in samples[0]}
         else:
-            inputs = _stacked(first)
-        told = _stacked([pair[1] for pair in pairs])
+            inputs = _stacked(samples)
+        answers = _stacked([pair[1] for pair in pairs])
     except DataError:
         raise
     except Exception as error:  # the user's code may raise anything
         raise DataError(f"the data set gives no pairs of an input and a target of one shape: {in_short(error)}") from error
-    return _dataset_of_tensors(inputs, told, targets)
+    return _dataset_of_tensors(inputs, answers, targets)
 
 
 def _stacked(values: Sequence[Any]) -> Tensor:
-    if problem := next((found for value in values if isinstance(value, Tensor) and (found := not_dense(value))), ""):
-        raise DataError(f"samples of the data set are {problem}")
+    """Return ``values``, one of each sample, as one tensor (N, ...)."""
+    problems = [problem for value in values if isinstance(value, Tensor) and (problem := not_dense(value))]
+    if problems:
+        raise DataError(f"samples of the data set are {problems[0]}")
     return torch.stack([torch.as_tensor(np.asarray(value)) for value in values])
 
 
-def _dataset_of_tensors(inputs: Inputs, told: Tensor, targets: Targets) -> Dataset:
+def _dataset_of_tensors(inputs: Inputs, answers: Tensor, targets: Targets) -> Dataset:
+    """Return the data set of ``inputs`` (N, ...) and the target of each, ``answers`` (N, ...), or raise if a value does not fit."""
     if not by_name(inputs) or not all(isinstance(name, str) for name in by_name(inputs)):
         raise DataError("inputs in a dict go to the arguments of the model's forward: each needs the name of one")
     for name, part in by_name(inputs).items():
-        if len(part) != len(told) or not len(told):
+        if len(part) != len(answers) or not len(answers):
             which = f"inputs {name!r} have" if name else "inputs have"
-            raise DataError(f"{which} {len(part):,} rows, and targets {len(told):,}: give one target for each row, and one row at least")
+            raise DataError(f"{which} {len(part):,} rows, and targets {len(answers):,}: give one target for each row, and one row at least")
     if targets in PARALLEL:
         raise ConfigError("ordered classes and times to an event are read from tables: give a data frame or a file, and data.target")
-    inputs, told = each(_typed, inputs), told.detach()
+    inputs, answers = each(_typed, inputs), answers.detach()
     tokens = any(part.dtype == torch.int64 for part in by_name(inputs).values())
     notes = (_COUNT_NOTE,) if targets in ("class", "tokens") or tokens else ()
-    if not bool(told.isfinite().all()):
+    if not bool(answers.isfinite().all()):
         raise DataError("targets hold NaN or infinity: leave such samples out")
-    if targets == "class" and told.dim() != 1:
-        is_column = told.dim() == 2 and told.shape[1] == 1
+    if targets == "class" and answers.dim() != 1:
+        is_column = answers.dim() == 2 and answers.shape[1] == 1
         advice = "squeeze(1)" if is_column else "argmax(1), or for several labels set task.name to 'multilabel'"
-        raise DataError(f"targets have the shape {tuple(told.shape)}, expected ({len(told)},), one class each: give targets.{advice}")
+        raise DataError(f"targets have the shape {tuple(answers.shape)}, expected ({len(answers)},), one class each: give targets.{advice}")
     if targets in ("class", "tokens"):
-        if told.is_floating_point() and not torch.equal(told, told.round()):
+        if answers.is_floating_point() and not torch.equal(answers, answers.round()):
             raise DataError("classes are whole numbers from 0 on; to estimate a number, set task.name to 'regression'")
-        told = told.long()
-        if targets == "class" and not (told.numel() and int(told.min()) >= 0 and int(told.max()) < MOST_CLASSES):
+        answers = answers.long()
+        if targets == "class" and not (answers.numel() and int(answers.min()) >= 0 and int(answers.max()) < MOST_CLASSES):
             raise DataError(f"classes are whole numbers from 0 to {MOST_CLASSES - 1}, and some are others")
-        if targets == "class" and bool((told == told[0]).all()):
+        if targets == "class" and bool((answers == answers[0]).all()):
             raise DataError("targets hold one class alone, of which nothing can be learned: give samples of two classes at least")
     else:
-        told = told.float()
-    if targets == "classes" and not bool(((told == 0) | (told == 1)).all()):
+        answers = answers.float()
+    if targets == "classes" and not bool(((answers == 0) | (answers == 1)).all()):
         raise DataError("several labels of a sample are each 0 or 1")
-    if targets == "count" and bool((told < 0).any()):
+    if targets == "count" and bool((answers < 0).any()):
         raise DataError("counts are 0 or more, and some targets are below 0")
     if any(part.dtype == torch.int64 and part.numel() and int(part.min()) < 0 for part in by_name(inputs).values()):
         raise DataError("tokens are whole numbers from 0 on; numbers that are none are to be of a floating type")
-    return _split(GIVEN, [Samples(inputs, told)], notes, targets)
+    return _split(GIVEN, [Samples(inputs, answers)], notes, targets)
 
 
 def _typed(inputs: Tensor) -> Tensor:
     """Return images as uint8, numbers as float32 and tokens as int64."""
     if inputs.dtype == torch.uint8 and inputs.dim() in (3, 4):
         return _channels_first(inputs)
-    if not (
-        inputs.is_floating_point() or inputs.dtype in (torch.uint8, torch.bool)
-    ):  # uint8 that is not an image is a table of small numbers
+    # Bytes that are not an image are a table of small numbers.
+    are_numbers = inputs.is_floating_point() or inputs.dtype in (torch.uint8, torch.bool)
+    if not are_numbers:
         return inputs.detach().long()
     inputs = inputs.detach().float()
     if not bool(inputs.isfinite().all()):
@@ -323,7 +335,7 @@ def _channels_first(pixels: Tensor) -> Tensor:
 
 
 def _split(name: str, parts: list[Samples], notes: tuple[str, ...], targets: Targets = "class", outputs: int | None = None) -> Dataset:
-    """Return a data set of two ``parts``, training and test samples. Of a single part a fifth becomes the test samples."""
+    """Return a data set of two ``parts``, training and test samples. If there is only one part, a fifth of it becomes the test samples."""
     if len(parts) == 1:
         is_test = torch.from_numpy(held_out(len(parts[0]), TEST_SHARE))
         parts = [parts[0].take(~is_test), parts[0].take(is_test)]
@@ -336,19 +348,17 @@ def _split(name: str, parts: list[Samples], notes: tuple[str, ...], targets: Tar
             digest.update(content)
     if outputs is None:
         outputs = _outputs(train.targets, test.targets, targets)
-    held = by_name(test.inputs)
-    largest = {key: 1 + max(int(own.max()), int(held[key].max())) for key, own in by_name(train.inputs).items() if own.dtype == torch.int64}
-    vocabulary = largest if isinstance(train.inputs, Mapping) else largest.get("")
+    test_inputs = by_name(test.inputs)
+    tokens = {key: part for key, part in by_name(train.inputs).items() if part.dtype == torch.int64}
+    sizes = {key: 1 + max(int(part.max()), int(test_inputs[key].max())) for key, part in tokens.items()}
+    vocabulary = sizes if isinstance(train.inputs, Mapping) else sizes.get("")
     # One mean and one deviation for all channels, since images may differ in their number of channels.
-    mean, std = ((_PIXEL_MEAN,), (_PIXEL_STD,)) if any(map(_is_image, by_name(train.inputs).values())) else ((), ())
+    mean, std = ((_PIXEL_MEAN,), (_PIXEL_STD,)) if any(part.dtype == torch.uint8 for part in by_name(train.inputs).values()) else ((), ())
     return Dataset(name, train, test, outputs, mean, std, digest.hexdigest()[:16], vocabulary=vocabulary, notes=notes)
 
 
 def _outputs(train: Tensor, test: Tensor, targets: Targets) -> int:
+    """Return how many outputs a model needs for the targets of ``train`` and ``test`` samples: one for each class, or each number."""
     if targets in ("class", "tokens"):
         return 1 + max(int(train.max()), int(test.max()))
     return train.shape[1] if train.dim() > 1 else 1
-
-
-def _is_image(part: Tensor) -> bool:
-    return part.dtype == torch.uint8

@@ -35,8 +35,8 @@ def fetched(config: DataConfig) -> tuple[pandas.DataFrame, ...] | Pictures:
     if config.test_path:
         if "test" in splits:
             raise ConfigError(f"{origin!r} has a split test of its own: leave data.test_path out")
-        held = _splits(config.test_path, is_local=True, one_class=True)
-        splits["test"] = held.get("test", held["train"])
+        test_splits = _splits(config.test_path, is_local=True, one_class=True)
+        splits["test"] = test_splits.get("test", test_splits["train"])
         if image_column(splits["test"]) is None:
             raise DataError(f"data.test_path = {config.test_path!r} holds no images, and {origin!r} does")
     return pictures(splits, config, origin)
@@ -76,37 +76,38 @@ def _splits(origin: str, *, is_local: bool, one_class: bool = False) -> dict[str
     datasets.disable_progress_bars()
     try:
         with quiet("datasets", "huggingface_hub"), TemporaryDirectory() as folder:
-            once = datasets.DownloadConfig(max_retries=0)
+            no_retries = datasets.DownloadConfig(max_retries=0)
             cache = folder if is_local else None
-            source, more = _source(Path(origin), one_class=one_class) if is_local else (origin, {})
-            loaded = datasets.load_dataset(source, download_config=once, cache_dir=cache, keep_in_memory=is_local or None, **more)
+            source, arguments = _source(Path(origin), one_class=one_class) if is_local else (origin, {})
+            arguments |= {"download_config": no_retries, "cache_dir": cache, "keep_in_memory": is_local or None}
+            loaded = datasets.load_dataset(source, **arguments)
     except LdpflError:
         raise
     except Exception as error:  # the library raises many kinds
-        why = first_line(error)
+        cause = first_line(error)
         if is_local:
-            raise DataError(f"data set {origin!r} cannot be read: {why}") from error
-        said = f"data {origin!r} are no file or folder here{_nearest(Path(origin))}, and not to be had from the hub: {why}"
-        raise DataError(said) from error
+            raise DataError(f"data set {origin!r} cannot be read: {cause}") from error
+        suggestion = _nearest(Path(origin))
+        raise DataError(f"data {origin!r} are no file or folder here{suggestion}, and not to be had from the hub: {cause}") from error
     if "train" not in loaded:
         raise DataError(f"data set {origin!r} has no split train: it has {', '.join(loaded)}")
     return {split: loaded[split] for split in ("train", "test") if split in loaded}
 
 
 def _nearest(path: Path) -> str:
-    """Return a question that suggests the entry with the nearest name beside the missing ``path``, or ""."""
+    """Return a question in parentheses that suggests the file or folder named most like the missing ``path``; "" if none is similar."""
     try:
-        beside = [str(entry) for entry in path.parent.iterdir() if not entry.name.startswith(".")]
+        neighbours = [str(entry) for entry in path.parent.iterdir() if not entry.name.startswith(".")]
     except OSError:
         return ""
-    found = did_you_mean(str(path), beside) if beside else ""
-    return f" ({found})" if found.startswith("did") else ""
+    suggestion = did_you_mean(str(path), neighbours) if neighbours else ""
+    return f" ({suggestion})" if suggestion.startswith("did") else ""  # else it lists all names
 
 
 def _source(path: Path, *, one_class: bool) -> tuple[str, dict[str, Any]]:
     """Return the builder and the arguments for ``datasets.load_dataset``, with an explicit list of files for each split.
 
-    Without the list, the library would guess the splits by words in the paths.
+    Without the list, the library would guess the splits by words in the paths. See :func:`_splits` for ``one_class``.
     """
     if not path.exists():
         raise DataError(f"data set {str(path)!r} cannot be read: there is no such file or folder")
@@ -116,23 +117,23 @@ def _source(path: Path, *, one_class: bool) -> tuple[str, dict[str, Any]]:
     if not any(file.suffix.lower() in IMAGES for file in files):
         return "parquet", {"data_files": _parquet_of(path)}
     folders = {file.relative_to(path).parts[0] for file in files}
-    divided = "train" in folders and folders <= {"train", "test"} and all((path / name).is_dir() for name in folders)
-    if not divided:
+    has_splits = "train" in folders and folders <= {"train", "test"} and all((path / name).is_dir() for name in folders)
+    if not has_splits:
         check_one_split((Path(name) for name in folders if (path / name).is_dir()), path)
-    parts = {name: path / name for name in sorted(folders, reverse=True)} if divided else {"train": path}
-    by_class = one_class and not any(file.stem == "metadata" for file in files)
-    chosen = {name: [escape(str(file)) for file in files if file.is_relative_to(part)] for name, part in parts.items()}
-    return "imagefolder", {"data_files": chosen, **({"drop_labels": False} if by_class else {})}
+    folder_by_split = {name: path / name for name in sorted(folders, reverse=True)} if has_splits else {"train": path}
+    paths = {split: [escape(str(file)) for file in files if file.is_relative_to(folder)] for split, folder in folder_by_split.items()}
+    folders_are_classes = one_class and not any(file.stem == "metadata" for file in files)
+    return "imagefolder", {"data_files": paths, **({"drop_labels": False} if folders_are_classes else {})}
 
 
 def _parquet_of(path: Path) -> dict[str, list[str]]:
-    """Return the Parquet files of the splits train and test, by the files' names. Other files are ignored."""
+    """Return the Parquet files below ``path`` for the splits train and test, by the files' names; all as train if none is for training."""
     files = [file for file in visible_files(path) if file.suffix.lower() == ".parquet"]
     if not files:
         raise DataError(f"{path} holds no images, by class or in Parquet files")
     splits: dict[str, list[str]] = {}
     for file in files:
         splits.setdefault(split_of(file.relative_to(path)) or "train", []).append(escape(str(file)))
-    if "train" not in splits:  # rows to measure on, of one split
+    if "train" not in splits:  # a folder of test data alone
         return {"train": [escape(str(file)) for file in files]}
     return {split: splits[split] for split in ("train", "test") if split in splits}

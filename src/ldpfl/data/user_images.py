@@ -25,10 +25,10 @@ from ldpfl.util.suggestions import did_you_mean
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 """Suffixes of image files."""
 
-_EIGHT_BITS = frozenset(("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"))
+_EIGHT_BIT_MODES = frozenset(("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"))
 """Pillow's modes with at most 8 bits. Values of other modes would be cut off at 255."""
 
-_GREY = frozenset(("1", "L", "LA", "La"))
+_GREY_MODES = frozenset(("1", "L", "LA", "La"))
 """Modes with one grey value, with or without an alpha channel."""
 
 
@@ -72,7 +72,9 @@ def holds_images(path: Path) -> bool:
 
 
 def pictures(splits: Mapping[str, Any], config: DataConfig, origin: str) -> Pictures:
-    """Return the images of ``splits`` train and, if it is there, test, with their classes and owners as ``config`` names them.
+    """Return the images of ``splits``, train and possibly test, with the classes and clients that ``config`` names.
+
+    ``origin`` is the path or hub id of the data, for messages.
 
     Raises:
         ConfigError: a named column is missing.
@@ -83,52 +85,56 @@ def pictures(splits: Mapping[str, Any], config: DataConfig, origin: str) -> Pict
     image = image_column(splits["train"]) or ""
     label = _label_column(splits["train"], image, config, origin)
     feature = splits["train"].features[label]
-    named = tuple(config.classes) or (tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else ())
-    classes: list[Tensor] = []
+    class_names = tuple(config.classes) or (tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else ())
+    targets: list[Tensor] = []
     for split in splits.values():
-        told, named = _numbered(_labels(split, label, origin), named, origin)
-        classes.append(torch.tensor(told, dtype=torch.int64))
+        numbers, class_names = _numbered(_labels(split, label, origin), class_names, origin)
+        targets.append(torch.tensor(numbers, dtype=torch.int64))
     inputs = [pixels(split, image_column(split) or image, origin) for split in splits.values()]
-    channels = max(own.shape[1] for own in inputs)
-    parts = [Samples(own.expand(-1, channels, -1, -1).contiguous(), told) for own, told in zip(inputs, classes, strict=True)]
+    channels = max(images.shape[1] for images in inputs)
+    parts = [Samples(images.expand(-1, channels, -1, -1).contiguous(), numbers) for images, numbers in zip(inputs, targets, strict=True)]
     owners = _owners(splits["train"], image, label, config)
-    files = bool(config.path) and splits["train"].info.builder_name == "imagefolder"
-    return Pictures(tuple(parts), named, owners, _identities(splits["train"], image, Path(config.path).absolute()) if files else None)
+    are_files = bool(config.path) and splits["train"].info.builder_name == "imagefolder"
+    identities = _identities(splits["train"], image, Path(config.path).absolute()) if are_files else None
+    return Pictures(tuple(parts), class_names, owners, identities)
 
 
 def _identities(split: Any, image: str, root: Path) -> NDArray[np.uint64]:
-    """Return a hash for each image of its path below ``root``, without the innermost folder, which may be its class.
+    """Return a hash (N,) of the path of each image below ``root``, without the innermost folder, which may be its class.
 
     Files come sorted by path, and so by class. If positions decided on test images and clients, the class of one image would affect
     others.
     """
     import datasets
 
-    paths = [Path(one["path"]) for one in split.cast_column(image, datasets.Image(decode=False))[image]]
+    paths = [Path(file["path"]) for file in split.cast_column(image, datasets.Image(decode=False))[image]]
     return np.array([_identity(path, root) for path in paths], dtype=np.uint64)
 
 
 def _identity(path: Path, root: Path) -> int:
-    own = path.relative_to(root) if path.is_relative_to(root) else Path(path.name)
-    name = "/".join([*own.parts[:-2], own.name])
+    """Return 64 bits of the hash of one image's path, see :func:`_identities`."""
+    below_root = path.relative_to(root) if path.is_relative_to(root) else Path(path.name)
+    name = "/".join([*below_root.parts[:-2], below_root.name])
     return int.from_bytes(hashlib.sha256(os.fsencode(name)).digest()[:8])
 
 
 def image_column(split: Any) -> str | None:
+    """Return the name of the first column of images; None if there is none."""
     import datasets
 
     return next((column for column, kind in split.features.items() if isinstance(kind, datasets.Image)), None)
 
 
 def _label_column(split: Any, image: str, config: DataConfig, origin: str) -> str:
+    """Return the column of the classes: ``data.target``, or else the first column beside ``image`` with "label" in its name."""
     names = [name for name in split.column_names if name != image]
     if not names and config.path:
         raise DataError(f"the images of {origin!r} have no class: put those of each class into a folder of its own, of two classes or more")
-    named = config.target if isinstance(config.target, str) else ""
-    label = named or next((name for name in names if "label" in name), "")
+    target = config.target if isinstance(config.target, str) else ""
+    label = target or next((name for name in names if "label" in name), "")
     if label not in names:
-        known = ", ".join(names)
-        raise DataError(f"data set {origin!r} has no column {label or 'label'!r}: name the label's in data.target; it has {known}")
+        columns = ", ".join(names)
+        raise DataError(f"data set {origin!r} has no column {label or 'label'!r}: name the label's in data.target; it has {columns}")
     return label
 
 
@@ -141,69 +147,69 @@ def pixels(split: Any, image: str, origin: str, mode: str = "") -> Tensor:
         DataError: an image cannot be decoded, has more than 8 bits, or has another size than the first.
     """
     arrays: list[NDArray[np.uint8]] = []
-    for place in range(len(split)):
+    for row in range(len(split)):
         try:
-            picture = split[place][image]
-            own = picture.mode
-            array = np.atleast_3d(np.asarray(picture.convert(mode or ("L" if own in _GREY else "RGB"))))
+            picture = split[row][image]
+            own_mode = picture.mode
+            array = np.atleast_3d(np.asarray(picture.convert(mode or ("L" if own_mode in _GREY_MODES else "RGB"))))
         except Exception as error:  # Pillow and the library raise many kinds
-            why = type(error).__name__
-            raise DataError(f"{_place(split, image, place, origin)} cannot be decoded ({why}): mend it, or take it out") from error
-        if own not in _EIGHT_BITS:
-            more = f"has values of more than 8 bits (mode {own}): bring all to 8 bits, by the same rule"
-            raise DataError(f"{_place(split, image, place, origin)} {more}")
+            kind = type(error).__name__
+            raise DataError(f"{_place_of_image(split, image, row, origin)} cannot be decoded ({kind}): mend it, or take it out") from error
+        if own_mode not in _EIGHT_BIT_MODES:
+            problem = f"has values of more than 8 bits (mode {own_mode}): bring all to 8 bits, by the same rule"
+            raise DataError(f"{_place_of_image(split, image, row, origin)} {problem}")
         arrays.append(array)
         if array.shape[:2] != arrays[0].shape[:2]:
-            (height, width), (high, wide) = array.shape[:2], arrays[0].shape[:2]
-            first = _place(split, image, 0, origin)
-            sizes = f"has {width} x {height} pixels, and {first} has {wide} x {high}: bring all to one size"
-            raise DataError(f"{_place(split, image, place, origin)} {sizes}")
+            (height, width), (first_height, first_width) = array.shape[:2], arrays[0].shape[:2]
+            first = _place_of_image(split, image, 0, origin)
+            problem = f"has {width} x {height} pixels, and {first} has {first_width} x {first_height}: bring all to one size"
+            raise DataError(f"{_place_of_image(split, image, row, origin)} {problem}")
     channels = max(array.shape[2] for array in arrays)
-    alike = [np.broadcast_to(array, (*array.shape[:2], channels)) for array in arrays]
-    return torch.from_numpy(np.ascontiguousarray(np.stack(alike).transpose(0, 3, 1, 2)))
+    same_shape = [np.broadcast_to(array, (*array.shape[:2], channels)) for array in arrays]  # grey images get three equal channels
+    return torch.from_numpy(np.ascontiguousarray(np.stack(same_shape).transpose(0, 3, 1, 2)))
 
 
-def _place(split: Any, image: str, place: int, origin: str) -> str:
-    """Return the place of an image for a message: its file, or its row in a Parquet file."""
+def _place_of_image(split: Any, image: str, row: int, origin: str) -> str:
+    """Return the place of the image in the row ``row``, from 0, for a message: its file, or its row in a Parquet file."""
     import datasets
 
-    path = split.cast_column(image, datasets.Image(decode=False))[place][image]["path"]
-    return f"the image {path}" if path else f"the image in row {place + 1:,} of {origin!r}"
+    path = split.cast_column(image, datasets.Image(decode=False))[row][image]["path"]
+    return f"the image {path}" if path else f"the image in row {row + 1:,} of {origin!r}"
 
 
 def _labels(split: Any, label: str, origin: str) -> list[Any]:
-    """Return the label of each image, by name if there are names, since another folder may number its classes differently."""
+    """Return the label of each image: the class's name if classes have names, since another folder may number its classes differently."""
     import datasets
 
     if label not in split.column_names:
         raise DataError(f"the test images of {origin!r} have no column {label!r}")
-    feature, told = split.features[label], list(split[label])
+    feature, labels = split.features[label], list(split[label])
     if not isinstance(feature, datasets.ClassLabel):
-        return told
-    if any(one is None or not 0 <= one < len(feature.names) for one in told):
-        row = next(row for row, one in enumerate(told, start=1) if one is None or not 0 <= one < len(feature.names))
-        raise DataError(f"the image in row {row:,} of {origin!r} has no class: leave such images out")
-    return [feature.int2str(one) for one in told]
+        return labels
+    unnamed = [row for row, number in enumerate(labels, start=1) if number is None or not 0 <= number < len(feature.names)]
+    if unnamed:
+        raise DataError(f"the image in row {unnamed[0]:,} of {origin!r} has no class: leave such images out")
+    return [feature.int2str(number) for number in labels]
 
 
-def _numbered(told: list[Any], classes: Sequence[str], origin: str) -> tuple[list[int], tuple[str, ...]]:
-    """Return the labels ``told`` as numbers, and the name of each number. Labels are words or whole numbers."""
-    odd = next((one for one in told if not isinstance(one, str | int)), "")
-    if odd != "":
-        raise DataError(f"an image of {origin!r} has a class of the kind {type(odd).__name__}: each has one, a word or a whole number")
-    if not classes and all(isinstance(one, int) for one in told):
-        if not 0 <= min(told) <= max(told) < MOST_CLASSES:
+def _numbered(labels: list[Any], classes: Sequence[str], origin: str) -> tuple[list[int], tuple[str, ...]]:
+    """Return ``labels``, words or whole numbers, as numbers from 0, and the class's name of each number; whole numbers may have none."""
+    wrong_kinds = [type(label).__name__ for label in labels if not isinstance(label, str | int)]
+    if wrong_kinds:
+        raise DataError(f"an image of {origin!r} has a class of the kind {wrong_kinds[0]}: each has one, a word or a whole number")
+    if not classes and all(isinstance(label, int) for label in labels):
+        if not 0 <= min(labels) <= max(labels) < MOST_CLASSES:
             raise DataError(f"classes of {origin!r} are whole numbers from 0 to {MOST_CLASSES - 1}, and some are others")
-        return told, ()
-    words = [str(one) for one in told]
-    places: Mapping[str, int] = {word: place for place, word in enumerate(classes or sorted(set(words)))}
-    odd = next((word for word in words if word not in places), None)
-    if odd is not None:
-        raise DataError(f"a class of {origin!r} is not among {', '.join(list(places)[:10])}")
-    return [places[word] for word in words], tuple(places)
+        return labels, ()
+    words = [str(label) for label in labels]
+    number_of: Mapping[str, int] = {word: number for number, word in enumerate(classes or sorted(set(words)))}
+    if not number_of.keys() >= set(words):
+        raise DataError(f"a class of {origin!r} is not among {', '.join(list(number_of)[:10])}")
+    return [number_of[word] for word in words], tuple(number_of)
 
 
 def _owners(split: Any, image: str, label: str, config: DataConfig) -> tuple[str, ...] | None:
+    """Return the name of each image's client by the column ``data.client``; None if it is not set."""
     if not config.client:
         return None
     if config.client == label:
@@ -212,7 +218,8 @@ def _owners(split: Any, image: str, label: str, config: DataConfig) -> tuple[str
     if config.client not in names:
         raise ConfigError(f"data.client names no column {config.client!r}: {did_you_mean(config.client, names)}")
     owners = list(split[config.client])
-    if any(owner is None or str(owner) == "" for owner in owners):
-        row = next(row for row, owner in enumerate(owners, start=1) if owner is None or str(owner) == "")
+    unnamed = [row for row, owner in enumerate(owners, start=1) if owner is None or str(owner) == ""]
+    if unnamed:
+        row = unnamed[0]
         raise DataError(f"the image in row {row:,} has no client: {config.client!r} is empty there; say whose it is, or leave it out")
     return tuple(map(str, owners))

@@ -49,7 +49,9 @@ class Adapter:
 
 
 def adapted(module: nn.Module, adapter: Adapter, targets: str, *, images: bool, seed: int) -> nn.Module:
-    """Return the pretrained ``module`` of a caller with an ``adapter``, whose first values ``seed`` decides.
+    """Return a caller's pretrained ``module`` with an ``adapter``, whose initial weights ``seed`` decides.
+
+    ``targets`` is the kind of the task's targets, and ``images`` says whether the samples are images.
 
     Raises:
         ConfigError: the module is no pretrained model, or lacks layers that the adapter names.
@@ -61,7 +63,7 @@ def adapted(module: nn.Module, adapter: Adapter, targets: str, *, images: bool, 
 
 
 def with_adapter(module: nn.Module, adapter: Adapter, targets: str, images: bool, absent: Sequence[str]) -> nn.Module:
-    """Return ``module`` with its ``adapter``, ready to train: only what is trained requires gradients.
+    """Return ``module`` with its ``adapter``, in training mode. Only parameters that are trained require gradients.
 
     Args:
         absent: names of layers whose weights no file holds. They are trained whatever the adapter is.
@@ -73,39 +75,42 @@ def with_adapter(module: nn.Module, adapter: Adapter, targets: str, images: bool
         return module.train()
     children = {} if targets == "tokens" else dict(module.named_children())
     heads = [name for name, part in children.items() if name != module.base_model_prefix and [*part.parameters()]]
-    trained = sorted({*heads, *absent})
+    trained_layers = sorted({*heads, *absent})
     if adapter.kind == "head":
         module.requires_grad_(False)
-        for name in trained or ["lm_head"]:
+        for name in trained_layers or ["lm_head"]:
             module.get_submodule(name).requires_grad_(True)
         return module.train()
     _check_modules(module, adapter)
     task = None if images else "CAUSAL_LM" if targets == "tokens" else "SEQ_CLS"
-    found: nn.Module = library("peft").get_peft_model(module, _settings(adapter, task, trained))
-    for name in trained if adapter.kind == "prompt" else ():
-        part = found.get_submodule("base_model").get_submodule(name)
-        if not hasattr(part, "original_module"):  # ``peft`` trains a copy of the others
+    adapted_module: nn.Module = library("peft").get_peft_model(module, _settings(adapter, task, trained_layers))
+    for name in trained_layers if adapter.kind == "prompt" else ():
+        part = adapted_module.get_submodule("base_model").get_submodule(name)
+        if not hasattr(part, "original_module"):  # of the other layers ``peft`` trains a copy
             part.requires_grad_(True)
-    return found.train()
+    return adapted_module.train()
 
 
-def _settings(adapter: Adapter, task: str | None, trained: Sequence[str]) -> Any:
-    """Return the settings of ``peft`` for ``adapter``; ``trained`` names layers that are trained beside it."""
+def _settings(adapter: Adapter, task: str | None, trained_layers: Sequence[str]) -> Any:
+    """Return the settings of ``peft`` for ``adapter`` and ``task``, its name in ``peft``. ``trained_layers`` are trained beside it."""
     peft = library("peft")
-    changed = list(adapter.modules) or None
-    beside: dict[str, Any] = {"target_modules": changed, "modules_to_save": list(trained) or None, "task_type": task}
+    changed_layers = list(adapter.modules) or None
+    common: dict[str, Any] = {"target_modules": changed_layers, "modules_to_save": list(trained_layers) or None, "task_type": task}
     if adapter.kind == "lora":
-        return peft.LoraConfig(r=adapter.rank, lora_alpha=adapter.alpha, **beside)
+        return peft.LoraConfig(r=adapter.rank, lora_alpha=adapter.alpha, **common)
     if adapter.kind == "ia3":
-        return peft.IA3Config(feedforward_modules=changed and [], **beside)
+        # ``peft`` needs this list where layers are named. Empty, it scales the outputs of all of them.
+        return peft.IA3Config(feedforward_modules=changed_layers and [], **common)
     return peft.PromptTuningConfig(num_virtual_tokens=adapter.tokens, task_type=task)
 
 
 def _check_modules(module: nn.Module, adapter: Adapter) -> None:
-    known = sorted({name.rpartition(".")[2] for name, part in module.named_modules() if not [*part.children()] and [*part.parameters()]})
-    for own in adapter.modules:
-        if not any(name == own or name.endswith(f".{own}") for name, _ in module.named_modules()):
-            raise ConfigError(f"model.adapter_modules names {own!r}, and the model has no such layer: {did_you_mean(own, known)}")
+    """Raise a :class:`ConfigError` if a layer that ``adapter`` names is not in ``module``. The last part of a layer's name suffices."""
+    layers = {name: part for name, part in module.named_modules() if not [*part.children()] and [*part.parameters()]}
+    suffixes = sorted({name.rpartition(".")[2] for name in layers})
+    for layer in adapter.modules:
+        if not any(name == layer or name.endswith(f".{layer}") for name, _ in module.named_modules()):
+            raise ConfigError(f"model.adapter_modules names {layer!r}, and the model has no such layer: {did_you_mean(layer, suffixes)}")
 
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -113,20 +118,22 @@ ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 def save_adapter(module: nn.Module, folder: Path, base: str) -> None:
-    """Write the adapter of ``module`` to ``folder`` as ``peft`` reads it. A module without an adapter writes nothing.
+    """Write the adapter of ``module`` to ``folder`` in the files that ``peft`` reads. For a module without an adapter, nothing is written.
 
     Args:
-        base: name of the model under the adapter. Of a folder of this machine only the last part is written.
+        base: name of the model under the adapter. If it is a folder of this machine, only the last part of its path is written.
     """
     save: Any = getattr(module, "save_pretrained", None)
     if save is None or not hasattr(module, "peft_config"):
         return
-    with TemporaryDirectory() as made:
-        save(made, save_embedding_layers=False)
-        files = {path.name: path.read_bytes() for path in Path(made).iterdir() if path.name in ADAPTER_FILES}
-    settings = json.loads(files[ADAPTER_FILES[0]]) | {"base_model_name_or_path": public_name(base).removeprefix(PRETRAINED)}
+    with TemporaryDirectory() as scratch:
+        save(scratch, save_embedding_layers=False)
+        files = {path.name: path.read_bytes() for path in Path(scratch).iterdir() if path.name in ADAPTER_FILES}
+    config_file = ADAPTER_FILES[0]
+    settings = json.loads(files[config_file]) | {"base_model_name_or_path": public_name(base).removeprefix(PRETRAINED)}
+    files[config_file] = f"{json.dumps(settings, indent=1, sort_keys=True)}\n".encode()
     make_folder(folder)
-    for name, content in (files | {ADAPTER_FILES[0]: f"{json.dumps(settings, indent=1, sort_keys=True)}\n".encode()}).items():
+    for name, content in files.items():
         with replace_atomically(folder / name) as temporary:
             temporary.write_bytes(content)
 
@@ -137,8 +144,8 @@ def is_of_transformers(module: nn.Module) -> bool:
 
 
 def has_base(module: nn.Module) -> bool:
-    """Whether ``module`` is a pretrained one with frozen parameters: who has its base needs no more than what was trained."""
-    return is_of_transformers(module) and not all(own.requires_grad for own in module.parameters())
+    """Whether ``module`` is pretrained and has frozen parameters, its base. Only its other parameters are sent and saved."""
+    return is_of_transformers(module) and not all(parameter.requires_grad for parameter in module.parameters())
 
 
 def base_digest(module: nn.Module) -> str:
@@ -149,27 +156,27 @@ def base_digest(module: nn.Module) -> str:
     """
     if not has_base(module):
         return ""
-    trained = {id(own) for own in module.parameters() if own.requires_grad}
-    found: dict[str, Tensor] = {}
-    for name, own in module.state_dict(keep_vars=True).items():
-        if id(own) not in trained and not _OF_COPIES.search(name):
-            found[_BASE_NAME.sub("", name)] = own
-    return digest_of(found)
+    trained = {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
+    frozen: dict[str, Tensor] = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if id(tensor) not in trained and not _COPIED_LAYER.search(name):
+            frozen[_ADDED_BY_ADAPTER.sub("", name)] = tensor
+    return digest_of(frozen)
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:
     """Return the SHA-256, in hex, of ``tensors`` with their names, types and shapes."""
     digest = hashlib.sha256()
-    for name, frozen in sorted(tensors.items()):
-        digest.update(f"{name} {frozen.dtype} {tuple(frozen.shape)} ".encode())
-        digest.update(frozen.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
-_OF_COPIES = re.compile(r"\.(original_module|modules_to_save)\.")
-"""Parts of the names of a layer whose copy is trained, and of that copy."""
+_COPIED_LAYER = re.compile(r"\.(original_module|modules_to_save)\.")
+"""Part of the name of a parameter in a layer that ``peft`` copied, and in the copy, which is trained."""
 
-_BASE_NAME = re.compile(r"^base_model\.(model\.)?|\.base_layer(?=\.)")
+_ADDED_BY_ADAPTER = re.compile(r"^base_model\.(model\.)?|\.base_layer(?=\.)")
 """Parts that an adapter adds to the name of a parameter of its base."""
 
 
@@ -188,7 +195,7 @@ def check_base(module: nn.Module, digest: str) -> None:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Let ``transformers`` print nothing while it loads. What matters of its messages becomes an error here."""
+    """Let ``transformers`` print nothing within this context. Callers check what its warnings are about, and raise errors of their own."""
     logging = library("transformers").utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -205,7 +212,7 @@ def quietly() -> Iterator[None]:
 
 @contextmanager
 def explained(trouble: str) -> Iterator[None]:
-    """Turn any error of the libraries into a ``ConfigError`` that begins with ``trouble``: their files may hold anything."""
+    """Turn any error within this context into a :class:`ConfigError` that begins with ``trouble``. The libraries raise many kinds."""
     try:
         yield
     except ConfigError:

@@ -25,19 +25,19 @@ from torch.overrides import TorchFunctionMode
 def blind_to_values(module: nn.Module, parameters: Iterable[Tensor]) -> Iterator[None]:
     """Let parts of ``transformers`` in ``module`` decide by shapes alone what to compute, never by values.
 
-    Otherwise such a part leaves out an attention mask that hides nothing. One record's padding would then change how others are rounded,
-    and many records or clients could not be computed at once, as they are where ``vmap`` handles the ``parameters``.
+    Otherwise such a part leaves out an attention mask that hides nothing. One record's padding would then change how others are rounded.
+    And ``vmap``, which computes many records or clients at once, allows no decision by values. It is at work if it wraps ``parameters``.
     """
     masks: Any = sys.modules.get("transformers.masking_utils")  # not imported for this
     if masks is None or not any(type(part).__module__.startswith("transformers.") for part in module.modules()):
         yield
         return
-    if not isinstance(masks.is_tracing, _Asked):
-        masks.is_tracing = _Asked(masks.is_tracing)
-    at_once = any(map(torch._C._functorch.is_functorch_wrapped_tensor, parameters))
+    if not isinstance(masks.is_tracing, _IsTracing):
+        masks.is_tracing = _IsTracing(masks.is_tracing)
+    within_vmap = any(map(torch._C._functorch.is_functorch_wrapped_tensor, parameters))
     token = _BY_SHAPES.set(True)
     try:
-        with FoldedAttention() if at_once else nullcontext():
+        with FoldedAttention() if within_vmap else nullcontext():
             yield
     finally:
         _BY_SHAPES.reset(token)
@@ -48,13 +48,13 @@ _BY_SHAPES = ContextVar("by_shapes", default=False)
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """The question of ``transformers`` whether it must decide by shapes alone. Within :func:`blind_to_values` the answer is yes."""
+class _IsTracing:
+    """Whether ``transformers`` must decide by shapes alone: yes within :func:`blind_to_values`, and else as ``original`` says."""
 
-    before: Callable[..., bool]
+    original: Callable[..., bool]
 
     def __call__(self, tensor: object = None) -> bool:
-        return _BY_SHAPES.get() or self.before(tensor)
+        return _BY_SHAPES.get() or self.original(tensor)
 
 
 class FoldedAttention(TorchFunctionMode):
@@ -66,13 +66,14 @@ class FoldedAttention(TorchFunctionMode):
         named = dict(kwargs or {})
         if func is not F.scaled_dot_product_attention:
             return func(*args, **named)
-        if _applies(*args, **named):
-            return _attention(*args, **named)
+        attended = _fast_attention(*args, **named)
+        if attended is not None:
+            return attended
         with sdpa_kernel(SDPBackend.MATH):
             return func(*args, **named)
 
 
-def _applies(
+def _fast_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -81,33 +82,24 @@ def _applies(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> bool:
-    """Return whether the kernel computes this attention, and all of its gradients.
+) -> Tensor | None:
+    """Return the attention by the fast kernel; None if the kernel cannot compute it and all of its gradients.
 
-    The kernel has no gradient of a mask. A mask of numbers may be trained, as a bias by position is, so only masks of booleans apply.
+    The arguments are those of PyTorch's function. The kernel has no gradient of a mask. A mask of numbers may be trained, as a bias by
+    position is, so only masks of booleans are allowed.
     """
-    plain = all(part.dim() == 4 and part.device.type == "cpu" and part.dtype == torch.float32 for part in (query, key, value))
-    square = not is_causal or (attn_mask is None and query.shape[-2] == key.shape[-2])
-    masked = attn_mask is None or (attn_mask.dim() == 4 and attn_mask.dtype == torch.bool)
-    return plain and square and masked and not dropout_p and not enable_gqa and query.shape[:2] == key.shape[:2] == value.shape[:2]
-
-
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
+    fits_kernel = all(part.dim() == 4 and part.device.type == "cpu" and part.dtype == torch.float32 for part in (query, key, value))
+    same_heads = query.shape[:2] == key.shape[:2] == value.shape[:2]
+    causal_fits = not is_causal or (attn_mask is None and query.shape[-2] == key.shape[-2])
+    mask_fits = attn_mask is None or (attn_mask.dim() == 4 and attn_mask.dtype == torch.bool)
+    if not (fits_kernel and same_heads and causal_fits and mask_fits) or dropout_p or enable_gqa:
+        return None
     mask = attn_mask
-    if mask is not None:
+    if mask is not None:  # the kernel adds its mask to the weights
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf)
         mask = mask.expand(query.shape[0], mask.shape[1], query.shape[2], key.shape[2])
-    found: Tensor = _Attention.apply(query, key, value, mask, is_causal, scale)[0]  # type: ignore[no-untyped-call]
-    return found
+    attended: Tensor = _Attention.apply(query, key, value, mask, is_causal, scale)[0]  # type: ignore[no-untyped-call]
+    return attended
 
 
 class _Attention(torch.autograd.Function):
@@ -120,26 +112,27 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        query, key, value, mask, *ctx.rest = inputs
+        query, key, value, mask, *ctx.causal_and_scale = inputs
         ctx.save_for_backward(query, key, value, *output, mask)
         ctx.mark_non_differentiable(output[1])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> Any:
-        *kept, mask = ctx.saved_tensors
-        causal, scale = ctx.rest
+        *saved, mask = ctx.saved_tensors
+        causal, scale = ctx.causal_and_scale
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        return (*kernel(gradient.contiguous(), *kept, 0.0, causal, attn_mask=mask, scale=scale), None, None, None)
+        return (*kernel(gradient.contiguous(), *saved, 0.0, causal, attn_mask=mask, scale=scale), None, None, None)
 
     @staticmethod
     def vmap(info: Any, dims: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Any:
-        parts = (_folded(part, own, info.batch_size) for part, own in zip((query, key, value, mask), dims[:4], strict=True))
-        found = _Attention.apply(*parts, *rest)  # type: ignore[no-untyped-call]
-        return tuple(part.unflatten(0, (info.batch_size, -1)) for part in found), (0, 0)
+        """Return the results for all clients, with clients first. ``dims`` holds the dimension of clients in each argument, if any."""
+        folded = (_folded(part, dim, info.batch_size) for part, dim in zip((query, key, value, mask), dims[:4], strict=True))
+        outputs = _Attention.apply(*folded, *rest)  # type: ignore[no-untyped-call]
+        return tuple(part.unflatten(0, (info.batch_size, -1)) for part in outputs), (0, 0)
 
 
-def _folded(part: Tensor | None, of_clients: int | None, clients: int) -> Tensor | None:
-    """Move the dimension ``of_clients`` of ``part`` to the front and merge it into the batch; repeat a part that all clients share."""
+def _folded(part: Tensor | None, client_dim: int | None, clients: int) -> Tensor | None:
+    """Move the dimension ``client_dim`` of ``part`` to the front and merge it into the batch; repeat a part that all clients share."""
     if part is None:
         return None
-    return (part.expand(clients, *part.shape) if of_clients is None else part.movedim(of_clients, 0)).flatten(0, 1)
+    return (part.expand(clients, *part.shape) if client_dim is None else part.movedim(client_dim, 0)).flatten(0, 1)

@@ -41,8 +41,9 @@ class CenteredLinear(nn.Module):
         self.weight = nn.Parameter(torch.zeros(classes, prod(shape)))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        offset = inputs.flatten(1) - self.center.detach()
-        return F.linear(offset / offset.norm(dim=1, keepdim=True).clamp_min(1e-6), self.weight)
+        centered = inputs.flatten(1) - self.center.detach()
+        norms = centered.norm(dim=1, keepdim=True).clamp_min(1e-6)  # a sample at the center stays near 0
+        return F.linear(centered / norms, self.weight)
 
 
 class MLP(nn.Sequential):
@@ -51,8 +52,8 @@ class MLP(nn.Sequential):
     def __init__(self, shape: InputShape, outputs: int, *, hidden: int = 64, depth: int = 1) -> None:
         sizes = [prod(shape), *[hidden] * depth]
         layers: list[nn.Module] = [nn.Flatten()]
-        for before, after in pairwise(sizes):
-            layers += [nn.Linear(before, after), nn.ReLU()]
+        for input_size, output_size in pairwise(sizes):
+            layers += [nn.Linear(input_size, output_size), nn.ReLU()]
         super().__init__(*layers, nn.Linear(sizes[-1], outputs))
 
 

@@ -19,7 +19,7 @@ INPUTS, OUTPUTS = "inputs", "outputs"
 
 
 def exchanged(module: nn.Module, example: Tensor, suffix: str) -> bytes:
-    """Return a file of ``module`` in the format of a suffix, ``.onnx`` or ``.pt2``. The number of rows stays free.
+    """Return the bytes of a file of ``module`` in the format of ``suffix``, ``.onnx`` or ``.pt2``. It takes any number of rows.
 
     Args:
         example: inputs (N, ...) as the module takes them. Their values do not matter.
@@ -27,9 +27,9 @@ def exchanged(module: nn.Module, example: Tensor, suffix: str) -> bytes:
     Raises:
         ConfigError: a library is missing, or the module cannot be written in this format.
     """
-    two = example.expand(2, *example.shape[1:])  # one row would be taken for a fixed number of rows
+    two_rows = example.expand(2, *example.shape[1:])  # PyTorch would take one row for a fixed number of rows
     try:
-        program = torch.export.export(module.eval(), (two,), dynamic_shapes=({0: torch.export.Dim("rows")},))
+        program = torch.export.export(module.eval(), (two_rows,), dynamic_shapes=({0: torch.export.Dim("rows")},))
         for node in program.graph.nodes:
             node.meta.pop("stack_trace", None)  # it names files of this machine
         with TemporaryDirectory() as folder:
@@ -38,11 +38,12 @@ def exchanged(module: nn.Module, example: Tensor, suffix: str) -> bytes:
             return path.read_bytes()
     except ImportError as error:
         raise ConfigError("ONNX needs its libraries: pip install 'ldpfl[onnx]'") from error
-    except Exception as error:  # of whatever code a user's module has
+    except Exception as error:  # a user's module may raise anything
         raise ConfigError(f"the model cannot be written as {suffix}: {type(error).__name__}: {first_line(error)}") from error
 
 
 def _write_onnx(program: Any, path: Path) -> None:
+    """Write ``program``, which ``torch.export`` made, to ``path`` as ONNX."""
     import onnx  # noqa: F401
     import onnxscript  # noqa: F401
 
@@ -51,13 +52,14 @@ def _write_onnx(program: Any, path: Path) -> None:
     log.setLevel(logging.ERROR)  # it warns that torchvision, which nothing here needs, is not installed
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)", FutureWarning)  # PyTorch says it of itself
-            made = torch.onnx.export(program, dynamo=True, external_data=False, verbose=False, input_names=[INPUTS], output_names=[OUTPUTS])
+            warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)", FutureWarning)  # PyTorch warns of its own code
+            names: dict[str, Any] = {"input_names": [INPUTS], "output_names": [OUTPUTS]}
+            onnx_program = torch.onnx.export(program, dynamo=True, external_data=False, verbose=False, **names)
     finally:
         log.setLevel(level)
-    if made is None:
+    if onnx_program is None:
         raise ValueError("PyTorch made no program of it")
-    made.save(path)
+    onnx_program.save(path)
 
 
 _WRITERS: Mapping[str, Callable[[Any, Path], None]] = {".onnx": _write_onnx, ".pt2": torch.export.save}

@@ -13,7 +13,7 @@ InputShape = tuple[int, ...]
 
 
 def _image(shape: InputShape) -> tuple[int, int, int]:
-    """Return channels, height and width.
+    """Return the channels, height and width of an image of this ``shape``.
 
     Raises:
         ConfigError: ``shape`` is not that of an image.
@@ -53,12 +53,13 @@ class TwoLayerCNN(nn.Module):
     def __init__(self, shape: InputShape, classes: int) -> None:
         super().__init__()
         channels, height, width = _image(shape)
-        after = [((size - 4) // 2 - 4) // 2 for size in (height, width)]
-        if min(after) < 1:
+        # A 5x5 convolution takes away 4 pixels, and pooling halves the rest.
+        pooled_sizes = [((size - 4) // 2 - 4) // 2 for size in (height, width)]
+        if min(pooled_sizes) < 1:
             raise ConfigError(f"images of {height}x{width} are too small for the two-layer CNN, which needs 16x16")
         self.conv1 = nn.Conv2d(channels, 10, kernel_size=5)
         self.conv2 = nn.Conv2d(10, 20, kernel_size=5)
-        self.fc1 = nn.Linear(20 * after[0] * after[1], 50)
+        self.fc1 = nn.Linear(20 * pooled_sizes[0] * pooled_sizes[1], 50)
         self.fc2 = nn.Linear(50, classes)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -88,6 +89,8 @@ class SmallVGG(nn.Sequential):
 
 
 class _ResidualBlock(nn.Module):
+    """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the block changes the shape."""
+
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
@@ -127,4 +130,5 @@ class ResNet18GN(nn.Module):
 
 
 def _group_norm(channels: int) -> nn.GroupNorm:
+    """Return a normalisation in 32 groups, or in fewer groups of at least 4 channels."""
     return nn.GroupNorm(min(32, channels // 4), channels)

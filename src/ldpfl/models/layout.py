@@ -45,24 +45,25 @@ class ParameterLayout:
         )
 
     def split(self, prefixes: Iterable[str]) -> tuple[ParameterLayout, ParameterLayout]:
-        """Return the layouts of the other layers, and of the layers whose names are, or begin with, one of ``prefixes`` and a dot.
+        """Return the layouts of all other layers, and of the layers whose names are one of ``prefixes``, or begin with one and a dot.
 
         Raises:
             ConfigError: a prefix names no layer, or no other layer is left.
         """
         chosen: set[str] = set()
         for prefix in prefixes:
-            named = {name for name in self.names if f"{name}.".startswith(f"{prefix}.")}
-            if not named:
+            matching = {name for name in self.names if f"{name}.".startswith(f"{prefix}.")}
+            if not matching:
                 raise ConfigError(f"model.personal names no layer {prefix!r}: its layers are {', '.join(self.names)}")
-            chosen |= named
+            chosen |= matching
         if len(chosen) == len(self.names):
             raise ConfigError("model.personal names all layers, so nothing is left to train together: name fewer of them")
-        return self._of(set(self.names) - chosen), self._of(chosen)
+        return self._restricted(set(self.names) - chosen), self._restricted(chosen)
 
-    def _of(self, names: Set[str]) -> ParameterLayout:
-        kept = [place for place, name in enumerate(self.names) if name in names]
-        return ParameterLayout(tuple(self.names[place] for place in kept), tuple(self.shapes[place] for place in kept))
+    def _restricted(self, names: Set[str]) -> ParameterLayout:
+        """Return the layout of the layers called ``names`` alone, in the same order."""
+        layers = [(name, shape) for name, shape in zip(self.names, self.shapes, strict=True) if name in names]
+        return ParameterLayout(tuple(name for name, _ in layers), tuple(shape for _, shape in layers))
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -79,7 +80,7 @@ class ParameterLayout:
         """Where each layer lies in the flat vector."""
         stops = list(accumulate(self.sizes))
         starts = [0, *stops[:-1]]
-        return {name: slice(a, b) for name, a, b in zip(self.names, starts, stops, strict=True)}
+        return {name: slice(start, stop) for name, start, stop in zip(self.names, starts, stops, strict=True)}
 
     def flatten(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """Concatenate named tensors of shape (*batch, *shape) to one tensor of shape (*batch, d).
@@ -88,8 +89,8 @@ class ParameterLayout:
             PrivacyError: a layer is missing, unknown, or has another shape.
         """
         if set(parameters) != set(self.names):
-            odd = sorted(set(parameters) ^ set(self.names))
-            raise PrivacyError(f"layers do not match the model's layout: {', '.join(odd)}")
+            unmatched = sorted(set(parameters) ^ set(self.names))
+            raise PrivacyError(f"layers do not match the model's layout: {', '.join(unmatched)}")
         flat = []
         for name, shape in zip(self.names, self.shapes, strict=True):
             tensor = parameters[name]
@@ -113,28 +114,28 @@ class ParameterLayout:
 def called_with(
     module: nn.Module, parameters: dict[str, Tensor], arguments: tuple[Any, ...], named: Mapping[str, Any] | None = None
 ) -> Any:
-    """Return the outputs of ``module`` for ``arguments``, with ``parameters`` (by the names of a layout) instead of its own.
+    """Return the outputs of ``module`` for ``arguments`` and ``named`` ones, with ``parameters`` (by layout names) instead of its own.
 
     A model of ``transformers`` returns several tensors. Its scores are taken, see :func:`scores_in`.
 
-    A parameter may be registered in several modules, and a module under several names. PyTorch is given each module's entry once:
-    given one entry twice, ``functional_call`` would put back what it had put there itself, and not the module's own parameter.
+    A parameter may be registered in several modules, and a module under several names. PyTorch gets each place of a parameter once.
+    Given one place twice, ``functional_call`` would restore the tensor that it had put there, and not the module's own parameter.
 
-    A tensor that the module puts in a parameter's place while it runs is in ``parameters`` afterwards, so that it can be noticed.
+    If the module replaces a parameter while it runs, ``parameters`` holds the new tensor afterwards, so that callers can notice it.
     """
-    first = {id(parameter): name for name, parameter in module.named_parameters()}
-    entries = {
-        f"{prefix}.{key}".lstrip("."): first[id(parameter)]
+    layout_names = {id(parameter): name for name, parameter in module.named_parameters()}
+    name_by_place = {
+        f"{prefix}.{key}".lstrip("."): layout_names[id(parameter)]
         for prefix, part in module.named_modules()
         for key, parameter in part._parameters.items()
         if parameter is not None
     }
-    values = {entry: parameters[name] for entry, name in entries.items() if name in parameters}
+    values = {place: parameters[name] for place, name in name_by_place.items() if name in parameters}
     # The compiler cannot trace the context, and a part of ``transformers`` decides by shapes alone there anyway.
     with nullcontext() if torch.compiler.is_compiling() else blind_to_values(module, parameters.values()):
-        found = functional_call(module, values, arguments, dict(named or {}), tie_weights=False)
+        outputs = functional_call(module, values, arguments, dict(named or {}), tie_weights=False)
     parameters.update({name: values[name] for name in parameters.keys() & values.keys()})
-    return scores_in(found, *arguments[:1], **dict(named or {}))
+    return scores_in(outputs, *arguments[:1], **dict(named or {}))
 
 
 def answers_of(module: nn.Module, inputs: Tensor | Mapping[str, Tensor]) -> Any:
@@ -143,14 +144,15 @@ def answers_of(module: nn.Module, inputs: Tensor | Mapping[str, Tensor]) -> Any:
     return scores_in(module(*arguments, **named), *arguments, **named)
 
 
-def scores_in(found: Any, tokens: Tensor | None = None, **named: Tensor) -> Any:
-    """Return the ``logits`` of what a model of ``transformers`` ``found``. The output of another model is returned as it is.
+def scores_in(outputs: Any, tokens: Tensor | None = None, **named: Tensor) -> Any:
+    """Return the ``logits`` in the ``outputs`` of a model of ``transformers``. Outputs of any other model are returned unchanged.
 
-    A trained prompt stands before the ``tokens``. Nothing is predicted at the places of the prompt, so their scores are left out.
+    The inputs of the model are ``tokens``, or ``named`` ones. A trained prompt stands before the tokens. The scores at the places of the
+    prompt predict nothing, and are left out.
     """
-    logits = getattr(found, "logits", None)
+    logits = getattr(outputs, "logits", None)
     if not isinstance(logits, Tensor):
-        return found
+        return outputs
     tokens = named.get("input_ids", tokens)
     by_place = logits.dim() == 3 and tokens is not None and tokens.dim() == 2
     return logits[:, -tokens.shape[1] :] if by_place and tokens is not None else logits
@@ -175,12 +177,12 @@ def refuse_lost_in_copies(module: nn.Module) -> None:
 
 
 class _Problem(NamedTuple):
-    """A problem of a model.
+    """A problem of a model. A message on it is ``where`` and ``what``, or ``kind`` and ``what`` if names must not be shown.
 
     Attributes:
-        where: names of the layers, buffers or parameters, and what they are.
-        kind: what they are, without a name that the model's author chose.
-        what: the problem and its remedy, without such a name.
+        where: the layers, buffers or parameters, with their names.
+        kind: a phrase for them without names, which the model's author chose.
+        what: the problem and its remedy, without names.
     """
 
     where: str
@@ -189,6 +191,7 @@ class _Problem(NamedTuple):
 
 
 def _refuse(module: nn.Module, problems: list[_Problem]) -> None:
+    """Raise a :class:`PrivacyError` that lists the ``problems`` of ``module``, if there are any."""
     if problems:
         text = "; ".join(f"{problem.where}{problem.what}" for problem in problems)
         advice = "; ".join(dict.fromkeys(f"{problem.kind}{problem.what}" for problem in problems))
@@ -198,27 +201,28 @@ def _refuse(module: nn.Module, problems: list[_Problem]) -> None:
 
 
 _WEIGHT_NORM = "take torch.nn.utils.parametrizations.weight_norm"
-_OF_SPECTRAL_NORM = frozenset({"_u", "_v", "weight_u", "weight_v"})
+_SPECTRAL_NORM_BUFFERS = frozenset({"_u", "_v", "weight_u", "weight_v"})
 
 
 def _buffer_problems(module: nn.Module) -> list[_Problem]:
+    """Return the problems of buffers that are saved with the model: they may hold private statistics, which nothing randomises."""
     persistent = set(module.state_dict(keep_vars=True)) - {name for name, _ in module.named_parameters()}
     problems = []
     for prefix, child in module.named_modules():
-        own = [name for name, _ in child.named_buffers(prefix, recurse=False) if name in persistent]
-        where = f"buffers {', '.join(own)}" if own else prefix or type(child).__name__
+        buffers = [name for name, _ in child.named_buffers(prefix, recurse=False) if name in persistent]
+        where = f"buffers {', '.join(buffers)}" if buffers else prefix or type(child).__name__
         what = ""
         if isinstance(child, nn.modules.batchnorm._BatchNorm):
             # Without running statistics there is no buffer, but a sample's result still depends on its batch.
             what = ": batch normalisation mixes private samples and stores their statistics, use torch.nn.GroupNorm instead"
-        elif own and isinstance(child, nn.modules.batchnorm._NormBase):
+        elif buffers and isinstance(child, nn.modules.batchnorm._NormBase):
             what = ": statistics of private samples, set track_running_stats=False"
-        elif own and {name.rpartition(".")[2] for name in own} <= _OF_SPECTRAL_NORM:
+        elif buffers and {name.rpartition(".")[2] for name in buffers} <= _SPECTRAL_NORM_BUFFERS:
             what = f": spectral normalisation changes them while the model runs, leave it out or {_WEIGHT_NORM}"
-        elif own:
+        elif buffers:
             what = ": register it with persistent=False if it is a public constant, else make it a parameter"
         if what:
-            problems.append(_Problem(where, "buffers" if own else "a layer", what))
+            problems.append(_Problem(where, "buffers" if buffers else "a layer", what))
     return problems
 
 
@@ -226,6 +230,7 @@ _A_PARAMETER = "a parameter"
 
 
 def _parameter_problems(module: nn.Module) -> list[_Problem]:
+    """Return the problems of parameters that cannot be trained, flattened to a vector, or written back from one."""
     problems = []
     trainable = [(name, p) for name, p in module.named_parameters(remove_duplicate=True) if p.requires_grad]
     for name, parameter in trainable:
@@ -249,26 +254,27 @@ def _parameter_problems(module: nn.Module) -> list[_Problem]:
 
 def _device_problems(module: nn.Module) -> list[_Problem]:
     """Return the problems of parameters, frozen ones included, that are on another device than the others, or have no values."""
-    places = {name: parameter.device for name, parameter in module.named_parameters()}
-    empty = [name for name, device in places.items() if device.type == "meta"]
-    if empty:
-        others = f", and nor have {len(empty) - 1} others" if len(empty) > 1 else ""
-        return [_Problem(f"parameter {empty[0]}", _A_PARAMETER, f" has no values (device meta){others}: make the model on the CPU")]
-    common = Counter(places.values()).most_common()
-    if len(common) > 1:
-        name = next(name for name, device in places.items() if device == common[-1][0])
-        what = f" is on {places[name]}, and most others are on {common[0][0]}: move the whole model with .to(device)"
+    devices = {name: parameter.device for name, parameter in module.named_parameters()}
+    without_values = [name for name, device in devices.items() if device.type == "meta"]
+    if without_values:
+        others = f", and nor have {len(without_values) - 1} others" if len(without_values) > 1 else ""
+        what = f" has no values (device meta){others}: make the model on the CPU"
+        return [_Problem(f"parameter {without_values[0]}", _A_PARAMETER, what)]
+    common_first = Counter(devices.values()).most_common()
+    if len(common_first) > 1:
+        name = next(name for name, device in devices.items() if device == common_first[-1][0])
+        what = f" is on {devices[name]}, and most others are on {common_first[0][0]}: move the whole model with .to(device)"
         return [_Problem(f"parameter {name}", _A_PARAMETER, what)]
     return []
 
 
 def _adapter_problems(module: nn.Module) -> list[_Problem]:
-    """Return the problems of active adapters of ``peft`` with frozen parameters, of which training would change nothing or only a part."""
+    """Return the problem of an active adapter of ``peft`` with frozen parameters, which training would not change."""
     problems = []
     for part in module.modules():
         active = getattr(part, "active_adapter", None) if isinstance(getattr(part, "peft_config", None), Mapping) else None
         if isinstance(active, str):
-            frozen = [name for name, own in part.named_parameters() if active in name.split(".") and not own.requires_grad]
+            frozen = [name for name, weight in part.named_parameters() if active in name.split(".") and not weight.requires_grad]
             if frozen:
                 where = f"adapter {active!r} is frozen in {len(frozen)} parameters, of which the first is {frozen[0]}"
                 remedy = ": load it with is_trainable=True, or make it with inference_mode=False"
@@ -278,7 +284,7 @@ def _adapter_problems(module: nn.Module) -> list[_Problem]:
 
 
 def _hook_problems(module: nn.Module) -> list[_Problem]:
-    # Private training would silently skip the hook.
+    """Return the problems of parameters with hooks on their gradients. Private training would silently skip a hook."""
     what = " has a hook, which does not run in private training: remove it, and do in forward what it is for"
     return [
         _Problem(f"parameter {name}", _A_PARAMETER, what)
@@ -289,28 +295,29 @@ def _hook_problems(module: nn.Module) -> list[_Problem]:
 
 def _shared_problems(module: nn.Module) -> list[_Problem]:
     """Return the problems of parameters that share memory. They are trained separately, and could not be written back into the model."""
-    places = []
+    spans = []  # of each parameter: device, first byte, byte behind the last, name
     for name, parameter in module.named_parameters():
         if not isinstance(parameter, nn.parameter.UninitializedParameter) and not parameter.is_meta and parameter.numel():
-            reach = sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True)) + 1
+            span = sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True)) + 1
             start = parameter.data_ptr()
-            places.append((str(parameter.device), start, start + reach * parameter.element_size(), name))
-    places.sort()
+            spans.append((str(parameter.device), start, start + span * parameter.element_size(), name))
+    spans.sort()
     what = " share memory: make them one nn.Parameter, or give one of them a .clone()"
     return [
-        _Problem(f"parameters {first[3]} and {second[3]}", "two parameters", what)
-        for first, second in pairwise(places)
-        if first[0] == second[0] and second[1] < first[2]
+        _Problem(f"parameters {name} and {next_name}", "two parameters", what)
+        for (device, _, stop, name), (next_device, next_start, _, next_name) in pairwise(spans)
+        if device == next_device and next_start < stop
     ]
 
 
 def _part_problems(module: nn.Module) -> list[_Problem]:
+    """Return the problems of compiled or distributed modules, of options of embeddings, and of old weight normalisation."""
     problems = []
     for name, child in module.named_modules():
-        if original := _wrapped(child):
+        if replacement := _instead_of_wrapper(child):
             where = f"{name or 'the model'} is a {type(child).__name__}"
             problems.append(
-                _Problem(where, "a layer is compiled or distributed", f", which cannot be run with other weights: give {original}")
+                _Problem(where, "a layer is compiled or distributed", f", which cannot be run with other weights: give {replacement}")
             )
         if isinstance(child, nn.Embedding | nn.EmbeddingBag):
             weight = f"parameter {f'{name}.weight'.lstrip('.')}"
@@ -325,7 +332,7 @@ def _part_problems(module: nn.Module) -> list[_Problem]:
     return problems
 
 
-def _wrapped(part: nn.Module) -> str:
+def _instead_of_wrapper(part: nn.Module) -> str:
     """Return what to pass instead of a compiled, scripted or distributed module; "" for any other module."""
     if isinstance(part, torch.jit.ScriptModule):
         return "the module that was scripted or traced"
@@ -335,6 +342,7 @@ def _wrapped(part: nn.Module) -> str:
 
 
 def _dropout_problems(module: nn.Module) -> list[_Problem]:
+    """Return the problems of layers that draw random numbers in training."""
     problems, places = [], []
     for name, child in module.named_modules():
         if dropout_rates(child):
@@ -342,16 +350,16 @@ def _dropout_problems(module: nn.Module) -> list[_Problem]:
         elif isinstance(child, nn.RReLU):
             problems.append(_Problem(name or "RReLU", "RReLU", f"{_DRAWS}: use LeakyReLU"))
     if places:
-        others = f" and {len(places) - _NAMED} others" if len(places) > _NAMED else ""
-        which = f"dropout in {', '.join(places[:_NAMED])}{others}"
-        problems.append(_Problem(which, "dropout", f"{_DRAWS}: set it to 0, or set model.mend to true"))
+        others = f" and {len(places) - _MAX_NAMED} others" if len(places) > _MAX_NAMED else ""
+        where = f"dropout in {', '.join(places[:_MAX_NAMED])}{others}"
+        problems.append(_Problem(where, "dropout", f"{_DRAWS}: set it to 0, or set model.mend to true"))
     return problems
 
 
 _DRAWS = " draws from a generator that all clients share"
 
-_NAMED = 3
-"""Number of layers that a message names. The others are counted."""
+_MAX_NAMED = 3
+"""Maximum number of layers that a message names. The others are counted."""
 
 _RATES = ("dropout", "drop_prob", "drop_path", "layerdrop", "pdrop")
 """Parts of the names of attributes in which modules store a dropout probability."""

@@ -52,7 +52,7 @@ def copied(module: nn.Module) -> nn.Module:
 
 
 def mended(module: nn.Module) -> tuple[nn.Module, tuple[Change, ...]]:
-    """Return a copy of ``module`` with the known fixes for private training, and the list of changes.
+    """Return a copy of ``module`` in which parts that prevent private training are replaced, and the list of changes.
 
     - Batch normalisation becomes group normalisation within each sample. Instance normalisation keeps no statistics.
     - Dropout probabilities become 0, since dropout draws from a generator that all clients share. The layers stay, because other parts may
@@ -61,45 +61,46 @@ def mended(module: nn.Module) -> tuple[nn.Module, tuple[Change, ...]]:
 
     Other problems remain, and :func:`ldpfl.models.layout.validate_module` reports them. A new part has its usual initial weights.
     """
-    if (replaced := _replacement(module)) is not None:
-        return replaced, (Change("", _line(module), _line(replaced)),)
+    if (replacement := _replacement(module)) is not None:
+        return replacement, (Change("", _in_one_line(module), _in_one_line(replacement)),)
     result = copied(module)
-    changes = [*_changed(result, {})]
+    changes = [*_mend_parts(result, {})]
     if any(parameter.is_floating_point() and parameter.dtype != parameter.float().dtype for parameter in result.parameters()):
-        kinds = sorted({str(parameter.dtype) for parameter in result.parameters()})
-        changes.append(Change("", ", ".join(kinds), "torch.float32"))
+        dtypes = sorted({str(parameter.dtype) for parameter in result.parameters()})
+        changes.append(Change("", ", ".join(dtypes), "torch.float32"))
         result = result.float()
     return result, tuple(changes)
 
 
-def _changed(module: nn.Module, done: dict[nn.Module, nn.Module], prefix: str = "") -> Iterator[Change]:
-    """Change the parts of ``module`` in place and yield the changes. ``done`` maps replaced parts to replacements, for shared parts."""
-    for name, child in list(module._modules.items()):  # under each of its names, which named_children() leaves out
+def _mend_parts(module: nn.Module, replacements: dict[nn.Module, nn.Module], prefix: str = "") -> Iterator[Change]:
+    """Replace parts of ``module`` in place, and yield the changes. ``replacements`` by replaced part make shared parts stay shared."""
+    for name, child in list(module._modules.items()):  # a shared part under each of its names; named_children() has only the first
         if child is None:
             continue
         place = f"{prefix}{name}"
-        replaced = done.get(child) or _replacement(child)
-        if replaced is not None:
-            done[child] = replaced
-            setattr(module, name, replaced)
-            yield Change(place, _line(child), _line(replaced))
+        replacement = replacements.get(child) or _replacement(child)
+        if replacement is not None:
+            replacements[child] = replacement
+            setattr(module, name, replacement)
+            yield Change(place, _in_one_line(child), _in_one_line(replacement))
         else:
-            yield from _changed(child, done, f"{place}.")
+            yield from _mend_parts(child, replacements, f"{place}.")
     if rates := dropout_rates(module):
-        before = _line(module)
+        before = _in_one_line(module)
         for rate in rates:
             setattr(module, rate, 0.0)
-        yield Change(prefix.removesuffix("."), before, _line(module))
+        yield Change(prefix.removesuffix("."), before, _in_one_line(module))
     if isinstance(module, _EMBEDDINGS) and (module.max_norm is not None or module.sparse):
-        before = _line(module)
+        before = _in_one_line(module)
         module.max_norm, module.sparse = None, False
-        yield Change(prefix.removesuffix("."), before, _line(module))
+        yield Change(prefix.removesuffix("."), before, _in_one_line(module))
 
 
 def _replacement(part: nn.Module) -> nn.Module | None:
+    """Return the module that replaces ``part`` in private training; None if ``part`` itself stays."""
     if isinstance(part, nn.modules.batchnorm._BatchNorm):
-        few = _MIN_CHANNELS_FLAT if isinstance(part, nn.BatchNorm1d | nn.LazyBatchNorm1d) else _MIN_CHANNELS
-        return nn.GroupNorm(_groups(part.num_features, few), part.num_features, eps=part.eps, affine=part.affine)
+        min_channels = _MIN_CHANNELS_FLAT if isinstance(part, nn.BatchNorm1d | nn.LazyBatchNorm1d) else _MIN_CHANNELS
+        return nn.GroupNorm(_groups(part.num_features, min_channels), part.num_features, eps=part.eps, affine=part.affine)
     if isinstance(part, nn.modules.instancenorm._InstanceNorm) and part.track_running_stats:
         return type(part)(part.num_features, eps=part.eps, affine=part.affine)
     if isinstance(part, nn.RReLU):
@@ -107,10 +108,12 @@ def _replacement(part: nn.Module) -> nn.Module | None:
     return None
 
 
-def _groups(channels: int, few: int) -> int:
-    """Return the largest number of equal groups, with at least ``few`` channels each if that is possible."""
-    return max(groups for groups in range(1, min(_MAX_GROUPS, max(1, channels // few)) + 1) if channels % groups == 0)
+def _groups(channels: int, min_channels: int) -> int:
+    """Return the largest number of equal groups of at least ``min_channels`` channels; 1 if there are fewer ``channels``."""
+    max_groups = min(_MAX_GROUPS, max(1, channels // min_channels))
+    return max(groups for groups in range(1, max_groups + 1) if channels % groups == 0)
 
 
-def _line(part: nn.Module) -> str:
+def _in_one_line(part: nn.Module) -> str:
+    """Return PyTorch's description of ``part`` in one line."""
     return " ".join(str(part).split())

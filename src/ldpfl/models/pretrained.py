@@ -19,7 +19,7 @@ from ldpfl.util.user_code import PRETRAINED, library
 
 
 def make(name: str, targets: str, outputs: int, *, images: bool, seed: int, adapter: Adapter) -> nn.Module:
-    """Return the pretrained model called ``name`` for such ``targets``, with its ``adapter``.
+    """Return the pretrained model ``name`` with the head that ``targets`` need, ``outputs`` wide, and with its ``adapter``.
 
     Layers that the files lack, such as the head of a new task, are initialised by ``seed`` and always trained, whatever the adapter is.
     No code from a folder or from the hub is run.
@@ -42,9 +42,9 @@ def make(name: str, targets: str, outputs: int, *, images: bool, seed: int, adap
             **safe,
         )
         module, report = _with_pinned_parts(load)
-        end = getattr(module.config, "eos_token_id", None)  # a model of images may have no tokens
-        if end is not None and module.config.pad_token_id is None:
-            module.config.pad_token_id = end  # as :mod:`ldpfl.data.tokens` fills up texts
+        end_of_text = getattr(module.config, "eos_token_id", None)  # a model of images may have no tokens
+        if end_of_text is not None and module.config.pad_token_id is None:
+            module.config.pad_token_id = end_of_text  # with which :mod:`ldpfl.data.tokens` pads texts, too
         misfits = {key[0] for key in report["mismatched_keys"]}
         absent = {*report["missing_keys"], *misfits}
         _check_complete(module, absent, misfits, name)
@@ -52,13 +52,14 @@ def make(name: str, targets: str, outputs: int, *, images: bool, seed: int, adap
 
 
 def _with_pinned_parts(load: Callable[..., Any]) -> Any:
-    """Return what ``load`` returns for PyTorch's ``scaled_dot_product_attention``, or for plain products if the model has no form for it.
+    """Call ``load`` with fixed implementations of the model's parts, and return its result.
 
-    A mixture of experts, if the model has one, is computed in plain PyTorch, expert by expert.
+    Attention is PyTorch's ``scaled_dot_product_attention``, or plain products if the model has no form for it. A mixture of experts is
+    computed in plain PyTorch, expert by expert.
 
-    Without a name, the installed version of ``transformers`` would choose, or the model's ``config.json``: results would depend on the
-    choice, and a name in ``config.json`` may stand for a kernel of the hub, which is code. ``load`` has a config object: beside one that
-    is still to be read from the file, the argument would not count.
+    Otherwise the installed version of ``transformers``, or the model's ``config.json``, would choose the implementations. Results would
+    depend on that choice, and ``config.json`` may choose a kernel of the hub, which is code. ``load`` must already hold a config object:
+    if the config were still read from its file, these arguments would be ignored.
     """
     pinned = partial(load, experts_implementation="eager")
     try:
@@ -70,30 +71,33 @@ def _with_pinned_parts(load: Callable[..., Any]) -> Any:
 
 
 def _class_for(targets: str, images: bool) -> str:
+    """Return the class of ``transformers`` that builds a model with a head for ``targets``."""
     if targets == "tokens":
         return "AutoModelForCausalLM"
     return "AutoModelForImageClassification" if images else "AutoModelForSequenceClassification"
 
 
 def _check_complete(module: Any, absent: Collection[str], misfits: Collection[str], name: str) -> None:
-    """Return if the files held the weights of the base. A whole part of it may be absent, such as the pooler of a language model.
+    """Raise if the files of the model ``name`` lack weights of its base, the part below its head.
+
+    A whole part of the base may be absent, such as the pooler of a language model.
 
     Args:
-        absent: names of parameters that no file held in the shape of the module.
-        misfits: those of them that a file held in another shape.
+        absent: names of parameters that no file contains in the shape that ``module`` needs.
+        misfits: those of the absent parameters that a file contains in another shape.
 
     Raises:
-        ConfigError: a part of the base is incomplete, or most of the base is absent: the weights are of another model.
+        ConfigError: a part of the base is incomplete, or most of the base is absent.
     """
-    start = f"{module.base_model_prefix}."
-    names = [own for own, _ in module.named_parameters() if own.startswith(start)]
-    missing = [own for own in names if own in absent]
-    sizes, without = (Counter(map(_part, some)) for some in (names, missing))
-    wrong = [own for own in missing if own in misfits or without[_part(own)] < sizes[_part(own)]]
-    if wrong or 2 * len(missing) > len(names):
+    prefix = f"{module.base_model_prefix}."
+    base_names = [parameter for parameter, _ in module.named_parameters() if parameter.startswith(prefix)]
+    missing = [parameter for parameter in base_names if parameter in absent]
+    part_sizes, missing_by_part = (Counter(map(_part, names)) for names in (base_names, missing))
+    incomplete = [key for key in missing if key in misfits or missing_by_part[_part(key)] < part_sizes[_part(key)]]
+    if incomplete or 2 * len(missing) > len(base_names):
         raise ConfigError(
-            f"the weights of model {name!r} do not fit its config.json: {len(missing)} of {len(names)} parameters are absent or of another "
-            f"shape, such as {(wrong or missing)[0]}: save the model again by model.save_pretrained(folder)"
+            f"the weights of model {name!r} do not fit its config.json: {len(missing)} of {len(base_names)} parameters are absent or of "
+            f"another shape, such as {(incomplete or missing)[0]}: save the model again by model.save_pretrained(folder)"
         )
 
 
@@ -132,24 +136,27 @@ def local_folder(name: str) -> str:
     if Path(place).is_dir():
         return place
     try:
-        found = library("huggingface_hub").snapshot_download(place, local_files_only=True)
-    except Exception as error:  # of a library, on a name that may be anything
+        folder: str = library("huggingface_hub").snapshot_download(place, local_files_only=True)
+    except Exception as error:  # the library raises many kinds
         raise ConfigError(
             f"{place!r} is no folder, and not in the hub's cache on this machine: get it by `hf download {place}`, or give the "
             f"model's folder, {PRETRAINED}FOLDER"
         ) from error
-    return place_of(found)
+    return place_of(folder)
 
 
-def licence_of(name: str, said: str) -> str:
-    """Return the licence of a pretrained model in a folder: what was ``said``, or the name in its model card, or of its file.
+def licence_of(name: str, setting: str) -> str:
+    """Return the licence of the pretrained model ``name``.
+
+    It is the ``setting`` ``model.licence`` if that is set. For a model in a folder it is else the licence in its model card, or the name of
+    its licence file. For a model of the hub it may stay empty.
 
     Raises:
         ConfigError: nothing says under which licence the weights may be used.
     """
     folder = Path(place_of(name))
-    if said or not folder.is_dir():
-        return said
+    if setting or not folder.is_dir():
+        return setting
     card = folder / "README.md"
     stated = re.search(r"^license:\s*(\S+)", card.read_text("utf-8", errors="replace"), re.MULTILINE) if card.is_file() else None
     if stated:
@@ -164,23 +171,25 @@ def licence_of(name: str, said: str) -> str:
 
 
 def check_tokens(module: nn.Module, tokens: int, length: int) -> None:
-    """Return if a pretrained ``module`` knows so many ``tokens``, and takes texts of ``length`` tokens.
+    """Raise if a pretrained ``module`` cannot read texts of ``length`` tokens from a vocabulary of ``tokens`` tokens.
 
     Raises:
-        ConfigError: the module knows fewer tokens, or takes shorter texts alone.
+        ConfigError: the module's vocabulary is smaller, or the module only takes shorter texts.
     """
-    known = getattr(getattr(module, "config", None), "vocab_size", None)
-    if isinstance(known, int) and tokens > known:
-        raise ConfigError(f"the tokenizer has {tokens:,} tokens, and the model knows {known:,}: set data.tokenizer to that of the model")
-    added = sum(getattr(own, "num_virtual_tokens", 0) for own in getattr(module, "peft_config", {}).values())
+    size = getattr(getattr(module, "config", None), "vocab_size", None)  # of the module's vocabulary
+    if isinstance(size, int) and tokens > size:
+        raise ConfigError(f"the tokenizer has {tokens:,} tokens, and the model knows {size:,}: set data.tokenizer to that of the model")
+    prompt = sum(getattr(adapter, "num_virtual_tokens", 0) for adapter in getattr(module, "peft_config", {}).values())
     places = _places(module)
-    if places is not None and length + added > places:
-        prompt = f" and {added} of a prompt" if added else ""
-        raise ConfigError(f"data.length is {length} tokens{prompt}, and the model has {places} places: set data.length to {places - added}")
+    if places is not None and length + prompt > places:
+        beside = f" and {prompt} of a prompt" if prompt else ""
+        raise ConfigError(
+            f"data.length is {length} tokens{beside}, and the model has {places} places: set data.length to {places - prompt}"
+        )
 
 
 def check_padding(module: nn.Module, padding: int, tokenizer: str) -> None:
-    """Return if a pretrained ``module`` expects texts to be filled up with the token ``padding``, as its ``tokenizer`` does.
+    """Raise if a pretrained ``module`` expects another padding token than ``padding``, that of the ``tokenizer``.
 
     Raises:
         ConfigError: the module expects another token: the tokenizer is that of another model.
@@ -194,8 +203,9 @@ def check_padding(module: nn.Module, padding: int, tokenizer: str) -> None:
 
 
 def _places(module: nn.Module) -> int | None:
-    """Return how many tokens ``module`` has positions for; None where its config names no number."""
+    """Return the maximum number of tokens of a text for ``module``; None if its config states none."""
     places = getattr(getattr(module, "config", None), "max_position_embeddings", None)
-    tables = (own for name, own in module.named_modules() if name.endswith("position_embeddings") and isinstance(own, nn.Embedding))
-    unused = max((own.padding_idx + 1 for own in tables if own.padding_idx is not None), default=0)  # RoBERTa counts from behind it
+    tables = (part for name, part in module.named_modules() if name.endswith("position_embeddings") and isinstance(part, nn.Embedding))
+    # RoBERTa's positions begin after the one of padding.
+    unused = max((table.padding_idx + 1 for table in tables if table.padding_idx is not None), default=0)
     return places - unused if isinstance(places, int) else None

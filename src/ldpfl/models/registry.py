@@ -63,36 +63,39 @@ def create(
     """Build a model with weights that ``seed`` alone decides, whatever is drawn in other threads; see :class:`SeededDraws`.
 
     Args:
-        name: one of :func:`names`, built for samples of ``shape``, each one tensor, and ``outputs``, with ``options`` of its own; or
-            ``"package.module:Class"`` or ``"file.py:Class"``, called with ``options`` and with what it requires of :func:`offered`; or
-            "given", for a copy of what is ``given``.
-        vocabulary: tokens that there are, where samples are texts.
-        by_place: whether there are outputs at each place of a text, told from what stands before.
+        name: one of :func:`names`; or the user's class, ``"package.module:Class"`` or ``"file.py:Class"``; or "given", for a copy of
+            ``given``.
+        shape: shape of one sample; None if a sample is several tensors.
+        outputs: number of outputs for a sample.
+        options: arguments for the model's class. A user's class also gets the sizes of :func:`offered` that it requires.
+        vocabulary: number of tokens if samples are texts, else None.
+        by_place: whether the model has outputs at each place of a text, which predict the next token from the ones before.
+        given: the module that a caller passed, for the name "given".
 
     Raises:
-        ConfigError: the name or an option is unknown, the model is for other samples, or what is made is no ``torch.nn.Module``.
+        ConfigError: the name or an option is unknown, the model is for other samples, or the user's class is not a ``torch.nn.Module``.
     """
     if name == GIVEN:
         if given is None:
             raise ConfigError("this is a model that a caller handed over: hand it over again, with model=...")
         return copied(given)
-    own = dict(options or {})
+    arguments = dict(options or {})
     with SeededDraws(seed):
         if is_code(name):
-            made = _module(f"model {name!r}", called("model", name, offered=offered(shape, outputs, vocabulary), **own))
-            return _with_sizes(made, name, shape, tokens=vocabulary is not None)
+            module = _checked_module(name, called("model", name, offered=offered(shape, outputs, vocabulary), **arguments))
+            return _with_sizes(module, name, shape, tokens=vocabulary is not None)
         if shape is None and name in names():
             raise ConfigError(f"model {name!r} takes one tensor, and these samples are several: bring a module with an argument for each")
         if name in _TEXT_MODELS:
             if vocabulary is None:
                 raise ConfigError(f"model {name!r} is for texts: name their column in data.text, or take another model")
-            return _made(name, _TEXT_MODELS[name], own, vocabulary, outputs, by_place)
+            return _built(name, _TEXT_MODELS[name], arguments, vocabulary, outputs, by_place)
         if name not in _REGISTRY:
             raise ConfigError(f"unknown model {name!r}: {did_you_mean(name, names())}, or give an import path package.module:Class")
         if vocabulary is not None or shape is None:
-            texts = ", ".join(_TEXT_MODELS)
-            raise ConfigError(f"model {name!r} is not for texts: take one of {texts}; whole numbers that are no tokens are given as floats")
-        return _made(name, _REGISTRY[name], own, shape, outputs)
+            remedy = f"take one of {', '.join(_TEXT_MODELS)}; whole numbers that are no tokens are given as floats"
+            raise ConfigError(f"model {name!r} is not for texts: {remedy}")
+        return _built(name, _REGISTRY[name], arguments, shape, outputs)
 
 
 def offered(shape: InputShape | None, outputs: int, vocabulary: int | None) -> dict[str, Any]:
@@ -101,15 +104,15 @@ def offered(shape: InputShape | None, outputs: int, vocabulary: int | None) -> d
     If a sample is one tensor, ``shape`` is its shape and ``inputs`` its number of values. ``outputs`` is the number of outputs that the
     task needs. ``vocabulary`` is the number of tokens, if the samples are texts.
     """
-    known = {"inputs": None if shape is None else prod(shape), "outputs": outputs, "shape": shape, "vocabulary": vocabulary}
-    return {name: value for name, value in known.items() if value is not None}
+    sizes = {"inputs": None if shape is None else prod(shape), "outputs": outputs, "shape": shape, "vocabulary": vocabulary}
+    return {name: value for name, value in sizes.items() if value is not None}
 
 
 def _with_sizes(module: nn.Module, name: str, shape: InputShape | None, *, tokens: bool) -> nn.Module:
-    """Return ``module`` once its lazy layers, if it has any, have taken their sizes from samples of zeros.
+    """Return ``module`` with the sizes of its lazy layers fixed, if it has any, by running it on samples of zeros.
 
     Raises:
-        ConfigError: it fails on them.
+        ConfigError: the module fails on samples of zeros.
     """
     if shape is None or not any(is_lazy(part) for part in (*module.parameters(), *module.buffers())):
         return module
@@ -124,7 +127,8 @@ def _with_sizes(module: nn.Module, name: str, shape: InputShape | None, *, token
     return module
 
 
-def _made(name: str, build: Callable[..., nn.Module], options: Mapping[str, Any], *arguments: Any) -> nn.Module:
+def _built(name: str, build: Callable[..., nn.Module], options: Mapping[str, Any], *arguments: Any) -> nn.Module:
+    """Return the built-in model ``name``, made by ``build(*arguments, **options)``; an unknown option or value raises."""
     known = [key for key, parameter in signature(build).parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
     for key, value in options.items():
         if key not in known:
@@ -135,8 +139,9 @@ def _made(name: str, build: Callable[..., nn.Module], options: Mapping[str, Any]
     return build(*arguments, **options)
 
 
-def _module(what: str, made: object) -> nn.Module:
-    if not isinstance(made, nn.Module):
-        raise ConfigError(f"{what} gives a {type(made).__name__}, expected a torch.nn.Module")
-    refuse_lost_in_copies(made)
-    return made
+def _checked_module(name: str, returned: object) -> nn.Module:
+    """Return what the user's class ``name`` ``returned``, or raise if it is not a module that can be copied."""
+    if not isinstance(returned, nn.Module):
+        raise ConfigError(f"model {name!r} gives a {type(returned).__name__}, expected a torch.nn.Module")
+    refuse_lost_in_copies(returned)
+    return returned

@@ -1,4 +1,7 @@
-"""Small models for texts, (N, T) int64 tokens of which 0 is none; all but the LSTM train many clients at once."""
+"""Small models for texts, which are tokens (N, T) int64 with 0 as padding. All but the LSTM can train many clients at once.
+
+With ``by_place`` a model has outputs at each place of a text, for the next token there; else it has outputs for the whole text.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from ldpfl.errors import ConfigError
 
 
 class EmbeddingBag(nn.Module):
-    """The mean of the tokens' embeddings, and a linear layer (fastText: Joulin et al. 2017)."""
+    """A linear layer on the mean of the tokens' embeddings (fastText: Joulin et al. 2017)."""
 
     def __init__(self, vocabulary: int, outputs: int, by_place: bool, *, width: int = 32) -> None:
         super().__init__()
@@ -23,9 +26,9 @@ class EmbeddingBag(nn.Module):
 
 
 def _mean(states: Tensor, tokens: Tensor) -> Tensor:
-    """Return the mean (N, H) of the states (N, T, H) where there is a token."""
-    there = (tokens != 0).to(states.dtype)[..., None]
-    return (states * there).sum(dim=-2) / there.sum(dim=-2).clamp_min(1)
+    """Return the mean (N, H) of the ``states`` (N, T, H) over each text's ``tokens``, without padding; 0 for a text without tokens."""
+    is_token = (tokens != 0).to(states.dtype)[..., None]
+    return (states * is_token).sum(dim=-2) / is_token.sum(dim=-2).clamp_min(1)
 
 
 class GRU(nn.Module):
@@ -44,13 +47,14 @@ class GRU(nn.Module):
         state = torch.zeros_like(inputs[..., 0, : inputs.shape[-1] // 3])
         states = []
         for place in range(tokens.shape[-1]):
-            reset, update, new = inputs[..., place, :].chunk(3, dim=-1)
-            reset_, update_, new_ = self.from_state(state).chunk(3, dim=-1)
-            share = (update + update_).sigmoid()
-            state = share * state + (1 - share) * (new + (reset + reset_).sigmoid() * new_).tanh()
+            input_reset, input_keep, input_new = inputs[..., place, :].chunk(3, dim=-1)
+            state_reset, state_keep, state_new = self.from_state(state).chunk(3, dim=-1)
+            keep = (input_keep + state_keep).sigmoid()  # share of the old state that remains
+            reset = (input_reset + state_reset).sigmoid()
+            state = keep * state + (1 - keep) * (input_new + reset * state_new).tanh()
             states.append(state)
-        found = torch.stack(states, dim=-2)
-        return torch.as_tensor(self.head(found if self._by_place else _mean(found, tokens)))
+        all_states = torch.stack(states, dim=-2)
+        return torch.as_tensor(self.head(all_states if self._by_place else _mean(all_states, tokens)))
 
 
 class LSTM(nn.Module):
@@ -64,8 +68,8 @@ class LSTM(nn.Module):
         self.head = nn.Linear(hidden, outputs)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        found, _ = self.recurrent(self.embedding(tokens))
-        return torch.as_tensor(self.head(found if self._by_place else _mean(found, tokens)))
+        states, _ = self.recurrent(self.embedding(tokens))
+        return torch.as_tensor(self.head(states if self._by_place else _mean(states, tokens)))
 
 
 class Transformer(nn.Module):
@@ -80,6 +84,7 @@ class Transformer(nn.Module):
         self._by_place = by_place
         self.embedding = nn.Embedding(vocabulary, width)
         self.places = nn.Parameter(0.02 * torch.randn(longest, width))
+        # To predict a place's next token, its outputs must not see later tokens.
         self.layers = nn.ModuleList(_Attending(width, heads, causal=by_place) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, outputs)
@@ -88,15 +93,15 @@ class Transformer(nn.Module):
         length = tokens.shape[-1]
         if length > len(self.places):
             raise ConfigError(f"transformer: texts of {length} tokens are longer than its option longest, {len(self.places)}")
-        found = self.embedding(tokens) + self.places[:length]
+        states = self.embedding(tokens) + self.places[:length]
         for layer in self.layers:
-            found = layer(found, tokens)
-        found = self.norm(found)
-        return torch.as_tensor(self.head(found if self._by_place else _mean(found, tokens)))
+            states = layer(states, tokens)
+        states = self.norm(states)
+        return torch.as_tensor(self.head(states if self._by_place else _mean(states, tokens)))
 
 
 class _Attending(nn.Module):
-    """Attention to other tokens, then a layer on each by itself."""
+    """One layer of a transformer: attention between the tokens of a text, then a small network on each token by itself."""
 
     def __init__(self, width: int, heads: int, *, causal: bool) -> None:
         super().__init__()
@@ -110,15 +115,16 @@ class _Attending(nn.Module):
         return torch.as_tensor(states + self.own(self.norm2(states)))
 
     def _attended(self, states: Tensor, tokens: Tensor) -> Tensor:
+        """Return for each token (N, T, H) the weighted values of the tokens it attends to; if causal, earlier ones and itself."""
         query, key, value = (
             part.unflatten(-1, (self._heads, -1)).transpose(-3, -2) for part in self.mix(states).chunk(3, dim=-1)
         )  # (N, heads, T, width / heads)
         weights = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
         length = tokens.shape[-1]
         if self._causal:
-            seen = torch.ones(length, length, dtype=torch.bool, device=states.device).tril()
+            is_visible = torch.ones(length, length, dtype=torch.bool, device=states.device).tril()
         else:
-            seen = (tokens != 0)[..., None, None, :]
-        # A large number in the place of infinity: a text without any token has something to attend to, and no NaN.
-        weights = weights.masked_fill(~seen, -1e9)
+            is_visible = (tokens != 0)[..., None, None, :]
+        # A large number instead of infinity: for a text without any token, the softmax of infinities would be NaN.
+        weights = weights.masked_fill(~is_visible, -1e9)
         return torch.as_tensor((weights.softmax(dim=-1) @ value).transpose(-3, -2).flatten(-2))

@@ -92,7 +92,7 @@ def test_features_are_kept_under_the_digest_of_their_weights(looker: Path, tmp_p
 
 
 def test_what_was_stopped_goes_on_where_it_was(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ldpfl.data.features.extraction._IN_A_PART", 16)
+    monkeypatch.setattr("ldpfl.data.features.extraction._PART_SIZE", 16)
     whole = extracted(dataset(), "scattering", {}, silent, keep=False)
     assert not cache.exists()
 

@@ -20,16 +20,16 @@ TAKEN_FOR_PUBLIC = "the data that it was trained on are taken for public, and no
 
 
 class FeatureMap(ABC):
-    """A public transform of samples: the same for all clients, and fixed before any of them takes part."""
+    """A public transform of samples to features. It is the same for all clients, and fixed before any client takes part."""
 
     @property
     def note(self) -> str:
-        """What results say about data that the features were trained on; "" if they were made from formulas or drawings."""
+        """Note in results on the data that the features were learnt from; "" if they come from formulas or drawings."""
         return ""
 
     @property
     def digest(self) -> str:
-        """SHA-256, in hex, of frozen weights that are not this package's; "" if there are none."""
+        """SHA-256, in hex, of frozen weights that do not come with this package; "" if there are none."""
         return ""
 
     @property
@@ -41,11 +41,11 @@ class FeatureMap(ABC):
         """Load what the transform needs from this machine.
 
         Raises:
-            ConfigError: it is not there, or damaged.
+            ConfigError: a file or package is missing or damaged.
         """
 
     def prepared(self, dataset: Dataset) -> Dataset:
-        """Return ``dataset`` with samples of one tensor, as this transform takes them.
+        """Return ``dataset`` with each sample as one tensor in the form that this transform takes.
 
         Raises:
             ConfigError: the samples are of another kind.
@@ -54,10 +54,10 @@ class FeatureMap(ABC):
 
     @abstractmethod
     def shape(self, inputs: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of one sample's features.
+        """Return the shape of one sample's features, for a sample of the shape ``inputs``.
 
         Raises:
-            ConfigError: samples of the shape ``inputs`` have none.
+            ConfigError: the transform does not take samples of this shape.
         """
 
     @abstractmethod
@@ -66,30 +66,33 @@ class FeatureMap(ABC):
 
 
 class DrawnFeatures(FeatureMap):
-    """Features that were learnt from drawings, of which the package holds ``most`` directions; the first ``directions`` are taken.
+    """Features that were learnt from drawings: projections of a picture on directions that a file of the package holds.
 
     Attributes:
-        name: how configs call them, and their file.
-        pictures, taken: what kind of pictures they are of, in a word, and of which shape (C, H, W).
+        name: name of the features in configs, and of their file.
+        kind_of_pictures: pictures that the features are for, in a word or two.
+        picture_shape: their shape (C, H, W).
+        max_directions: number of directions in the file.
+        directions: number of directions that are used, the first ones.
     """
 
     name: ClassVar[str]
-    pictures: ClassVar[str]
-    taken: ClassVar[tuple[int, int, int]]
-    most: ClassVar[int]
+    kind_of_pictures: ClassVar[str]
+    picture_shape: ClassVar[tuple[int, int, int]]
+    max_directions: ClassVar[int]
     directions: int
 
     def shape(self, inputs: tuple[int, ...]) -> tuple[int, ...]:
-        if inputs != self.taken:
-            size = " x ".join(map(str, self.taken[1:]))
-            raise ConfigError(f"features {self.name!r} take {self.pictures} of {size} pixels; these samples are {inputs}")
-        if not 1 <= self.directions <= self.most:
-            raise ConfigError(f"features {self.name!r} have 1 to {self.most} directions, got {self.directions}")
+        if inputs != self.picture_shape:
+            size = " x ".join(map(str, self.picture_shape[1:]))
+            raise ConfigError(f"features {self.name!r} take {self.kind_of_pictures} of {size} pixels; these samples are {inputs}")
+        if not 1 <= self.directions <= self.max_directions:
+            raise ConfigError(f"features {self.name!r} have 1 to {self.max_directions} directions, got {self.directions}")
         return (self.directions,)
 
 
 def shipped(name: str) -> dict[str, Tensor]:
-    """Return the tensors, as float32, of the package's file for the features called ``name``."""
+    """Return the tensors, as float32, in the package's file for the features ``name``."""
     with as_file(files("ldpfl.data.features").joinpath(f"{name}.safetensors")) as path:
         return {key: tensor.float() for key, tensor in load_file(path).items()}
 
@@ -102,7 +105,7 @@ def group_normalised(maps: Tensor, groups: int) -> Tensor:
 
 
 def unit(rows: Tensor) -> Tensor:
-    """Return ``rows`` (N, ...) as (N, F), each of length 1; one of zeros stays as it is."""
+    """Return ``rows`` (N, ...) as vectors (N, F) of length 1. A row of zeros remains zeros."""
     flat = rows.reshape(len(rows), -1)
     norms = flat.norm(dim=1, keepdim=True)
     return flat.div(norms.where(norms > 0, 1.0))

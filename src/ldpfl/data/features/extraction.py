@@ -25,11 +25,11 @@ Progress = Callable[[str, int, int], None]
 
 
 def quietly(what: str, done: int, total: int) -> None:
-    """Tell nobody."""
+    """Report no progress."""
 
 
-_AT_ONCE = 16
-"""Samples that go through a network together: small batches stay in a core's cache, which is faster than large ones."""
+_BATCH_SIZE = 16
+"""Number of samples that go through a network together. Small batches stay in a core's cache, and so they are faster."""
 
 
 def extracted(
@@ -43,113 +43,118 @@ def extracted(
     keep: bool = True,
     write_cache: bool = True,
 ) -> Dataset:
-    """Return ``dataset`` with its samples' features in their place, float32; ``name`` "none" leaves it as it is.
+    """Return ``dataset`` with features, float32, instead of its samples. For the ``name`` "none" it is returned unchanged.
 
-    Features are rounded to float16, whether they come from the cache or not. With ``keep`` they are kept there, for this user alone;
-    those by import path are computed anew each time: their code may have changed. Parts are kept while they are computed, so that a
-    run that was stopped goes on where it was. Without ``write_cache`` they are only read from there.
+    Features are rounded to float16, whether they come from the cache or not. Features by import path are computed each time, since their
+    code may have changed. A run that was stopped finds the parts that it had computed in the cache.
 
     Args:
+        name, options: as for :func:`feature_map`.
+        warn: called if the cache cannot be written.
         digest: SHA-256 that frozen weights must have; "" allows any.
+        keep: whether the user's cache is read and written.
+        write_cache: whether the cache is also written.
 
     Raises:
-        ConfigError: the name or an option is unknown, these samples have no such features, or the weights are others.
-        PrivacyError: features of a sample depend on others.
+        ConfigError: the name or an option is unknown, the features do not fit the samples, or the weights have another digest.
+        PrivacyError: the features of a sample depend on other samples.
     """
     if name == NONE:
         return dataset
-    chosen = feature_map(name, options)
-    if digest and chosen.digest != digest:
+    features = feature_map(name, options)
+    if digest and features.digest != digest:
         raise ConfigError(
-            f"features {name!r} are computed by other weights than those of the terms: their SHA-256 is {chosen.digest[:16]}, expected "
+            f"features {name!r} are computed by other weights than those of the terms: their SHA-256 is {features.digest[:16]}, expected "
             f"{digest[:16]}: get the weights that the server uses"
         )
-    dataset = chosen.prepared(dataset)
-    chosen.shape(dataset.shape)
+    dataset = features.prepared(dataset)
+    features.shape(dataset.shape)  # raises if they do not fit
     if is_code(name):
-        _check_apart(name, chosen, dataset)
-    key = f"{name} {json.dumps(dict(options), sort_keys=True)} {_VERSION}{chosen.digest}"
+        _check_independence(name, features, dataset)
+    key = f"{name} {json.dumps(dict(options), sort_keys=True)} {_VERSION}{features.digest}"
     fingerprint = hashlib.sha256(f"{dataset.fingerprint} {key}".encode()).hexdigest()[:16]
-    file = f"{dataset.name}-{_NOT_IN_FILES.sub('-', name)}-{fingerprint}.safetensors"
+    file = f"{dataset.name}-{_NOT_IN_FILE_NAMES.sub('-', name)}-{fingerprint}.safetensors"
     path = cache_dir() / "features" / file if keep and is_cacheable(name) else None
-    tensors = _kept(path, dataset, chosen) if path else None
+    tensors = _read_cache(path, dataset, features) if path else None
     if tensors is None:
-        kept = path if write_cache else None
-        tensors = _computed(dataset, name, chosen, progress, kept)
-        if kept:
-            write_cached(kept, tensors, "features", warn)
-            for part in kept.parent.glob(f"{kept.stem}.*.part"):
+        cache_file = path if write_cache else None
+        tensors = _computed(dataset, name, features, progress, cache_file)
+        if cache_file:
+            write_cached(cache_file, tensors, "features", warn)
+            for part in cache_file.parent.glob(f"{cache_file.stem}.*.part"):
                 part.unlink(missing_ok=True)
     train, test = (Samples(tensors[split].float(), getattr(dataset, split).targets) for split in ("train", "test"))
-    notes = [chosen.note] if chosen.note else []
+    notes = [features.note] if features.note else []
     return replace(dataset, train=train, test=test, fingerprint=fingerprint, vocabulary=None, encoder=None).noted(*notes)
 
 
-_NOT_IN_FILES = re.compile(r"[^\w.-]+")
+_NOT_IN_FILE_NAMES = re.compile(r"[^\w.-]+")
 
 
-def _check_apart(name: str, chosen: FeatureMap, dataset: Dataset) -> None:
-    """Return if what ``chosen`` makes of made-up samples does not depend on who is beside them: before, between or after.
+def _check_independence(name: str, features: FeatureMap, dataset: Dataset) -> None:
+    """Raise if a sample's ``features`` depend on the other samples of a batch. Then one record would change the features of others.
+
+    Of five made-up samples, the first, the middle and the last one are replaced in turn. The features of the other four must not change.
 
     Raises:
-        PrivacyError: it does: a record would change the features of others, and no mechanism randomises that.
+        PrivacyError: they change, and no mechanism randomises that.
     """
     inputs, generator = dataset.train.tensor, torch.Generator().manual_seed(0)
-    made = torch.rand(6, *inputs.shape[1:], generator=generator)
-    made = made.to(inputs.dtype) if inputs.is_floating_point() else (made * (dataset.tokens() or 256)).to(inputs.dtype)
-    batch, other = made[:5], made[5]
-    before = chosen(batch).nan_to_num()
-    for place in (0, 2, 4):
-        others = torch.arange(5) != place
-        again = chosen(torch.where(others.view(-1, *[1] * (batch.dim() - 1)), batch, other)).nan_to_num()
-        if not torch.equal(before[others], again[others]):
-            said = f"features {name!r} of a sample depend on those beside it: one record would change others'"
-            raise PrivacyError(f"{said} (batch statistics, or samples that are taken for one sequence?)")
+    uniform = torch.rand(6, *inputs.shape[1:], generator=generator)
+    samples = (uniform if inputs.is_floating_point() else uniform * (dataset.tokens() or 256)).to(inputs.dtype)
+    batch, replacement = samples[:5], samples[5]
+    before = features(batch).nan_to_num()
+    for replaced in (0, 2, 4):
+        is_other = torch.arange(5) != replaced
+        after = features(torch.where(is_other.view(-1, *[1] * (batch.dim() - 1)), batch, replacement)).nan_to_num()
+        if not torch.equal(before[is_other], after[is_other]):
+            problem = f"features {name!r} of a sample depend on those beside it: one record would change others'"
+            raise PrivacyError(f"{problem} (batch statistics, or samples that are taken for one sequence?)")
 
 
 _VERSION = 1
-"""Of what features are made of; a change makes them anew."""
+"""Version of the features, a part of the cache's key. Raise it if features change, so that old ones are not read from the cache."""
 
 
-_IN_A_PART = 128 * _AT_ONCE
-"""Samples whose features are kept together while others are still to be computed."""
+_PART_SIZE = 128 * _BATCH_SIZE
+"""Number of samples whose features are cached together while the features of others are still being computed."""
 
 
-def _computed(dataset: Dataset, name: str, chosen: FeatureMap, progress: Progress, kept: Path | None) -> dict[str, Tensor]:
-    """Return the features of each split. Parts of the file ``kept`` that an earlier run left beside it are not computed again."""
+def _computed(dataset: Dataset, name: str, features: FeatureMap, progress: Progress, cache_file: Path | None) -> dict[str, Tensor]:
+    """Return the computed features (N, ...) float16 by split. Parts are cached beside ``cache_file``, for a run that is stopped."""
     total, done = len(dataset.train) + len(dataset.test), 0
-    found: dict[str, Tensor] = {}
+    by_split: dict[str, Tensor] = {}
     for split in ("train", "test"):
         inputs = getattr(dataset, split).tensor
-        rows = torch.empty(len(inputs), *chosen.shape(dataset.shape), dtype=torch.float16)
-        for first in range(0, len(inputs), _IN_A_PART):
-            part = rows[first : first + _IN_A_PART]
-            path = kept.with_suffix(f".{split}-{first}.part") if kept else None
-            earlier = (read_cached(path, "features") or {}).get("rows") if path else None
-            if earlier is not None and earlier.shape == part.shape:
-                part[:] = earlier
+        rows = torch.empty(len(inputs), *features.shape(dataset.shape), dtype=torch.float16)
+        for first in range(0, len(inputs), _PART_SIZE):
+            part = rows[first : first + _PART_SIZE]
+            path = cache_file.with_suffix(f".{split}-{first}.part") if cache_file else None
+            cached = (read_cached(path, "features") or {}).get("rows") if path else None
+            if cached is not None and cached.shape == part.shape:
+                part[:] = cached
                 done += len(part)
                 progress(f"features {name}", done, total)
                 continue
-            for start in range(0, len(part), _AT_ONCE):
-                made = chosen(inputs[first + start : first + min(start + _AT_ONCE, len(part))]).half()
-                # A sample that has no features counts as one of zeros: were it to stop a client, that would tell of it.
-                part[start : start + _AT_ONCE] = made.where(torch.isfinite(made), 0.0)
-                done += len(made)
+            for start in range(0, len(part), _BATCH_SIZE):
+                batch = features(inputs[first + start : first + min(start + _BATCH_SIZE, len(part))]).half()
+                # A feature that is not finite becomes 0. If it were an error, the error would reveal that such a sample exists.
+                part[start : start + _BATCH_SIZE] = batch.where(torch.isfinite(batch), 0.0)
+                done += len(batch)
                 progress(f"features {name}", done, total)
-            if path and len(rows) > _IN_A_PART:
-                write_cached(path, {"rows": part.clone()}, "features", _say_nothing)
-        found[split] = rows
-    return found
+            if path and len(rows) > _PART_SIZE:
+                write_cached(path, {"rows": part.clone()}, "features", _ignore_warning)
+        by_split[split] = rows
+    return by_split
 
 
-def _say_nothing(message: str) -> None:
-    """Leave the warning that the cache cannot be written to the write of all features together."""
+def _ignore_warning(message: str) -> None:
+    """Ignore that a part cannot be cached. The user is warned once, when all features are cached together."""
 
 
-def _kept(path: Path, dataset: Dataset, chosen: FeatureMap) -> dict[str, Tensor] | None:
-    """Return the features in the cache, if they are there and of these samples."""
+def _read_cache(path: Path, dataset: Dataset, features: FeatureMap) -> dict[str, Tensor] | None:
+    """Return the features of each split from the cache; None if the cache lacks them or they do not fit the samples."""
     tensors = read_cached(path, "features") or {}
-    shapes = {split: (len(getattr(dataset, split)), *chosen.shape(dataset.shape)) for split in ("train", "test")}
+    shapes = {split: (len(getattr(dataset, split)), *features.shape(dataset.shape)) for split in ("train", "test")}
     fits = all(split in tensors and tuple(tensors[split].shape) == shape for split, shape in shapes.items())
     return tensors if fits else None

@@ -1,4 +1,4 @@
-"""Which features there are: a line each; or any module by import path, with its weights frozen."""
+"""The registry of features, and features by name, or from any module by import path with its weights frozen."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from ldpfl.util.suggestions import did_you_mean
 from ldpfl.util.user_code import PRETRAINED, TIMM, called, is_code
 
 NONE = "none"
-"""Samples as they are."""
-
+"""Name in ``data.features`` for samples without features."""
 
 _REGISTRY: Mapping[str, Callable[..., FeatureMap]] = {
     "scattering": ScatteringFeatures,
@@ -35,50 +34,50 @@ _REGISTRY: Mapping[str, Callable[..., FeatureMap]] = {
 }
 
 
-_BY_PREFIX: Mapping[str, Callable[..., FeatureMap]] = {TIMM: TimmFeatures, PRETRAINED: TransformersFeatures}
+_ENCODERS_BY_PREFIX: Mapping[str, Callable[..., FeatureMap]] = {TIMM: TimmFeatures, PRETRAINED: TransformersFeatures}
 
 
 def is_cacheable(name: str) -> bool:
-    """Whether the features called ``name`` follow from what the cache's key holds. Code by import path may change under its name."""
-    return not is_code(name) or name.startswith(tuple(_BY_PREFIX))
+    """Whether the features ``name`` depend only on what the cache's key contains. Code by import path may change without its name."""
+    return not is_code(name) or name.startswith(tuple(_ENCODERS_BY_PREFIX))
 
 
 def names() -> tuple[str, ...]:
-    """Names that :func:`feature_map` knows beside import paths."""
+    """Return the names of the built-in features."""
     return tuple(_REGISTRY)
 
 
 def feature_map(name: str, options: Mapping[str, Any]) -> FeatureMap:
-    """Return the features called ``name``, or those of the module at ``"package.module:Class"``, made with ``options``.
+    """Return the features ``name``, or those of the module at ``"package.module:Class"``, built with ``options``.
 
     Names such as ``timm:NAME`` and ``hf:FOLDER`` are frozen encoders, see :mod:`ldpfl.data.features.pretrained`.
 
     Raises:
         ConfigError: the name or an option is unknown, or a value is out of range.
     """
-    for prefix, encoder in _BY_PREFIX.items():
+    for prefix, encoder in _ENCODERS_BY_PREFIX.items():
         if name.startswith(prefix):
             _check_options(name, encoder, options)
             return encoder(name, **options)
     if is_code(name):
-        return _imported(name, options)
+        return _imported(name, tuple(sorted(options.items())))
     if name not in _REGISTRY:
         raise ConfigError(
             f"unknown features {name!r}: {did_you_mean(name, (NONE, *_REGISTRY))}, or give an import path package.module:Class"
         )
-    made = _REGISTRY[name]
-    _check_options(name, made, options)
-    return made(**options)
+    features = _REGISTRY[name]
+    _check_options(name, features, options)
+    return features(**options)
 
 
-def _check_options(name: str, made: Any, options: Mapping[str, Any]) -> None:
-    """Raise if the features ``made`` have no such options, or take values of another type."""
-    known = [field for field in fields(made) if field.default is not MISSING]
-    has = [field.name for field in known]
+def _check_options(name: str, features: Any, options: Mapping[str, Any]) -> None:
+    """Raise a :class:`ConfigError` if the dataclass ``features`` lacks one of the ``options``, or takes values of another type for it."""
+    known_fields = [field for field in fields(features) if field.default is not MISSING]  # without a default: ``name``
+    known_names = [field.name for field in known_fields]
     for option in options:
-        if option not in has:
-            raise ConfigError(f"features {name!r} have no option {option!r}: {did_you_mean(option, has)}")
-    for field in known:
+        if option not in known_names:
+            raise ConfigError(f"features {name!r} have no option {option!r}: {did_you_mean(option, known_names)}")
+    for field in known_fields:
         if field.name in options and type(options[field.name]) is not type(field.default):
             raise ConfigError(
                 f"features {name!r}, {field.name}: expected a {type(field.default).__name__}, got {shown(options[field.name])}"
@@ -86,32 +85,29 @@ def _check_options(name: str, made: Any, options: Mapping[str, Any]) -> None:
 
 
 @dataclass(frozen=True)
-class _Frozen(FeatureMap):
-    """A module as features: in evaluation mode, and never trained."""
+class _FrozenModule(FeatureMap):
+    """A user's module as features, in evaluation mode and never trained."""
 
     module: nn.Module
 
     @property
     def digest(self) -> str:
         state = self.module.state_dict()
-        return digest_of({key: own for key, own in state.items() if isinstance(own, Tensor) and not own.is_quantized})
+        return digest_of({key: value for key, value in state.items() if isinstance(value, Tensor) and not value.is_quantized})
 
     def shape(self, inputs: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(self(torch.zeros(2, *inputs, dtype=torch.uint8 if len(inputs) == 3 else torch.float32)).shape[1:])
 
     def __call__(self, inputs: Tensor) -> Tensor:
         with torch.inference_mode():
-            found = self.module(inputs)
-        return torch.as_tensor(found, dtype=torch.float32).clone()
+            outputs = self.module(inputs)
+        return torch.as_tensor(outputs, dtype=torch.float32).clone()  # a tensor of inference mode could not be used in training
 
 
 @lru_cache(maxsize=4)
-def _made(path: str, options: tuple[tuple[str, Any], ...]) -> _Frozen:
+def _imported(path: str, options: tuple[tuple[str, Any], ...]) -> _FrozenModule:
+    """Return the module that the user's class or function at ``path`` builds with ``options``, frozen. It is built once for a run."""
     module = called("features", path, **dict(options))
     if not isinstance(module, nn.Module):
         raise ConfigError(f"features {path!r} give a {type(module).__name__}, expected a torch.nn.Module")
-    return _Frozen(module.eval().requires_grad_(False))
-
-
-def _imported(path: str, options: Mapping[str, Any]) -> _Frozen:
-    return _made(path, tuple(sorted(options.items())))
+    return _FrozenModule(module.eval().requires_grad_(False))

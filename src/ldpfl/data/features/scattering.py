@@ -1,7 +1,7 @@
-"""Wavelet scattering of images: features that were learnt from nothing, so that no data are behind them.
+"""Wavelet scattering of images: features by formulas alone, which are learnt from no data.
 
-An image is convolved with Morlet wavelets of two scales and eight directions, the moduli again with those of the coarser scale, and
-each result is averaged over neighbourhoods of 4 x 4 pixels: 81 maps a channel.
+An image is convolved with Morlet wavelets of two scales and eight directions. The moduli of the finer scale are convolved again with the
+wavelets of the coarser scale. Each result is averaged over neighbourhoods of some 4 x 4 pixels, which gives 81 maps for each channel.
 
 Source: Bruna and Mallat 2013; filters, padding and their constants as in Andreux et al. 2020 (Kymatio), which
 ``tests/data/features/test_features.py`` compares with.
@@ -23,24 +23,28 @@ from ldpfl.data.features.base import FeatureMap, group_normalised, unit
 from ldpfl.errors import ConfigError
 
 _DIRECTIONS = 8
+"""Number of directions of the wavelets."""
+
 _GROUPS = 27
+"""Number of groups in which the maps are normalised."""
+
 _STRIDE = 4
-"""2^J for J = 2 scales: over so many pixels each way is averaged."""
+"""Number of pixels each way over which maps are averaged: 2^J for J = 2 scales."""
 
 MAPS = 1 + 2 * _DIRECTIONS + _DIRECTIONS**2
-"""Maps of each channel: the average, the moduli of both scales, and those of the finer one seen through the coarser."""
+"""Number of maps of each channel: the average, the moduli of both scales, and the moduli of the finer convolved with the coarser."""
 
 
 @dataclass(frozen=True)
 class ScatteringFeatures(FeatureMap):
-    """Images (N, C, H, W) uint8 to their scattering, normalised in groups of maps and to length 1: (N, 81 C H W / 16) float32.
+    """Images (N, C, H, W) uint8 to their scattering, as vectors (N, 81 C H W / 16) float32 of length 1. Maps are normalised in groups.
 
     Source: Tramer and Boneh 2021, for the group norm and its 27 groups.
 
     Attributes:
-        pooled: places each way over which maps are averaged: fewer features, and so less noise.
-        mirrored: whether the mean with the mirrored image's maps is taken; for pictures in which left and right mean nothing.
-        roots: whether square roots are taken, and a sample is normalised as a whole, in the place of groups.
+        pooled: number of places each way over which maps are averaged. Fewer features mean less noise.
+        mirrored: whether maps are averaged with those of the mirror image, for pictures in which left and right mean nothing.
+        roots: whether square roots are taken of the maps. Then a sample is normalised as a whole instead of in groups.
     """
 
     pooled: int = 1
@@ -65,13 +69,13 @@ class ScatteringFeatures(FeatureMap):
 
 
 def scattered(images: Tensor) -> Tensor:
-    """Return the scattering (N, 81 C, H / 4, W / 4) of images, normalised in 27 groups of maps."""
+    """Return the scattering (N, 81 C, H / 4, W / 4) of ``images`` (N, C, H, W), normalised in 27 groups of maps."""
     return group_normalised(Scattering()(images), _GROUPS)
 
 
 @dataclass(frozen=True)
 class Scattering(FeatureMap):
-    """Images (N, C, H, W) uint8 to maps (N, 81 C, H / 4, W / 4) float32."""
+    """The scattering transform: images (N, C, H, W) uint8 to maps (N, 81 C, H / 4, W / 4) float32."""
 
     def shape(self, inputs: tuple[int, ...]) -> tuple[int, ...]:
         if len(inputs) != 3 or inputs[1] % _STRIDE or inputs[2] % _STRIDE or min(inputs[1:]) < 2 * _STRIDE:
@@ -83,39 +87,47 @@ class Scattering(FeatureMap):
         images, shape = inputs, self.shape(tuple(inputs.shape[1:]))
         fine, coarse, average = _filters(images.shape[2] + 2 * _STRIDE, images.shape[3] + 2 * _STRIDE)
         padded = F.pad(images.float() / 255, (_STRIDE,) * 4, mode="reflect")
-        spectrum = torch.fft.fft2(padded)[:, :, None]
+        spectrum = torch.fft.fft2(padded)[:, :, None]  # (N, C, 1, H + 8, W + 8)
 
         def averaged(maps: Tensor) -> Tensor:
-            """Return the average of maps, given their spectra, at every fourth pixel of the image."""
+            """Return the average of maps, given their spectra, at every fourth pixel of the image, without the padding."""
             height, width = maps.shape[-2:]
-            # To keep every fourth pixel is to add up four spectra.
-            parts = (maps * average).reshape(*maps.shape[:-2], _STRIDE, height // _STRIDE, _STRIDE, width // _STRIDE)
-            low: Tensor = torch.fft.ifft2(parts.mean((-4, -2))).real
-            return low[..., 1:-1, 1:-1]
+            # Keeping every fourth pixel each way means averaging the 4 x 4 blocks of the spectrum.
+            blocks = (maps * average).reshape(*maps.shape[:-2], _STRIDE, height // _STRIDE, _STRIDE, width // _STRIDE)
+            pixels: Tensor = torch.fft.ifft2(blocks.mean((-4, -2))).real
+            return pixels[..., 1:-1, 1:-1]
 
-        first = torch.fft.fft2(torch.fft.ifft2(spectrum * fine).abs())
-        found = [averaged(spectrum), averaged(first), averaged(torch.fft.fft2(torch.fft.ifft2(spectrum * coarse).abs()))]
+        def modulus(maps: Tensor, wavelets: Tensor) -> Tensor:
+            """Return the spectra of the moduli of maps, given their spectra, after convolution with ``wavelets``."""
+            moduli: Tensor = torch.fft.fft2(torch.fft.ifft2(maps * wavelets).abs())
+            return moduli
+
+        fine_moduli = modulus(spectrum, fine)  # (N, C, 8 directions, H + 8, W + 8)
+        results = [averaged(spectrum), averaged(fine_moduli), averaged(modulus(spectrum, coarse))]
         for direction in range(_DIRECTIONS):  # all at once would take eight times the memory
-            found.append(averaged(torch.fft.fft2(torch.fft.ifft2(first[:, :, direction, None] * coarse).abs())))
-        return torch.cat(found, dim=2).reshape(-1, *shape)
+            results.append(averaged(modulus(fine_moduli[:, :, direction, None], coarse)))
+        return torch.cat(results, dim=2).reshape(-1, *shape)
 
 
 @lru_cache(maxsize=4)
 def _filters(height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the spectra of the wavelets of both scales, (8, height, width) each, and of the average, float32: they are real."""
+    """Return the spectra, which are real, as float32: of the wavelets of both scales, (8, height, width) each, and of the average."""
 
     def spectra(filters: list[NDArray[np.complex128]]) -> Tensor:
         return torch.from_numpy(np.fft.fft2(np.stack(filters)).real.astype(np.float32))
 
-    scales = [
-        spectra([_morlet(height, width, 0.8 * 2**j, (_DIRECTIONS // 2 - 1 - k) * pi / _DIRECTIONS, 0.75 * pi / 2**j) for k in range(8)])
-        for j in range(2)
-    ]
-    return scales[0], scales[1], spectra([_gabor(height, width, 1.6, 0.0, 0.0, 1.0)])[0]
+    # Constants of Kymatio. Each scale doubles the width, and halves the frequency, of the one before.
+    angles = [(_DIRECTIONS // 2 - 1 - direction) * pi / _DIRECTIONS for direction in range(_DIRECTIONS)]
+    fine, coarse = (
+        spectra([_morlet(height, width, sigma, angle, frequency) for angle in angles])
+        for sigma, frequency in ((0.8, 0.75 * pi), (0.8 * 2, 0.75 * pi / 2))
+    )
+    average = spectra([_gabor(height, width, sigma=1.6, angle=0.0, frequency=0.0, slant=1.0)])[0]
+    return fine, coarse, average
 
 
 def _morlet(height: int, width: int, sigma: float, angle: float, frequency: float) -> NDArray[np.complex128]:
-    """Return a Morlet wavelet: a Gabor function, less as much of its envelope as brings its mean to 0."""
+    """Return a Morlet wavelet: a Gabor function minus its envelope, scaled such that the mean is 0. See :func:`_gabor`."""
     slant = 4 / _DIRECTIONS
     wave, envelope = _gabor(height, width, sigma, angle, frequency, slant), _gabor(height, width, sigma, angle, 0.0, slant)
     wavelet: NDArray[np.complex128] = wave - wave.sum() / envelope.sum() * envelope
@@ -123,7 +135,10 @@ def _morlet(height: int, width: int, sigma: float, angle: float, frequency: floa
 
 
 def _gabor(height: int, width: int, sigma: float, angle: float, frequency: float, slant: float) -> NDArray[np.complex128]:
-    """Return a periodic Gaussian, ``1 / slant`` times as long across ``angle`` as its ``sigma`` along it, times a wave along it."""
+    """Return a Gabor function (height, width): a Gaussian times a wave of this ``frequency``, in radians per pixel, along ``angle``.
+
+    The Gaussian's deviation is ``sigma`` pixels along the angle, and ``sigma / slant`` across it. The sum makes the function periodic.
+    """
     total = np.zeros((height, width), dtype=np.complex128)
     for rows in range(-2, 3):
         for columns in range(-2, 3):

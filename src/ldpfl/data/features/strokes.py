@@ -1,9 +1,9 @@
 """Features for drawn characters, learnt from random strokes: directions of scattering in which scribbles differ more than their copies.
 
-What tells one drawing from another, and what is only another hand's way to draw the same one, can be learnt without anybody's data: 2,500
-scribbles of one to three random curves, each drawn ten times with other widths, slants and tremors. Fisher's discriminant of their
-scattering gives a few directions, and a federation has to learn a few weights instead of tens of thousands: noise grows with the root of
-their number. No image of any data set had a part in it; ``benchmarks/drawn_features.py`` makes the file anew.
+How two characters differ, and how two hands draw the same one, can be learnt without anybody's data. There are 2,500 scribbles of one to
+three random curves, each drawn ten times with other widths, slants and tremors. Fisher's discriminant of their scattering gives a few
+directions. So a federation learns a few weights instead of tens of thousands, and noise grows with the root of the number of weights. No
+image of any data set was used. ``benchmarks/drawn_features.py`` makes the file again.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from ldpfl.data.features.scattering import MAPS, scattered
 
 SIDE = 28
 DIRECTIONS = 200
-"""Directions in the file, the best first."""
+"""Number of directions in the file, the best first."""
 
 _SCRIBBLES, _COPIES = 2500, 10
 _RIDGE = 0.3
-"""Part of the mean variance within scribbles that is added to each direction's."""
+"""Share of the mean variance within scribbles that is added to each direction's variance, so that no direction has nearly none."""
 
 _CURVE_POINTS = 48
+"""Number of points at which a curve is drawn."""
 
 Floats = NDArray[np.float64]
 
@@ -39,31 +40,32 @@ class StrokeFeatures(DrawnFeatures):
     """Gray images (N, 1, 28, 28) uint8, ink bright on dark, to vectors (N, ``directions``) float32 of length 1.
 
     Attributes:
-        directions: how many of the 200 are kept, the most telling first.
+        directions: how many of the 200 directions are used, the best first.
     """
 
     name = "strokes"
-    pictures = "gray images"
-    taken = (1, SIDE, SIDE)
-    most = DIRECTIONS
+    kind_of_pictures = "gray images"
+    picture_shape = (1, SIDE, SIDE)
+    max_directions = DIRECTIONS
     directions: int = DIRECTIONS
 
     def __call__(self, inputs: Tensor) -> Tensor:
         self.shape(tuple(inputs.shape[1:]))
-        known = learnt()
-        return unit((scattered(inputs).flatten(1) - known["mean"]) @ known["directions"][:, : self.directions])
+        tensors = learnt()
+        return unit((scattered(inputs).flatten(1) - tensors["mean"]) @ tensors["directions"][:, : self.directions])
 
 
 @lru_cache(maxsize=1)
 def learnt() -> dict[str, Tensor]:
-    """Return what the package's file holds: the mean (3969,) of the scribbles' features, and the directions (3969, 200)."""
+    """Return the tensors of the package's file: the mean (3969,) of the scribbles' features, and the directions (3969, 200)."""
     return shipped("strokes")
 
 
 def learn(progress: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Tensor]:
-    """Return the mean (3969,) and the directions (3969, 200), float16, from scribbles alone; minutes on one core.
+    """Compute the mean (3969,) and the directions (3969, 200), float16, from scribbles alone. It takes minutes on one core.
 
-    Fisher's linear discriminant (1936) with a ridge: directions that maximise the scribbles' variance over that of their copies.
+    Fisher's linear discriminant (1936), with a ridge, gives the directions: they maximise the variance between scribbles, relative to the
+    variance between the copies of one scribble. ``progress`` is called with the number of scribbles that are done, and of all.
     """
     generator = np.random.Generator(np.random.PCG64DXSM(0))
     rows = np.empty((_SCRIBBLES * _COPIES, MAPS * (SIDE // 4) ** 2), dtype=np.float32)
@@ -78,9 +80,9 @@ def learn(progress: Callable[[int, int], None] = lambda done, total: None) -> di
     within = (rows.T @ rows).astype(np.float64) / len(rows) - between
     size = len(within)
     within += np.eye(size) * (_RIDGE * np.trace(within) / size)
-    _, found = scipy.linalg.eigh(between, within, subset_by_index=[size - DIRECTIONS, size - 1])
-    directions = found[:, ::-1]
-    # A direction and its opposite are as good: of both, the one whose largest entry is positive.
+    _, ascending = scipy.linalg.eigh(between, within, subset_by_index=[size - DIRECTIONS, size - 1])
+    directions = ascending[:, ::-1]
+    # A direction and its opposite are equally good. To be reproducible, its largest entry is made positive.
     directions = directions * np.sign(directions[np.abs(directions).argmax(axis=0), np.arange(DIRECTIONS)])
     directions = directions / np.abs(directions).max()
     return {"mean": torch.from_numpy(mean).half(), "directions": torch.from_numpy(directions.copy()).half()}
@@ -93,29 +95,29 @@ def copies(generator: np.random.Generator, count: int) -> NDArray[np.uint8]:
 
 
 def _scribble(generator: np.random.Generator) -> Floats:
-    """Return one to three cubic curves by their control points (S, 4, 2) in a square of side 2; most begin where the last one ended."""
+    """Draw the control points (S, 4, 2), in a square of side 2, of one to three cubic curves. Most begin where the one before ended."""
     curves = generator.uniform(-1, 1, (generator.integers(1, 4), 4, 2))
-    for place in range(1, len(curves)):
+    for number in range(1, len(curves)):
         if generator.random() < 0.6:
-            curves[place, 0] = curves[place - 1, 3]
+            curves[number, 0] = curves[number - 1, 3]
     return curves
 
 
 def _deformed(curves: Floats, generator: np.random.Generator) -> Floats:
-    """Return points (P, 2) of the curves with a tremor in each control point, turned, slanted and stretched."""
-    trembling = curves + generator.normal(0, 0.12, curves.shape)
+    """Return points (P, 2) on ``curves`` (S, 4, 2) with control points moved a little, and all turned, slanted and stretched at random."""
+    moved_controls = curves + generator.normal(0, 0.12, curves.shape)
     time = np.linspace(0, 1, _CURVE_POINTS)[:, None]
-    weights = np.concatenate([(1 - time) ** 3, 3 * time * (1 - time) ** 2, 3 * time**2 * (1 - time), time**3], axis=1)
-    points = (weights @ trembling).reshape(-1, 2)
+    bernstein = np.concatenate([(1 - time) ** 3, 3 * time * (1 - time) ** 2, 3 * time**2 * (1 - time), time**3], axis=1)
+    points = (bernstein @ moved_controls).reshape(-1, 2)
     angle, slant, stretch = generator.normal(0, 0.15), generator.normal(0, 0.25), np.exp(generator.normal(0, 0.12, 2))
-    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-    moved: Floats = points @ (turn @ np.array([[1, slant], [0, 1]]) @ np.diag(stretch)).T
-    return moved
+    rotation = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    deformed: Floats = points @ (rotation @ np.array([[1, slant], [0, 1]]) @ np.diag(stretch)).T
+    return deformed
 
 
 def _drawn(points: Floats, width: float) -> NDArray[np.uint8]:
-    """Draw ``points`` with a pen ``width`` pixels to each side, 18 pixels high or wide, their middle in the image's."""
-    extent = max(float((points.max(axis=0) - points.min(axis=0)).max()), 0.6)
+    """Draw ``points`` (P, 2) in the middle of an image (28, 28), 18 pixels high or wide, with ink ``width`` pixels around each point."""
+    extent = max(float((points.max(axis=0) - points.min(axis=0)).max()), 0.6)  # a tiny scribble is not made as large
     placed = points * (18 / extent)
     placed = placed - placed.mean(axis=0) + (SIDE - 1) / 2
     pixels = np.stack(np.meshgrid(np.arange(SIDE), np.arange(SIDE)), axis=-1).reshape(-1, 1, 2)
