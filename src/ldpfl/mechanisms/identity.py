@@ -28,7 +28,7 @@ class Identity(Mechanism):
     Guarantee: none, epsilon is infinite. It exists to measure what privacy costs.
 
     Attributes:
-        clamp: whether values are clamped to their ranges, to tell what that costs from what noise costs.
+        clamp: whether values are clamped to their ranges, to measure the cost of clamping apart from that of noise.
     """
 
     clamp: bool = False

@@ -30,7 +30,7 @@ class Training:
     batch_size: int
     clip_norm: float | None = None
     plain: bool = True
-    """Whether its steps are the gradients times the learning rate, and nothing else."""
+    """Whether training is plain SGD: each step is the gradient times the learning rate."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class MechanismSettings(BaseModel):
         """
 
     def at_strength(self, strength: float) -> MechanismSettings:
-        """Return the same mechanism with another amount of noise. The larger ``strength``, the weaker the guarantee.
+        """Return these settings with another amount of noise. The larger ``strength``, the weaker the guarantee.
 
         Raises:
             ConfigError: the mechanism has no parameter for its noise, or the value is out of range.
@@ -99,12 +99,12 @@ class MechanismSettings(BaseModel):
         raise ConfigError(f"mechanism {self.name!r} has no parameter by which a target could be kept")
 
     def for_measuring(self, factor: float) -> MechanismSettings:
-        """Return the mechanism that measures columns before training: this one, with ``factor`` times the noise if that can be set."""
+        """Return the settings for measuring a table's columns before training: ``factor`` times the noise, if the noise can be set."""
         return self
 
     @property
     def unsaid(self) -> str:
-        """A message on a setting that a simulation can compute, but a deployment needs explicitly; empty if there is none."""
+        """Error message about a missing setting that a simulation can compute and a deployment cannot; empty if no setting is missing."""
         return ""
 
     @property
@@ -122,7 +122,7 @@ class EpsilonSettings(MechanismSettings):
     """Settings of mechanisms that spend an epsilon on each unit of a report: a weight, a group, or the whole vector."""
 
     epsilon: Positive = 1.0
-    """Budget of what ``budget`` says, in one round."""
+    """Epsilon in one round of a unit or of a client, as ``budget`` says."""
     budget: Literal["unit", "client"] = "unit"
     """``unit``: ``epsilon`` is for one weight, group, or the whole vector, as the mechanism has it. ``client``: it is for all that a
     client sends in one round, divided evenly over its units; so mechanisms of different units can be compared."""
@@ -135,6 +135,7 @@ class EpsilonSettings(MechanismSettings):
         """Return the mechanism that spends ``epsilon`` on each unit."""
 
     def build(self, facts: Facts) -> Mechanism:
+        """Return the mechanism. If ``budget`` is ``client``, divide ``epsilon`` evenly over the units of a report."""
         try:
             mechanism = self.at(self.epsilon)
         except ConfigError as error:
