@@ -166,7 +166,7 @@ class LatticeMechanism(VectorMechanism):
 
     @property
     def _vectors_held(self) -> float:
-        """Average number of a client's vectors: one for each record or person that it holds."""
+        """Average number of vectors that a client has: one for each record or person, or its whole update as one."""
         return 1.0
 
     @property
