@@ -232,11 +232,8 @@ def _point(law: Law, steps: float, first: int, more: Callable[[], int]) -> int:
             return context.mpf(0.5) if point <= 0 else law.tail((context.mpf(2 * point) - 1) / (2 * context.mpf(steps)), context)
 
         for candidate in (point - 1, point, point + 1):
-            if (
-                candidate >= 0
-                and high <= at_least(candidate) * (1 - slack * (candidate > 0))
-                and low >= at_least(candidate + 1) * (1 + slack)
-            ):
+            certain = high <= at_least(candidate) * (1 - slack * (candidate > 0)) and low >= at_least(candidate + 1) * (1 + slack)
+            if candidate >= 0 and certain:
                 return candidate
         first, bits = (first << WORD) | more(), longer(bits)
 

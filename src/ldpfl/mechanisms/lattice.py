@@ -38,7 +38,7 @@ ROUNDED_UP = 1 + 2.0**-48
 
 _MAX_STDS = 12
 """Number of standard deviations that a Gaussian value exceeds with probability 1e-32, which counts as never."""
-_MIN_POINTS_PER_STD = 2.0**10
+_MIN_STD = 2.0**10
 """Smallest number of lattice points per standard deviation of one client's noise. Decision 0023 bounds the effect of rounding for it."""
 _MAX_SHORTENING = 2.0**-6
 """Largest part of C by which rounding towards 0 may shorten a vector. Rounding changes each of d coordinates by less than a lattice point,
@@ -94,13 +94,9 @@ class Lattice:
             raise ConfigError(f"a sum over {clients:,} clients of {parts:,g} vectors each does not fit 64 bits: take fewer, or less noise")
         max_steps = (2.0**31 - clients / 2) / length
         steps = min(STEPS, 2 ** int(log2(max_steps))) if max_steps > 1 else 0
-        if (
-            steps * length + clients / 2 < 2.0**31
-            and steps * noise_multiplier >= _MIN_POINTS_PER_STD
-            and steps * _MAX_SHORTENING >= sqrt(dimension)
-        ):
-            return cls(steps, 32)
-        return cls()
+        exact = steps * length + clients / 2 < 2.0**31
+        rounding_harmless = steps * noise_multiplier >= _MIN_STD and steps * _MAX_SHORTENING >= sqrt(dimension)
+        return cls(steps, 32) if exact and rounding_harmless else cls()
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,7 @@ from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, blocks, client_block
 from ldpfl.mechanisms.reports.dense import DenseReports
 from ldpfl.mechanisms.reports.sampled import SampledReports, choose_coordinates
 from ldpfl.mechanisms.reports.units import SampledUnits, Units
-from ldpfl.mechanisms.scalar_noise import (
-    HybridLaw,
-    LaplaceLaw,
-    PiecewiseLaw,
-    ScalarLaw,
-    check_possible,
-    checked_epsilon,
-)
+from ldpfl.mechanisms.scalar_noise import HybridLaw, LaplaceLaw, PiecewiseLaw, ScalarLaw, check_possible, checked_epsilon
 from ldpfl.mechanisms.settings import EpsilonSettings, as_none
 from ldpfl.privacy import PureRelease, usable_blanket
 from ldpfl.util.lazy_imports import torch

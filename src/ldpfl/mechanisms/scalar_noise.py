@@ -169,7 +169,7 @@ class PiecewiseLaw(ScalarLaw):
     the largest multiple of 2^-64 with which a point in it is at most e^epsilon times as likely as one outside.
     """
 
-    limit: ClassVar[float] = 2 * 64 * log(2)  # above it, q / (1 + q) is less than 2^-64, the least probability that can be drawn
+    limit: ClassVar[float] = 2 * 64 * log(2)  # above it, the probability q / (1 + q) of the rest is below 2^-64, the least that is drawn
 
     @property
     def width(self) -> int:

@@ -76,6 +76,7 @@ class Sensitivity:
             self._check_given("samples", self.samples)
 
     def _check_given(self, name: str, value: float | None) -> None:
+        """Raise a ConfigError unless the parameter ``name``, which the mode needs, has a positive ``value``."""
         if value is None:
             raise ConfigError(f"sensitivity mode {self.mode!r} needs {name}")
         require_positive(name, value)
@@ -130,7 +131,7 @@ def require_positive(name: str, value: float) -> float:
 
 
 def require_share(name: str, value: float, *, one: bool) -> float:
-    """Return ``value`` after checking that it lies in (0, 1), or with ``one`` in (0, 1].
+    """Return ``value`` after checking that it lies in (0, 1), or in (0, 1] if ``one`` is allowed.
 
     Raises:
         ConfigError: ``value`` lies outside.
