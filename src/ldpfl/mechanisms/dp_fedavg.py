@@ -56,6 +56,7 @@ class DpFedAvg(LatticeMechanism):
         return self.clip.in_round(ranges).norm / self.clip.norm
 
     def _bounded(self, values: Tensor, ranges: LayerRanges) -> Tensor:
+        """Clip each client's vector to the round's norm C, and return lattice points (K, d) int64: one more if clipping is adaptive."""
         values, center = require_finite(values, ranges), ranges.expand()[0].double()
         clip = self.clip.in_round(ranges)
         points = torch.empty(len(values), clip.width(ranges.dimension), dtype=torch.int64)
@@ -65,7 +66,8 @@ class DpFedAvg(LatticeMechanism):
         return points
 
     def release(self, ranges: LayerRanges) -> GaussianRelease:
-        return GaussianRelease(self.name, 2 / self.noise_multiplier * ROUNDED_UP, alike=True, integers=self.summed)
+        mu = 2 / self.noise_multiplier * ROUNDED_UP  # two clipped vectors are at most 2 C apart
+        return GaussianRelease(self.name, mu, alike=True, integers=self.summed)
 
 
 class DpFedAvgSettings(MechanismSettings):
@@ -83,7 +85,7 @@ class DpFedAvgSettings(MechanismSettings):
     uses_ranges: ClassVar[bool] = False
 
     def at_strength(self, strength: float) -> DpFedAvgSettings:
-        return self.model_copy(update={"noise_multiplier": max(1 / strength, LEAST_NOISE)})
+        return self.model_copy(update={"noise_multiplier": max(1 / strength, LEAST_NOISE)})  # the stronger, the less noise
 
     @property
     def nearly_noise_free(self) -> DpFedAvgSettings:

@@ -97,11 +97,11 @@ class DpSgd(LatticeMechanism, PerRecord):
 
     @property
     def _vectors_held(self) -> float:
-        return self.records
+        return self.records  # each has one clipped gradient
 
     @property
     def _vectors_in_round(self) -> float:
-        return self._divisor
+        return self._divisor  # a report is the mean over a batch, so both are the batch's size
 
     def _bounded(self, values: Tensor, ranges: LayerRanges) -> Tensor:
         """Return ``values``, sums (K, d) of clipped gradients in lattice points, after checking that each is small enough to be exact."""
@@ -114,7 +114,8 @@ class DpSgd(LatticeMechanism, PerRecord):
         return sums
 
     def release(self, ranges: LayerRanges) -> GaussianRelease:
-        return GaussianRelease(self.name, 2 / self.noise_multiplier * ROUNDED_UP, unit=self.part, rate=self.sample_rate)
+        mu = 2 / self.noise_multiplier * ROUNDED_UP  # replacing a record changes a sum by 2 C at most
+        return GaussianRelease(self.name, mu, unit=self.part, rate=self.sample_rate)
 
     @property
     def properties(self) -> Properties:
@@ -152,7 +153,7 @@ class DpSgdSettings(MechanismSettings):
         return self.model_copy(update={"noise_multiplier": noise_multiplier})
 
     def at_strength(self, strength: float) -> DpSgdSettings:
-        return self.model_copy(update={"noise_multiplier": max(1 / strength, LEAST_NOISE)})
+        return self.model_copy(update={"noise_multiplier": max(1 / strength, LEAST_NOISE)})  # the stronger, the less noise
 
     @property
     def unsaid(self) -> str:

@@ -105,6 +105,7 @@ class DuchiVector(Mechanism):
         return VectorBitReports(packed, ranges.dimension)
 
     def decode(self, reports: VectorBitReports, ranges: LayerRanges) -> Tensor:
+        """Return estimates (K, d): center + amplitude for a bit that is set, center - amplitude for one that is not."""
         total_clients([reports], ranges, VectorBitReports)
         center, amplitude = self._scale(ranges)
         return (center + amplitude * (2 * torch.from_numpy(reports.unpack()).double() - 1)).float()
@@ -115,7 +116,7 @@ class DuchiVector(Mechanism):
     def aggregate(self, reports: Sequence[VectorBitReports], ranges: LayerRanges) -> Tensor:
         clients = total_clients(reports, ranges, VectorBitReports)
         center, amplitude = self._scale(ranges)
-        return (center + amplitude * (count_ones(reports).double() * (2 / clients) - 1)).float()
+        return (center + amplitude * (count_ones(reports).double() * (2 / clients) - 1)).float()  # the mean of decode's rows
 
     def noise(self, ranges: LayerRanges) -> TwoValueNoise:
         return TwoValueNoise(ranges, self.gain(ranges.dimension))
@@ -136,7 +137,7 @@ class DuchiVector(Mechanism):
         return PureRelease(self.name, self.epsilon, 1, "vector", blanket=usable_blanket(self.epsilon, blanket))
 
     def _scale(self, ranges: LayerRanges) -> tuple[Tensor, Tensor]:
-        """Return the center and the amplitude r B of every weight, (d,) each."""
+        """Return each weight's center, and its amplitude: the radius times :meth:`gain`, which a sign stands for; (d,) each."""
         center, radius = ranges.expand()
         return center, radius * self.gain(ranges.dimension)
 

@@ -102,11 +102,11 @@ class _Normal(Law):
         return bits
 
     def size(self, tail: Floats) -> Floats:
-        size: Floats = torch.special.ndtri(torch.from_numpy(tail)).neg_().numpy()
+        size: Floats = torch.special.ndtri(torch.from_numpy(tail)).neg_().numpy()  # minus the quantile of the lower tail
         return size
 
     def tail(self, size: Any, context: Any) -> Any:
-        return context.erfc(size / context.sqrt(2)) / 2
+        return context.erfc(size / context.sqrt(2)) / 2  # P(X > size) of a standard normal X
 
 
 class _Laplace(Law):
@@ -122,10 +122,10 @@ class _Laplace(Law):
         return np.log(bits, out=bits)
 
     def size(self, tail: Floats) -> Floats:
-        return -np.log(2 * tail)
+        return -np.log(2 * tail)  # the inverse of P(X > size) = e^-size / 2
 
     def tail(self, size: Any, context: Any) -> Any:
-        return context.exp(-size) / 2
+        return context.exp(-size) / 2  # P(X > size) of a Laplace value X of scale 1
 
 
 NORMAL: Law = _Normal()

@@ -101,7 +101,7 @@ class ScalarMechanism(Mechanism):
         return _encode_sampled(require_shape(values, ranges).cpu(), ranges, source, law, count)
 
     def decode(self, reports: DenseReports | SampledReports, ranges: LayerRanges) -> Tensor:
-        """Return c + r t* for weights that are all reported; else c + r (d / k) t* for the sampled weights, and c for the others."""
+        """Return estimates (K, d): center + radius t* for a reported value t*, times d / k if k are sampled; the center for others."""
         self._count_clients([reports], ranges)
         center, radius = ranges.expand()
         if isinstance(reports, DenseReports):
@@ -152,6 +152,7 @@ class ScalarMechanism(Mechanism):
         return SampledUnits(count, ranges.dimension, reader=lambda part: single)
 
     def release(self, ranges: LayerRanges) -> PureRelease:
+        """Return the release: one unit for each weight, or the sampled weights as one unit. Their blankets multiply."""
         count, value_blanket = self.sampled(ranges), self.law_for(ranges).blanket
         if count is None:
             blanket = usable_blanket(self.epsilon, value_blanket)
@@ -164,7 +165,7 @@ class ScalarMechanism(Mechanism):
         return 1.0 if count is None else ranges.dimension / count
 
     def _variance_coefficients(self, ranges: LayerRanges) -> tuple[float, float]:
-        """Return (a, b): the variance of one client's estimate is r^2 (a + b t^2)."""
+        """Return (a, b): the variance of a client's estimate is radius^2 (a + b t^2), t the value's distance from the center in radii."""
         law, factor = self.law_for(ranges), self._sampling_factor(ranges)
         return factor * law.offset, factor * law.slope + (factor - 1)
 
@@ -224,7 +225,7 @@ class ScalarSettings(EpsilonSettings):
     mechanism: ClassVar[type[ScalarMechanism]]
 
     def at(self, epsilon: float) -> ScalarMechanism:
-        return self.mechanism(epsilon, as_none(self.coordinates, "all"))
+        return self.mechanism(epsilon, as_none(self.coordinates, "all"))  # None: all weights are sent
 
 
 class LaplaceSettings(ScalarSettings):

@@ -101,16 +101,16 @@ class ScalarLaw(ABC):
     @property
     @abstractmethod
     def offset(self) -> float:
-        """Variance of t* at t = 0."""
+        """Variance of the randomised value t* of t = 0."""
 
     @property
     @abstractmethod
     def slope(self) -> float:
-        """Coefficient of t**2 in the variance of t*."""
+        """Coefficient of t**2 in the variance of t*, the randomised value of t."""
 
     @abstractmethod
     def density(self, x: Tensor, t: float) -> Tensor:
-        """Return the density of t* at ``x`` (of the continuous part only, if it has atoms). The lattice is ignored."""
+        """Return the density at ``x`` of t*, the randomised value of ``t``: of its continuous part, without atoms and as if unrounded."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,7 @@ class LaplaceLaw(ScalarLaw):
         return int(2 ** min(_MAX_LOG2_POINTS, floor(log2(MOST_STEPS / 2) + log2(self.epsilon) - 1e-9)))
 
     def sample(self, t: Tensor, source: RandomSource, rows: range) -> Tensor:
+        """Round t and real Laplace noise to the lattice, add them as integers, and cut off far values."""
         unit, max_point = self.unit, floor(self.bound * self.unit)
         scale = nextafter(2 * unit / self.epsilon, inf)  # rounded up, so that the epsilon spent, 2 unit / scale, is not too large
         sent = rounded(LAPLACE, scale, source, rows, t.shape[1])
@@ -156,7 +157,7 @@ class LaplaceLaw(ScalarLaw):
         return 0.0  # the noise does not depend on t
 
     def density(self, x: Tensor, t: float) -> Tensor:
-        return torch.exp((x - t).abs() * (-self.epsilon / 2)) * (self.epsilon / 4)
+        return torch.exp((x - t).abs() * (-self.epsilon / 2)) * (self.epsilon / 4)  # Laplace noise of scale 2 / epsilon around t
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,7 @@ class PiecewiseLaw(ScalarLaw):
         return -expm1(-self.epsilon / 2)  # without cancellation for a small epsilon
 
     def sample(self, t: Tensor, source: RandomSource, rows: range) -> Tensor:
-        """Draw a point of the window or one outside, as the class describes, and scale it to t*, (k, n)."""
+        """Draw a lattice point in the window close to t, or one outside of it, and scale the point to t*, (k, n)."""
         outside_count = _POINTS - self.width
         start = np.multiply(t.numpy(), outside_count / 2)
         start += outside_count / 2
@@ -232,10 +233,11 @@ class PiecewiseLaw(ScalarLaw):
 
     @property
     def slope(self) -> float:
+        """Coefficient q / (1 - q) of t^2 in the variance of t*."""
         return self._q / self._1_minus_q
 
     def density(self, x: Tensor, t: float) -> Tensor:
-        """Return the density of t* at ``x``: one constant within q of t after scaling by 1 - q, and q^2 = e^-epsilon times it outside."""
+        """Return the density of t* at ``x``: one constant where |x (1 - q) - t| <= q = e^(-epsilon / 2), e^-epsilon times it elsewhere."""
         q, scaled = self._q, x * self._1_minus_q
         close = self._1_minus_q / (2 * (1 + q)) / q
         values = torch.where((scaled - t).abs() <= q, torch.full_like(x, close), torch.full_like(x, close * q**2))
@@ -280,11 +282,11 @@ class HybridLaw(ScalarLaw):
 
     @property
     def gain(self) -> float:
-        """A: the one bit stands for +A or -A."""
+        """A: the one bit stands for t* = A or t* = -A."""
         return (1 << (BITS - 1)) / self._half
 
     def plus(self, t: Tensor) -> Tensor:
-        """Return the probability that the one bit, if it is sent, is +."""
+        """Return the probability that the one bit about ``t``, if it is sent, is +: then its mean is t."""
         return t / (2 * self.gain) + 0.5
 
     def sample(self, t: Tensor, source: RandomSource, rows: range) -> Tensor:

@@ -48,7 +48,7 @@ class SensitivitySchedule(NoiseSchedule):
 
     @property
     def c(self) -> float:
-        """The constant in c D / epsilon."""
+        """The constant c of the noise's standard deviation c D / epsilon."""
         return noise_constant(self.constant or ("exact" if self.proved else "theorem3"), self.epsilon, self.delta)
 
     @property
@@ -63,10 +63,11 @@ class SensitivitySchedule(NoiseSchedule):
         return super().bounded(public, clients)
 
     def limits(self, public: PublicState) -> Tensor | None:
+        """Return the clipping norm D / 2 (1,) if the sensitivity D is proved: then any two updates are at most D apart. Else None."""
         return torch.tensor([self.sensitivity.value / 2], dtype=torch.float64) if self.sensitivity.proved else None
 
     def paper_epsilon(self, public: PublicState, sigma: Tensor) -> float:
-        return self._charged(self.c * self.sensitivity.value, sigma)
+        return self._charged(self.c * self.sensitivity.value, sigma)  # c D / sigma for each layer
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,11 @@ class UniformSchedule(SensitivitySchedule, PublicSchedule):
         return same_for_all_layers(self.round_sigma(public.round), public)
 
     def mu(self, public: PublicState) -> float | None:
+        """Return D / sigma of this round if the sensitivity D is proved, else None."""
         return self.sensitivity.value / self.round_sigma(public.round) if self.sensitivity.proved else None
 
     def reason(self) -> str:
-        return self.sensitivity.reason
+        return self.sensitivity.reason  # mu is known exactly if the sensitivity is proved
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class FullDP(UniformSchedule):
     confidence: ClassVar[str] = "high for the form; medium that LaDP-FL ran this one and not NbAFL"
 
     def round_sigma(self, round_number: int) -> float:
-        return self.full_sigma
+        return self.full_sigma  # the same in every round
 
 
 class FullDPSettings(SensitivitySettings):
@@ -159,6 +161,7 @@ class NbAFL(PublicSchedule):
 
     @property
     def _sigma(self) -> float:
+        """Standard deviation 2 c L C / (m epsilon), see the class."""
         return 2 * self._c * self.exposures * self.norm / (self.samples * self.epsilon)
 
     def public_sigma(self, public: PublicState) -> Tensor:
@@ -176,13 +179,13 @@ class NbAFL(PublicSchedule):
         return sent - public.weights
 
     def mu(self, public: PublicState) -> float | None:
-        return 2 * self.norm / self._sigma
+        return 2 * self.norm / self._sigma  # two clipped vectors of weights are at most 2 C apart
 
     def reason(self) -> str:
-        return ""
+        return ""  # mu is always known
 
     def paper_epsilon(self, public: PublicState, sigma: Tensor) -> float:
-        return self._charged(self._c * 2 * self.norm / self.samples, sigma)
+        return self._charged(self._c * 2 * self.norm / self.samples, sigma)  # c D / sigma, with the paper's D = 2 C / m
 
 
 class NbAFLSettings(GaussianSettings):

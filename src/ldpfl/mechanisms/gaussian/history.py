@@ -71,7 +71,7 @@ class SensitiveDP(SensitivitySchedule):
 
     @property
     def data_dependent(self) -> bool:
-        return self.lam != 0
+        return self.lam != 0  # otherwise the estimate depends on broadcasts alone
 
     @property
     def foreseeable(self) -> bool:
@@ -79,7 +79,7 @@ class SensitiveDP(SensitivitySchedule):
 
     @property
     def proved(self) -> bool:
-        return self.clip_to_estimate
+        return self.clip_to_estimate  # clipping makes the estimate a bound
 
     def public_sensitivity(self, public: PublicState) -> float:
         """Return the estimate Dhat for ``lam`` 0, which depends on broadcasts alone."""
@@ -109,6 +109,7 @@ class SensitiveDP(SensitivitySchedule):
         return super().limits(public)
 
     def initial_memory(self, clients: int, dimension: int) -> dict[str, Tensor]:
+        """Return for each client the norm of its last update, 0 before its first; nothing if the estimate does not use it."""
         return {"moved": torch.zeros(clients, dtype=torch.float64)} if self.data_dependent else {}
 
     def remember(self, public: PublicState, clients: ClientState, sent: Tensor) -> dict[str, Tensor]:
@@ -208,6 +209,7 @@ class AdapLDP(NoiseSchedule):
         return sigma[:, None].repeat(1, len(public.sizes))
 
     def initial_memory(self, clients: int, dimension: int) -> dict[str, Tensor]:
+        """Return for each client its scaler c_i, and the weights that it sent last."""
         return {"scaler": torch.full((clients,), _INITIAL_SCALER, dtype=torch.float64), "sent": torch.zeros(clients, dimension)}
 
     def remember(self, public: PublicState, clients: ClientState, sent: Tensor) -> dict[str, Tensor]:
@@ -238,7 +240,7 @@ class AdapLDP(NoiseSchedule):
         return corrected
 
     def mu(self, public: PublicState) -> float | None:
-        return None
+        return None  # see ``reason``
 
     def reason(self) -> str:
         return "the noise depends on how far the client's own weights moved, and the sensitivity is not proved"

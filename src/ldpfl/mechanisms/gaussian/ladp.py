@@ -109,7 +109,7 @@ class LadpPaper(SensitivitySchedule):
         return torch.where(selected, self.full_sigma * (self.p_max / estimates), 0.0)
 
     def mu(self, public: PublicState) -> float | None:
-        return None
+        return None  # see ``reason``
 
     def reason(self) -> str:
         return "layers that are not selected leave without noise, and the noise of the others depends on the client's weights"
@@ -176,10 +176,11 @@ class LadpSound(PublicSchedule):
 
     @property
     def _mu(self) -> float:
+        """Gaussian-DP parameter mu that is equivalent to (epsilon, delta)."""
         return gaussian_mu(self.epsilon, self.delta)
 
     def clips(self, sizes: tuple[int, ...]) -> Tensor:
-        """Return S_l for each layer, (L,) float64.
+        """Return the clipping norm S_l of each layer, (L,) float64.
 
         Raises:
             ConfigError: ``clip`` names another number of layers.
@@ -211,6 +212,7 @@ class LadpSound(PublicSchedule):
         return (clips * divergence.clamp(self.p_min, self.p_max) / self.p_max).square()
 
     def public_sigma(self, public: PublicState) -> Tensor:
+        """Return sigma_l = 2 S_l / (mu sqrt(a_l)) of each layer, (L,): clipping norm S_l, share a_l of mu^2."""
         return 2 * self.clips(public.sizes) / (self._mu * self.shares(public).sqrt())
 
     def bounded(self, public: PublicState, clients: ClientState) -> Tensor:
@@ -223,7 +225,7 @@ class LadpSound(PublicSchedule):
         return self._mu
 
     def reason(self) -> str:
-        return ""
+        return ""  # mu is always known
 
     def paper_epsilon(self, public: PublicState, sigma: Tensor) -> float:
         """Return c D / sigma of the layers, added up or averaged: D is 2 S_l, and c = epsilon / mu."""

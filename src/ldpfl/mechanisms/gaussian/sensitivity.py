@@ -91,7 +91,7 @@ class Sensitivity:
         """The sensitivity D."""
         if self.norm is not None and self.mode == "update_clip":
             return 2 * self.norm
-        steps = self.steps
+        steps = self.steps  # all other modes have steps
         assumed = 0.0 if steps is None else 2 * steps.learning_rate * steps.epochs * steps.clip_norm
         if steps is not None and self.mode == "per_batch":
             return assumed / steps.batch_size

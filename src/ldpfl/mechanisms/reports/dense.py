@@ -33,7 +33,7 @@ class DenseReports:
 
     @property
     def bytes_per_client(self) -> int:
-        return 4 * self.dimension
+        return 4 * self.dimension  # float32
 
     def payloads(self) -> Iterable[bytes]:
         """Yield the bytes that each client sends."""
