@@ -81,7 +81,7 @@ class Mechanism(ABC):
         """Clip ``values`` to ``ranges``, randomise them, and return the clients' reports.
 
         Raises:
-            PrivacyError: invalid values, which must not leave (NaN, infinity, another dtype or shape).
+            PrivacyError: invalid values, which must not be sent (NaN, infinity, another dtype or shape).
         """
 
     @abstractmethod
@@ -115,11 +115,11 @@ class Mechanism(ABC):
 
     @abstractmethod
     def release(self, ranges: LayerRanges) -> Release:
-        """Return the description of one client's report of a round, for the ledger."""
+        """Return the facts about one client's report of a round from which accountants compute its privacy cost, for the ledger."""
 
     @property
     def properties(self) -> Properties:
-        """Facts that hold in every round; by default those of :class:`Properties`."""
+        """Facts that hold in every round; by default the defaults of :class:`Properties`."""
         return Properties()
 
 

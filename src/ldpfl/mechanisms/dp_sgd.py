@@ -168,6 +168,7 @@ class DpSgdSettings(MechanismSettings):
         return self.model_copy(update={"noise_multiplier": LEAST_NOISE})
 
     def build(self, facts: Facts) -> DpSgd:
+        """Return the mechanism, with a lattice that fits the sum over clients if reports are summed."""
         if self.clip_norm == "auto":
             raise ConfigError("mechanism.clip_norm = 'auto' is for one's own data only: give a number")
         records = float(self.records) or facts.records  # the setting is 0 if it was not given

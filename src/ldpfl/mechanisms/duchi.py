@@ -103,6 +103,7 @@ class Duchi(Mechanism, ByComparison):
         return (1 << (BITS - 1)) / self._half
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports:
+        """Draw one bit for each value, block by block. :meth:`Thresholds.bits` clips, and refuses NaN and infinity."""
         values, source = require_shape(values, ranges).cpu(), as_source(generator)
 
         def encoder(columns: slice) -> Encoder:
@@ -112,7 +113,8 @@ class Duchi(Mechanism, ByComparison):
         return BitReports.of(encoder, *values.shape)
 
     def comparison(self, ranges: LayerRanges) -> Comparison | None:
-        if ranges.dimension > COORDINATE_BLOCK:  # clients draw all bits of a block of coordinates before the next block
+        """Return how :meth:`encode` compares values with random integers; None for models of more than one block of coordinates."""
+        if ranges.dimension > COORDINATE_BLOCK:  # clients draw all bits of a block before the next block
             return None
         thresholds = Thresholds.of(self._half, ranges, slice(0, ranges.dimension))
         limits = torch.full((ranges.dimension,), thresholds.limit)
@@ -121,7 +123,7 @@ class Duchi(Mechanism, ByComparison):
 
     def decode(self, reports: BitReports, ranges: LayerRanges) -> Tensor:
         """Return estimates (K, d): center + radius A for a bit that is set, center - radius A for one that is not."""
-        total_clients([reports], ranges, BitReports)
+        total_clients([reports], ranges, BitReports)  # raises if the reports do not fit
         center, radius = ranges.expand()
         return (center + radius * self.gain * (2 * torch.from_numpy(reports.unpack()).double() - 1)).float()
 

@@ -106,7 +106,7 @@ class DuchiVector(Mechanism):
 
     def decode(self, reports: VectorBitReports, ranges: LayerRanges) -> Tensor:
         """Return estimates (K, d): center + amplitude for a bit that is set, center - amplitude for one that is not."""
-        total_clients([reports], ranges, VectorBitReports)
+        total_clients([reports], ranges, VectorBitReports)  # raises if the reports do not fit
         center, amplitude = self._scale(ranges)
         return (center + amplitude * (2 * torch.from_numpy(reports.unpack()).double() - 1)).float()
 

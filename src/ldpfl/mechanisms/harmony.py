@@ -68,18 +68,18 @@ class Harmony(Mechanism):
 
     @property
     def gain(self) -> float:
-        """A, as in ``duchi``: the estimate of a sampled weight is s r A away from the center, for a group of s weights."""
+        """A, as in ``duchi``: the estimate of a sampled weight is center +- s A radius, for a group of s weights."""
         return Duchi(self.epsilon).gain
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> IndexedBitReports:
+        """Sample one weight of each group for each client, and randomise it to a sign as ``duchi`` does."""
         values = require_shape(values, ranges)
         source, groups = as_source(generator), Groups.of(ranges, self.group)
         index = sample_places(source, values.shape[0], groups.sizes)
         columns = torch.from_numpy(index + groups.starts).to(values.device)
         # From here on it is ``duchi`` on one weight of each group. It checks the sampled values for NaN.
         bits = Duchi(self.epsilon).encode(values.gather(1, columns), groups.ranges, source)
-        signs = np.unpackbits(bits.packed, axis=1, count=groups.sizes.size, bitorder="little").view(np.bool_)
-        return IndexedBitReports(index, signs, groups.sizes)
+        return IndexedBitReports(index, bits.unpack().view(np.bool_), groups.sizes)
 
     def decode(self, reports: IndexedBitReports, ranges: LayerRanges) -> Tensor:
         """Return estimates (K, d): center plus or minus the group's step at each sampled weight, and the center at the others."""
@@ -111,7 +111,7 @@ class Harmony(Mechanism):
         return mean
 
     def noise(self, ranges: LayerRanges) -> TwoValueNoise:
-        """Return the error of Optimal LDP-FL, equation (18), with s the size of the weight's group."""
+        """Return the error of Optimal LDP-FL, equation (18), where s is the size of the weight's group."""
         groups = Groups.of(ranges, self.group)
         return TwoValueNoise(ranges, self.gain, groups.sizes, groups.largest)
 

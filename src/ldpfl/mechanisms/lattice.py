@@ -126,7 +126,7 @@ class LatticeMechanism(VectorMechanism):
         """Return the clipped ``values`` as lattice points, (K, d) int64, without noise.
 
         Raises:
-            PrivacyError: the values are invalid and must not leave.
+            PrivacyError: the values are invalid and must not be sent.
         """
 
     @property
@@ -150,7 +150,7 @@ class LatticeMechanism(VectorMechanism):
         2^bits.
 
         Raises:
-            PrivacyError: the values are invalid and must not leave.
+            PrivacyError: the values are invalid and must not be sent.
         """
         bounded, source = self._bounded(values, ranges).numpy(), as_source(generator)
         sent = np.empty(bounded.shape, dtype=np.int64)

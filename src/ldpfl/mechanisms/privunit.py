@@ -50,8 +50,8 @@ class PrivUnitG(VectorMechanism):
 
     Attributes:
         norm: longest vector; a longer one is shortened to it.
-        magnitude_share: part of epsilon that buys the length. With 0 every vector counts as one of length ``norm``:
-            short vectors come out too long (biased).
+        magnitude_share: part of epsilon that is spent on the length. With 0 every vector counts as one of length ``norm``: the estimates
+            of short vectors are too long (biased).
 
     Source: Asi, Feldman & Talwar 2022; Bhowmick et al. 2018 for the separate length; Duchi et al. 2018 for its bit.
     """
@@ -62,6 +62,7 @@ class PrivUnitG(VectorMechanism):
     name: ClassVar[str] = "privunit-g"
 
     def __post_init__(self) -> None:
+        """Check the settings, and that both parts of epsilon, for direction and length, are large enough."""
         if not _is_number_between(self.norm, _SMALLEST_NORM, _LARGEST_NORM):
             raise ConfigError(f"norm must lie between {_SMALLEST_NORM:g} and {_LARGEST_NORM:g}, got {self.norm!r}")
         if not _is_number_between(self.magnitude_share, 0.0, 1.0) or self.magnitude_share == 1:
@@ -230,7 +231,7 @@ class PrivUnitGSettings(EpsilonSettings):
     norm: Positive = 1.0
     """Longest vector; a longer one is shortened to it."""
     magnitude_share: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.5
-    """Part of ``epsilon`` that buys the vector's length."""
+    """Part of ``epsilon`` that is spent on the vector's length."""
 
     def at(self, epsilon: float) -> PrivUnitG:
         return PrivUnitG(epsilon, self.norm, self.magnitude_share)

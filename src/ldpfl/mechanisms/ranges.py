@@ -86,11 +86,11 @@ class LayerRanges:
         return values.double().clamp(center - radius, center + radius)
 
     def expand(self) -> tuple[Tensor, Tensor]:
-        """Return (center, radius) as (d,) float64 vectors, as :meth:`spread` makes them."""
+        """Return the center and the radius of each weight's range, (d,) float64 both. Do not write to them, see :meth:`spread`."""
         return self.slice(0, self.dimension)
 
     def slice(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Return (center, radius) of the coordinates ``start`` to ``stop`` as float64 vectors, as :meth:`spread` makes them."""
+        """Return the centers and the radii of the coordinates ``start`` to ``stop``, float64. Do not write to them, see :meth:`spread`."""
         return self.spread(self.center, start, stop), self.spread(self.radius, start, stop)
 
     def spread(self, per_layer: Tensor, start: int, stop: int) -> Tensor:

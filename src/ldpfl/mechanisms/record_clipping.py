@@ -66,7 +66,7 @@ class RecordClip:
 
     @property
     def bit(self) -> int:
-        """Lattice points of the coordinate that shows whether a vector was clipped; 0 without adaptive clipping."""
+        """Absolute value, in lattice points, of the coordinate that shows if a vector was clipped; 0 without adaptive clipping."""
         return int(self.scale * _BIT_LENGTH) if self.adaptive else 0
 
     def width(self, dimension: int) -> int:

@@ -128,7 +128,7 @@ def create(name: str, **parameters: Any) -> Mechanism:
     """Build the mechanism called ``name`` from its settings, for instance ``create("duchi", epsilon=1.0)``.
 
     Raises:
-        ConfigError: the name is unknown, a setting is unknown or out of range, or the mechanism needs to know of a training.
+        ConfigError: the name is unknown, a setting is unknown or out of range, or the mechanism can be built only for a training.
     """
     settings_class = settings_of(name)
     fields = settings_class.model_fields.keys()

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ldpfl.errors import ConfigError
 from ldpfl.mechanisms.base import Mechanism, PublicState, require_finite
-from ldpfl.mechanisms.coins import FIRST, words_below
+from ldpfl.mechanisms.coins import FIRST, Places, words_below
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
 from ldpfl.mechanisms.harmony import Harmony
 from ldpfl.mechanisms.hooks import PerRound
@@ -107,8 +107,7 @@ class RotatedSign(Mechanism, PerRound):
         groups = Groups.of(self.coordinates(ranges), self.group)
         index = sample_places(source, len(signs), groups.sizes)
         bits = self._randomise(signs.gather(1, torch.from_numpy(index + groups.starts)), lengths, source)
-        plus = np.unpackbits(bits.packed, axis=1, count=groups.sizes.size, bitorder="little").view(np.bool_)
-        return IndexedBitReports(index, plus, groups.sizes)
+        return IndexedBitReports(index, bits.unpack().view(np.bool_), groups.sizes)
 
     def _randomise(self, signs: Tensor, lengths: Tensor, source: RandomSource) -> BitReports:
         """Randomise ``signs`` (K, s), -1, 0 or 1. The relative ``lengths`` (K,), at most 1, scale the bias of bits towards their signs."""
@@ -164,7 +163,7 @@ class RotatedSign(Mechanism, PerRound):
         return _SignNoise(self, ranges)
 
     def units(self, ranges: LayerRanges) -> Units:
-        """Return one bit for each rotated coordinate, or an index and a bit for each group."""
+        """Return the layout: one bit for each rotated coordinate, or an index and a bit for each group of them."""
         coordinates = self.coordinates(ranges)
         units = self._bit_mechanism.units(coordinates)
         mixed = MixedCoordinates(coordinates, lambda mean: self._rotate_back(mean, ranges))
@@ -194,11 +193,9 @@ class RotatedSign(Mechanism, PerRound):
         )
 
 
-def _signed_limits(
-    signs: NDArray[np.int8], limits: NDArray[np.int64], row: NDArray[np.int64], place: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Return the thresholds (m,) at rows ``row`` (m,) and columns ``place`` (m,): the client's limit times the coordinate's sign."""
-    return np.asarray(signs[row, place] * limits[row, 0])
+def _signed_limits(signs: NDArray[np.int8], limits: Places, row: Places, column: Places) -> Places:
+    """Return the thresholds (m,) at rows ``row`` (m,) and columns ``column`` (m,): the client's limit times the coordinate's sign."""
+    return np.asarray(signs[row, column] * limits[row, 0])
 
 
 @dataclass(frozen=True, eq=False)

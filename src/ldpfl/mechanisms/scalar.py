@@ -95,6 +95,7 @@ class ScalarMechanism(Mechanism):
         return (f"epsilon {value_epsilon:g} a value is more than {self.law.limit:.1f}, above which less is spent than counted",)
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> DenseReports | SampledReports:
+        """Randomise all weights of ``values``, or sample some of each client's and randomise these."""
         law, count, source = self.law_for(ranges), self.sampled(ranges), as_source(generator)
         if count is None:
             return _encode_all(require_finite(values, ranges), ranges, source, law)

@@ -179,7 +179,7 @@ class PiecewiseLaw(ScalarLaw):
 
     @property
     def _gain(self) -> float:
-        """Change of the mean lattice point if the window moves by one point. It scales points so that t* is unbiased."""
+        """Change of the mean drawn point if the window close to t moves by one point. Points are divided by it, so that t* is unbiased."""
         close = _window_probability(self.epsilon, self.width) / 2**64
         return close - (1 - close) * self.width / (_POINTS - self.width)
 
@@ -271,7 +271,7 @@ class HybridLaw(ScalarLaw):
 
     @property
     def blanket(self) -> float:
-        """Mean of the blankets of both parts. The blanket of the one bit is twice the probability of the rarer value."""
+        """Mean of the blankets of the two laws (probabilities of a draw that ignores t); the bit's is twice that of its rarer value."""
         share, bit = self.piecewise_share, thresholds(self.epsilon)[0] / (1 << (BITS - 1))
         return share * PiecewiseLaw(self.epsilon).blanket + (1 - share) * bit if share else bit
 

@@ -71,7 +71,7 @@ class MechanismSettings(BaseModel):
     of steepest descent at the broadcast weights, over all samples of the client (FedSGD): nothing is trained locally."""
 
     protects: ClassVar[bool] = True
-    """Whether the mechanism is meant to protect anything. If not, it is its own noise-free baseline."""
+    """Whether the mechanism is meant to protect anything. If not, it is itself a noise-free baseline."""
 
     uses_ranges: ClassVar[bool] = True
     """Whether values are clipped to ranges, rather than by their norm."""
@@ -80,7 +80,7 @@ class MechanismSettings(BaseModel):
     """Whether the mechanism can be built only for a known training. Such mechanisms are not planned, audited or created on their own."""
 
     sends_bits: ClassVar[bool] = False
-    """Whether a report is randomised bits, whose cost accountants add to that of other bits behind a shuffler."""
+    """Whether a report consists of randomised bits, whose cost behind a shuffler accountants can add to that of other bits."""
 
     @abstractmethod
     def build(self, facts: Facts) -> Mechanism:
@@ -109,12 +109,12 @@ class MechanismSettings(BaseModel):
 
     @property
     def nearly_noise_free(self) -> MechanismSettings | None:
-        """The same mechanism with negligible noise, as a baseline, if it also transforms values; None if its baseline is ``none``."""
+        """These settings with negligible noise, the baseline of a mechanism that transforms values; None if mechanism ``none`` is it."""
         return None
 
     @property
     def budgeted(self) -> tuple[float, str] | None:
-        """The configured epsilon and the unit that it is for ("unit" or "client"); None if there is no epsilon."""
+        """The configured epsilon, and what it is for: "unit" (each unit of a report) or "client"; None if there is no epsilon."""
         return None
 
 

@@ -75,7 +75,7 @@ class SensitiveDP(SensitivitySchedule):
 
     @property
     def foreseeable(self) -> bool:
-        return self.clip_to_estimate  # else it depends on how far models move
+        return self.clip_to_estimate  # otherwise the guarantee depends on how far models move
 
     @property
     def proved(self) -> bool:

@@ -33,15 +33,15 @@ Selection = Literal["abs_l2", "rms", "top_fraction"]
 
 @dataclass(frozen=True)
 class LayerSelection:
-    """Which layers of a client get noise; the others leave as they are.
+    """Which layers of a client get noise; the others are sent without noise.
 
     Attributes:
         rule: ``abs_l2``: L2 norm above ``value``, as in the paper; ``rms``: norm / sqrt(number of weights) above it; ``top_fraction``: the
             part ``value`` of the layers (rounded up) with the largest norms. With ``abs_l2`` the size alone decides for most layers.
         value: tau >= 0, or a fraction in (0, 1].
 
-    A threshold above all norms selects nothing: everything then leaves without noise. Source: LaDP-FL, Algorithm 2; confidence
-    high for a threshold on a norm, low for which one.
+    A threshold above all norms selects nothing: all layers are then sent without noise. Source: LaDP-FL, Algorithm 2. Confidence high for a
+    threshold on a norm, low for which norm.
 
     Raises:
         ConfigError: an unknown rule, or a value out of range.
@@ -147,7 +147,7 @@ class LadpSound(PublicSchedule):
 
     Attributes:
         epsilon, delta: budget of one client's round.
-        clip: S, norm of the whole update, of which layer l gets S_l = S sqrt(d_l / d); or one S_l for each layer.
+        clip: S, clipping norm of the whole update, so that a layer of d_l of d weights gets S_l = S sqrt(d_l / d); or all S_l.
         share_rule: see :data:`ShareRule`.
         smallest_share: the share that each of L layers gets before the rest is shared; less than 1 / L.
         p_min, p_max, normaliser: of the estimates P_l, as in :class:`LadpPaper`.

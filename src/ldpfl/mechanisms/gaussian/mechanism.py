@@ -129,15 +129,17 @@ class Gaussian(VectorMechanism, PerRound):
     @property
     def properties(self) -> Properties:
         schedule = self.schedule
+        guaranteed = schedule.mu(PublicState(1, torch.zeros(1), None, (1,))) is not None  # the same in every round
         return replace(
             super().properties,
             assumptions=(*schedule.assumptions, "random bits are uniform and secret"),
             delta=schedule.delta,
-            deployable=schedule.deployable and schedule.mu(PublicState(1, torch.zeros(1), None, (1,))) is not None,
+            deployable=schedule.deployable and guaranteed,
             foreseeable=schedule.foreseeable,
         )
 
     def release(self, ranges: LayerRanges) -> GaussianRelease | UnprotectedRelease:
+        """Return a release at the schedule's mu; without mu, an unprotected one, with the reason and the epsilon that the paper claims."""
         mu = self.schedule.mu(self._public_state(ranges))
         if mu is not None:
             return GaussianRelease(self.name, mu * _ROUNDED_UP, alike=not self.schedule.data_dependent)
@@ -183,7 +185,7 @@ class _ScheduledNoise(Noise):
         return self._public_sigma().square().div(clients).repeat_interleave(torch.tensor(self.ranges.sizes)).float()
 
     def largest_std(self, clients: int) -> NDArray[np.float64]:
-        """Return sigma / sqrt(n) for n = ``clients``."""
+        """Return each layer's sigma / sqrt(n), the noise of a mean of n = ``clients`` updates."""
         return np.asarray(self._public_sigma() / sqrt(clients))
 
     def _public_sigma(self) -> Tensor:

@@ -27,7 +27,7 @@ class GaussianSettings(MechanismSettings):
     budget: Literal["unit", "client"] = "unit"
     """The same here: the unit is all that a client sends."""
     delta: Share = 1e-5
-    """Of one client's round, as ``epsilon``."""
+    """Delta of a client's round, for ``epsilon``."""
     layers_separately: bool = False
     """Whether the paper's accounting adds up a client's layers or averages them; changes no noise."""
 
@@ -35,7 +35,7 @@ class GaussianSettings(MechanismSettings):
 
     @abstractmethod
     def schedule(self, facts: Facts) -> NoiseSchedule:
-        """Return how much noise goes where; errors as for :meth:`build`."""
+        """Return the schedule, which decides the noise of each round, client and layer. It raises as :meth:`build` does."""
 
     def at_strength(self, strength: float) -> GaussianSettings:
         return self.model_copy(update={"epsilon": strength})

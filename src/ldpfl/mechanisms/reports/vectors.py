@@ -72,14 +72,15 @@ class VectorMechanism(Mechanism):
     """Clients send noisy vectors, offset by the ranges' center; their mean is an unbiased estimate."""
 
     def decode(self, reports: VectorReports, ranges: LayerRanges) -> Tensor:
-        total_clients([reports], ranges, VectorReports)
-        return (reports.values + ranges.expand()[0]).float()
+        total_clients([reports], ranges, VectorReports)  # raises if the reports do not fit
+        return (reports.values + ranges.expand()[0]).float()  # vectors are sent less the center
 
     def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> VectorReports:
         return VectorReports(DenseReports.from_payloads(payloads, ranges.dimension).values)
 
     def aggregate(self, reports: Sequence[VectorReports], ranges: LayerRanges) -> Tensor:
-        return (ranges.expand()[0] + mean_of_rows(reports, total_clients(reports, ranges, VectorReports))).float()
+        clients = total_clients(reports, ranges, VectorReports)
+        return (ranges.expand()[0] + mean_of_rows(reports, clients)).float()  # vectors are sent less the center
 
     @property
     def properties(self) -> Properties:
