@@ -85,7 +85,7 @@ class DpFedAvgSettings(MechanismSettings):
     uses_ranges: ClassVar[bool] = False
 
     def at_strength(self, strength: float) -> DpFedAvgSettings:
-        return self.model_copy(update={"noise_multiplier": max(1 / strength, LEAST_NOISE)})  # the stronger, the less noise
+        return self.model_copy(update={"noise_multiplier": max(1 / strength, LEAST_NOISE)})  # the larger, the less noise
 
     @property
     def nearly_noise_free(self) -> DpFedAvgSettings:

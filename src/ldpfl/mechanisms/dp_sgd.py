@@ -153,7 +153,7 @@ class DpSgdSettings(MechanismSettings):
         return self.model_copy(update={"noise_multiplier": noise_multiplier})
 
     def at_strength(self, strength: float) -> DpSgdSettings:
-        return self.model_copy(update={"noise_multiplier": max(1 / strength, LEAST_NOISE)})  # the stronger, the less noise
+        return self.model_copy(update={"noise_multiplier": max(1 / strength, LEAST_NOISE)})  # the larger, the less noise
 
     @property
     def unsaid(self) -> str:

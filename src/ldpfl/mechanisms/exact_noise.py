@@ -102,8 +102,7 @@ class _Normal(Law):
         return bits
 
     def size(self, tail: Floats) -> Floats:
-        size: Floats = torch.special.ndtri(torch.from_numpy(tail)).neg_().numpy()  # minus the quantile of the lower tail
-        return size
+        return np.asarray(torch.special.ndtri(torch.from_numpy(tail)).neg_().numpy())  # minus the quantile of the lower tail
 
     def tail(self, size: Any, context: Any) -> Any:
         return context.erfc(size / context.sqrt(2)) / 2  # P(X > size) of a standard normal X
@@ -251,8 +250,7 @@ def longer(bits: int) -> int:
 
 def words64(source: RandomSource, rows: range, count: int) -> Integers:
     """Draw ``count`` int64 values, uniform over all 2^64 values, for each client in ``rows``, (k, count)."""
-    words: Integers = draw_block(source, rows, 2 * count).view(np.int64)
-    return words
+    return np.asarray(draw_block(source, rows, 2 * count).view(np.int64))
 
 
 def tails(words: Integers) -> tuple[Floats, NDArray[np.bool_]]:

@@ -14,7 +14,7 @@ from ldpfl.mechanisms.registry import names
 from ldpfl.util.files import write_text
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-_MAX_NAME_LENGTH = 40
+_MAX_LENGTH = 40
 
 
 def package_files(name: str) -> dict[str, str]:
@@ -37,10 +37,8 @@ def write_package(folder: Path, name: str) -> None:
     Raises:
         ConfigError: ``name`` is no valid name, a mechanism or a Python module has it already, or ``folder`` is not empty.
     """
-    if not _NAME.fullmatch(name) or len(name) > _MAX_NAME_LENGTH:
-        raise ConfigError(
-            f"a mechanism cannot be called {name[:60]!r}: give up to {_MAX_NAME_LENGTH} small letters, digits and single hyphens"
-        )
+    if not _NAME.fullmatch(name) or len(name) > _MAX_LENGTH:
+        raise ConfigError(f"a mechanism cannot be called {name[:60]!r}: give up to {_MAX_LENGTH} small letters, digits and single hyphens")
     if name in names():
         raise ConfigError(f"there is a mechanism {name!r} already: give the new one another name")
     package = name.replace("-", "_")

@@ -79,17 +79,17 @@ class TwoValueNoise(Noise):
     largest: NDArray[np.int64] | int = 1
 
     def variance(self, values: Tensor) -> Tensor:
-        """Return s r^2 A^2 - (w - c)^2 for the clamped values w: the mean square of an estimate less the square of its mean."""
+        """Return the mean square of an estimate's distance from the center, less the square of the clamped value's distance, (K, d)."""
         center = self.ranges.expand()[0]
         inside = self.ranges.clamp(values)
         return (self._mean_square() - (inside - center) ** 2).to(values.dtype)
 
     def mean_variance(self, mean: Tensor, clients: int) -> Tensor:
-        """Return (s r^2 A^2 - (mean - c)^2) / (n - 1) for n = ``clients``; the upper bound s r^2 A^2 for one client.
+        """Return (q - (mean - center)^2) / (n - 1) for n = ``clients``, q from :meth:`_mean_square`; the upper bound q for one client.
 
         Where all weights are sent, this is the sample variance of n two-valued reports, over n. It is unbiased, except that negative
-        results are set to 0. These occur only with few clients and large groups (n below about sqrt(s)); the bias is at most
-        s r^2 A^2 / (n - 1).
+        results are set to 0. These occur only with few clients and large groups (n below about the root of the group size); the bias is
+        at most q / (n - 1).
         """
         if clients == 1:
             return self._mean_square().float()
@@ -97,11 +97,11 @@ class TwoValueNoise(Noise):
         return ((self._mean_square() - (mean - center) ** 2) / (clients - 1)).clamp_min(0).float()
 
     def largest_std(self, clients: int) -> NDArray[np.float64]:
-        """Return r A sqrt(s / n) for the largest group size s of each layer and n = ``clients``, reached at the center."""
+        """Return radius A sqrt(s / n), A the gain, for the largest group size s of each layer and n = ``clients``: that at the center."""
         return np.asarray(self.ranges.radii * np.sqrt(self.largest) * (self.gain / sqrt(clients)))
 
     def _mean_square(self) -> Tensor:
-        """Return the mean square of an estimate's distance from the center, s r^2 A^2, (d,)."""
+        """Return the mean square of an estimate's distance from the center, (d,): (radius A)^2 for the gain A, times the group size."""
         square: Tensor = (self.ranges.expand()[1] * self.gain) ** 2
         return square if self.groups is None else torch.from_numpy(np.repeat(self.groups, self.groups)) * square
 
@@ -125,12 +125,12 @@ class QuadraticNoise(Noise):
     clipped: bool = False
 
     def variance(self, values: Tensor) -> Tensor:
-        """Return r^2 (a + b t^2), (K, d)."""
+        """Return radius^2 (offset + slope t^2), (K, d), for the values' distances t from the center, in radii."""
         t = scaled(values, *self.ranges.expand())
         return ((self.offset + self.slope * t**2) * self.ranges.expand()[1] ** 2).to(values.dtype)
 
     def mean_variance(self, mean: Tensor, clients: int) -> Tensor:
-        """Return r^2 (a + b m^2) / (n + b), with m = (mean - c) / r and n = ``clients``.
+        """Return r^2 (a + b m^2) / (n + b), with a = offset, b = slope, r = radius, m = (mean - center) / r and n = ``clients``.
 
         It follows from E[m^2] = t^2 + (a + b t^2) / n, and is unbiased where all clients hold the same t. Where the clients' t have the
         variance s^2, it is off by -b s^2 / (n + b). The upper bound r^2 a / n replaces it for ``clipped``, and for one client if b < 0.
@@ -143,7 +143,7 @@ class QuadraticNoise(Noise):
         return estimate.clamp_min(0).float()  # below 0 only by the rounding of the mean
 
     def largest_std(self, clients: int) -> NDArray[np.float64]:
-        """Return r sqrt((a + b t^2) / n) for n = ``clients`` at the worst t: 0 if b is negative, else 1."""
+        """Return radius sqrt((offset + slope t^2) / n) for n = ``clients`` at the worst t: 0 if the slope is negative, else 1."""
         return np.asarray(self.ranges.radii * sqrt((self.offset + max(0.0, self.slope)) / clients))
 
 

@@ -164,8 +164,8 @@ class _DirectionNoise(Noise):
     def variance(self, values: Tensor) -> Tensor:
         """Return the variance around the estimate's own mean: E[M^2] E[Z_j^2] - (E[M] u_j)^2 for the length M and noisy direction Z.
 
-        M and Z are independent. Z_j = (alpha u_j + g_j) / m, and g_j has variance 1 - u_j^2, so E[Z_j^2] = (1 + gamma m u_j^2) / m^2. The
-        random direction of a zero vector has u_j^2 = 1 / d and mean 0.
+        u is the true direction. M and Z are independent. Z_j = (alpha u_j + g_j) / m for the law's scale m, and g_j has variance 1 - u_j^2,
+        so E[Z_j^2] = (1 + (E[alpha^2] - 1) u_j^2) / m^2. The random direction of a zero vector has u_j^2 = 1 / d and mean 0.
         """
         offset = values.double() - self.ranges.expand()[0]
         length = torch.linalg.vector_norm(offset, dim=1, keepdim=True)
@@ -195,17 +195,20 @@ class _DirectionNoise(Noise):
         return ((second / scale**2 + (second - length**2) * squares) / clients).float()
 
     def largest_std(self, clients: int) -> NDArray[np.float64]:
-        """Return the standard deviation for the worst vector, the same in every layer."""
+        """Return the standard deviation of the mean of ``clients`` reports about the worst vector, the same in every layer."""
         return np.full_like(self.ranges.radii, sqrt(self._worst_variance() / clients))
 
     def _second_moment(self, length: Number) -> Number:
-        """Return V = E[M^2] for a vector of this ``length``: norm^2 (A^2 - 1) / 4 + norm * length, or norm^2 if lengths are not sent."""
+        """Return the mean square of the noisy length of a vector of this ``length``; norm^2 if lengths are not sent.
+
+        It is norm^2 (A^2 - 1) / 4 + norm * length, with the gain A of the length's bit.
+        """
         if not self.mechanism.magnitude_share:
             return 0 * length + self.mechanism.norm**2  # in the shape of ``length``
         return self.mechanism.norm * length + self.mechanism.norm**2 * (Duchi(self.mechanism.length_epsilon).gain ** 2 - 1) / 4
 
     def _estimated_length(self, squared_length: float, factor: float, clients: int) -> float:
-        """Return the length N in [0, norm] with (1 - 1 / n) N^2 + ``factor`` V(N) = ``squared_length``, that of the noisy mean."""
+        """Return the length N in [0, norm] for which (1 - 1 / clients) N^2 + ``factor`` _second_moment(N) = ``squared_length``."""
         square, linear = 1 - 1 / clients, factor * self.mechanism.norm
         rest = squared_length - factor * self._second_moment(0.0)
         if rest <= 0:  # the noise alone explains the mean

@@ -60,7 +60,7 @@ class DirectionLaw:
 
     @property
     def blanket(self) -> float:
-        """Share of the law of Z that does not depend on u, (1 - p) / (1 - q): the lowest density of Z relative to a normal vector."""
+        """Share of the law of Z that does not depend on u: its lowest density relative to a normal vector, which is (1 - p) / (1 - q)."""
         return float((2**WORD - self.threshold) / 2**WORD / -expm1(self.log_q))
 
     @property
@@ -119,9 +119,9 @@ def _gamma_at(epsilon: float, logit: float) -> float:
 
 
 def _scale_at(epsilon: float, logit: float) -> float:
-    """Return m = E[alpha] = phi(gamma) (p / q) (1 - e^-epsilon) for ``logit`` = ln(p / (1 - p)); phi is the standard normal density.
+    """Return m = E[alpha] = phi(gamma) (p / q) (1 - e^-epsilon) for ``logit`` = ln(p / (1 - p)). In this form no digits cancel.
 
-    In this form no digits cancel.
+    phi is the standard normal density; p and q are the probabilities of alpha > gamma as drawn, and of a standard normal value.
     """
     log_density = -(_gamma_at(epsilon, logit) ** 2) / 2 - log(2 * pi) / 2
     log_p_over_q = float(log_expit(logit) - log_expit(logit - epsilon))

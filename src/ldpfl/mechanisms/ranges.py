@@ -272,7 +272,7 @@ _RATIOS = (0.05, 20.0)
 
 
 def _clipped_variance(ratio: float) -> float:
-    """Return E[min(z^2, ratio^2)] for a standard normal z."""
+    """Return E[min(z^2, ratio^2)] for a standard normal z: the variance that is left after clipping z to [-ratio, ratio]."""
     tail = math.erfc(ratio / math.sqrt(2))
     return 1 - tail - ratio * math.sqrt(2 / math.pi) * math.exp(-(ratio**2) / 2) + ratio**2 * tail
 

@@ -219,11 +219,11 @@ class _SignNoise(Noise):
         return variance.expand(-1, self.ranges.dimension).to(values.dtype)
 
     def mean_variance(self, mean: Tensor, clients: int) -> Tensor:
-        """Return the upper bound g A^2 pi / (2 D n) for n = ``clients``. It is tight for small epsilon, where the gain A is large."""
+        """Return the square of :meth:`largest_std`, an upper bound. It is tight for a small epsilon, where the gain is large."""
         return torch.full_like(mean, float(self.largest_std(clients)[0]) ** 2, dtype=torch.float32)
 
     def largest_std(self, clients: int) -> NDArray[np.float64]:
-        """Return A sqrt(g pi / (2 D n)) for each layer, with n = ``clients``."""
+        """Return A sqrt(g pi / (2 D n)) for each layer: gain A, group size g, D rotated coordinates, n = ``clients``."""
         scale = self.mechanism.gain * sign_scale(rotated_size(self.ranges.dimension))
         return np.full_like(self.ranges.radii, scale * sqrt(self.mechanism.group / clients))
 

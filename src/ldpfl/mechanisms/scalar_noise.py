@@ -247,6 +247,7 @@ class PiecewiseLaw(ScalarLaw):
 @lru_cache(maxsize=1024)
 def _window_probability(epsilon: float, width: int) -> int:
     """Return the probability, times 2^64, that a piecewise report lies in the window of ``width`` points close to t."""
+    # A point in the window is at most e^epsilon times as likely as one outside. Above an epsilon of 1e4, the result is 2^64 - 1 anyway.
     return largest_probability(lambda context: context.exp(min(epsilon, 1e4)) * width / (_POINTS - width))
 
 

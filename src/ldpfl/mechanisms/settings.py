@@ -128,7 +128,7 @@ class EpsilonSettings(MechanismSettings):
     client sends in one round, divided evenly over its units; so mechanisms of different units can be compared."""
 
     def at_strength(self, strength: float) -> EpsilonSettings:
-        return self.model_copy(update={"epsilon": strength})
+        return self.model_copy(update={"epsilon": strength})  # the larger, the less noise
 
     @abstractmethod
     def at(self, epsilon: float) -> Mechanism:

@@ -88,7 +88,7 @@ class Sensitivity:
 
     @property
     def value(self) -> float:
-        """The sensitivity D."""
+        """The sensitivity D: 2 S if updates are clipped to S; else 2 eta E C, divided by the batch or data set size in these modes."""
         if self.norm is not None and self.mode == "update_clip":
             return 2 * self.norm
         steps = self.steps  # all other modes have steps
@@ -105,7 +105,7 @@ class Sensitivity:
 
 @lru_cache(maxsize=256)
 def noise_constant(constant: Constant, epsilon: float, delta: float) -> float:
-    """Return c, where c D / ``epsilon`` is the standard deviation of the noise.
+    """Return the factor c of the noise: its standard deviation is c D / ``epsilon`` for the sensitivity D.
 
     Raises:
         ConfigError: epsilon or delta out of range, or ``classical`` for epsilon >= 1, where it is not proved.

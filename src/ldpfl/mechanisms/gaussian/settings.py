@@ -38,7 +38,7 @@ class GaussianSettings(MechanismSettings):
         """Return the schedule, which decides the noise of each round, client and layer. It raises as :meth:`build` does."""
 
     def at_strength(self, strength: float) -> GaussianSettings:
-        return self.model_copy(update={"epsilon": strength})
+        return self.model_copy(update={"epsilon": strength})  # the larger, the less noise
 
     def build(self, facts: Facts) -> Gaussian:
         return Gaussian(self.schedule(facts))

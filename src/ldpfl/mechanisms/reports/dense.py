@@ -41,8 +41,7 @@ class DenseReports:
 
     def addends(self) -> NDArray[np.float32]:
         """Return the numbers (clients, d) whose sum over clients :meth:`of_sum` takes."""
-        values: NDArray[np.float32] = self.values.numpy()
-        return values
+        return np.asarray(self.values.numpy())
 
     @classmethod
     def of_sum(cls, total: NDArray[np.float64], clients: int) -> DenseReports:

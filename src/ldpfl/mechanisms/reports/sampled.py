@@ -78,13 +78,12 @@ class SampledReports:
         """
         width = index_bits(dimension)
         index_bytes = packed_size(coordinates * width)
+        size = index_bytes + 4 * coordinates
         index = np.empty((len(payloads), coordinates), dtype=np.int64)
         values = np.empty((len(payloads), coordinates), dtype=np.float32)
         for row, payload in enumerate(payloads):
-            if len(payload) != index_bytes + 4 * coordinates:
-                raise ProtocolError(
-                    f"a report has {len(payload)} bytes, expected {index_bytes + 4 * coordinates} for {coordinates} of {dimension} weights"
-                )
+            if len(payload) != size:
+                raise ProtocolError(f"a report has {len(payload)} bytes, expected {size} for {coordinates} of {dimension} weights")
             bits = np.unpackbits(np.frombuffer(payload, dtype=np.uint8, count=index_bytes), bitorder="little")
             if bits[coordinates * width :].any():
                 raise ProtocolError("a report sets a bit between its indices and its values")
