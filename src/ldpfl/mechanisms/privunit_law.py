@@ -200,12 +200,13 @@ class _Draws:
             context.prec = bits + 2 * WORD
             u = [context.mpf(float(entry)) for entry in self.directions[row]]
             norm = context.sqrt(context.fsum(entry**2 for entry in u))
-            middle = context.mpf(2) ** -bits
-            g = [sign * _normal_quantile((first + context.mpf(0.5)) * middle, context) for sign, first in zip(signs, firsts, strict=True)]
-            share = (alpha + context.mpf(0.5)) * middle
+            last_bit = context.mpf(2) ** -bits  # tails are taken in the middle between two values of the bits
+            g = [sign * _normal_quantile((first + context.mpf(0.5)) * last_bit, context) for sign, first in zip(signs, firsts, strict=True)]
+            share = (alpha + context.mpf(0.5)) * last_bit
             along = self._alpha(row, share, context) - context.fdot(u, g) / norm
             # Further bits change each size by at most 1.3 times the change of its tail's logarithm; |u_i| <= 1.
-            error = middle + 2 * (context.fsum(1 / (first + context.mpf(0.5)) for first in firsts) + middle / min(share, 1 - share))
+            error = last_bit + 2 * (context.fsum(1 / (first + context.mpf(0.5)) for first in firsts) + last_bit / min(share, 1 - share))
+            # The entries of alpha u + g - <g, u> u for the exact unit vector u / norm.
             entries = [g[column] + along * u[column] / norm for column in columns]
             bounds = [[int(context.floor((entry + sign * error) * STEPS + context.mpf(0.5))) for sign in (-1, 1)] for entry in entries]
             if all(low == high for low, high in bounds):

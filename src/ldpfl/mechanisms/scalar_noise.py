@@ -144,7 +144,7 @@ class LaplaceLaw(ScalarLaw):
 
     @property
     def blanket(self) -> float:
-        """e^(-epsilon / 2). The law U is the noise around 0: noise around any t in [-1, 1] is at least that times as likely."""
+        """e^(-epsilon / 2): t* lies anywhere at least this many times as likely as the noise around 0 does, whatever t in [-1, 1] is."""
         return exp(-self.epsilon / 2)
 
     @property
@@ -190,7 +190,7 @@ class PiecewiseLaw(ScalarLaw):
 
     @property
     def blanket(self) -> float:
-        """Probability of a point outside the window relative to a uniform one: about e^(-epsilon / 2). The law U is uniform."""
+        """Probability with which t* is drawn uniformly, whatever t: that of a point outside the window over a uniform one's."""
         outside: int = 2**64 - _window_probability(self.epsilon, self.width)
         return float(outside / 2**64 * (_POINTS / (_POINTS - self.width)))
 
