@@ -26,7 +26,7 @@ STEPS = 1 << 10
 """Number of lattice points per standard deviation of the noise orthogonal to the direction."""
 
 _SMALLEST_TAIL = 2.0**-53
-"""Tail probability that :meth:`DirectionLaw.bound` takes for never."""
+"""Tail probability below which :meth:`DirectionLaw.bound` neglects values."""
 _LARGEST_NORMAL = float(-ndtri(_SMALLEST_TAIL))
 """The normal quantile of that tail, about 8.21."""
 
