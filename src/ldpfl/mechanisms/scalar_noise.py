@@ -86,17 +86,17 @@ class ScalarLaw(ABC):
 
     @abstractmethod
     def sample(self, t: Tensor, source: RandomSource, rows: range) -> Tensor:
-        """Return t* for the float64 values ``t`` (k, n) in [-1, 1], with random bits of the clients in ``rows``."""
+        """Return the randomised values t* of ``t`` (k, n), float64 in [-1, 1], with random bits of the clients in ``rows``."""
 
     @property
     @abstractmethod
     def bound(self) -> float:
-        """Largest possible absolute value of t*."""
+        """Largest possible absolute value of t*, the randomised value."""
 
     @property
     @abstractmethod
     def blanket(self) -> float:
-        """Probability with which t* is drawn from a law that does not depend on t, see :class:`~ldpfl.privacy.PureRelease`."""
+        """Probability with which a draw ignores t: it is from a law that is the same for all t, see :class:`~ldpfl.privacy.PureRelease`."""
 
     @property
     @abstractmethod
@@ -291,7 +291,7 @@ class HybridLaw(ScalarLaw):
         return t / (2 * self.gain) + 0.5
 
     def sample(self, t: Tensor, source: RandomSource, rows: range) -> Tensor:
-        """Draw the bit for every value, and replace a random part by piecewise draws. So time does not reveal which one was sent."""
+        """Draw one bit, + or -, for every value of ``t``, then a piecewise value too, and choose at random, so that time tells nothing."""
         half = self._half
         threshold = np.multiply(t.numpy(), half)
         np.clip(np.rint(threshold, out=threshold), -half, half, out=threshold)

@@ -88,7 +88,7 @@ class SensitiveDP(SensitivitySchedule):
         return float(self._clamped_estimate(self.kappa * _broadcast_change(public)))
 
     def sigma(self, public: PublicState, clients: ClientState) -> Tensor:
-        """Return c Dhat / epsilon for each client and layer, (K, L)."""
+        """Return c Dhat / epsilon of each client in all layers, (K, L). Dhat estimates the sensitivity from how far models moved."""
         if not self.data_dependent:
             sigma = self.c * self.public_sensitivity(public) / self.epsilon
             return same_for_all_layers(sigma, public).repeat(clients.samples.shape[0], 1)
@@ -113,6 +113,7 @@ class SensitiveDP(SensitivitySchedule):
         return {"moved": torch.zeros(clients, dtype=torch.float64)} if self.data_dependent else {}
 
     def remember(self, public: PublicState, clients: ClientState, sent: Tensor) -> dict[str, Tensor]:
+        """Return the norm of each client's update, for the next estimate of the sensitivity; nothing if that does not use it."""
         return {"moved": row_norms(raw_update(public, clients), public.sizes)} if self.data_dependent else {}
 
     def mu(self, public: PublicState) -> float | None:
@@ -126,7 +127,7 @@ class SensitiveDP(SensitivitySchedule):
         return "" if self.proved else "how large the noise is follows from what was released before, and no accountant here adds that up"
 
     def paper_epsilon(self, public: PublicState, sigma: Tensor) -> float:
-        """Return ``epsilon`` for each layer, added up or averaged: sigma = c Dhat / epsilon, and a layer costs c Dhat / sigma."""
+        """Return ``epsilon`` for each layer, added up or averaged: the noise sigma is c D / epsilon for the estimated sensitivity D."""
         return self._charged(self.epsilon * sigma, sigma)
 
     def _clamped_estimate(self, estimate: Tensor) -> Tensor:
