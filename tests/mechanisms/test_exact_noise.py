@@ -169,7 +169,7 @@ def test_the_largest_probability_keeps_the_odds_and_no_larger_one_does(odds: flo
 
 
 def exactly(draws: privunit_law._Draws) -> list[int]:
-    return [int(point) for point in draws._exactly(0, np.arange(draws.words.shape[1]))]
+    return [int(point) for point in draws._exact_points(0, np.arange(draws.words.shape[1]))]
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 4.0, 20.0, 300.0])

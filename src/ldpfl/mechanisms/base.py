@@ -81,7 +81,7 @@ class Mechanism(ABC):
         """Clip ``values`` to ``ranges``, randomise them, and return the clients' reports.
 
         Raises:
-            PrivacyError: invalid values, which must not leave (NaN, infinity, another dtype or shape).
+            PrivacyError: invalid values, which must not be sent (NaN, infinity, another dtype or shape).
         """
 
     @abstractmethod
@@ -115,21 +115,24 @@ class Mechanism(ABC):
 
     @abstractmethod
     def release(self, ranges: LayerRanges) -> Release:
-        """Return the description of one client's report of a round, for the ledger."""
+        """Return the facts about one client's report of a round from which accountants compute its privacy cost, for the ledger."""
 
     @property
     def properties(self) -> Properties:
-        """Facts that hold in every round; by default those of :class:`Properties`."""
+        """Facts that hold in every round; by default the defaults of :class:`Properties`."""
         return Properties()
 
 
 def guarantee_of(mechanism: Mechanism, ranges: LayerRanges) -> Guarantee:
-    """Return the local guarantee of one report of ``mechanism``. It is derived from the stated release and the author of the code."""
+    """Return the local guarantee of one unit of a report: a weight, a group of weights, or the whole report.
+
+    It follows from the stated release. Its status is "proved" only if the mechanism is built in; else it is its author's claim.
+    """
     release, properties = released(mechanism, ranges), mechanism.properties
     epsilon = unit_epsilon(release, properties.delta)
     return Guarantee(
         epsilon=epsilon,
-        delta=properties.delta if release.pure_epsilon == inf and epsilon < inf else 0.0,
+        delta=properties.delta if release.pure_epsilon == inf and epsilon < inf else 0.0,  # a pure guarantee holds at delta 0
         unit=release.unit,
         units_per_round=release.units,
         adjacency=_ADJACENCY[release.unit],
@@ -150,7 +153,7 @@ def payload_bits(mechanism: Mechanism, ranges: LayerRanges) -> int:
 
 
 def privatize(mechanism: Mechanism, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> Tensor:
-    """Return the server's estimates (K, d) of ``values`` (K, d) if it sees each report: ``decode(encode(values))``."""
+    """Randomise ``values`` (K, d), and return the estimates (K, d) of a server that sees each report: ``decode(encode(values))``."""
     return mechanism.decode(mechanism.encode(values, ranges, generator), ranges)
 
 
@@ -163,18 +166,18 @@ class Refused:
 
 
 def read_valid(mechanism: Mechanism, payloads: Sequence[bytes], ranges: LayerRanges) -> tuple[Any | None, tuple[Refused, ...]]:
-    """Parse all payloads that follow the wire format into reports (None if none does), and list the refused payloads."""
-    try:
+    """Parse all payloads that follow the wire format into reports (None if no payload does), and list the refused payloads."""
+    try:  # fast, if all are valid
         return (mechanism.read(payloads, ranges) if payloads else None), ()
     except ProtocolError:
-        kept, refused = [], []
+        valid, refused = [], []
         for place, payload in enumerate(payloads):
             try:
                 mechanism.read([payload], ranges)
-                kept.append(payload)
+                valid.append(payload)
             except ProtocolError as error:
                 refused.append(Refused(place, str(error)))
-    return (mechanism.read(kept, ranges) if kept else None), tuple(refused)
+    return (mechanism.read(valid, ranges) if valid else None), tuple(refused)
 
 
 def require_finite(values: Tensor, ranges: LayerRanges) -> Tensor:
@@ -205,7 +208,7 @@ def is_finite(vector: Tensor) -> bool:
 
 
 def require_shape(values: Tensor, ranges: LayerRanges) -> Tensor:
-    """Return ``values`` detached after checking dtype and shape. For mechanisms that read only a sample of the values.
+    """Return ``values`` (K, d) without autograd after checking dtype and shape. For mechanisms that read only a sample of the values.
 
     Raises:
         PrivacyError: wrong dtype or shape.
@@ -216,7 +219,7 @@ def require_shape(values: Tensor, ranges: LayerRanges) -> Tensor:
 
 
 def require_shape_of(values: Tensor, ranges: LayerRanges) -> Tensor:
-    """Return ``values`` of any dtype detached after checking their shape.
+    """Return ``values`` (K, d) of any dtype without autograd after checking their shape.
 
     Raises:
         PrivacyError: wrong shape.
@@ -227,7 +230,7 @@ def require_shape_of(values: Tensor, ranges: LayerRanges) -> Tensor:
 
 
 def require_finite_sample(sampled: Tensor) -> Tensor:
-    """Return the values that are about to be randomised after checking that all are finite. Error messages contain no value.
+    """Return the ``sampled`` values, which are about to be randomised, after checking that all are finite. Messages contain no value.
 
     Raises:
         PrivacyError: a value is NaN or infinite.

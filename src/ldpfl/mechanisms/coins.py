@@ -29,11 +29,11 @@ def words_below(
     Args:
         first: the first 16 bits of each threshold, (k, b). If rounding makes them slightly wrong, the probability is that of a threshold
             between the rounded and the exact one.
-        exact: returns the exact thresholds (m,) at some rows (m,) and columns (m,).
+        exact: returns the exact thresholds (m,) at the given rows (m,) and columns (m,).
     """
 
-    def decide(row: Places, place: Places) -> NDArray[np.bool_]:
-        return decided(first[row, place], exact(row, place), source, row + rows.start)
+    def decide(row: Places, column: Places) -> NDArray[np.bool_]:
+        return decided(first[row, column], exact(row, column), source, row + rows.start)
 
     return _toss(first, decide, source, rows)
 
@@ -52,20 +52,20 @@ def decided(first: NDArray[np.int16], exact: Places, source: RandomSource, rows:
 def happens(probability: int, source: RandomSource, rows: range, count: int) -> NDArray[np.bool_]:
     """Draw ``count`` booleans for each client in ``rows``, (k, count). Each is true with probability exactly ``probability`` / 2^64 < 1."""
     rest = 64 - FIRST
-    first = np.full((len(rows), count), (probability >> rest) - (1 << (FIRST - 1)), dtype=np.int16)
+    first = np.full((len(rows), count), (probability >> rest) - (1 << (FIRST - 1)), dtype=np.int16)  # less 2^15: the words are signed
 
-    def decide(row: Places, place: Places) -> NDArray[np.bool_]:
-        words = draw_each(source, np.repeat(row, 2) + rows.start).view(np.uint64)
+    def decide(row: Places, column: Places) -> NDArray[np.bool_]:
+        words = draw_each(source, np.repeat(row, 2) + rows.start).view(np.uint64)  # of their 64 bits, ``rest`` are used
         return np.asarray((words >> np.uint64(FIRST)) < np.uint64(probability & ((1 << rest) - 1)))
 
     return _toss(first, decide, source, rows)
 
 
 def _toss(first: NDArray[np.int16], decide: Decision, source: RandomSource, rows: range) -> NDArray[np.bool_]:
-    """Draw 16-bit words and return which lie below ``first`` (k, b). Where both are equal, ``decide`` draws the rest and decides."""
+    """Draw 16-bit words and return which lie below ``first`` (k, b). Where both are equal, ``decide`` draws further bits and decides."""
     width = first.shape[1]
-    drawn = draw_block(source, rows, -(-width // 2)).view(np.int16)[:, :width]
-    heads: NDArray[np.bool_] = drawn < first
-    row, place = np.divmod(np.flatnonzero(drawn == first), width)
-    heads[row, place] = decide(row, place)
-    return heads
+    drawn = draw_block(source, rows, -(-width // 2)).view(np.int16)[:, :width]  # a 32-bit word is two of 16 bits
+    below: NDArray[np.bool_] = drawn < first
+    row, column = np.divmod(np.flatnonzero(drawn == first), width)
+    below[row, column] = decide(row, column)
+    return below

@@ -29,7 +29,7 @@ class Comparison:
         first: a function of values (k, b) and of the same coordinates of each tensor in ``told``. It returns the first 16 bits of the
             thresholds, as whole numbers in float32. It uses only PyTorch functions and no other variable.
         told: further arguments of ``first``, one tensor (d,) each.
-        exact: returns the thresholds (m,) of values (m,) at some coordinates (m,).
+        exact: returns the whole thresholds (m,) of values (m,), given the coordinate of each, (m,).
     """
 
     first: Callable[..., Tensor]
@@ -46,6 +46,9 @@ class ByComparison(ABC):
 
 
 def comparison_of(mechanism: Mechanism, ranges: LayerRanges) -> Comparison | None:
-    """Return the comparison that ``mechanism`` encodes by, or None. None also for a subclass that overrides only ``encode``."""
-    nearest = next(kind for kind in type(mechanism).__mro__ if "encode" in vars(kind) or "comparison" in vars(kind))
-    return mechanism.comparison(ranges) if "comparison" in vars(nearest) and isinstance(mechanism, ByComparison) else None
+    """Return the comparison that ``mechanism`` encodes by, or None if it encodes in another way.
+
+    A subclass that overrides only ``encode`` inherits a comparison that no longer holds, so the answer is None.
+    """
+    last_override = next(cls for cls in type(mechanism).__mro__ if "encode" in vars(cls) or "comparison" in vars(cls))
+    return mechanism.comparison(ranges) if "comparison" in vars(last_override) and isinstance(mechanism, ByComparison) else None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ldpfl.mechanisms.base import require_finite
-from ldpfl.mechanisms.lattice import LEAST_NOISE, UP, Lattice, LatticeMechanism
+from ldpfl.mechanisms.lattice import LEAST_NOISE, ROUNDED_UP, Lattice, LatticeMechanism
 from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.record_clipping import RecordClip
@@ -47,23 +47,27 @@ class DpFedAvg(LatticeMechanism):
         return replace(super().properties, source="McMahan et al. 2018")
 
     @property
-    def _share(self) -> float:
+    def _divisor(self) -> float:
+        """1 / C: a vector in units of C, divided by this, is the vector itself."""
         return 1 / self.clip.norm
 
-    def _unit(self, ranges: LayerRanges) -> float:
+    def _norm_ratio(self, ranges: LayerRanges) -> float:
+        """Return the round's norm C over that of the first round, for adaptive clipping."""
         return self.clip.in_round(ranges).norm / self.clip.norm
 
     def _bounded(self, values: Tensor, ranges: LayerRanges) -> Tensor:
-        usable, center = require_finite(values, ranges), ranges.expand()[0].double()
+        """Clip each client's vector to the round's norm C, and return lattice points (K, d) int64: one more if clipping is adaptive."""
+        values, center = require_finite(values, ranges), ranges.expand()[0].double()
         clip = self.clip.in_round(ranges)
-        points = torch.empty(len(usable), clip.width(ranges.dimension), dtype=torch.int64)
-        for rows in client_blocks(*usable.shape):
-            some = slice(rows.start, rows.stop)
-            points[some] = clip.points(usable[some].double() - center).to(torch.int64)
+        points = torch.empty(len(values), clip.width(ranges.dimension), dtype=torch.int64)
+        for rows in client_blocks(*values.shape):
+            block = slice(rows.start, rows.stop)
+            points[block] = clip.points(values[block].double() - center).to(torch.int64)
         return points
 
     def release(self, ranges: LayerRanges) -> GaussianRelease:
-        return GaussianRelease(self.name, 2 / self.noise_multiplier * UP, alike=True, integers=self.summed)
+        mu = 2 / self.noise_multiplier * ROUNDED_UP  # two clipped vectors are at most 2 C apart
+        return GaussianRelease(self.name, mu, alike=True, integers=self.summed)
 
 
 class DpFedAvgSettings(MechanismSettings):
@@ -81,11 +85,11 @@ class DpFedAvgSettings(MechanismSettings):
     uses_ranges: ClassVar[bool] = False
 
     def at_strength(self, strength: float) -> DpFedAvgSettings:
-        return self.model_copy(update={"noise_multiplier": max(1 / strength, LEAST_NOISE)})
+        return self.model_copy(update={"noise_multiplier": max(1 / strength, LEAST_NOISE)})  # the larger, the less noise
 
     @property
     def nearly_noise_free(self) -> DpFedAvgSettings:
-        """The same clipping, and noise of a thousandth of ``clip_norm`` a client."""
+        """These settings with the least noise: a thousandth of ``clip_norm`` for each client."""
         return self.model_copy(update={"noise_multiplier": LEAST_NOISE})
 
     def build(self, facts: Facts) -> DpFedAvg:

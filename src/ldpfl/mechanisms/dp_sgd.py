@@ -10,7 +10,7 @@ from pydantic import Field, FiniteFloat
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.mechanisms.base import Mechanism, require_shape_of
 from ldpfl.mechanisms.hooks import PerRecord
-from ldpfl.mechanisms.lattice import LEAST_NOISE, MOST_NOISE, UP, Lattice, LatticeMechanism
+from ldpfl.mechanisms.lattice import LEAST_NOISE, MOST_NOISE, ROUNDED_UP, Lattice, LatticeMechanism
 from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.record_clipping import RecordClip
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _LONGEST_SUM = 2**52
-"""Largest sum, in lattice points, for which sums and noise are exact in float64 and in 64 bits: that of 2^32 records."""
+"""Largest sum of gradients, in lattice points, for which sums and noise are exact in float64 and in 64 bits: that of 2^32 records."""
 
 
 def of_records(mechanism: Mechanism) -> DpSgd:
@@ -91,19 +91,20 @@ class DpSgd(LatticeMechanism, PerRecord):
         return self.sample_rate
 
     @property
-    def _share(self) -> float:
-        """Average number of records in a client's batch. A report is the mean over them, in units of C."""
+    def _divisor(self) -> float:
+        """Average number of records, or persons, in a client's batch. A report is the mean over them, in units of C."""
         return self.records * self.sample_rate
 
     @property
-    def _vectors(self) -> float:
-        return self.records
+    def _vectors_held(self) -> float:
+        return self.records  # each has one clipped gradient
 
     @property
-    def _counted(self) -> float:
-        return self._share
+    def _vectors_in_round(self) -> float:
+        return self._divisor  # a report is the mean over a batch, so both are the batch's size
 
     def _bounded(self, values: Tensor, ranges: LayerRanges) -> Tensor:
+        """Return ``values``, sums (K, d) of clipped gradients in lattice points, after checking that each is small enough to be exact."""
         if values.dtype != torch.int64:
             raise PrivacyError("dp-sgd protects records whose gradients it clipped one by one, and these values are none; nothing was sent")
         sums = require_shape_of(values, self.sent(ranges))
@@ -113,7 +114,8 @@ class DpSgd(LatticeMechanism, PerRecord):
         return sums
 
     def release(self, ranges: LayerRanges) -> GaussianRelease:
-        return GaussianRelease(self.name, 2 / self.noise_multiplier * UP, unit=self.part, rate=self.sample_rate)
+        mu = 2 / self.noise_multiplier * ROUNDED_UP  # replacing a record changes a sum by 2 C at most
+        return GaussianRelease(self.name, mu, unit=self.part, rate=self.sample_rate)
 
     @property
     def properties(self) -> Properties:
@@ -147,28 +149,29 @@ class DpSgdSettings(MechanismSettings):
     needs_training: ClassVar[bool] = True
 
     def for_measuring(self, factor: float) -> DpSgdSettings:
-        noise = min(max(self.noise_multiplier * factor, LEAST_NOISE), MOST_NOISE)
-        return self.model_copy(update={"noise_multiplier": noise})
+        noise_multiplier = min(max(self.noise_multiplier * factor, LEAST_NOISE), MOST_NOISE)
+        return self.model_copy(update={"noise_multiplier": noise_multiplier})
 
     def at_strength(self, strength: float) -> DpSgdSettings:
-        return self.model_copy(update={"noise_multiplier": max(1 / strength, LEAST_NOISE)})
+        return self.model_copy(update={"noise_multiplier": max(1 / strength, LEAST_NOISE)})  # the larger, the less noise
 
     @property
     def unsaid(self) -> str:
         if self.records:
             return ""
-        what = "mechanism.records, the mean number of records (or persons) a client, is public and has to be said on Flower"
-        return f"{what}: set it in the app's pyproject.toml, or as by --set mechanism.records=600 where a recipe is named"
+        problem = "mechanism.records, the mean number of records (or persons) a client, is public and has to be said on Flower"
+        return f"{problem}: set it in the app's pyproject.toml, or as by --set mechanism.records=600 where a recipe is named"
 
     @property
     def nearly_noise_free(self) -> DpSgdSettings:
-        """The same clipping, and noise of a thousandth of ``clip_norm`` a client."""
+        """These settings with the least noise: a thousandth of ``clip_norm`` for each client."""
         return self.model_copy(update={"noise_multiplier": LEAST_NOISE})
 
     def build(self, facts: Facts) -> DpSgd:
+        """Return the mechanism, with a lattice that fits the sum over clients if reports are summed."""
         if self.clip_norm == "auto":
             raise ConfigError("mechanism.clip_norm = 'auto' is for one's own data only: give a number")
-        records = float(self.records) or facts.records
+        records = float(self.records) or facts.records  # the setting is 0 if it was not given
         lattice = Lattice.of(facts, records, self.noise_multiplier)
         clip = RecordClip(self.clip_norm, lattice.steps, facts.adaptive)
         return DpSgd(clip, self.noise_multiplier, facts.summed, lattice.bits, records, self.sample_rate, facts.part)

@@ -37,11 +37,10 @@ BITS = 32
 
 @lru_cache(maxsize=1024, typed=True)
 def thresholds(epsilon: float) -> tuple[int, int]:
-    """Return (lo, hi): a report is + with probability t / 2**32 for an integer t in [lo, hi].
+    """Return the limits (lo, hi) of the integers t for which a bit is + with probability t / 2**32. They ensure epsilon.
 
-    lo = ceil(2**32 / (1 + e**epsilon)) with e**epsilon rounded down, hi = 2**32 - lo. Then hi / lo <= e**epsilon
-    holds exactly, and so does epsilon-LDP, whatever rounding happened upstream. Above epsilon of about 22 lo is 1 and
-    the realised budget stays at 22.18.
+    lo = ceil(2**32 / (1 + e**epsilon)) with e**epsilon rounded down, and hi = 2**32 - lo. Then hi / lo <= e**epsilon holds exactly, and so
+    does epsilon-LDP, however t was rounded. Above an epsilon of about 22, lo is 1, and the epsilon that is spent stays at 22.18.
 
     Raises:
         ConfigError: epsilon is not a positive finite number, or below about 1e-9.
@@ -63,7 +62,7 @@ def thresholds(epsilon: float) -> tuple[int, int]:
     return lo, (1 << BITS) - lo
 
 
-_CLAIM = (
+_PAPERS_CLAIM = (
     'LDP-FL, section 4: with shuffling "it is sufficient to protect eps-LDP for each weight"; '
     "shuffling hides who sent a bit, but a client's bits are many, and they add up"
 )
@@ -100,28 +99,31 @@ class Duchi(Mechanism, ByComparison):
 
     @property
     def gain(self) -> float:
-        """A: the estimate is center +- radius * A. Computed from the integer thresholds, so that the estimate is unbiased."""
+        """A: a bit stands for center +- radius * A. Computed from the integer thresholds, so that the estimate is unbiased."""
         return (1 << (BITS - 1)) / self._half
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports:
+        """Draw one bit for each value, block by block. :meth:`Thresholds.bits` clips, and refuses NaN and infinity."""
         values, source = require_shape(values, ranges).cpu(), as_source(generator)
 
-        def encoder(own: slice) -> Encoder:
-            thresholds = Thresholds.of(self._half, ranges, own)
-            return lambda rows: thresholds.bits(values[rows.start : rows.stop, own], source, rows)
+        def encoder(columns: slice) -> Encoder:
+            thresholds = Thresholds.of(self._half, ranges, columns)
+            return lambda rows: thresholds.bits(values[rows.start : rows.stop, columns], source, rows)
 
         return BitReports.of(encoder, *values.shape)
 
     def comparison(self, ranges: LayerRanges) -> Comparison | None:
-        if ranges.dimension > COORDINATE_BLOCK:  # clients draw all bits of a block of coordinates before the next block
+        """Return how :meth:`encode` compares values with random integers; None for models of more than one block of coordinates."""
+        if ranges.dimension > COORDINATE_BLOCK:  # clients draw all bits of a block before the next block
             return None
         thresholds = Thresholds.of(self._half, ranges, slice(0, ranges.dimension))
         limits = torch.full((ranges.dimension,), thresholds.limit)
         arguments = (thresholds.center.contiguous(), thresholds.first_slope.contiguous(), limits)
-        return Comparison(_first, arguments, thresholds.exact)
+        return Comparison(_first_bits, arguments, thresholds.exact)
 
     def decode(self, reports: BitReports, ranges: LayerRanges) -> Tensor:
-        total_clients([reports], ranges, BitReports)
+        """Return estimates (K, d): center + radius A for a bit that is set, center - radius A for one that is not."""
+        total_clients([reports], ranges, BitReports)  # raises if the reports do not fit
         center, radius = ranges.expand()
         return (center + radius * self.gain * (2 * torch.from_numpy(reports.unpack()).double() - 1)).float()
 
@@ -129,6 +131,7 @@ class Duchi(Mechanism, ByComparison):
         return BitReports.from_payloads(payloads, ranges.dimension)
 
     def aggregate(self, reports: Sequence[BitReports], ranges: LayerRanges) -> Tensor:
+        """Return the mean estimate (d,): center + radius A (2 f - 1), f the share of the bits of a weight that are set."""
         clients = total_clients(reports, ranges, BitReports)
         ones, gain = count_ones(reports), self.gain
         mean = torch.empty(ranges.dimension, dtype=torch.float32)
@@ -148,6 +151,7 @@ class Duchi(Mechanism, ByComparison):
 
     @property
     def _caveats(self) -> tuple[str, ...]:
+        """Warning if epsilon is clearly larger than the random bits can express; else empty."""
         if self.epsilon - self.epsilon_realised < 0.01:
             return ()
         realised = f"{self.epsilon_realised:.2f}"
@@ -158,7 +162,7 @@ class Duchi(Mechanism, ByComparison):
         return Units.equal(ranges.dimension, 1)
 
     def release(self, ranges: LayerRanges) -> BinaryRelease:
-        return BinaryRelease(self.name, self.epsilon, ranges.dimension, realised=self.epsilon_realised, claim=_CLAIM)
+        return BinaryRelease(self.name, self.epsilon, ranges.dimension, realised=self.epsilon_realised, claim=_PAPERS_CLAIM)
 
 
 class DuchiSettings(EpsilonSettings):
@@ -177,6 +181,8 @@ class Thresholds:
 
     The first 16 bits of the integer decide, unless they equal those of t. That happens once in 65536 draws, whatever the value; only then
     are the other 16 bits drawn.
+
+    c and r are the center and the radius of a coordinate's range, w its value, clipped so that t lies between -half and half.
 
     Privacy: let T be t's first 16 bits as float32 arithmetic computes them, which lie between those of -half and half. Then + has the
     probability 1/2 + (T 2^16 + min(2^16, max(0, t - T 2^16))) / 2^32, with t an integer between -half and half. So it lies between
@@ -201,14 +207,16 @@ class Thresholds:
     centered: bool
 
     @classmethod
-    def of(cls, half: int, ranges: LayerRanges, own: slice) -> Thresholds:
+    def of(cls, half: int, ranges: LayerRanges, columns: slice) -> Thresholds:
+        """Return the thresholds of the coordinates ``columns``. ``half`` is the largest, which sets epsilon."""
         unit = 2 ** (BITS - FIRST)
         slopes, limit = half / ranges.radius, np.float32(half / unit)
-        if float(limit) > half / unit:
+        if float(limit) > half / unit:  # conversion to float32 must not raise the limit, and with it epsilon
             limit = np.nextafter(limit, np.float32(0))
         first_slopes = (slopes / unit).clamp_max(np.finfo(np.float32).max).float()
-        center, slope, first = (ranges.spread(told, own.start, own.stop) for told in (ranges.center, slopes, first_slopes))
-        return cls(half, center, slope, first, float(limit), not bool(center.any()))
+        per_layer = (ranges.center, slopes, first_slopes)
+        center, slope, first_slope = (ranges.spread(values, columns.start, columns.stop) for values in per_layer)
+        return cls(half, center, slope, first_slope, float(limit), not bool(center.any()))
 
     def bits(self, values: Tensor, source: RandomSource, rows: range) -> NDArray[np.bool_]:
         """Return the bits (k, b) that stand for the ``values`` (k, b) of the clients in ``rows``.
@@ -223,11 +231,11 @@ class Thresholds:
         return words_below(first.numpy(), lambda row, place: self.exact(values.numpy()[row, place], place), source, rows)
 
     def exact(self, values: NDArray[np.float32], place: Places) -> Places:
-        """Return t of ``values`` (m,) at some coordinates (m,) of the block."""
+        """Return the integer t of ``values`` (m,), each at its coordinate ``place`` (m,) of the block."""
         offset = values.astype(np.float64) - self.center.numpy()[place]
         return np.asarray(np.rint(offset * self.slope.numpy()[place]).clip(-self.half, self.half).astype(np.int64))
 
 
-def _first(values: Tensor, center: Tensor, first_slope: Tensor, limit: Tensor) -> Tensor:
-    """Return the first 16 bits of the thresholds that :meth:`Thresholds.bits` compares with, in float32."""
+def _first_bits(values: Tensor, center: Tensor, first_slope: Tensor, limit: Tensor) -> Tensor:
+    """Return the first 16 bits of the thresholds of ``values``, as :meth:`Thresholds.bits` computes them, in float32. Can be compiled."""
     return ((values.double() - center).float() * first_slope).clamp(-limit, limit).floor()

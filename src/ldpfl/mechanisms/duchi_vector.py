@@ -28,10 +28,10 @@ from ldpfl.util.randomness import RandomSource, as_source, draw_block, draw_each
 if TYPE_CHECKING:
     from torch import Tensor
 
-_TRIES = 2000
-"""Number of draws after which the random source counts as broken: a draw is rejected with a probability of at most 1/2."""
+_MAX_DRAWS = 2000
+"""Number of draws for a client after which the random source counts as broken: a draw is rejected with probability 1/2 at most."""
 
-Packed = NDArray[np.uint8]
+PackedBits = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +57,7 @@ class VectorBitReports(BitReports):
 
 
 class _VectorBitCounts(BitCounts, VectorBitReports):
-    """Counts alone."""
+    """The number of reports that set each bit, without the reports."""
 
 
 @dataclass(frozen=True)
@@ -82,29 +82,31 @@ class DuchiVector(Mechanism):
 
     @property
     def epsilon_realised(self) -> float:
-        """The budget that the integer thresholds really spend; never above ``epsilon``."""
+        """The epsilon that the integer thresholds really have; never above ``epsilon``."""
         return Duchi(self.epsilon).epsilon_realised
 
     def gain(self, dimension: int) -> float:
-        """B: the estimate is center +- radius * B. It grows like sqrt(pi d / 2).
+        """Return B: a sign stands for center +- radius * B. It grows like sqrt(pi d / 2) with the ``dimension`` d.
 
-        With C_d vectors on the chosen side, S_d = C(d - 1, floor(d / 2)) and the odds g between the sides,
-        B = (2^d + C_d (g - 1)) / (S_d (g - 1)). Put C_d and S_d in terms of k = C(2n, n) / 4^n, n = floor(d / 2):
-        what remains is A / k for odd d and A / k - 1 for even d, with A = (g + 1) / (g - 1) of a single weight.
+        Let C_d be the number of vectors that agree with the client's in most coordinates, g = e^epsilon the odds at which one of them is
+        sent rather than another, and S_d = C(d - 1, floor(d / 2)). Then B = (2^d + C_d (g - 1)) / (S_d (g - 1)). In terms of
+        k = C(2n, n) / 4^n, n = floor(d / 2), this is A / k for odd d and A / k - 1 for even d; A = (g + 1) / (g - 1) is ``duchi``'s gain.
         """
         return Duchi(self.epsilon).gain / central_binomial(dimension // 2) - (dimension % 2 == 0)
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> VectorBitReports:
+        """Round each row to signs, then draw the vector that is sent, both packed to bits."""
         values = require_finite(values, ranges)
         source = as_source(generator)
-        packed = _rounded(values, ranges, source)
+        packed = _round_to_signs(values, ranges, source)
         lo = thresholds(self.epsilon)[0]
         for rows in client_blocks(len(packed), packed.shape[1]):
-            packed[rows.start : rows.stop] = _answer(packed[rows.start : rows.stop], ranges.dimension, lo, source, rows)
+            packed[rows.start : rows.stop] = _draw_vectors(packed[rows.start : rows.stop], ranges.dimension, lo, source, rows)
         return VectorBitReports(packed, ranges.dimension)
 
     def decode(self, reports: VectorBitReports, ranges: LayerRanges) -> Tensor:
-        total_clients([reports], ranges, VectorBitReports)
+        """Return estimates (K, d): center + amplitude for a bit that is set, center - amplitude for one that is not."""
+        total_clients([reports], ranges, VectorBitReports)  # raises if the reports do not fit
         center, amplitude = self._scale(ranges)
         return (center + amplitude * (2 * torch.from_numpy(reports.unpack()).double() - 1)).float()
 
@@ -114,7 +116,7 @@ class DuchiVector(Mechanism):
     def aggregate(self, reports: Sequence[VectorBitReports], ranges: LayerRanges) -> Tensor:
         clients = total_clients(reports, ranges, VectorBitReports)
         center, amplitude = self._scale(ranges)
-        return (center + amplitude * (count_ones(reports).double() * (2 / clients) - 1)).float()
+        return (center + amplitude * (count_ones(reports).double() * (2 / clients) - 1)).float()  # the mean of decode's rows
 
     def noise(self, ranges: LayerRanges) -> TwoValueNoise:
         return TwoValueNoise(ranges, self.gain(ranges.dimension))
@@ -127,15 +129,15 @@ class DuchiVector(Mechanism):
         return Units.whole(ranges.dimension, ranges.dimension)
 
     def release(self, ranges: LayerRanges) -> PureRelease:
-        # The blanket's law U is uniform. Its share: the probability, relative to U, of a vector that agrees in at most half of the places.
-        low = thresholds(self.epsilon)[0]
-        ties = central_binomial(ranges.dimension // 2) if ranges.dimension % 2 == 0 else 0.0
-        right = (1 - ties) / 2
-        blanket = 1 / (1 - right + right * ((1 << BITS) - low) / low)
+        """Return the release: one vector at epsilon. Its blanket is uniform, with the weight of vectors that agree in at most half."""
+        lo, hi = thresholds(self.epsilon)
+        half_agree = central_binomial(ranges.dimension // 2) if ranges.dimension % 2 == 0 else 0.0  # share of all vectors
+        most_agree = (1 - half_agree) / 2  # the share that is sent hi / lo times as often as the others
+        blanket = 1 / (1 - most_agree + most_agree * hi / lo)
         return PureRelease(self.name, self.epsilon, 1, "vector", blanket=usable_blanket(self.epsilon, blanket))
 
     def _scale(self, ranges: LayerRanges) -> tuple[Tensor, Tensor]:
-        """Return the center and the amplitude r B of every weight, (d,) each."""
+        """Return each weight's center, and its amplitude: the radius times :meth:`gain`, which a sign stands for; (d,) each."""
         center, radius = ranges.expand()
         return center, radius * self.gain(ranges.dimension)
 
@@ -153,8 +155,8 @@ class DuchiVectorSettings(EpsilonSettings):
 def central_binomial(n: int) -> float:
     """Return C(2n, n) / 4^n, the probability that 2n fair coins fall evenly, to 15 digits.
 
-    Differences of log-gamma would lose half of the digits by n = 10^7; the series of Gamma(n + 1/2) / Gamma(n + 1)
-    (Tricomi & Erdelyi 1951) does not: the term left out is below 1e-16 where it is used.
+    Differences of log-gamma would lose half of the digits by n = 10^7. The series of Gamma(n + 1/2) / Gamma(n + 1) (Tricomi & Erdelyi 1951)
+    loses none: for n above 512, its next term is below 1e-16.
     """
     if n <= 512:
         return comb(2 * n, n) / (1 << (2 * n))
@@ -162,20 +164,21 @@ def central_binomial(n: int) -> float:
     return sqrt(x / pi) * (1 - x / 8 + x**2 / 128 + 5 * x**3 / 1024 - 21 * x**4 / 32768)
 
 
-def _rounded(values: Tensor, ranges: LayerRanges, source: RandomSource) -> Packed:
-    """Round t = (w - c) / r to the sign + with probability (1 + t) / 2, clipped to [0, 1]; the probability is too large by 2^-32 at most.
+def _round_to_signs(values: Tensor, ranges: LayerRanges, source: RandomSource) -> PackedBits:
+    """Round each value w to a random sign, + with probability (1 + t) / 2 for t = (w - c) / r, clipped to [-1, 1]; a set bit is +.
 
-    A uniform integer in [-2^31, 2^31) is compared with 2^31 t. So the ends are exact, and values outside count as the ends. Rounding here
-    affects only the estimate; ``_answer`` alone ensures epsilon.
+    c and r are the center and the radius of the value's range. A uniform integer in [-2^31, 2^31) is compared with 2^31 t, so values
+    outside the range count as its ends, and the probability is too large by 2^-32 at most. Rounding here affects only the estimate;
+    ``_draw_vectors`` alone ensures epsilon.
     """
 
-    def encoder(own: slice) -> Encoder:
-        center, radius = ranges.slice(own.start, own.stop)
+    def encoder(columns: slice) -> Encoder:
+        center, radius = ranges.slice(columns.start, columns.stop)
         slope, centered = (1 << (BITS - 1)) / radius, not bool(center.any())
 
         def bits(rows: range) -> NDArray[np.bool_]:
-            words, part = draw_block(source, rows, own.stop - own.start), values[rows.start : rows.stop, own]
-            scaled = part * slope if centered else (part - center).mul_(slope)
+            words, block = draw_block(source, rows, columns.stop - columns.start), values[rows.start : rows.stop, columns]
+            scaled = block * slope if centered else (block - center).mul_(slope)
             return np.asarray(words < scaled.numpy())
 
         return bits
@@ -183,28 +186,29 @@ def _rounded(values: Tensor, ranges: LayerRanges, source: RandomSource) -> Packe
     return BitReports.of(encoder, len(values), ranges.dimension, 4 * COORDINATE_BLOCK).packed  # float64 takes more of a cache
 
 
-def _answer(signs: Packed, dimension: int, lo: int, source: RandomSource, rows: range) -> Packed:
-    """Draw a sign vector for each row of ``signs``. Vectors that agree in most places are (2^32 - lo) / lo times as likely as others.
+def _draw_vectors(signs: PackedBits, dimension: int, lo: int, source: RandomSource, rows: range) -> PackedBits:
+    """Draw the sign vector to send for each row of ``signs``, packed to bits as ``signs`` are.
 
-    Draw a uniform vector. Either it or its opposite agrees with the row in most places; one coin decides which of the two is sent. A
-    vector that agrees in exactly half of the places is kept with probability 2 lo / 2^32, and so is as likely as one that disagrees. No
-    binomial probability is evaluated, so nothing is rounded. The number of draws depends neither on ``signs`` nor on the result, so
-    the time reveals nothing.
+    A vector that agrees with the row in most places is (2^32 - lo) / lo times as likely as one that does not. First, a uniform vector is
+    drawn. Either it or its opposite agrees with the row in most places; one coin decides which of the two is sent. A vector that agrees in
+    exactly half of the places is kept with probability 2 lo / 2^32, and so is as likely as one that disagrees. No binomial probability is
+    evaluated, so nothing is rounded. The number of draws depends neither on ``signs`` nor on the result, so the time reveals nothing.
     """
-    size = (dimension + BITS - 1) // BITS + 1
-    answers, undecided = np.empty_like(signs), np.arange(len(signs))
+    size = (dimension + BITS - 1) // BITS + 1  # words for a vector, and one for the coin
+    drawn, undecided = np.empty_like(signs), np.arange(len(signs))
     words = draw_block(source, rows, size)
-    for _ in range(_TRIES):
+    for _ in range(_MAX_DRAWS):
         coins = words[:, -1].astype(np.int64) + (1 << (BITS - 1))
         vectors = words[:, :-1].copy().view(np.uint8)[:, : signs.shape[1]]
+        vectors[:, -1] &= 0xFF >> (-dimension % 8)  # the unused bits of the last byte are 0
+        differing = np.bitwise_count(vectors ^ signs[undecided]).sum(axis=1, dtype=np.int64)
+        most_agree, half_agree = 2 * differing < dimension, 2 * differing == dimension
+        opposite = ~half_agree & ((coins < (1 << BITS) - lo) != most_agree)
+        vectors[opposite] = ~vectors[opposite]
         vectors[:, -1] &= 0xFF >> (-dimension % 8)
-        wrong = np.bitwise_count(vectors ^ signs[undecided]).sum(axis=1, dtype=np.int64)
-        turned = (2 * wrong != dimension) & ((coins < (1 << BITS) - lo) != (2 * wrong < dimension))
-        vectors[turned] = ~vectors[turned]
-        vectors[:, -1] &= 0xFF >> (-dimension % 8)
-        answers[undecided] = vectors
-        undecided = undecided[(2 * wrong == dimension) & (coins >= 2 * lo)]
+        drawn[undecided] = vectors
+        undecided = undecided[half_agree & (coins >= 2 * lo)]
         if not undecided.size:
-            return answers
+            return drawn
         words = draw_each(source, np.repeat(undecided + rows.start, size)).reshape(-1, size)
     raise PrivacyError("the random source repeats itself; nothing was sent")

@@ -31,22 +31,22 @@ Floats = NDArray[np.float64]
 WORD = 64
 """Number of random bits that are drawn first."""
 
-_GUARD = 64
-"""Bits of precision beyond the random bits in mpmath."""
+_EXTRA_BITS = 64
+"""Bits of mpmath's precision beyond the number of random bits."""
 
-_MOST_BITS = 1 << 9
+_MAX_BITS = 1 << 9
 """Number of bits after which an undecided number means that the random source is broken."""
 
-_RARE = 2.0**-40
+_MIN_SIGNIFICANT_TAIL = 2.0**-40
 """Tail probabilities below this are always decided with more bits, since few of their first bits are significant."""
 
 MOST_STEPS = 2.0**34
 """Largest number of lattice points per unit. Up to it floating point nearly always decides."""
 
-_DOUBT = 2.0**-20
+_ERROR_BELOW = 2.0**-20
 """Upper bound of the floating-point error of limit * U in :func:`below`, for limits up to 2^31."""
 
-_PIECE = 1 << 13
+_BLOCK = 1 << 13
 """Number of values that are rounded at once: a few arrays of 64 KiB stay in a core's cache."""
 
 
@@ -94,6 +94,7 @@ class _Normal(Law):
     slack: ClassVar[float] = 2.0**-42
 
     def quick(self, bits: Floats) -> Floats:
+        """Return erfinv(1 - 2 tail): the normal size over sqrt(2)."""
         bits *= -(2.0 ** (1 - WORD))
         bits += 1
         argument = torch.from_numpy(bits)
@@ -101,11 +102,10 @@ class _Normal(Law):
         return bits
 
     def size(self, tail: Floats) -> Floats:
-        size: Floats = torch.special.ndtri(torch.from_numpy(tail)).neg_().numpy()
-        return size
+        return np.asarray(torch.special.ndtri(torch.from_numpy(tail)).neg_().numpy())  # minus the quantile of the lower tail
 
     def tail(self, size: Any, context: Any) -> Any:
-        return context.erfc(size / context.sqrt(2)) / 2
+        return context.erfc(size / context.sqrt(2)) / 2  # P(X > size) of a standard normal X
 
 
 class _Laplace(Law):
@@ -116,14 +116,15 @@ class _Laplace(Law):
     slack: ClassVar[float] = 2.0**-44
 
     def quick(self, bits: Floats) -> Floats:
+        """Return log(2 tail): minus the size."""
         bits *= 2.0 ** (1 - WORD)
         return np.log(bits, out=bits)
 
     def size(self, tail: Floats) -> Floats:
-        return -np.log(2 * tail)
+        return -np.log(2 * tail)  # the inverse of P(X > size) = e^-size / 2
 
     def tail(self, size: Any, context: Any) -> Any:
-        return context.exp(-size) / 2
+        return context.exp(-size) / 2  # P(X > size) of a Laplace value X of scale 1
 
 
 NORMAL: Law = _Normal()
@@ -142,13 +143,13 @@ def rounded(law: Law, steps: float, source: RandomSource, rows: range, count: in
         raise ValueError(f"steps is {steps}: expected a number above 0 and up to {MOST_STEPS:g}")
     words = words64(source, rows, count)
     points = np.empty(words.shape)
-    given, found = words.reshape(-1), points.reshape(-1)
-    undecided = [np.empty(0, dtype=np.intp)]
-    for start in range(0, given.size, _PIECE):
-        piece = slice(start, start + _PIECE)
-        undecided.append(_round(law, steps, given[piece], found[piece]) + start)
-    place = np.concatenate(undecided)
-    found[place] = _decide_with_more_bits(law, steps, given[place], source, rows, place // max(1, count))
+    flat_words, flat_points = words.reshape(-1), points.reshape(-1)  # views
+    undecided_in_blocks = [np.empty(0, dtype=np.intp)]
+    for start in range(0, flat_words.size, _BLOCK):
+        block = slice(start, start + _BLOCK)
+        undecided_in_blocks.append(_round(law, steps, flat_words[block], flat_points[block]) + start)
+    undecided = np.concatenate(undecided_in_blocks)
+    flat_points[undecided] = _decide_with_more_bits(law, steps, flat_words[undecided], source, rows, undecided // max(1, count))
     return points
 
 
@@ -158,34 +159,34 @@ def _round(law: Law, steps: float, words: Integers, points: Floats) -> NDArray[n
     One error bound is used for all tails >= 2^-12. The indices of smaller tails are always returned.
     """
     with np.errstate(divide="ignore", invalid="ignore"):  # a tail of 0 is not sure
-        exact = law.quick(_scaled_tails(words))
-        exact *= law.unit * steps
-        sure = exact < law.far * steps
-        np.rint(exact, out=points)
-        exact -= points
+        values = law.quick(_scaled_tails(words))
+        values *= law.unit * steps  # absolute noise values, in lattice points
+        sure = values < law.far * steps
+        np.rint(values, out=points)
+        values -= points
         # The product's own rounding is less than 2^-50 of it.
-        sure &= np.abs(exact, out=exact) < 0.5 - steps * (law.slack + 2.0**-50 * law.far)
-    signed = points.view(np.int64)
-    signed |= words & np.int64(-(2**63))  # the first bit of a float64 is its sign
+        sure &= np.abs(values, out=values) < 0.5 - steps * (law.slack + 2.0**-50 * law.far)
+    point_bits = points.view(np.int64)
+    point_bits |= words & np.int64(-(2**63))  # the first bit of a float64, and of a word, is its sign
     return np.flatnonzero(~sure)
 
 
 def sizes(law: Law, words: Integers) -> tuple[Floats, Floats]:
-    """Return the sizes of the tails that begin with ``words`` (k, n), and bounds of their errors as of :meth:`Law.error`."""
-    found, error = np.empty(words.shape), np.full(words.shape, law.slack)
-    given, size, bound = words.reshape(-1), found.reshape(-1), error.reshape(-1)
-    for start in range(0, given.size, _PIECE):
-        piece = slice(start, start + _PIECE)
-        np.multiply(law.quick(_scaled_tails(given[piece])), law.unit, out=size[piece])
-    small = np.flatnonzero(~(size < law.far))
-    tail, _ = tails(given[small])
-    size[small] = law.size(tail)
-    bound[small] = law.error(size[small], tail)
-    return found, error
+    """Return the sizes of the tails that begin with ``words`` (k, n), and bounds of their errors as :meth:`Law.error` gives them."""
+    tail_sizes, errors = np.empty(words.shape), np.full(words.shape, law.slack)
+    flat_words, flat_sizes, flat_errors = words.reshape(-1), tail_sizes.reshape(-1), errors.reshape(-1)  # views
+    for start in range(0, flat_words.size, _BLOCK):
+        block = slice(start, start + _BLOCK)
+        np.multiply(law.quick(_scaled_tails(flat_words[block])), law.unit, out=flat_sizes[block])
+    small = np.flatnonzero(~(flat_sizes < law.far))  # tails below 2^-12, for which ``quick`` is not precise enough
+    tail, _ = tails(flat_words[small])
+    flat_sizes[small] = law.size(tail)
+    flat_errors[small] = law.error(flat_sizes[small], tail)
+    return tail_sizes, errors
 
 
 def _scaled_tails(words: Integers) -> Floats:
-    """Return the tails that begin with ``words``, times 2^64."""
+    """Return the tails that begin with the last 63 bits of ``words``, times 2^64. The first bit of a word is the noise's sign."""
     return (words & np.int64(2**63 - 1)).astype(np.float64)
 
 
@@ -194,65 +195,69 @@ def _decide_with_more_bits(law: Law, steps: float, words: Integers, source: Rand
     tail, negative = tails(words)
     size = law.size(tail)
     error = law.error(size, tail)
-    least, most = _nearest((size - error) * steps), _nearest((size + error) * steps)
-    for place in np.flatnonzero((least != most) | (tail < _RARE)).tolist():
-        least[place] = _point(law, steps, tail_bits(words[place]), more_bits(source, rows[int(row[place])]))
-    return np.where(negative, -least, least).astype(np.float64)
+    points, highest = _nearest_points((size - error) * steps), _nearest_points((size + error) * steps)
+    for place in np.flatnonzero((points != highest) | (tail < _MIN_SIGNIFICANT_TAIL)).tolist():
+        points[place] = _point(law, steps, tail_bits(words[place]), more_bits(source, rows[int(row[place])]))
+    return np.where(negative, -points, points).astype(np.float64)
 
 
-def _indices(chosen: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Return (row, column) of each true entry of ``chosen`` (k, n), in order."""
-    rows, places = np.divmod(np.flatnonzero(chosen), max(1, chosen.shape[1]))
-    return list(zip(rows.tolist(), places.tolist(), strict=True))
+def _positions_of_true(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Return (row, column) of each true entry of ``mask`` (k, n), in order."""
+    rows, columns = np.divmod(np.flatnonzero(mask), max(1, mask.shape[1]))
+    return list(zip(rows.tolist(), columns.tolist(), strict=True))
 
 
-def _nearest(values: Floats) -> Integers:
+def _nearest_points(values: Floats) -> Integers:
+    """Return the lattice points nearest to ``values``, absolute noise values in units of the lattice."""
     return np.floor(values + 0.5).astype(np.int64).clip(0)  # the sum's own rounding lies far within the error
 
 
 def _point(law: Law, steps: float, first: int, more: Callable[[], int]) -> int:
-    """Return the lattice point of the tail whose first ``WORD`` bits are ``first``, drawing more bits until only one is possible."""
+    """Return the lattice point of the tail whose first ``WORD`` bits are ``first``, drawing more bits until only one is possible.
+
+    Args:
+        more: draws the next ``WORD`` bits.
+    """
     bits = WORD
     while True:
         context = mpmath.MPContext()  # mpmath's own is shared by all threads
-        context.prec = bits + _GUARD
-        low, high = context.mpf(first) / 2**bits, context.mpf(first + 1) / 2**bits
+        context.prec = bits + _EXTRA_BITS
+        low, high = context.mpf(first) / 2**bits, context.mpf(first + 1) / 2**bits  # bounds of the tail
         point = 0 if first == 0 else floor(float(law.size(np.array([float(low)]))[0]) * steps + 0.5)
-        slack = context.mpf(2) ** -(bits + _GUARD // 2)
+        slack = context.mpf(2) ** -(bits + _EXTRA_BITS // 2)
 
         def at_least(point: int, context: Any = context) -> Any:
             """Return the probability of ``point`` or a larger lattice point."""
             return context.mpf(0.5) if point <= 0 else law.tail((context.mpf(2 * point) - 1) / (2 * context.mpf(steps)), context)
 
         for candidate in (point - 1, point, point + 1):
-            if (
-                candidate >= 0
-                and high <= at_least(candidate) * (1 - slack * (candidate > 0))
-                and low >= at_least(candidate + 1) * (1 + slack)
-            ):
+            certain = high <= at_least(candidate) * (1 - slack * (candidate > 0)) and low >= at_least(candidate + 1) * (1 + slack)
+            if candidate >= 0 and certain:
                 return candidate
         first, bits = (first << WORD) | more(), longer(bits)
 
 
 def longer(bits: int) -> int:
-    """Return ``bits`` + 64.
+    """Return ``bits`` + 64, the number of random bits after one more draw.
 
     Raises:
         PrivacyError: ``bits`` has reached 512, which happens only if the random source is broken.
     """
-    if bits >= _MOST_BITS:
+    if bits >= _MAX_BITS:
         raise PrivacyError("the random source repeats itself; nothing was sent")
     return bits + WORD
 
 
 def words64(source: RandomSource, rows: range, count: int) -> Integers:
     """Draw ``count`` int64 values, uniform over all 2^64 values, for each client in ``rows``, (k, count)."""
-    words: Integers = draw_block(source, rows, 2 * count).view(np.int64)
-    return words
+    return np.asarray(draw_block(source, rows, 2 * count).view(np.int64))
 
 
 def tails(words: Integers) -> tuple[Floats, NDArray[np.bool_]]:
-    """Return for each of ``words`` the middle of the tails in (0, 1/2) that begin with its bits, and whether the noise is negative."""
+    """Return the tail in (0, 1/2) of each of ``words``, and whether its noise is negative: the first bit. The others begin the tail.
+
+    The returned tail is the middle of those that begin with these bits.
+    """
     return ((words & np.int64(2**63 - 1)).astype(np.float64) + 0.5) * 2.0**-WORD, words < 0
 
 
@@ -272,18 +277,21 @@ def below(limits: Floats, source: RandomSource, rows: range) -> Floats:
     The result is floor(limit * U) for a uniform real U. Floating point and 64 bits of U determine it, except in one draw in 2^19.
     """
     words = words64(source, rows, limits.shape[1])
-    real = (words.view(np.uint64) >> np.uint64(1)).view(np.int64).astype(np.float64)
-    real *= limits
-    real *= 2.0 ** (1 - WORD)
-    drawn = np.floor(real)
-    real -= drawn
-    real -= 0.5
-    for row, place in _indices(np.abs(real, out=real) >= 0.5 - _DOUBT):
-        drawn[row, place] = _part_of(int(limits[row, place]), int(words[row, place]) & (2**64 - 1), more_bits(source, rows[row]))
+    products = (words.view(np.uint64) >> np.uint64(1)).view(np.int64).astype(np.float64)
+    products *= limits
+    products *= 2.0 ** (1 - WORD)  # limit * U
+    drawn = np.floor(products)
+    products -= drawn
+    products -= 0.5
+    near_an_integer = np.abs(products, out=products) >= 0.5 - _ERROR_BELOW
+    for row, column in _positions_of_true(near_an_integer):
+        first = int(words[row, column]) & (2**64 - 1)
+        drawn[row, column] = _floor_of_product(int(limits[row, column]), first, more_bits(source, rows[row]))
     return drawn
 
 
-def _part_of(limit: int, first: int, more: Callable[[], int]) -> int:
+def _floor_of_product(limit: int, first: int, more: Callable[[], int]) -> int:
+    """Return floor(limit * U) for a uniform U in [0, 1) with the first 64 bits ``first``. ``more`` draws 64 bits until it is certain."""
     bits = WORD
     while (first * limit) >> bits != ((first + 1) * limit - 1) >> bits:
         first, bits = (first << WORD) | more(), longer(bits)
@@ -298,5 +306,5 @@ def largest_probability(odds: Callable[[Any], Any]) -> int:
     """
     context = mpmath.MPContext()
     context.prec = 256
-    share = 1 / (1 + 1 / odds(context)) * (1 - context.mpf(2) ** -200)
-    return min(2**64 - 1, int(context.floor(share * 2**64)))
+    probability = 1 / (1 + 1 / odds(context)) * (1 - context.mpf(2) ** -200)  # less than rounding could add
+    return min(2**64 - 1, int(context.floor(probability * 2**64)))

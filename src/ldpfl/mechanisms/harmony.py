@@ -68,24 +68,25 @@ class Harmony(Mechanism):
 
     @property
     def gain(self) -> float:
-        """A, as in ``duchi``: the estimate of a sampled weight is s r A away from the center, for a group of s weights."""
+        """A, as in ``duchi``: the estimate of a sampled weight is center +- s A radius, for a group of s weights."""
         return Duchi(self.epsilon).gain
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> IndexedBitReports:
+        """Sample one weight of each group for each client, and randomise it to a sign as ``duchi`` does."""
         values = require_shape(values, ranges)
         source, groups = as_source(generator), Groups.of(ranges, self.group)
         index = sample_places(source, values.shape[0], groups.sizes)
         columns = torch.from_numpy(index + groups.starts).to(values.device)
         # From here on it is ``duchi`` on one weight of each group. It checks the sampled values for NaN.
         bits = Duchi(self.epsilon).encode(values.gather(1, columns), groups.ranges, source)
-        signs = np.unpackbits(bits.packed, axis=1, count=groups.sizes.size, bitorder="little").view(np.bool_)
-        return IndexedBitReports(index, signs, groups.sizes)
+        return IndexedBitReports(index, bits.unpack().view(np.bool_), groups.sizes)
 
     def decode(self, reports: IndexedBitReports, ranges: LayerRanges) -> Tensor:
+        """Return estimates (K, d): center plus or minus the group's step at each sampled weight, and the center at the others."""
         groups = Groups.of(ranges, self.group)
         groups.count_clients([reports], ranges)
         center, step = groups.scale(self.gain)
-        estimates = _fill(ranges).repeat(reports.clients, 1)
+        estimates = _centers(ranges).repeat(reports.clients, 1)
         for rows, columns, signs in groups.entries([reports]):
             np.put_along_axis(estimates.numpy()[rows], columns, (center + step * signs).astype(np.float32), axis=1)
         return estimates
@@ -94,22 +95,23 @@ class Harmony(Mechanism):
         return IndexedBitReports.from_payloads(payloads, Groups.of(ranges, self.group).sizes)
 
     def aggregate(self, reports: Sequence[IndexedBitReports], ranges: LayerRanges) -> Tensor:
+        """Return the mean estimate (d,): add up the signs of each sampled weight; weights that nobody sampled keep the center."""
         groups = Groups.of(ranges, self.group)
         clients = groups.count_clients(reports, ranges)
         center, step = groups.scale(self.gain / clients)
         # Not initialised as a whole: only entries that a report is about are set and read, so a large model costs nothing more.
-        total = torch.empty(ranges.dimension, dtype=torch.int64).numpy()
+        sums = torch.empty(ranges.dimension, dtype=torch.int64).numpy()
         for _, columns, _ in groups.entries(reports):
-            total[columns] = 0
+            sums[columns] = 0
         for _, columns, signs in groups.entries(reports):
-            np.add.at(total, columns.ravel(), signs.ravel())
-        mean = _fill(ranges)
-        for _, columns, _ in groups.entries(reports):  # a weight hit twice is written twice, with the same value
-            mean.numpy()[columns] = center + step * total[columns]
+            np.add.at(sums, columns.ravel(), signs.ravel())
+        mean = _centers(ranges)
+        for _, columns, _ in groups.entries(reports):  # a weight that two clients sampled is written twice, with the same value
+            mean.numpy()[columns] = center + step * sums[columns]
         return mean
 
     def noise(self, ranges: LayerRanges) -> TwoValueNoise:
-        """Return the error of Optimal LDP-FL, equation (18), with s the size of the weight's group."""
+        """Return the error of Optimal LDP-FL, equation (18), where s is the size of the weight's group."""
         groups = Groups.of(ranges, self.group)
         return TwoValueNoise(ranges, self.gain, groups.sizes, groups.largest)
 
@@ -119,7 +121,7 @@ class Harmony(Mechanism):
         return Units(unit_bits(groups.sizes), groups.sizes, groups.counts, reader=self._for_part)
 
     def _for_part(self, part: LayerRanges) -> Harmony:
-        """Return the mechanism for ``part`` of the layers. If all are smaller than a group, the largest layer sets the group size."""
+        """Return the mechanism that reads reports about ``part`` of the weights, with groups no larger than its largest layer."""
         return self if self.group is None else replace(self, group=min(self.group, max(part.sizes)))
 
     def release(self, ranges: LayerRanges) -> BinaryRelease:
@@ -131,6 +133,7 @@ class Harmony(Mechanism):
 
     @property
     def _unit(self) -> Unit:
+        """The part of a report that epsilon protects: a whole layer, one weight, or a group of weights."""
         if self.group is None:
             return "layer"
         return "weight" if self.group == 1 else "group"
@@ -148,9 +151,9 @@ class HarmonySettings(EpsilonSettings):
         return Harmony(epsilon, as_none(self.group, "layer"))
 
 
-def _fill(ranges: LayerRanges) -> Tensor:
-    """Return a (d,) float32 vector that holds each layer's center."""
-    filled = torch.empty(ranges.dimension, dtype=torch.float32)
-    for layer, center in zip(filled.split_with_sizes(list(ranges.sizes)), ranges.center.tolist(), strict=True):
+def _centers(ranges: LayerRanges) -> Tensor:
+    """Return the center of each weight's range, (d,) float32, in memory of its own."""
+    centers = torch.empty(ranges.dimension, dtype=torch.float32)
+    for layer, center in zip(centers.split_with_sizes(list(ranges.sizes)), ranges.center.tolist(), strict=True):
         layer.fill_(center)
-    return filled
+    return centers

@@ -50,7 +50,7 @@ def terms_of(mechanism: Mechanism) -> object:
 
 
 def record_clip_of(mechanism: Mechanism) -> RecordClip | None:
-    """Return the clipping of each record's gradient, or None if ``mechanism`` does not clip records."""
+    """Return how ``mechanism`` clips each record's gradient, or None if it does not clip records."""
     return mechanism.record_clip if isinstance(mechanism, PerRecord) else None
 
 

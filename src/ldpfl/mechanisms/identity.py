@@ -28,7 +28,7 @@ class Identity(Mechanism):
     Guarantee: none, epsilon is infinite. It exists to measure what privacy costs.
 
     Attributes:
-        clamp: whether values are clamped to their ranges, to tell what that costs from what noise costs.
+        clamp: whether values are clamped to their ranges, to measure the cost of clamping apart from that of noise.
     """
 
     clamp: bool = False
@@ -39,7 +39,7 @@ class Identity(Mechanism):
         return DenseReports(ranges.clamp(values).float() if self.clamp else values.clone())
 
     def decode(self, reports: DenseReports, ranges: LayerRanges) -> Tensor:
-        total_clients([reports], ranges, DenseReports)
+        total_clients([reports], ranges, DenseReports)  # raises if the reports do not fit
         return reports.values.clone()
 
     def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> DenseReports:

@@ -33,16 +33,16 @@ LEAST_NOISE = 2.0**-10
 MOST_NOISE = MOST_STEPS / STEPS
 """Largest noise multiplier."""
 
-UP = 1 + 2.0**-48
-"""Factor that makes mu an upper bound in spite of rounding in 2 / noise_multiplier."""
+ROUNDED_UP = 1 + 2.0**-48
+"""Factor on mu = 2 / noise_multiplier, so that it is an upper bound in spite of rounding."""
 
-_DEVIATIONS = 12
-"""Number of standard deviations that a Gaussian exceeds with probability 1e-32."""
-_LEAST_SHARE = 2.0**10
+_MAX_STDS = 12
+"""Number of standard deviations that a Gaussian value exceeds with probability 1e-32, which counts as never."""
+_MIN_STD = 2.0**10
 """Smallest number of lattice points per standard deviation of one client's noise. Decision 0023 bounds the effect of rounding for it."""
-_PART_LOST = 2.0**-6
-"""Largest part of C by which rounding towards 0 may shorten a vector. It changes each of d coordinates by less than a lattice point, and so
-the vector by less than C sqrt(d) / steps."""
+_MAX_SHORTENING = 2.0**-6
+"""Largest part of C by which rounding towards 0 may shorten a vector. Rounding changes each of d coordinates by less than a lattice point,
+and so the vector by less than C sqrt(d) / steps."""
 
 
 @dataclass(frozen=True)
@@ -89,14 +89,14 @@ class Lattice:
             raise ConfigError(
                 "the largest number of clients in a sum is not set: set shuffling.max_clients, as by --set shuffling.max_clients=100"
             )
-        length = clients * parts + _DEVIATIONS * sqrt(clients) * noise_multiplier
+        length = clients * parts + _MAX_STDS * sqrt(clients) * noise_multiplier  # largest sum, in units of C
         if length * STEPS + clients / 2 >= 2.0**63:
             raise ConfigError(f"a sum over {clients:,} clients of {parts:,g} vectors each does not fit 64 bits: take fewer, or less noise")
         max_steps = (2.0**31 - clients / 2) / length
         steps = min(STEPS, 2 ** int(log2(max_steps))) if max_steps > 1 else 0
-        if steps * length + clients / 2 < 2.0**31 and steps * noise_multiplier >= _LEAST_SHARE and steps * _PART_LOST >= sqrt(dimension):
-            return cls(steps, 32)
-        return cls()
+        exact = steps * length + clients / 2 < 2.0**31
+        rounding_harmless = steps * noise_multiplier >= _MIN_STD and steps * _MAX_SHORTENING >= sqrt(dimension)
+        return cls(steps, 32) if exact and rounding_harmless else cls()
 
 
 @dataclass(frozen=True)
@@ -126,17 +126,17 @@ class LatticeMechanism(VectorMechanism):
         """Return the clipped ``values`` as lattice points, (K, d) int64, without noise.
 
         Raises:
-            PrivacyError: the values are invalid and must not leave.
+            PrivacyError: the values are invalid and must not be sent.
         """
 
     @property
     @abstractmethod
-    def _share(self) -> float:
-        """Length, in units of C, that a report of length 1 stands for."""
+    def _divisor(self) -> float:
+        """Number by which a client's sum, in units of C, is divided to give its report."""
 
     @property
     def steps(self) -> int:
-        """Lattice points to the norm C."""
+        """Number of lattice points per norm C."""
         return self.clip.steps
 
     def sent(self, ranges: LayerRanges) -> LayerRanges:
@@ -150,27 +150,28 @@ class LatticeMechanism(VectorMechanism):
         2^bits.
 
         Raises:
-            PrivacyError: the values are invalid and must not leave.
+            PrivacyError: the values are invalid and must not be sent.
         """
         bounded, source = self._bounded(values, ranges).numpy(), as_source(generator)
         sent = np.empty(bounded.shape, dtype=np.int64)
-        for rows, own in blocks(len(bounded), bounded.shape[1], values=COORDINATE_BLOCK):  # of 64 bits, several times
-            some, noise = slice(rows.start, rows.stop), rounded(NORMAL, self._noise, source, rows, own.stop - own.start)
-            np.add(bounded[some, own], noise.astype(np.int64), out=sent[some, own])
+        for rows, columns in blocks(len(bounded), bounded.shape[1], values=COORDINATE_BLOCK):  # small: noise takes several float64 arrays
+            block = slice(rows.start, rows.stop), columns
+            noise = rounded(NORMAL, self._noise_std, source, rows, columns.stop - columns.start)
+            np.add(bounded[block], noise.astype(np.int64), out=sent[block])
         return sent
 
     @property
-    def _vectors(self) -> float:
-        """Average number of vectors of length C that a client adds up."""
+    def _vectors_held(self) -> float:
+        """Average number of vectors that a client has: one for each record or person, or its whole update as one."""
         return 1.0
 
     @property
-    def _counted(self) -> float:
-        """Average number of vectors that a client adds up in a round."""
+    def _vectors_in_round(self) -> float:
+        """Average number of vectors that a client adds up in a round: less than it holds if records are sampled."""
         return 1.0
 
-    def _unit(self, ranges: LayerRanges) -> float:
-        """Return the factor on estimates that a norm C in ``ranges`` asks for which is not that of the first round."""
+    def _norm_ratio(self, ranges: LayerRanges) -> float:
+        """Return the factor on estimates: the norm C in ``ranges`` over that of the first round, or 1 if reports are in units of C."""
         return 1.0
 
     def longest_sum(self, clients: int, asked: int, dimension: int, vector: float = 1.0) -> float:
@@ -181,8 +182,8 @@ class LatticeMechanism(VectorMechanism):
         Each of two events has a probability below 10^-31: |z| exceeds its root mean square by 12 standard deviations, or the component of z
         along x exceeds 12 of them. So |x + z|^2 = |x|^2 + 2 x z + |z|^2 is bounded. Rounding adds less than n / 2 per coordinate.
         """
-        noise, length = self._noise * sqrt(clients), asked * self._vectors * vector * self.steps
-        squared = length**2 + 2 * _DEVIATIONS * noise * length + noise**2 * (sqrt(dimension) + _DEVIATIONS) ** 2
+        noise, length = self._noise_std * sqrt(clients), asked * self._vectors_held * vector * self.steps
+        squared = length**2 + 2 * _MAX_STDS * noise * length + noise**2 * (sqrt(dimension) + _MAX_STDS) ** 2
         return sqrt(squared) + clients / 2 * sqrt(dimension)
 
     def sum_of(self, total: NDArray[np.int64], clients: int) -> SummedReports:
@@ -195,59 +196,64 @@ class LatticeMechanism(VectorMechanism):
             raise PrivacyError(f"{self.name} was built without sums over clients, so it cannot read a sum: build it with summed=True")
         if clients < 1:
             raise PrivacyError(f"a sum has at least 1 client, got {clients} clients")
-        return SummedReports(torch.from_numpy(total), clients, self._noise, self._scale, self.bits, mixed=True)
+        return SummedReports(torch.from_numpy(total), clients, self._noise_std, self._scale, self.bits, mixed=True)
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> VectorReports | SummedReports:
+        """Return the clients' noisy vectors; or if reports are summed, their sum without noise, which :meth:`SummedReports.mix` adds."""
         if self.summed:
             bounded = self._bounded(values, ranges)
-            return SummedReports(bounded.sum(dim=0), len(bounded), self._noise, self._scale, self.bits)
+            return SummedReports(bounded.sum(dim=0), len(bounded), self._noise_std, self._scale, self.bits)
         sent = torch.from_numpy(self.points(values, ranges, generator)).double().mul_(self._scale)
         return VectorReports(sent.float())
 
     @property
-    def _noise(self) -> float:
+    def _noise_std(self) -> float:
         """Standard deviation of one client's noise, in lattice points."""
         return self.noise_multiplier * self.steps
 
     @property
     def _scale(self) -> float:
-        """Value of one lattice step in an estimate."""
-        return 1 / (self.steps * self.clip.shortened * self._share)
+        """Value of one lattice point in an estimate."""
+        return 1 / (self.steps * self.clip.shortened * self._divisor)
 
     def aggregate(self, reports: Sequence[Any], ranges: LayerRanges) -> Tensor:
-        return self._of_weights(self._mean(reports, ranges), ranges)
+        return self._weight_estimates(self._mean(reports, ranges), ranges)
 
     def fraction_within(self, reports: Sequence[Any], ranges: LayerRanges) -> float:
-        """Return an unbiased estimate, with noise, of the share of vectors that were not longer than C. It may lie outside 0 to 1."""
-        points = float(self._mean(reports, ranges)[-1]) / (self._scale * self._counted)
-        return (1 + points / self.clip.bit) / 2
+        """Return an unbiased estimate, with noise, of the share of vectors that were not longer than C. It may lie outside 0 to 1.
+
+        The last coordinate of each vector has ``clip.bit`` lattice points if the vector was not longer than C, else minus as many.
+        """
+        mean_bit = float(self._mean(reports, ranges)[-1]) / (self._scale * self._vectors_in_round)
+        return (1 + mean_bit / self.clip.bit) / 2
 
     def _mean(self, reports: Sequence[Any], ranges: LayerRanges) -> Tensor:
-        """Return the mean over clients of all numbers that they sent."""
+        """Return the mean over clients of all numbers that they sent, those of adaptive clipping included."""
         if reports and isinstance(reports[0], SummedReports):
             return reports[0].mean(self.sent(ranges))
         return super().aggregate(reports, self.sent(ranges))
 
-    def _of_weights(self, sent: Tensor, ranges: LayerRanges) -> Tensor:
-        """Return the estimates of the weights (..., d) among those of all numbers that are ``sent``."""
+    def _weight_estimates(self, sent: Tensor, ranges: LayerRanges) -> Tensor:
+        """Return the estimates of the weights (..., d), from those of all numbers that are ``sent``: with adaptive clipping one more."""
         if not self.clip.adaptive:
             return sent
-        return (ranges.expand()[0] + sent[..., :-1].double() * self._unit(ranges)).float()
+        return (ranges.expand()[0] + sent[..., :-1].double() * self._norm_ratio(ranges)).float()
 
     def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> VectorReports:
         return super().read(payloads, self.sent(ranges))
 
     def decode(self, reports: Any, ranges: LayerRanges) -> Tensor:
+        """Return estimates (K, d) of the clients' vectors; impossible for a sum over clients."""
         if isinstance(reports, SummedReports):
             raise PrivacyError("a sum over clients cannot be decoded into single reports: use aggregate")
-        return self._of_weights(super().decode(reports, self.sent(ranges)), ranges)
+        return self._weight_estimates(super().decode(reports, self.sent(ranges)), ranges)
 
     def noise(self, ranges: LayerRanges) -> ConstantNoise:
         """Return the noise of a client's report. It does not depend on the values."""
-        return ConstantNoise(ranges, self.noise_multiplier / (self._share * self.clip.shortened) * self._unit(ranges))
+        return ConstantNoise(ranges, self.noise_multiplier / (self._divisor * self.clip.shortened) * self._norm_ratio(ranges))
 
     def units(self, ranges: LayerRanges) -> Units:
-        """Return one unit, the whole vector: a float32 for each number, or if summed a lattice point of 32 or 64 bits.
+        """Return one unit, the whole vector: a float32 for each number, or if reports are summed, a lattice point of 32 or 64 bits.
 
         Raises:
             ConfigError: clipping is adaptive, and the norm in ``ranges`` is out of range.
@@ -257,8 +263,8 @@ class LatticeMechanism(VectorMechanism):
         units = Units.whole(sent.dimension, (self.bits if self.summed else 32) * sent.dimension)
         if not self.clip.adaptive:
             return units
-        plain = replace(self, clip=replace(self.clip, adaptive=False))
-        return replace(units, reader=lambda part: plain, mixed=MixedCoordinates(sent, lambda mean: self._of_weights(mean, ranges)))
+        reader = replace(self, clip=replace(self.clip, adaptive=False))  # takes the clipping bit for one more weight
+        return replace(units, reader=lambda part: reader, mixed=MixedCoordinates(sent, lambda mean: self._weight_estimates(mean, ranges)))
 
     @property
     def properties(self) -> Properties:

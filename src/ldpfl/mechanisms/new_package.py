@@ -14,31 +14,31 @@ from ldpfl.mechanisms.registry import names
 from ldpfl.util.files import write_text
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-_LONGEST = 40
+_MAX_LENGTH = 40
 
 
 def package_files(name: str) -> dict[str, str]:
-    """Return the files of a package that brings the mechanism ``name``, by their names."""
+    """Return the files of a new package that provides the mechanism ``name``: text by file name."""
     package = name.replace("-", "_")
-    words = {"name": name, "package": package, "class": "".join(part.capitalize() for part in name.split("-"))}
-    written = {
+    placeholders = {"name": name, "package": package, "class": "".join(part.capitalize() for part in name.split("-"))}
+    template_of = {
         "pyproject.toml": "pyproject.toml.txt",
         f"{package}.py": "module.py.txt",
         f"test_{package}.py": "test_module.py.txt",
         "README.md": "README.md.txt",
     }
-    template = files("ldpfl.mechanisms") / "template"
-    return {file: Template((template / source).read_text(encoding="utf-8")).substitute(words) for file, source in written.items()}
+    folder = files("ldpfl.mechanisms") / "template"
+    return {file: Template((folder / path).read_text(encoding="utf-8")).substitute(placeholders) for file, path in template_of.items()}
 
 
 def write_package(folder: Path, name: str) -> None:
-    """Write a package that brings the mechanism ``name`` into a new ``folder``.
+    """Write the files of a package that provides the mechanism ``name`` into a new ``folder``.
 
     Raises:
-        ConfigError: the name cannot be a mechanism's and a module's, is taken, or there is something in the folder.
+        ConfigError: ``name`` is no valid name, a mechanism or a Python module has it already, or ``folder`` is not empty.
     """
-    if not _NAME.fullmatch(name) or len(name) > _LONGEST:
-        raise ConfigError(f"a mechanism cannot be called {name[:60]!r}: give up to {_LONGEST} small letters, digits and single hyphens")
+    if not _NAME.fullmatch(name) or len(name) > _MAX_LENGTH:
+        raise ConfigError(f"a mechanism cannot be called {name[:60]!r}: give up to {_MAX_LENGTH} small letters, digits and single hyphens")
     if name in names():
         raise ConfigError(f"there is a mechanism {name!r} already: give the new one another name")
     package = name.replace("-", "_")

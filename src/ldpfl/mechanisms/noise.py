@@ -1,4 +1,4 @@
-"""How far estimates are from what clients hold: closed forms, of which an author takes one or writes one."""
+"""How far estimates are from the clients' values, in closed form. A mechanism uses one of these classes, or its own subclass."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Noise(ABC):
     def mean_variance(self, mean: Tensor, clients: int) -> Tensor:
         """Return an estimate (d,) of the noise variance of the mean of ``clients`` reports.
 
-        It is computed from the released ``mean`` alone, so the server may use it. Unbiased where all clients hold the
-        same value; otherwise too large by their own spread over (clients - 1), because the two cannot be told apart.
+        It is computed from the released ``mean`` alone, so the server may use it. It is unbiased where all clients hold the same value.
+        Otherwise it is too large by the variance among the clients' values over (clients - 1), because the mean alone does not show it.
         """
 
     @abstractmethod
     def largest_std(self, clients: int) -> NDArray[np.float64]:
-        """Return the largest standard deviation (L,) that the mean's noise can have in each layer. It uses no PyTorch."""
+        """Return the largest standard deviation (L,) that the mean's noise can have in each layer. Without PyTorch, for planning."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class ConstantNoise(Noise):
     """Noise that is the same whatever the values.
 
     Attributes:
-        ranges: of the values.
+        ranges: ranges of the values.
         std: standard deviation of one client's noise in each weight.
     """
 
@@ -53,7 +53,7 @@ class ConstantNoise(Noise):
         return torch.full(values.shape, self.std**2, dtype=torch.float32)
 
     def mean_variance(self, mean: Tensor, clients: int) -> Tensor:
-        """That of one client over n, exact."""
+        """Return the variance of one client's noise over ``clients``, which is exact."""
         return torch.full_like(mean, self.std**2 / clients, dtype=torch.float32)
 
     def largest_std(self, clients: int) -> NDArray[np.float64]:
@@ -62,12 +62,14 @@ class ConstantNoise(Noise):
 
 @dataclass(frozen=True, eq=False)
 class TwoValueNoise(Noise):
-    """Noise of estimates that are center + radius A or center - radius A, for the gain A; or, of a sampled weight, s times as far.
+    """Noise of estimates with two possible values: center c plus or minus s r A, for radius r and gain A.
+
+    s is the size of the weight's group if a client samples one weight of each group; else 1.
 
     Attributes:
-        ranges: of the values.
+        ranges: ranges of the values.
         gain: A.
-        groups: (G,) sizes s of the groups of weights, of each of which one weight is sampled; None if all weights are sent.
+        groups: (G,) sizes s of all groups of weights; None if all weights are sent.
         largest: (L,) the largest s of each layer.
     """
 
@@ -77,43 +79,44 @@ class TwoValueNoise(Noise):
     largest: NDArray[np.int64] | int = 1
 
     def variance(self, values: Tensor) -> Tensor:
-        """s r^2 A^2 - (w - c)^2 for the clamped w."""
+        """Return the mean square of an estimate's distance from the center, less the square of the clamped value's distance, (K, d)."""
         center = self.ranges.expand()[0]
         inside = self.ranges.clamp(values)
-        return (self._square() - (inside - center) ** 2).to(values.dtype)
+        return (self._mean_square() - (inside - center) ** 2).to(values.dtype)
 
     def mean_variance(self, mean: Tensor, clients: int) -> Tensor:
-        """(s r^2 A^2 - (mean - c)^2) / (n - 1): where all weights are sent, the sample variance of n two-valued reports, over n.
+        """Return (q - (mean - center)^2) / (n - 1) for n = ``clients``, q from :meth:`_mean_square`; the upper bound q for one client.
 
-        One report has no sample variance: there the upper bound s r^2 A^2 stands. Unbiased but for the cut at 0, which matters to few
-        clients in large groups (n below about sqrt(s)): there it is too large, and at most s r^2 A^2 / (n - 1).
+        Where all weights are sent, this is the sample variance of n two-valued reports, over n. It is unbiased, except that negative
+        results are set to 0. These occur only with few clients and large groups (n below about the root of the group size); the bias is
+        at most q / (n - 1).
         """
         if clients == 1:
-            return self._square().float()
+            return self._mean_square().float()
         center = self.ranges.expand()[0]
-        return ((self._square() - (mean - center) ** 2) / (clients - 1)).clamp_min(0).float()
+        return ((self._mean_square() - (mean - center) ** 2) / (clients - 1)).clamp_min(0).float()
 
     def largest_std(self, clients: int) -> NDArray[np.float64]:
-        """r A sqrt(s / n) for the largest s of each layer, reached at the center."""
+        """Return radius A sqrt(s / n), A the gain, for the largest group size s of each layer and n = ``clients``: that at the center."""
         return np.asarray(self.ranges.radii * np.sqrt(self.largest) * (self.gain / sqrt(clients)))
 
-    def _square(self) -> Tensor:
-        """s r^2 A^2, (d,): the mean square of an estimate's distance from the center."""
+    def _mean_square(self) -> Tensor:
+        """Return the mean square of an estimate's distance from the center, (d,): (radius A)^2 for the gain A, times the group size."""
         square: Tensor = (self.ranges.expand()[1] * self.gain) ** 2
         return square if self.groups is None else torch.from_numpy(np.repeat(self.groups, self.groups)) * square
 
 
 @dataclass(frozen=True, eq=False)
 class QuadraticNoise(Noise):
-    """Noise whose variance is r^2 (a + b t^2) for a value t = (w - c) / r, clamped to [-1, 1].
+    """Noise whose variance is r^2 (a + b t^2) for a value w with t = (w - c) / r, clamped to [-1, 1]; c is the center, r the radius.
 
     A bit that stands for +A or -A has a = A^2 and b = -1.
 
     Attributes:
-        ranges: of the values.
+        ranges: ranges of the values.
         offset, slope: a and b.
-        clipped: whether a negative b is left out of the estimate of the mean's variance, which could turn negative where only some of the
-            weights are reported. The upper bound a / n stands there, too large by t^2 / n at most.
+        clipped: whether :meth:`mean_variance` takes a negative b as 0. Otherwise its estimate could turn negative where only some of the
+            weights are reported. The result a / n is an upper bound, too large by t^2 / n at most.
     """
 
     ranges: LayerRanges
@@ -122,14 +125,15 @@ class QuadraticNoise(Noise):
     clipped: bool = False
 
     def variance(self, values: Tensor) -> Tensor:
+        """Return radius^2 (offset + slope t^2), (K, d), for the values' distances t from the center, in radii."""
         t = scaled(values, *self.ranges.expand())
         return ((self.offset + self.slope * t**2) * self.ranges.expand()[1] ** 2).to(values.dtype)
 
     def mean_variance(self, mean: Tensor, clients: int) -> Tensor:
-        """r^2 (a + b m^2) / (n + b), with V = a + b t^2 and m = (mean - c) / r.
+        """Return r^2 (a + b m^2) / (n + b), with a = offset, b = slope, r = radius, m = (mean - center) / r and n = ``clients``.
 
-        From E[m^2] = t^2 + (a + b t^2) / n, which makes it unbiased where all clients hold the same t; where their t have
-        the variance s^2 it is off by -b s^2 / (n + b).
+        It follows from E[m^2] = t^2 + (a + b t^2) / n, and is unbiased where all clients hold the same t. Where the clients' t have the
+        variance s^2, it is off by -b s^2 / (n + b). The upper bound r^2 a / n replaces it for ``clipped``, and for one client if b < 0.
         """
         center, radius = self.ranges.expand()
         if self.slope < 0 and (clients == 1 or self.clipped):
@@ -139,9 +143,10 @@ class QuadraticNoise(Noise):
         return estimate.clamp_min(0).float()  # below 0 only by the rounding of the mean
 
     def largest_std(self, clients: int) -> NDArray[np.float64]:
+        """Return radius sqrt((offset + slope t^2) / n) for n = ``clients`` at the worst t: 0 if the slope is negative, else 1."""
         return np.asarray(self.ranges.radii * sqrt((self.offset + max(0.0, self.slope)) / clients))
 
 
 def scaled(values: Tensor, center: Tensor, radius: Tensor) -> Tensor:
-    """Return t = (w - c) / r for w clamped to the range: never outside [-1, 1]."""
+    """Return the distance of ``values`` from ``center``, in units of ``radius``, clamped to [-1, 1]; float64."""
     return values.double().sub(center).div_(radius).clamp_(-1, 1)

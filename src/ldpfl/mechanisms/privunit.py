@@ -50,8 +50,8 @@ class PrivUnitG(VectorMechanism):
 
     Attributes:
         norm: longest vector; a longer one is shortened to it.
-        magnitude_share: part of epsilon that buys the length. With 0 every vector counts as one of length ``norm``:
-            short vectors come out too long (biased).
+        magnitude_share: part of epsilon that is spent on the length. With 0 every vector counts as one of length ``norm``: the estimates
+            of short vectors are too long (biased).
 
     Source: Asi, Feldman & Talwar 2022; Bhowmick et al. 2018 for the separate length; Duchi et al. 2018 for its bit.
     """
@@ -62,11 +62,12 @@ class PrivUnitG(VectorMechanism):
     name: ClassVar[str] = "privunit-g"
 
     def __post_init__(self) -> None:
-        if not _number_between(self.norm, _SMALLEST_NORM, _LARGEST_NORM):
+        """Check the settings, and that both parts of epsilon, for direction and length, are large enough."""
+        if not _is_number_between(self.norm, _SMALLEST_NORM, _LARGEST_NORM):
             raise ConfigError(f"norm must lie between {_SMALLEST_NORM:g} and {_LARGEST_NORM:g}, got {self.norm!r}")
-        if not _number_between(self.magnitude_share, 0.0, 1.0) or self.magnitude_share == 1:
+        if not _is_number_between(self.magnitude_share, 0.0, 1.0) or self.magnitude_share == 1:
             raise ConfigError(f"magnitude_share must lie in [0, 1), got {self.magnitude_share!r}")
-        if not _number_between(self.epsilon, _SMALLEST_EPSILON, _LARGEST_EPSILON):
+        if not _is_number_between(self.epsilon, _SMALLEST_EPSILON, _LARGEST_EPSILON):
             raise ConfigError(f"epsilon must lie between {_SMALLEST_EPSILON:g} and {_LARGEST_EPSILON:g}, got {self.epsilon!r}")
         parts = (self._direction_epsilon, *((self.length_epsilon,) if self.magnitude_share else ()))
         if min(parts) < _SMALLEST_EPSILON:
@@ -74,7 +75,7 @@ class PrivUnitG(VectorMechanism):
 
     @property
     def law(self) -> DirectionLaw:
-        """How directions are randomised."""
+        """The law by which directions are randomised, at the part of epsilon for them."""
         return direction_law(self._direction_epsilon)
 
     @property
@@ -90,28 +91,35 @@ class PrivUnitG(VectorMechanism):
         )
 
     def bound(self, ranges: LayerRanges) -> float:
-        """Return what no honest value exceeds in size: that of Z times the longest length, norm (1 + A) / 2 if it is sent."""
+        """Return the largest absolute value of an honest report: the bound of a direction's entries times the longest length.
+
+        The longest length is ``norm``, or norm (1 + A) / 2 if lengths are sent by a bit of gain A.
+        """
         longest = self.norm * (1 + Duchi(self.length_epsilon).gain) / 2 if self.magnitude_share else self.norm
         return longest * self.law.bound(ranges.dimension)
 
     def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> VectorReports:
-        """Refuse also values beyond ``bound``: one of them could outweigh all other clients."""
+        """Parse payloads, and refuse values beyond :meth:`bound`: one of them could outweigh all other clients."""
         reports = super().read(payloads, ranges)
         check_possible(reports.values, self.bound(ranges))
         return reports
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> VectorReports:
+        """Return each client's noisy direction times its noisy length, or times ``norm`` if lengths are not sent."""
         values = require_finite(values, ranges)
         source, law, sent = as_source(generator), self.law, torch.empty_like(values)
-        center, cut = ranges.expand()[0], list(client_blocks(len(values), ranges.dimension))
-        lengths = np.concatenate([np.empty(0), *(_polar((values[rows.start : rows.stop] - center).numpy())[0] for rows in cut)])
-        factors = self._noisy_lengths(torch.from_numpy(lengths).clamp_max(self.norm), source)
-        for rows in cut:
-            some = slice(rows.start, rows.stop)
-            # The words are drawn for all alike, whether their vector is zero or not.
-            corners = _corners(draw_block(source, rows, (ranges.dimension + BITS - 1) // BITS), ranges.dimension)
-            directions = np.where(lengths[some, None] > 0, _polar((values[some] - center).numpy())[1], corners)
-            sent[some] = torch.from_numpy(randomised_directions(law, directions, source, rows)).mul_(factors[some, None]).float()
+        center, row_blocks = ranges.expand()[0], list(client_blocks(len(values), ranges.dimension))
+        lengths = np.empty(len(values))
+        for rows in row_blocks:
+            block = slice(rows.start, rows.stop)
+            lengths[block] = _lengths_and_directions((values[block] - center).numpy())[0]
+        noisy_lengths = self._noisy_lengths(torch.from_numpy(lengths).clamp_max(self.norm), source)
+        for rows in row_blocks:
+            block = slice(rows.start, rows.stop)
+            # Random corners are drawn for every client, so that the number of random bits does not reveal which vectors are zero.
+            corners = _random_corners(draw_block(source, rows, (ranges.dimension + BITS - 1) // BITS), ranges.dimension)
+            directions = np.where(lengths[block, None] > 0, _lengths_and_directions((values[block] - center).numpy())[1], corners)
+            sent[block] = torch.from_numpy(randomised_directions(law, directions, source, rows)).mul_(noisy_lengths[block, None]).float()
         if not isfinite(sent.sum(dtype=torch.float64)):
             raise PrivacyError("the random source gave noise that is not finite; nothing was sent")
         return VectorReports(sent)
@@ -120,93 +128,103 @@ class PrivUnitG(VectorMechanism):
         return _DirectionNoise(self, ranges)
 
     def release(self, ranges: LayerRanges) -> PureRelease:
-        bit = thresholds(self.length_epsilon)[0] / (1 << (BITS - 1)) if self.magnitude_share else 1.0
-        return PureRelease(self.name, self.epsilon, 1, "vector", blanket=usable_blanket(self.epsilon, self.law.blanket * bit))
+        # The length's bit has a blanket of twice the probability of its rarer value.
+        length_blanket = thresholds(self.length_epsilon)[0] / (1 << (BITS - 1)) if self.magnitude_share else 1.0
+        return PureRelease(self.name, self.epsilon, 1, "vector", blanket=usable_blanket(self.epsilon, self.law.blanket * length_blanket))
 
     @property
     def length_epsilon(self) -> float:
-        """The part of epsilon that buys the length."""
+        """The part of epsilon that is spent on the vector's length."""
         return self.magnitude_share * self.epsilon
 
     @property
     def _direction_epsilon(self) -> float:
+        """The part of epsilon that is spent on the vector's direction."""
         return self.epsilon - self.length_epsilon
 
     def _noisy_lengths(self, lengths: Tensor, source: RandomSource) -> Tensor:
-        """Return what stands for the (K,) ``lengths``: ``norm`` for all, or each one's bit by ``duchi``."""
+        """Return unbiased one-bit estimates of ``lengths`` (K,) in [0, norm] by ``duchi``; or ``norm`` for all if lengths are not sent."""
         if not self.magnitude_share:
             return torch.full_like(lengths, self.norm)
-        half = torch.tensor([self.norm / 2], dtype=torch.float64)  # [0, norm] is a range like any other, of one weight
+        half = torch.tensor([self.norm / 2], dtype=torch.float64)  # [0, norm], as the range of a single weight
         return privatize(Duchi(self.length_epsilon), lengths.float()[:, None], LayerRanges(half, half, (1,)), source)[:, 0].double()
 
 
 @dataclass(frozen=True, eq=False)
 class _DirectionNoise(Noise):
-    """The error of noisy directions, times a length that is public or noisy too."""
+    """The error of noisy directions times a length M, which is ``norm`` or a noisy estimate.
+
+    The formulas have the scale m and gamma of :class:`DirectionLaw`, n clients, d weights, the length N and direction u of a client's
+    vector, the gain A of the length's bit, and V = E[M^2].
+    """
 
     mechanism: PrivUnitG
     ranges: LayerRanges
 
     def variance(self, values: Tensor) -> Tensor:
-        """Variance around the estimate's own mean: E[M^2] E[Z_j^2] - (E[M] u_j)^2 for the length M and direction Z.
+        """Return the variance around the estimate's own mean: E[M^2] E[Z_j^2] - (E[M] u_j)^2 for the length M and noisy direction Z.
 
-        The two are independent. Z_j = (alpha u_j + g_j) / m, and g_j has variance 1 - u_j^2, so
-        E[Z_j^2] = (1 + gamma m u_j^2) / m^2. The random direction of a zero vector has u_j^2 = 1 / d and mean 0.
+        u is the true direction. M and Z are independent. Z_j = (alpha u_j + g_j) / m for the law's scale m, and g_j has variance 1 - u_j^2,
+        so E[Z_j^2] = (1 + (E[alpha^2] - 1) u_j^2) / m^2. The random direction of a zero vector has u_j^2 = 1 / d and mean 0.
         """
         offset = values.double() - self.ranges.expand()[0]
         length = torch.linalg.vector_norm(offset, dim=1, keepdim=True)
         squares = torch.where(length > 0, (offset / length) ** 2, 1 / self.ranges.dimension)  # 0 / 0 is not taken
-        sent = length.clamp_max(self.mechanism.norm)
-        mean = (length > 0) * (sent if self.mechanism.magnitude_share else torch.full_like(sent, self.mechanism.norm))
-        second: Tensor = (1 + (self.mechanism.law.second_moment - 1) * squares) / self.mechanism.law.scale**2
-        variance: Tensor = second * self._second_moment(sent) - mean**2 * squares
+        clipped = length.clamp_max(self.mechanism.norm)
+        mean = (length > 0) * (clipped if self.mechanism.magnitude_share else torch.full_like(clipped, self.mechanism.norm))
+        direction_square: Tensor = (1 + (self.mechanism.law.second_moment - 1) * squares) / self.mechanism.law.scale**2
+        variance: Tensor = direction_square * self._second_moment(clipped) - mean**2 * squares
         return variance.to(values.dtype)
 
     def mean_variance(self, mean: Tensor, clients: int) -> Tensor:
-        """The closed form over n, with gamma = m: (V / m^2 + (V - N^2) u_j^2) / n, V = E[M^2] for clients of length N.
+        """Return (V / m^2 + (V - N^2) u_j^2) / n, the variance of one client over n where gamma = m.
 
-        Where lengths are not sent that is norm^2 / (m^2 n), exact but for zero vectors. Otherwise u is that of the mean, and
-        N makes the mean as long as it is, noise included: E|mean - c|^2 = N^2 + (V (d / m^2 + 1) - N^2) / n, V linear in
-        N. Consistent where all clients hold the same vector. Too large near 0; too small by (A^2 + 3) / (A^2 - 1) at
-        most, A the gain of the length's bit, where updates cancel.
+        If lengths are not sent, it is norm^2 / (m^2 n), exact except for zero vectors. Otherwise u is the direction of the mean, and N is
+        the length that explains the length of the mean, noise included: E|mean - c|^2 = N^2 + (V (d / m^2 + 1) - N^2) / n, where V is
+        linear in N. The estimate is consistent where all clients hold the same vector. It is too large near 0. Where updates cancel, it is
+        too small, by the factor (A^2 + 3) / (A^2 - 1) at most.
         """
         scale = self.mechanism.law.scale
         if not self.mechanism.magnitude_share:
             return torch.full_like(mean, self.mechanism.norm**2 / (scale**2 * clients), dtype=torch.float32)
         offset = mean.double() - self.ranges.expand()[0]
-        total = float(offset.square().sum())
-        length = self._length_behind(total, (self.ranges.dimension / scale**2 + 1) / clients, clients)
+        squared_length = float(offset.square().sum())
+        length = self._estimated_length(squared_length, (self.ranges.dimension / scale**2 + 1) / clients, clients)
         second = self._second_moment(length)
-        squares = offset**2 / total if total > 0 else torch.full_like(offset, 1 / self.ranges.dimension)
+        squares = offset**2 / squared_length if squared_length > 0 else torch.full_like(offset, 1 / self.ranges.dimension)
         return ((second / scale**2 + (second - length**2) * squares) / clients).float()
 
     def largest_std(self, clients: int) -> NDArray[np.float64]:
-        """The most that any vector leads to, the same in every layer.
-
-        Lengths not sent: norm sqrt(1 / m^2 + 1 / d) for the zero vector, whose direction is noise too, and norm / m for
-        all others. Lengths sent: V (1 + 1 / m^2) - N^2, all of the vector in one weight, at the worst length N.
-        """
+        """Return the standard deviation of the mean of ``clients`` reports about the worst vector, the same in every layer."""
         return np.full_like(self.ranges.radii, sqrt(self._worst_variance() / clients))
 
     def _second_moment(self, length: Number) -> Number:
-        """E[M^2] for a length at most ``norm``: norm^2 (A^2 - 1) / 4 + norm * length where it is sent, else norm^2."""
+        """Return the mean square of the noisy length of a vector of this ``length``; norm^2 if lengths are not sent.
+
+        It is norm^2 (A^2 - 1) / 4 + norm * length, with the gain A of the length's bit.
+        """
         if not self.mechanism.magnitude_share:
-            return 0 * length + self.mechanism.norm**2
+            return 0 * length + self.mechanism.norm**2  # in the shape of ``length``
         return self.mechanism.norm * length + self.mechanism.norm**2 * (Duchi(self.mechanism.length_epsilon).gain ** 2 - 1) / 4
 
-    def _length_behind(self, total: float, spread: float, clients: int) -> float:
-        """Solve (1 - 1/n) N^2 + spread V(N) = total for the length N, as far as it lies in [0, norm]."""
-        square, linear = 1 - 1 / clients, spread * self.mechanism.norm
-        rest = total - spread * self._second_moment(0.0)
-        if rest <= 0:
+    def _estimated_length(self, squared_length: float, factor: float, clients: int) -> float:
+        """Return the length N in [0, norm] for which (1 - 1 / clients) N^2 + ``factor`` _second_moment(N) = ``squared_length``."""
+        square, linear = 1 - 1 / clients, factor * self.mechanism.norm
+        rest = squared_length - factor * self._second_moment(0.0)
+        if rest <= 0:  # the noise alone explains the mean
             return 0.0
         return min(self.mechanism.norm, 2 * rest / (linear + sqrt(linear**2 + 4 * square * rest)))
 
     def _worst_variance(self) -> float:
+        """Return the largest variance of a client's estimate in one weight.
+
+        With lengths sent, it is V (1 + 1 / m^2) - N^2, for a vector with all of its length in one weight, at the worst length N. Otherwise
+        it is norm^2 (1 / m^2 + 1 / d), for the zero vector, whose direction is random; other vectors have norm^2 / m^2.
+        """
         noise = 1 / self.mechanism.law.scale**2
-        length = self.mechanism.norm * min(1.0, (1 + noise) / 2)  # where the difference is largest
-        sent = self._second_moment(length) * (1 + noise) - length**2
-        return sent if self.mechanism.magnitude_share else self.mechanism.norm**2 * (noise + 1 / self.ranges.dimension)
+        length = self.mechanism.norm * min(1.0, (1 + noise) / 2)  # the worst N
+        with_length = self._second_moment(length) * (1 + noise) - length**2
+        return with_length if self.mechanism.magnitude_share else self.mechanism.norm**2 * (noise + 1 / self.ranges.dimension)
 
 
 class PrivUnitGSettings(EpsilonSettings):
@@ -216,21 +234,21 @@ class PrivUnitGSettings(EpsilonSettings):
     norm: Positive = 1.0
     """Longest vector; a longer one is shortened to it."""
     magnitude_share: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.5
-    """Part of ``epsilon`` that buys the vector's length."""
+    """Part of ``epsilon`` that is spent on the vector's length."""
 
     def at(self, epsilon: float) -> PrivUnitG:
         return PrivUnitG(epsilon, self.norm, self.magnitude_share)
 
 
-def _number_between(value: object, low: float, high: float) -> bool:
+def _is_number_between(value: object, low: float, high: float) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) and low <= value <= high
 
 
-def _polar(offsets: Floats) -> tuple[Floats, Floats]:
-    """Return the lengths (k,) of ``offsets`` (k, d), and their directions; a zero vector has none.
+def _lengths_and_directions(offsets: Floats) -> tuple[Floats, Floats]:
+    """Return the lengths (k,) of ``offsets`` (k, d), and their directions (k, d), unit vectors; that of a zero vector is 0.
 
-    By its largest entry first, so that no square is lost, whatever a server chose for the center: else a direction would be no unit
-    vector, and a report would tell which vectors are zero. Summed by NumPy, which adds up a row in the same order whatever is beside it.
+    Rows are divided by their largest entry first, so that no square underflows, whatever center a server chose: otherwise a direction
+    could be no unit vector, and a report would reveal it. NumPy adds up a row in the same order, whatever the other rows are.
     """
     largest = np.abs(offsets).max(axis=1, keepdims=True)
     scaled = offsets / np.where(largest > 0, largest, 1.0)
@@ -238,7 +256,7 @@ def _polar(offsets: Floats) -> tuple[Floats, Floats]:
     return (norms * largest)[:, 0], scaled / np.where(largest > 0, norms, 1.0)
 
 
-def _corners(words: NDArray[np.int32], dimension: int) -> Floats:
-    """Return unit vectors (k, d) whose entries differ in their signs only, random ``words`` (k, n) for the signs: their mean is 0."""
+def _random_corners(words: NDArray[np.int32], dimension: int) -> Floats:
+    """Return unit vectors (k, d) with entries of equal size, with the bits of the random ``words`` (k, n) as signs. Their mean is 0."""
     bits = np.unpackbits(words.copy().view(np.uint8), axis=1, count=dimension)
     return np.asarray((2.0 * bits - 1) / sqrt(dimension))

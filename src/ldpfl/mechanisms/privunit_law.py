@@ -19,32 +19,23 @@ from scipy.special import log_expit, log_ndtr, ndtri, ndtri_exp
 
 from ldpfl.mechanisms import exact_noise
 from ldpfl.mechanisms.coins import happens
-from ldpfl.mechanisms.exact_noise import (
-    NORMAL,
-    WORD,
-    Floats,
-    Integers,
-    largest_probability,
-    longer,
-    more_bits,
-    tail_bits,
-    words64,
-)
+from ldpfl.mechanisms.exact_noise import NORMAL, WORD, Floats, Integers, largest_probability, longer, more_bits, tail_bits, words64
 from ldpfl.util.randomness import RandomSource
 
 STEPS = 1 << 10
 """Number of lattice points per standard deviation of the noise orthogonal to the direction."""
 
 _SMALLEST_TAIL = 2.0**-53
+"""Tail probability below which :meth:`DirectionLaw.bound` neglects values."""
 _LARGEST_NORMAL = float(-ndtri(_SMALLEST_TAIL))
 """The normal quantile of that tail, about 8.21."""
 
-_SUMMED = 2.0**-46
+_SUM_ERROR = 2.0**-46
 """Relative error of NumPy's pairwise sums of products of two floats."""
 
-_ALPHA, _RARE = 2.0**-36, 2.0**-18
-"""``_ALPHA``: error of :meth:`DirectionLaw.alpha`, relative to 1 + |alpha|, for tails between ``_RARE`` and 1 - ``_RARE``. Closer to 1,
-float64 has too few digits of 1 - tail."""
+_ALPHA_ERROR, _MIN_SHARE = 2.0**-36, 2.0**-18
+"""``_ALPHA_ERROR``: error of :meth:`DirectionLaw.alpha`, relative to 1 + |alpha|, for tails between ``_MIN_SHARE`` and 1 - ``_MIN_SHARE``.
+Closer to 1, float64 has too few digits of 1 - tail."""
 
 
 @dataclass(frozen=True)
@@ -64,41 +55,41 @@ class DirectionLaw:
 
     @property
     def p(self) -> float:
-        """Probability of the side above ``gamma``."""
+        """Probability that alpha lies above ``gamma``."""
         return float(self.threshold / 2**WORD)
 
     @property
     def blanket(self) -> float:
-        """Share of the law of Z that does not depend on u: the density relative to a normal vector where alpha is below ``gamma``."""
+        """Share of the law of Z that does not depend on u: its lowest density relative to a normal vector, which is (1 - p) / (1 - q)."""
         return float((2**WORD - self.threshold) / 2**WORD / -expm1(self.log_q))
 
     @property
     def second_moment(self) -> float:
-        """E[alpha^2] = 1 + gamma m.
+        """E[alpha^2] = 1 + gamma m, with m = ``scale``.
 
-        A normal value a has E[a; a > gamma] = phi(gamma), E[a^2; a > gamma] = q + gamma phi(gamma) and, as the whole is
-        1, E[a^2; a < gamma] = 1 - q - gamma phi(gamma). Weighted by p / q and (1 - p) / (1 - q), the first gives
-        m = phi(gamma) (p / q - (1 - p) / (1 - q)), and the others 1 + gamma m.
+        Let phi be the standard normal density. A standard normal value a has E[a; a > gamma] = phi(gamma), E[a^2; a > gamma] = q + gamma
+        phi(gamma), and so E[a^2; a < gamma] = 1 - q - gamma phi(gamma), because E[a^2] = 1. Weighted by p / q above gamma and
+        (1 - p) / (1 - q) below, the first gives m = phi(gamma) (p / q - (1 - p) / (1 - q)), and the others add up to 1 + gamma m.
         """
         return 1 + self.gamma * self.scale
 
     def alpha(self, above: NDArray[np.bool_], tail: Floats) -> Floats:
-        """Return the quantiles of alpha that are exceeded with probability ``tail`` (k,) in (0, 1], given its side of gamma, (k,).
+        """Return the values (k,) that alpha exceeds with probability ``tail`` (k,) in (0, 1], given its side of gamma, ``above`` (k,).
 
         Computed from the nearer tail, or from the logarithm of the far one, so that no digits cancel.
         """
-        mass = -expm1(self.log_q)  # 1 - q
-        left = (1 - tail) * mass
-        low = np.where(left < 0.5, ndtri(left), -ndtri(exp(self.log_q) + tail * mass))
-        return np.asarray(np.where(above, -ndtri_exp(np.log(tail) + self.log_q), low))
+        mass_below = -expm1(self.log_q)  # 1 - q
+        left_tail = (1 - tail) * mass_below
+        alpha_below = np.where(left_tail < 0.5, ndtri(left_tail), -ndtri(exp(self.log_q) + tail * mass_below))
+        return np.asarray(np.where(above, -ndtri_exp(np.log(tail) + self.log_q), alpha_below))
 
     def bound(self, dimension: int) -> float:
-        """Return a bound of the entries of Z for any direction. One report in 2^50 exceeds it and is cut off.
+        """Return a bound of the entries of Z for any direction u. One report in 2^50 exceeds it and is cut off.
 
-        m Z_j = alpha u_j + h_j, with h = g - <g, u> u the part of g across u. |alpha| is largest at an end of either side.
-        With |g_i| <= G and a = |u_j|, Cauchy-Schwarz over the other entries of u gives
-        |h_j| <= G ((1 - a^2) + a sqrt(1 - a^2) sqrt(d - 1)), which is G (1 + sqrt(d)) / 2 at most: with a = sin(x) it is
-        G / 2 (1 + cos(2x) + sqrt(d - 1) sin(2x)). The two maxima are added, though one direction does not attain both.
+        Let m be the scale, d the dimension, and G = 8.21 the largest |g_i| that counts. Then m Z_j = alpha u_j + h_j, where
+        h = g - <g, u> u is the part of g orthogonal to u. |alpha| is largest at an end of one side of gamma. For |h_j|, let a = |u_j|.
+        Cauchy-Schwarz over the other entries of u gives |h_j| <= G ((1 - a^2) + a sqrt(1 - a^2) sqrt(d - 1)). With a = sin(x) this is
+        G / 2 (1 + cos(2x) + sqrt(d - 1) sin(2x)), at most G (1 + sqrt(d)) / 2. Both maxima are added, though no direction attains both.
         """
         ends = self.alpha(np.array([True, False]), np.array([_SMALLEST_TAIL, 1 - _SMALLEST_TAIL]))
         return (max(float(ends[0]), -float(ends[1])) + _LARGEST_NORMAL * (1 + sqrt(dimension)) / 2) / self.scale
@@ -111,31 +102,37 @@ def direction_law(epsilon: float) -> DirectionLaw:
     epsilon = ln(p / (1 - p)) + ln((1 - q) / q): the first term is spent on the choice of the side, the second on the position of gamma.
     The derivative of m by the first term has the sign of gamma - m, so the maximum is where m = gamma.
     """
-    logit = brentq(lambda value: _scale(epsilon, value) - _gamma(epsilon, value), 0.0, epsilon, xtol=1e-15 * epsilon)
-    gamma = _gamma(epsilon, logit)
+    logit = brentq(lambda value: _scale_at(epsilon, value) - _gamma_at(epsilon, value), 0.0, epsilon, xtol=1e-15 * epsilon)
+    gamma = _gamma_at(epsilon, logit)
 
     def odds(context: Any) -> Any:
+        """Return the largest p / (1 - p) that epsilon allows: e^epsilon q / (1 - q)."""
         above = NORMAL.tail(context.mpf(gamma), context)
         return context.exp(epsilon) * above / (1 - above)
 
-    return DirectionLaw(largest_probability(odds), float(log_ndtr(-gamma)), gamma, _scale(epsilon, logit))
+    return DirectionLaw(largest_probability(odds), float(log_ndtr(-gamma)), gamma, _scale_at(epsilon, logit))
 
 
-def _gamma(epsilon: float, logit: float) -> float:
+def _gamma_at(epsilon: float, logit: float) -> float:
+    """Return gamma if ``logit`` = ln(p / (1 - p)) of epsilon is spent on the choice of the side: ln(q / (1 - q)) = logit - epsilon."""
     return float(-ndtri_exp(log_expit(logit - epsilon)))
 
 
-def _scale(epsilon: float, logit: float) -> float:
-    """Return m = phi(gamma) (p / q) (1 - e^-epsilon), a form without cancellation; phi is the standard normal density."""
-    log_density = -(_gamma(epsilon, logit) ** 2) / 2 - log(2 * pi) / 2
-    return exp(log_density + float(log_expit(logit) - log_expit(logit - epsilon))) * -expm1(-epsilon)
+def _scale_at(epsilon: float, logit: float) -> float:
+    """Return m = E[alpha] = phi(gamma) (p / q) (1 - e^-epsilon) for ``logit`` = ln(p / (1 - p)). In this form no digits cancel.
+
+    phi is the standard normal density; p and q are the probabilities of alpha > gamma as drawn, and of a standard normal value.
+    """
+    log_density = -(_gamma_at(epsilon, logit) ** 2) / 2 - log(2 * pi) / 2
+    log_p_over_q = float(log_expit(logit) - log_expit(logit - epsilon))
+    return exp(log_density + log_p_over_q) * -expm1(-epsilon)
 
 
 def randomised_directions(law: DirectionLaw, directions: Floats, source: RandomSource, rows: range) -> Floats:
     """Draw Z (k, d) for the unit vectors ``directions`` (k, d) of the clients in ``rows``. E[Z] is the unit vector."""
     points = _Draws.of(law, directions, source, rows).points()
-    most = law.bound(directions.shape[1]) * law.scale
-    return np.asarray((points / STEPS).clip(-most, most) / law.scale)
+    largest = law.bound(directions.shape[1]) * law.scale
+    return np.asarray((points / STEPS).clip(-largest, largest) / law.scale)
 
 
 @dataclass(frozen=True)
@@ -145,8 +142,8 @@ class _Draws:
     Attributes:
         directions: unit vectors, (k, d).
         above: whether alpha lies above gamma, (k,).
-        alphas: bits of alpha's tail, (k,) uint64.
-        words: bits of g, (k, d) int64.
+        alphas: first bits of alpha's tail on its side of gamma, (k,) uint64.
+        words: first bits of the entries of g, (k, d) int64: the sign, then the tail.
         source, rows: source of further bits, and the clients' rows in it.
     """
 
@@ -160,6 +157,7 @@ class _Draws:
 
     @classmethod
     def of(cls, law: DirectionLaw, directions: Floats, source: RandomSource, rows: range) -> _Draws:
+        """Draw the bits of the clients in ``rows``: one of alpha's side, then alpha's, then those of g."""
         above = happens(law.threshold, source, rows, 1)[:, 0]
         words = words64(source, rows, 1 + directions.shape[1])
         return cls(law, directions, above, words[:, 0].astype(np.uint64), words[:, 1:], source, rows)
@@ -167,31 +165,32 @@ class _Draws:
     def points(self) -> Integers:
         """Return the lattice points of alpha u + g, with g projected to the space orthogonal to the unit vector u."""
         values, errors = self._estimate()
-        least, most = (np.floor((values + sign * errors) * STEPS + 0.5) for sign in (-1, 1))
-        doubtful = least != most
+        points, highest = (np.floor((values + sign * errors) * STEPS + 0.5) for sign in (-1, 1))
+        doubtful = points != highest
         for row in np.flatnonzero(doubtful.any(axis=1)).tolist():
-            places = np.flatnonzero(doubtful[row])
-            least[row, places] = self._exactly(row, places)
-        return least.astype(np.int64)
+            columns = np.flatnonzero(doubtful[row])
+            points[row, columns] = self._exact_points(row, columns)
+        return points.astype(np.int64)
 
     def _estimate(self) -> tuple[Floats, Floats]:
-        """Return the entries of alpha u + g and their error bounds. A bound is infinite if 64 bits are too few for an estimate."""
+        """Return the entries of alpha u + g, g projected, and their error bounds. Bounds are infinite if 64 bits are too few."""
         u, sizes = self.directions, np.abs(self.directions)
         g, error = exact_noise.sizes(NORMAL, self.words)
-        covered = (sizes * (g + error)).sum(axis=1)
+        largest_dot = (sizes * (g + error)).sum(axis=1)  # bounds |<g, u>|
         np.copysign(g, self.words.view(np.float64), out=g)  # a number's sign is its first bit
-        share = (self.alphas + 0.5) * 2.0**-WORD
-        usable = (share > _RARE) & (share < 1 - _RARE) & ((self.words & np.int64(2**63 - 1)).min(axis=1) >= 2**24)
-        alpha = np.where(usable, self.law.alpha(self.above, share.clip(_RARE, 1 - _RARE)), 0.0)
+        share = (self.alphas + 0.5) * 2.0**-WORD  # tail of alpha on its side of gamma
+        usable = (share > _MIN_SHARE) & (share < 1 - _MIN_SHARE) & ((self.words & np.int64(2**63 - 1)).min(axis=1) >= 2**24)
+        alpha = np.where(usable, self.law.alpha(self.above, share.clip(_MIN_SHARE, 1 - _MIN_SHARE)), 0.0)
         along = alpha - (g * u).sum(axis=1)
-        off = np.abs((u * u).sum(axis=1) - 1) + _SUMMED  # u stands for the unit vector of its direction
-        error_along = _ALPHA * (1 + np.abs(alpha)) + (sizes * error).sum(axis=1) + (off + _SUMMED) * (covered + np.abs(alpha))
-        moved = error_along + np.abs(along) * 2 * off
-        errors = error + sizes * moved[:, None] + 2.0**-48 * (np.abs(g) + np.abs(along)[:, None] * sizes)
+        length_error = np.abs((u * u).sum(axis=1) - 1) + _SUM_ERROR  # u stands for the exact unit vector of its direction
+        error_along = _ALPHA_ERROR * (1 + np.abs(alpha)) + (sizes * error).sum(axis=1)
+        error_along += (length_error + _SUM_ERROR) * (largest_dot + np.abs(alpha))
+        error_along += np.abs(along) * 2 * length_error
+        errors = error + sizes * error_along[:, None] + 2.0**-48 * (np.abs(g) + np.abs(along)[:, None] * sizes)
         return g + along[:, None] * u, np.where(usable[:, None], errors, np.inf)
 
-    def _exactly(self, row: int, places: Integers) -> Integers:
-        """Return the lattice points of one client at the coordinates ``places``, drawing as many bits as needed."""
+    def _exact_points(self, row: int, columns: Integers) -> Integers:
+        """Return the lattice points of one client at the coordinates ``columns``, drawing as many bits as needed."""
         words, more = self.words[row], more_bits(self.source, self.rows[row])
         alpha, firsts = int(self.alphas[row]), [tail_bits(word) for word in words]
         signs, bits = [-1 if word < 0 else 1 for word in words], WORD
@@ -201,18 +200,20 @@ class _Draws:
             context.prec = bits + 2 * WORD
             u = [context.mpf(float(entry)) for entry in self.directions[row]]
             norm = context.sqrt(context.fsum(entry**2 for entry in u))
-            middle = context.mpf(2) ** -bits
-            g = [sign * _normal_quantile((first + context.mpf(0.5)) * middle, context) for sign, first in zip(signs, firsts, strict=True)]
-            share = (alpha + context.mpf(0.5)) * middle
+            last_bit = context.mpf(2) ** -bits  # tails are taken in the middle between two values of the bits
+            g = [sign * _normal_quantile((first + context.mpf(0.5)) * last_bit, context) for sign, first in zip(signs, firsts, strict=True)]
+            share = (alpha + context.mpf(0.5)) * last_bit
             along = self._alpha(row, share, context) - context.fdot(u, g) / norm
             # Further bits change each size by at most 1.3 times the change of its tail's logarithm; |u_i| <= 1.
-            error = middle + 2 * (context.fsum(1 / (first + context.mpf(0.5)) for first in firsts) + middle / min(share, 1 - share))
-            entries = [g[place] + along * u[place] / norm for place in places]
+            error = last_bit + 2 * (context.fsum(1 / (first + context.mpf(0.5)) for first in firsts) + last_bit / min(share, 1 - share))
+            # The entries of alpha u + g - <g, u> u for the exact unit vector u / norm.
+            entries = [g[column] + along * u[column] / norm for column in columns]
             bounds = [[int(context.floor((entry + sign * error) * STEPS + context.mpf(0.5))) for sign in (-1, 1)] for entry in entries]
             if all(low == high for low, high in bounds):
                 return np.array([low for low, _ in bounds], dtype=np.int64)
 
     def _alpha(self, row: int, share: Any, context: Any) -> Any:
+        """Return alpha of client ``row``, to the digits of ``context``, from its tail ``share`` on its side of gamma."""
         q = NORMAL.tail(context.mpf(self.law.gamma), context)
         tail = share * q if self.above[row] else q + share * (1 - q)
         return _normal_quantile(tail, context) if tail < 0.5 else -_normal_quantile(1 - tail, context)
@@ -222,8 +223,8 @@ def _normal_quantile(tail: Any, context: Any) -> Any:
     """Return the normal quantile that is exceeded with probability ``tail`` < 1/2, by Newton's method on the tail's logarithm."""
     size = context.mpf(-float(ndtri_exp(float(context.log(tail)))))
     for _ in range(64):
-        found = NORMAL.tail(size, context)
-        step = context.log(found / tail) * found * context.sqrt(2 * context.pi) * context.exp(size**2 / 2)
+        tail_there = NORMAL.tail(size, context)
+        step = context.log(tail_there / tail) * tail_there * context.sqrt(2 * context.pi) * context.exp(size**2 / 2)
         size += step
         if abs(step) < context.mpf(2) ** (-context.prec // 2 - 8):  # each step doubles the number of right digits
             return size

@@ -21,8 +21,10 @@ from ldpfl.util.suggestions import did_you_mean
 if TYPE_CHECKING:
     from torch import Tensor
 
-_LARGEST = 1e25
-_SHOWN = 3
+_MAX_RANGE = 1e25
+"""Largest center and radius; the smallest radius is 1 over it. Then float32 can hold every estimate and square."""
+_MAX_SHOWN = 3
+"""Number of values in an error message."""
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -48,20 +50,20 @@ class LayerRanges:
     def __init__(self, center: ArrayLike, radius: ArrayLike, sizes: Sequence[int]) -> None:
         """Take the center and the radius of each layer, (L,), or one number for all of them."""
         object.__setattr__(self, "sizes", _whole_numbers(sizes))
-        for name, field, given in (("center", "centers", center), ("radius", "radii", radius)):
-            value = _numbers(given)
+        for name, field, argument in (("center", "centers", center), ("radius", "radii", radius)):
+            value = _float_array(argument)
             value = np.full(len(self.sizes), value) if value.ndim == 0 else value
             if value.shape != (len(self.sizes),):
                 raise ConfigError(f"range {name} has shape {value.shape}, expected one value for each of {len(self.sizes)} layers")
             if not np.isfinite(value).all():
-                raise ConfigError(f"range {name} must be finite, found {_shown(value[~np.isfinite(value)])}")
+                raise ConfigError(f"range {name} must be finite, found {_format_few(value[~np.isfinite(value)])}")
             object.__setattr__(self, field, value)
         # Below, squares of differences would underflow; nothing is lost, for no float32 around a radius is as close to its center.
-        self.centers[np.abs(self.centers) < 1 / _LARGEST] = 0.0
+        self.centers[np.abs(self.centers) < 1 / _MAX_RANGE] = 0.0
         if not (self.radii > 0).all():
-            raise ConfigError(f"range radius must be positive, found {_shown(self.radii[~(self.radii > 0)])}")
-        if not ((self.radii >= 1 / _LARGEST) & (self.radii <= _LARGEST) & (np.abs(self.centers) <= _LARGEST)).all():
-            raise ConfigError(f"ranges must lie between {1 / _LARGEST:g} and {_LARGEST:g}, so that float32 can hold every estimate")
+            raise ConfigError(f"range radius must be positive, found {_format_few(self.radii[~(self.radii > 0)])}")
+        if not ((self.radii >= 1 / _MAX_RANGE) & (self.radii <= _MAX_RANGE) & (np.abs(self.centers) <= _MAX_RANGE)).all():
+            raise ConfigError(f"ranges must lie between {1 / _MAX_RANGE:g} and {_MAX_RANGE:g}, so that float32 can hold every estimate")
 
     @cached_property
     def center(self) -> Tensor:
@@ -84,27 +86,27 @@ class LayerRanges:
         return values.double().clamp(center - radius, center + radius)
 
     def expand(self) -> tuple[Tensor, Tensor]:
-        """Return (center, radius) as (d,) float64 vectors, as :meth:`spread` makes them."""
+        """Return the center and the radius of each weight's range, (d,) float64 both. Do not write to them, see :meth:`spread`."""
         return self.slice(0, self.dimension)
 
     def slice(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Return (center, radius) of the coordinates ``start`` to ``stop`` as float64 vectors, as :meth:`spread` makes them."""
+        """Return the centers and the radii of the coordinates ``start`` to ``stop``, float64. Do not write to them, see :meth:`spread`."""
         return self.spread(self.center, start, stop), self.spread(self.radius, start, stop)
 
-    def spread(self, told: Tensor, start: int, stop: int) -> Tensor:
-        """Repeat each layer's entry of ``told`` (L,) for the coordinates ``start`` to ``stop`` of that layer. Do not write to the result.
+    def spread(self, per_layer: Tensor, start: int, stop: int) -> Tensor:
+        """Return the entry of ``per_layer`` (L,) for each of the coordinates ``start`` to ``stop``, by its layer. Do not write to it.
 
         If all these coordinates lie in one layer, the result is an expanded scalar: fast, and without memory of its own.
         """
         ends = list(accumulate(self.sizes))
         first, last = bisect_right(ends, start), bisect_left(ends, stop)
         if first == last:
-            value = told[first].expand(stop - start)
-            return value.clone() if stop - start == 1 else value  # writing to a view of one element would change ``told``
-        within = range(first, last + 1)
-        counts = [min(stop, ends[layer]) - max(start, ends[layer] - self.sizes[layer]) for layer in within]
+            value = per_layer[first].expand(stop - start)
+            return value.clone() if stop - start == 1 else value  # writing to a view of one element would change ``per_layer``
+        layers = range(first, last + 1)
+        counts = [min(stop, ends[layer]) - max(start, ends[layer] - self.sizes[layer]) for layer in layers]
         # Twice as fast as ``repeat_interleave`` on one thread, and ten times on two.
-        return torch.cat([told[:0], *(told[layer].expand(count) for layer, count in zip(within, counts, strict=True))])
+        return torch.cat([per_layer[:0], *(per_layer[layer].expand(count) for layer, count in zip(layers, counts, strict=True))])
 
     def part(self, chosen: Tensor) -> LayerRanges:
         """Return the ranges of the ``chosen`` weights, (d,) bool, in their order. Layers without a chosen weight are left out.
@@ -112,11 +114,11 @@ class LayerRanges:
         Raises:
             ConfigError: no weight is chosen, or ``chosen`` has the wrong shape.
         """
-        counts = self._count(chosen)
-        kept = counts > 0
-        if not bool(kept.any()):
+        counts = self._count_per_layer(chosen)
+        layers = counts > 0
+        if not bool(layers.any()):
             raise ConfigError("no weight is chosen: there is no part to take")
-        return LayerRanges(self.center[kept], self.radius[kept], tuple(counts[kept].tolist()))
+        return LayerRanges(self.center[layers], self.radius[layers], tuple(counts[layers].tolist()))
 
     def with_part(self, part: LayerRanges, chosen: Tensor) -> LayerRanges:
         """Return these ranges, with those of ``part`` for every layer that has a ``chosen`` weight, (d,) bool.
@@ -124,20 +126,20 @@ class LayerRanges:
         Raises:
             ConfigError: the layers of ``part`` are not those that :meth:`part` returns for ``chosen``.
         """
-        counts = self._count(chosen)
-        kept = counts > 0
-        if part.sizes != tuple(counts[kept].tolist()):
+        counts = self._count_per_layer(chosen)
+        layers = counts > 0
+        if part.sizes != tuple(counts[layers].tolist()):
             raise ConfigError(f"the part has {len(part.sizes)} layers that are not those of the {int(counts.sum())} chosen weights")
         center, radius = self.center.clone(), self.radius.clone()
-        center[kept], radius[kept] = part.center, part.radius
+        center[layers], radius[layers] = part.center, part.radius
         return LayerRanges(center, radius, self.sizes)
 
-    def _count(self, chosen: Tensor) -> Tensor:
+    def _count_per_layer(self, chosen: Tensor) -> Tensor:
         """Return the number of ``chosen`` weights of each layer, (L,)."""
         if chosen.shape != (self.dimension,) or chosen.dtype != torch.bool:
             raise ConfigError(f"chosen weights are {chosen.dtype} {tuple(chosen.shape)}, expected torch.bool ({self.dimension},)")
-        before = torch.cat([torch.zeros(1, dtype=torch.int64), chosen.cumsum(0)])
-        return before[torch.tensor(self.sizes).cumsum(0)].diff(prepend=before[:1])
+        chosen_before = torch.cat([torch.zeros(1, dtype=torch.int64), chosen.cumsum(0)])  # of each coordinate
+        return chosen_before[torch.tensor(self.sizes).cumsum(0)].diff(prepend=chosen_before[:1])
 
     @classmethod
     def covering(cls, vector: Tensor, sizes: Sequence[int], *, margin: float, floor: float) -> LayerRanges:
@@ -153,20 +155,21 @@ class LayerRanges:
         return cls(center, (radius * margin).clamp_min(floor), tuple(sizes))
 
 
-def _numbers(given: ArrayLike) -> NDArray[np.float64]:
-    """Return a copy of ``given``, which may be a tensor on any device, as a NumPy array."""
-    value: Any = given
+def _float_array(array: ArrayLike) -> NDArray[np.float64]:
+    """Return a copy of ``array``, which may be a tensor on any device, as a float64 NumPy array."""
+    value: Any = array
     return np.array(value.detach().cpu().double().numpy() if hasattr(value, "detach") else value, dtype=np.float64)
 
 
 def _whole_numbers(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return the layer ``sizes`` as Python integers, after checking that there is one at least, and all are positive."""
     try:
-        whole = tuple(operator.index(size) for size in sizes)
+        integers = tuple(operator.index(size) for size in sizes)
     except TypeError:
-        whole = ()
-    if not whole or min(whole) < 1:
+        integers = ()
+    if not integers or min(integers) < 1:
         raise ConfigError(f"layer sizes must be positive whole numbers, got {sizes!r}")
-    return whole
+    return integers
 
 
 class RangeRule(Protocol):
@@ -221,7 +224,7 @@ class Denoised:
         floor: smallest radius.
         contraction: largest growth of sigma^2 in a round without training.
         widest: largest radius in units of sigma.
-        borrowed: weights at which a layer's own step counts as much as the model's.
+        borrowed: number of weights of a layer at which its own step counts as much as the model's.
     """
 
     floor: float
@@ -230,31 +233,38 @@ class Denoised:
     borrowed: float = 100.0
 
     def update(self, ranges: LayerRanges, mean: Tensor, mean_variance: Tensor) -> LayerRanges:
+        """Return the next ranges: each layer's center and damped radius, with steps of small layers averaged with the model's."""
         sizes = list(ranges.sizes)
         layers = list(zip(mean.double().split_with_sizes(sizes), mean_variance.double().split_with_sizes(sizes), strict=True))
-        centers = [self._center(float(ranges.center[i]), values, variance) for i, (values, variance) in enumerate(layers)]
+        centers = [self._next_center(float(ranges.center[i]), values, variance) for i, (values, variance) in enumerate(layers)]
         steps = [self._log_step(float(ranges.radius[i]), values, variance) for i, (values, variance) in enumerate(layers)]
         step = torch.tensor(steps, dtype=torch.float64)
         size = torch.tensor(sizes, dtype=torch.float64)
-        common = (step * (size - 1)).sum() / (size - 1).sum().clamp_min(1)
-        trust = (size - 1) / (size - 1 + self.borrowed)
-        factor = torch.exp((trust * step + (1 - trust) * common).clamp(-math.log(2), math.log(2)))
+        model_step = (step * (size - 1)).sum() / (size - 1).sum().clamp_min(1)
+        own_weight = (size - 1) / (size - 1 + self.borrowed)
+        factor = torch.exp((own_weight * step + (1 - own_weight) * model_step).clamp(-math.log(2), math.log(2)))
         return LayerRanges(centers, (ranges.radius * factor).clamp_min(self.floor), ranges.sizes)
 
-    def _center(self, center: float, values: Tensor, variance: Tensor) -> float:
+    def _next_center(self, center: float, values: Tensor, variance: Tensor) -> float:
+        """Move a layer's ``center`` towards the mean of its ``values``, by the distance beyond two standard deviations of the noise."""
         shift = float(values.mean()) - center
-        visible = max(0.0, abs(shift) - 2 * math.sqrt(float(variance.mean()) / values.numel()))
-        return center + math.copysign(visible, shift)
+        significant = max(0.0, abs(shift) - 2 * math.sqrt(float(variance.mean()) / values.numel()))
+        return center + math.copysign(significant, shift)
 
     def _log_step(self, radius: float, values: Tensor, variance: Tensor) -> float:
-        """Return the logarithm of the factor by which the radius should change according to this layer alone."""
-        if values.numel() < 2:
+        """Return the logarithm of the factor by which the ``radius`` should change according to this layer alone.
+
+        Args:
+            values: released mean of the layer's weights, with noise.
+            variance: estimated variance of that noise, for each weight.
+        """
+        if values.numel() < 2:  # one weight has no spread
             return 0.0
         noise = float(variance.mean()) / radius**2
         signal = max(0.0, float(values.var()) / radius**2 - noise)
-        clipped_at = _bisect(lambda ratio: _clipped_variance(ratio) / ratio**2 - signal, *_RATIOS)
+        radius_over_sigma = _bisect(lambda ratio: _clipped_variance(ratio) / ratio**2 - signal, *_RATIOS)
         kappa = _bisect(lambda ratio: self.contraction - _clipped_variance(ratio) - ratio**2 * noise, 0.0, self.widest)
-        return math.log(kappa / clipped_at) / 2
+        return math.log(kappa / radius_over_sigma) / 2  # half of it: the step is damped
 
 
 _RATIOS = (0.05, 20.0)
@@ -262,14 +272,14 @@ _RATIOS = (0.05, 20.0)
 
 
 def _clipped_variance(ratio: float) -> float:
-    """Return E[min(z^2, ratio^2)] for a standard normal z."""
+    """Return E[min(z^2, ratio^2)] for a standard normal z: the variance that is left after clipping z to [-ratio, ratio]."""
     tail = math.erfc(ratio / math.sqrt(2))
     return 1 - tail - ratio * math.sqrt(2 / math.pi) * math.exp(-(ratio**2) / 2) + ratio**2 * tail
 
 
 def _bisect(decreasing: Callable[[float], float], low: float, high: float) -> float:
-    """Return where ``decreasing`` changes its sign, or the end at which it comes closest."""
-    for _ in range(60):
+    """Return where the ``decreasing`` function changes its sign between ``low`` and ``high``, or the end nearest to its change."""
+    for _ in range(60):  # enough for all digits of a float
         middle = (low + high) / 2
         if decreasing(middle) > 0:
             low = middle
@@ -278,7 +288,7 @@ def _bisect(decreasing: Callable[[float], float], low: float, high: float) -> fl
     return (low + high) / 2
 
 
-_MOST_GROWTH = 1e4
+_MAX_NORM_GROWTH = 1e4
 """Largest factor between an adaptive clipping norm and that of the first round."""
 
 
@@ -292,8 +302,8 @@ class NormQuantile:
     Source: Andrew et al. 2021, algorithm 1.
 
     Attributes:
-        quantile: share of the vectors that are not to be clipped.
-        learning_rate: step of the logarithm of C.
+        quantile: wanted share of vectors that are not clipped.
+        learning_rate: change of the logarithm of C for a share that is off by 1.
         start: C of the first round.
     """
 
@@ -303,22 +313,22 @@ class NormQuantile:
 
     def after(self, ranges: LayerRanges, fraction: float) -> LayerRanges:
         """Return the ranges after a round with ``ranges``, in which about this ``fraction`` of the vectors was not clipped."""
-        if not math.isfinite(fraction):  # of reports that no honest client sends
+        if not math.isfinite(fraction):  # only dishonest reports lead to it
             return ranges
-        grown = math.log(ranges.radii[0] / self.start) - self.learning_rate * (fraction - self.quantile)
-        limit = math.log(_MOST_GROWTH)
-        return LayerRanges(ranges.centers, self.start * math.exp(min(max(grown, -limit), limit)), ranges.sizes)
+        log_growth = math.log(ranges.radii[0] / self.start) - self.learning_rate * (fraction - self.quantile)
+        limit = math.log(_MAX_NORM_GROWTH)
+        return LayerRanges(ranges.centers, self.start * math.exp(min(max(log_growth, -limit), limit)), ranges.sizes)
 
 
 def range_rule(name: str, *, floor: float) -> RangeRule:
-    """Look a rule up by its name in a config: ``fixed``, ``noisy-minmax`` or ``denoised``."""
+    """Return the rule with this ``name`` in a config: ``fixed``, ``noisy-minmax`` or ``denoised``. ``floor`` is the smallest radius."""
     rules: dict[str, RangeRule] = {"fixed": Fixed(), "noisy-minmax": NoisyMinMax(floor), "denoised": Denoised(floor)}
     if name not in rules:
         raise ConfigError(f"unknown range rule {name!r}: {did_you_mean(name, rules)}")
     return rules[name]
 
 
-def _shown(values: NDArray[np.float64]) -> str:
+def _format_few(values: NDArray[np.float64]) -> str:
     """Format the first few ``values`` for a message. There may be very many, and an untrusted server may have chosen them."""
-    few = ", ".join(f"{value:g}" for value in values[:_SHOWN].tolist())
-    return few if len(values) <= _SHOWN else f"{few} and {len(values) - _SHOWN:,} more"
+    few = ", ".join(f"{value:g}" for value in values[:_MAX_SHOWN].tolist())
+    return few if len(values) <= _MAX_SHOWN else f"{few} and {len(values) - _MAX_SHOWN:,} more"

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 STEPS = 2**20
 """Largest number of lattice points per norm C."""
 
-_INSIDE = 1 - 2.0**-30
+_MARGIN_FACTOR = 1 - 2.0**-30
 """Gradients are clipped to this part of C, so that rounding cannot make one longer than C."""
-_BIT = 0.25
-"""Length of the coordinate that says whether a vector was clipped, as a multiple of C. The paper's beta is twice as much."""
-_SHORTENED = 1 / sqrt(1 + _BIT**2)
+_BIT_LENGTH = 0.25
+"""Length of the clipping bit, the coordinate that shows whether a vector was clipped, as a multiple of C. The paper's beta is twice it."""
+_SHORTENED = 1 / sqrt(1 + _BIT_LENGTH**2)
 """Factor on a vector and this coordinate, so that both together are not longer than C. The noise in an estimate grows by 3 %."""
 
-_SMALLEST, _LARGEST = 1e-20, 1e20
+_MIN_NORM, _MAX_NORM = 1e-20, 1e20
 """Smallest and largest norm C. Norms of float32 gradients outside are not useful."""
 
 
@@ -49,28 +49,28 @@ class RecordClip:
     adaptive: bool = False
 
     def __post_init__(self) -> None:
-        if not _SMALLEST <= self.norm <= _LARGEST:  # an untrusted server chooses it, and quotients by it have to stay finite
-            raise ConfigError(f"the clipping norm must lie between {_SMALLEST:g} and {_LARGEST:g}, got {self.norm!r}")
+        if not _MIN_NORM <= self.norm <= _MAX_NORM:  # an untrusted server chooses it, and quotients by it have to stay finite
+            raise ConfigError(f"the clipping norm must lie between {_MIN_NORM:g} and {_MAX_NORM:g}, got {self.norm!r}")
         if not 1 <= self.steps <= STEPS or self.steps & (self.steps - 1):
             raise ConfigError(f"steps, the lattice points per norm, must be a power of two up to {STEPS}, got {self.steps!r}")
 
     @property
     def scale(self) -> float:
-        """Norm of a clipped gradient in lattice points, slightly less than ``steps``; with :attr:`bit` beside it, 3 % less."""
-        return self.steps * _INSIDE * self.shortened
+        """Norm of a clipped gradient in lattice points: slightly less than ``steps``, or 3 % less if the vector has a :attr:`bit`."""
+        return self.steps * _MARGIN_FACTOR * self.shortened
 
     @property
     def shortened(self) -> float:
-        """Factor on vectors that makes room for :attr:`bit`; 1 if there is none."""
+        """Factor on vectors, so that vector and :attr:`bit` together are not longer than C; 1 without adaptive clipping."""
         return _SHORTENED if self.adaptive else 1.0
 
     @property
     def bit(self) -> int:
-        """Lattice points of the coordinate that says whether a vector was clipped; 0 if there is none."""
-        return int(self.scale * _BIT) if self.adaptive else 0
+        """Absolute value, in lattice points, of the coordinate that shows if a vector was clipped; 0 without adaptive clipping."""
+        return int(self.scale * _BIT_LENGTH) if self.adaptive else 0
 
     def width(self, dimension: int) -> int:
-        """Return the number of coordinates that :meth:`points` gives a vector of ``dimension`` numbers."""
+        """Return the number of coordinates that :meth:`points` returns for a vector of ``dimension`` numbers: one more if adaptive."""
         return dimension + self.adaptive
 
     def in_round(self, ranges: LayerRanges) -> RecordClip:

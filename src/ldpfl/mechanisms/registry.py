@@ -24,15 +24,17 @@ from ldpfl.util.suggestions import did_you_mean
 GROUP = "ldpfl.mechanisms"
 """Group of the entry points by which an installed package adds mechanisms: ``name = "package.module:Settings"``."""
 
-_OF_RUNS = {"budget", "perturbed"}
+_RUN_SETTINGS = {"budget", "perturbed"}
+"""Settings of a mechanism that have a meaning only in a run's config."""
 
 
 def names(*, alone: bool = False) -> tuple[str, ...]:
     """Return the names of all mechanisms; with ``alone`` only those that :func:`create` can build without a training."""
-    return tuple(name for name in _places() if not alone or _stands_alone(name))
+    return tuple(name for name in _import_paths() if not alone or _needs_no_training(name))
 
 
-def _stands_alone(name: str) -> bool:
+def _needs_no_training(name: str) -> bool:
+    """Whether the mechanism ``name`` can be built without a training. False also if its package cannot be loaded."""
     try:
         return not settings_of(name).needs_training
     except ConfigError:  # a mechanism that cannot be loaded raises when it is asked for, and must not hide the others
@@ -46,23 +48,24 @@ def settings_of(name: str) -> type[MechanismSettings]:
     Raises:
         ConfigError: there is no such mechanism, or the package that adds it cannot be used.
     """
-    places = _places()
-    if name not in places:
-        raise ConfigError(f"unknown mechanism {name!r}: {did_you_mean(name, places)}")
-    module, _, attribute = places[name].partition(":")
-    of = f"mechanism {name!r} of {version_of(name)}"
+    import_paths = _import_paths()
+    if name not in import_paths:
+        raise ConfigError(f"unknown mechanism {name!r}: {did_you_mean(name, import_paths)}")
+    path = import_paths[name]
+    module, _, attribute = path.partition(":")
+    origin = f"mechanism {name!r} of {version_of(name)}"
     try:
-        found = getattr(import_module(module), attribute)
+        settings_class = getattr(import_module(module), attribute)
     except Exception as error:  # somebody else's code, which may fail in any way
-        raise ConfigError(f"{of} cannot be loaded from {places[name]}: {type(error).__name__}: {first_line(error)}") from error
-    if not (isinstance(found, type) and issubclass(found, MechanismSettings)):
-        raise ConfigError(f"{of}: {places[name]} is no MechanismSettings")
-    said = found.model_fields["name"]
-    if said.is_required():
-        raise ConfigError(f'{of}: {places[name]} does not say of which mechanism it is: give it name: Literal["{name}"] = "{name}"')
-    if said.default != name:
-        raise ConfigError(f"{of}: {places[name]} is of {said.default!r}")
-    return found
+        raise ConfigError(f"{origin} cannot be loaded from {path}: {type(error).__name__}: {first_line(error)}") from error
+    if not (isinstance(settings_class, type) and issubclass(settings_class, MechanismSettings)):
+        raise ConfigError(f"{origin}: {path} is no MechanismSettings")
+    name_field = settings_class.model_fields["name"]
+    if name_field.is_required():
+        raise ConfigError(f'{origin}: {path} does not say of which mechanism it is: give it name: Literal["{name}"] = "{name}"')
+    if name_field.default != name:
+        raise ConfigError(f"{origin}: {path} is of {name_field.default!r}")
+    return settings_class
 
 
 def built(settings: MechanismSettings, facts: Facts) -> Mechanism:
@@ -75,9 +78,10 @@ def built(settings: MechanismSettings, facts: Facts) -> Mechanism:
     mechanism = _build_checked(settings, facts)
     release = mechanism.release(facts.ranges)
     _check_name(settings.name, release.mechanism)
-    if isinstance(release, GaussianRelease) and release.of_part and release.rate < record_rate_of(mechanism):
-        said = f"mechanism {settings.name!r} has records take part with probability {record_rate_of(mechanism):g}"
-        raise ConfigError(f"{said}, and states {release.rate:g}: it has to state what it does")
+    record_rate = record_rate_of(mechanism)
+    if isinstance(release, GaussianRelease) and release.of_part and release.rate < record_rate:  # a lower rate claims more privacy
+        problem = f"mechanism {settings.name!r} has records take part with probability {record_rate:g}"
+        raise ConfigError(f"{problem}, and states {release.rate:g}: it has to state what it does")
     return mechanism
 
 
@@ -94,9 +98,10 @@ def _build_checked(settings: MechanismSettings, facts: Facts) -> Mechanism:
     return mechanism
 
 
-def _check_name(name: str, said: str) -> None:
-    if type(said) is not str or type(name) is not str or said != name:  # a subclass of str could override ==
-        raise ConfigError(f"mechanism {name!r} calls itself {said!r}: settings and releases have to have one name")
+def _check_name(expected: str, name: str) -> None:
+    """Raise a ConfigError unless ``name``, of a mechanism or a release, equals the name ``expected`` from its settings."""
+    if type(name) is not str or type(expected) is not str or name != expected:  # a subclass of str could override ==
+        raise ConfigError(f"mechanism {expected!r} calls itself {name!r}: settings and releases have to have one name")
 
 
 def read_settings(value: Any) -> MechanismSettings:
@@ -108,42 +113,40 @@ def read_settings(value: Any) -> MechanismSettings:
     if isinstance(value, MechanismSettings):
         return value
     if not isinstance(value, Mapping):
-        said = value if isinstance(value, str) and value in _places() else "duchi"
-        raise PydanticCustomError("no_section", "input should be a section: its name is set by mechanism.name={said}", {"said": said})
+        name = value if isinstance(value, str) and value in _import_paths() else "duchi"
+        raise PydanticCustomError("no_section", "input should be a section: its name is set by mechanism.name={name}", {"name": name})
     name = value.get("name", "duchi")
     try:
-        kind = settings_of(str(name))
+        settings_class = settings_of(str(name))
     except ConfigError as error:
         problem = PydanticCustomError("unknown_mechanism", "{why}", {"why": str(error)})
         raise ValidationError.from_exception_data("mechanism", [InitErrorDetails(type=problem, loc=("name",), input=name)]) from None
-    return kind.model_validate(value)
+    return settings_class.model_validate(value)
 
 
 def create(name: str, **parameters: Any) -> Mechanism:
     """Build the mechanism called ``name`` from its settings, for instance ``create("duchi", epsilon=1.0)``.
 
     Raises:
-        ConfigError: the name is unknown, a setting is unknown or out of range, or the mechanism needs to know of a training.
+        ConfigError: the name is unknown, a setting is unknown or out of range, or the mechanism can be built only for a training.
     """
-    kind = settings_of(name)
-    if kind.needs_training:
+    settings_class = settings_of(name)
+    fields = settings_class.model_fields.keys()
+    if settings_class.needs_training:
         raise ConfigError(f"mechanism {name!r} depends on how a model is trained: name it in a run's config")
-    for setting in sorted(parameters.keys() - kind.model_fields.keys()):
-        own = kind.model_fields.keys() - _OF_RUNS - {"name"}
-        raise ConfigError(f"mechanism {name!r} has no setting {setting!r}: {did_you_mean(setting, own)}")
-    for setting in sorted(_OF_RUNS & parameters.keys()):
+    for setting in sorted(parameters.keys() - fields):
+        raise ConfigError(f"mechanism {name!r} has no setting {setting!r}: {did_you_mean(setting, fields - _RUN_SETTINGS - {'name'})}")
+    for setting in sorted(_RUN_SETTINGS & parameters.keys()):
         raise ConfigError(f"mechanism {name!r}, {setting}: that is for a run's config; a mechanism by itself spends epsilon on each unit")
-    if "epsilon" in kind.model_fields and "epsilon" not in parameters:
+    if "epsilon" in fields and "epsilon" not in parameters:
         raise ConfigError(f"mechanism {name!r} needs epsilon: nobody else can say how much privacy is wanted")
     try:
-        settings = kind.model_validate(parameters)
+        settings = settings_class.model_validate(parameters)
     except ValidationError as error:
         first = error.errors()[0]
         setting = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"mechanism {name!r}, {setting}: {first['msg'].lower()}, got {shown(first['input'])}") from None
-    mechanism = _build_checked(
-        settings, Facts(LayerRanges(0.0, 1.0, (1,)))
-    )  # which have no part in it; what it releases follows from others
+    mechanism = _build_checked(settings, Facts(LayerRanges(0.0, 1.0, (1,))))  # any facts do: no training is needed, budget is "unit"
     _check_name(name, mechanism.name)
     return mechanism
 
@@ -161,15 +164,16 @@ def version_of(name: str) -> str:
     """Return the package that the mechanism called ``name`` comes from and its version; "unknown" if it is not installed here."""
     if name in BUILT_IN:
         return f"ldpfl {version('ldpfl')}"
-    found = [point.dist for point in entry_points(group=GROUP) if point.name == name and point.dist is not None]
-    return f"{found[0].name} {found[0].version}" if found else "unknown"
+    packages = [point.dist for point in entry_points(group=GROUP) if point.name == name and point.dist is not None]
+    return f"{packages[0].name} {packages[0].version}" if packages else "unknown"
 
 
-def _places() -> dict[str, str]:
-    """Return the import paths of all mechanisms' settings. A package cannot replace a built-in mechanism."""
+def _import_paths() -> dict[str, str]:
+    """Return the import path of each mechanism's settings class, by name. A package cannot replace a built-in mechanism."""
     return {**_from_packages(tuple(sys.path)), **BUILT_IN}
 
 
 @lru_cache(maxsize=4)
-def _from_packages(searched: tuple[str, ...]) -> dict[str, str]:
+def _from_packages(python_path: tuple[str, ...]) -> dict[str, str]:
+    """Return the import paths from installed packages. They are looked up again only if ``python_path``, the cache's key, changes."""
     return {point.name: point.value for point in entry_points(group=GROUP)}

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ldpfl.errors import ConfigError
 from ldpfl.mechanisms.base import Mechanism, PublicState, require_finite
-from ldpfl.mechanisms.coins import FIRST, words_below
+from ldpfl.mechanisms.coins import FIRST, Places, words_below
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
 from ldpfl.mechanisms.harmony import Harmony
 from ldpfl.mechanisms.hooks import PerRound
@@ -95,10 +95,11 @@ class RotatedSign(Mechanism, PerRound):
 
     @property
     def _bit_mechanism(self) -> Duchi | Harmony:
-        """The mechanism whose format and estimator the signs use: randomised response on each coordinate or group."""
+        """The mechanism whose wire format and estimator the signs use: randomised response on each coordinate or group."""
         return Duchi(self.epsilon) if self.group == 1 else Harmony(self.epsilon, self.group)
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> Any:
+        """Randomise the signs of all rotated coordinates, or of one that each client draws from each group."""
         signs, lengths = self.signs(values, ranges)
         source = as_source(generator)
         if self.group == 1:
@@ -106,22 +107,20 @@ class RotatedSign(Mechanism, PerRound):
         groups = Groups.of(self.coordinates(ranges), self.group)
         index = sample_places(source, len(signs), groups.sizes)
         bits = self._randomise(signs.gather(1, torch.from_numpy(index + groups.starts)), lengths, source)
-        plus = np.unpackbits(bits.packed, axis=1, count=groups.sizes.size, bitorder="little").view(np.bool_)
-        return IndexedBitReports(index, plus, groups.sizes)
+        return IndexedBitReports(index, bits.unpack().view(np.bool_), groups.sizes)
 
     def _randomise(self, signs: Tensor, lengths: Tensor, source: RandomSource) -> BitReports:
-        """Randomise ``signs`` (K, s). A row with a relative length in ``lengths`` (K,) below 1 gets a smaller bias towards its signs."""
-        half = (1 << (BITS - 1)) - thresholds(self.epsilon)[0]
+        """Randomise ``signs`` (K, s), -1, 0 or 1. The relative ``lengths`` (K,), at most 1, scale the bias of bits towards their signs."""
+        half = (1 << (BITS - 1)) - thresholds(self.epsilon)[0]  # + is sent when a uniform int32 lies below an integer from -half to half
         limits = (lengths * half).round_().to(torch.int64).clamp_(0, half).numpy()[:, None]
 
-        def encoder(own: slice) -> Encoder:
+        def encoder(columns: slice) -> Encoder:
             def bits(rows: range) -> NDArray[np.bool_]:
-                # + is sent when a uniform int32 lies below t, an integer between minus and plus half of the thresholds' distance.
-                part, limit = signs[rows.start : rows.stop, own].numpy(), limits[rows.start : rows.stop]
+                block, limit = signs[rows.start : rows.stop, columns].numpy(), limits[rows.start : rows.stop]
                 high, rest = np.divmod(limit, 1 << (BITS - FIRST))
-                first = np.multiply(part, high.astype(np.int16), dtype=np.int16)
-                first -= (part < 0) & (rest > 0)  # the first bits of -limit are those of the integer below
-                return words_below(first, partial(_signed_limits, part, limit), source, rows)
+                first = np.multiply(block, high.astype(np.int16), dtype=np.int16)
+                first -= (block < 0) & (rest > 0)  # the first bits of -limit are those of the integer below
+                return words_below(first, partial(_signed_limits, block, limit), source, rows)
 
             return bits
 
@@ -132,16 +131,16 @@ class RotatedSign(Mechanism, PerRound):
         values, center = require_finite(values, ranges), ranges.expand()[0]
         signs = torch.empty(len(values), rotated_size(ranges.dimension), dtype=torch.int8)
         lengths = torch.empty(len(values), dtype=torch.float64)
-        for rows in client_blocks(*signs.shape):  # in blocks, so that intermediate arrays stay small
-            some = slice(rows.start, rows.stop)
-            offset = (values[some] - center).float() if bool(center.any()) else values[some]
+        for rows in client_blocks(*signs.shape):  # so that intermediate arrays stay small
+            block = slice(rows.start, rows.stop)
+            offset = (values[block] - center).float() if bool(center.any()) else values[block]
             # Scaled by the largest entry, so that no square underflows or overflows, whatever center a server chose.
             largest = offset.abs().amax(dim=1, keepdim=True)
             scaled = torch.where(largest > 0, offset / largest, 0.0)
             # NumPy always adds up a row in the same order; PyTorch's order depends on the number of rows.
             squares = np.square(scaled.numpy(), dtype=np.float64).sum(axis=1)
-            lengths[some] = torch.from_numpy(np.sqrt(squares)) * largest[:, 0]
-            signs[some] = rotate(scaled, self.round).sign_()
+            lengths[block] = torch.from_numpy(np.sqrt(squares)) * largest[:, 0]
+            signs[block] = rotate(scaled, self.round).sign_()
         return signs, (lengths / self.norm).clamp_(0, 1) if self.norm else torch.ones_like(lengths)
 
     @property
@@ -150,19 +149,21 @@ class RotatedSign(Mechanism, PerRound):
         return Duchi(self.epsilon).gain
 
     def decode(self, reports: Any, ranges: LayerRanges) -> Tensor:
+        """Return estimates (K, d): those of the rotated coordinates, rotated back."""
         return self._rotate_back(self._bit_mechanism.decode(reports, self.coordinates(ranges)), ranges)
 
     def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> Any:
         return self._bit_mechanism.read(payloads, self.coordinates(ranges))
 
     def aggregate(self, reports: Sequence[Any], ranges: LayerRanges) -> Tensor:
+        """Return the mean estimate (d,): that of the rotated coordinates, rotated back."""
         return self._rotate_back(self._bit_mechanism.aggregate(reports, self.coordinates(ranges)), ranges)
 
     def noise(self, ranges: LayerRanges) -> Noise:
         return _SignNoise(self, ranges)
 
     def units(self, ranges: LayerRanges) -> Units:
-        """Return one bit for each rotated coordinate, or an index and a bit for each group."""
+        """Return the layout: one bit for each rotated coordinate, or an index and a bit for each group of them."""
         coordinates = self.coordinates(ranges)
         units = self._bit_mechanism.units(coordinates)
         mixed = MixedCoordinates(coordinates, lambda mean: self._rotate_back(mean, ranges))
@@ -174,10 +175,11 @@ class RotatedSign(Mechanism, PerRound):
         return LayerRanges(0.0, sign_scale(size), (size,))
 
     def _rotate_back(self, mean: Tensor, ranges: LayerRanges) -> Tensor:
-        """Rotate ``mean`` (D,) back to weights, (d,)."""
+        """Rotate ``mean`` (..., D) back to weights, (..., d), and add the ranges' center."""
         return (ranges.expand()[0] + rotate_back(mean.double(), ranges.dimension, self.round)).float()
 
     def release(self, ranges: LayerRanges) -> BinaryRelease:
+        """Return the release: one bit for each group of rotated coordinates, about a secretly drawn one."""
         bits = GroupCounts.of(self.coordinates(ranges), self.group).groups
         realised = Duchi(self.epsilon).epsilon_realised
         return BinaryRelease(self.name, self.epsilon, bits, unit="coordinate", realised=realised, sampled=self.group)
@@ -191,11 +193,9 @@ class RotatedSign(Mechanism, PerRound):
         )
 
 
-def _signed_limits(
-    signs: NDArray[np.int8], limits: NDArray[np.int64], row: NDArray[np.int64], place: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Return the thresholds at some rows and columns: the client's limit times the sign of the coordinate."""
-    return np.asarray(signs[row, place] * limits[row, 0])
+def _signed_limits(signs: NDArray[np.int8], limits: Places, row: Places, column: Places) -> Places:
+    """Return the thresholds (m,) at rows ``row`` (m,) and columns ``column`` (m,): the client's limit times the coordinate's sign."""
+    return np.asarray(signs[row, column] * limits[row, 0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,7 +206,10 @@ class _SignNoise(Noise):
     ranges: LayerRanges
 
     def variance(self, values: Tensor) -> Tensor:
-        """Return (g A^2 - 1) pi / (2 D), g the group size, for a vector of full length without zero signs; else up to g A^2 pi / (2 D)."""
+        """Return (g A^2 - s) pi / (2 D): group size g, gain A, D rotated coordinates, s the mean square of relative length times sign.
+
+        s is 1 for a vector of full length without zero signs.
+        """
         mechanism = self.mechanism
         signs, lengths = mechanism.signs(values, self.ranges)
         mean_square = signs.square().double().mean(dim=1, keepdim=True) * lengths[:, None] ** 2
@@ -216,11 +219,11 @@ class _SignNoise(Noise):
         return variance.expand(-1, self.ranges.dimension).to(values.dtype)
 
     def mean_variance(self, mean: Tensor, clients: int) -> Tensor:
-        """Return g A^2 pi / (2 D n), the upper bound. It is tight for small epsilon, where A is large."""
+        """Return the square of :meth:`largest_std`, an upper bound. It is tight for a small epsilon, where the gain is large."""
         return torch.full_like(mean, float(self.largest_std(clients)[0]) ** 2, dtype=torch.float32)
 
     def largest_std(self, clients: int) -> NDArray[np.float64]:
-        """Return A sqrt(g pi / (2 D n)) for each layer."""
+        """Return A sqrt(g pi / (2 D n)) for each layer: gain A, group size g, D rotated coordinates, n = ``clients``."""
         scale = self.mechanism.gain * sign_scale(rotated_size(self.ranges.dimension))
         return np.full_like(self.ranges.radii, scale * sqrt(self.mechanism.group / clients))
 
@@ -242,7 +245,7 @@ class RotatedSignSettings(EpsilonSettings):
 
     @property
     def nearly_noise_free(self) -> RotatedSignSettings:
-        """The same signs, told as they are."""
+        """These settings at epsilon 30, at which nearly all signs are sent as they are."""
         return self.model_copy(update={"epsilon": 30.0, "budget": "unit"})
 
     def at(self, epsilon: float) -> RotatedSign:

@@ -13,11 +13,11 @@ from ldpfl.util.lazy_imports import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-_AT_ONCE = 1 << 18
+_VALUES_PER_BLOCK = 1 << 18
 """Number of values that are rotated at once: 1 MiB, which fits a cache."""
 
-_SHORT = 16
-"""Entries closer than this are moved apart in memory before they are added."""
+_NEAR = 16
+"""Entries closer than this are moved apart in memory before they are added, which is four times as fast."""
 
 
 def rotated_size(dimension: int) -> int:
@@ -35,7 +35,7 @@ def rotate(rows: Tensor, key: int) -> Tensor:
 
 
 def rotate_back(vectors: Tensor, dimension: int, key: int) -> Tensor:
-    """Return the vectors (..., d) that the rotation takes to ``vectors`` (..., D), in their dtype."""
+    """Undo :func:`rotate`: return the vectors (..., d), ``dimension`` d, that it turns into ``vectors`` (..., D), in their dtype."""
     size = vectors.shape[-1]
     back = vectors.reshape(-1, size).clone()
     _transform(back)
@@ -44,19 +44,20 @@ def rotate_back(vectors: Tensor, dimension: int, key: int) -> Tensor:
 
 def _transform(rows: Tensor) -> None:
     """Multiply ``rows`` (K, D) in place by the Hadamard matrix over sqrt(D), by sums and differences in a fixed order."""
-    at_once = max(1, _AT_ONCE // rows.shape[1])
-    for start in range(0, len(rows), at_once):
-        _transform_block(rows[start : start + at_once])
+    rows_per_block = max(1, _VALUES_PER_BLOCK // rows.shape[1])
+    for start in range(0, len(rows), rows_per_block):
+        _transform_block(rows[start : start + rows_per_block])
 
 
 def _transform_block(rows: Tensor) -> None:
+    """Multiply ``rows`` (k, D), few enough for a cache, in place by the Hadamard matrix over sqrt(D)."""
     count, size = rows.shape
-    short = min(size, _SHORT)
-    # The first steps add close neighbours, which takes four times as long if these are adjacent in memory.
-    turned = rows.view(count, -1, short).transpose(1, 2).contiguous()
-    _add_and_subtract(turned.view(count, size), size // short)
-    rows.view(count, -1, short).copy_(turned.transpose(1, 2))
-    _add_and_subtract(rows, short)
+    near = min(size, _NEAR)
+    # The first steps add entries closer than ``near``. In the transposed copy these are size // near or more apart.
+    transposed = rows.view(count, -1, near).transpose(1, 2).contiguous()
+    _add_and_subtract(transposed.view(count, size), size // near)
+    rows.view(count, -1, near).copy_(transposed.transpose(1, 2))
+    _add_and_subtract(rows, near)
     rows.mul_(size**-0.5)
 
 
@@ -73,6 +74,6 @@ def _add_and_subtract(rows: Tensor, half: int) -> None:
 
 @lru_cache(maxsize=4)
 def _signs(size: int, key: int) -> Tensor:
-    """Return ``size`` public random signs. They depend only on the key, a round's number, and are the same on any machine."""
-    drawn = np.frombuffer(hashlib.shake_256(f"ldpfl rotation {key}".encode()).digest((size + 7) // 8), dtype=np.uint8)
-    return torch.from_numpy(1 - 2 * np.unpackbits(drawn, count=size).astype(np.float32))
+    """Return ``size`` public random signs, 1 or -1. They depend only on ``key``, a round's number, and are the same on any machine."""
+    packed_bits = np.frombuffer(hashlib.shake_256(f"ldpfl rotation {key}".encode()).digest((size + 7) // 8), dtype=np.uint8)
+    return torch.from_numpy(1 - 2 * np.unpackbits(packed_bits, count=size).astype(np.float32))

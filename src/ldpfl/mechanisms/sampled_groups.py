@@ -18,13 +18,13 @@ from ldpfl.util.randomness import RandomSource, draw_block
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """The groups into which the weights of all layers are cut.
+    """The groups into which the weights of all layers are cut. A client samples one weight of each.
 
     Attributes:
         sizes: (G,) number of weights of each group, layer by layer.
         starts: (G,) index of each group's first weight.
         largest: (L,) the size of each layer's first group, which is its largest.
-        ranges: center and radius as before, but a layer's size is its number of groups.
+        ranges: the layers' ranges, but with the number of groups as the size of each layer.
     """
 
     sizes: NDArray[np.int64]
@@ -34,6 +34,7 @@ class Groups:
 
     @classmethod
     def of(cls, ranges: LayerRanges, group: int | None) -> Groups:
+        """Cut each layer into groups of ``group`` weights, the last of which may be smaller; None takes each layer as one group."""
         largest, counts, last = _cut(ranges, group)
         sizes = np.repeat(largest, counts)
         sizes[np.cumsum(counts) - 1] = last
@@ -45,17 +46,18 @@ class Groups:
         return center.numpy(), self.sizes * radius.numpy() * gain
 
     def count_clients(self, reports: Sequence[IndexedBitReports], ranges: LayerRanges) -> int:
+        """Return the number of clients of ``reports``, after checking that the reports are about these groups."""
         clients = total_clients(reports, ranges, IndexedBitReports)
         if not all(np.array_equal(batch.group_sizes, self.sizes) for batch in reports):
             raise PrivacyError("a report has other group sizes than this mechanism: client and server need the same group setting")
         return clients
 
     def entries(self, reports: Sequence[IndexedBitReports]) -> Iterator[tuple[slice, NDArray[np.int64], NDArray[np.int64]]]:
-        """Yield (rows, sampled coordinates, signs -1 or 1), a few clients of one batch at a time."""
-        step = max(1, COORDINATE_BLOCK // self.sizes.size)
+        """Yield (rows of a batch, the coordinates that they sampled, their signs -1 or 1), a few clients at a time, batch by batch."""
+        clients_per_block = max(1, COORDINATE_BLOCK // self.sizes.size)
         for batch in reports:
-            for start in range(0, batch.clients, step):
-                rows = slice(start, start + step)
+            for start in range(0, batch.clients, clients_per_block):
+                rows = slice(start, start + clients_per_block)
                 yield rows, batch.index[rows] + self.starts, 2 * batch.signs[rows].astype(np.int64) - 1
 
 
@@ -75,6 +77,7 @@ class GroupCounts:
 
     @classmethod
     def of(cls, ranges: LayerRanges, group: int | None) -> GroupCounts:
+        """Return two sizes for each layer: that of all its groups but the last, and that of the last."""
         largest, counts, last = _cut(ranges, group)
         return cls(np.stack([largest, last], axis=1).ravel(), np.stack([counts - 1, np.ones_like(counts)], axis=1).ravel())
 
@@ -85,7 +88,7 @@ class GroupCounts:
 
     @property
     def largest(self) -> int:
-        """Weights of the largest group."""
+        """Number of weights of the largest group."""
         return int(self.sizes.max())
 
 
@@ -106,7 +109,7 @@ def _cut(ranges: LayerRanges, group: int | None) -> tuple[NDArray[np.int64], NDA
 
 
 def sample_places(source: RandomSource, clients: int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Draw one index below each of ``sizes`` for every client: the upper half of a 64-bit word times the size.
+    """Draw one index below each of ``sizes`` (G,) for every client, (clients, G): floor(size U), U a random number of 64 bits in [0, 1).
 
     The probability of an index differs from 1 / size by at most 2**-64, which no feasible number of draws reveals. It does not depend on
     the values, so it costs no epsilon. If all groups have one weight, nothing is drawn.
@@ -114,9 +117,9 @@ def sample_places(source: RandomSource, clients: int, sizes: NDArray[np.int64]) 
     index = np.zeros((clients, sizes.size), dtype=np.int64)
     if sizes.max() == 1:
         return index
-    for rows, own in blocks(clients, sizes.size):
-        size = sizes[own].astype(np.uint64)
+    for rows, groups in blocks(clients, sizes.size):
+        size = sizes[groups].astype(np.uint64)
         words = draw_block(source, rows, 2 * size.size).view(np.uint32).astype(np.uint64)
-        high, low = words[:, 0::2] * size, words[:, 1::2] * size
-        index[rows.start : rows.stop, own] = (high + (low >> np.uint64(32))) >> np.uint64(32)
+        high, low = words[:, 0::2] * size, words[:, 1::2] * size  # of the two halves of a 64-bit word
+        index[rows.start : rows.stop, groups] = (high + (low >> np.uint64(32))) >> np.uint64(32)
     return index

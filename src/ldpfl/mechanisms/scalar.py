@@ -19,14 +19,7 @@ from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, blocks, client_block
 from ldpfl.mechanisms.reports.dense import DenseReports
 from ldpfl.mechanisms.reports.sampled import SampledReports, choose_coordinates
 from ldpfl.mechanisms.reports.units import SampledUnits, Units
-from ldpfl.mechanisms.scalar_noise import (
-    HybridLaw,
-    LaplaceLaw,
-    PiecewiseLaw,
-    ScalarLaw,
-    check_possible,
-    checked_epsilon,
-)
+from ldpfl.mechanisms.scalar_noise import HybridLaw, LaplaceLaw, PiecewiseLaw, ScalarLaw, check_possible, checked_epsilon
 from ldpfl.mechanisms.settings import EpsilonSettings, as_none
 from ldpfl.privacy import PureRelease, usable_blanket
 from ldpfl.util.lazy_imports import torch
@@ -38,7 +31,7 @@ if TYPE_CHECKING:
 
 Coordinates = int | Literal["auto"] | None
 
-EPSILON_A_COORDINATE = 2.5
+EPSILON_PER_COORDINATE = 2.5
 """k grows by one for every 2.5 of epsilon: close to the best k for the worst input (Wang et al. 2019, section 4)."""
 
 
@@ -70,23 +63,23 @@ class ScalarMechanism(Mechanism):
             return
         if isinstance(self.coordinates, bool) or not isinstance(self.coordinates, int) or self.coordinates < 1:
             raise ConfigError(f'coordinates must be a whole number of at least 1, or "auto", got {self.coordinates!r}')
-        checked_epsilon(_share(self.epsilon, self.coordinates))
+        checked_epsilon(_epsilon_per_value(self.epsilon, self.coordinates))
 
     def sampled(self, ranges: LayerRanges) -> int | None:
-        """Return how many weights k a client reports; ``None`` for all of them, each at the full epsilon.
+        """Return the number k of weights that a client samples and reports; None if it reports all, each at the full epsilon.
 
         Raises:
             ConfigError: ``coordinates`` exceeds the number of weights.
         """
         if self.coordinates == "auto":
-            return max(1, min(ranges.dimension, floor(self.epsilon / EPSILON_A_COORDINATE)))
+            return max(1, min(ranges.dimension, floor(self.epsilon / EPSILON_PER_COORDINATE)))
         if self.coordinates is not None and self.coordinates > ranges.dimension:
             raise ConfigError(f"coordinates is {self.coordinates}, and there are only {ranges.dimension} weights")
         return self.coordinates
 
     def law_for(self, ranges: LayerRanges) -> ScalarLaw:
         """Return the law that one reported value is drawn from."""
-        return self.law(_share(self.epsilon, self.sampled(ranges)))
+        return self.law(_epsilon_per_value(self.epsilon, self.sampled(ranges)))
 
     @property
     def properties(self) -> Properties:
@@ -94,41 +87,44 @@ class ScalarMechanism(Mechanism):
 
     @property
     def _caveats(self) -> tuple[str, ...]:
-        taken = floor(self.epsilon / EPSILON_A_COORDINATE) if self.coordinates == "auto" else self.coordinates
-        each = _share(self.epsilon, max(1, taken) if taken is not None else None)
-        if each <= self.law.limit:
+        """Warning if a value's epsilon is larger than random bits can express; ``auto`` is resolved without the number of weights."""
+        count = floor(self.epsilon / EPSILON_PER_COORDINATE) if self.coordinates == "auto" else self.coordinates
+        value_epsilon = _epsilon_per_value(self.epsilon, max(1, count) if count is not None else None)
+        if value_epsilon <= self.law.limit:
             return ()
-        return (f"epsilon {each:g} a value is more than {self.law.limit:.1f}, above which less is spent than counted",)
+        return (f"epsilon {value_epsilon:g} a value is more than {self.law.limit:.1f}, above which less is spent than counted",)
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> DenseReports | SampledReports:
-        law, taken, source = self.law_for(ranges), self.sampled(ranges), as_source(generator)
-        if taken is None:
+        """Randomise all weights of ``values``, or sample some of each client's and randomise these."""
+        law, count, source = self.law_for(ranges), self.sampled(ranges), as_source(generator)
+        if count is None:
             return _encode_all(require_finite(values, ranges), ranges, source, law)
-        return _encode_sampled(require_shape(values, ranges).cpu(), ranges, source, law, taken)
+        return _encode_sampled(require_shape(values, ranges).cpu(), ranges, source, law, count)
 
     def decode(self, reports: DenseReports | SampledReports, ranges: LayerRanges) -> Tensor:
-        self._checked([reports], ranges)
+        """Return estimates (K, d): center + radius t* for a reported value t*, times d / k if k are sampled; the center for others."""
+        self._count_clients([reports], ranges)
         center, radius = ranges.expand()
         if isinstance(reports, DenseReports):
             return (center + radius * reports.values).float()
-        hit = torch.from_numpy(reports.index)
-        estimated = center[hit] + radius[hit] * self._weight(ranges) * torch.from_numpy(reports.values)
-        return center.float().expand(reports.clients, -1).scatter(1, hit, estimated.float())
+        index = torch.from_numpy(reports.index)
+        estimates = center[index] + radius[index] * self._sampling_factor(ranges) * torch.from_numpy(reports.values)
+        return center.float().expand(reports.clients, -1).scatter(1, index, estimates.float())
 
     def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> DenseReports | SampledReports:
-        """Read either format, and refuse values beyond the law's ``bound``: one of them could outweigh all other clients."""
+        """Parse payloads of all or of sampled weights. Refuse values beyond the law's ``bound``: one could outweigh all other clients."""
         reports: DenseReports | SampledReports
-        taken = self.sampled(ranges)
-        if taken is None:
+        count = self.sampled(ranges)
+        if count is None:
             reports = DenseReports.from_payloads(payloads, ranges.dimension)
         else:
-            reports = SampledReports.from_payloads(payloads, ranges.dimension, taken)
+            reports = SampledReports.from_payloads(payloads, ranges.dimension, count)
         check_possible(torch.as_tensor(reports.values), self.law_for(ranges).bound)
         return reports
 
     def aggregate(self, reports: Sequence[DenseReports | SampledReports], ranges: LayerRanges) -> Tensor:
-        """Divide by the number of clients, not by that of the hits: the mean stays unbiased and the hits tell nothing more."""
-        clients = self._checked(reports, ranges)
+        """Return the mean (d,). Sums are divided by the number of all clients, not of those that sampled a weight: so it is unbiased."""
+        clients = self._count_clients(reports, ranges)
         total = np.zeros(ranges.dimension)
         for batch in reports:  # client by client, so that the sum does not depend on how they were batched
             if isinstance(batch, SampledReports):
@@ -136,54 +132,55 @@ class ScalarMechanism(Mechanism):
             else:
                 batch.add_to(total)
         center, radius = ranges.expand()
-        return (center + radius * torch.from_numpy(total) * (self._weight(ranges) / clients)).float()
+        return (center + radius * torch.from_numpy(total) * (self._sampling_factor(ranges) / clients)).float()
 
     def noise(self, ranges: LayerRanges) -> QuadraticNoise:
-        """r^2 V(t), and with k-of-d r^2 [(d / k) V(t; epsilon / k) + (d / k - 1) t^2] (Wang et al. 2019, section 4).
+        """Return the error with the variance r^2 V(t), for the radius r and the law's variance V(t) = a + b t^2.
 
-        In r^2 (a + b t^2), b is 0 for Laplace and for hybrid above eps*, with all weights reported; positive for piecewise, and about
-        d / k for k-of-d. It is -1 for one bit a weight.
+        With k of d weights it is r^2 [(d / k) V(t; epsilon / k) + (d / k - 1) t^2] (Wang et al. 2019, section 4). With all weights, b is 0
+        for Laplace, and for hybrid above eps*; positive for piecewise; and -1 for one bit a weight. With k-of-d, it is about d / k.
         """
-        offset, slope = self._quadratic(ranges)
+        offset, slope = self._variance_coefficients(ranges)
         return QuadraticNoise(ranges, offset, slope, clipped=self.sampled(ranges) is not None)
 
     def units(self, ranges: LayerRanges) -> Units | SampledUnits:
-        """A value a weight, or the sampled weights, each with its index: they were randomised at epsilon / k each."""
-        taken = self.sampled(ranges)
-        if taken is None:
+        """Return one unit for each weight, a float32; or for each sampled weight, with its index: each was randomised at epsilon / k."""
+        count = self.sampled(ranges)
+        if count is None:
             return Units.equal(ranges.dimension, 32)
         # A sampled weight alone is the report of a client that samples one weight, at epsilon / k.
-        alone = replace(self, epsilon=_share(self.epsilon, taken), coordinates=1)
-        return SampledUnits(taken, ranges.dimension, reader=lambda part: alone)
+        single = replace(self, epsilon=_epsilon_per_value(self.epsilon, count), coordinates=1)
+        return SampledUnits(count, ranges.dimension, reader=lambda part: single)
 
     def release(self, ranges: LayerRanges) -> PureRelease:
-        taken, each = self.sampled(ranges), self.law_for(ranges).blanket
-        if taken is None:
-            blanket = usable_blanket(self.epsilon, each)
+        """Return the release: one unit for each weight, or the sampled weights as one unit. Their blankets multiply."""
+        count, value_blanket = self.sampled(ranges), self.law_for(ranges).blanket
+        if count is None:
+            blanket = usable_blanket(self.epsilon, value_blanket)
             return PureRelease(self.name, self.epsilon, ranges.dimension, "weight", blanket=blanket, signed=blanket is not None)
-        return PureRelease(self.name, self.epsilon, 1, "vector", blanket=usable_blanket(self.epsilon, each**taken))
+        return PureRelease(self.name, self.epsilon, 1, "vector", blanket=usable_blanket(self.epsilon, value_blanket**count))
 
-    def _weight(self, ranges: LayerRanges) -> float:
-        """d / k: what a reported value counts for."""
-        taken = self.sampled(ranges)
-        return 1.0 if taken is None else ranges.dimension / taken
+    def _sampling_factor(self, ranges: LayerRanges) -> float:
+        """Return d / k, the factor on reported values that makes estimates unbiased; 1 if all weights are reported."""
+        count = self.sampled(ranges)
+        return 1.0 if count is None else ranges.dimension / count
 
-    def _quadratic(self, ranges: LayerRanges) -> tuple[float, float]:
-        """Return (a, b): the variance of one client's estimate is r^2 (a + b t^2)."""
-        law, weight = self.law_for(ranges), self._weight(ranges)
-        return weight * law.offset, weight * law.slope + (weight - 1)
+    def _variance_coefficients(self, ranges: LayerRanges) -> tuple[float, float]:
+        """Return (a, b): the variance of a client's estimate is radius^2 (a + b t^2), t the value's distance from the center in radii."""
+        law, factor = self.law_for(ranges), self._sampling_factor(ranges)
+        return factor * law.offset, factor * law.slope + (factor - 1)
 
-    def _checked(self, reports: Sequence[DenseReports | SampledReports], ranges: LayerRanges) -> int:
-        """Return the number of clients behind reports of the kind that :meth:`encode` makes.
+    def _count_clients(self, reports: Sequence[DenseReports | SampledReports], ranges: LayerRanges) -> int:
+        """Return the number of clients of ``reports``, after checking that :meth:`encode` could have made them.
 
         Raises:
             PrivacyError: no report, or one of another kind, dimension or number of weights.
         """
-        taken = self.sampled(ranges)
-        clients = total_clients(reports, ranges, DenseReports if taken is None else SampledReports)
+        count = self.sampled(ranges)
+        clients = total_clients(reports, ranges, DenseReports if count is None else SampledReports)
         for batch in reports:
-            if isinstance(batch, SampledReports) and batch.coordinates != taken:
-                raise PrivacyError(f"a report covers {batch.coordinates} sampled weights, expected {taken}")
+            if isinstance(batch, SampledReports) and batch.coordinates != count:
+                raise PrivacyError(f"a report covers {batch.coordinates} sampled weights, expected {count}")
         return clients
 
 
@@ -229,7 +226,7 @@ class ScalarSettings(EpsilonSettings):
     mechanism: ClassVar[type[ScalarMechanism]]
 
     def at(self, epsilon: float) -> ScalarMechanism:
-        return self.mechanism(epsilon, as_none(self.coordinates, "all"))
+        return self.mechanism(epsilon, as_none(self.coordinates, "all"))  # None: all weights are sent
 
 
 class LaplaceSettings(ScalarSettings):
@@ -254,32 +251,34 @@ class HybridSettings(ScalarSettings):
 
 
 def _encode_all(values: Tensor, ranges: LayerRanges, source: RandomSource, law: ScalarLaw) -> DenseReports:
+    """Randomise every weight of ``values`` (K, d) by ``law``."""
     reported = torch.empty(values.shape, dtype=torch.float32)
-    for rows, own in blocks(len(values), ranges.dimension, values=COORDINATE_BLOCK):  # float64, several times, takes more of a cache
-        some, (center, radius) = slice(rows.start, rows.stop), ranges.slice(own.start, own.stop)
-        reported[some, own] = law.sample(scaled(values[some, own], center, radius), source, rows).float()
+    for rows, columns in blocks(len(values), ranges.dimension, values=COORDINATE_BLOCK):  # small: sampling takes several float64 arrays
+        block, (center, radius) = (slice(rows.start, rows.stop), columns), ranges.slice(columns.start, columns.stop)
+        reported[block] = law.sample(scaled(values[block], center, radius), source, rows).float()
     return DenseReports(reported)
 
 
-def _encode_sampled(values: Tensor, ranges: LayerRanges, source: RandomSource, law: ScalarLaw, taken: int) -> SampledReports:
+def _encode_sampled(values: Tensor, ranges: LayerRanges, source: RandomSource, law: ScalarLaw, count: int) -> SampledReports:
+    """Sample ``count`` weights of each row of ``values`` (K, d), and randomise them by ``law``. Other weights are not read."""
     center, radius = ranges.expand()
-    index = np.empty((values.shape[0], taken), dtype=np.int64)
+    index = np.empty((values.shape[0], count), dtype=np.int64)
     reported = np.empty(index.shape, dtype=np.float32)
-    for rows in client_blocks(values.shape[0], taken):
-        some = slice(rows.start, rows.stop)
-        index[some] = choose_coordinates(uniform(source, rows, taken), ranges.dimension)
-        hit = torch.from_numpy(index[some])
-        t = scaled(require_finite_sample(values[some].gather(1, hit)), center[hit], radius[hit])
-        reported[some] = law.sample(t, source, rows).numpy()
+    for rows in client_blocks(values.shape[0], count):
+        block = slice(rows.start, rows.stop)
+        index[block] = choose_coordinates(uniform(source, rows, count), ranges.dimension)
+        columns = torch.from_numpy(index[block])
+        t = scaled(require_finite_sample(values[block].gather(1, columns)), center[columns], radius[columns])
+        reported[block] = law.sample(t, source, rows).numpy()
     return SampledReports(index, reported, ranges.dimension)
 
 
-def _share(epsilon: float, taken: int | None) -> float:
-    """Return the budget of one reported value."""
+def _epsilon_per_value(epsilon: float, count: int | None) -> float:
+    """Return epsilon / ``count``, rounded so that ``count`` times it is not more than ``epsilon``; all of it if ``count`` is None."""
     try:
-        if taken is None:
+        if count is None:
             return epsilon
-        share = epsilon / taken
-        return share if Fraction(share) * taken <= Fraction(epsilon) else nextafter(share, 0.0)  # so that k of them are no more
+        quotient = epsilon / count
+        return quotient if Fraction(quotient) * count <= Fraction(epsilon) else nextafter(quotient, 0.0)
     except OverflowError:  # more coordinates than a float can hold
         return 0.0

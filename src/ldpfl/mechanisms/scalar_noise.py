@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 SMALLEST_EPSILON = 1e-9
 """Smallest epsilon. Below it estimates in the widest ranges would overflow float32."""
 
-_FINEST = 20
+_MAX_LOG2_POINTS = 20
 """log2 of the largest number of lattice points per unit of t, for Laplace noise."""
 
 _POINTS = 1 << 31
-"""Number of lattice points that a piecewise report may take."""
+"""Number of lattice points of the piecewise law: the possible values of a report."""
 
-_FARTHEST = 36.1
+_MAX_SCALES = 36.1
 """Number of scales at which Laplace noise is cut off. This is post-processing, and affects one value in e^36."""
 
-_SLACK = 1e-6
+_RELATIVE_SLACK = 1e-6
 """Relative amount by which a received report may exceed its bound: far more than rounding to float32 adds."""
 
 _ROOT = 405 * sqrt(241)
@@ -67,7 +67,7 @@ def check_possible(values: Tensor, bound: float) -> None:
     Raises:
         ProtocolError: a value exceeds the bound by more than rounding error.
     """
-    if values.numel() and float(torch.stack(values.aminmax()).abs().amax()) > bound * (1 + _SLACK):
+    if values.numel() and float(torch.stack(values.aminmax()).abs().amax()) > bound * (1 + _RELATIVE_SLACK):
         raise ProtocolError(
             f"a report holds a value beyond {bound:g}, the most a client can send; check that both sides use the same settings"
         )
@@ -79,38 +79,38 @@ class ScalarLaw(ABC):
 
     epsilon: float
     limit: ClassVar[float] = inf
-    """Largest epsilon that the random bits of a draw can express. Above it, the realised epsilon is smaller than the stated one."""
+    """Largest epsilon that the random bits of a draw can express. Above it, the epsilon that is spent is smaller than the stated one."""
 
     def __post_init__(self) -> None:
         checked_epsilon(self.epsilon)
 
     @abstractmethod
     def sample(self, t: Tensor, source: RandomSource, rows: range) -> Tensor:
-        """Return t* for the float64 values ``t`` (k, n) in [-1, 1], with random bits of the clients in ``rows``."""
+        """Return the randomised values t* of ``t`` (k, n), float64 in [-1, 1], with random bits of the clients in ``rows``."""
 
     @property
     @abstractmethod
     def bound(self) -> float:
-        """Largest possible absolute value of t*."""
+        """Largest possible absolute value of t*, the randomised value."""
 
     @property
     @abstractmethod
     def blanket(self) -> float:
-        """Probability with which t* is drawn from a law that does not depend on t, see :class:`~ldpfl.privacy.PureRelease`."""
+        """Probability with which a draw ignores t: it is from a law that is the same for all t, see :class:`~ldpfl.privacy.PureRelease`."""
 
     @property
     @abstractmethod
     def offset(self) -> float:
-        """Variance of t* at t = 0."""
+        """Variance of the randomised value t* of t = 0."""
 
     @property
     @abstractmethod
     def slope(self) -> float:
-        """Coefficient of t**2 in the variance of t*."""
+        """Coefficient of t**2 in the variance of t*, the randomised value of t."""
 
     @abstractmethod
     def density(self, x: Tensor, t: float) -> Tensor:
-        """Return the density of t* at ``x`` (of the continuous part only, if it has atoms). The lattice is ignored."""
+        """Return the density at ``x`` of t*, the randomised value of ``t``: of its continuous part, without atoms and as if unrounded."""
 
 
 @dataclass(frozen=True)
@@ -123,38 +123,41 @@ class LaplaceLaw(ScalarLaw):
     @property
     def unit(self) -> int:
         """Number of lattice points per unit of t: 2^20, or fewer for very wide noise."""
-        return int(2 ** min(_FINEST, floor(log2(MOST_STEPS / 2) + log2(self.epsilon) - 1e-9)))
+        return int(2 ** min(_MAX_LOG2_POINTS, floor(log2(MOST_STEPS / 2) + log2(self.epsilon) - 1e-9)))
 
     def sample(self, t: Tensor, source: RandomSource, rows: range) -> Tensor:
-        unit, farthest = self.unit, floor(self.bound * self.unit)
-        scale = nextafter(2 * unit / self.epsilon, inf)  # rounded up, so that the realised epsilon 2 unit / scale is not too large
+        """Round t and real Laplace noise to the lattice, add them as integers, and cut off far values."""
+        unit, max_point = self.unit, floor(self.bound * self.unit)
+        scale = nextafter(2 * unit / self.epsilon, inf)  # rounded up, so that the epsilon spent, 2 unit / scale, is not too large
         sent = rounded(LAPLACE, scale, source, rows, t.shape[1])
         # All are whole numbers below 2^53, and the unit is a power of two: floating point rounds nothing here.
         points = np.multiply(t.numpy(), unit)
         sent += np.clip(np.rint(points, out=points), -unit, unit, out=points)
-        np.clip(sent, -farthest, farthest, out=sent)
+        np.clip(sent, -max_point, max_point, out=sent)
         sent *= 1 / unit
         return torch.from_numpy(sent)
 
     @property
     def bound(self) -> float:
-        return 1 + 2 * _FARTHEST / self.epsilon
+        """Largest t*: t is 1 at most, and noise of scale 2 / epsilon is cut off at 36.1 scales."""
+        return 1 + 2 * _MAX_SCALES / self.epsilon
 
     @property
     def blanket(self) -> float:
-        """e^(-epsilon / 2). The law U is the noise around 0: noise around any t in [-1, 1] is at least that times as likely."""
+        """e^(-epsilon / 2): t* lies anywhere at least this many times as likely as the noise around 0 does, whatever t in [-1, 1] is."""
         return exp(-self.epsilon / 2)
 
     @property
     def offset(self) -> float:
+        """Variance of Laplace noise of scale 2 / epsilon."""
         return 8 / self.epsilon / self.epsilon  # the square could overflow
 
     @property
     def slope(self) -> float:
-        return 0.0
+        return 0.0  # the noise does not depend on t
 
     def density(self, x: Tensor, t: float) -> Tensor:
-        return torch.exp((x - t).abs() * (-self.epsilon / 2)) * (self.epsilon / 4)
+        return torch.exp((x - t).abs() * (-self.epsilon / 2)) * (self.epsilon / 4)  # Laplace noise of scale 2 / epsilon around t
 
 
 @dataclass(frozen=True)
@@ -167,17 +170,17 @@ class PiecewiseLaw(ScalarLaw):
     the largest multiple of 2^-64 with which a point in it is at most e^epsilon times as likely as one outside.
     """
 
-    limit: ClassVar[float] = 2 * 64 * log(2)  # the rest is drawn with probability q / (1 + q)
+    limit: ClassVar[float] = 2 * 64 * log(2)  # above it, the probability q / (1 + q) of the rest is below 2^-64, the least that is drawn
 
     @property
     def width(self) -> int:
-        """Points in the window."""
+        """Number of lattice points in the window close to t."""
         return max(1, round(_POINTS * self._q / (1 + self._q)))
 
     @property
     def _gain(self) -> float:
-        """Change of the mean lattice point if the window moves by one point."""
-        close = _closeness(self.epsilon, self.width) / 2**64
+        """Change of the mean drawn point if the window close to t moves by one point. Points are divided by it, so that t* is unbiased."""
+        close = _window_probability(self.epsilon, self.width) / 2**64
         return close - (1 - close) * self.width / (_POINTS - self.width)
 
     @property
@@ -187,48 +190,54 @@ class PiecewiseLaw(ScalarLaw):
 
     @property
     def blanket(self) -> float:
-        """Probability of a point outside the window relative to a uniform one: about e^(-epsilon / 2). The law U is uniform."""
-        outside: int = 2**64 - _closeness(self.epsilon, self.width)
+        """Probability with which t* is drawn uniformly, whatever t: that of a point outside the window over a uniform one's."""
+        outside: int = 2**64 - _window_probability(self.epsilon, self.width)
         return float(outside / 2**64 * (_POINTS / (_POINTS - self.width)))
 
     @property
     def _q(self) -> float:
+        """q = e^(-epsilon / 2)."""
         return max(exp(-self.epsilon / 2), 1e-300)  # its reciprocal stays finite
 
     @property
     def _1_minus_q(self) -> float:
-        return -expm1(-self.epsilon / 2)
+        return -expm1(-self.epsilon / 2)  # without cancellation for a small epsilon
 
     def sample(self, t: Tensor, source: RandomSource, rows: range) -> Tensor:
-        places = _POINTS - self.width  # of the window
-        start = np.multiply(t.numpy(), places / 2)
-        start += places / 2
-        np.clip(np.rint(start, out=start), 0, places, out=start)  # whole numbers, as all here, below 2^32
-        close = happens(_closeness(self.epsilon, self.width), source, rows, t.shape[1])
-        limits = np.multiply(close, float(self.width - places))
-        limits += places
+        """Draw a lattice point in the window close to t, or one outside of it, and scale the point to t*, (k, n)."""
+        outside_count = _POINTS - self.width
+        start = np.multiply(t.numpy(), outside_count / 2)
+        start += outside_count / 2
+        np.clip(np.rint(start, out=start), 0, outside_count, out=start)  # the window's first point; all here are integers below 2^32
+        close = happens(_window_probability(self.epsilon, self.width), source, rows, t.shape[1])
+        limits = np.multiply(close, float(self.width - outside_count))  # ``width`` if the point is in the window, else ``outside_count``
+        limits += outside_count
         point = below(limits, source, rows)
-        # Both cases are computed for every value, by products and without branches, so that time does not reveal which one was sent.
-        outside = np.multiply(point >= start, float(self.width), out=limits)
-        start -= outside
+        # Both cases are computed for every value, by products and without branches, so that time does not reveal which one was sent:
+        # in the window, the point becomes point + start; outside, it jumps over the window if it does not lie before it.
+        jump = np.multiply(point >= start, float(self.width), out=limits)
+        start -= jump
         start *= close
-        point += outside
+        point += jump
         point += start
         point *= 2
         point -= _POINTS - 1
-        point *= 1 / (self._gain * places)
-        # From the bound the outermost point may differ by a part in 2^31.
+        point *= 1 / (self._gain * outside_count)
+        # Rounding may move the outermost point beyond the bound by a part in 2^31.
         return torch.from_numpy(np.clip(point, -self.bound, self.bound, out=point))
 
     @property
     def offset(self) -> float:
+        """Variance at t = 0: q (1 + 3 q) / (3 (1 - q)^2)."""
         return self._q * (1 + 3 * self._q) / (3 * self._1_minus_q**2)
 
     @property
     def slope(self) -> float:
+        """Coefficient q / (1 - q) of t^2 in the variance of t*."""
         return self._q / self._1_minus_q
 
     def density(self, x: Tensor, t: float) -> Tensor:
+        """Return the density of t* at ``x``: one constant where |x (1 - q) - t| <= q = e^(-epsilon / 2), e^-epsilon times it elsewhere."""
         q, scaled = self._q, x * self._1_minus_q
         close = self._1_minus_q / (2 * (1 + q)) / q
         values = torch.where((scaled - t).abs() <= q, torch.full_like(x, close), torch.full_like(x, close * q**2))
@@ -236,8 +245,9 @@ class PiecewiseLaw(ScalarLaw):
 
 
 @lru_cache(maxsize=1024)
-def _closeness(epsilon: float, width: int) -> int:
-    """Return the probability of the window, times 2^64."""
+def _window_probability(epsilon: float, width: int) -> int:
+    """Return the probability, times 2^64, that a piecewise report lies in the window of ``width`` points close to t."""
+    # A point in the window is at most e^epsilon times as likely as one outside. Above an epsilon of 1e4, the result is 2^64 - 1 anyway.
     return largest_probability(lambda context: context.exp(min(epsilon, 1e4)) * width / (_POINTS - width))
 
 
@@ -252,34 +262,36 @@ class HybridLaw(ScalarLaw):
 
     @property
     def piecewise_share(self) -> float:
-        """Probability of the piecewise part."""
+        """Probability that t* is drawn by the piecewise law, rather than as one bit."""
         return -expm1(-self.epsilon / 2) if self.epsilon > HYBRID_THRESHOLD else 0.0
 
     @property
     def bound(self) -> float:
-        """C, which exceeds A; A where there is no piecewise part."""
+        """Largest t*: C of the piecewise law, or A if only the bit is sent."""
         return max(PiecewiseLaw(self.epsilon).bound, self.gain) if self.piecewise_share else self.gain
 
     @property
     def blanket(self) -> float:
-        """Mean of the blankets of both parts. The blanket of the one bit is twice the probability of the rarer value."""
+        """Mean of the blankets of the two laws (probabilities of a draw that ignores t); the bit's is twice that of its rarer value."""
         share, bit = self.piecewise_share, thresholds(self.epsilon)[0] / (1 << (BITS - 1))
         return share * PiecewiseLaw(self.epsilon).blanket + (1 - share) * bit if share else bit
 
     @property
     def _half(self) -> int:
+        """Largest signed threshold: + is sent when a uniform int32 lies below t ``_half``."""
         return (1 << (BITS - 1)) - thresholds(self.epsilon)[0]
 
     @property
     def gain(self) -> float:
-        """A: the one bit stands for +A or -A."""
+        """A: the one bit stands for t* = A or t* = -A."""
         return (1 << (BITS - 1)) / self._half
 
     def plus(self, t: Tensor) -> Tensor:
-        """Return the probability that the one bit, if it is sent, is +."""
+        """Return the probability that the one bit about ``t``, if it is sent, is +: then its mean is t."""
         return t / (2 * self.gain) + 0.5
 
     def sample(self, t: Tensor, source: RandomSource, rows: range) -> Tensor:
+        """Draw one bit, + or -, for every value of ``t``, then a piecewise value too, and choose at random, so that time tells nothing."""
         half = self._half
         threshold = np.multiply(t.numpy(), half)
         np.clip(np.rint(threshold, out=threshold), -half, half, out=threshold)
@@ -288,11 +300,12 @@ class HybridLaw(ScalarLaw):
         bit = torch.from_numpy(np.multiply(plus, 2 * self.gain)).sub_(self.gain)
         if self.piecewise_share == 0:
             return bit
-        chosen = happens(min(2**64 - 1, int(self.piecewise_share * 2**64)), source, rows, t.shape[1])
-        return torch.where(torch.from_numpy(chosen), PiecewiseLaw(self.epsilon).sample(t, source, rows), bit)
+        is_piecewise = happens(min(2**64 - 1, int(self.piecewise_share * 2**64)), source, rows, t.shape[1])
+        return torch.where(torch.from_numpy(is_piecewise), PiecewiseLaw(self.epsilon).sample(t, source, rows), bit)
 
     @property
     def offset(self) -> float:
+        """Mean of the variances of both laws at t = 0; that of the bit is A^2."""
         share = self.piecewise_share
         return share * PiecewiseLaw(self.epsilon).offset + (1 - share) * self.gain**2
 
@@ -301,4 +314,4 @@ class HybridLaw(ScalarLaw):
         return 0.0 if self.epsilon > HYBRID_THRESHOLD else -1.0  # the two parts cancel: share / (1 - q) = 1
 
     def density(self, x: Tensor, t: float) -> Tensor:
-        return PiecewiseLaw(self.epsilon).density(x, t) * self.piecewise_share
+        return PiecewiseLaw(self.epsilon).density(x, t) * self.piecewise_share  # the bit has no density

@@ -30,7 +30,7 @@ class Training:
     batch_size: int
     clip_norm: float | None = None
     plain: bool = True
-    """Whether its steps are the gradients times the learning rate, and nothing else."""
+    """Whether training is plain SGD: each step is the gradient times the learning rate."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class MechanismSettings(BaseModel):
     of steepest descent at the broadcast weights, over all samples of the client (FedSGD): nothing is trained locally."""
 
     protects: ClassVar[bool] = True
-    """Whether the mechanism is meant to protect anything. If not, it is its own noise-free baseline."""
+    """Whether the mechanism is meant to protect anything. If not, it is itself a noise-free baseline."""
 
     uses_ranges: ClassVar[bool] = True
     """Whether values are clipped to ranges, rather than by their norm."""
@@ -80,7 +80,7 @@ class MechanismSettings(BaseModel):
     """Whether the mechanism can be built only for a known training. Such mechanisms are not planned, audited or created on their own."""
 
     sends_bits: ClassVar[bool] = False
-    """Whether a report is randomised bits, whose cost accountants add to that of other bits behind a shuffler."""
+    """Whether a report consists of randomised bits, whose cost behind a shuffler accountants can add to that of other bits."""
 
     @abstractmethod
     def build(self, facts: Facts) -> Mechanism:
@@ -91,7 +91,7 @@ class MechanismSettings(BaseModel):
         """
 
     def at_strength(self, strength: float) -> MechanismSettings:
-        """Return the same mechanism with another amount of noise. The larger ``strength``, the weaker the guarantee.
+        """Return these settings with another amount of noise. The larger ``strength``, the weaker the guarantee.
 
         Raises:
             ConfigError: the mechanism has no parameter for its noise, or the value is out of range.
@@ -99,22 +99,22 @@ class MechanismSettings(BaseModel):
         raise ConfigError(f"mechanism {self.name!r} has no parameter by which a target could be kept")
 
     def for_measuring(self, factor: float) -> MechanismSettings:
-        """Return the mechanism that measures columns before training: this one, with ``factor`` times the noise if that can be set."""
+        """Return the settings for measuring a table's columns before training: ``factor`` times the noise, if the noise can be set."""
         return self
 
     @property
     def unsaid(self) -> str:
-        """A message on a setting that a simulation can compute, but a deployment needs explicitly; empty if there is none."""
+        """Error message about a missing setting that a simulation can compute and a deployment cannot; empty if no setting is missing."""
         return ""
 
     @property
     def nearly_noise_free(self) -> MechanismSettings | None:
-        """The same mechanism with negligible noise, as a baseline, if it also transforms values; None if its baseline is ``none``."""
+        """These settings with negligible noise, the baseline of a mechanism that transforms values; None if mechanism ``none`` is it."""
         return None
 
     @property
     def budgeted(self) -> tuple[float, str] | None:
-        """The configured epsilon and the unit that it is for ("unit" or "client"); None if there is no epsilon."""
+        """The configured epsilon, and what it is for: "unit" (each unit of a report) or "client"; None if there is no epsilon."""
         return None
 
 
@@ -122,19 +122,20 @@ class EpsilonSettings(MechanismSettings):
     """Settings of mechanisms that spend an epsilon on each unit of a report: a weight, a group, or the whole vector."""
 
     epsilon: Positive = 1.0
-    """Budget of what ``budget`` says, in one round."""
+    """Epsilon in one round of a unit or of a client, as ``budget`` says."""
     budget: Literal["unit", "client"] = "unit"
     """``unit``: ``epsilon`` is for one weight, group, or the whole vector, as the mechanism has it. ``client``: it is for all that a
     client sends in one round, divided evenly over its units; so mechanisms of different units can be compared."""
 
     def at_strength(self, strength: float) -> EpsilonSettings:
-        return self.model_copy(update={"epsilon": strength})
+        return self.model_copy(update={"epsilon": strength})  # the larger, the less noise
 
     @abstractmethod
     def at(self, epsilon: float) -> Mechanism:
         """Return the mechanism that spends ``epsilon`` on each unit."""
 
     def build(self, facts: Facts) -> Mechanism:
+        """Return the mechanism. If ``budget`` is ``client``, divide ``epsilon`` evenly over the units of a report."""
         try:
             mechanism = self.at(self.epsilon)
         except ConfigError as error:

@@ -1,4 +1,4 @@
-"""Kullback-Leibler divergence between the layers of two models, read as distributions."""
+"""Kullback-Leibler divergence between the layers of two models, whose weights are turned into distributions."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ Normaliser = Literal["softmax", "l1"]
 
 Floats = NDArray[np.float64]
 
-_WIDE = 300.0
-"""Differences of weights beyond it could overflow once they are exponents."""
+_MAX_DIFFERENCE = 300.0
+"""Largest difference of weights for which the fast formula is used: its exponential is far from overflow."""
 
 
 def layer_divergence(local: Tensor, reference: Tensor, sizes: Sequence[int], normaliser: Normaliser) -> Tensor:
     """Return the KL divergence (K, L), in nats, of each layer of ``local`` (K, d) from that of ``reference`` (d,).
 
-    All in float64 and never below zero, where float32 would be wrong by a hundred times and possibly negative for a large
-    layer. Zero for layers that stand for the same distribution, such as two constant ones; infinite where the reference
-    excludes what the local layer has (``l1`` only). A layer of zeros stands for the uniform distribution. No more than
-    one block of weights is held in float64. Source: LaDP-FL, equation (8) and Algorithm 3; confidence medium: that the
-    normaliser is a softmax is a guess, the direction (local from global) is not.
+    Computed in float64 and never below zero; in float32 it would be wrong by a hundred times and possibly negative for a large layer. It is
+    zero for layers with the same distribution, such as two constant ones. It is infinite (``l1`` only) if the reference is 0 at a weight
+    where the local layer is not. A layer of zeros has the uniform distribution. Only one block of weights at a time is converted to
+    float64. Source: LaDP-FL, equation (8) and Algorithm 3. Confidence medium: the softmax is a guess, the direction (local from global) is
+    not.
     """
     values = torch.empty(local.shape[0], len(sizes), dtype=torch.float64)
     divergence = _softmax_divergence if normaliser == "softmax" else _l1_divergence
@@ -42,44 +42,47 @@ def layer_divergence(local: Tensor, reference: Tensor, sizes: Sequence[int], nor
 
 
 def _softmax_divergence(rows: Floats, base: Floats) -> Floats:
-    """KL of softmax(w) from q = softmax(g): E_q[x e^x] / Z - ln Z with x = w - g less its mean under q, Z = E_q[e^x].
+    """Return the KL divergence (K,) of softmax(w), w a row of ``rows`` (K, n), from q = softmax(g), g = ``base`` (n,).
 
-    Both terms are about the mean of x^2 there, one whole and one half, so that no digit is lost however small x is; the
-    difference of two logarithms of sums would lose all of them below 1e-8.
+    It is E_q[x e^x] / Z - ln Z, with x = w - g less its mean under q, and Z = E_q[e^x]. For small x, the first term is about E_q[x^2] and
+    the second half of it, so no digits cancel. The difference of two logarithms of sums would lose all digits for x below 1e-8.
     """
-    if base.max() - base.min() > _WIDE:
+    if base.max() - base.min() > _MAX_DIFFERENCE:
         return _wide_softmax_divergence(rows, base)
-    weights = softmax(base)
+    q = softmax(base)
     x = rows - base
-    x -= _means(x, weights)[:, None]
-    wide = x.max(axis=1) > _WIDE
+    x -= _expectations(x, q)[:, None]
+    wide = x.max(axis=1) > _MAX_DIFFERENCE
     x[wide] = 0.0
     growth = np.expm1(x)
-    excess = _means(growth, weights)  # Z - 1
-    growth *= x
-    divergence = _means(growth, weights) / (1 + excess) - np.log1p(excess)
+    z_minus_1 = _expectations(growth, q)
+    growth *= x  # x e^x - x, with the same mean as x e^x
+    divergence = _expectations(growth, q) / (1 + z_minus_1) - np.log1p(z_minus_1)
     divergence[wide] = _wide_softmax_divergence(rows[wide], base)
     return divergence
 
 
-def _means(rows: Floats, weights: Floats) -> Floats:
-    """Sums of whole rows: products of matrices, and einsum, round a client's row according to who shares its block."""
-    return np.asarray((rows * weights).sum(axis=1))
+def _expectations(rows: Floats, probabilities: Floats) -> Floats:
+    """Return the mean of each row under ``probabilities``. A matrix product would round a row differently in another block of rows."""
+    return np.asarray((rows * probabilities).sum(axis=1))
 
 
 def _wide_softmax_divergence(rows: Floats, base: Floats) -> Floats:
+    """Return the divergence as :func:`_softmax_divergence` does, for weights of any size; less precise for close distributions."""
     logs = log_softmax(rows, axis=1)
     return np.asarray((np.exp(logs) * (logs - log_softmax(base))).sum(axis=1))
 
 
 def _l1_divergence(rows: Floats, base: Floats) -> Floats:
-    p, q = _shares(rows), _shares(base[None])
+    """Return the KL divergence (K,) of ``rows`` (K, n) from ``base`` (n,), both as absolute values over their sum."""
+    p, q = _l1_distributions(rows), _l1_distributions(base[None])
     # p - q sums to zero; with it, each term is of second order in the difference of p and q.
     return np.asarray((rel_entr(p, q) - p + q).sum(axis=1))
 
 
-def _shares(rows: Floats) -> Floats:
-    sizes = np.abs(rows)
-    totals = sizes.sum(axis=1, keepdims=True)
-    sizes[totals[:, 0] == 0] = 1.0
-    return np.asarray(sizes / sizes.sum(axis=1, keepdims=True))
+def _l1_distributions(rows: Floats) -> Floats:
+    """Return the absolute values of each row over their sum; the uniform distribution for a row of zeros."""
+    magnitudes = np.abs(rows)
+    totals = magnitudes.sum(axis=1, keepdims=True)
+    magnitudes[totals[:, 0] == 0] = 1.0
+    return np.asarray(magnitudes / magnitudes.sum(axis=1, keepdims=True))

@@ -25,11 +25,11 @@ from ldpfl.util.quantities import Count, Positive, Share
 
 @dataclass(frozen=True)
 class SensitivitySchedule(NoiseSchedule):
-    """What schedules with one sensitivity D of the whole update share.
+    """Base class of schedules that have one sensitivity D of the whole update.
 
     Attributes:
         sensitivity: D; with ``update_clip`` the update is clipped to D / 2.
-        constant: of the noise; by default ``exact`` where the sensitivity holds, else ``theorem3``.
+        constant: rule for the constant c of the noise c D / epsilon; by default ``exact`` where D is proved, else ``theorem3``.
 
     Raises:
         ConfigError: a value out of range.
@@ -43,29 +43,31 @@ class SensitivitySchedule(NoiseSchedule):
 
     @property
     def proved(self) -> bool:
-        """Whether two updates cannot be farther apart than the sensitivity that the noise is for."""
+        """Whether the sensitivity is proved: two updates of a client are not farther apart than it."""
         return self.sensitivity.proved
 
     @property
     def c(self) -> float:
-        """The constant in c D / epsilon."""
+        """The constant c of the noise's standard deviation c D / epsilon."""
         return noise_constant(self.constant or ("exact" if self.proved else "theorem3"), self.epsilon, self.delta)
 
     @property
     def full_sigma(self) -> float:
-        """Standard deviation c D / epsilon, which Full DP adds everywhere."""
+        """Standard deviation c D / epsilon, that of Full DP in every layer and round."""
         return self.c * self.sensitivity.value / self.epsilon
 
     def bounded(self, public: PublicState, clients: ClientState) -> Tensor:
+        """Return the updates (K, d), clipped to the norm D / 2 if D is proved. Otherwise a norm is only assumed."""
         if self.sensitivity.proved:
             return clip_rows(raw_update(public, clients), public.sizes, self.sensitivity.value / 2)
         return super().bounded(public, clients)
 
     def limits(self, public: PublicState) -> Tensor | None:
+        """Return the clipping norm D / 2 (1,) if the sensitivity D is proved: then any two updates are at most D apart. Else None."""
         return torch.tensor([self.sensitivity.value / 2], dtype=torch.float64) if self.sensitivity.proved else None
 
     def paper_epsilon(self, public: PublicState, sigma: Tensor) -> float:
-        return self._charged(self.c * self.sensitivity.value, sigma)
+        return self._charged(self.c * self.sensitivity.value, sigma)  # c D / sigma for each layer
 
 
 @dataclass(frozen=True)
@@ -83,10 +85,11 @@ class UniformSchedule(SensitivitySchedule, PublicSchedule):
         return same_for_all_layers(self.round_sigma(public.round), public)
 
     def mu(self, public: PublicState) -> float | None:
+        """Return D / sigma of this round if the sensitivity D is proved, else None."""
         return self.sensitivity.value / self.round_sigma(public.round) if self.sensitivity.proved else None
 
     def reason(self) -> str:
-        return self.sensitivity.reason
+        return self.sensitivity.reason  # mu is known exactly if the sensitivity is proved
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ class FullDP(UniformSchedule):
     confidence: ClassVar[str] = "high for the form; medium that LaDP-FL ran this one and not NbAFL"
 
     def round_sigma(self, round_number: int) -> float:
-        return self.full_sigma
+        return self.full_sigma  # the same in every round
 
 
 class FullDPSettings(SensitivitySettings):
@@ -120,15 +123,15 @@ class NbAFL(PublicSchedule):
     """Clip a client's weights to the norm C and add noise sigma = 2 c L C / (m epsilon), c = sqrt(2 ln(1.25 / delta)).
 
     Guarantee: mu = 2 C / sigma = m epsilon / (c L) for a client's message under replacement of its data. The paper's own
-    sensitivity, 2 C / m, takes the best weights for m samples to be an average over samples; for networks they are not, so
-    there is m times too little noise. The proximal term is part of local training, noise on the broadcast is the server's
-    (none up to L sqrt(N) rounds): both are left to others. Source: Wei et al. 2020, section III.
+    sensitivity, 2 C / m, assumes that the best weights for m samples are an average over samples. For networks they are not, so
+    there is m times too little noise. Two parts of the paper are not here: the proximal term, which belongs to local training, and noise
+    on the broadcast, which the server adds (none up to L sqrt(N) rounds). Source: Wei et al. 2020, section III.
 
     Attributes:
         epsilon, delta: budget of ``exposures`` rounds of a client together, as the paper counts.
-        norm: C, of the weights, not of their change.
-        samples: m, smallest data set size of any client, which is taken to be public.
-        exposures: L, how often one client's upload is seen.
+        norm: C, the clipping norm of the weights themselves, not of their change.
+        samples: m, smallest data set size of any client, which is assumed to be public.
+        exposures: L, number of rounds in which one client's upload is seen.
 
     Raises:
         ConfigError: a value out of range, or epsilon / L >= 1.
@@ -153,10 +156,12 @@ class NbAFL(PublicSchedule):
 
     @property
     def _c(self) -> float:
+        """The constant c at epsilon / L, which must be below 1."""
         return noise_constant("classical", self.epsilon / self.exposures, self.delta)
 
     @property
     def _sigma(self) -> float:
+        """Standard deviation 2 c L C / (m epsilon), see the class."""
         return 2 * self._c * self.exposures * self.norm / (self.samples * self.epsilon)
 
     def public_sigma(self, public: PublicState) -> Tensor:
@@ -170,16 +175,17 @@ class NbAFL(PublicSchedule):
         return torch.tensor([self.norm], dtype=torch.float64)
 
     def correct(self, public: PublicState, clients: ClientState, sent: Tensor) -> Tensor:
-        return sent - public.weights  # after the noise: the difference of two rounded vectors may be longer than either norm allows
+        """Turn noised weights into an update. This is done after the noise, because rounding the difference could exceed the norm C."""
+        return sent - public.weights
 
     def mu(self, public: PublicState) -> float | None:
-        return 2 * self.norm / self._sigma
+        return 2 * self.norm / self._sigma  # two clipped vectors of weights are at most 2 C apart
 
     def reason(self) -> str:
-        return ""
+        return ""  # mu is always known
 
     def paper_epsilon(self, public: PublicState, sigma: Tensor) -> float:
-        return self._charged(self._c * 2 * self.norm / self.samples, sigma)
+        return self._charged(self._c * 2 * self.norm / self.samples, sigma)  # c D / sigma, with the paper's D = 2 C / m
 
 
 class NbAFLSettings(GaussianSettings):
@@ -199,16 +205,16 @@ class NbAFLSettings(GaussianSettings):
 
 @dataclass(frozen=True)
 class GeometricSchedule(UniformSchedule):
-    """Noise that changes by the factor ``decay`` a round: what time-varying DP and DPA share.
+    """Base class of time-varying DP and DPA: noise that changes by the factor ``decay`` in each round.
 
-    In the variant ``equal_budget`` the costs 1 / sigma^2 of the ``participations`` costliest rounds, the last ones, add up
-    to mu^2 / D^2: a client that joins no more often than that stays within (epsilon, delta) altogether, whichever rounds
-    it joins. sigma_t = (D / mu) decay^(t - T) sqrt(sum_{j < k} decay^(2 j)) for t = 1..T. ``constant`` has then no
-    effect on the noise.
+    In the variant ``equal_budget`` the costs 1 / sigma^2 of the ``participations`` costliest rounds, which are the last ones, add up to
+    mu^2 / D^2. So a client that joins at most this many rounds stays within (epsilon, delta) altogether, whichever rounds it joins.
+    sigma_t = (D / mu) decay^(t - T) sqrt(sum_{j < k} decay^(2 j)) for t = 1..T, where D is the sensitivity and mu follows from (epsilon,
+    delta). ``constant`` then has no effect on the noise.
 
     Attributes:
-        rounds: T.
-        participations: k, the rounds that one client joins at most; T by default.
+        rounds: T, number of rounds.
+        participations: k, largest number of rounds that one client joins; T by default.
         variant: see :data:`Variant`.
 
     Raises:
@@ -231,29 +237,30 @@ class GeometricSchedule(UniformSchedule):
         require_positive("rounds", self.rounds)
         if self.participations is not None and not 1 <= self.participations <= self.rounds:
             raise ConfigError(f"participations must lie between 1 and the {self.rounds} rounds, got {self.participations}")
-        for end in (1, self.rounds):
-            require_usable(self.round_sigma(end))
+        for round_number in (1, self.rounds):  # those with the most and the least noise
+            require_usable(self.round_sigma(round_number))
 
     def claim(self) -> float | None:
-        return self.epsilon if self.variant == "paper" else None  # sharing it over the run is ours
+        return self.epsilon if self.variant == "paper" else None  # no paper shares epsilon over the run in this way
 
     def round_sigma(self, round_number: int) -> float:
+        """Return full_sigma decay^(t - 1) for the variant ``paper``, else sigma_t of the class."""
         if round_number > self.rounds:
             raise ConfigError(f"round {round_number} was not planned for: {self.name} shares its noise over {self.rounds} rounds")
         if self.variant == "paper":
             return self.full_sigma * _power(self.decay, round_number - 1)
-        costliest = _length_of_series(self.decay, self.participations or self.rounds)
-        return self.sensitivity.value / gaussian_mu(self.epsilon, self.delta) * costliest * _power(self.decay, round_number - self.rounds)
+        costs = _series_length(self.decay, self.participations or self.rounds)
+        return self.sensitivity.value / gaussian_mu(self.epsilon, self.delta) * costs * _power(self.decay, round_number - self.rounds)
 
 
 @lru_cache(maxsize=64)
-def _length_of_series(ratio: float, count: int) -> float:
-    """Return the Euclidean length of (1, ratio, ratio^2, ...); every round asks for the same."""
+def _series_length(ratio: float, count: int) -> float:
+    """Return the Euclidean length of (1, ratio, ..., ratio^(count - 1)). Cached, because it is the same in every round."""
     return sqrt(fsum(_power(ratio, 2 * j) for j in range(count)))
 
 
 def _power(base: float, exponent: int) -> float:
-    """base ** exponent, but a number so large that it will be refused where that overflows."""
+    """Return base ** exponent. Where that would overflow, return e^690, which :func:`require_usable` refuses as a standard deviation."""
     return exp(min(exponent * log(base), 690.0))
 
 
@@ -261,12 +268,12 @@ def _power(base: float, exponent: int) -> float:
 class TimeVarying(GeometricSchedule):
     """Noise in a geometric series over rounds: sigma_t = sigma_1 ratio^(t - 1).
 
-    Guarantee: see :class:`GeometricSchedule`, if the sensitivity is proved. Source: Yuan et al. 2023 (arXiv 2303.04274),
-    of which the abstract was at hand; its online refinement is not there. The default is the ratio that
-    the published 57.3 % more budget than Full DP over 400 rounds would mean in the variant ``paper``.
+    Guarantee: see :class:`GeometricSchedule`, if the sensitivity is proved. Source: the abstract of Yuan et al. 2023 (arXiv 2303.04274);
+    the paper's online refinement is not here. With the default ratio, the variant ``paper`` spends 57.3 % more budget than Full DP over
+    400 rounds, as published.
 
     Attributes:
-        ratio: in (0, 1].
+        ratio: ratio of the standard deviations of two successive rounds, in (0, 1].
     """
 
     name: ClassVar[str] = "time-varying"
@@ -299,14 +306,15 @@ class TimeVaryingSettings(GeometricSettings):
 class Dpa(GeometricSchedule):
     """Share the budget over rounds so that the final error is least when each round shrinks earlier noise by the factor a.
 
-    The noise of round t counts contraction^(T - t) in the end, in squares; the best shares of a fixed sum of 1 / sigma^2 then
-    have sigma_(t + 1) / sigma_t = contraction^(1/4). Guarantee: see :class:`GeometricSchedule`, if the sensitivity is
-    proved. Source: Zhang, Fay, Johansson 2024 (arXiv 2308.01139): the problem is theirs, the solution was derived anew. The
-    paper adds noise to gradients of strongly convex problems; for networks the contraction is a tuning knob; the default is
-    what the published 26 % more budget than Full DP over 400 rounds would mean in the variant ``paper``.
+    The noise of round t contributes contraction^(T - t) sigma_t^2 to the squared error after T rounds. For a fixed sum of 1 / sigma^2, that
+    is least if sigma_(t + 1) / sigma_t = contraction^(1/4). Guarantee: see :class:`GeometricSchedule`, if the sensitivity is proved.
+
+    Source: Zhang, Fay, Johansson 2024 (arXiv 2308.01139) for the problem; the solution was derived anew. The paper adds noise to gradients
+    of strongly convex problems. For networks the contraction is a tuning knob. With the default, the variant ``paper`` spends 26 % more
+    budget than Full DP over 400 rounds, as published.
 
     Attributes:
-        contraction: a, in (0, 1).
+        contraction: a, the factor by which a round shrinks the square of earlier noise, in (0, 1).
     """
 
     name: ClassVar[str] = "dpa"
@@ -321,7 +329,7 @@ class Dpa(GeometricSchedule):
 
     @property
     def decay(self) -> float:
-        return sqrt(sqrt(self.contraction))
+        return sqrt(sqrt(self.contraction))  # the best ratio for this contraction, see the class
 
 
 class DpaSettings(GeometricSettings):

@@ -21,16 +21,16 @@ from ldpfl.mechanisms.settings import Facts
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
 from ldpfl.util.quantities import Positive
 
-_SMALLEST_SHARE = 1e-3
+_MIN_SHARE = 1e-3
 """Smallest estimate of the sensitivity, relative to D, so that a model that does not move still gets noise."""
 
-_FIRST_SCALER, _SMALLEST_SCALER = 1e-3, 1e-12
-"""c_i before the first round, and the smallest c_i that is used in the logarithm."""
+_INITIAL_SCALER, _MIN_SCALER = 1e-3, 1e-12
+"""AdapLDP's scaler c_i before the first round, and the smallest c_i that is used in the logarithm."""
 
-_STRENGTH = 0.02
+_MAX_CORRECTION = 0.02
 """Largest relative change of a weight by AdapLDP's correction."""
 
-_DEGREES = 180 / torch.pi
+_DEGREES_PER_RADIAN = 180 / torch.pi
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,14 @@ class SensitiveDP(SensitivitySchedule):
     Dhat = min(D, kappa (lam |client's change in its last round| + (1 - lam) |change of the broadcast|)), at least D / 1000, where D is
     that of ``sensitivity``. While there is no earlier broadcast, and for ``lam`` > 0 in a client's first round, it is D.
 
-    Guarantee: none, as Dhat is no bound, and private unless ``lam`` is 0. With ``clip_to_estimate`` and ``lam`` 0: mu = Dhat / sigma
-    for a client's whole message under replacement of its data, because the update is clipped to Dhat / 2, and the
-    estimate uses only what was broadcast. Source: the idea of Xue et al. 2023 (TIFS), of which no formula was at hand.
+    Guarantee: none, because Dhat is no bound, and is private unless ``lam`` is 0. With ``clip_to_estimate`` and ``lam`` 0, it is
+    mu = Dhat / sigma for a client's whole message under replacement of its data, because the update is clipped to Dhat / 2, and Dhat
+    uses only broadcasts. Source: the idea of Xue et al. 2023 (TIFS). No formula of that paper was at hand.
 
     Attributes:
         lam: weight of the client's own movement, in [0, 1].
         kappa: factor on the estimate.
-        clip_to_estimate: clip the update, so that the estimate becomes a bound; needs ``lam`` 0.
+        clip_to_estimate: whether updates are clipped to Dhat / 2, so that Dhat becomes a bound; needs ``lam`` 0.
 
     Raises:
         ConfigError: a value out of range.
@@ -67,34 +67,35 @@ class SensitiveDP(SensitivitySchedule):
             raise ConfigError(f"lam must lie in [0, 1], got {self.lam}")
         if self.clip_to_estimate and self.lam != 0:
             raise ConfigError(f"clip_to_estimate needs lam = 0, got {self.lam}: a private estimate must not decide how much is clipped")
-        require_usable(self.full_sigma * _SMALLEST_SHARE)
+        require_usable(self.full_sigma * _MIN_SHARE)
 
     @property
     def data_dependent(self) -> bool:
-        return self.lam != 0
+        return self.lam != 0  # otherwise the estimate depends on broadcasts alone
 
     @property
     def foreseeable(self) -> bool:
-        return self.clip_to_estimate  # else it depends on how far models move
+        return self.clip_to_estimate  # otherwise the guarantee depends on how far models move
 
     @property
     def proved(self) -> bool:
-        return self.clip_to_estimate
+        return self.clip_to_estimate  # clipping makes the estimate a bound
 
     def public_sensitivity(self, public: PublicState) -> float:
-        """Return Dhat for ``lam`` 0, from what was broadcast alone."""
+        """Return the estimate Dhat for ``lam`` 0, which depends on broadcasts alone."""
         if public.previous is None:
             return self.sensitivity.value
-        return float(self._limited(self.kappa * _moved(public)))
+        return float(self._clamped_estimate(self.kappa * _broadcast_change(public)))
 
     def sigma(self, public: PublicState, clients: ClientState) -> Tensor:
+        """Return c Dhat / epsilon of each client in all layers, (K, L). Dhat estimates the sensitivity from how far models moved."""
         if not self.data_dependent:
             sigma = self.c * self.public_sensitivity(public) / self.epsilon
             return same_for_all_layers(sigma, public).repeat(clients.samples.shape[0], 1)
         estimates = torch.full((clients.samples.shape[0],), self.sensitivity.value, dtype=torch.float64)
         if public.previous is not None:
-            mixed = self._limited(self.kappa * (self.lam * clients.memory["moved"] + (1 - self.lam) * _moved(public)))
-            estimates = torch.where(clients.joined > 0, mixed, estimates)
+            movement = self.lam * clients.memory["moved"] + (1 - self.lam) * _broadcast_change(public)
+            estimates = torch.where(clients.joined > 0, self._clamped_estimate(self.kappa * movement), estimates)
         return (self.c * estimates / self.epsilon)[:, None].repeat(1, len(public.sizes))
 
     def bounded(self, public: PublicState, clients: ClientState) -> Tensor:
@@ -108,13 +109,15 @@ class SensitiveDP(SensitivitySchedule):
         return super().limits(public)
 
     def initial_memory(self, clients: int, dimension: int) -> dict[str, Tensor]:
+        """Return for each client the norm of its last update, 0 before its first; nothing if the estimate does not use it."""
         return {"moved": torch.zeros(clients, dtype=torch.float64)} if self.data_dependent else {}
 
     def remember(self, public: PublicState, clients: ClientState, sent: Tensor) -> dict[str, Tensor]:
+        """Return the norm of each client's update, for the next estimate of the sensitivity; nothing if that does not use it."""
         return {"moved": row_norms(raw_update(public, clients), public.sizes)} if self.data_dependent else {}
 
     def mu(self, public: PublicState) -> float | None:
-        # Updates are clipped to the estimate that the noise is scaled with, so mu is constant. Without clipping, a round's cost would
+        # Updates are clipped to the estimate that scales the noise, so mu is constant. Without clipping, a round's cost would
         # depend on earlier releases, and the accountants here add up only costs that are fixed beforehand.
         return self.epsilon / self.c if self.clip_to_estimate else None
 
@@ -124,11 +127,12 @@ class SensitiveDP(SensitivitySchedule):
         return "" if self.proved else "how large the noise is follows from what was released before, and no accountant here adds that up"
 
     def paper_epsilon(self, public: PublicState, sigma: Tensor) -> float:
-        """Return ``epsilon`` a layer: the sensitivity that a sigma came from is its own estimate."""
+        """Return ``epsilon`` for each layer, added up or averaged: the noise sigma is c D / epsilon for the estimated sensitivity D."""
         return self._charged(self.epsilon * sigma, sigma)
 
-    def _limited(self, estimate: Tensor) -> Tensor:
-        return estimate.clamp(_SMALLEST_SHARE * self.sensitivity.value, self.sensitivity.value)
+    def _clamped_estimate(self, estimate: Tensor) -> Tensor:
+        """Keep an ``estimate`` of the sensitivity between D / 1000 and D."""
+        return estimate.clamp(_MIN_SHARE * self.sensitivity.value, self.sensitivity.value)
 
 
 class SensitiveDPSettings(SensitivitySettings):
@@ -148,8 +152,8 @@ class SensitiveDPSettings(SensitivitySettings):
         return SensitiveDP(**self.shared(facts), lam=self.own_share, kappa=self.kappa, clip_to_estimate=self.clip_to_estimate)
 
 
-def _moved(public: PublicState) -> Tensor:
-    """L2 norm of the last change of the broadcast, float64; zero in round 1."""
+def _broadcast_change(public: PublicState) -> Tensor:
+    """Return the L2 norm of the change between the last two broadcasts, float64; zero in round 1."""
     if public.previous is None:
         return torch.zeros((), dtype=torch.float64)
     return row_norms((public.weights - public.previous)[None], public.sizes)[0]
@@ -164,20 +168,20 @@ class AdapLDP(NoiseSchedule):
     the formula subtracts, is zero). lr_i has decayed at each of the client's optimiser steps so far, this round's included.
     The logarithm gets a c_i in [1e-12, 1 / delta], beyond which it means nothing; as the rate decays, c_i does get there.
 
-    From a client's second round on, what leaves is w (1 + I) in place of w: with u the product of the client's and the
-    broadcast's last changes, coordinate by coordinate, over the product of their norms in the layer + 1e-4, I = 0.02 u was
-    meant. ``degrees_bug`` keeps what the authors' program computes: the cosine of arccos(u) in degrees taken as radians,
-    about -0.00896 for almost every weight.
+    From a client's second round on, it sends w (1 + I) instead of w. Let u be the product of the client's and the broadcast's last
+    changes, coordinate by coordinate, over the product of their norms in the layer + 1e-4. The paper means I = 0.02 u. ``degrees_bug``
+    keeps what the authors' program computes: 0.02 times the cosine of arccos(u) in degrees, taken as radians: about -0.00896 for almost
+    every weight.
 
     Guarantee: none; c_i is private, and the sensitivity is not a bound. Source: Yue et al. 2025 (IEEE TMC 24(6)) and the authors'
     program. Clients' memory holds d weights each.
 
     Attributes:
-        epsilon: budget of one round: the paper's over fraction times epochs.
+        epsilon: budget of one round: that of the paper, divided by the fraction of clients in a round and the number of epochs.
         delta: not split over rounds, as in the paper.
         steps: local training; ``clip_norm`` is C.
-        decay: of the learning rate at each step, in (0, 1].
-        degrees_bug: see above.
+        decay: factor on the learning rate at each step, in (0, 1].
+        degrees_bug: whether the correction is as in the authors' program, see above.
 
     Raises:
         ConfigError: a value out of range.
@@ -192,11 +196,12 @@ class AdapLDP(NoiseSchedule):
     degrees_bug: bool = True
 
     def __post_init__(self) -> None:
-        gaussian_mu(self.epsilon, self.delta)  # refuses a budget that is not one
+        gaussian_mu(self.epsilon, self.delta)  # raises if epsilon or delta is out of range
         require_share("decay", self.decay, one=True)
 
     def sigma(self, public: PublicState, clients: ClientState) -> Tensor:
-        scalers = self._scalers(public, clients).clamp(_SMALLEST_SCALER, 1 / self.delta)
+        """Return sqrt(2 ln(1.25 / (delta c_i))) 2 lr_i C / (|D_i| epsilon) of each client i, the same for all layers, (K, L)."""
+        scalers = self._scalers(public, clients).clamp(_MIN_SCALER, 1 / self.delta)
         constants = (2 * (1.25 / (self.delta * scalers)).log()).sqrt()
         sensitivities = 2 * self._rates(clients) * self.steps.clip_norm / clients.samples
         sigma = constants * sensitivities / self.epsilon
@@ -205,54 +210,60 @@ class AdapLDP(NoiseSchedule):
         return sigma[:, None].repeat(1, len(public.sizes))
 
     def initial_memory(self, clients: int, dimension: int) -> dict[str, Tensor]:
-        return {"scaler": torch.full((clients,), _FIRST_SCALER, dtype=torch.float64), "sent": torch.zeros(clients, dimension)}
+        """Return for each client its scaler c_i, and the weights that it sent last."""
+        return {"scaler": torch.full((clients,), _INITIAL_SCALER, dtype=torch.float64), "sent": torch.zeros(clients, dimension)}
 
     def remember(self, public: PublicState, clients: ClientState, sent: Tensor) -> dict[str, Tensor]:
         return {"scaler": self._scalers(public, clients), "sent": public.weights + sent}
 
     def settle(self, memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Replace the scalers c_i of all clients by their z-scores."""
         scalers = memory["scaler"]
         deviation = scalers.std(correction=0)
-        scores = (scalers - scalers.mean()) / deviation if deviation > 0 else torch.zeros_like(scalers)
-        return {**memory, "scaler": scores}
+        z_scores = (scalers - scalers.mean()) / deviation if deviation > 0 else torch.zeros_like(scalers)
+        return {**memory, "scaler": z_scores}
 
     def correct(self, public: PublicState, clients: ClientState, sent: Tensor) -> Tensor:
+        """Return the noised updates (K, d) that change the sent weights w to w (1 + I); unchanged in a client's first round."""
         if public.previous is None:
             return sent
-        again = clients.joined > 0
-        moved = (public.weights - public.previous).double()
+        joined_before = clients.joined > 0
+        broadcast_change = (public.weights - public.previous).double()
         corrected = sent.clone()
         for layer, part in enumerate(layer_slices(public.sizes)):
             for block in blocks(sent.shape[0], public.sizes[layer]):
-                now = (public.weights[part] + sent[block, part]).double()
-                own = now - clients.memory["sent"][block, part]
-                norms = own.norm(dim=1, keepdim=True) * moved[part].norm() + 1e-4
-                now *= 1 + self._influence(own * moved[part] / norms)
-                changed = (now - public.weights[part]).float()
-                corrected[block, part] = torch.where(again[block, None], changed, sent[block, part])
+                weights = (public.weights[part] + sent[block, part]).double()
+                client_change = weights - clients.memory["sent"][block, part]
+                norms = client_change.norm(dim=1, keepdim=True) * broadcast_change[part].norm() + 1e-4
+                weights *= 1 + self._influence(client_change * broadcast_change[part] / norms)
+                update = (weights - public.weights[part]).float()
+                corrected[block, part] = torch.where(joined_before[block, None], update, sent[block, part])
         return corrected
 
     def mu(self, public: PublicState) -> float | None:
-        return None
+        return None  # see ``reason``
 
     def reason(self) -> str:
         return "the noise depends on how far the client's own weights moved, and the sensitivity is not proved"
 
     def paper_epsilon(self, public: PublicState, sigma: Tensor) -> float:
-        """Return ``epsilon`` a layer, whatever c_i is: the paper charges it in full."""
+        """Return ``epsilon`` for each layer, added up or averaged: the paper charges it in full, whatever c_i is."""
         return self._charged(self.epsilon * sigma, sigma)
 
     def _influence(self, u: Tensor) -> Tensor:
+        """Return I, the relative change of each weight, from the product ``u`` of both changes, relative to their norms."""
         if not self.degrees_bug:
-            return u * _STRENGTH
-        return (u.clamp(-1.0, 1.0).arccos() * _DEGREES).cos() * _STRENGTH
+            return u * _MAX_CORRECTION
+        return (u.clamp(-1.0, 1.0).arccos() * _DEGREES_PER_RADIAN).cos() * _MAX_CORRECTION
 
     def _rates(self, clients: ClientState) -> Tensor:
+        """Return each client's learning rate lr_i at the end of this round, (K,)."""
         batches = (clients.samples + self.steps.batch_size - 1) // self.steps.batch_size
-        taken = (clients.joined + 1) * self.steps.epochs * batches
-        return self.steps.learning_rate * torch.pow(torch.tensor(self.decay, dtype=torch.float64), taken)
+        steps_taken = (clients.joined + 1) * self.steps.epochs * batches
+        return self.steps.learning_rate * torch.pow(torch.tensor(self.decay, dtype=torch.float64), steps_taken)
 
     def _scalers(self, public: PublicState, clients: ClientState) -> Tensor:
+        """Return each client's c_i in this round, (K,): 0.6 |c_i| + 0.4 |w_i - w| / lr_i from round 2 on."""
         if public.round == 1:
             return clients.memory["scaler"]
         moved = row_norms(raw_update(public, clients), public.sizes)

@@ -23,8 +23,9 @@ from ldpfl.privacy.accountants.gaussian import gaussian_mu
 from ldpfl.util.quantities import Positive, Share
 
 ShareRule = Literal["kl", "size"]
-"""How the budget is shared: ``kl``: in proportion to (S_l P_l)^2, so that sigma_l ~ 1 / P_l as in LaDP-FL, P_l from the last two
-broadcasts; ``size``: to S_l sqrt(d_l), which makes the expected square of the noise's norm as small as it can be."""
+"""How the budget is shared over layers l with d_l weights and clipping norm S_l. ``kl``: in proportion to (S_l P_l)^2, so that sigma_l is
+in proportion to 1 / P_l as in LaDP-FL, where P_l is the divergence of the last two broadcasts. ``size``: in proportion to S_l sqrt(d_l),
+which minimises the expected square of the noise's norm."""
 
 
 Selection = Literal["abs_l2", "rms", "top_fraction"]
@@ -32,15 +33,15 @@ Selection = Literal["abs_l2", "rms", "top_fraction"]
 
 @dataclass(frozen=True)
 class LayerSelection:
-    """Which layers of a client get noise; the others leave as they are.
+    """Which layers of a client get noise; the others are sent without noise.
 
     Attributes:
-        rule: ``abs_l2``: L2 norm above ``value``, as in the paper; ``rms``: norm / sqrt(d_l) above it; ``top_fraction``: the part
-            ``value`` of the layers (rounded up) with the largest norms. By ``abs_l2`` size alone decides for most layers.
+        rule: ``abs_l2``: L2 norm above ``value``, as in the paper; ``rms``: norm / sqrt(number of weights) above it; ``top_fraction``: the
+            part ``value`` of the layers (rounded up) with the largest norms. With ``abs_l2`` the size alone decides for most layers.
         value: tau >= 0, or a fraction in (0, 1].
 
-    A threshold above all norms selects nothing: everything then leaves without noise. Source: LaDP-FL, Algorithm 2; confidence
-    high for a threshold on a norm, low for which one.
+    A threshold above all norms selects nothing: all layers are then sent without noise. Source: LaDP-FL, Algorithm 2. Confidence high for a
+    threshold on a norm, low for which norm.
 
     Raises:
         ConfigError: an unknown rule, or a value out of range.
@@ -63,25 +64,25 @@ class LayerSelection:
             return norms > self.value
         if self.rule == "rms":
             return norms / torch.tensor(sizes).double().sqrt() > self.value
-        places = norms.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-        return places < ceil(self.value * len(sizes) - 1e-9)  # 0.1 x 30 layers are 3, not 4
+        ranks = norms.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+        return ranks < ceil(self.value * len(sizes) - 1e-9)  # 0.1 x 30 layers are 3, not 4
 
 
 @dataclass(frozen=True)
 class LadpPaper(SensitivitySchedule):
     """LaDP-FL as published: noise on selected layers only, the more the less their weights moved.
 
-    sigma_l = c D / (epsilon P_l) with c = p_max c0 (Theorem 3) and P_l = KL(local layer, broadcast layer) kept in
-    [p_min, p_max], which is (c0 D / epsilon) max(1, p_max / KL): never less than Full DP on a layer that gets noise. A layer
-    that stands for the same distribution as before, a constant one for instance, has KL 0 and therefore P_l = p_min.
+    sigma_l = c D / (epsilon P_l) with c = p_max c0 (Theorem 3) and P_l = KL(local layer, broadcast layer), clamped to [p_min, p_max]. That
+    is (c0 D / epsilon) max(1, p_max / KL): never less than Full DP on a layer that gets noise. A layer that has the same distribution as
+    before, a constant one for instance, has KL 0 and therefore P_l = p_min.
 
-    Guarantee: none: unselected layers leave as they are, and which they are and how much noise the others get depends on private
-    weights, which Theorem 3 takes for constants. Source: LaDP-FL, equations (8)-(11), Algorithms 2 and 3.
+    Guarantee: none. Unselected layers are sent without noise. Which layers these are, and how much noise the others get, depends on private
+    weights, which Theorem 3 assumes to be constants. Source: LaDP-FL, equations (8)-(11), Algorithms 2 and 3.
 
     Attributes:
         selection: which layers get noise.
         p_max: about the square of the update's root mean square over 2, 1e-7 to 1e-5; at 1 nothing can be trained.
-        p_min: bounds the noise, which the paper does not; the largest is p_max / p_min times that of Full DP.
+        p_min: smallest P_l. It bounds the noise by p_max / p_min times that of Full DP; the paper has no bound.
         normaliser: how weights become a distribution.
 
     Raises:
@@ -98,16 +99,17 @@ class LadpPaper(SensitivitySchedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_estimates(self.p_min, self.p_max, self.normaliser)
+        _check_estimate_settings(self.p_min, self.p_max, self.normaliser)
         require_usable(self.full_sigma * (self.p_max / self.p_min))
 
     def sigma(self, public: PublicState, clients: ClientState) -> Tensor:
-        chosen = self.selection.chosen(layer_norms(clients.trained, public.sizes), public.sizes)
+        """Return full_sigma p_max / P_l for the selected layers of each client, and 0 for the others, (K, L)."""
+        selected = self.selection.chosen(layer_norms(clients.trained, public.sizes), public.sizes)
         estimates = layer_divergence(clients.trained, public.weights, public.sizes, self.normaliser).clamp(self.p_min, self.p_max)
-        return torch.where(chosen, self.full_sigma * (self.p_max / estimates), 0.0)
+        return torch.where(selected, self.full_sigma * (self.p_max / estimates), 0.0)
 
     def mu(self, public: PublicState) -> float | None:
-        return None
+        return None  # see ``reason``
 
     def reason(self) -> str:
         return "layers that are not selected leave without noise, and the noise of the others depends on the client's weights"
@@ -137,22 +139,21 @@ class LadpSettings(SensitivitySettings):
 class LadpSound(PublicSchedule):
     """LaDP-FL's idea in a form that holds: each layer's update is clipped, every layer gets noise, and only public weights steer it.
 
-    sigma_l = 2 S_l / (mu sqrt(a_l)) with shares a_l >= smallest_share that add up to 1, so that sum (2 S_l / sigma_l)^2 = mu^2.
-    In round 1, where there is no earlier broadcast, the shares are those of ``size``.
+    sigma_l = 2 S_l / (mu sqrt(a_l)), where S_l is the clipping norm of layer l. The shares a_l >= smallest_share add up to 1, so that
+    sum (2 S_l / sigma_l)^2 = mu^2. In round 1, where there is no earlier broadcast, the shares are those of the rule ``size``.
 
-    Guarantee: mu-GDP with mu from (epsilon, delta), for a client's whole message of one round under replacement of its data; over
-    rounds the mu add up in squares, also though the shares follow earlier broadcasts. Assumes that broadcasts are computed from
-    noised updates only.
+    Guarantee: mu-GDP with mu from (epsilon, delta), for a client's whole message of one round under replacement of its data. Over rounds
+    the mu add up in squares, although the shares follow earlier broadcasts. Assumes that broadcasts are computed from noised updates only.
 
     Attributes:
         epsilon, delta: budget of one client's round.
-        clip: S, norm of the whole update, of which layer l gets S_l = S sqrt(d_l / d); or one S_l for each layer.
+        clip: S, clipping norm of the whole update, so that a layer of d_l of d weights gets S_l = S sqrt(d_l / d); or all S_l.
         share_rule: see :data:`ShareRule`.
-        smallest_share: what each layer gets before the rest is shared; less than 1 / L.
+        smallest_share: the share that each of L layers gets before the rest is shared; less than 1 / L.
         p_min, p_max, normaliser: of the estimates P_l, as in :class:`LadpPaper`.
 
     Raises:
-        ConfigError: a value out of range; or, when it runs, another number of layers than ``clip`` or the shares allow.
+        ConfigError: a value out of range; or, in a round, another number of layers than ``clip`` or the shares allow.
     """
 
     name: ClassVar[str] = "ladp-sound"
@@ -171,14 +172,15 @@ class LadpSound(PublicSchedule):
         if self.share_rule not in ("kl", "size"):
             raise ConfigError(f"unknown share rule {self.share_rule!r}: expected kl or size")
         require_share("smallest_share", self.smallest_share, one=False)
-        _check_estimates(self.p_min, self.p_max, self.normaliser)
+        _check_estimate_settings(self.p_min, self.p_max, self.normaliser)
 
     @property
     def _mu(self) -> float:
+        """Gaussian-DP parameter mu that is equivalent to (epsilon, delta)."""
         return gaussian_mu(self.epsilon, self.delta)
 
     def clips(self, sizes: tuple[int, ...]) -> Tensor:
-        """Return S_l for each layer, (L,) float64.
+        """Return the clipping norm S_l of each layer, (L,) float64.
 
         Raises:
             ConfigError: ``clip`` names another number of layers.
@@ -202,13 +204,15 @@ class LadpSound(PublicSchedule):
         return self.smallest_share + (1 - reserved) * weights / weights.sum()
 
     def _share_weights(self, public: PublicState) -> Tensor:
+        """Return the numbers (L,) to which shares are proportional, by ``share_rule``: S_l sqrt(d_l) or (S_l P_l / p_max)^2."""
         clips = self.clips(public.sizes)
         if self.share_rule == "size" or public.previous is None:
             return clips * torch.tensor(public.sizes).double().sqrt()
-        moved = layer_divergence(public.weights[None], public.previous, public.sizes, self.normaliser)[0]
-        return (clips * moved.clamp(self.p_min, self.p_max) / self.p_max).square()
+        divergence = layer_divergence(public.weights[None], public.previous, public.sizes, self.normaliser)[0]
+        return (clips * divergence.clamp(self.p_min, self.p_max) / self.p_max).square()
 
     def public_sigma(self, public: PublicState) -> Tensor:
+        """Return sigma_l = 2 S_l / (mu sqrt(a_l)) of each layer, (L,): clipping norm S_l, share a_l of mu^2."""
         return 2 * self.clips(public.sizes) / (self._mu * self.shares(public).sqrt())
 
     def bounded(self, public: PublicState, clients: ClientState) -> Tensor:
@@ -221,9 +225,10 @@ class LadpSound(PublicSchedule):
         return self._mu
 
     def reason(self) -> str:
-        return ""
+        return ""  # mu is always known
 
     def paper_epsilon(self, public: PublicState, sigma: Tensor) -> float:
+        """Return c D / sigma of the layers, added up or averaged: D is 2 S_l, and c = epsilon / mu."""
         return self._charged(2 * self.clips(public.sizes) * (self.epsilon / self._mu), sigma)
 
 
@@ -258,7 +263,8 @@ class LadpSoundSettings(GaussianSettings):
         )
 
 
-def _check_estimates(p_min: float, p_max: float, normaliser: str) -> None:
+def _check_estimate_settings(p_min: float, p_max: float, normaliser: str) -> None:
+    """Raise a ConfigError unless the settings of the privacy estimates P_l are valid."""
     require_positive("p_max", p_max)
     require_positive("p_min", p_min)
     if p_min > p_max:

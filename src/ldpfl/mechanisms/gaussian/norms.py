@@ -12,14 +12,14 @@ from ldpfl.errors import PrivacyError
 from ldpfl.mechanisms.base import is_finite
 
 BLOCK = 1 << 18
-"""Weights converted to float64 at once (one layer of one client, if that is larger)."""
+"""Number of weights that are converted to float64 at once (one layer of one client, if that is larger)."""
 
-_INSIDE = 1 - 2.0**-20
+_MARGIN_FACTOR = 1 - 2.0**-20
 """Vectors are clipped to this part of the norm, so that rounding to float32 cannot make them too long."""
 
 
 def layer_slices(sizes: Sequence[int]) -> list[slice]:
-    """Return where each layer lies in the flat vector."""
+    """Return the slice of each layer in the flat vector of all weights."""
     stops = list(accumulate(sizes))
     return [slice(stop - size, stop) for size, stop in zip(sizes, stops, strict=True)]
 
@@ -58,7 +58,7 @@ def require_finite(values: Tensor) -> Tensor:
 
 
 def row_norms(rows: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return the L2 norms (K,) of ``rows`` (K, d), in float64, layer by layer.
+    """Return the L2 norms (K,) of whole ``rows`` (K, d), in float64, computed layer by layer.
 
     Raises:
         PrivacyError: a value is NaN or infinite.
@@ -67,35 +67,36 @@ def row_norms(rows: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def clip_rows(rows: Tensor, sizes: Sequence[int], limit: float) -> Tensor:
-    """Shorten each of ``rows`` (K, d) float32 to the L2 norm ``limit``, also after rounding.
+    """Return ``rows`` (K, d) float32, those longer than the L2 norm ``limit`` shortened to it. It holds also after rounding to float32.
 
     Raises:
         PrivacyError: a value is NaN or infinite.
     """
-    factors, clipped = _factors(row_norms(rows, sizes), limit), torch.empty_like(rows)
+    factors, clipped = _shortening_factors(row_norms(rows, sizes), limit), torch.empty_like(rows)
     for block in blocks(*rows.shape):
-        clipped[block] = _shortened(rows[block], factors[block])
+        clipped[block] = _scaled_rows(rows[block], factors[block])
     return clipped
 
 
 def clip_layers(rows: Tensor, sizes: Sequence[int], limits: Tensor) -> Tensor:
-    """Shorten each layer of ``rows`` (K, d) float32 to its L2 norm in ``limits`` (L,), also after rounding.
+    """Return ``rows`` (K, d) float32, layers longer than their L2 norm in ``limits`` (L,) shortened to it. It holds also after rounding.
 
     Raises:
         PrivacyError: a value is NaN or infinite.
     """
-    factors = _factors(layer_norms(rows, sizes), limits)
+    factors = _shortening_factors(layer_norms(rows, sizes), limits)
     clipped = torch.empty_like(rows)
     for layer, part in enumerate(layer_slices(sizes)):
         for block in blocks(len(rows), sizes[layer]):
-            clipped[block, part] = _shortened(rows[block, part], factors[block, layer])
+            clipped[block, part] = _scaled_rows(rows[block, part], factors[block, layer])
     return clipped
 
 
-def _shortened(rows: Tensor, factors: Tensor) -> Tensor:
-    """Multiply each row by its factor, in float64: there tiny factors keep their digits, and a factor of 1 changes nothing."""
+def _scaled_rows(rows: Tensor, factors: Tensor) -> Tensor:
+    """Multiply each row by its factor in float64, where tiny factors keep their digits, and return float32. Factor 1 changes nothing."""
     return rows.double().mul_(factors.unsqueeze(1)).float()
 
 
-def _factors(norms: Tensor, limits: float | Tensor) -> Tensor:
-    return (limits * _INSIDE / norms).clamp_(max=1.0)  # for a zero vector the quotient is infinite, so the factor is 1
+def _shortening_factors(norms: Tensor, limits: float | Tensor) -> Tensor:
+    """Return the factors that shorten vectors with ``norms`` to slightly below ``limits``; 1 for those that are short enough."""
+    return (limits * _MARGIN_FACTOR / norms).clamp_(max=1.0)  # for a zero vector the quotient is infinite, so the factor is 1

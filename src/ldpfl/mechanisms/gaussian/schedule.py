@@ -26,7 +26,8 @@ class ClientState:
         trained: (K, d) float32 trained weights.
         samples: (K,) int64 data set sizes.
         joined: (K,) int64 numbers of rounds joined before this one.
-        memory: tensors (K, ...) by name: what ``remember`` last returned for these clients, or their rows of ``initial_memory``.
+        memory: tensors (K, ...) by name: what ``remember`` last returned for these clients, or before their first round, their rows of
+            ``initial_memory``.
 
     Raises:
         PrivacyError: wrong dtype or shape.
@@ -51,13 +52,13 @@ class NoiseSchedule(ABC):
 
     Attributes:
         epsilon, delta: budget of one client's round, unless the schedule says otherwise.
-        layers_separately: whether the paper's accounting adds up a client's layers (as its slope of 3.6 a round suggests) or
-            takes their mean. It changes no noise.
+        layers_separately: whether the paper's accounting adds up the costs of a client's layers (as its slope of 3.6 a round suggests)
+            or takes their mean. It changes no noise.
     """
 
     name: ClassVar[str]
     confidence: ClassVar[str]
-    """How certain it is that the formula is the paper's, and what was reconstructed."""
+    """How certain it is that the formula is that of the paper, and what was reconstructed."""
     assumptions: ClassVar[tuple[str, ...]] = ("broadcasts are public",)
     """Assumptions of the guarantee, apart from secret random bits."""
 
@@ -107,11 +108,11 @@ class NoiseSchedule(ABC):
         return dict(clients.memory)
 
     def settle(self, memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the memory of all clients after the round, given the rows of all clients, also of those that did not take part."""
+        """Return the ``memory`` of all clients at the end of a round. It has rows also for clients that did not take part."""
         return dict(memory)
 
     def correct(self, public: PublicState, clients: ClientState, sent: Tensor) -> Tensor:
-        """Return what is sent, computed from the noised update ``sent`` (K, d). Without a private input it is post-processing."""
+        """Return the updates (K, d) that are sent, computed from the noised updates ``sent``. Without private inputs: post-processing."""
         return sent
 
     @abstractmethod
@@ -120,7 +121,7 @@ class NoiseSchedule(ABC):
 
     @abstractmethod
     def reason(self) -> str:
-        """Return the reason why :meth:`mu` is None, in a few words; empty if it is not None."""
+        """Return the reason why :meth:`mu` is None, in a few words; empty if ``mu`` is a number."""
 
     def claim(self) -> float | None:
         """Return the epsilon that the paper claims for one round at ``delta``; None if the paper does not cover these settings."""
@@ -136,7 +137,7 @@ class NoiseSchedule(ABC):
         """
 
     def _charged(self, numerator: float | Tensor, sigma: Tensor) -> float:
-        """Return ``numerator`` / ``sigma`` for layers with noise, 0 for others; summed or averaged over layers, averaged over clients."""
+        """Return the cost ``numerator`` / ``sigma`` of layers with noise, 0 for others: added up or averaged, then the clients' mean."""
         costs = torch.where(sigma > 0, numerator / sigma, 0.0)
         return float((costs.sum(dim=1) if self.layers_separately else costs.mean(dim=1)).mean())
 
@@ -160,10 +161,10 @@ class PublicSchedule(NoiseSchedule):
 
 
 def raw_update(public: PublicState, clients: ClientState) -> Tensor:
-    """Return what local training changed (K, d).
+    """Return the clients' updates (K, d): trained weights less the broadcast, neither clipped nor noised.
 
     Raises:
-        PrivacyError: the two have different dimensions.
+        PrivacyError: trained weights and broadcast have different dimensions.
     """
     if clients.trained.shape[1:] != public.weights.shape:
         shape, expected = tuple(clients.trained.shape), len(public.weights)

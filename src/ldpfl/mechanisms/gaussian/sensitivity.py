@@ -76,6 +76,7 @@ class Sensitivity:
             self._check_given("samples", self.samples)
 
     def _check_given(self, name: str, value: float | None) -> None:
+        """Raise a ConfigError unless the parameter ``name``, which the mode needs, has a positive ``value``."""
         if value is None:
             raise ConfigError(f"sensitivity mode {self.mode!r} needs {name}")
         require_positive(name, value)
@@ -87,10 +88,10 @@ class Sensitivity:
 
     @property
     def value(self) -> float:
-        """The sensitivity D."""
+        """The sensitivity D: 2 S if updates are clipped to S; else 2 eta E C, divided by the batch or data set size in these modes."""
         if self.norm is not None and self.mode == "update_clip":
             return 2 * self.norm
-        steps = self.steps
+        steps = self.steps  # all other modes have steps
         assumed = 0.0 if steps is None else 2 * steps.learning_rate * steps.epochs * steps.clip_norm
         if steps is not None and self.mode == "per_batch":
             return assumed / steps.batch_size
@@ -104,7 +105,7 @@ class Sensitivity:
 
 @lru_cache(maxsize=256)
 def noise_constant(constant: Constant, epsilon: float, delta: float) -> float:
-    """Return c, where c D / ``epsilon`` is the standard deviation of the noise.
+    """Return the factor c of the noise: its standard deviation is c D / ``epsilon`` for the sensitivity D.
 
     Raises:
         ConfigError: epsilon or delta out of range, or ``classical`` for epsilon >= 1, where it is not proved.
@@ -130,7 +131,7 @@ def require_positive(name: str, value: float) -> float:
 
 
 def require_share(name: str, value: float, *, one: bool) -> float:
-    """Return ``value`` after checking that it lies in (0, 1), or with ``one`` in (0, 1].
+    """Return ``value`` after checking that it lies in (0, 1), or in (0, 1] if ``one`` is allowed.
 
     Raises:
         ConfigError: ``value`` lies outside.

@@ -27,7 +27,7 @@ class GaussianSettings(MechanismSettings):
     budget: Literal["unit", "client"] = "unit"
     """The same here: the unit is all that a client sends."""
     delta: Share = 1e-5
-    """Of one client's round, as ``epsilon``."""
+    """Delta of a client's round, for ``epsilon``."""
     layers_separately: bool = False
     """Whether the paper's accounting adds up a client's layers or averages them; changes no noise."""
 
@@ -35,10 +35,10 @@ class GaussianSettings(MechanismSettings):
 
     @abstractmethod
     def schedule(self, facts: Facts) -> NoiseSchedule:
-        """Return how much noise goes where; errors as for :meth:`build`."""
+        """Return the schedule, which decides the noise of each round, client and layer. It raises as :meth:`build` does."""
 
     def at_strength(self, strength: float) -> GaussianSettings:
-        return self.model_copy(update={"epsilon": strength})
+        return self.model_copy(update={"epsilon": strength})  # the larger, the less noise
 
     def build(self, facts: Facts) -> Gaussian:
         return Gaussian(self.schedule(facts))
@@ -59,7 +59,7 @@ class SensitivitySettings(GaussianSettings):
     """How much noise an epsilon takes; ``auto``: ``exact`` where the sensitivity is proved, else LaDP-FL's Theorem 3."""
 
     def shared(self, facts: Facts) -> dict[str, Any]:
-        """Return the arguments that their schedules have in common."""
+        """Return the arguments that all these schedules have in common, by name."""
         return {
             "epsilon": self.epsilon,
             "delta": self.delta,
@@ -69,6 +69,7 @@ class SensitivitySettings(GaussianSettings):
         }
 
     def _sensitivity(self, facts: Facts) -> Sensitivity:
+        """Return the sensitivity: from ``norm`` if updates are clipped, else from the local training in ``facts``."""
         if self.sensitivity == "update_clip":
             return Sensitivity(self.sensitivity, norm=self.norm)
         return Sensitivity(self.sensitivity, local_steps(self.name, facts), samples=facts.smallest)
@@ -85,15 +86,15 @@ class GeometricSettings(SensitivitySettings):
     needs_training: ClassVar[bool] = True
 
     def shared(self, facts: Facts) -> dict[str, Any]:
-        over_rounds = {"rounds": facts.rounds, "participations": as_none(self.participations, "all"), "variant": self.variant}
-        return {**super().shared(facts), **over_rounds}
+        rounds = {"rounds": facts.rounds, "participations": as_none(self.participations, "all"), "variant": self.variant}
+        return {**super().shared(facts), **rounds}
 
 
 def local_steps(name: str, facts: Facts) -> LocalSteps:
-    """Return the local training that a sensitivity is taken from.
+    """Return the local training from which the sensitivity of mechanism ``name`` is computed.
 
     Raises:
-        ConfigError: there is none, or its gradients are not clipped.
+        ConfigError: the training is unknown, is not plain SGD, or does not clip gradients.
     """
     training = facts.training
     if training is None:

@@ -1,4 +1,4 @@
-"""Reports of one bit a weight: in memory, on the wire, and shuffled, of which only counts are left."""
+"""Reports of one bit a weight: in memory, on the wire, and shuffled, when only counts are left."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 Encoder = Callable[[range], NDArray[np.bool_]]
-"""Draws the bits (k, b) of some clients about a block of coordinates."""
+"""Draws the bits (k, b) of the clients in a range about a block of coordinates."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,28 +40,30 @@ class BitReports:
 
     @classmethod
     def of(cls, encoder: Callable[[slice], Encoder], clients: int, dimension: int, values: int = 8 * COORDINATE_BLOCK) -> Self:
-        """Return the reports of ``clients``, whose bits ``encoder`` draws ``values`` at a time; they are counted while a cache has them.
+        """Draw, pack and count the bits of ``clients`` reports about ``dimension`` weights, block by block, so that each stays in a cache.
 
-        A call takes some 70 microseconds whatever their number.
+        Args:
+            encoder: returns the encoder of a block of coordinates.
+            values: number of bits to draw at a time. A draw takes some 70 microseconds at least.
         """
         packed, ones = np.empty((clients, packed_size(dimension)), dtype=np.uint8), np.zeros(dimension, dtype=np.int32)
-        for own in coordinate_blocks(dimension):
-            encoded = encoder(own)
-            for rows in client_blocks(clients, own.stop - own.start, values=values):
-                bits = encoded(rows)
-                packed[rows.start : rows.stop, own.start // 8 : packed_size(own.stop)] = np.packbits(bits, axis=1, bitorder="little")
-                _count(bits.view(np.uint8), ones[own])
+        for columns in coordinate_blocks(dimension):
+            draw_bits, packed_columns = encoder(columns), slice(columns.start // 8, packed_size(columns.stop))
+            for rows in client_blocks(clients, columns.stop - columns.start, values=values):
+                bits = draw_bits(rows)
+                packed[rows.start : rows.stop, packed_columns] = np.packbits(bits, axis=1, bitorder="little")
+                _add_sum(bits.view(np.uint8), ones[columns])
         reports = cls(packed, dimension)
-        object.__setattr__(reports, "ones", ones)
+        object.__setattr__(reports, "ones", ones)  # fills the cached property
         return reports
 
     @cached_property
     def ones(self) -> NDArray[np.int32]:
-        """How many reports set each bit, (d,)."""
+        """Number of reports that set each bit, (d,)."""
         ones = np.zeros(self.dimension, dtype=np.int32)
-        together = max(1, COORDINATE_BLOCK // max(1, self.dimension))  # a few unpacked rows in memory at a time
-        for row in range(0, self.clients, together):
-            _count(np.unpackbits(self.packed[row : row + together], axis=1, count=self.dimension, bitorder="little"), ones)
+        rows_per_block = max(1, COORDINATE_BLOCK // max(1, self.dimension))  # a few unpacked rows in memory at a time
+        for row in range(0, self.clients, rows_per_block):
+            _add_sum(np.unpackbits(self.packed[row : row + rows_per_block], axis=1, count=self.dimension, bitorder="little"), ones)
         return ones
 
     @property
@@ -73,42 +75,42 @@ class BitReports:
         return packed_size(self.dimension)
 
     def payloads(self) -> Iterable[bytes]:
-        """Yield what each client puts on the wire."""
+        """Yield the bytes that each client sends."""
         return (row.tobytes() for row in self.packed)
 
     @classmethod
     def from_payloads(cls, payloads: Sequence[bytes], dimension: int) -> BitReports:
-        """Read reports off the wire.
+        """Parse the ``payloads`` of clients, one for each, into reports about ``dimension`` weights.
 
         Raises:
             ProtocolError: a payload has the wrong length or sets a bit beyond ``dimension``.
         """
-        size, spare = packed_size(dimension), -dimension % 8
+        size, unused_bits = packed_size(dimension), -dimension % 8
         for payload in payloads:
             if len(payload) != size:
                 raise ProtocolError(f"a report has {len(payload)} bytes, expected {size} for {dimension} weights")
-            if spare and payload[-1] >> (8 - spare):
+            if unused_bits and payload[-1] >> (8 - unused_bits):
                 raise ProtocolError(f"a report sets a bit beyond its {dimension} weights")
         packed = np.frombuffer(b"".join(payloads), dtype=np.uint8).reshape(len(payloads), size)
         return cls(packed, dimension)
 
     @classmethod
     def mix(cls, batches: Sequence[BitReports], generator: np.random.Generator) -> BitReports:
-        """Keep each column's count alone: a uniformly random permutation of its bits is an arrangement that follows from it."""
+        """Return only how many reports set each bit. The bits of each weight are in random order, so the count determines their law."""
         clients = sum(batch.clients for batch in batches)
         return ShuffledBits(count_ones(batches).numpy(), clients, generator.spawn(1)[0])
 
     def addends(self) -> NDArray[np.uint8]:
-        """Return the numbers (clients, d) of which :meth:`of_sum` takes the sum over clients."""
+        """Return the numbers (clients, d) whose sum over clients :meth:`of_sum` takes: the bits."""
         return self.unpack()
 
     @classmethod
     def of_sum(cls, total: NDArray[Any], clients: int) -> BitReports:
-        """Return the reports of ``clients`` of which nothing but the sum (d,) is left."""
+        """Return the reports of ``clients`` clients if only the sum ``total`` (d,) of their bits is known."""
         return BitCounts(total.astype(np.int32), clients)
 
     def counted(self) -> BitCounts:
-        """Return what mixing keeps of these reports: how many set each bit."""
+        """Return only the number of reports that set each bit, which is all that mixing keeps."""
         return BitCounts(self.ones, self.clients)
 
     def unpack(self) -> NDArray[np.uint8]:
@@ -117,11 +119,11 @@ class BitReports:
 
 
 class BitCounts(BitReports):
-    """Bit reports of which nothing but the counts is left, and no order of their own.
+    """Bit reports of which only the counts are known.
 
     Args:
-        ones: (d,) int32, how many reports set each bit.
-        clients: how many reports there are.
+        ones: (d,) int32, number of reports that set each bit.
+        clients: number of reports.
     """
 
     def __init__(self, ones: NDArray[np.int32], clients: int) -> None:
@@ -130,7 +132,7 @@ class BitCounts(BitReports):
         self._clients = clients
 
     def plus(self, batch: BitReports) -> BitCounts:
-        """Return the counts with those of ``batch``."""
+        """Return the counts of these reports and those of ``batch`` together."""
         return BitCounts(count_ones([self, batch]).numpy(), self.clients + batch.clients)
 
     @property
@@ -143,14 +145,13 @@ class BitCounts(BitReports):
 
 
 class ShuffledBits(BitCounts):
-    """Bit reports of which nothing but the counts is left: each column's bits stand in a uniformly random arrangement.
+    """Shuffled bit reports: the counts, and for each weight a uniformly random order of the clients' bits.
 
-    It follows from the counts and chance alone, so it is drawn when somebody looks at ``packed`` for the first time; a mean
-    needs the counts only.
+    The order follows from the counts and chance alone. It is drawn when ``packed`` is first read, because a mean needs only the counts.
 
     Args:
-        ones, clients: as above.
-        generator: what the arrangement is drawn from; nobody else may use it.
+        ones, clients: as for :class:`BitCounts`.
+        generator: draws the order, and nothing else.
     """
 
     def __init__(self, ones: NDArray[np.int32], clients: int, generator: np.random.Generator) -> None:
@@ -159,7 +160,7 @@ class ShuffledBits(BitCounts):
 
     @cached_property
     def packed(self) -> NDArray[np.uint8]:
-        """Row by row, a 1 is placed with probability (ones left) / (rows left): drawing without replacement."""
+        """Bits in random order, drawn without replacement: a row's bit is 1 with probability (ones left) / (rows left)."""
         ones_left = self.ones.astype(np.uint32)
         packed = np.empty((self.clients, self.bytes_per_client), dtype=np.uint8)
         for row in range(self.clients):
@@ -170,7 +171,7 @@ class ShuffledBits(BitCounts):
 
 
 def packed_size(dimension: int) -> int:
-    """Bytes that hold ``dimension`` bits."""
+    """Return the number of bytes that hold ``dimension`` bits."""
     return (dimension + 7) // 8
 
 
@@ -182,11 +183,11 @@ def count_ones(reports: Sequence[BitReports]) -> Tensor:
     return torch.from_numpy(total)
 
 
-def _count(bits: NDArray[np.uint8], ones: NDArray[np.int32]) -> None:
+def _add_sum(bits: NDArray[np.uint8], ones: NDArray[np.int32]) -> None:
     """Add the sum of ``bits`` (k, b), which are 0 or 1, to ``ones`` (b,)."""
-    for row in range(0, len(bits), _COUNTED):
-        ones += bits[row : row + _COUNTED].sum(axis=0, dtype=np.uint8)
+    for row in range(0, len(bits), _MAX_UINT8):
+        ones += bits[row : row + _MAX_UINT8].sum(axis=0, dtype=np.uint8)
 
 
-_COUNTED = 255
-"""The most that a uint8 counter holds."""
+_MAX_UINT8 = 255
+"""Largest sum of bits that a uint8 holds: adding up in uint8 is fast."""

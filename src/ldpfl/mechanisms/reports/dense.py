@@ -1,4 +1,4 @@
-"""Reports of a number a weight, and how they are shuffled weight by weight."""
+"""Reports of one number for each weight, and how they are shuffled weight by weight."""
 
 from __future__ import annotations
 
@@ -33,20 +33,19 @@ class DenseReports:
 
     @property
     def bytes_per_client(self) -> int:
-        return 4 * self.dimension
+        return 4 * self.dimension  # float32
 
     def payloads(self) -> Iterable[bytes]:
-        """Yield what each client puts on the wire."""
+        """Yield the bytes that each client sends."""
         return (row.numpy().tobytes() for row in self.values)
 
     def addends(self) -> NDArray[np.float32]:
-        """Return the numbers (clients, d) of which :meth:`of_sum` takes the sum over clients."""
-        values: NDArray[np.float32] = self.values.numpy()
-        return values
+        """Return the numbers (clients, d) whose sum over clients :meth:`of_sum` takes."""
+        return np.asarray(self.values.numpy())
 
     @classmethod
     def of_sum(cls, total: NDArray[np.float64], clients: int) -> DenseReports:
-        """Return the reports of ``clients`` of which nothing but the sum (d,) is left."""
+        """Return the reports of ``clients`` clients if only their sum ``total`` (d,) is known."""
         return DenseSum(total, clients)
 
     def add_to(self, total: NDArray[np.float64]) -> None:
@@ -56,10 +55,10 @@ class DenseReports:
 
     @classmethod
     def mix(cls, batches: Sequence[DenseReports], generator: np.random.Generator) -> DenseReports:
-        """Reorder the values of each weight by themselves."""
+        """Return all reports with the values of each weight in a random order of its own."""
         values = torch.cat([batch.values for batch in batches])
         mixed = torch.empty_like(values)
-        width = max(1, COORDINATE_BLOCK // max(1, values.shape[0] // 64))
+        width = max(1, COORDINATE_BLOCK // max(1, values.shape[0] // 64))  # at most about 64 COORDINATE_BLOCK values at once
         for start in range(0, values.shape[1], width):
             block = values[:, start : start + width].numpy()
             mixed[:, start : start + width] = torch.from_numpy(generator.permuted(block, axis=0))
@@ -67,7 +66,7 @@ class DenseReports:
 
     @classmethod
     def from_payloads(cls, payloads: Sequence[bytes], dimension: int) -> DenseReports:
-        """Read reports off the wire.
+        """Parse the ``payloads`` of clients, one for each, into reports about ``dimension`` weights.
 
         Raises:
             ProtocolError: a payload has the wrong length, or holds a value that is NaN or infinite.
@@ -82,11 +81,11 @@ class DenseReports:
 
 
 class DenseSum(DenseReports):
-    """Reports of which nothing but their sum is left.
+    """Reports of which only the sum is known.
 
     Args:
-        total: (d,) float64.
-        clients: how many reports there are.
+        total: (d,) float64, the sum.
+        clients: number of reports.
     """
 
     def __init__(self, total: NDArray[np.float64], clients: int) -> None:
@@ -109,7 +108,7 @@ class DenseSum(DenseReports):
 
 
 def mean_of_rows(reports: Sequence[DenseReports], clients: int) -> Tensor:
-    """Return the mean (d,) float64 of all rows, added up client by client: it does not depend on how they were batched."""
+    """Return the mean (d,) float64 of all rows, added up client by client, so that it does not depend on the batches."""
     total = np.zeros(reports[0].dimension)
     for batch in reports:
         batch.add_to(total)

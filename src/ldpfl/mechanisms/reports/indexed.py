@@ -13,23 +13,23 @@ from ldpfl.errors import PrivacyError, ProtocolError
 from ldpfl.mechanisms.reports.bits import packed_size
 
 _BITS_AT_ONCE = 1 << 22
-"""Bits that are spread out over a byte each while packing: bounds the working memory, one client's report apart."""
+"""Number of bits that are packed at once, one byte each: bounds the working memory, if a single report is not larger."""
 
 _COLUMN_BLOCK = 64
-"""Columns that are shuffled at once: a row of them fills a few cache lines."""
+"""Number of groups that are shuffled at once: a row of them fills a few cache lines."""
 
 
 @dataclass(frozen=True, eq=False)
 class IndexedBitReports:
-    """One (index, sign) a group and client. Each group has exactly one, so no index can be sent twice.
+    """One (index, sign) pair for each group and client. Each group has exactly one, so no index can be sent twice.
 
     On the wire a group takes ceil(log2(size)) bits for the index, none for a group of one weight, and then one for the
     sign (1 is +). The groups follow one another, lowest bit first, and zero bits fill the last byte.
 
     Attributes:
         index: (clients, groups) int64, the place of the sampled weight within its group.
-        signs: (clients, groups) bool.
-        group_sizes: (groups,) int64, weights of each group.
+        signs: (clients, groups) bool, True for +.
+        group_sizes: (groups,) int64, number of weights of each group.
 
     Raises:
         ProtocolError: shapes or dtypes disagree, or an index lies outside its group.
@@ -66,41 +66,41 @@ class IndexedBitReports:
         return packed_size(payload_bits(self.group_sizes))
 
     def payloads(self) -> Iterable[bytes]:
-        """Yield what each client puts on the wire."""
+        """Yield the bytes that each client sends."""
         lengths = unit_bits(self.group_sizes)
         for rows in _row_blocks(self.clients, lengths):
-            code = self.index[rows] | (self.signs[rows].astype(np.int64) << (lengths - 1))
-            yield from (row.tobytes() for row in _pack(code, lengths))
+            codes = self.index[rows] | (self.signs[rows].astype(np.int64) << (lengths - 1))
+            yield from (row.tobytes() for row in _pack(codes, lengths))
 
     @classmethod
     def from_payloads(cls, payloads: Sequence[bytes], group_sizes: NDArray[np.int64]) -> IndexedBitReports:
-        """Read reports off the wire.
+        """Parse the ``payloads`` of clients, one for each, into reports about groups of ``group_sizes`` weights.
 
         Raises:
             ProtocolError: a payload has the wrong length, sets a bit beyond its groups, or names an index outside a group.
         """
         bits = payload_bits(group_sizes)
-        size, spare = packed_size(bits), -bits % 8
+        size, unused_bits = packed_size(bits), -bits % 8
         for payload in payloads:
             if len(payload) != size:
                 raise ProtocolError(f"a report has {len(payload)} bytes, expected {size} for {group_sizes.size} groups")
-            if spare and payload[-1] >> (8 - spare):
+            if unused_bits and payload[-1] >> (8 - unused_bits):
                 raise ProtocolError(f"a report sets a bit beyond its {group_sizes.size} groups")
         packed = np.frombuffer(b"".join(payloads), dtype=np.uint8).reshape(len(payloads), size)
         lengths = unit_bits(group_sizes)
         index = np.empty((len(payloads), group_sizes.size), dtype=np.int64)
         signs = np.empty(index.shape, dtype=np.bool_)
         for rows in _row_blocks(len(payloads), lengths):
-            code = _unpack(packed[rows], lengths)
-            signs[rows] = code >> (lengths - 1)
-            index[rows] = code & ((1 << (lengths - 1)) - 1)
+            codes = _unpack(packed[rows], lengths)
+            signs[rows] = codes >> (lengths - 1)
+            index[rows] = codes & ((1 << (lengths - 1)) - 1)
         return cls(index, signs, group_sizes)
 
     @classmethod
     def mix(cls, batches: Sequence[Self], generator: np.random.Generator) -> Self:
         """Pool all reports and reorder the (index, sign) pairs within every group, uniformly and independently.
 
-        This is what an ideal shuffler does to messages (group, index, sign): a row of the result is no client.
+        This is what an ideal shuffler does to messages (group, index, sign). A row of the result no longer belongs to one client.
 
         Raises:
             PrivacyError: no reports, or reports that cut the weights into different groups.
@@ -110,7 +110,7 @@ class IndexedBitReports:
         sizes = batches[0].group_sizes
         if not all(np.array_equal(batch.group_sizes, sizes) for batch in batches):
             raise PrivacyError("reports about different groups of weights cannot be shuffled together")
-        pairs = np.concatenate([2 * batch.index + batch.signs for batch in batches])
+        pairs = np.concatenate([2 * batch.index + batch.signs for batch in batches])  # each as one number
         for start in range(0, sizes.size, _COLUMN_BLOCK):
             block = pairs[:, start : start + _COLUMN_BLOCK]
             block[:] = generator.permuted(block, axis=0)
@@ -118,39 +118,42 @@ class IndexedBitReports:
 
 
 def unit_bits(group_sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the bits (G,) that each group takes: those of its largest index, and the sign."""
+    """Return the number of bits (G,) of each group on the wire: those of its largest index, and one for the sign."""
     digits: NDArray[np.int32] = np.frexp(group_sizes - 1.0)[1]  # the binary exponent, exact below 2**53
     return digits.astype(np.int64) + 1
 
 
 def payload_bits(group_sizes: NDArray[np.int64]) -> int:
-    """Bits of one client's report, before rounding up to bytes: ceil(log2(size)) + 1 a group."""
+    """Return the number of bits of one client's report, before rounding up to bytes: ceil(log2(size)) + 1 for each group."""
     return int(unit_bits(group_sizes).sum())
 
 
 def _row_blocks(clients: int, lengths: NDArray[np.int64]) -> Iterator[slice]:
-    step = max(1, _BITS_AT_ONCE // int(lengths.sum()))
-    return (slice(start, start + step) for start in range(0, clients, step))
+    """Cut ``clients`` reports, of groups with ``lengths`` (G,) bits each, into blocks of rows that are packed at once."""
+    rows_per_block = max(1, _BITS_AT_ONCE // int(lengths.sum()))
+    return (slice(start, start + rows_per_block) for start in range(0, clients, rows_per_block))
 
 
-def _places(lengths: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield, for each binary place, the groups that have it and where on the wire they do."""
-    first = np.cumsum(lengths) - lengths
-    for place in range(int(lengths.max())):
-        groups = np.flatnonzero(lengths > place)
-        yield place, groups, first[groups] + place
+def _bit_columns(lengths: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+    """Yield (bit number, groups whose ``lengths`` are larger than it, position of this bit of each of these groups on the wire)."""
+    starts = np.cumsum(lengths) - lengths
+    for bit in range(int(lengths.max())):
+        groups = np.flatnonzero(lengths > bit)
+        yield bit, groups, starts[groups] + bit
 
 
-def _pack(code: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
-    bits = np.zeros((len(code), int(lengths.sum())), dtype=np.uint8)
-    for place, groups, columns in _places(lengths):
-        bits[:, columns] = (code[:, groups] >> place) & 1
+def _pack(codes: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Pack ``codes`` (k, G), whole numbers of ``lengths`` (G,) bits, one after the other, lowest bit first, into bytes (k, n)."""
+    bits = np.zeros((len(codes), int(lengths.sum())), dtype=np.uint8)
+    for bit, groups, columns in _bit_columns(lengths):
+        bits[:, columns] = (codes[:, groups] >> bit) & 1
     return np.packbits(bits, axis=1, bitorder="little")
 
 
 def _unpack(packed: NDArray[np.uint8], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the numbers (k, G) that :func:`_pack` packed."""
     bits = np.unpackbits(packed, axis=1, count=int(lengths.sum()), bitorder="little")
-    code = np.zeros((len(packed), lengths.size), dtype=np.int64)
-    for place, groups, columns in _places(lengths):
-        code[:, groups] |= bits[:, columns].astype(np.int64) << place
-    return code
+    codes = np.zeros((len(packed), lengths.size), dtype=np.int64)
+    for bit, groups, columns in _bit_columns(lengths):
+        codes[:, groups] |= bits[:, columns].astype(np.int64) << bit
+    return codes

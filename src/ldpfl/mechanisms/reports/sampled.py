@@ -1,4 +1,4 @@
-"""Reports about a few weights of the model: how those are chosen, what is on the wire, and how reports are mixed."""
+"""Reports about a few sampled weights of the model: sampling, the wire format, and mixing."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ldpfl.mechanisms.reports.bits import packed_size
 
 @dataclass(frozen=True, eq=False)
 class SampledReports:
-    """k (weight, value) pairs a client, which stay together: one report.
+    """Reports of k (weight, value) pairs each. The pairs of a client stay together.
 
-    On the wire: k indices of ceil(log2 d) bits each, lowest bit first, bit b of the whole at byte b // 8 and position
-    b % 8, padded to a byte with 0; then k little-endian float32. Indices ascend, so a set has one encoding.
+    On the wire: k indices of ceil(log2 d) bits each, lowest bit first; bit b of all is in byte b // 8 at position b % 8, and the last byte
+    is filled with 0. Then k little-endian float32. Indices ascend, so that a set of weights has one encoding.
 
     Attributes:
         index: (clients, k) int64, ascending in each row, from 0 to dimension - 1.
@@ -26,7 +26,7 @@ class SampledReports:
         dimension: number d of weights.
 
     Raises:
-        ProtocolError: anything else.
+        ProtocolError: the arrays are not as described.
     """
 
     index: NDArray[np.int64]
@@ -54,7 +54,7 @@ class SampledReports:
 
     @property
     def coordinates(self) -> int:
-        """How many weights k a client reports."""
+        """Number k of weights that a client reports."""
         return int(self.index.shape[1])
 
     @property
@@ -62,42 +62,40 @@ class SampledReports:
         return packed_size(self.coordinates * index_bits(self.dimension)) + 4 * self.coordinates
 
     def payloads(self) -> Iterable[bytes]:
-        """Yield what each client puts on the wire."""
-        width = np.arange(index_bits(self.dimension))
+        """Yield the bytes that each client sends."""
+        bit_numbers = np.arange(index_bits(self.dimension))
         for index, values in zip(self.index, self.values, strict=True):
-            bits = (index[:, None] >> width & 1).astype(np.uint8)
+            bits = (index[:, None] >> bit_numbers & 1).astype(np.uint8)
             yield np.packbits(bits.ravel(), bitorder="little").tobytes() + values.astype("<f4").tobytes()
 
     @classmethod
     def from_payloads(cls, payloads: Sequence[bytes], dimension: int, coordinates: int) -> SampledReports:
-        """Read reports of ``coordinates`` weights each off the wire.
+        """Parse the ``payloads`` of clients, one for each, into reports of ``coordinates`` out of ``dimension`` weights.
 
         Raises:
             ProtocolError: a payload has the wrong length, sets a padding bit, names a weight that does not exist, twice
                 or out of order, or holds a value that is NaN or infinite.
         """
         width = index_bits(dimension)
-        head = packed_size(coordinates * width)
+        index_bytes = packed_size(coordinates * width)
+        size = index_bytes + 4 * coordinates
         index = np.empty((len(payloads), coordinates), dtype=np.int64)
         values = np.empty((len(payloads), coordinates), dtype=np.float32)
         for row, payload in enumerate(payloads):
-            if len(payload) != head + 4 * coordinates:
-                raise ProtocolError(
-                    f"a report has {len(payload)} bytes, expected {head + 4 * coordinates} for {coordinates} of {dimension} weights"
-                )
-            bits = np.unpackbits(np.frombuffer(payload, dtype=np.uint8, count=head), bitorder="little")
+            if len(payload) != size:
+                raise ProtocolError(f"a report has {len(payload)} bytes, expected {size} for {coordinates} of {dimension} weights")
+            bits = np.unpackbits(np.frombuffer(payload, dtype=np.uint8, count=index_bytes), bitorder="little")
             if bits[coordinates * width :].any():
                 raise ProtocolError("a report sets a bit between its indices and its values")
             index[row] = bits[: coordinates * width].reshape(coordinates, width) @ (1 << np.arange(width))
-            values[row] = np.frombuffer(payload, dtype="<f4", offset=head)
+            values[row] = np.frombuffer(payload, dtype="<f4", offset=index_bytes)
         return cls(index, values, dimension)
 
     @classmethod
     def mix(cls, reports: Sequence[Self], generator: np.random.Generator) -> Self:
-        """Pool the reports of a cohort and order the clients' rows at random, uniformly.
+        """Pool all reports and put the clients' rows in a uniformly random order.
 
-        The k pairs of a client stay together: epsilon covers them as one message, and they were drawn together. A row is
-        one report, in a place that says nothing about its sender.
+        The k pairs of a client stay together, because epsilon covers them as one message.
 
         Raises:
             PrivacyError: no report, or reports of different shapes.
@@ -116,24 +114,24 @@ def choose_coordinates(uniforms: NDArray[np.float64], dimension: int) -> NDArray
     """Turn rows of k uniform numbers (n, k) into k of ``dimension`` indices each, ascending; all sets are equally likely (to d / 2**52).
 
     Source: Floyd's algorithm (Bentley & Floyd 1987): no rejection, and no memory of the size of ``dimension``. Step j picks one of the
-    indices up to ``last`` = d - k + j; if the set has the pick already, ``last`` joins in its place. The set has it if an earlier step
-    picked the same, or if the pick is the ``last`` of an earlier step whose own pick was there already: chains of such steps are followed
-    for all rows at once, twice as far each time.
+    indices up to ``last`` = d - k + j. If the set has this index already, ``last`` joins the set instead. The set has it if an earlier step
+    picked the same index, or if the index is the ``last`` of an earlier step, which joined instead of that step's pick. Chains of such
+    steps are followed for all rows at once, twice as far each time.
     """
-    taken = uniforms.shape[1]
-    lasts = np.arange(dimension - taken, dimension)
+    count = uniforms.shape[1]
+    lasts = np.arange(dimension - count, dimension)
     picks = np.minimum(np.floor(uniforms * (lasts + 1)).astype(np.int64), lasts)  # rounding may have turned a uniform number into 1
     order = np.argsort(picks, axis=1, kind="stable")
     ordered = np.take_along_axis(picks, order, axis=1)
-    there = np.zeros(picks.shape, dtype=np.bool_)
-    np.put_along_axis(there, order[:, 1:], ordered[:, 1:] == ordered[:, :-1], axis=1)
-    before = np.where(picks >= lasts[0], picks - lasts[0], np.arange(taken))
-    for _ in range(taken.bit_length()):
-        there |= np.take_along_axis(there, before, axis=1)
-        before = np.take_along_axis(before, before, axis=1)
-    return np.sort(np.where(there, lasts, picks), axis=1)
+    in_set = np.zeros(picks.shape, dtype=np.bool_)  # whether the set has a step's pick already
+    np.put_along_axis(in_set, order[:, 1:], ordered[:, 1:] == ordered[:, :-1], axis=1)
+    step_with_last = np.where(picks >= lasts[0], picks - lasts[0], np.arange(count))  # the step whose ``last`` was picked, or itself
+    for _ in range(count.bit_length()):
+        in_set |= np.take_along_axis(in_set, step_with_last, axis=1)
+        step_with_last = np.take_along_axis(step_with_last, step_with_last, axis=1)
+    return np.sort(np.where(in_set, lasts, picks), axis=1)
 
 
 def index_bits(dimension: int) -> int:
-    """Bits that tell ``dimension`` weights apart: ceil(log2 d)."""
+    """Return the number of bits of an index of ``dimension`` weights: ceil(log2 d)."""
     return (dimension - 1).bit_length()

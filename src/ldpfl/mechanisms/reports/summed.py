@@ -1,4 +1,4 @@
-"""Reports of which a server learns the sum alone, as a secure sum would give it: integers, so that a sum is exact."""
+"""Reports of which a server learns only the sum, as by secure aggregation. They are integers, so that sums are exact."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class SummedReports:
-    """The sum of the lattice points of ``clients`` clients, each of which adds Gaussian noise of its own.
+    """The sum of the lattice points of ``clients`` clients, each of which adds its own Gaussian noise.
 
-    A deployment makes it of a sum that two servers formed, with everybody's noise in it. A simulation makes it out of sums before noise:
-    all noise is then drawn at once when the sum is formed, with the variance of the clients' together. Rounded Gaussians of 2^10 steps
-    or more add up to one but for a part of e^(-2^20), see decision 0023; the draw is in floating point, for nothing leaves a simulation.
+    In a deployment, two servers form the sum, and it contains the noise of all clients. A simulation sums without noise, and draws the
+    noise of all clients at once in :meth:`mix`, with the sum of their variances. Rounded Gaussians with a standard deviation of 2^10 points
+    or more add up to one, except for a part of e^(-2^20), see decision 0023. The draw is in floating point, because nothing leaves a
+    simulation.
 
     Attributes:
-        total: (d,) int64; without noise before :meth:`mix`, with it after.
-        clients: how many.
+        total: (d,) int64; a simulation's is without noise before :meth:`mix`, and with noise after.
+        clients: number of clients.
         noise: standard deviation of one client's noise, in lattice points.
-        scale: what a lattice point stands for.
-        bits: of each number that a client sends, 32 or 64.
-        mixed: whether the noise is in it.
+        scale: value of one lattice point in an estimate.
+        bits: width of each number that a client sends, 32 or 64.
+        mixed: whether ``total`` contains the noise.
     """
 
     total: Tensor
@@ -50,7 +51,7 @@ class SummedReports:
         return self.bits // 8 * self.dimension
 
     def payloads(self) -> Iterable[bytes]:
-        """Nobody sees a client's own.
+        """Refuse: nobody sees the report of a single client.
 
         Raises:
             PrivacyError: always.
@@ -59,7 +60,7 @@ class SummedReports:
 
     @classmethod
     def mix(cls, batches: Sequence[SummedReports], generator: np.random.Generator) -> SummedReports:
-        """Return the sum of all ``batches`` with everybody's noise in it."""
+        """Return the sum of all ``batches``, and add the noise of all clients."""
         first, clients = batches[0], sum(batch.clients for batch in batches)
         if first.mixed or any(batch._kind != first._kind for batch in batches):
             raise PrivacyError("sums of different kinds cannot be added up")
@@ -69,17 +70,18 @@ class SummedReports:
 
     @property
     def _kind(self) -> tuple[object, ...]:
+        """Parameters that sums must share to be added up."""
         return self.dimension, self.noise, self.scale, self.bits, self.mixed
 
     @staticmethod
     def total_of(reports: Sequence[object]) -> Tensor:
-        """Return the sum (d,) that :meth:`mix` draws noise for; of reports that bring their own, nothing."""
+        """Return the sum (d,) to which :meth:`mix` adds noise; empty for reports of other classes, whose noise the clients added."""
         totals = [batch.total for batch in reports if isinstance(batch, SummedReports)]
         return torch.stack(totals).sum(dim=0) if totals else torch.empty(0, dtype=torch.int64)
 
     @staticmethod
     def kind_of(reports: Sequence[object]) -> bytes:
-        """Return what tells noise of one size from that of another: of how many clients, and what a lattice point is."""
+        """Return bytes that differ if the size of the noise differs: they contain the number of clients and the lattice's parameters."""
         sums = [batch for batch in reports if isinstance(batch, SummedReports)]
         return repr((sum(batch.clients for batch in sums), sorted({(batch.noise, batch.scale) for batch in sums}))).encode()
 
@@ -87,7 +89,7 @@ class SummedReports:
         """Return the (d,) float32 mean over clients.
 
         Raises:
-            PrivacyError: it has no noise yet, or is of another model.
+            PrivacyError: the sum has no noise yet, or is for another number of weights than ``ranges``.
         """
         if not self.mixed or self.dimension != ranges.dimension:
             raise PrivacyError("a sum is read once everybody's noise is in it, and for its own model")

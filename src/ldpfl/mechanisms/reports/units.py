@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Numbers = NDArray[np.int64]
 
 ReaderT = TypeVar("ReaderT")
-"""What reads reports: a mechanism."""
+"""A mechanism, which reads reports."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,11 +50,11 @@ class Apart:
 
     def read_by(self, mechanism: ReaderT, part: LayerRanges) -> ReaderT:
         """Return the mechanism that reads the units about ``part`` of the coordinates, in a report of ``mechanism``."""
-        own: ReaderT = mechanism if self.reader is None else self.reader(part)
-        return own
+        reader: ReaderT = mechanism if self.reader is None else self.reader(part)
+        return reader
 
     def about(self, ranges: LayerRanges) -> LayerRanges:
-        """Return the ranges of the coordinates that units are about: ``ranges`` themselves, unless the weights are mixed."""
+        """Return the ranges of the coordinates that units are about: ``ranges`` of the weights, unless the mechanism transforms them."""
         return ranges if self.mixed is None else self.mixed.ranges
 
 
@@ -85,12 +85,12 @@ class Units(Apart):
 
     @classmethod
     def equal(cls, count: int, bits: int) -> Units:
-        """Return ``count`` units of one weight and ``bits`` bits each."""
+        """Return the layout of ``count`` units, each about one weight and of ``bits`` bits."""
         return cls(np.array([bits], dtype=np.int64), np.array([1], dtype=np.int64), np.array([count], dtype=np.int64))
 
     @classmethod
     def whole(cls, dimension: int, bits: int) -> Units:
-        """Return one unit about all ``dimension`` weights, which must stay together."""
+        """Return the layout of a report that must stay together: one unit of ``bits`` bits about all ``dimension`` weights."""
         return cls(np.array([bits], dtype=np.int64), np.array([dimension], dtype=np.int64))
 
     @property
@@ -100,7 +100,7 @@ class Units(Apart):
 
     @property
     def payload_bits(self) -> int:
-        """Bits of all units together."""
+        """Number of bits of all units together."""
         return int((self.bits * self.repeats).sum())
 
     @property
@@ -109,7 +109,7 @@ class Units(Apart):
         return int((self.weights * self.repeats).sum())
 
     def one_by_one(self) -> tuple[Numbers, Numbers]:
-        """Return the bits and the weights of each unit, (U,) both."""
+        """Return the number of bits and the number of weights of each unit, (U,) both."""
         return np.repeat(self.bits, self.repeats), np.repeat(self.weights, self.repeats)
 
 
@@ -129,5 +129,5 @@ class SampledUnits(Apart):
 
     @property
     def payload_bits(self) -> int:
-        """Bits of all units together."""
+        """Number of bits of all units together: a float32 and an index each."""
         return self.count * (32 + index_bits(self.dimension))

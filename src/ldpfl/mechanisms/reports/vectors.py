@@ -1,4 +1,4 @@
-"""Reports of which each client's whole vector is one unit, and what mechanisms that send them share."""
+"""Reports in which each client's whole vector stays together, and the base class of mechanisms that send them."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ class VectorReports(DenseReports):
         return VectorTotal(total, clients)
 
     def summed(self) -> VectorTotal:
-        """Return what a mean needs of these reports."""
+        """Return only the sum of these reports, which is all that a mean needs."""
         return VectorTotal(np.zeros(self.dimension), 0).plus(self)
 
 
 class VectorTotal(DenseSum, VectorReports):
-    """Noisy vectors of which nothing but their sum is left: all that a simulated round needs, whose memory many clients would fill."""
+    """Noisy vectors of which only the sum is kept. A simulated round needs no more, and saves the memory of many clients' vectors."""
 
     def plus(self, batch: DenseReports) -> VectorTotal:
-        """Return the sum with ``batch``, whose reports are added one after the other."""
+        """Return the sum of these reports and of ``batch``, whose reports are added one after the other."""
         total = np.zeros(self.dimension)
         self.add_to(total)
         batch.add_to(total)
@@ -61,7 +61,7 @@ class VectorTotal(DenseSum, VectorReports):
 
     @classmethod
     def mix(cls, batches: Sequence[DenseReports], generator: np.random.Generator) -> VectorTotal:
-        """Return the sum over all ``batches``: in whatever order reports are, it is that of their values but for rounding."""
+        """Return the sum over all ``batches``. The order of reports does not matter to it, except for rounding."""
         total = np.zeros(batches[0].dimension)
         for batch in batches:
             batch.add_to(total)
@@ -72,19 +72,20 @@ class VectorMechanism(Mechanism):
     """Clients send noisy vectors, offset by the ranges' center; their mean is an unbiased estimate."""
 
     def decode(self, reports: VectorReports, ranges: LayerRanges) -> Tensor:
-        total_clients([reports], ranges, VectorReports)
-        return (reports.values + ranges.expand()[0]).float()
+        total_clients([reports], ranges, VectorReports)  # raises if the reports do not fit
+        return (reports.values + ranges.expand()[0]).float()  # vectors are sent less the center
 
     def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> VectorReports:
         return VectorReports(DenseReports.from_payloads(payloads, ranges.dimension).values)
 
     def aggregate(self, reports: Sequence[VectorReports], ranges: LayerRanges) -> Tensor:
-        return (ranges.expand()[0] + mean_of_rows(reports, total_clients(reports, ranges, VectorReports))).float()
+        clients = total_clients(reports, ranges, VectorReports)
+        return (ranges.expand()[0] + mean_of_rows(reports, clients)).float()  # vectors are sent less the center
 
     @property
     def properties(self) -> Properties:
         return Properties(adds_up=True)
 
     def units(self, ranges: LayerRanges) -> Units:
-        """A float32 a weight; the whole vector is one unit."""
+        """Return the layout: the whole vector is one unit, with a float32 for each weight."""
         return Units.whole(ranges.dimension, 32 * ranges.dimension)
