@@ -79,7 +79,7 @@ def trained_in_chunks(
 def in_chunks(federation: Federation, cohort: NDArray[np.int64], chunk_size: int, most: int = MOST_CLIENTS) -> Iterator[NDArray[np.intp]]:
     """Yield the places (k,) in ``cohort`` of each chunk of clients that are trained together.
 
-    Compiled steps need whole blocks of clients, so that a chunk has about ``most`` clients. Other steps have at most ``chunk_size`` clients.
+    Compiled steps need whole blocks of clients, so that a chunk has about ``most`` clients. Other chunks have up to ``chunk_size``.
     """
     # Clients of similar size are together, so that fewer steps are padding. Streams belong to clients, so the order changes no result.
     order = np.argsort(federation.samples.sizes[cohort], kind="stable")

@@ -86,7 +86,7 @@ def _random_orders(source: BlockSource, inside: NDArray[np.bool_]) -> NDArray[np
 
 
 def full_batch(samples: Sequence[Places], width: int) -> BatchSchedule:
-    """Return a schedule of one step over all samples of each client, in order. ``width`` is B, as ``batch_size`` of :func:`batch_schedule`."""
+    """Return a schedule of one step over all samples of each client, in order. ``width`` is B of :class:`BatchSchedule`."""
     table, inside = Division.of(samples).table()  # (K, n) positions, and a mask of those that are not padding
     index = np.repeat(table[:, None, :1], width, axis=2)
     index[:, 0, : table.shape[1]] = table

@@ -189,8 +189,8 @@ def _clip_factors(gradients: Sequence[Tensor], clip_norm: float) -> Tensor:
     copies = (row.to(torch.float64, copy=True, memory_format=torch.contiguous_format) for row in rows)
     norms = torch.stack([copy.square_().sum(dim=1) for copy in copies], dim=1).sum(dim=1).sqrt_()
     factors = clip_norm / norms.clamp_min(clip_norm)  # exactly 1 for a short enough gradient, zero included
-    # The factor of an infinite gradient is 0, so that only its infinite coordinates become NaN. A mechanism that sends few coordinates might
-    # miss these, so the whole gradient becomes NaN.
+    # The factor of an infinite gradient is 0, so only its infinite coordinates would become NaN. A mechanism that sends few coordinates
+    # might miss these, so the whole gradient becomes NaN.
     return torch.where(norms.isfinite(), factors, nan).to(gradients[0].dtype)
 
 
