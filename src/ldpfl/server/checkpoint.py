@@ -146,10 +146,7 @@ def _round_in(metadata: Mapping[str, str]) -> int:
 def _check_headers(headers: Mapping[str, tuple[str, list[int]]], sizes: Sequence[Any]) -> None:
     """Raise if the tensors in a file's header do not fit the layers' ``sizes``.
 
-    Only the header is read, since the tensors of a small file may claim billions of values.
-
-    Args:
-        headers: type and shape of each tensor, by its name.
+    ``headers`` has the type and the shape of each tensor. No tensor is read, since a small file may claim billions of values.
 
     Raises:
         ValueError: a tensor is missing, unknown, or of another type or shape.

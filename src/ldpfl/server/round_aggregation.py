@@ -290,11 +290,7 @@ def _next_ranges(ranges: LayerRanges, aggregate: Aggregate, rule: RangeRule) -> 
 
 
 def _updated_ranges(ranges: LayerRanges, aggregate: Aggregate, rule: RangeRule) -> LayerRanges:
-    """Return ``ranges`` with the layers of reported weights changed by ``rule``.
-
-    Raises:
-        ConfigError: the result is not a valid range.
-    """
+    """Return ``ranges`` with the layers of reported weights changed by ``rule``; a ConfigError if the result is not a valid range."""
     if aggregate.reported is None:
         return rule.update(ranges, aggregate.mean, aggregate.variance)
     updated = rule.update(ranges.part(aggregate.reported), aggregate.mean[aggregate.reported], aggregate.variance[aggregate.reported])

@@ -106,19 +106,15 @@ def extend_log(path: Path, old_extent: Extent | None, history: Sequence[RoundMet
     Raises:
         WriteError: the system refuses it.
     """
-    written, evaluated = old_extent or Extent(0, 0, 0, 0, "", ""), _evaluated_rounds(history)
-    lines = [
-        *map(_metrics_line, history[written.metrics :]),
-        *map(_evaluation_line, evaluated[written.measured :]),
-        *ledger.lines[written.events :],
-    ]
+    old, evaluated = old_extent or Extent(0, 0, 0, 0, "", ""), _evaluated_rounds(history)
+    lines = [*map(_metrics_line, history[old.metrics :]), *map(_evaluation_line, evaluated[old.measured :]), *ledger.lines[old.events :]]
     text = "".join(f"{line}\n" for line in lines)
     if old_extent is None:
         write_text(path, text)
     elif text:
         append_text(path, text, old_extent.size)
     last = _last_lines_digest(history, evaluated, ledger.lines)
-    size, digest = written.size + len(text), reduce(_chained_digest, lines, written.digest)
+    size, digest = old.size + len(text), reduce(_chained_digest, lines, old.digest)
     return Extent(len(history), len(evaluated), len(ledger.events), size, digest, last)
 
 

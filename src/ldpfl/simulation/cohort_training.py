@@ -40,8 +40,7 @@ _SLOWER = 1.1
 """A size is clearly slower if its time for a client is this many times the best one."""
 _MIN_TRIES, _MAX_TRIES, _PROBED_S = 3, 20, 0.25
 """A size is timed up to so many times, or for so many seconds. Other work on the machine makes single short steps look slow."""
-_COPIES = 8
-"""Number of copies of a client's sum that are in memory at once: as floats, as integers, with noise, and in between."""
+_COPIES = 8  # number of copies of a client's sum in memory at once: as floats, as integers, with noise, and in between
 
 
 def train_cohort(

@@ -107,6 +107,7 @@ class RecordScores:
         return Weights(*(APART * np.sqrt(shares)).tolist())
 
     def of(self, task: LocalTask, weights: Tensor, rows: Tensor) -> Tensor:
+        """Return the vectors (R, size) of the task's records at ``rows`` (R,), for the model with ``weights`` (d,)."""
         batches = [self.vectors(task, outputs.cpu(), targets.cpu()) for outputs, targets in evaluated(task, weights, task.data.take(rows))]
         return torch.cat(batches) if batches else torch.zeros(0, self.size, dtype=torch.float64)
 
@@ -213,7 +214,7 @@ class Figure:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % interval from both deviations, under a normal approximation."""
+        """95 % interval from both deviations, under a normal approximation, cut at the metric's bounds."""
         half = 1.96 * sqrt(self.noise**2 + self.records**2)
         low, high = (min(max(end, self.least), self.most) for end in (self.value - half, self.value + half))
         return low, high
@@ -320,10 +321,11 @@ def _share_interval(part: float, count: float, noise: float) -> tuple[float, flo
     """Return a 95 % interval of the share ``part`` / ``count``, where ``part`` and ``count - part`` each have the deviation ``noise``.
 
     It holds each share p for which part - p count, whose mean is 0 if p is true, lies within the deviations of the noise (Fieller) and of
-    a finite number of records (Wilson). These p lie between the roots of a quadratic equation.
+    a finite number of records (Wilson). Its ends solve (part - p count)^2 = N ((1 - p)^2 + p^2) + R p (1 - p), where the deviations are
+    1.96 standard deviations, N is the squared deviation of the noise, and R p (1 - p) that of the records.
     """
-    noise_2, records = (1.96 * _SELECTION_FACTOR * noise) ** 2, 1.96**2 * count  # 1.96: deviations of a 95 % interval
-    square, linear, constant = count**2 + records - 2 * noise_2, 2 * part * count + records - 2 * noise_2, part**2 - noise_2
+    n, r = (1.96 * _SELECTION_FACTOR * noise) ** 2, 1.96**2 * count
+    square, linear, constant = count**2 + r - 2 * n, 2 * part * count + r - 2 * n, part**2 - n
     root = sqrt(max(linear**2 - 4 * square * constant, 0.0))
     low, high = (min(max((linear + sign * root) / (2 * square), 0.0), 1.0) for sign in (-1, 1))
     return low, high

@@ -166,6 +166,8 @@ class WholeClientEvaluation(ClientEvaluation):
     vectors: ClientScores
 
     def measured(self, task: LocalTask, weights: Tensor, seed: int, number: int) -> dict[str, Any]:
+        """Evaluate the model after round ``number``, as in the base class, from each client's mean vector."""
+
         def values_of(batch: range) -> Tensor:
             return self.vectors.asked(task, weights, self.units[batch.start : batch.stop])
 

@@ -179,6 +179,7 @@ def _differing_names(before: Mapping[str, object], after: Mapping[str, object]) 
 
 
 def _equal(first: object, second: object) -> bool:
+    """Whether two values of :func:`_copied` are equal, tensors bit by bit."""
     if isinstance(first, Tensor) and isinstance(second, Tensor):
         return _equal_bits(first, second)
     return type(first) is type(second) and first == second

@@ -178,6 +178,7 @@ class RecordGradientTrainer:
         return _descents(self.task, shared, rows, mask, at_once=self.at_once).cpu()
 
     def _has_descent(self, weights: Tensor, rows: Tensor, mask: Tensor) -> bool:
+        """Whether neither the model nor the loss raises for these records."""
         try:
             self._descents_of(weights, rows, mask)
         except (Exception, SystemExit):
@@ -233,7 +234,7 @@ def _descents(task: LocalTask, shared: dict[str, Tensor], index: Tensor, mask: T
     if doubled:
         index, mask = index.expand(2, -1), mask.expand(2, -1)
     if isinstance(task.module, CenteredLinear) and not bool(shared["center"].any()):
-        flat = _means(task, index, mask)
+        flat = _center_means(task, index, mask)
         return flat[:1] if doubled else flat
     if not at_once:
         flat = torch.cat([_descent(task, shared, *row) for row in zip(index, mask, strict=True)])
@@ -265,8 +266,8 @@ def _descent(task: LocalTask, shared: dict[str, Tensor], index: Tensor, mask: Te
     return task.layout.flatten(dict(zip(parameters, gradients, strict=True))).neg_()[None]
 
 
-def _means(task: LocalTask, index: Tensor, mask: Tensor) -> Tensor:
-    """Return vectors (K, d) for the round that measures the center: the mean of each row's samples there, and 0 at all trained weights."""
+def _center_means(task: LocalTask, index: Tensor, mask: Tensor) -> Tensor:
+    """Return vectors (K, d) for the round that measures the samples' center: each row's mean sample there, and 0 at all trained weights."""
     inputs = normalise(task.data.at(index).tensor, task.mean, task.std).flatten(2).float()
     means = (inputs * mask[:, :, None]).sum(dim=1) / mask.sum(dim=1, keepdim=True).clamp_min(1)
     rows = torch.zeros(len(index), task.layout.dimension, device=means.device)

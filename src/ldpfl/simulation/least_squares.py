@@ -76,6 +76,7 @@ class LeastSquares:
         return ranges_of(self.size)
 
     def of(self, task: LocalTask, weights: Tensor, rows: Tensor) -> Tensor:
+        """Return the vectors (R, size) of the task's records at ``rows`` (R,). They do not depend on ``weights``."""
         inputs, targets = task.batch(rows)
         if not isinstance(inputs, Tensor):
             raise TypeError("least squares takes samples of one tensor")
@@ -104,7 +105,7 @@ class LeastSquares:
         # The solution is for scaled features and targets, so it is scaled back here and below.
         # A softmax of k times indicators of k classes is, to first order around equal shares, these indicators themselves.
         solution *= self.outputs * sqrt(1 - 1 / self.outputs) if self.classes else self.bound
-        head = torch.from_numpy(solution / self._longest_features).float()
+        head = torch.from_numpy(solution / sqrt(self.norm**2 + self.bias)).float()
         return torch.cat([head[: self.inputs].T.flatten(), *([head[self.inputs]] if self.bias else [])])
 
     def _features(self, inputs: Tensor) -> Tensor:
@@ -113,12 +114,7 @@ class LeastSquares:
         rows = rows * (self.norm * _INSIDE / torch.linalg.vector_norm(rows, dim=1).clamp_min(self.norm))[:, None]
         if self.bias:
             rows = F.pad(rows, (0, 1), value=_INSIDE)
-        return rows / self._longest_features
-
-    @property
-    def _longest_features(self) -> float:
-        """Maximum length of clipped features with the constant of the bias, which is 1."""
-        return sqrt(self.norm**2 + self.bias)
+        return rows / sqrt(self.norm**2 + self.bias)  # the maximum length, with 1 for the constant of the bias
 
     def _targets(self, targets: Tensor) -> Tensor:
         """Return targets (R, outputs) float64 of length 1 at most. For a class: its one-hot indicator minus the mean of all indicators."""
@@ -141,12 +137,12 @@ class LeastSquares:
 
     @property
     def _feature_weight(self) -> float:
-        """Factor a on products of features, times the length of vectors."""
+        """Factor on products of features: a of the file's docstring, times the length of vectors."""
         return self._length * sqrt(1 - self.target_share)
 
     @property
     def _target_weight(self) -> float:
-        """Factor b on products with targets, times the length of vectors."""
+        """Factor on products with targets: b of the file's docstring, times the length of vectors."""
         return self._length * sqrt(self.target_share)
 
     @property
@@ -156,7 +152,7 @@ class LeastSquares:
 
 
 def _distance(target_share: float) -> float:
-    """Return the largest distance of two records' vectors of length 1, where ``target_share`` is b^2, and the share of features a^2."""
+    """Return the largest distance of two records' vectors of length 1; the file's docstring derives it. ``target_share`` is b^2."""
     feature_share = 1 - target_share
     if target_share <= 2 * feature_share:  # the minimum is at c = -b^2 / 2 a^2
         return sqrt(2 + target_share**2 / (2 * feature_share))

@@ -122,7 +122,6 @@ class Trainer(Protocol):
         Raises:
             PrivacyError: the model changes its own state while it runs, see :mod:`ldpfl.simulation.forward_side_effects`.
         """
-        ...
 
 
 @dataclass(frozen=True)

@@ -61,13 +61,7 @@ class ColumnStages:
         return [ends.size - 1 for ends in self.edges]
 
     def counts(self, values: Sequence[Floats], rows: NDArray[np.int64], points: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the counts (bins,) of a client in the next histograms of all columns, one column after the other.
-
-        Args:
-            values: for each column, the values of all rows.
-            rows: (n,) the client's rows.
-            points: (n,) lattice points that each of these rows counts.
-        """
+        """Return a client's counts (bins,) in the next histograms of all columns. Each of its ``rows`` (n,) counts its ``points`` (n,)."""
         places = [scaling.place(column[rows], ends) for column, ends in zip(values, self.edges, strict=True)]
         return np.concatenate(_points_in_bins(places, self.bins, points))
 
@@ -194,10 +188,8 @@ def _without_noise_bins(noisy: Sequence[Histogram], columns: Sequence[Unscaled],
     If all bins of a column may be empty, the ``first`` stage has None for it, and later stages keep its noisy histogram.
     """
     bins = sum(histogram.counts.size for histogram in noisy)
-    clear = [
-        histogram if column.classes else histogram.standing_out(bins, together=not first)
-        for histogram, column in zip(noisy, columns, strict=True)
-    ]
+    pairs = zip(noisy, columns, strict=True)
+    clear = [histogram if column.classes else histogram.standing_out(bins, together=not first) for histogram, column in pairs]
     return [histogram if first or histogram else before for histogram, before in zip(clear, noisy, strict=True)]
 
 
@@ -261,13 +253,9 @@ def _shares(histograms: Sequence[Histogram], column: Unscaled) -> list[float]:
 
 
 def _points_in_bins(places: Sequence[NDArray[np.int64]], bins: Sequence[int], points: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Return for each column the sum (bins,) of the rows' ``points`` (n,) in each bin. Sums are exact below 2^53.
-
-    Args:
-        places: for each column, the bin (n,) of each row; -1 for a row in no bin.
-    """
+    """Return for each column the rows' ``points`` (n,) in each bin (bins,). A column's ``places`` (n,) are the rows' bins, -1 for none."""
     inside = [column >= 0 for column in places]
     return [
-        np.bincount(column[rows], weights=points[rows], minlength=size).astype(np.int64)
+        np.bincount(column[rows], weights=points[rows], minlength=size).astype(np.int64)  # exact below 2^53
         for column, rows, size in zip(places, inside, bins, strict=True)
     ]

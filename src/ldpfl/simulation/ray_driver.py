@@ -159,11 +159,7 @@ def _serve(pipe: Connection) -> None:
 
 
 def _do_round(pipe: Connection, request: RoundRequest, references: dict[str, Any]) -> None:
-    """Have all shares of a round trained, and send each answer as soon as it is there.
-
-    Args:
-        references: references to the values in Ray's object store, by name.
-    """
+    """Have all shares of a round trained, and send each answer at once. ``references`` has the values in Ray's object store, by name."""
     import ray
 
     if request.on_gpu and not ray.cluster_resources().get("GPU"):
@@ -188,12 +184,7 @@ def _do_round(pipe: Connection, request: RoundRequest, references: dict[str, Any
 
 
 def _fetch(reference: Any) -> tuple[str, Any]:
-    """Return the name of the node that trained a share, and what :func:`share_task` returned there.
-
-    Raises:
-        ConfigError: the node cannot run the task.
-        LdpflError: the share was lost too often.
-    """
+    """Return the name of a share's node, and its outcome there; an LdpflError if the node cannot train or the share was lost too often."""
     from ray import exceptions, get
 
     try:

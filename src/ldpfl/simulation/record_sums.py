@@ -54,14 +54,12 @@ class RecordVectors(Protocol):
     @property
     def size(self) -> int:
         """Length of the vectors."""
-        ...
 
     def of(self, task: LocalTask, weights: Tensor, rows: Tensor) -> Tensor:
         """Return the vector of each sample at ``rows`` (R,), as (R, size) float64 on the CPU. Zeros stand for a sample without an answer.
 
         Any two vectors, and zeros and any vector, lie no farther apart than :data:`APART`.
         """
-        ...
 
 
 def points_a_unit(steps: int, size: int) -> float:
@@ -108,11 +106,8 @@ def vectors_of_units(
     at_once = max(1, _VALUES_AT_ONCE // vectors.size)
     for start in range(0, len(indices), at_once):
         batch = indices[start : start + at_once]
-        if persons is None:
-            found = _row_vectors(vectors, task, weights, batch)
-        else:
-            found = _person_vectors(vectors, task, weights, batch, persons, at_once)
-        yield torch.from_numpy(owners[start : start + at_once]), found
+        values = _of_rows(vectors, task, weights, batch) if persons is None else _means(vectors, task, weights, batch, persons, at_once)
+        yield torch.from_numpy(owners[start : start + at_once]), values
 
 
 def one_by_one(vectors: RecordVectors) -> RecordVectors:
@@ -131,6 +126,7 @@ class _OneByOne:
         return self.vectors.size
 
     def of(self, task: LocalTask, weights: Tensor, rows: Tensor) -> Tensor:
+        """Return the vector of each record (R, size). A warning names only the kinds of errors, whose texts may hold private values."""
         found, errors = torch.zeros(len(rows), self.size, dtype=torch.float64), set[str]()
         for place in range(len(rows)):
             try:
@@ -142,13 +138,12 @@ class _OneByOne:
         return found
 
 
-def _row_vectors(vectors: RecordVectors, task: LocalTask, weights: Tensor, rows: NDArray[np.int64]) -> Tensor:
+def _of_rows(vectors: RecordVectors, task: LocalTask, weights: Tensor, rows: NDArray[np.int64]) -> Tensor:
+    """Return the vector of each of the task's ``rows`` (R,), as (R, size)."""
     return vectors.of(task, weights, torch.from_numpy(rows).to(task.data.device))
 
 
-def _person_vectors(
-    vectors: RecordVectors, task: LocalTask, weights: Tensor, indices: NDArray[np.int64], persons: Persons, at_once: int
-) -> Tensor:
+def _means(vectors: RecordVectors, task: LocalTask, weights: Tensor, indices: NDArray[np.int64], persons: Persons, at_once: int) -> Tensor:
     """Return for each person of ``indices`` (P,) the mean (size,) of its rows' vectors. At most ``at_once`` rows are in memory."""
     rows, sharing = persons.rows_of(indices)
     owners = torch.from_numpy(np.repeat(np.arange(len(indices)), persons.counts[indices]))
@@ -156,7 +151,7 @@ def _person_vectors(
     means = torch.zeros(len(indices), vectors.size, dtype=torch.float64)
     for start in range(0, len(rows), at_once):
         batch = slice(start, start + at_once)
-        means.index_add_(0, owners[batch], _row_vectors(vectors, task, weights, rows[batch]) * row_weights[batch, None])
+        means.index_add_(0, owners[batch], _of_rows(vectors, task, weights, rows[batch]) * row_weights[batch, None])
     return means
 
 

@@ -107,7 +107,7 @@ def _round(
     clients_done: ClientsDone,
     workers: Workers,
 ) -> Checkpoint:
-    """Return the checkpoint that follows ``before`` once ``cohort`` has trained. The run has ``rounds`` rounds."""
+    """Return the checkpoint that follows ``before`` once ``cohort`` has trained. ``joined`` (N,) counts all clients' earlier rounds."""
     began = time.perf_counter()
     number, ranges = before.state.round + 1, before.state.ranges
     mechanism = in_round(federation.mechanism, before.state.public())

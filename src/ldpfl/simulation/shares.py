@@ -169,11 +169,9 @@ class Workers(Protocol):
         Raises:
             PrivacyError: a client's values cannot be randomised.
         """
-        ...
 
     def score(self, federation: Federation, weights: Tensor) -> float:
         """Return the main metric of the model with ``weights``, see :meth:`Federation.score`."""
-        ...
 
 
 class OneProcess:
@@ -241,12 +239,7 @@ class ClientFacts:
 
 @dataclass(frozen=True, eq=False)
 class SentNoise:
-    """The noise of ``clients`` (k,) in a round, and their memory after it.
-
-    Attributes:
-        sigma: (k, L) standard deviation by layer.
-        norms: (k,) L2 norm of the noise that was drawn.
-    """
+    """The noise of ``clients`` (k,) in a round: standard deviation ``sigma`` (k, L), L2 ``norms`` (k,), and their memory afterwards."""
 
     clients: NDArray[np.int64]
     sigma: Tensor
@@ -275,7 +268,7 @@ class RoundNoise:
                 self._memory[name][torch.from_numpy(part.clients)] = rows
 
     def memory(self) -> dict[str, Tensor]:
-        """Return what all clients remember after the round."""
+        """Return what all clients remember after the round, by name; empty for a mechanism whose clients remember nothing."""
         return self._mechanism.schedule.settle(self._memory) if isinstance(self._mechanism, Gaussian) else {}
 
     def std(self) -> Tensor | None:

@@ -72,6 +72,7 @@ class Processes:
         self._pool = self._start_pool()
 
     def collect(self, federation: Federation, start: RoundStart, shares: Sequence[Share], clients_done: ClientsDone) -> list[Collected]:
+        """Return the result of each of ``shares``, in their order. The shares of a worker that died are trained again."""
         federation_path, start_path = self._path_of(federation), self._write(start)
         done: dict[int, Collected] = {}
         deaths = 0
@@ -109,6 +110,7 @@ class Processes:
                 future.result()  # raises if the pool is broken
 
     def score(self, federation: Federation, weights: Tensor) -> float:
+        """Return the main metric of the model with ``weights``. The workers share the evaluation samples if there are enough."""
         samples = len(federation.evaluation.samples)
         if samples < _MIN_SHARED_SAMPLES:
             return ONE_PROCESS.score(federation, weights)
@@ -139,6 +141,7 @@ class Processes:
         self._pool = self._start_pool()
 
     def _start_pool(self) -> ProcessPoolExecutor:
+        """Start the worker processes. Each has one thread, since more threads would round differently."""
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         return ProcessPoolExecutor(
             self._count, context=get_context("loky"), initializer=_prepare_worker, initargs=(os.getpid(),), env=threads | _KEEP_MEMORY
@@ -181,6 +184,7 @@ class Automatic:
         self._processes: Processes | None = None
 
     def collect(self, federation: Federation, start: RoundStart, shares: Sequence[Share], clients_done: ClientsDone) -> list[Collected]:
+        """Return the result of each of ``shares``, in their order. Each share that this process trains updates the estimate."""
         total, done = sum(len(share.clients) for share in shares), list[Collected]()
         began = time.perf_counter()
         while self._processes is None and len(done) < len(shares):
@@ -229,6 +233,7 @@ _read_start = lru_cache(maxsize=1)(placed)
 
 
 def _collect_in_worker(federation: Path, start: Path, share: Share) -> Collected:
+    """Train a ``share`` in this worker process. The two files are read once."""
     return collect(_read_federation(federation), _read_start(start), share)
 
 
