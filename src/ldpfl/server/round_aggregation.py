@@ -91,14 +91,14 @@ class ServerOptimiser:
         return mean if before is None or self.momentum == 0 else torch.add(mean, before, alpha=self.momentum)
 
     def size(self, before: Tensor | None, mean: Tensor) -> Tensor | None:
-        """Return the moving average (d,) of the squared means, which starts at tau^2; None for the rule "sgd"."""
+        """Return the moving average (d,) of the squared ``mean`` updates, which starts at tau^2; None for the rule "sgd"."""
         if self.rule == "sgd":
             return None
         squares = mean.square()
         before = torch.full_like(mean, _TINY**2) if before is None else before
         if self.rule == "adam":
             return torch.lerp(squares, before, _BETA_2)
-        return before - (1 - _BETA_2) * squares * torch.sign(before - squares)
+        return before - (1 - _BETA_2) * squares * torch.sign(before - squares)  # FedYogi: a step toward the squares
 
     def step(self, velocity: Tensor, size: Tensor | None) -> Tensor:
         """Return the step (d,) at a learning rate of 1."""
@@ -231,7 +231,7 @@ def advance(
     rule: RangeRule | NormQuantile,
     optimiser: ServerOptimiser | None = None,
 ) -> ServerState:
-    """Return the state after a round whose shuffled reports are ``pool``.
+    """Return the state after a round whose mixed reports are ``pool``.
 
     Weights that are in no report keep their value, and ranges are updated from the other weights alone.
     All clients weigh the same, as in LDP-FL Algorithm 1, line 11, because weighting by data size would reveal data sizes.
@@ -283,18 +283,14 @@ def _next_ranges(ranges: LayerRanges, aggregate: Aggregate, rule: RangeRule) -> 
     If the rule's result is not a valid range, all layers keep theirs. Noise that amplifies itself must not end a run whose reports are
     already charged.
     """
+    reported = aggregate.reported
     try:
-        return _updated_ranges(ranges, aggregate, rule)
+        if reported is None:  # all weights are
+            return rule.update(ranges, aggregate.mean, aggregate.variance)
+        updated = rule.update(ranges.part(reported), aggregate.mean[reported], aggregate.variance[reported])
+        return ranges.with_part(updated, reported)
     except ConfigError:
         return ranges
-
-
-def _updated_ranges(ranges: LayerRanges, aggregate: Aggregate, rule: RangeRule) -> LayerRanges:
-    """Return ``ranges`` with the layers of reported weights changed by ``rule``; a ConfigError if the result is not a valid range."""
-    if aggregate.reported is None:
-        return rule.update(ranges, aggregate.mean, aggregate.variance)
-    updated = rule.update(ranges.part(aggregate.reported), aggregate.mean[aggregate.reported], aggregate.variance[aggregate.reported])
-    return ranges.with_part(updated, aggregate.reported)
 
 
 def close_idle_round(rules: ServerRules, before: Checkpoint) -> Checkpoint:

@@ -209,6 +209,7 @@ def _evaluated_rounds(history: Sequence[RoundMetrics]) -> list[RoundMetrics]:
 
 
 def _evaluation_line(metrics: RoundMetrics) -> str:
+    """Return the line of the evaluation at clients after a round."""
     return json.dumps({_MEASURED_AFTER: metrics.round, "at_clients": metrics.at_clients})
 
 

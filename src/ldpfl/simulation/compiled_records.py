@@ -78,6 +78,7 @@ class CompiledSums:
 
     @cached_property
     def _summed(self) -> Callable[[Tensor, Inputs, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
+        """Compiled function that returns the fields of :class:`BlockSum`."""
         return Compiled(self._code(), proven=self.proven)
 
     def _code(self) -> Callable[[Tensor, Inputs, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:

@@ -101,6 +101,7 @@ class CompiledTrainer:
 
     @cached_property
     def _gradients(self) -> Callable[[list[Tensor], Inputs, Tensor, Tensor], list[Tensor]]:
+        """Compiled function for the gradients of a block of clients, see :meth:`_gradient_code`."""
         return Compiled(self._gradient_code(), proven=self.proven)
 
     def _gradient_code(self) -> Callable[[list[Tensor], Inputs, Tensor, Tensor], list[Tensor]]:
@@ -126,9 +127,7 @@ class CompiledTrainer:
         return Compiled(one_step, proven=self.proven)
 
     def counting(self, first: Callable[..., Tensor], *, update: bool) -> Counter | None:
-        """Return a function that trains a block of clients by one step and returns the fields of :class:`BitSums`.
-
-        Return None if :meth:`stop_counting` was called.
+        """Return a function that trains a block of clients by one step and returns the fields of :class:`BitSums`; None after an error.
 
         The function's arguments are the weights (d,), the learning rate, the block's inputs, targets and mask, the positions (block, 1) of
         its clients, the first 16 bits (block, d) of their random words, the lowest and the highest values (d,) of the ranges, and the

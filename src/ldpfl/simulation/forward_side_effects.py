@@ -113,7 +113,7 @@ def _is_frozen(value: object) -> bool:
 
 
 def _frozen_fingerprint(value: Tensor) -> object:
-    """Return the write counter, address, shape and SHA-256 of a frozen parameter. A copy of a large base would double its memory."""
+    """Return write counter, address, shape and SHA-256 of a frozen parameter, since copies would double the memory of a large base."""
     octets = value.detach().reshape(-1).view(torch.uint8).cpu().numpy()
     return value._version, value.data_ptr(), tuple(value.shape), hashlib.sha256(octets.data).digest()
 

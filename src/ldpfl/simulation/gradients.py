@@ -143,6 +143,7 @@ class RecordGradientTrainer:
         """
         if self.persons is None:
             return (torch.arange(records.shape[1], device=records.device) % lanes).expand(records.shape)
+        # A person's lane is stored as a share of all lanes in [0, 1).
         return torch.from_numpy((self.persons.lanes[records.cpu().numpy()] * lanes).astype(np.int64)).to(records.device)
 
     def _rows(self, records: Tensor, round_number: int) -> tuple[Tensor, Tensor]:

@@ -92,7 +92,10 @@ class LeastSquares:
         return vectors.where(~without_answer(targets)[:, None], 0.0)
 
     def solved(self, total: NoisySum, records: float) -> Tensor:
-        """Return the weights (d,) float32 of the head from the ``total`` over ``records`` records, in the order of the model's layers."""
+        """Return the weights (d,) float32 of the head from the ``total`` over ``records`` records, in the order of the model's layers.
+
+        They solve curvature @ head = crossed, for the means of u u' and of u t'. The file's docstring explains the raised eigenvalues.
+        """
         mean, noise, size = total.points / records, total.noise / records, len(self._triangle[0])
         first, second = (index.numpy() for index in self._triangle)
         curvature = np.zeros((self.width, self.width))
@@ -125,7 +128,7 @@ class LeastSquares:
 
     @cached_property
     def _triangle(self) -> tuple[Tensor, Tensor]:
-        """Rows and columns of the entries of the upper triangle, (p (p + 1) / 2,) each."""
+        """Row and column indices of the upper triangle of a matrix of p features, (p (p + 1) / 2,) each."""
         first, second = torch.triu_indices(self.width, self.width)
         return first, second
 
@@ -137,12 +140,12 @@ class LeastSquares:
 
     @property
     def _feature_weight(self) -> float:
-        """Factor on products of features: a of the file's docstring, times the length of vectors."""
+        """Factor on the products of features in a vector: its length times a = sqrt(1 - b^2)."""
         return self._length * sqrt(1 - self.target_share)
 
     @property
     def _target_weight(self) -> float:
-        """Factor on products with targets: b of the file's docstring, times the length of vectors."""
+        """Factor on the products of features with targets in a vector: its length times b."""
         return self._length * sqrt(self.target_share)
 
     @property

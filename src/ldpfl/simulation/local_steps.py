@@ -37,10 +37,12 @@ class BatchSchedule:
 
     @property
     def clients(self) -> int:
+        """Number K of clients."""
         return int(self.index.shape[0])
 
     @property
     def steps(self) -> int:
+        """Number S of steps."""
         return int(self.index.shape[1])
 
     def head(self, steps: int) -> BatchSchedule:

@@ -74,6 +74,7 @@ class RayTasks:
             raise
 
     def score(self, federation: Federation, weights: Tensor) -> float:
+        """Return the main metric of the model with ``weights``. It is computed in this process."""
         return ONE_PROCESS.score(federation, weights)
 
     def collect(self, federation: Federation, start: RoundStart, shares: Sequence[Share], clients_done: ClientsDone) -> list[Collected]:

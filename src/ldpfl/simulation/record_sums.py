@@ -63,7 +63,10 @@ class RecordVectors(Protocol):
 
 
 def points_a_unit(steps: int, size: int) -> float:
-    """Return the number of lattice points that stand for 1 in a vector of ``size`` numbers. The clipping norm is ``steps`` points."""
+    """Return the number of lattice points that stand for 1 in a vector of ``size`` numbers. The clipping norm is ``steps`` points.
+
+    Two vectors are at most APART apart, and rounding adds less than sqrt(size) points. Their points may be 2 ``steps`` apart.
+    """
     return (2 * steps - isqrt(size) - 1) * _INSIDE / APART
 
 
@@ -101,7 +104,7 @@ def client_sums(
 def vectors_of_units(
     vectors: RecordVectors, task: LocalTask, weights: Tensor, units: Division, persons: Persons | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the vectors of all clients' ``units``, records or ``persons``, in batches: the clients (R,) and their vectors (R, size)."""
+    """Yield the vectors of all clients' ``units``, records or persons, in batches: the vectors' clients (R,), and the vectors (R, size)."""
     owners, indices = np.repeat(np.arange(len(units)), units.sizes), np.concatenate([np.empty(0, dtype=np.int64), *units])
     at_once = max(1, _VALUES_AT_ONCE // vectors.size)
     for start in range(0, len(indices), at_once):
