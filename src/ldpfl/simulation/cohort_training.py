@@ -57,22 +57,14 @@ def train_cohort(
     if chunk_size is None:
         chunk_size = federation.chunk_size or chunk_size_for(federation, state, cohort)
     values, done = torch.empty(0), 0
-    for places, trained in trained_in_chunks(federation, state, cohort, chunk_size):
+    for places in in_chunks(federation, cohort, chunk_size):
+        chunk_values = client_values(train_clients(federation, state, cohort[places]), state, federation.perturbed)
         if done == 0:  # the type is known only now: sums of records' gradients are integers, other values float32
-            values = torch.empty(len(cohort), state.ranges.dimension, dtype=trained.dtype)
-        values[torch.from_numpy(places)] = trained
+            values = torch.empty(len(cohort), state.ranges.dimension, dtype=chunk_values.dtype)
+        values[torch.from_numpy(places)] = chunk_values
         done += places.size
         clients_done(done, len(cohort))
     return values
-
-
-def trained_in_chunks(
-    federation: Federation, state: ServerState, cohort: NDArray[np.int64], chunk_size: int
-) -> Iterator[tuple[NDArray[np.intp], Tensor]]:
-    """Train the cohort in chunks, and yield for each chunk the places (k,) of its clients in ``cohort``, and their values (k, d)."""
-    for places in in_chunks(federation, cohort, chunk_size):
-        trained = train_clients(federation, state, cohort[places])
-        yield places, client_values(trained, state, federation.perturbed)
 
 
 def in_chunks(federation: Federation, cohort: NDArray[np.int64], chunk_size: int, most: int = MOST_CLIENTS) -> Iterator[NDArray[np.intp]]:

@@ -185,6 +185,7 @@ class CompiledTrainer:
         return counter
 
     def _loss(self, values: list[Tensor], inputs: Inputs, targets: Tensor, mask: Tensor) -> Tensor:
+        """Return a client's mean loss at its parameters, ``values`` in the order of the layout."""
         return self.task.loss(dict(zip(self.task.layout.names, values, strict=True)), inputs, targets, mask)
 
 

@@ -51,7 +51,7 @@ MOST_CLASSES = 32
 
 EDGES = np.concatenate([[0.0], 1 / (1 + np.exp(-np.linspace(-5, 5, 21))), [1.0]])
 """Edges of the bins of scores, which are probabilities. Equal steps in log odds resolve small and large probabilities."""
-BINS = len(EDGES) - 1
+BINS = len(EDGES) - 1  # number of bins of scores, for observed ones and for others
 
 _LOSS_SHARE, _RIGHT_SHARE, _GAP_SHARE, _CELL_SHARE, _BIN_SHARE = 0.12, 0.34, 0.1, 0.22, 0.22
 """Share of each part in the squared distance of two records' vectors. A larger share gives the part's figures less noise."""

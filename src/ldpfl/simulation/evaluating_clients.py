@@ -30,7 +30,7 @@ from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.simulation.evaluating import BINS, NUMBERS, ClientEvaluation, RecordScores, Weights, as_measured
 from ldpfl.simulation.local_training import LocalTask
-from ldpfl.simulation.record_sums import NoisySum, RecordVectors, one_by_one, ranges_of, released_pool, vectors_of_units
+from ldpfl.simulation.record_sums import NoisySum, OneByOne, RecordVectors, ranges_of, released_pool, vectors_of_units
 from ldpfl.transport.shuffling import PartialPool, ReportPool
 from ldpfl.util.randomness import Purpose
 
@@ -62,7 +62,7 @@ class ClientScores(RecordScores):
         Args:
             confined: as in :func:`~ldpfl.simulation.record_sums.client_sums`.
         """
-        vectors: RecordVectors = one_by_one(self) if confined else self
+        vectors: RecordVectors = OneByOne(self) if confined else self
         sums = torch.zeros(len(units), self.size, dtype=torch.float64)
         for owners, batch in vectors_of_units(vectors, task, weights, units):
             sums.index_add_(0, owners, batch)
@@ -86,16 +86,17 @@ class ClientScores(RecordScores):
 class BitScores(ClientScores):
     """The vector v of a held-back record, as in :class:`RecordScores`, and its form u, about whose entries clients send one bit each.
 
-    There is no confusion matrix, whose many cells would cost too many bits. The mean of predicted less observed is left out, because its
-    values are small beside the noise of a bit.
+    There is no confusion matrix. The gap between predicted and observed is left out, because it is small beside the noise of a bit.
     """
 
     @property
     def has_cells(self) -> bool:
+        """False: a confusion matrix would cost too many bits."""
         return False
 
     @cached_property
     def weights(self) -> Weights:
+        """Scale of each part of v, such that each entry of u lies in [-1, 1]."""
         if not self.of_classes:
             return Weights(loss=_weight(1))
         return Weights(loss=_weight(_LOSS_COPIES), right=_weight(_RIGHT_COPIES), bin=1.0)

@@ -162,7 +162,11 @@ class Federation:
         return round_cohort(seed, round_number, len(self.samples), participation.fraction, participation.self_sampling)
 
     def streams(self, state: ServerState, clients: NDArray[np.int64], values: Tensor, mechanism: Mechanism) -> SeededStreams:
-        """Return the random bits with which ``clients`` randomise ``values`` (k, d) in the round after ``state``."""
+        """Return the random bits with which ``clients`` randomise ``values`` (k, d) in the round after ``state``.
+
+        On a user's own data they depend on the values, and on all that decides the size of the noise. So different values, or the same
+        values under another noise, never share random bits, which would reveal their difference.
+        """
         round_number = state.round + 1
         if not self.own_data:
             return self.public_streams(state, clients)

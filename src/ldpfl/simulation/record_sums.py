@@ -94,7 +94,7 @@ def client_sums(
         confined: whether records are computed one by one, as on a node, so that no record decides how another is rounded. A record for
             which the model or the loss raises then adds nothing, so that nobody else learns of the failure.
     """
-    vectors = one_by_one(vectors) if confined else vectors
+    vectors = OneByOne(vectors) if confined else vectors
     sums = torch.zeros(len(units), vectors.size, dtype=torch.int64)
     for owners, batch in vectors_of_units(vectors, task, weights, units, persons):
         sums.index_add_(0, owners, points_of(batch, steps))
@@ -113,19 +113,15 @@ def vectors_of_units(
         yield torch.from_numpy(owners[start : start + at_once]), values
 
 
-def one_by_one(vectors: RecordVectors) -> RecordVectors:
-    """Return a rule that computes the ``vectors`` of records one by one. A record that fails has zeros."""
-    return _OneByOne(vectors)
-
-
 @dataclass(frozen=True)
-class _OneByOne:
-    """The rule that :func:`one_by_one` returns."""
+class OneByOne:
+    """A rule that computes the ``vectors`` of records one by one. A record that fails has zeros."""
 
     vectors: RecordVectors
 
     @property
     def size(self) -> int:
+        """Length of the vectors."""
         return self.vectors.size
 
     def of(self, task: LocalTask, weights: Tensor, rows: Tensor) -> Tensor:
