@@ -73,7 +73,7 @@ class CountedSteps:
         """Count the bits of ``clients``, and return a mask (k,) of the clients whose block could not be counted.
 
         That is a short block, a block with a value that is not finite, or one in which two clients' bits of the same coordinate are still
-        open after the first bits of their random words. With 7,840 weights, the last is so for one block in a hundred.
+        open after the first bits of their random words. The last happens in one block of a hundred, for a model with 7,840 weights.
         """
         uncounted, block = np.ones(len(clients), dtype=np.bool_), self._trainer.block
         schedule = schedule_of(self._federation, self._state, clients)

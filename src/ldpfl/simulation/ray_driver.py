@@ -76,9 +76,9 @@ def drive(where: str, folder: Path, pipe: Connection) -> None:
         folder: folder for the files of a new cluster on this machine.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the simulating process handles interrupts, and then closes the pipe
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        os.dup2(nowhere, stream)
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    for output in (1, 2):  # standard output and error, to which Ray prints
+        os.dup2(devnull, output)
     with suppress(EOFError, OSError):
         try:
             _connect(where, folder)
