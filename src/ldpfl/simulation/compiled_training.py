@@ -155,7 +155,7 @@ class CompiledTrainer:
         return {}
 
     def _counter(self, first: Callable[..., Tensor], update: bool) -> Counter:
-        """Return the function that :meth:`counting` compiles."""
+        """Return the function that :meth:`counting` compiles. It computes the clients' values and sums their bits layer by layer."""
         task, loss = self.task, self._loss
         slices = [task.layout.slices[name] for name in task.layout.names]
 
@@ -174,7 +174,7 @@ class CompiledTrainer:
             parameters = list(task.layout.unflatten(weights).values())
             gradients: list[Tensor] = vmap(grad(loss), in_dims=(None, 0, 0, 0))(parameters, task.normalised(inputs), targets, mask)
             layers = []
-            # Layer by layer, since all values as one matrix would be written to memory.
+            # All values as one matrix would be written to memory.
             for layer, gradient in zip(slices, gradients, strict=True):
                 values = weights[layer] - rate * gradient.flatten(1)
                 values = values - weights[layer] if update else values

@@ -246,6 +246,7 @@ class ClientFigures:
     def all(self) -> dict[str, Figure]:
         """Return each metric by its name. A metric that is lost in the noise is left out."""
         weights, bound, count, noise = self.scores.weights, self.scores.loss_bound, self.records, self.total.noise
+        # A record adds its weight times its value minus 0.5, see :meth:`RecordScores.vectors`.
         loss = 0.5 + float(self.total.points[0]) / (weights.loss * count)
         # The variance of the records' losses is not measured. Values in [0, 1] with mean m have a variance of at most m (1 - m).
         figures = {LOSS: Figure(bound * loss, bound * noise / (weights.loss * count), bound * _deviation(loss, count), most=bound)}
@@ -288,7 +289,7 @@ class ClientFigures:
 
     def _bins(self) -> tuple[NDArray[np.float64], float]:
         """Return the number of records in each bin of scores, not observed and observed ones (2, BINS), and the noise of each number."""
-        weight = self.scores.weights.bin
+        weight = self.scores.weights.bin  # a record adds this to its bin
         return self.total.points[NUMBERS + self.scores.cells :].reshape(2, BINS) / weight, self.total.noise / weight
 
     def _deviation_of_gap(self, gap: float) -> float:

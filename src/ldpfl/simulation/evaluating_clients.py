@@ -124,6 +124,7 @@ class BitScores(ClientScores):
         return ranges_of(self.entries)
 
     def turned(self, means: Tensor) -> Tensor:
+        """Return u = SCALE Q^T v, (K, entries) float32, for the clients' mean vectors v, ``means`` (K, size)."""
         return (SCALE * means @ self.rotation).clamp(-1, 1).float()
 
     def told(self, pool: ReportPool | PartialPool, mechanism: Mechanism, *, single: bool = False) -> NoisySum:
@@ -150,12 +151,12 @@ class MeanScores(ClientScores):
         return sqrt((weights.loss**2 + weights.right**2 + weights.gap**2) / 4 + weights.cell**2 + weights.bin**2) * _ROUNDING_FACTOR
 
     def turned(self, means: Tensor) -> Tensor:
-        """Return ``means`` (K, size), divided by the maximum length, as float32."""
+        """Return the clients' mean vectors v, ``means`` (K, size), as float32, scaled so that their length is at most 1."""
         return (means / self.longest).float()
 
     def told(self, pool: ReportPool | PartialPool, mechanism: Mechanism, *, single: bool = False) -> NoisySum:
-        """Return the noisy sum of all clients' v from their mean in ``pool``. ``single`` has no effect."""
-        unit, ranges = pool.clients * self.longest, self.ranges
+        """Return the noisy sum of all clients' v from the reports in ``pool``, which are of v / ``longest``. ``single`` has no effect."""
+        unit, ranges = pool.clients * self.longest, self.ranges  # from the mean of reports to the sum of v
         mean = pool.aggregate(mechanism, ranges).mean.double().numpy()
         return NoisySum(mean * unit, float(mechanism.noise(ranges).largest_std(pool.clients)[0]) * unit)
 
