@@ -82,9 +82,8 @@ class CompiledTrainer:
             with nothing_written(task.module, dict(zip(start, parameters, strict=True)), by_value=False):
                 batch = task.data.at(index)
                 gradients = self._gradients(parameters, batch.inputs, batch.targets, mask)
-            if task.clip_norm is not None:
-                gradients = clipped(gradients, task.clip_norm)
-            descent.step(gradients, mask.amax(dim=1))
+            clipped_gradients = gradients if task.clip_norm is None else clipped(gradients, task.clip_norm)
+            descent.step(clipped_gradients, mask.amax(dim=1))
         trained.copy_(task.layout.flatten(dict(zip(start, parameters, strict=True))))
 
     def __getstate__(self) -> dict[str, Any]:

@@ -161,7 +161,7 @@ class RecordGradientTrainer:
             if not self.confined:
                 raise
             kind = type(error).__name__
-            usable = torch.tensor([self._has_descent(weights, *record) for record in zip(rows.split(1), mask.split(1), strict=True)])
+            usable = torch.tensor([self._has_descent(weights, rows[i : i + 1], mask[i : i + 1]) for i in range(len(rows))])
             if bool(usable.all()):  # no single record causes the error
                 raise
         if self.left_out is None:
