@@ -15,7 +15,7 @@ from torch import Tensor
 from ldpfl.errors import DataError, LdpflError
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.privacy import Ledger
-from ldpfl.server.round_log import Extent, extend_log, is_begun_by, log_path, read_log
+from ldpfl.server.round_log import Extent, continues_extent, extend_log, log_path, read_log
 from ldpfl.server.state import RoundMetrics, ServerState
 from ldpfl.util.files import check_parts, check_regular, replace_atomically, writing
 from ldpfl.util.quantities import MAX_ROUNDS
@@ -62,13 +62,13 @@ class Checkpoint:
         Raises:
             WriteError: the system refuses it.
         """
-        log, before = log_path(path), _extent_at(path)
-        if before is not None and not is_begun_by(before, log, self.history, self.ledger):
-            before = None
-        if before is None:
+        log, old_extent = log_path(path), _extent_at(path)
+        if old_extent is not None and not continues_extent(old_extent, log, self.history, self.ledger):
+            old_extent = None
+        if old_extent is None:
             with writing(path):
                 path.unlink(missing_ok=True)
-        extent = extend_log(log, before, self.history, self.ledger)
+        extent = extend_log(log, old_extent, self.history, self.ledger)
         tensors = {
             "weights": self.state.weights.contiguous(),
             "center": self.state.ranges.center,
@@ -98,7 +98,7 @@ class Checkpoint:
             check_regular(path)
             with safe_open(path, framework="pt") as handle:
                 metadata = handle.metadata()
-                sizes = _listed(metadata, "sizes")
+                sizes = _list_in(metadata, "sizes")
                 slices = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118  # it is no dict
                 _check_headers({name: (part.get_dtype(), part.get_shape()) for name, part in slices.items()}, sizes)
                 tensors = {name: handle.get_tensor(name) for name in slices}
@@ -122,47 +122,48 @@ def _extent_at(path: Path) -> Extent | None:
         return None
 
 
-def _listed(metadata: Mapping[str, str], name: str) -> list[Any]:
+def _list_in(metadata: Mapping[str, str], name: str) -> list[Any]:
     """Return the list ``name`` from a checkpoint's metadata, which may come from an untrusted file.
 
     Raises:
         ValueError: the entry is not a list, or is larger than in any real checkpoint.
     """
     check_parts(metadata[name])
-    found = json.loads(metadata[name])
-    if not isinstance(found, list):
-        raise ValueError(f"its {name} are no list, but a {type(found).__name__}")
-    return found
+    value = json.loads(metadata[name])
+    if not isinstance(value, list):
+        raise ValueError(f"its {name} are no list, but a {type(value).__name__}")
+    return value
 
 
 def _round_in(metadata: Mapping[str, str]) -> int:
+    """Return the number of completed rounds from a checkpoint's metadata, which may come from an untrusted file."""
     number = int(metadata["round"])
     if not 0 <= number <= MAX_ROUNDS:
-        raise ValueError(f"its round is none from 0 to {MAX_ROUNDS:,}")
+        raise ValueError(f"its round is {number}, expected 0 to {MAX_ROUNDS:,}")
     return number
 
 
-def _check_headers(found: Mapping[str, tuple[str, list[int]]], sizes: Sequence[Any]) -> None:
-    """Raise if the types and shapes ``found`` in a file's header do not fit the layers' ``sizes``.
+def _check_headers(headers: Mapping[str, tuple[str, list[int]]], sizes: Sequence[Any]) -> None:
+    """Raise if the tensors in a file's header do not fit the layers' ``sizes``.
 
-    Only the header is checked. No tensor is read before, since a small file may claim billions of values.
+    ``headers`` has the type and the shape of each tensor. No tensor is read, since a small file may claim billions of values.
 
     Raises:
         ValueError: a tensor is missing, unknown, or of another type or shape.
     """
     if not all(type(size) is int and size > 0 for size in sizes):
-        raise ValueError("its sizes are no numbers of weights")
-    of_layers, of_weights = ("F64", [len(sizes)]), ("F32", [sum(sizes)])
-    expected = {"center": of_layers, "radius": of_layers, "weights": of_weights, **dict.fromkeys(_OPTIONAL, of_weights)}
-    missing = expected.keys() - found.keys() - set(_OPTIONAL)
+        raise ValueError("its sizes are not numbers of weights, one for each layer")
+    one_per_layer, one_per_weight = ("F64", [len(sizes)]), ("F32", [sum(sizes)])
+    expected = {"center": one_per_layer, "radius": one_per_layer, "weights": one_per_weight, **dict.fromkeys(_OPTIONAL, one_per_weight)}
+    missing = expected.keys() - headers.keys() - set(_OPTIONAL)
     if missing:
         raise ValueError(f"it has no {min(missing)}")
-    for name, (dtype, shape) in found.items():
+    for name, (dtype, shape) in headers.items():
         if name.startswith(_MEMORY) and dtype in _MEMORY_DTYPES:
             continue
         if (dtype, shape) != expected.get(name):
-            wanted = "no such tensor" if name not in expected else "{} of shape {}".format(*expected[name])
-            raise ValueError(f"expected {wanted}, found {name[:_MAX_SHOWN]!r}, {dtype} of shape {shape[:4]}")
+            expectation = "no such tensor" if name not in expected else "{} of shape {}".format(*expected[name])
+            raise ValueError(f"expected {expectation}, found {name[:_MAX_SHOWN]!r}, {dtype} of shape {shape[:4]}")
 
 
 def initial_checkpoint(weights: Tensor, ranges: LayerRanges, origin: str = "", ledger: Ledger | None = None) -> Checkpoint:

@@ -33,8 +33,8 @@ def sample_cohort(seed: int, round_number: int, clients: int, fraction: float) -
 
 def reserves(seed: int, round_number: int, clients: int, cohort: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the clients outside the ``cohort`` of a round, in the random order in which they replace members that fail."""
-    others = np.setdiff1d(np.arange(clients), cohort)
-    return stream(seed, Purpose.COHORT, round_number, 1).permutation(others)
+    outside = np.setdiff1d(np.arange(clients), cohort)
+    return stream(seed, Purpose.COHORT, round_number, 1).permutation(outside)  # 1: another stream than the cohort's
 
 
 def self_sampled_cohort(seed: int, round_number: int, clients: int, self_sampling: float) -> NDArray[np.int64]:
@@ -46,7 +46,7 @@ def self_sampled_cohort(seed: int, round_number: int, clients: int, self_samplin
     Source: Optimal LDP-FL, Algorithm 4, with ``self_sampling`` 0.5; the plain variant that it replaces has 0.
     """
     words = SeededStreams.of(range(clients), seed, Purpose.PARTICIPATION, round_number).block(range(clients), 4)
-    draws = (words.view(np.uint64) >> np.uint64(11)) * 2.0**-53
+    draws = (words.view(np.uint64) >> np.uint64(11)) * 2.0**-53  # two numbers in [0, 1) for each client, of 53 random bits
     return np.flatnonzero(draws[:, 1] < self_sampling + (1 - self_sampling) * draws[:, 0])
 
 
@@ -88,13 +88,13 @@ def round_event(
         once: whether each client takes part in one round of the run. Then its round is secret if the channel hides it.
         colluding: number of clients in the cohort whose noise is not counted.
     """
-    most = int(joined.max())
+    most_joined = int(joined.max())
     if once and channel == "ideal-shuffler":
-        return RoundEvent(number, release, cohort, joined.size, most, "once", channel=channel)
+        return RoundEvent(number, release, cohort, joined.size, most_joined, "once", channel=channel)
     if self_sampling is not None and channel == "ideal-shuffler":
-        return RoundEvent(number, release, cohort, joined.size, most, "secret", (1 + self_sampling) / 2, channel)
+        return RoundEvent(number, release, cohort, joined.size, most_joined, "secret", (1 + self_sampling) / 2, channel)
     sampling: Sampling = "everyone" if cohort == joined.size else "visible"
-    return RoundEvent(number, release, cohort, joined.size, most, sampling, channel=channel, colluding=colluding)
+    return RoundEvent(number, release, cohort, joined.size, most_joined, sampling, channel=channel, colluding=colluding)
 
 
 def histogram_event(stage: int, release: Release, clients: int, channel: Channel, colluding: int = 0) -> RoundEvent:

@@ -31,7 +31,7 @@ Rule = Literal["sgd", "adam", "yogi"]
 """Optimiser of the server: plain steps, or steps that are scaled for each weight by its past steps (FedAdam, FedYogi)."""
 
 _BETA_2, _TINY = 0.99, 1e-3
-"""beta 2 and tau of FedAdam and FedYogi (Reddi et al. 2021, section 4)."""
+"""beta 2, of the moving average of squares, and tau, which is added to its root, of FedAdam and FedYogi (Reddi et al. 2021, section 4)."""
 
 
 def scheduled(rate: float, schedule: Schedule, round_number: int, rounds: int) -> float:
@@ -77,24 +77,28 @@ class ServerOptimiser:
         return mean + self.decay * (self.start - weights)
 
     def velocity(self, before: Tensor | None, mean: Tensor, round_number: int) -> Tensor:
-        """Return the direction (d,) of a round's step, from the direction ``before`` and the mean update or gradient."""
-        if self.measured:
+        """Return the direction (d,) of a round's step, from the last round's direction ``before`` and the mean update or gradient.
+
+        Momentum adds directions for the rule "sgd", and averages them for the other rules. The first round that trains has no momentum.
+        """
+        if self.measured:  # round 1 sets only the measured weights, later rounds only the others
             mean = mean.clone()
             (mean[self.measured :] if round_number == 1 else mean[: self.measured]).zero_()
-        first = round_number <= (2 if self.measured else 1)
+        if round_number <= (2 if self.measured else 1):
+            before = None
         if self.rule != "sgd":
-            return mean * (1 - self.momentum) if before is None or first else torch.lerp(mean, before, self.momentum)
-        return mean if before is None or first or self.momentum == 0 else torch.add(mean, before, alpha=self.momentum)
+            return mean * (1 - self.momentum) if before is None else torch.lerp(mean, before, self.momentum)
+        return mean if before is None or self.momentum == 0 else torch.add(mean, before, alpha=self.momentum)
 
     def size(self, before: Tensor | None, mean: Tensor) -> Tensor | None:
-        """Return the moving second moment (d,) of the means; None for the rule "sgd"."""
+        """Return the moving average (d,) of the squared ``mean`` updates, which starts at tau^2; None for the rule "sgd"."""
         if self.rule == "sgd":
             return None
         squares = mean.square()
         before = torch.full_like(mean, _TINY**2) if before is None else before
         if self.rule == "adam":
             return torch.lerp(squares, before, _BETA_2)
-        return before - (1 - _BETA_2) * squares * torch.sign(before - squares)
+        return before - (1 - _BETA_2) * squares * torch.sign(before - squares)  # FedYogi: a step toward the squares
 
     def step(self, velocity: Tensor, size: Tensor | None) -> Tensor:
         """Return the step (d,) at a learning rate of 1."""
@@ -108,10 +112,10 @@ class ServerOptimiser:
 
     def averaged(self, before: Tensor | None, weights: Tensor, round_number: int) -> Tensor | None:
         """Return the mean (d,) of the weights over the averaged rounds so far; None before the first of them."""
-        position = round_number - int((1 - self.average) * self.rounds)
-        if self.average == 0 or position < 1:
+        averaged_rounds = round_number - int((1 - self.average) * self.rounds)
+        if self.average == 0 or averaged_rounds < 1:
             return None
-        return weights.clone() if before is None else before + (weights - before) / position
+        return weights.clone() if before is None else before + (weights - before) / averaged_rounds
 
 
 @dataclass(frozen=True)
@@ -179,9 +183,9 @@ def close_round(
     """
     ranges = before.state.ranges
     state = advance(before.state, pool, mechanism, perturbed=rules.perturbed, rule=rules.rule, optimiser=rules.optimiser)
-    largest = mechanism.noise(ranges).largest_std(pool.clients).tolist()
+    largest_std = mechanism.noise(ranges).largest_std(pool.clients).tolist()
     if observed.noise_std is None:
-        observed = replace(observed, noise_std=largest)
+        observed = replace(observed, noise_std=largest_std)
     return close_with(rules, before, state, pool.clients, event=event, uplink_bytes=uplink_bytes, observed=observed, began=began)
 
 
@@ -227,7 +231,7 @@ def advance(
     rule: RangeRule | NormQuantile,
     optimiser: ServerOptimiser | None = None,
 ) -> ServerState:
-    """Return the state after a round whose shuffled reports are ``pool``.
+    """Return the state after a round whose mixed reports are ``pool``.
 
     Weights that are in no report keep their value, and ranges are updated from the other weights alone.
     All clients weigh the same, as in LDP-FL Algorithm 1, line 11, because weighting by data size would reveal data sizes.
@@ -279,30 +283,27 @@ def _next_ranges(ranges: LayerRanges, aggregate: Aggregate, rule: RangeRule) -> 
     If the rule's result is not a valid range, all layers keep theirs. Noise that amplifies itself must not end a run whose reports are
     already charged.
     """
+    reported = aggregate.reported
     try:
-        return _updated_ranges(ranges, aggregate, rule)
+        if reported is None:  # all weights are
+            return rule.update(ranges, aggregate.mean, aggregate.variance)
+        updated = rule.update(ranges.part(reported), aggregate.mean[reported], aggregate.variance[reported])
+        return ranges.with_part(updated, reported)
     except ConfigError:
         return ranges
-
-
-def _updated_ranges(ranges: LayerRanges, aggregate: Aggregate, rule: RangeRule) -> LayerRanges:
-    if aggregate.reported is None:
-        return rule.update(ranges, aggregate.mean, aggregate.variance)
-    reported = rule.update(ranges.part(aggregate.reported), aggregate.mean[aggregate.reported], aggregate.variance[aggregate.reported])
-    return ranges.with_part(reported, aggregate.reported)
 
 
 def close_idle_round(rules: ServerRules, before: Checkpoint) -> Checkpoint:
     """Return the checkpoint that follows ``before`` after a round without reports: the model is unchanged and nothing is charged."""
     state = replace(before.state, round=before.state.round + 1, previous=before.state.weights)
-    nothing = [0.0] * len(rules.names)
+    zeros = [0.0] * len(rules.names)
     metrics = RoundMetrics(
         round=state.round,
         score=rules.score(state.model),
         clients=0,
         uplink_bytes_per_client=0,
-        clipped_fraction=_by_layer(rules, nothing),
-        noise_std=_by_layer(rules, nothing),
+        clipped_fraction=_by_layer(rules, zeros),
+        noise_std=_by_layer(rules, zeros),
         radius=_by_layer(rules, state.ranges.radius.tolist()),
         seconds=0.0,
     )
@@ -314,8 +315,8 @@ def _validated(rules: ServerRules, before: Checkpoint, state: ServerState) -> tu
     if rules.validate is None:
         return state, None
     loss = rules.validate(state.model)
-    earlier = [comparable(metrics.validation) for metrics in before.history if metrics.validation is not None]
-    is_best = comparable(loss) < min(earlier, default=inf)
+    earlier_losses = [comparable(metrics.validation) for metrics in before.history if metrics.validation is not None]
+    is_best = comparable(loss) < min(earlier_losses, default=inf)
     return replace(state, best=state.model if is_best else before.state.best), loss
 
 

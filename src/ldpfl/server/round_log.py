@@ -28,6 +28,7 @@ from ldpfl.util.name_limits import MAX_NAMES
 from ldpfl.util.quantities import MAX_COUNT, MAX_ROUNDS
 
 _MEASURED_AFTER = "measured_after"
+"""Key in the line of an evaluation at clients: the number of the round whose model was evaluated."""
 
 
 class _AtClients(BaseModel):
@@ -73,11 +74,11 @@ class Extent:
             ValueError, TypeError: ``text`` is not an extent, or states a larger log than there can be.
         """
         check_parts(text)
-        found = cls(**json.loads(text))
-        numbers = (found.metrics, found.measured, found.events, found.size)
+        extent = cls(**json.loads(text))
+        numbers = (extent.metrics, extent.measured, extent.events, extent.size)
         if not all(type(number) is int and 0 <= number <= _MAX_BYTES for number in numbers):
             raise ValueError(f"its log has between 0 and {_MAX_BYTES:,} bytes")
-        return found
+        return extent
 
 
 def log_path(checkpoint: Path) -> Path:
@@ -85,35 +86,36 @@ def log_path(checkpoint: Path) -> Path:
     return checkpoint.with_suffix(".jsonl")
 
 
-def is_begun_by(extent: Extent, path: Path, history: Sequence[RoundMetrics], ledger: Ledger) -> bool:
-    """Return whether ``history`` and ``ledger`` begin with the lines of ``extent`` in the log at ``path``."""
-    measured = _measured(history)
-    if extent.metrics > len(history) or extent.measured > len(measured) or extent.events > len(ledger.events):
+def continues_extent(extent: Extent, path: Path, history: Sequence[RoundMetrics], ledger: Ledger) -> bool:
+    """Return whether the log at ``path`` holds ``extent``, and ``history`` and ``ledger`` begin with its lines."""
+    evaluated = _evaluated_rounds(history)
+    if extent.metrics > len(history) or extent.measured > len(evaluated) or extent.events > len(ledger.events):
         return False
-    whole = path.is_file() and path.stat().st_size >= extent.size
+    complete = path.is_file() and path.stat().st_size >= extent.size
     return (
-        whole and _last_lines_digest(history[: extent.metrics], measured[: extent.measured], ledger.lines[: extent.events]) == extent.last
+        complete
+        and _last_lines_digest(history[: extent.metrics], evaluated[: extent.measured], ledger.lines[: extent.events]) == extent.last
     )
 
 
-def extend_log(path: Path, before: Extent | None, history: Sequence[RoundMetrics], ledger: Ledger) -> Extent:
-    """Append the lines of ``history`` and ``ledger`` beyond ``before`` to the log at ``path``, and flush it to disk.
+def extend_log(path: Path, old_extent: Extent | None, history: Sequence[RoundMetrics], ledger: Ledger) -> Extent:
+    """Append the lines of ``history`` and ``ledger`` beyond ``old_extent`` to the log at ``path``, and flush it to disk.
 
-    Without ``before``, the log is replaced. With it, a crash leaves all lines of ``before`` unchanged.
+    Without ``old_extent``, the log is replaced. With it, a crash leaves all lines of ``old_extent`` unchanged.
 
     Raises:
         WriteError: the system refuses it.
     """
-    start, measured = before or Extent(0, 0, 0, 0, "", ""), _measured(history)
-    lines = [*map(_line, history[start.metrics :]), *map(_figures_line, measured[start.measured :]), *ledger.lines[start.events :]]
+    old, evaluated = old_extent or Extent(0, 0, 0, 0, "", ""), _evaluated_rounds(history)
+    lines = [*map(_metrics_line, history[old.metrics :]), *map(_evaluation_line, evaluated[old.measured :]), *ledger.lines[old.events :]]
     text = "".join(f"{line}\n" for line in lines)
-    if before is None:
+    if old_extent is None:
         write_text(path, text)
     elif text:
-        append_text(path, text, before.size)
-    last = _last_lines_digest(history, measured, ledger.lines)
-    size, digest = start.size + len(text), reduce(_chained, lines, start.digest)
-    return Extent(len(history), len(measured), len(ledger.events), size, digest, last)
+        append_text(path, text, old_extent.size)
+    last = _last_lines_digest(history, evaluated, ledger.lines)
+    size, digest = old.size + len(text), reduce(_chained_digest, lines, old.digest)
+    return Extent(len(history), len(evaluated), len(ledger.events), size, digest, last)
 
 
 def read_log(path: Path, extent: Extent) -> tuple[tuple[RoundMetrics, ...], Ledger]:
@@ -124,10 +126,10 @@ def read_log(path: Path, extent: Extent) -> tuple[tuple[RoundMetrics, ...], Ledg
     """
     text = read_text(path, _MAX_BYTES, extent.size)
     check_parts(text)
-    if (more := _rounds_behind(path, extent)) > 1:  # a killed process leaves at most one
-        raise ValueError(f"{path.name} beside it has {more:,} more rounds, so it was put back to an earlier one: put back the latest one")
+    if (later := _rounds_after(path, extent)) > 1:  # a killed process leaves at most one
+        raise ValueError(f"{path.name} beside it has {later:,} more rounds, so it was put back to an earlier one: put back the latest one")
     lines = text.split("\n")[:-1]
-    if len(lines) != extent.metrics + extent.measured + extent.events or reduce(_chained, lines, "") != extent.digest:
+    if len(lines) != extent.metrics + extent.measured + extent.events or reduce(_chained_digest, lines, "") != extent.digest:
         raise ValueError(f"{path.name} beside it was changed, or is another run's")
     history, events = list[RoundMetrics](), []
     for number, line in enumerate(lines, start=1):
@@ -140,8 +142,8 @@ def read_log(path: Path, extent: Extent) -> tuple[tuple[RoundMetrics, ...], Ledg
             if "release" in entry:
                 events.append(line)
             elif _MEASURED_AFTER in entry:
-                place = _round_of(history, entry[_MEASURED_AFTER])
-                history[place] = _metrics_in(json.dumps({**asdict(history[place]), "at_clients": entry.get("at_clients")}))
+                index = _index_of_round(history, entry[_MEASURED_AFTER])
+                history[index] = _metrics_in(json.dumps({**asdict(history[index]), "at_clients": entry.get("at_clients")}))
             else:
                 history.append(_metrics_in(line))
         except ValueError as error:
@@ -149,7 +151,7 @@ def read_log(path: Path, extent: Extent) -> tuple[tuple[RoundMetrics, ...], Ledg
     return tuple(history), Ledger.from_lines(events, "its ledger")
 
 
-def _rounds_behind(path: Path, extent: Extent) -> int:
+def _rounds_after(path: Path, extent: Extent) -> int:
     """Return the number of rounds in the log at ``path`` after the lines of ``extent``."""
     with path.open("rb") as file:
         file.seek(extent.size)
@@ -161,16 +163,17 @@ _ROUND = re.compile(rb'^\{"round": \d+, "score": ', re.MULTILINE)
 
 
 def _metrics_in(line: str) -> RoundMetrics:
+    """Return the metrics in a ``line`` of the log, which may be untrusted. A ValueError names the first wrong figure."""
     try:
-        found = _METRICS.validate_json(line, strict=True)
-        if not all(0 <= count <= MAX_COUNT for count in (found.round, found.clients, found.uplink_bytes_per_client)):
+        metrics = _METRICS.validate_json(line, strict=True)
+        if not all(0 <= count <= MAX_COUNT for count in (metrics.round, metrics.clients, metrics.uplink_bytes_per_client)):
             raise ValueError(f"round, clients and uplink_bytes_per_client in a round's metrics lie between 0 and {MAX_COUNT:,}")
-        if found.at_clients is not None:
-            _AtClients.model_validate(found.at_clients, strict=True)
-        return found
+        if metrics.at_clients is not None:
+            _AtClients.model_validate(metrics.at_clients, strict=True)
+        return metrics
     except ValidationError as error:  # its text is long, and repeats values
-        first = error.errors(include_input=False)[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc']))[:80]} in a round's metrics: {first['msg'][:80]}") from None
+        first_error = error.errors(include_input=False)[0]
+        raise ValueError(f"{'.'.join(map(str, first_error['loc']))[:80]} in a round's metrics: {first_error['msg'][:80]}") from None
 
 
 def check_log_size(layers: Sequence[str], release: Release, rounds: int) -> None:
@@ -179,46 +182,50 @@ def check_log_size(layers: Sequence[str], release: Release, rounds: int) -> None
     Raises:
         ConfigError: the files would be too large.
     """
-    each = _ROUND_BYTES + 3 * sum(len(json.dumps(name)) + _FIGURE_BYTES for name in layers)
-    event = RoundEvent(MAX_ROUNDS, release, 10**9, 10**9, MAX_ROUNDS)
-    charged = len(Ledger((event,)).to_json())
-    if each > MAX_LINE_BYTES or len(layers) > MAX_NAMES:
+    round_bytes = _ROUND_BYTES + 3 * sum(len(json.dumps(name)) + _FIGURE_BYTES for name in layers)  # three figures are by layer
+    event = RoundEvent(MAX_ROUNDS, release, 10**9, 10**9, MAX_ROUNDS)  # no real round needs more digits
+    event_bytes = len(Ledger((event,)).to_json())
+    if round_bytes > MAX_LINE_BYTES or len(layers) > MAX_NAMES:
         raise ConfigError(
-            f"the model has {len(layers):,} layers, whose figures take up to {each:,} bytes a round, and at most {MAX_NAMES:,} layers and "
-            f"{MAX_LINE_BYTES:,} bytes are read again: take a model of fewer layers"
+            f"the model has {len(layers):,} layers, whose figures take up to {round_bytes:,} bytes a round, and at most {MAX_NAMES:,} "
+            f"layers and {MAX_LINE_BYTES:,} bytes are read again: take a model of fewer layers"
         )
-    possible = min(MAX_ROUNDS, MAX_METRICS_BYTES // each, MAX_ROUNDS_BYTES // charged)
-    if rounds > possible:
+    limit = min(MAX_ROUNDS, MAX_METRICS_BYTES // round_bytes, MAX_ROUNDS_BYTES // event_bytes)
+    if rounds > limit:
         raise ConfigError(
-            f"training.rounds is {rounds:,}, and files of a model with {len(layers):,} layers can be read again up to {possible:,} rounds: "
+            f"training.rounds is {rounds:,}, and files of a model with {len(layers):,} layers can be read again up to {limit:,} rounds: "
             "set training.rounds to that or less, or take a model of fewer layers"
         )
 
 
-def _line(metrics: RoundMetrics) -> str:
+def _metrics_line(metrics: RoundMetrics) -> str:
+    """Return the line of a round's metrics. An evaluation at clients has its own line."""
     return json.dumps(asdict(replace(metrics, at_clients=None)))
 
 
-def _measured(history: Sequence[RoundMetrics]) -> list[RoundMetrics]:
+def _evaluated_rounds(history: Sequence[RoundMetrics]) -> list[RoundMetrics]:
     """Return the rounds with an evaluation at clients."""
     return [metrics for metrics in history if metrics.at_clients is not None]
 
 
-def _figures_line(metrics: RoundMetrics) -> str:
+def _evaluation_line(metrics: RoundMetrics) -> str:
+    """Return the line of the evaluation at clients after a round."""
     return json.dumps({_MEASURED_AFTER: metrics.round, "at_clients": metrics.at_clients})
 
 
-def _round_of(history: Sequence[RoundMetrics], number: object) -> int:
+def _index_of_round(history: Sequence[RoundMetrics], number: object) -> int:
     """Return the index in ``history`` of the round ``number``. The search starts at the end, since it is one of the last."""
-    for place in range(len(history) - 1, -1, -1):
-        if history[place].round == number:
-            return place
+    for index in range(len(history) - 1, -1, -1):
+        if history[index].round == number:
+            return index
     raise ValueError("it has an evaluation at clients after a round that is not in the log")
 
 
-def _chained(digest: str, line: str) -> str:
+def _chained_digest(digest: str, line: str) -> str:
+    """Return the hash of all lines up to ``line``, where ``digest`` is that of the lines before it."""
     return sha256(f"{digest}{line}".encode()).hexdigest()
 
 
-def _last_lines_digest(history: Sequence[RoundMetrics], measured: Sequence[RoundMetrics], events: Sequence[str]) -> str:
-    return reduce(_chained, [*map(_line, history[-1:]), *map(_figures_line, measured[-1:]), *events[-1:]], "")
+def _last_lines_digest(history: Sequence[RoundMetrics], evaluated: Sequence[RoundMetrics], events: Sequence[str]) -> str:
+    """Return the hash of the last line of each kind, which is ``last`` of an :class:`Extent`."""
+    return reduce(_chained_digest, [*map(_metrics_line, history[-1:]), *map(_evaluation_line, evaluated[-1:]), *events[-1:]], "")

@@ -103,13 +103,9 @@ class RoundMetrics:
 
 def has_stopped(history: Sequence[RoundMetrics], patience: int) -> bool:
     """Return whether the validation loss in ``history`` has not fallen for ``patience`` rounds."""
-    return _rounds_without_gain(history) >= patience
-
-
-def _rounds_without_gain(history: Sequence[RoundMetrics]) -> int:
-    """Return the number of validated rounds after the one with the lowest loss."""
     losses = [metrics.validation for metrics in history if metrics.validation is not None]
-    return 0 if not losses else len(losses) - 1 - losses.index(min(losses, key=comparable))
+    rounds_since_best = len(losses) - 1 - losses.index(min(losses, key=comparable)) if losses else 0
+    return rounds_since_best >= patience
 
 
 def comparable(loss: float) -> float:

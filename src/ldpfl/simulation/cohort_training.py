@@ -35,11 +35,12 @@ MEMORY_SHARE = 0.5
 """Share of the free memory that training may use."""
 
 _PROBED_SIZES = (16, 32, 64, 128, MOST_CLIENTS)
+"""Numbers of clients that are timed. Fewer than 16 are never much faster, and would round differently."""
 _SLOWER = 1.1
-_TRIES = 20
-_PROBED_S = 0.25
-"""Each size is tried so often, or for so many seconds, three times at least: other work on the machine makes short steps look slow."""
-_COPIES = 8  # of a client's sum: as floats, as integers, with noise, and in between
+"""A size is clearly slower if its time for a client is this many times the best one."""
+_MIN_TRIES, _MAX_TRIES, _PROBED_S = 3, 20, 0.25
+"""A size is timed up to so many times, or for so many seconds. Other work on the machine makes single short steps look slow."""
+_COPIES = 8  # number of copies of a client's sum in memory at once: as floats, as integers, with noise, and in between
 
 
 def train_cohort(
@@ -49,45 +50,40 @@ def train_cohort(
     chunk_size: int | None = None,
     clients_done: ClientsDone = lambda done, total: None,
 ) -> Tensor:
-    """Return what each client of ``cohort`` would put into the mechanism in the round after ``state``, (K, d) float32.
+    """Return the values (K, d) that the clients of ``cohort`` would randomise in the round after ``state``. Row i is ``cohort[i]``'s.
 
-    Row i belongs to ``cohort[i]``. These are private values, un-noised: for audits of a simulation, which hold them to
-    judge what the server learns of them; nothing that plays the server may be given them.
+    They are private values without noise, for audits of a simulation. No code that plays the server may see them.
     """
     if chunk_size is None:
         chunk_size = federation.chunk_size or chunk_size_for(federation, state, cohort)
     values, done = torch.empty(0), 0
-    for places, trained in trained_in_chunks(federation, state, cohort, chunk_size):
-        if done == 0:  # sums of records' gradients are integers
-            values = torch.empty(len(cohort), state.ranges.dimension, dtype=trained.dtype)
-        values[torch.from_numpy(places)] = trained
+    for places in in_chunks(federation, cohort, chunk_size):
+        chunk_values = client_values(train_clients(federation, state, cohort[places]), state, federation.perturbed)
+        if done == 0:  # the type is known only now: sums of records' gradients are integers, other values float32
+            values = torch.empty(len(cohort), state.ranges.dimension, dtype=chunk_values.dtype)
+        values[torch.from_numpy(places)] = chunk_values
         done += places.size
         clients_done(done, len(cohort))
     return values
 
 
-def trained_in_chunks(
-    federation: Federation, state: ServerState, cohort: NDArray[np.int64], chunk_size: int
-) -> Iterator[tuple[NDArray[np.intp], Tensor]]:
-    """Train the cohort in chunks and yield each chunk's places in ``cohort`` and its clients' values, (k,) and (k, d)."""
-    for places in in_chunks(federation, cohort, chunk_size):
-        trained = train_clients(federation, state, cohort[places])
-        yield places, client_values(trained, state, federation.perturbed)
-
-
 def in_chunks(federation: Federation, cohort: NDArray[np.int64], chunk_size: int, most: int = MOST_CLIENTS) -> Iterator[NDArray[np.intp]]:
-    """Yield the places in ``cohort`` of clients that are trained together, (k,): some ``most`` of them where their steps are compiled."""
-    # Clients of like size together: fewer blanked-out steps. Streams belong to clients, so the order changes no result.
+    """Yield the places (k,) in ``cohort`` of each chunk of clients that are trained together.
+
+    Compiled steps need whole blocks of clients, so that a chunk has about ``most`` clients. Other chunks have up to ``chunk_size``.
+    """
+    # Clients of similar size are together, so that fewer steps are padding. Streams belong to clients, so the order changes no result.
     order = np.argsort(federation.samples.sizes[cohort], kind="stable")
     block = federation.trainer.block if isinstance(federation.trainer, CompiledTrainer) else 0
-    # Where blocks are cut must not depend on how many clients are trained at once.
+    # The borders of blocks must not depend on the number of clients that are trained at once.
     pieces = _whole_blocks(len(cohort), block, most) if block else split_evenly(len(cohort), chunk_size)
     return (order[piece] for piece in pieces)
 
 
 def _whole_blocks(count: int, block: int, most: int) -> Iterator[slice]:
-    together = block * max(1, most // block)
-    return (slice(start, min(start + together, count)) for start in range(0, count, together))
+    """Cut ``count`` clients into pieces of whole blocks: at most ``most`` clients, but at least one block. The last may be shorter."""
+    piece = block * max(1, most // block)
+    return (slice(start, min(start + piece, count)) for start in range(0, count, piece))
 
 
 def train_clients(federation: Federation, state: ServerState, clients: NDArray[np.int64]) -> Tensor:
@@ -95,27 +91,27 @@ def train_clients(federation: Federation, state: ServerState, clients: NDArray[n
 
     Raises:
         ConfigError: the model has personal layers, which only the rounds of a simulation keep.
-        PrivacyError: the model changes something while it runs, or PyTorch refuses to run it, which it did not in the trial.
+        PrivacyError: the model changes its own state while it runs, or PyTorch refuses to run it although the trial before the run passed.
     """
     return train_with_own(federation, state, clients, None)[0]
 
 
 def train_with_own(
-    federation: Federation, state: ServerState, clients: NDArray[np.int64], own: Tensor | None
+    federation: Federation, state: ServerState, clients: NDArray[np.int64], personal: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """Return the weights as :func:`train_clients` does, and the personal layers (k, p) of ``clients`` after the round.
 
     Args:
-        own: (k, p) the clients' personal layers before the round; None if the model has none.
+        personal: (k, p) the clients' personal layers before the round; None if the model has none.
     """
     schedule, trainer = schedule_of(federation, state, clients), federation.trainer
     if isinstance(trainer, RecordGradientTrainer):
         trainer = trainer.in_round(state.ranges)
-    if isinstance(trainer, PersonalTrainer) and own is None:
+    if isinstance(trainer, PersonalTrainer) and personal is None:
         raise ConfigError("model.personal is for runs of the simulator, which keep each client's layers between rounds: leave it out")
     with refused_by_pytorch(federation, state, schedule):
-        if isinstance(trainer, PersonalTrainer) and own is not None:
-            trained, after = trainer.train_both(state.weights, own.to(federation.device), schedule, state.round + 1)
+        if isinstance(trainer, PersonalTrainer) and personal is not None:
+            trained, after = trainer.train_both(state.weights, personal.to(federation.device), schedule, state.round + 1)
             after = after.cpu()
         else:
             trained, after = trainer.train(state.weights, schedule, state.round + 1), None
@@ -134,9 +130,9 @@ def refused_by_pytorch(federation: Federation, state: ServerState, schedule: Bat
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        one = BatchSchedule(schedule.index[:1], schedule.mask[:1])
+        first_client = BatchSchedule(schedule.index[:1], schedule.mask[:1])
         with suppress(RuntimeError):
-            LoopTrainer(federation.task).train(state.weights, one, state.round + 1)
+            LoopTrainer(federation.task).train(state.weights, first_client, state.round + 1)
         raise PrivacyError(
             f"round {state.round + 1} stopped: PyTorch refused to run the model, as it did not on made-up samples, and nothing was sent; "
             "either there is too little memory, or forward does something else after some calls: let it be a function of one sample"
@@ -145,25 +141,27 @@ def refused_by_pytorch(federation: Federation, state: ServerState, schedule: Bat
 
 def schedule_of(federation: Federation, state: ServerState, clients: NDArray[np.int64]) -> BatchSchedule:
     """Return the schedule of the samples on which ``clients`` train, step by step, in the round after ``state``."""
-    samples, number = federation.samples.take(clients), state.round + 1
+    samples, round_number = federation.samples.take(clients), state.round + 1
     if federation.perturbed == "gradient":
-        return _gradient_batch(federation, number, clients, samples).to(federation.device)
-    orders = [SeededStreams.of(clients, federation.seed, Purpose.BATCH_ORDER, number, epoch) for epoch in range(federation.work.epochs)]
+        return _gradient_batch(federation, round_number, clients, samples).to(federation.device)
+    epochs = range(federation.work.epochs)
+    orders = [SeededStreams.of(clients, federation.seed, Purpose.BATCH_ORDER, round_number, epoch) for epoch in epochs]
     return batch_schedule(samples, orders, batch_size=federation.batch_width).to(federation.device)
 
 
-def _gradient_batch(federation: Federation, number: int, clients: NDArray[np.int64], samples: Division) -> BatchSchedule:
+def _gradient_batch(federation: Federation, round_number: int, clients: NDArray[np.int64], samples: Division) -> BatchSchedule:
+    """Return the schedule of one gradient step: all ``samples``, or a Poisson sample of them if the mechanism relies on one."""
     whole, rate = full_batch(samples, federation.batch_width), record_rate_of(federation.mechanism)
     if rate == 1:
         return whole
-    return poisson_batch(whole, rate, SeededStreams.of(clients, known(federation.coin_seed), Purpose.RECORDS, number))
+    return poisson_batch(whole, rate, SeededStreams.of(clients, known(federation.coin_seed), Purpose.RECORDS, round_number))
 
 
 def chunk_size_for(federation: Federation, state: ServerState, cohort: NDArray[np.int64]) -> int:
-    """Return the number of clients of ``cohort`` to train at once. For trainers whose speed does not depend on it, memory decides."""
+    """Return the number of clients of ``cohort`` to train at once. A trainer whose speed depends on it is timed on the largest clients."""
     if isinstance(federation.trainer, CompiledTrainer):
         return MOST_CLIENTS
-    if isinstance(federation.trainer, RecordGradientTrainer):  # it takes records in blocks of its own, whosever they are
+    if isinstance(federation.trainer, RecordGradientTrainer):  # its speed does not depend on it, so memory decides
         return min(len(cohort), MOST_CLIENTS, most_sums(state.weights, federation.device))
     largest_first = cohort[np.argsort(-federation.samples.sizes[cohort], kind="stable")]
     schedule = schedule_of(federation, state, largest_first[:MOST_CLIENTS])
@@ -173,39 +171,40 @@ def chunk_size_for(federation: Federation, state: ServerState, cohort: NDArray[n
 def choose_chunk_size(trainer: Trainer, weights: Tensor, schedule: BatchSchedule, device: torch.device) -> int:
     """Return the number of clients, at most ``schedule.clients``, to train at once on ``device``.
 
-    A step of growing chunks is timed, several times, until two are clearly slower a client than the best so far, or until
-    the memory that a client was seen to need says stop. Fewer than 16 are never much faster, and results would depend on how many.
+    The first step is timed for growing chunks, until two sizes are clearly slower for each client than the best so far, or until a chunk
+    would not fit into memory.
     """
     probe = schedule.head(1)
-    fitting = min(schedule.clients, _fitting(trainer, weights, probe, device))
+    fitting = min(schedule.clients, _fitting_clients(trainer, weights, probe, device))
     if fitting <= _PROBED_SIZES[0]:
         return fitting
     best, best_seconds, slower = _PROBED_SIZES[0], float("inf"), 0
-    for size in (*(s for s in _PROBED_SIZES if s < fitting), fitting):
+    for size in (*(size for size in _PROBED_SIZES if size < fitting), fitting):
         chunk = BatchSchedule(probe.index[:size], probe.mask[:size])
-        seconds = _fastest(trainer, weights, chunk, device) / size
+        seconds = _min_seconds(trainer, weights, chunk, device) / size
         if seconds < best_seconds:
             best, best_seconds, slower = size, seconds, 0
         else:
             slower += seconds > _SLOWER * best_seconds
-        if slower == 2:  # once may be the machine, which has other things to do
+        if slower == 2:  # a single slow size may be due to other work on the machine
             break
     return best
 
 
 def most_sums(weights: Tensor, device: torch.device) -> int:
     """Return the number of clients whose gradient sums (d,), with all copies of them, fit into ``MEMORY_SHARE`` of the free memory."""
-    return max(1, int(MEMORY_SHARE * _free(device) / (_COPIES * weights.numel() * torch.float64.itemsize)))
+    return max(1, int(MEMORY_SHARE * _free_bytes(device) / (_COPIES * weights.numel() * torch.float64.itemsize)))
 
 
-def _fastest(trainer: Trainer, weights: Tensor, schedule: BatchSchedule, device: torch.device) -> float:
-    taken: list[float] = []
-    while len(taken) < 3 or (len(taken) < _TRIES and sum(taken) < _PROBED_S):
-        taken.append(_seconds(trainer, weights, schedule, device))
-    return min(taken)
+def _min_seconds(trainer: Trainer, weights: Tensor, schedule: BatchSchedule, device: torch.device) -> float:
+    """Return the shortest of several measured times, in seconds, that ``trainer`` takes for ``schedule``."""
+    times: list[float] = []
+    while len(times) < _MIN_TRIES or (len(times) < _MAX_TRIES and sum(times) < _PROBED_S):
+        times.append(_measured_seconds(trainer, weights, schedule, device))
+    return min(times)
 
 
-def _seconds(trainer: Trainer, weights: Tensor, schedule: BatchSchedule, device: torch.device) -> float:
+def _measured_seconds(trainer: Trainer, weights: Tensor, schedule: BatchSchedule, device: torch.device) -> float:
     started = time.perf_counter()
     trainer.train(weights, schedule)
     if device.type == "cuda":
@@ -213,25 +212,25 @@ def _seconds(trainer: Trainer, weights: Tensor, schedule: BatchSchedule, device:
     return time.perf_counter() - started
 
 
-def _fitting(trainer: Trainer, weights: Tensor, probe: BatchSchedule, device: torch.device) -> int:
+def _fitting_clients(trainer: Trainer, weights: Tensor, probe: BatchSchedule, device: torch.device) -> int:
     """Return the number of clients whose training fits into ``MEMORY_SHARE`` of the free memory.
 
-    It is estimated from the tensors that two clients keep for the backward pass.
+    It is estimated from the tensors that two clients keep for the backward pass of ``probe``, a schedule of one step.
     """
-    kept = 0
+    backward_bytes = 0
 
-    def note(tensor: Tensor) -> Tensor:
-        nonlocal kept
-        kept += tensor.numel() * tensor.element_size()
+    def add_bytes(tensor: Tensor) -> Tensor:
+        nonlocal backward_bytes
+        backward_bytes += tensor.numel() * tensor.element_size()
         return tensor
 
     pair = BatchSchedule(probe.index[:2].expand(2, -1, -1), probe.mask[:2].expand(2, -1, -1))
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(add_bytes, lambda tensor: tensor):
         trainer.train(weights, pair)
-    parameters = 4 * weights.numel() * weights.element_size()  # weights, gradient, momentum, flattened copy
-    a_client = kept / 2 + parameters
-    return max(1, int(MEMORY_SHARE * _free(device) / a_client))
+    parameter_bytes = 4 * weights.numel() * weights.element_size()  # weights, gradient, momentum, flattened copy
+    client_bytes = backward_bytes / 2 + parameter_bytes
+    return max(1, int(MEMORY_SHARE * _free_bytes(device) / client_bytes))
 
 
-def _free(device: torch.device) -> int:
+def _free_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available

@@ -1,4 +1,4 @@
-"""Sums of records' clipped gradients by a compiled step: gradients, lengths, clipping and the sum in one call."""
+"""Sum records' clipped gradients by a compiled step: one call computes gradients, norms, clipped gradients and their sum."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ldpfl.simulation.local_training import LocalTask
 
 
 class BlockSum(NamedTuple):
-    """What the records of a block come to.
+    """Result of a block of R records.
 
     Attributes:
         points: (d,) float64, the sum of the records' lattice points.
@@ -34,7 +34,7 @@ class BlockSum(NamedTuple):
 
 @dataclass(frozen=True)
 class CompiledSums:
-    """Sums of the records of one block, whose number is fixed, so that one piece of compiled code serves all blocks.
+    """Compiled code that sums a block of records. All blocks have the same number of records, so that it is compiled once.
 
     A record's lattice points depend on its own data and on its place in the block. They may differ by one in a coordinate from those that
     :meth:`~ldpfl.mechanisms.record_clipping.RecordClip.points` makes of the eager gradient, because float32 rounds differently.
@@ -48,28 +48,29 @@ class CompiledSums:
     proven: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"task": self.task, "clip": self.clip, "proven": True}  # what is compiled is compiled anew in another process
+        return {"task": self.task, "clip": self.clip, "proven": True}  # without compiled code, which another process compiles again
 
     def of(self, weights: Tensor, rows: Tensor, mask: Tensor, real: Tensor) -> BlockSum:
-        """Return the sum over the records whose rows are ``rows`` (R, B), of which ``mask`` (R, B) says which count.
+        """Return the sum over the records with ``rows`` (R, B). ``mask`` (R, B) is 0 for rows that do not count.
 
-        A record whose points are too long after all is left out, as :meth:`RecordClip.points` does, and changes nothing of the others'.
+        Rounding may make a record's clipped points too long. Such a record is left out, as by :meth:`RecordClip.points`, and the others are
+        summed again without it.
 
         Args:
-            weights: (d,) at which gradients are taken.
-            real: (R,) bool, the records that count. Others fill the block up.
+            weights: (d,) weights at which gradients are taken.
+            real: (R,) bool, whether a record is real; the others pad the block.
         """
         batch = self.task.data.at(rows)
         with nothing_written(self.task.module, {"the weights": weights}, by_value=False):
-            found = BlockSum(*self._summed(weights, batch.inputs, batch.targets, mask, real))
-            fits = found.squares <= self.clip.steps**2  # not so for NaN
+            block_sum = BlockSum(*self._summed(weights, batch.inputs, batch.targets, mask, real))
+            fits = block_sum.squares <= self.clip.steps**2  # False for NaN
             if not bool(fits.all()):
                 others = BlockSum(*self._summed(weights, batch.inputs, batch.targets, mask, real & fits))
-                return others._replace(norms=found.norms)
-        return found
+                return others._replace(norms=block_sum.norms)
+        return block_sum
 
     def work(self, weights: Tensor, block: int, width: int) -> Work:
-        """Return the work of a block of so many records of ``width`` rows at ``weights`` (d,)."""
+        """Return the work of a call for a block of ``block`` records with ``width`` rows each, at ``weights`` (d,)."""
         rows = torch.zeros(block, width, dtype=torch.int64)
         batch, summed = self.task.data.at(rows), self._code()
         mask, real = torch.ones(rows.shape), torch.ones(block, dtype=torch.bool)
@@ -77,28 +78,29 @@ class CompiledSums:
 
     @cached_property
     def _summed(self) -> Callable[[Tensor, Inputs, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
+        """Compiled function that returns the fields of :class:`BlockSum`."""
         return Compiled(self._code(), proven=self.proven)
 
     def _code(self) -> Callable[[Tensor, Inputs, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
-        """Return what computes the fields of :class:`BlockSum`."""
-        task, layout, shortest, scale = self.task, self.task.layout, self.clip.norm, self.clip.scale
+        """Return the function that computes the fields of :class:`BlockSum`, not compiled yet."""
+        task, layout, clip_norm, scale = self.task, self.task.layout, self.clip.norm, self.clip.scale
 
         def loss(values: list[Tensor], inputs: Inputs, targets: Tensor, mask: Tensor) -> Tensor:
             return task.loss(dict(zip(layout.names, values, strict=True)), inputs, targets, mask)
 
         def summed(weights: Tensor, inputs: Inputs, targets: Tensor, mask: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             values = list(layout.unflatten(weights).values())
-            found = vmap(grad(loss), in_dims=(None, 0, 0, 0))(values, task.normalised(inputs), targets, mask)
-            gradients = [gradient.flatten(1) for gradient in found]
+            layers = vmap(grad(loss), in_dims=(None, 0, 0, 0))(values, task.normalised(inputs), targets, mask)
+            gradients = [layer.flatten(1) for layer in layers]
             # Squares of float32 values do not overflow in float64.
             norms = torch.stack([gradient.double().square().sum(dim=1) for gradient in gradients]).sum(dim=0).sqrt()
             usable = (real & norms.isfinite())[:, None]
-            factors = scale / norms.clamp_min(shortest)[:, None]
+            factors = scale / norms.clamp_min(clip_norm)[:, None]
             points, squares = [], []
             for gradient in gradients:
-                own = torch.where(usable, (gradient.double() * factors).trunc(), 0.0)
-                points.append(own.sum(dim=0))
-                squares.append(own.square().sum(dim=1))
+                layer_points = torch.where(usable, (gradient.double() * factors).trunc(), 0.0)
+                points.append(layer_points.sum(dim=0))
+                squares.append(layer_points.square().sum(dim=1))
             return -torch.cat(points), torch.where(real, norms, 0.0), torch.stack(squares).sum(dim=0)
 
         return summed

@@ -21,6 +21,7 @@ from ldpfl.simulation.local_training import LocalTask, clipped
 _LOG = logging.getLogger(__name__)
 
 Counter = Callable[..., Sequence[Tensor]]
+"""Compiled function that trains a block of clients by one step and counts their bits; see :meth:`CompiledTrainer.counting`."""
 
 _SAMPLES_PER_CALL = 100
 """Number of samples in one call of a compiled step. With more samples, its intermediate results exceed a core's cache."""
@@ -49,14 +50,14 @@ class CompiledTrainer:
 
     def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
         """Return (K, d) trained weights, as :class:`~ldpfl.simulation.local_training.Trainer` says."""
-        places = range(0, schedule.clients, self.block)
-        trained = torch.empty(len(places) * self.block, weights.numel())
+        starts = range(0, schedule.clients, self.block)
+        trained = torch.empty(len(starts) * self.block, weights.numel())
         train_into = self._step_into if self.takes_one_step(schedule) else self._train_into
         with nothing_kept(self.task.module):
-            for start in places:
-                own = slice(start, start + self.block)
-                block = _filled(BatchSchedule(schedule.index[own], schedule.mask[own]), self.block)
-                train_into(trained[own], weights, block, round_number)
+            for start in starts:
+                rows = slice(start, start + self.block)
+                block = _padded(BatchSchedule(schedule.index[rows], schedule.mask[rows]), self.block)
+                train_into(trained[rows], weights, block, round_number)
         return trained[: schedule.clients]
 
     def takes_one_step(self, schedule: BatchSchedule) -> bool:
@@ -77,19 +78,19 @@ class CompiledTrainer:
         parameters = [value.expand(schedule.clients, *value.shape).clone() for value in start.values()]
         descent = Descent(task.optimiser, parameters, round_number)
         for step in range(schedule.steps):
-            index, mask = schedule.index[:, step], schedule.mask[:, step].contiguous()  # code is compiled for its strides, too
+            index, mask = schedule.index[:, step], schedule.mask[:, step].contiguous()  # code is compiled for fixed strides, too
             with nothing_written(task.module, dict(zip(start, parameters, strict=True)), by_value=False):
                 batch = task.data.at(index)
                 gradients = self._gradients(parameters, batch.inputs, batch.targets, mask)
-            found = gradients if task.clip_norm is None else clipped(gradients, task.clip_norm)
-            descent.step(found, mask.amax(dim=1))
+            clipped_gradients = gradients if task.clip_norm is None else clipped(gradients, task.clip_norm)
+            descent.step(clipped_gradients, mask.amax(dim=1))
         trained.copy_(task.layout.flatten(dict(zip(start, parameters, strict=True))))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"task": self.task, "width": self.width, "proven": True}  # without compiled code, which another process compiles again
 
     def work(self, weights: Tensor, *, sent: bool = False) -> Work:
-        """Return the work of a step of a block at ``weights`` (d,). ``sent`` says whether clients make no other step in a round."""
+        """Return the work of a step of a block at ``weights`` (d,). ``sent`` says whether clients send the result of this single step."""
         index = torch.zeros(self.block, self.width, dtype=torch.int64)
         batch = self.task.data.at(index)
         parameters = [value.expand(self.block, *value.shape).clone() for value in self.task.layout.unflatten(weights).values()]
@@ -99,48 +100,48 @@ class CompiledTrainer:
 
     @cached_property
     def _gradients(self) -> Callable[[list[Tensor], Inputs, Tensor, Tensor], list[Tensor]]:
+        """Compiled function for the gradients of a block of clients, see :meth:`_gradient_code`."""
         return Compiled(self._gradient_code(), proven=self.proven)
 
     def _gradient_code(self) -> Callable[[list[Tensor], Inputs, Tensor, Tensor], list[Tensor]]:
-        """Return what computes the gradients (K, *shape) of K clients' mean losses at their parameters (K, *shape)."""
+        """Return the function for the gradients (K, *shape) of K clients' mean losses at their parameters (K, *shape), not compiled yet."""
         task, loss = self.task, self._loss
 
         def gradients(values: list[Tensor], inputs: Inputs, targets: Tensor, mask: Tensor) -> list[Tensor]:
-            found: list[Tensor] = vmap(grad(loss))(values, task.normalised(inputs), targets, mask)
-            return found
+            result: list[Tensor] = vmap(grad(loss))(values, task.normalised(inputs), targets, mask)
+            return result
 
         return gradients
 
     @cached_property
     def _one_step(self) -> Callable[[Tensor, Tensor, Tensor, Inputs, Tensor, Tensor], None]:
-        """Return what writes ``weights`` (d,), less ``rate`` times each client's gradient there, to the rows of ``trained`` (K, d)."""
+        """Compiled function that writes ``weights`` (d,) minus ``rate`` times each client's gradient to its row of ``trained`` (K, d)."""
         task, loss = self.task, self._loss
 
         def one_step(trained: Tensor, weights: Tensor, rate: Tensor, inputs: Inputs, targets: Tensor, mask: Tensor) -> None:
             values = list(task.layout.unflatten(weights).values())
-            found: list[Tensor] = vmap(grad(loss), in_dims=(None, 0, 0, 0))(values, task.normalised(inputs), targets, mask)
-            trained.copy_(weights - rate * torch.cat([gradient.flatten(1) for gradient in found], dim=1))
+            gradients: list[Tensor] = vmap(grad(loss), in_dims=(None, 0, 0, 0))(values, task.normalised(inputs), targets, mask)
+            trained.copy_(weights - rate * torch.cat([gradient.flatten(1) for gradient in gradients], dim=1))
 
         return Compiled(one_step, proven=self.proven)
 
     def counting(self, first: Callable[..., Tensor], *, update: bool) -> Counter | None:
-        """Return a function that trains a block of clients by one step and returns the fields of :class:`BitSums`.
+        """Return a function that trains a block of clients by one step and returns the fields of :class:`BitSums`; None after an error.
 
-        None if :meth:`stop_counting` was called.
-
-        It is called with the weights (d,), the rate, inputs, targets and mask of the block, the numbers (block, 1) of its clients, the
-        first 16 bits (block, d) of their random words, the ends of the ranges, two tensors (d,), and what ``first`` is told.
+        The function's arguments are the weights (d,), the learning rate, the block's inputs, targets and mask, the positions (block, 1) of
+        its clients, the first 16 bits (block, d) of their random words, the lowest and the highest values (d,) of the ranges, and the
+        arguments that ``first`` takes besides the values.
 
         Args:
-            first: as in :class:`~ldpfl.mechanisms.comparing.Comparison`.
-            update: whether clients send the change of their weights, and not these themselves.
+            first: computes the first bits of thresholds; see :class:`~ldpfl.mechanisms.comparing.Comparison`.
+            update: whether clients send the change of their weights instead of the weights.
         """
         if (first, update) not in self._counting:
             self._counting[first, update] = compiled(self._counter(first, update))
         return self._counting[first, update]
 
     def stop_counting(self, error: Exception) -> None:
-        """Warn that counting was stopped by ``error``. Clients are trained and then encoded from now on, which gives the same bits."""
+        """Stop counting after ``error``, with a warning. From now on clients are trained and then encoded, which gives the same bits."""
         # The error's text may hold private values.
         _LOG.warning(
             "bits are not counted in compiled code (%s): clients are trained and then encoded, to the same bits", type(error).__name__
@@ -149,9 +150,11 @@ class CompiledTrainer:
 
     @cached_property
     def _counting(self) -> dict[tuple[Callable[..., Tensor], bool], Counter | None]:
+        """Compiled functions by the arguments of :meth:`counting`; None after :meth:`stop_counting`."""
         return {}
 
     def _counter(self, first: Callable[..., Tensor], update: bool) -> Counter:
+        """Return the function that :meth:`counting` compiles. It computes the clients' values and sums their bits layer by layer."""
         task, loss = self.task, self._loss
         slices = [task.layout.slices[name] for name in task.layout.names]
 
@@ -161,26 +164,27 @@ class CompiledTrainer:
             inputs: Inputs,
             targets: Tensor,
             mask: Tensor,
-            numbers: Tensor,
-            drawn: Tensor,
+            positions: Tensor,
+            first_bits: Tensor,
             low: Tensor,
             high: Tensor,
-            *told: Tensor,
+            *first_arguments: Tensor,
         ) -> list[Tensor]:
             parameters = list(task.layout.unflatten(weights).values())
-            found: list[Tensor] = vmap(grad(loss), in_dims=(None, 0, 0, 0))(parameters, task.normalised(inputs), targets, mask)
+            gradients: list[Tensor] = vmap(grad(loss), in_dims=(None, 0, 0, 0))(parameters, task.normalised(inputs), targets, mask)
             layers = []
-            # Layer by layer: as one matrix they would be written to memory.
-            for own, gradient in zip(slices, found, strict=True):
-                values = weights[own] - rate * gradient.flatten(1)
-                values = values - weights[own] if update else values
-                threshold = first(values, *(part[own] for part in told))
-                layers.append(_sums(values, threshold, drawn[:, own], numbers, low[own], high[own]))
+            # All values as one matrix would be written to memory.
+            for layer, gradient in zip(slices, gradients, strict=True):
+                values = weights[layer] - rate * gradient.flatten(1)
+                values = values - weights[layer] if update else values
+                threshold = first(values, *(argument[layer] for argument in first_arguments))
+                layers.append(_bit_sums(values, threshold, first_bits[:, layer], positions, low[layer], high[layer]))
             return [torch.cat(parts) for parts in zip(*layers, strict=True)]
 
         return counter
 
     def _loss(self, values: list[Tensor], inputs: Inputs, targets: Tensor, mask: Tensor) -> Tensor:
+        """Return a client's mean loss at its parameters, ``values`` in the order of the layout."""
         return self.task.loss(dict(zip(self.task.layout.names, values, strict=True)), inputs, targets, mask)
 
 
@@ -193,8 +197,8 @@ class BitSums(NamedTuple):
         ones: number of clients whose word's first bits are below the threshold's.
         outside: number of clients whose value lies outside its range.
         open: number of clients whose word's first bits equal the threshold's, so that their bit is still open.
-        number: sum of the numbers of these clients. As a rule there is only one of them.
-        value: sum of the values of these clients.
+        number: sum of the positions in the block of the clients whose bit is open. Usually only one is, and the sum is its position.
+        value: sum of the values of the clients whose bit is open.
         spoiled: NaN if any client's value is NaN or infinite, else 0.
     """
 
@@ -206,22 +210,25 @@ class BitSums(NamedTuple):
     spoiled: Tensor
 
 
-def _sums(values: Tensor, threshold: Tensor, drawn: Tensor, numbers: Tensor, low: Tensor, high: Tensor) -> BitSums:
-    """Return the sums of ``values`` (k, n), the first bits of whose thresholds and words are ``threshold`` and ``drawn`` (k, n).
+def _bit_sums(values: Tensor, threshold: Tensor, first_bits: Tensor, positions: Tensor, low: Tensor, high: Tensor) -> BitSums:
+    """Return the sums over k clients for a layer of n weights.
 
     Args:
-        drawn: integers of 16 bits that are seen as bfloat16, which are the first 16 bits of a float32: the compiler has vectors of these,
-            and none of short integers.
-        numbers: of the clients, (k, 1).
+        values: (k, n) values of the clients.
+        threshold: (k, n) first 16 bits of the values' thresholds.
+        first_bits: (k, n) first bits of the random words, as integers of 16 bits that are seen as bfloat16. A bfloat16 is the upper half of
+            a float32. The compiler uses vector instructions for these, and none for integers of 16 bits.
+        positions: (k, 1) positions of the clients in their block.
+        low, high: (n,) ends of the ranges.
     """
-    words = (drawn.float().view(torch.int32) >> 16).float()
+    words = (first_bits.float().view(torch.int32) >> 16).float()
     is_open = words == threshold
     outside = (values < low) | (values > high)
-    counted = ((words < threshold).float(), outside.float(), is_open.float(), is_open * numbers, torch.where(is_open, values, 0.0))
-    return BitSums(*(part.sum(dim=0) for part in (*counted, values - values)))
+    counted = ((words < threshold).float(), outside.float(), is_open.float(), is_open * positions, torch.where(is_open, values, 0.0))
+    return BitSums(*(part.sum(dim=0) for part in (*counted, values - values)))  # the difference is NaN for NaN and infinity, else 0
 
 
-def _filled(schedule: BatchSchedule, clients: int) -> BatchSchedule:
+def _padded(schedule: BatchSchedule, clients: int) -> BatchSchedule:
     """Return ``schedule`` padded to ``clients`` clients. The padding clients have no samples."""
     missing = clients - schedule.clients
     if not missing:

@@ -1,4 +1,4 @@
-"""Code that ``torch.compile`` makes of a step of local training: where that is possible, when it pays, and what happens when it fails."""
+"""Compile a step of local training by ``torch.compile``: whether it is possible, whether it saves time, and what happens if it fails."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def has_compiler() -> bool:
 
 @dataclass(frozen=True)
 class Work:
-    """What one call of a step does, counted in operations of PyTorch.
+    """The work of one call of a step.
 
     Attributes:
-        operations: how many there are, which is about the size of the graph that is compiled.
-        flops: floating-point operations of products and convolutions.
-        values: numbers that operations write.
-        sent: weights of clients that send after the step: training and encoding pass over them several times, compiled code does not.
+        operations: number of PyTorch's operations, which is about the size of the graph that is compiled.
+        flops: number of floating-point operations in products and convolutions.
+        values: number of values that operations write.
+        sent: number of values that clients send after the step. Uncompiled training and encoding pass over them several times.
     """
 
     operations: int
@@ -44,36 +44,36 @@ class Work:
 
     @property
     def saved(self) -> float:
-        """About how many seconds a call takes less when it is compiled."""
-        written = self.values * _EACH_VALUE_S + self.sent * _EACH_SENT_S
-        return self.operations * _EACH_OPERATION_S + self.flops * _EACH_FLOP_S + written
+        """Estimated number of seconds that compiling saves in each call."""
+        memory = self.values * _SAVED_PER_VALUE_S + self.sent * _SAVED_PER_SENT_S
+        return self.operations * _SAVED_PER_OPERATION_S + self.flops * _SAVED_PER_FLOP_S + memory
 
     @property
     def cost(self) -> float:
-        """About how many seconds compiling takes."""
-        return _BEGIN_S + self.operations * _COMPILE_EACH_S
+        """Estimated number of seconds that compiling takes."""
+        return _START_S + self.operations * _COMPILE_OPERATION_S
 
 
-_BEGIN_S, _COMPILE_EACH_S = 5.0, 0.09
-_EACH_OPERATION_S, _EACH_FLOP_S, _EACH_VALUE_S, _EACH_SENT_S = 0.4e-6, 1.3e-12, 0.13e-9, 3e-9
-"""Two thirds of what ``benchmarks/compiling.py`` and ``benchmarks/clients.py`` measured on one core, so that nearly all runs gain."""
+_START_S, _COMPILE_OPERATION_S = 5.0, 0.09
+_SAVED_PER_OPERATION_S, _SAVED_PER_FLOP_S, _SAVED_PER_VALUE_S, _SAVED_PER_SENT_S = 0.4e-6, 1.3e-12, 0.13e-9, 3e-9
+"""Two thirds of the seconds that ``benchmarks/compiling.py`` and ``benchmarks/clients.py`` measured on one core: nearly all runs gain."""
 
-_MOST_OPERATIONS = 1000
-"""Operations of the largest step that is compiled unasked: larger ones take minutes."""
+_MAX_OPERATIONS = 1000
+"""Number of operations of the largest step that is compiled by default. Larger steps take minutes to compile."""
 
-_FEWEST_CALLS = 500
-"""Calls below which no step pays: one would have to save 10 ms a call."""
+_MIN_CALLS = 500
+"""Minimum number of calls for compiling by default. With fewer, a step would have to save 10 ms in each call."""
 
 
 def pays(calls: float, work: Callable[[], Work]) -> bool:
-    """Return whether ``calls`` of a step, of so much ``work`` each, are expected to save more time than compiling takes.
+    """Return whether compiling a step is expected to save time in a run of ``calls`` calls. ``work`` computes the work of a call.
 
-    Nothing is timed, so that a run is compiled or not whatever else the machine does.
+    Nothing is timed, so that the decision does not depend on other work on the machine.
     """
-    if calls < _FEWEST_CALLS:
+    if calls < _MIN_CALLS:
         return False
-    each = work()
-    return each.operations <= _MOST_OPERATIONS and calls * each.saved >= each.cost
+    call_work = work()
+    return call_work.operations <= _MAX_OPERATIONS and calls * call_work.saved >= call_work.cost
 
 
 class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -85,21 +85,22 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False: nothing is compiled within this context, and to be left out of it would import the compiler, in a second."""
+        """Return False, since nothing is compiled within this context. The default would import the compiler, which takes a second."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        written = () if func.is_view else found if isinstance(found, tuple | list) else (found,)
+        """Run an operation of PyTorch and add its work. A view writes no values."""
+        result = func(*args, **(kwargs or {}))
+        written = () if func.is_view else result if isinstance(result, tuple | list) else (result,)
         values = sum(part.numel() for part in written if isinstance(part, Tensor))
         formula = flop_registry.get(func.overloadpacket)
-        flops = int(formula(*args, **(kwargs or {}), out_val=found)) if formula else 0
+        flops = int(formula(*args, **(kwargs or {}), out_val=result)) if formula else 0
         self.work = Work(self.work.operations + 1, self.work.flops + flops, self.work.values + values)
-        return found
+        return result
 
 
 def work_of(function: Callable[[], object]) -> Work:
-    """Return the work of a call of ``function``, which is made."""
+    """Call ``function`` once, and return the work of the call."""
     counting = _Counting()
     with counting:
         function()
@@ -113,9 +114,9 @@ class Compiled:
 
     Args:
         function: takes and returns tensors, or writes to some that it is given.
-        proven: whether the function has been compiled before, as it was before the run that this process works for. Where compiling
-            fails all the same, for example because the disk is full, the function then runs as it is, and a warning says so.
-            A function that is not proven raises what PyTorch raises. It is proven by its first call that succeeds.
+        proven: whether the function was compiled successfully before, such as in the process that started the run. If compiling fails all
+            the same, for example because the disk is full, the function runs uncompiled, with a warning. A function that is not proven
+            raises PyTorch's error. Its first successful call proves it.
     """
 
     def __init__(self, function: Any, *, proven: bool = False) -> None:
@@ -123,25 +124,25 @@ class Compiled:
         self._call, self._proven = compiled(function), proven
 
     def __call__(self, *values: Any) -> Any:
-        """Return what the function makes of ``values``."""
+        """Return the function's result for ``values``."""
         try:
-            found = self._call(*values)
+            result = self._call(*values)
         except LdpflError:
             raise
         except Exception as error:
             if not self._proven or self._call is self._plain:
                 raise
-            found = self._plain(*values)  # raises an error itself if the cause is not the compiler
+            result = self._plain(*values)  # raises an error itself if the cause is not the compiler
             self._call = self._plain
             # The error's text may hold private values.
             _LOG.warning(
                 "a step is no longer compiled (%s): last bits may differ from those of a run in which it was", type(error).__name__
             )
         self._proven = True
-        return found
+        return result
 
 
 def compiled(function: Any) -> Callable[..., Any]:
-    """Return a copy of ``function`` that is compiled in its first call, and raises what PyTorch raises if that fails."""
-    own = FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
-    return torch.compile(own, dynamic=False, fullgraph=True)
+    """Return a copy of ``function`` that is compiled in its first call. If that fails, the call raises PyTorch's error."""
+    copy = FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
+    return torch.compile(copy, dynamic=False, fullgraph=True)

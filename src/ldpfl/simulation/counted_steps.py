@@ -1,6 +1,7 @@
-"""One step, one bit a weight: clients' bits are counted in the compiled code that trains them, and no value of theirs goes to memory.
+"""Count clients' bits in the compiled code that trains them, so that no value of a client is written to memory.
 
-The counts are those of training and then encoding, which is what blocks get that cannot be counted in this way.
+This works for clients that make one step and send one bit for each weight. The counts are equal to those of training and then encoding,
+which is done for blocks of clients that cannot be counted in this way.
 """
 
 from __future__ import annotations
@@ -23,25 +24,26 @@ from ldpfl.simulation.local_steps import BatchSchedule
 from ldpfl.util.randomness import RandomSource, draw_block
 
 Ends = tuple[NDArray[np.float32], NDArray[np.float32]]
+"""Lowest and highest value (d,) of the clipping range of each weight."""
 
 TOGETHER = 2048
-"""Clients, or nearly, whose schedule is made at once."""
+"""Approximate number of clients whose batch schedule is made at once."""
 
 
 class CountedSteps:
     """Counts the bits of clients that make one compiled step each in the round after ``state``.
 
     Attributes:
-        clients: how many clients were counted.
-        ones: how many of them set each bit, (d,) int32.
-        outside: how many of them have a value outside its range, (d,) int32.
+        clients: number of clients that were counted.
+        ones: (d,) int32, number of clients whose bit is 1.
+        outside: (d,) int32, number of clients whose value is outside its range.
     """
 
     def __init__(self, federation: Federation, trainer: CompiledTrainer, state: ServerState, comparison: Comparison, ends: Ends) -> None:
         self._federation, self._trainer, self._state, self._comparison = federation, trainer, state, comparison
-        self._numbers = torch.arange(trainer.block, dtype=torch.float32)[:, None]
+        self._positions = torch.arange(trainer.block, dtype=torch.float32)[:, None]  # of the clients in a block
         self._rate = torch.tensor(trainer.task.optimiser.rate(state.round + 1))
-        self._told = (*map(torch.from_numpy, ends), *comparison.told)
+        self._arguments = (*map(torch.from_numpy, ends), *comparison.told)  # of the compiled step, the same for all blocks
         self.clients, dimension = 0, state.ranges.dimension
         self.ones, self.outside = np.zeros(dimension, dtype=np.int32), np.zeros(dimension, dtype=np.int32)
 
@@ -55,12 +57,10 @@ class CountedSteps:
         clients: NDArray[np.int64],
         ends: Ends,
     ) -> CountedSteps | None:
-        """Return what counts the bits of ``clients``; None if their steps are several, or end in anything but bits.
+        """Return a counter for the bits of ``clients``, or None if their bits cannot be counted in the compiled step.
 
-        None on a user's own data as well: there the random words follow from the values.
-
-        Args:
-            ends: lowest and highest value of each range, two arrays (d,).
+        That is so if a client makes several steps or is weighted by its size, or if the mechanism does not send one bit for each weight. It
+        is also so on a user's own data, where the random words depend on the values.
         """
         if federation.own_data or federation.work.full_weight is not None:
             return None
@@ -70,55 +70,62 @@ class CountedSteps:
         return None if comparison is None else cls(federation, trainer, state, comparison, ends)
 
     def add(self, clients: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Count the bits of ``clients``, and return which of them (k,) are left because their block could not be counted.
+        """Count the bits of ``clients``, and return a mask (k,) of the clients whose block could not be counted.
 
-        That is a short block, one with a value that is not finite, and one in which the first bits of two words leave the same
-        coordinate open, of 7,840 weights one in a hundred.
+        That is a short block, a block with a value that is not finite, or one in which two clients' bits of the same coordinate are still
+        open after the first bits of their random words. The last happens in one block of a hundred, for a model with 7,840 weights.
         """
-        left, block = np.ones(len(clients), dtype=np.bool_), self._trainer.block
+        uncounted, block = np.ones(len(clients), dtype=np.bool_), self._trainer.block
         schedule = schedule_of(self._federation, self._state, clients)
         step = self._trainer.counting(self._comparison.first, update=self._federation.perturbed == "update")
         if step is None or not self._trainer.takes_one_step(schedule):
-            return left
+            return uncounted
         source = self._federation.public_streams(self._state, clients)
         with nothing_kept(self._trainer.task.module):
             for start in range(0, len(clients) - block + 1, block):
-                own = slice(start, start + block)
-                drawn = draw_block(source, range(start, start + block), -(-self.ones.size // 2)).view(np.int16)[:, : self.ones.size]
+                rows, block_slice = range(start, start + block), slice(start, start + block)
+                # Two coordinates share a random word of 32 bits: each has 16 first bits.
+                first_bits = draw_block(source, rows, -(-self.ones.size // 2)).view(np.int16)[:, : self.ones.size]
                 try:
-                    sums = self._summed(step, BatchSchedule(schedule.index[own], schedule.mask[own]), torch.from_numpy(drawn))
+                    block_schedule = BatchSchedule(schedule.index[block_slice], schedule.mask[block_slice])
+                    sums = self._sums_of(step, block_schedule, torch.from_numpy(first_bits))
                 except LdpflError:
                     raise
                 except Exception as error:  # of PyTorch's compiler. If the model is the cause, training stops the round
                     self._trainer.stop_counting(error)
                     break
-                left[own] = not self._counted(sums, drawn, source, range(start, start + block))
-        return left
+                uncounted[block_slice] = not self._count(sums, first_bits, source, rows)
+        return uncounted
 
     def reports(self) -> BitCounts:
         """Return the reports of the clients that were counted."""
         return BitCounts(self.ones, self.clients)
 
-    def _counted(self, sums: BitSums, drawn: NDArray[np.int16], source: RandomSource, rows: range) -> bool:
-        """Count the bits of a block, the clients in ``rows`` of the ``source``, and return whether that was possible."""
-        found = sums.open.numpy()
-        if bool(sums.spoiled.isnan().any()) or found.max() > 1:
+    def _count(self, sums: BitSums, first_bits: NDArray[np.int16], source: RandomSource, rows: range) -> bool:
+        """Count the bits of a block, the clients in ``rows`` of the ``source``, and return whether that was possible.
+
+        Bits that the first bits of a random word leave open are decided here, from the exact threshold and more random bits. They are
+        sorted by client and coordinate, since encoding draws the additional bits in that order.
+        """
+        open_bits = sums.open.numpy()
+        if bool(sums.spoiled.isnan().any()) or open_bits.max() > 1:
             return False
         ones = sums.ones.numpy().astype(np.int32)
-        place = np.flatnonzero(found)
-        row = sums.number.numpy()[place].astype(np.int64)
-        order = np.lexsort((place, row))
-        place, row = place[order], row[order]
-        exact = self._comparison.exact(sums.value.numpy()[place], place)
-        ones[place] += decided(drawn[row, place], exact, source, row + rows.start)
+        places = np.flatnonzero(open_bits)
+        clients = sums.number.numpy()[places].astype(np.int64)
+        order = np.lexsort((places, clients))
+        places, clients = places[order], clients[order]
+        thresholds = self._comparison.exact(sums.value.numpy()[places], places)
+        ones[places] += decided(first_bits[clients, places], thresholds, source, clients + rows.start)
         self.ones += ones
         self.clients += len(rows)
         self.outside += sums.outside.numpy().astype(np.int32)
         return True
 
-    def _summed(self, step: Counter, schedule: BatchSchedule, drawn: torch.Tensor) -> BitSums:
+    def _sums_of(self, step: Counter, schedule: BatchSchedule, first_bits: torch.Tensor) -> BitSums:
+        """Train a block of clients by the compiled ``step``, and return its sums. ``first_bits`` are int16 (k, d)."""
         task, weights = self._trainer.task, self._state.weights
         batch = task.data.at(schedule.index[:, 0])
         with nothing_written(task.module, {"the weights": weights}, by_value=False):
-            own = (self._rate, batch.inputs, batch.targets, schedule.mask[:, 0], self._numbers, drawn.view(torch.bfloat16))
-            return BitSums(*step(weights, *own, *self._told))
+            samples = (batch.inputs, batch.targets, schedule.mask[:, 0])
+            return BitSums(*step(weights, self._rate, *samples, self._positions, first_bits.view(torch.bfloat16), *self._arguments))

@@ -1,7 +1,7 @@
 """Evaluate the model on records that clients hold back from training, and release the result as a noisy sum.
 
 Each held-back record contributes one vector. It holds the record's loss, and for a classification also whether the prediction is right,
-the difference between score and observation, a one-hot cell of the confusion matrix, and a one-hot bin of a histogram of scores. Two
+the gap between score and observation, a one-hot cell of the confusion matrix, and a one-hot bin of a histogram of scores. Two
 records' vectors differ in each of the first three entries by at most its weight, and in each one-hot part by at most sqrt(2) times its
 weight. The squares of these differences add up to at most the square of :data:`APART`.
 """
@@ -51,9 +51,9 @@ MOST_CLASSES = 32
 
 EDGES = np.concatenate([[0.0], 1 / (1 + np.exp(-np.linspace(-5, 5, 21))), [1.0]])
 """Edges of the bins of scores, which are probabilities. Equal steps in log odds resolve small and large probabilities."""
-BINS = len(EDGES) - 1
+BINS = len(EDGES) - 1  # number of bins of scores, for observed ones and for others
 
-_LOSS, _RIGHT, _GAP, _CELL, _BIN = 0.12, 0.34, 0.1, 0.22, 0.22
+_LOSS_SHARE, _RIGHT_SHARE, _GAP_SHARE, _CELL_SHARE, _BIN_SHARE = 0.12, 0.34, 0.1, 0.22, 0.22
 """Share of each part in the squared distance of two records' vectors. A larger share gives the part's figures less noise."""
 
 
@@ -83,6 +83,7 @@ class RecordScores:
 
     @property
     def size(self) -> int:
+        """Number of entries of a record's vector."""
         return 1 + self.of_classes * (2 + self.cells + 2 * BINS)
 
     @property
@@ -100,43 +101,49 @@ class RecordScores:
         """Scale of each part of a record's vector."""
         if not self.of_classes:
             return Weights(loss=APART)
-        cell = _CELL if self.has_cells else 0.0
-        shares = np.array([_LOSS, _RIGHT, _GAP, cell / 2, _BIN / 2]) / (_LOSS + _RIGHT + _GAP + cell + _BIN)
+        cell_share = _CELL_SHARE if self.has_cells else 0.0
+        shares = np.array([_LOSS_SHARE, _RIGHT_SHARE, _GAP_SHARE, cell_share, _BIN_SHARE])
+        shares = shares / shares.sum() / [1, 1, 1, 2, 2]  # two one-hot parts differ by sqrt(2) times the entry
         return Weights(*(APART * np.sqrt(shares)).tolist())
 
     def of(self, task: LocalTask, weights: Tensor, rows: Tensor) -> Tensor:
-        found = [self.vectors(task, outputs.cpu(), targets.cpu()) for outputs, targets in evaluated(task, weights, task.data.take(rows))]
-        return torch.cat(found) if found else torch.zeros(0, self.size, dtype=torch.float64)
+        """Return the vectors (R, size) of the task's records at ``rows`` (R,), for the model with ``weights`` (d,)."""
+        batches = [self.vectors(task, outputs.cpu(), targets.cpu()) for outputs, targets in evaluated(task, weights, task.data.take(rows))]
+        return torch.cat(batches) if batches else torch.zeros(0, self.size, dtype=torch.float64)
 
     def vectors(self, task: LocalTask, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the vectors (R, size) of records from the model's ``outputs`` (R, ...). NaN or infinite outputs count as wrong."""
-        absent, lost = without_answer(targets), unusable(outputs, self.kind)
-        weights, every = self.weights, torch.arange(len(targets))
+        """Return the vectors (R, size) of records from the model's ``outputs`` (R, ...). NaN or infinite outputs count as wrong.
+
+        The score is the probability of the second of two classes, or of the predicted class of several. It is observed if the target is
+        that class. A record without a target has zeros. So has one with unusable outputs, except for its loss and the wrong prediction.
+        """
+        has_target, is_usable = ~without_answer(targets), ~unusable(outputs, self.kind)
+        weights, rows = self.weights, torch.arange(len(targets))
         losses = task.losses(outputs, targets).double().nan_to_num(nan=self.loss_bound, posinf=self.loss_bound)
-        found = torch.zeros(len(targets), self.size, dtype=torch.float64)
-        found[:, 0] = weights.loss * ((losses / self.loss_bound).clamp(0, 1).where(~lost, 1.0) - 0.5)
+        vectors = torch.zeros(len(targets), self.size, dtype=torch.float64)
+        vectors[:, 0] = weights.loss * ((losses / self.loss_bound).clamp(0, 1).where(is_usable, 1.0) - 0.5)
         if self.of_classes:
-            own, told = targets.clamp(0, self.outputs - 1), outputs.argmax(dim=1)
-            right = (told == own) & ~lost
-            found[:, 1] = weights.right * (right.double() - 0.5)
-            chances = outputs.double().softmax(dim=1).nan_to_num()
-            score, seen = (chances[:, 1], own == 1) if self.outputs == 2 else (chances.amax(dim=1), right)
-            found[:, 2] = weights.gap * (score - seen.double()) / 2
+            actual, predicted = targets.clamp(0, self.outputs - 1), outputs.argmax(dim=1)
+            is_right = (predicted == actual) & is_usable
+            vectors[:, 1] = weights.right * (is_right.double() - 0.5)
+            probabilities = outputs.double().softmax(dim=1).nan_to_num()
+            score, observed = (probabilities[:, 1], actual == 1) if self.outputs == 2 else (probabilities.amax(dim=1), is_right)
+            vectors[:, 2] = weights.gap * (score - observed.double()) / 2
             if self.has_cells:
-                found[every, NUMBERS + own * self.outputs + told] = weights.cell
-            place = torch.from_numpy(np.clip(np.searchsorted(EDGES, score.numpy(), side="right") - 1, 0, BINS - 1))
-            found[every, NUMBERS + self.cells + seen.long() * BINS + place] = weights.bin
-            found[:, 2:] = found[:, 2:].where(~lost[:, None], 0.0)
-        return found.where(~absent[:, None], 0.0)
+                vectors[rows, NUMBERS + actual * self.outputs + predicted] = weights.cell
+            bins = torch.from_numpy(np.clip(np.searchsorted(EDGES, score.numpy(), side="right") - 1, 0, BINS - 1))
+            vectors[rows, NUMBERS + self.cells + observed.long() * BINS + bins] = weights.bin
+            vectors[:, 2:] = vectors[:, 2:].where(is_usable[:, None], 0.0)
+        return vectors.where(has_target[:, None], 0.0)
 
 
 @dataclass(frozen=True, eq=False)
 class ClientEvaluation:
-    """The evaluation at clients: on which records, with which noise, and after which rounds.
+    """The evaluation at clients: its records, its noise, and its rounds.
 
     Attributes:
         units: held-back records, or persons, of each client.
-        vectors: the vector that each of them contributes.
+        vectors: rule for the vector that each record or person contributes.
         mechanism: mechanism with the noise of one evaluation.
         rounds, every: number of rounds of the run, and number of rounds between evaluations; 0 evaluates only at the end.
         persons: which rows belong to which person, if persons are protected.
@@ -163,11 +170,11 @@ class ClientEvaluation:
         return without_claim(released(self.mechanism, self.vectors.ranges))
 
     def measured(self, task: LocalTask, weights: Tensor, seed: int, number: int) -> dict[str, Any]:
-        """Evaluate the model with ``weights`` (d,) after round ``number``; return the noisy sum in the form of :class:`RoundMetrics`."""
+        """Evaluate the model with ``weights`` (d,) after round ``number``, and return ``at_clients`` of :class:`RoundMetrics`."""
         mechanism = of_records(self.mechanism)
 
-        def sums_of(some: range) -> Tensor:
-            return client_sums(self.vectors, task, weights, self.units[some.start : some.stop], mechanism.steps, self.persons)
+        def sums_of(batch: range) -> Tensor:
+            return client_sums(self.vectors, task, weights, self.units[batch.start : batch.stop], mechanism.steps, self.persons)
 
         context = b"evaluation" + weights.numpy().tobytes()
         clients, size = len(self.units), self.vectors.size
@@ -176,7 +183,7 @@ class ClientEvaluation:
 
 
 def as_measured(total: NoisySum, records: int, *, stated: bool = False) -> dict[str, Any]:
-    """Return the ``total`` over ``records`` records in the form of :class:`RoundMetrics`.
+    """Return ``at_clients`` of :class:`RoundMetrics` from the ``total`` over ``records`` records.
 
     Args:
         stated: whether the number of records is stated by the terms of the round, because nodes do not send their own numbers.
@@ -207,14 +214,14 @@ class Figure:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % interval from both deviations, under a normal approximation."""
+        """95 % interval from both deviations, under a normal approximation, cut at the metric's bounds."""
         half = 1.96 * sqrt(self.noise**2 + self.records**2)
         low, high = (min(max(end, self.least), self.most) for end in (self.value - half, self.value + half))
         return low, high
 
 
 RIGHT, LOSS, RANKED, GAP = ACCURACY, "mean loss", AUROC, "mean predicted less observed"
-"""Names of the figures. Predicted is the probability of the second of two classes, or of the class that is told of several."""
+"""Names of the figures. RANKED is the AUROC. "Predicted" is the score: see :meth:`RecordScores.vectors`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,17 +246,18 @@ class ClientFigures:
     def all(self) -> dict[str, Figure]:
         """Return each metric by its name. A metric that is lost in the noise is left out."""
         weights, bound, count, noise = self.scores.weights, self.scores.loss_bound, self.records, self.total.noise
+        # A record adds its weight times its value minus 0.5, see :meth:`RecordScores.vectors`.
         loss = 0.5 + float(self.total.points[0]) / (weights.loss * count)
         # The variance of the records' losses is not measured. Values in [0, 1] with mean m have a variance of at most m (1 - m).
-        found = {LOSS: Figure(bound * loss, bound * noise / (weights.loss * count), bound * _deviation(loss, count), most=bound)}
+        figures = {LOSS: Figure(bound * loss, bound * noise / (weights.loss * count), bound * _deviation(loss, count), most=bound)}
         if self.scores.of_classes:
             right = 0.5 + float(self.total.points[1]) / (weights.right * count)
-            found[RIGHT] = Figure(right, noise / (weights.right * count), _deviation(right, count))
+            figures[RIGHT] = Figure(right, noise / (weights.right * count), _deviation(right, count))
             if weights.gap:
                 gap = 2 * float(self.total.points[2]) / (weights.gap * count)
-                found[GAP] = Figure(gap, 2 * noise / (weights.gap * count), self._deviation_of_gap(gap), least=-1.0)
-            found |= self._auroc()
-        return found
+                figures[GAP] = Figure(gap, 2 * noise / (weights.gap * count), self._deviation_of_gap(gap), least=-1.0)
+            figures |= self._auroc()
+        return figures
 
     def counted(self) -> Figure | None:
         """Return the noisy number of records with a target, from the bins of scores; None if the sum has no bins."""
@@ -269,54 +277,56 @@ class ClientFigures:
         """Return the predicted and the observed share, with a 95 % interval, of each bin of scores that stands out from the noise."""
         if not self.scores.of_classes:
             return []
-        (without, with_), noise = self._bins()
+        (negatives, positives), noise = self._bins()
         rows = []
-        for place, (none, some) in enumerate(zip(without, with_, strict=True)):
-            count = none + some
-            if count > _CLEAR * noise * sqrt(2):
-                low, high = _share_interval(some, count, noise)
-                observed = min(max(some / count, 0.0), 1.0)
-                rows.append({"predicted": float(_MIDDLES[place]), "observed": observed, "low": low, "high": high, "rows": round(count)})
+        for score, negative, positive in zip(_MIDDLES, negatives, positives, strict=True):
+            count = negative + positive
+            if count > _CLEAR_DEVIATIONS * noise * sqrt(2):
+                low, high = _share_interval(positive, count, noise)
+                observed = min(max(positive / count, 0.0), 1.0)
+                rows.append({"predicted": float(score), "observed": observed, "low": low, "high": high, "rows": round(count)})
         return rows
 
     def _bins(self) -> tuple[NDArray[np.float64], float]:
-        """Return the records in each bin of scores (2, BINS), negative and positive ones, and the noise of each entry."""
-        weight = self.scores.weights.bin
+        """Return the number of records in each bin of scores, not observed and observed ones (2, BINS), and the noise of each number."""
+        weight = self.scores.weights.bin  # a record adds this to its bin
         return self.total.points[NUMBERS + self.scores.cells :].reshape(2, BINS) / weight, self.total.noise / weight
 
     def _deviation_of_gap(self, gap: float) -> float:
         """Return the standard deviation of the gap due to the finite number of records, estimated from the bins of scores."""
-        (without, with_), _ = self._bins()
-        squares = float((np.stack([_MIDDLES, _MIDDLES - 1]) ** 2 * np.maximum([without, with_], 0.0)).sum()) / self.records
+        bins, _ = self._bins()
+        squared_gaps = np.stack([_MIDDLES, _MIDDLES - 1]) ** 2  # of a record that is not observed, and of one that is
+        squares = float((squared_gaps * np.maximum(bins, 0.0)).sum()) / self.records
         return sqrt(max(squares - gap**2, 1 / self.records) / self.records)
 
     def _auroc(self) -> dict[str, Figure]:
         """Return the AUROC by its name if there are two classes and both stand out from the noise, else an empty dict."""
-        (without, with_), noise = self._bins()
-        if self.scores.outputs != 2 or min(without.sum(), with_.sum()) <= _CLEAR * noise * sqrt(BINS):
+        (negatives, positives), noise = self._bins()
+        if self.scores.outputs != 2 or min(negatives.sum(), positives.sum()) <= _CLEAR_DEVIATIONS * noise * sqrt(BINS):
             return {}
-        return {RANKED: _auroc(without, with_, _CHOSEN * noise)}
+        return {RANKED: _auroc(negatives, positives, _SELECTION_FACTOR * noise)}
 
 
 _MIDDLES = np.concatenate([[EDGES[1] / 2], 1 / (1 + np.exp(-(np.linspace(-5, 5, 21)[1:] - 0.25))), [(1 + EDGES[-2]) / 2]])
-"""Score that stands for each bin."""
-_CLEAR = 5.0
+"""Score that stands for each bin: its middle in log odds, and for the first and the last bin in probability."""
+_CLEAR_DEVIATIONS = 5.0
 """A noisy number of records is used as a divisor only if it exceeds this many standard deviations of its noise.
 
 It is so large because a number that is chosen for being large is mostly too large.
 """
-_CHOSEN = 1.33
-"""Factor on the noise in intervals of figures that are shown only if such a number is large: they would hold too seldom without it."""
+_SELECTION_FACTOR = 1.33
+"""Factor on the noise in intervals of figures that are shown only if such a number is large. Without it, they would hold too seldom."""
 
 
 def _share_interval(part: float, count: float, noise: float) -> tuple[float, float]:
     """Return a 95 % interval of the share ``part`` / ``count``, where ``part`` and ``count - part`` each have the deviation ``noise``.
 
     It holds each share p for which part - p count, whose mean is 0 if p is true, lies within the deviations of the noise (Fieller) and of
-    a finite number of records (Wilson). These p lie between the roots of a quadratic equation.
+    a finite number of records (Wilson). Its ends solve (part - p count)^2 = N ((1 - p)^2 + p^2) + R p (1 - p), where the deviations are
+    1.96 standard deviations, N is the squared deviation of the noise, and R p (1 - p) that of the records.
     """
-    noise_2, records = (1.96 * _CHOSEN * noise) ** 2, 1.96**2 * count
-    square, linear, constant = count**2 + records - 2 * noise_2, 2 * part * count + records - 2 * noise_2, part**2 - noise_2
+    n, r = (1.96 * _SELECTION_FACTOR * noise) ** 2, 1.96**2 * count
+    square, linear, constant = count**2 + r - 2 * n, 2 * part * count + r - 2 * n, part**2 - n
     root = sqrt(max(linear**2 - 4 * square * constant, 0.0))
     low, high = (min(max((linear + sign * root) / (2 * square), 0.0), 1.0) for sign in (-1, 1))
     return low, high
@@ -331,15 +341,15 @@ def _deviation(share: float, count: int) -> float:
     return sqrt(inside * (1 - inside) / count)
 
 
-def _auroc(without: NDArray[np.float64], with_: NDArray[np.float64], noise: float) -> Figure:
-    """Return the AUROC from the counts in bins of scores, ``without`` for the first class and ``with_`` for the second.
+def _auroc(negatives: NDArray[np.float64], positives: NDArray[np.float64], noise: float) -> Figure:
+    """Return the AUROC from the counts in bins of scores, ``negatives`` for the first class and ``positives`` for the second.
 
     It is the probability that a record of the second class has the higher score; ties count half. Deviations are to first order (delta
     method). The derivative with respect to scaling all counts of a class is 0.
     """
-    below = np.cumsum(without) - without / 2
-    above = with_.sum() - np.cumsum(with_) + with_ / 2
-    value = float((with_ * below).sum() / (with_.sum() * without.sum()))
-    slopes = np.stack([(above / with_.sum() - value) / without.sum(), (below / without.sum() - value) / with_.sum()])
-    spread = (np.maximum([without, with_], 0.0) * slopes**2).sum()
-    return Figure(value, noise * float(np.sqrt((slopes**2).sum())), float(np.sqrt(spread)))
+    below = np.cumsum(negatives) - negatives / 2
+    above = positives.sum() - np.cumsum(positives) + positives / 2
+    value = float((positives * below).sum() / (positives.sum() * negatives.sum()))
+    slopes = np.stack([(above / positives.sum() - value) / negatives.sum(), (below / negatives.sum() - value) / positives.sum()])
+    variance = (np.maximum([negatives, positives], 0.0) * slopes**2).sum()
+    return Figure(value, noise * float(np.sqrt((slopes**2).sum())), float(np.sqrt(variance)))

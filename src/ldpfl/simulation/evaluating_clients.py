@@ -1,4 +1,4 @@
-"""Evaluate the model at clients where everything of a client is protected: in randomised bits, or by a sum with noise.
+"""Evaluate the model at clients if all data of a client are protected together: by randomised bits, or by a noisy sum.
 
 A client takes the mean v of its held-back records' vectors (:class:`RecordScores`). Any mean is possible, so a mechanism that protects the
 whole vector protects the client.
@@ -30,72 +30,73 @@ from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.simulation.evaluating import BINS, NUMBERS, ClientEvaluation, RecordScores, Weights, as_measured
 from ldpfl.simulation.local_training import LocalTask
-from ldpfl.simulation.record_sums import NoisySum, RecordVectors, one_by_one, ranges_of, released_pool, vectors_of_units
+from ldpfl.simulation.record_sums import NoisySum, OneByOne, RecordVectors, ranges_of, released_pool, vectors_of_units
 from ldpfl.transport.shuffling import PartialPool, ReportPool
 from ldpfl.util.randomness import Purpose
 
 SCALE = 8.0
-"""Length of the part of u that stands for a one-hot part of length 1: the root of :data:`_TURNED`."""
-_TURNED = 64
+"""Length of the part of u that stands for a one-hot part of length 1: the root of :data:`_HADAMARD_SIZE`."""
+_HADAMARD_SIZE = 64
 """Size of the Hadamard matrix for the bins of scores: the smallest power of two that holds them all."""
 _LOSS_COPIES, _RIGHT_COPIES = 8, 16
 """Number of entries of u that hold the loss, and whether the prediction is right."""
 
-_ROUNDED = 1 + 2.0**-20
+_ROUNDING_FACTOR = 1 + 2.0**-20
 """Factor on a length, so that rounding to float32 makes no vector longer."""
 
 
 def _weight(copies: int) -> float:
-    """Return the range of a number in v whose ``copies`` in u have the range [-1, 1]."""
+    """Return the length of the range of a number in v that has so many ``copies`` in u, each in the range [-1, 1]."""
     return 2 * sqrt(copies) / SCALE
 
 
 @dataclass(frozen=True)
 class ClientScores(RecordScores):
-    """The vector v of a held-back record, as in :class:`RecordScores`, and what a client sends of the mean over its records."""
+    """The vector v of a held-back record, as in :class:`RecordScores`, and how a client sends the mean of its records' v."""
 
     def asked(self, task: LocalTask, weights: Tensor, units: Division, *, confined: bool = False) -> Tensor:
-        """Return what the mechanism randomises (K, d) float32 of each client, whose held-back records are its ``units``: PRIVATE.
+        """Return the private values (K, d) float32 that clients randomise, from their held-back records ``units``.
 
-        A client without held-back records has zeros, and so sends noise or uniform bits.
+        A client without held-back records has zeros, and so sends only noise or uniform bits.
 
         Args:
             confined: as in :func:`~ldpfl.simulation.record_sums.client_sums`.
         """
-        vectors: RecordVectors = one_by_one(self) if confined else self
+        vectors: RecordVectors = OneByOne(self) if confined else self
         sums = torch.zeros(len(units), self.size, dtype=torch.float64)
-        for owners, found in vectors_of_units(vectors, task, weights, units):
-            sums.index_add_(0, owners, found)
+        for owners, batch in vectors_of_units(vectors, task, weights, units):
+            sums.index_add_(0, owners, batch)
         means = sums / torch.from_numpy(np.maximum(units.sizes, 1))[:, None]
         return self.turned(means)
 
     @abstractmethod
     def turned(self, means: Tensor) -> Tensor:
-        """Return what the mechanism randomises (K, d) float32, for clients whose mean vectors v are ``means`` (K, size)."""
+        """Return the values (K, d) float32 that clients randomise whose mean vectors v are ``means`` (K, size)."""
 
     @abstractmethod
     def told(self, pool: ReportPool | PartialPool, mechanism: Mechanism, *, single: bool = False) -> NoisySum:
-        """Return the sum of all clients' v that the reports in ``pool`` tell, which the ``mechanism`` has made.
+        """Return the noisy sum of all clients' v, estimated from the reports of ``mechanism`` in ``pool``.
 
         Args:
-            single: whether it is public that no client holds back more than one record.
+            single: whether it is publicly known that no client holds back more than one record.
         """
 
 
 @dataclass(frozen=True)
 class BitScores(ClientScores):
-    """The vector v of a held-back record, as in :class:`RecordScores`, and its form u as entries for one bit each.
+    """The vector v of a held-back record, as in :class:`RecordScores`, and its form u, about whose entries clients send one bit each.
 
-    There is no confusion matrix, whose many cells would cost too many bits. The mean of predicted less observed is left out, because its
-    values are small beside the noise of a bit.
+    There is no confusion matrix. The gap between predicted and observed is left out, because it is small beside the noise of a bit.
     """
 
     @property
     def has_cells(self) -> bool:
+        """False: a confusion matrix would cost too many bits."""
         return False
 
     @cached_property
     def weights(self) -> Weights:
+        """Scale of each part of v, such that each entry of u lies in [-1, 1]."""
         if not self.of_classes:
             return Weights(loss=_weight(1))
         return Weights(loss=_weight(_LOSS_COPIES), right=_weight(_RIGHT_COPIES), bin=1.0)
@@ -103,18 +104,19 @@ class BitScores(ClientScores):
     @property
     def entries(self) -> int:
         """Number of entries of u."""
-        return _LOSS_COPIES + _RIGHT_COPIES + _TURNED if self.of_classes else 1
+        return _LOSS_COPIES + _RIGHT_COPIES + _HADAMARD_SIZE if self.of_classes else 1
 
     @cached_property
     def rotation(self) -> Tensor:
-        """Q, (size, entries) float64. The row of the entry that is left out is 0."""
+        """Q, (size, entries) float64. The row of the gap between predicted and observed, which is left out, is 0."""
         if not self.of_classes:
             return torch.ones(1, 1, dtype=torch.float64)
-        found = torch.zeros(self.size, self.entries, dtype=torch.float64)
-        found[0, :_LOSS_COPIES] = 1 / sqrt(_LOSS_COPIES)
-        found[1, _LOSS_COPIES : _LOSS_COPIES + _RIGHT_COPIES] = 1 / sqrt(_RIGHT_COPIES)
-        found[NUMBERS:, _LOSS_COPIES + _RIGHT_COPIES :] = torch.from_numpy(hadamard(_TURNED)[: 2 * BINS] / sqrt(_TURNED))
-        return found
+        rotation = torch.zeros(self.size, self.entries, dtype=torch.float64)
+        rotation[0, :_LOSS_COPIES] = 1 / sqrt(_LOSS_COPIES)
+        rotation[1, _LOSS_COPIES : _LOSS_COPIES + _RIGHT_COPIES] = 1 / sqrt(_RIGHT_COPIES)
+        bins = hadamard(_HADAMARD_SIZE)[: 2 * BINS] / sqrt(_HADAMARD_SIZE)
+        rotation[NUMBERS:, _LOSS_COPIES + _RIGHT_COPIES :] = torch.from_numpy(bins)
+        return rotation
 
     @property
     def ranges(self) -> LayerRanges:
@@ -122,17 +124,19 @@ class BitScores(ClientScores):
         return ranges_of(self.entries)
 
     def turned(self, means: Tensor) -> Tensor:
+        """Return u = SCALE Q^T v, (K, entries) float32, for the clients' mean vectors v, ``means`` (K, size)."""
         return (SCALE * means @ self.rotation).clamp(-1, 1).float()
 
     def told(self, pool: ReportPool | PartialPool, mechanism: Mechanism, *, single: bool = False) -> NoisySum:
-        """Return the sum of all clients' v that the bits in ``pool`` tell.
+        """Return the noisy sum of all clients' v, estimated from the bits in ``pool``.
 
-        The noise is that of bits about an entry of 0, the largest. A client with a ``single`` record has entries of 1 or -1 in a one-hot
-        part, about which bits vary less.
+        The stated noise is the largest, that of bits about an entry of 0. If each client has a ``single`` record, the entries of its
+        one-hot part are 1 or -1. Bits about these vary less: the variance of a client's estimate is smaller by 1.
         """
         clients, ranges = pool.clients, self.ranges
         mean = pool.aggregate(mechanism, ranges).mean.double()
-        deviation = sqrt(max(float(mechanism.noise(ranges).largest_std(clients)[0]) ** 2 - single / clients, 0.0))
+        largest = float(mechanism.noise(ranges).largest_std(clients)[0])
+        deviation = sqrt(max(largest**2 - single / clients, 0.0))
         return NoisySum((clients / SCALE * self.rotation @ mean).numpy(), clients * deviation / SCALE)
 
 
@@ -142,32 +146,36 @@ class MeanScores(ClientScores):
 
     @property
     def longest(self) -> float:
-        """Length that no v exceeds: a number lies within half its weight of 0, and a one-hot part has one entry."""
+        """Maximum length of v: each number is at most half its weight, and each one-hot part has a single entry."""
         weights = self.weights
-        return sqrt((weights.loss**2 + weights.right**2 + weights.gap**2) / 4 + weights.cell**2 + weights.bin**2) * _ROUNDED
+        return sqrt((weights.loss**2 + weights.right**2 + weights.gap**2) / 4 + weights.cell**2 + weights.bin**2) * _ROUNDING_FACTOR
 
     def turned(self, means: Tensor) -> Tensor:
+        """Return the clients' mean vectors v, ``means`` (K, size), as float32, scaled so that their length is at most 1."""
         return (means / self.longest).float()
 
     def told(self, pool: ReportPool | PartialPool, mechanism: Mechanism, *, single: bool = False) -> NoisySum:
-        unit, ranges = pool.clients * self.longest, self.ranges
+        """Return the noisy sum of all clients' v from the reports in ``pool``, which are of v / ``longest``. ``single`` has no effect."""
+        unit, ranges = pool.clients * self.longest, self.ranges  # from the mean of reports to the sum of v
         mean = pool.aggregate(mechanism, ranges).mean.double().numpy()
         return NoisySum(mean * unit, float(mechanism.noise(ranges).largest_std(pool.clients)[0]) * unit)
 
 
 @dataclass(frozen=True, eq=False)
 class WholeClientEvaluation(ClientEvaluation):
-    """The evaluation at clients where clients are protected. A client counts once, however many records it holds back."""
+    """The evaluation at clients if clients are protected, not records. A client counts once, however many records it holds back."""
 
     vectors: ClientScores
 
     def measured(self, task: LocalTask, weights: Tensor, seed: int, number: int) -> dict[str, Any]:
-        def own(some: range) -> Tensor:
-            return self.vectors.asked(task, weights, self.units[some.start : some.stop])
+        """Evaluate the model after round ``number``, as in the base class, from each client's mean vector."""
+
+        def values_of(batch: range) -> Tensor:
+            return self.vectors.asked(task, weights, self.units[batch.start : batch.stop])
 
         context, clients = b"evaluation" + weights.numpy().tobytes(), len(self.units)
         pool = released_pool(
-            own, clients, self.vectors.ranges, self.mechanism, seed=seed, purpose=Purpose.EVALUATION, number=number, context=context
+            values_of, clients, self.vectors.ranges, self.mechanism, seed=seed, purpose=Purpose.EVALUATION, number=number, context=context
         )
         single = bool(self.units.sizes.max(initial=0) <= 1)
         return as_measured(self.vectors.told(pool, self.mechanism, single=single), clients)

@@ -39,7 +39,7 @@ class Participation:
         self_sampling: lowest probability with which a client joins, if each decides for itself (then ``fraction`` has no effect).
         once_over: number of rounds that the clients are divided over, if each takes part once (then ``fraction`` has no effect).
         channel: what stands between clients and server in the deployment that is simulated; only the ledger depends on it.
-        colluding: clients of each round whose noise is not relied on; only the ledger depends on it.
+        colluding: number of clients of each round whose noise is not counted, since they may reveal it; only the ledger depends on it.
     """
 
     fraction: float
@@ -99,7 +99,7 @@ class Federation:
     Attributes:
         seed: seed of all random streams that may be public: divisions, batches, the server's choice of clients.
         secret_seed: seed of the noise; None if the run's secret is missing, so that no noise can be drawn.
-        coin_seed: seed of secret participation, of records or of clients; None if the run's secret is missing.
+        coin_seed: seed of the secret choice of clients, and of records within a client; None if the run's secret is missing.
         own_data: whether the data are a user's own. Then noise also depends on the values that it hides, see :meth:`SeededStreams.bound`.
         task: model, layout, training samples and optimiser.
         trainer: turns a broadcast vector into the clients' trained vectors.
@@ -155,18 +155,22 @@ class Federation:
 
     def cohort(self, round_number: int) -> NDArray[np.int64]:
         """Return the clients of a round, in ascending order. With random check-in there may be none."""
-        asked = self.participation
-        if asked.once_over is not None:
-            return once_cohort(known(self.coin_seed), round_number, len(self.samples), asked.once_over)
-        seed = self.seed if asked.self_sampling is None else known(self.coin_seed)
-        return round_cohort(seed, round_number, len(self.samples), asked.fraction, asked.self_sampling)
+        participation = self.participation
+        if participation.once_over is not None:
+            return once_cohort(known(self.coin_seed), round_number, len(self.samples), participation.once_over)
+        seed = self.seed if participation.self_sampling is None else known(self.coin_seed)
+        return round_cohort(seed, round_number, len(self.samples), participation.fraction, participation.self_sampling)
 
     def streams(self, state: ServerState, clients: NDArray[np.int64], values: Tensor, mechanism: Mechanism) -> SeededStreams:
-        """Return the random bits with which ``clients`` randomise ``values`` (k, d) in the round after ``state``."""
-        number = state.round + 1
+        """Return the random bits with which ``clients`` randomise ``values`` (k, d) in the round after ``state``.
+
+        On a user's own data they depend on the values, and on all that decides the size of the noise. So different values, or the same
+        values under another noise, never share random bits, which would reveal their difference.
+        """
+        round_number = state.round + 1
         if not self.own_data:
             return self.public_streams(state, clients)
-        keys = [(number, int(client)) for client in clients]
+        keys = [(round_number, int(client)) for client in clients]
         # The noise of a schedule depends on the number of rounds and on other clients' sizes, so its variance goes into the seed.
         variance = mechanism.noise(state.ranges).variance(values) if isinstance(mechanism, Gaussian) else None
         context = state.weights.numpy().tobytes()
@@ -181,11 +185,11 @@ class Federation:
 
     def mixing(self, state: ServerState, reports: Sequence[Reports]) -> np.random.Generator:
         """Return the generator that mixes ``reports`` in the round after ``state``: it draws their order, or all noise of a secure sum."""
-        number = state.round + 1
+        round_number = state.round + 1
         if not self.own_data:
-            return stream(self.seed, Purpose.MIXING, number)
+            return stream(self.seed, Purpose.MIXING, round_number)
         context = state.weights.numpy().tobytes() + SummedReports.kind_of(reports)
-        return bound_stream(known(self.secret_seed), Purpose.MIXING, (number,), SummedReports.total_of(reports), context)
+        return bound_stream(known(self.secret_seed), Purpose.MIXING, (round_number,), SummedReports.total_of(reports), context)
 
     @property
     def rules(self) -> ServerRules:
@@ -194,23 +198,23 @@ class Federation:
         validate = None if self.stopping is None else partial(mean_loss, self.task, samples=self.stopping.samples)
         return ServerRules(names, self.perturbed, self.rule, self.optimiser, self.score, validate)
 
-    def score(self, weights: Tensor, own: Tensor | None = None) -> float:
-        """Return the main metric of the model with ``weights`` (d,) on the evaluation samples; for ``own`` see :meth:`outputs`."""
-        return self.score_of(self.outputs(weights, own))
+    def score(self, weights: Tensor, personal: Tensor | None = None) -> float:
+        """Return the main metric of the model with ``weights`` (d,) on the evaluation samples; for ``personal`` see :meth:`outputs`."""
+        return self.score_of(self.outputs(weights, personal))
 
-    def outputs(self, weights: Tensor, own: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    def outputs(self, weights: Tensor, personal: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield outputs and targets of the evaluation samples, in their order, batch by batch.
 
         Args:
-            own: (N, p) personal layers of all clients, with which the samples of each client are evaluated; None if the model has none.
+            personal: (N, p) personal layers of all clients, with which each client's samples are evaluated; None if the model has none.
         """
         samples, clients, trainer = self.evaluation.samples, self.evaluation.clients, self.trainer
-        if own is None or clients is None or not isinstance(trainer, PersonalTrainer):
+        if personal is None or clients is None or not isinstance(trainer, PersonalTrainer):
             yield from evaluated(self.task, weights, samples)
             return
         owners, starts = np.unique(clients, return_index=True)  # the samples are sorted by client
         for client, start, stop in zip(owners, starts, [*starts[1:], len(samples)], strict=True):
-            model = trainer.joined(weights, own[client : client + 1])[0]
+            model = trainer.joined(weights, personal[client : client + 1])[0]
             yield from evaluated(trainer.whole.task, model, samples.take(slice(int(start), int(stop))))
 
     def score_of(self, batches: Iterable[tuple[Tensor, Tensor]]) -> float:

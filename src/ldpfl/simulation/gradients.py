@@ -31,9 +31,10 @@ _LOG = logging.getLogger(__name__)
 _MAX_GRADIENT_VALUES = 1 << 19
 """Maximum number of per-record gradient values in memory: 4 MiB in float64, which fits a processor's cache."""
 
-_MIN_TEXTS, _MAX_TEXT_GRADIENT_VALUES = 16, 1 << 23
-"""Number of records that a pretrained model processes together, and the maximum number of their gradients' values. Fewer texts are slower;
-more texts take more memory than Opacus does for 32."""
+_TEXTS, _MAX_TEXT_GRADIENT_VALUES = 16, 1 << 23
+"""Number of texts that a pretrained model processes together, and the maximum number of their gradients' values (64 MiB in float64).
+
+Fewer texts are slower. More texts take more memory than Opacus (a library for DP-SGD) does for 32."""
 
 _MAX_ROWS = 1 << 13
 """Maximum number of rows of persons in memory. A server may choose the number of rows of a person, so it must not decide on the memory."""
@@ -44,6 +45,9 @@ class GradientTrainer:
     """Computes the negative gradient of each client's mean loss over its samples (FedSGD, McMahan et al. 2017), (K, d) float32.
 
     All clients share one copy of the weights. A schedule has one step, over all samples of each client.
+
+    Attributes:
+        at_once: whether the model can process many clients at once.
     """
 
     task: LocalTask
@@ -51,14 +55,14 @@ class GradientTrainer:
 
     def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
         with nothing_kept(self.task.module):
-            return _descents(self.task, _own_copies(self.task, weights), *_step(schedule), at_once=self.at_once)
+            return _descents(self.task, _weight_copies(self.task, weights), *_only_step(schedule), at_once=self.at_once)
 
 
 @dataclass(frozen=True)
 class RecordGradientTrainer:
     """Computes the sum of each client's negative per-record gradients, each clipped by ``clip``: (K, d) int64 lattice points.
 
-    With adaptive clipping, a sum has one more number, which counts the gradients that were not clipped against those that were.
+    With adaptive clipping, a sum has one more number: the number of gradients that were not clipped minus that of clipped ones.
 
     The values are integers, so the sums are exact: replacing a record moves a sum by at most 2 C, without any rounding error.
 
@@ -93,52 +97,54 @@ class RecordGradientTrainer:
         return replace(self, clip=self.clip.in_round(ranges))
 
     def _train(self, weights: Tensor, schedule: BatchSchedule, round_number: int) -> Tensor:
-        index, mask = _step(schedule)
+        """Return what :meth:`train` does, block by block. ``real`` masks the records of a block that are no padding."""
+        index, mask = _only_step(schedule)
         sums = torch.zeros(schedule.clients, self.clip.width(weights.numel()), dtype=torch.float64)  # sums of integers, exact below 2^53
-        together = self.block(weights)
-        at_once = self._at_once(weights) // together * together if self.compiled is None else together
-        places, counts = _assign_lanes(mask, self._lanes(index, together), together)
+        lanes = self.block(weights)
+        at_once = self._max_records(weights) // lanes * lanes if self.compiled is None else lanes
+        places, is_real = _assign_lanes(mask, self._lanes(index, lanes), lanes)
         for start in range(0, len(places), at_once):
-            block, real = places[start : start + at_once], counts[start : start + at_once].cpu()
-            rows, counting = self._rows(index[block[:, 0], block[:, 1]], round_number)
+            block, real = places[start : start + at_once], is_real[start : start + at_once].cpu()
+            rows, counted = self._rows(index[block[:, 0], block[:, 1]], round_number)
             if self.compiled is not None and self.left_out is None:
-                summed = self.compiled.of(weights, rows, counting, real)
-                sums[block[0, 0]] += summed.points  # all records of a block belong to one client
-                self._report_clipped(summed.norms[real])
+                block_sum = self.compiled.of(weights, rows, counted, real)
+                sums[block[0, 0]] += block_sum.points  # all records of a block belong to one client
+                self._report_clipped(block_sum.norms[real])
                 continue
-            descents, usable = self._descents(weights, rows, counting)
+            descents, usable = self._descents(weights, rows, counted)
             if self.left_out is not None:
-                nothing = real & ~(usable & torch.linalg.vector_norm(descents.double(), dim=1).isfinite())
-                self.left_out(index[block[:, 0], block[:, 1]].cpu()[nothing])
+                is_left_out = real & ~(usable & torch.linalg.vector_norm(descents.double(), dim=1).isfinite())
+                self.left_out(index[block[:, 0], block[:, 1]].cpu()[is_left_out])
             real = real & usable
             sums.index_add_(0, block[:, 0].cpu()[real], self.clip.points(descents[real], self.watch))
         return sums.to(torch.int64)
 
-    def _at_once(self, weights: Tensor) -> int:
-        """Return the number of records whose gradients are in memory at once."""
+    def _max_records(self, weights: Tensor) -> int:
+        """Return the maximum number of records whose gradients are in memory at once, at least 2."""
         most = _MAX_GRADIENT_VALUES // weights.numel()
         if is_of_transformers(self.task.module):
-            most = max(most, min(_MIN_TEXTS, _MAX_TEXT_GRADIENT_VALUES // weights.numel()))
+            most = max(most, min(_TEXTS, _MAX_TEXT_GRADIENT_VALUES // weights.numel()))
         return max(2, most if self.persons is None else min(most, _MAX_ROWS // self.persons.most))
 
     def block(self, weights: Tensor) -> int:
         """Return the number of records in a block. All records of a block belong to one client; a compiled step processes one block."""
-        return min(self._at_once(weights), ALIGNED)
+        return min(self._max_records(weights), ALIGNED)
 
     def _report_clipped(self, norms: Tensor) -> None:
         """Call ``watch`` with a mask of the gradients, of the given ``norms`` (R,), that are clipped."""
         if self.watch is not None:
             self.watch(norms[norms.isfinite()] > self.clip.norm)
 
-    def _lanes(self, records: Tensor, together: int) -> Tensor:
-        """Return the lane, below ``together``, of each of ``records`` (K, B): by its position in its client's data, or its person's name.
+    def _lanes(self, records: Tensor, lanes: int) -> Tensor:
+        """Return the lane, below ``lanes``, of each of ``records`` (K, B): by its position in its client's data, or its person's name.
 
         A lane is a gradient's position in a block of the computation, and decides how the gradient is rounded. So it must not depend on
         which other records or persons take part. Otherwise one record or person would change the vectors of others.
         """
         if self.persons is None:
-            return (torch.arange(records.shape[1], device=records.device) % together).expand(records.shape)
-        return torch.from_numpy((self.persons.lanes[records.cpu().numpy()] * together).astype(np.int64)).to(records.device)
+            return (torch.arange(records.shape[1], device=records.device) % lanes).expand(records.shape)
+        # A person's lane is stored as a share of all lanes in [0, 1).
+        return torch.from_numpy((self.persons.lanes[records.cpu().numpy()] * lanes).astype(np.int64)).to(records.device)
 
     def _rows(self, records: Tensor, round_number: int) -> tuple[Tensor, Tensor]:
         """Return the rows (R, B) of each of ``records`` (R,), and a mask (R, B) of the rows that count. A person has several rows."""
@@ -147,7 +153,7 @@ class RecordGradientTrainer:
         return records[:, None], torch.ones(len(records), 1, device=records.device)
 
     def _descents(self, weights: Tensor, rows: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the negative gradient (R, d) for each of ``rows`` (R, B), and a mask (R,) of the rows that have one, on the CPU."""
+        """Return the negative gradient (R, d) of each record with ``rows`` (R, B), and a mask (R,) of the records that have one."""
         usable = torch.ones(len(rows), dtype=torch.bool)
         try:
             return self._descents_of(weights, rows, mask), usable
@@ -168,10 +174,12 @@ class RecordGradientTrainer:
         return self._descents_of(weights, *replaced), usable
 
     def _descents_of(self, weights: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
-        shared = _own_copies(self.task, weights)  # new copies each time, since a failing record's pass may have written to them
+        """Return the negative gradient (R, d) of each record with ``rows`` (R, B), or raise if any record fails."""
+        shared = _weight_copies(self.task, weights)  # new copies each time, since a failing record's pass may have written to them
         return _descents(self.task, shared, rows, mask, at_once=self.at_once).cpu()
 
     def _has_descent(self, weights: Tensor, rows: Tensor, mask: Tensor) -> bool:
+        """Whether neither the model nor the loss raises for these records."""
         try:
             self._descents_of(weights, rows, mask)
         except (Exception, SystemExit):
@@ -187,50 +195,51 @@ def confined(trainer: Trainer) -> Trainer:
     return replace(trainer, confined=True, compiled=None) if isinstance(trainer, RecordGradientTrainer) else trainer
 
 
-def _assign_lanes(mask: Tensor, lanes: Tensor, together: int) -> tuple[Tensor, Tensor]:
-    """Order the records in ``mask`` (K, B) so that each stands in its lane, and return their indices (N, 2) and a mask (N,) of real ones.
+def _assign_lanes(mask: Tensor, lane_of: Tensor, lanes: int) -> tuple[Tensor, Tensor]:
+    """Order the records in ``mask`` (K, B) so that each stands in its lane. Return their indices (N, 2), and a mask (N,) of real records.
 
-    Each client starts at a multiple of ``together``. A record's position modulo ``together`` is its lane, of ``lanes`` (K, B). Gaps are
-    filled with copies of some record. A product's rounding depends on the position modulo ``together``, because of memory alignment. So
-    it does not depend on which other records take part, or on how many.
+    Each client starts at a multiple of the number of ``lanes``. A record's position modulo ``lanes`` is its lane, ``lane_of`` (K, B). Gaps
+    are filled with copies of some record. A product's rounding depends on the position modulo ``lanes``, because of memory alignment. So it
+    does not depend on the other records that take part, or on their number.
     """
     places = mask.nonzero()
-    clients, own_lanes = places[:, 0], lanes[places[:, 0], places[:, 1]]
-    group = clients * together + own_lanes
-    sizes = torch.bincount(group, minlength=len(mask) * together)
+    clients, record_lanes = places[:, 0], lane_of[places[:, 0], places[:, 1]]
+    group = clients * lanes + record_lanes  # records of one client and lane
+    sizes = torch.bincount(group, minlength=len(mask) * lanes)
     order = group.argsort(stable=True)
     before = torch.empty_like(order)  # number of earlier records of the same client and lane
     before[order] = torch.arange(len(order), device=mask.device) - (sizes.cumsum(0) - sizes)[group[order]]
-    lengths = sizes.view(len(mask), together).amax(dim=1) * together  # positions of each client, padding included
-    spread = places[:1].expand(int(lengths.sum()), 2).clone()
-    counts = torch.zeros(len(spread), dtype=torch.bool, device=mask.device)
-    at = (lengths.cumsum(0) - lengths)[clients] + before * together + own_lanes
-    spread[at], counts[at] = places, True
-    return spread, counts
+    lengths = sizes.view(len(mask), lanes).amax(dim=1) * lanes  # positions of each client, padding included
+    ordered = places[:1].expand(int(lengths.sum()), 2).clone()
+    is_real = torch.zeros(len(ordered), dtype=torch.bool, device=mask.device)
+    positions = (lengths.cumsum(0) - lengths)[clients] + before * lanes + record_lanes
+    ordered[positions], is_real[positions] = places, True
+    return ordered, is_real
 
 
-def _step(schedule: BatchSchedule) -> tuple[Tensor, Tensor]:
-    """Return the samples (K, B) of a schedule's only step, and a mask (K, B) of those that count."""
+def _only_step(schedule: BatchSchedule) -> tuple[Tensor, Tensor]:
+    """Return the samples (K, B) of the schedule's only step, and a mask (K, B) of those that count."""
     if schedule.steps != 1:
         raise ValueError(f"a gradient is taken in one step, the schedule has {schedule.steps}")
     return schedule.index[:, 0], schedule.mask[:, 0]
 
 
-def _own_copies(task: LocalTask, weights: Tensor) -> dict[str, Tensor]:
+def _weight_copies(task: LocalTask, weights: Tensor) -> dict[str, Tensor]:
     """Return a copy of each layer of ``weights`` (d,), so that no forward pass can change the broadcast weights."""
     return {name: value.clone() for name, value in task.layout.unflatten(weights.to(task.data.device)).items()}
 
 
 def _descents(task: LocalTask, shared: dict[str, Tensor], index: Tensor, mask: Tensor, *, at_once: bool) -> Tensor:
     """Return minus the gradient of the mean loss over each row of ``index`` (K, B), (K, d), at the same ``shared`` weights for all."""
-    twin = len(index) == 1  # a batch of one uses other kernels, which round differently, so it is doubled
-    if twin:
+    doubled = len(index) == 1  # a batch of one uses other kernels, which round differently
+    if doubled:
         index, mask = index.expand(2, -1), mask.expand(2, -1)
     if isinstance(task.module, CenteredLinear) and not bool(shared["center"].any()):
-        flat = _means(task, index, mask)
-        return flat[:1] if twin else flat
+        flat = _center_means(task, index, mask)
+        return flat[:1] if doubled else flat
     if not at_once:
-        return torch.cat([_descent(task, shared, own, counts) for own, counts in zip(index, mask, strict=True)])[: 1 if twin else None]
+        flat = torch.cat([_descent(task, shared, *row) for row in zip(index, mask, strict=True)])
+        return flat[:1] if doubled else flat
     names = list(shared)
     # Each row has its own view of the parameters, without a copy. So the gradient of the sum holds each row's own gradient.
     parameters = [shared[name].expand(len(index), *shared[name].shape).requires_grad_() for name in names]
@@ -238,9 +247,9 @@ def _descents(task: LocalTask, shared: dict[str, Tensor], index: Tensor, mask: T
     with nothing_written(task.module, shared, by_value=False):
         with PatchConvolutions():
             total = losses(parameters, *task.batch(index), mask).sum()
-        found = torch.autograd.grad(total, parameters, materialize_grads=True)  # measured weights have no gradient
-    flat = task.layout.flatten(dict(zip(names, found, strict=True))).neg_()
-    return flat[:1] if twin else flat
+        gradients = torch.autograd.grad(total, parameters, materialize_grads=True)  # measured weights have no gradient
+    flat = task.layout.flatten(dict(zip(names, gradients, strict=True))).neg_()
+    return flat[:1] if doubled else flat
 
 
 def _descent(task: LocalTask, shared: dict[str, Tensor], index: Tensor, mask: Tensor) -> Tensor:
@@ -254,12 +263,12 @@ def _descent(task: LocalTask, shared: dict[str, Tensor], index: Tensor, mask: Te
     inputs, targets = task.batch(index)
     with nothing_kept(task.module), nothing_written(task.module, parameters, by_value=True):
         loss = task.loss(parameters, inputs, targets, mask)
-        found = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
-    return task.layout.flatten(dict(zip(parameters, found, strict=True))).neg_()[None]
+        gradients = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
+    return task.layout.flatten(dict(zip(parameters, gradients, strict=True))).neg_()[None]
 
 
-def _means(task: LocalTask, index: Tensor, mask: Tensor) -> Tensor:
-    """Return vectors (K, d) with the mean of each row's samples at the center's weights, and 0 at all trained weights."""
+def _center_means(task: LocalTask, index: Tensor, mask: Tensor) -> Tensor:
+    """Return vectors (K, d) for the round that measures the samples' center: each row's mean sample there, and 0 at all trained weights."""
     inputs = normalise(task.data.at(index).tensor, task.mean, task.std).flatten(2).float()
     means = (inputs * mask[:, :, None]).sum(dim=1) / mask.sum(dim=1, keepdim=True).clamp_min(1)
     rows = torch.zeros(len(index), task.layout.dimension, device=means.device)

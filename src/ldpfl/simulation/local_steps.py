@@ -37,10 +37,12 @@ class BatchSchedule:
 
     @property
     def clients(self) -> int:
+        """Number K of clients."""
         return int(self.index.shape[0])
 
     @property
     def steps(self) -> int:
+        """Number S of steps."""
         return int(self.index.shape[1])
 
     def head(self, steps: int) -> BatchSchedule:
@@ -53,51 +55,50 @@ class BatchSchedule:
 
 
 def batch_schedule(samples: Sequence[Places], orders: Sequence[BlockSource], *, batch_size: int) -> BatchSchedule:
-    """Shuffle each client's samples for every epoch and cut them into batches.
+    """Return a schedule in which each client's samples are shuffled for every epoch and cut into batches.
 
     The last batch of an epoch may be smaller. Clients with fewer samples finish earlier, and their remaining steps are
     masked. A client's order depends on its own random words alone.
 
     Args:
         samples: for each client, positions (n_k,) in the training set.
-        orders: for each epoch the source of the words by which the samples of client i, its row i, are ordered.
-        batch_size: width B of the schedule, whoever is in it. A federation whose largest client holds fewer samples
-            than its batch size passes that smaller number.
+        orders: for each epoch the source of random words by which samples are ordered; its row i is client i's.
+        batch_size: width B of the schedule. It must be the same for all cohorts of a federation: see :attr:`Federation.batch_width`.
     """
-    own, inside = Division.of(samples).table()
-    clients, most = own.shape
-    steps = -(-inside.sum(axis=1, keepdims=True) // batch_size)
+    table, inside = Division.of(samples).table()  # (K, n) positions, and a mask of those that are not padding
+    clients, most = table.shape
+    steps = -(-inside.sum(axis=1, keepdims=True) // batch_size)  # of each client in an epoch
     # The width must not depend on the other clients: another width uses other kernels, which round differently.
-    index = np.repeat(own[:, :1], len(orders) * int(steps.max(initial=0)) * batch_size, axis=1).reshape(clients, -1, batch_size)
+    index = np.repeat(table[:, :1], len(orders) * int(steps.max(initial=0)) * batch_size, axis=1).reshape(clients, -1, batch_size)
     mask = np.zeros(index.shape, dtype=np.float32)
     row, place = np.nonzero(inside)
     step, within = place // batch_size, place % batch_size
     for epoch, source in enumerate(orders):
-        order = own if most == 1 else np.take_along_axis(own, _ranks(source, inside), axis=1)
+        order = table if most == 1 else np.take_along_axis(table, _random_orders(source, inside), axis=1)
         index[row, step + epoch * steps[row, 0], within] = order[row, place]
         mask[row, step + epoch * steps[row, 0], within] = 1.0
     return BatchSchedule(torch.from_numpy(index), torch.from_numpy(mask))
 
 
-def _ranks(source: BlockSource, inside: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return for each row (K, n) the order of its entries that are ``inside``, which come first: that of 64 random bits of each."""
+def _random_orders(source: BlockSource, inside: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return a random order (K, n) of each row's entries, by 64 random bits for each. Entries that are not ``inside`` come last."""
     clients, most = inside.shape
     keys = source.block(range(clients), 2 * most).view(np.uint64)
     return np.where(inside, keys, np.iinfo(np.uint64).max).argsort(axis=1)
 
 
 def full_batch(samples: Sequence[Places], width: int) -> BatchSchedule:
-    """Return the schedule of one step over all of each client's samples, in the order that they have; ``width`` as for mini-batches."""
-    own, inside = Division.of(samples).table()
-    index = np.repeat(own[:, None, :1], width, axis=2)
-    index[:, 0, : own.shape[1]] = own
+    """Return a schedule of one step over all samples of each client, in order. ``width`` is B of :class:`BatchSchedule`."""
+    table, inside = Division.of(samples).table()  # (K, n) positions, and a mask of those that are not padding
+    index = np.repeat(table[:, None, :1], width, axis=2)
+    index[:, 0, : table.shape[1]] = table
     mask = np.zeros(index.shape, dtype=np.float32)
-    mask[:, 0, : own.shape[1]] = inside
+    mask[:, 0, : table.shape[1]] = inside
     return BatchSchedule(torch.from_numpy(index), torch.from_numpy(mask))
 
 
 def poisson_batch(whole: BatchSchedule, rate: float, coins: BlockSource) -> BatchSchedule:
-    """Return ``whole`` with each sample kept independently, with probability ``rate``, rounded down to a multiple of 2^-32."""
+    """Return ``whole`` with each sample kept independently. The probability is ``rate``, rounded down to a multiple of 2^-32."""
     drawn = coins.block(range(whole.clients), whole.mask[0].numel()).view(np.uint32)
     taken = torch.from_numpy(drawn < int(rate * 2**32)).reshape(whole.mask.shape)
     return BatchSchedule(whole.index, whole.mask * taken)
@@ -147,53 +148,54 @@ class LocalOptimiser:
 
 
 class Descent:
-    """The steps of many clients in one round; every parameter is (K, *shape)."""
+    """The local optimiser of K clients during one round. It changes ``parameters``, each (K, *shape), in place."""
 
     def __init__(self, optimiser: LocalOptimiser, parameters: Sequence[Tensor], round_number: int) -> None:
         self._optimiser, self._parameters, self._rate = optimiser, parameters, optimiser.rate(round_number)
-        kept = 2 if optimiser.kind == "adam" else 1 if optimiser.momentum else 0
-        self._state = [tuple(torch.zeros_like(parameter) for _ in range(kept)) for parameter in parameters]
+        moments = 2 if optimiser.kind == "adam" else 1 if optimiser.momentum else 0
+        self._moments = [tuple(torch.zeros_like(parameter) for _ in range(moments)) for parameter in parameters]
         self._start = [parameter.detach().clone() for parameter in parameters] if optimiser.proximal else []
         self._steps = 0
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor], active: Tensor) -> None:
-        """Take one step. A client that has finished has a zero gradient; nothing else must carry it on either: ``active`` (K,) is 0."""
+        """Take one step. ``active`` (K,) is 0 for a client that has finished: neither momentum nor weight decay may move its weights."""
         self._steps += 1
         for number, (parameter, gradient) in enumerate(zip(self._parameters, gradients, strict=True)):
             if self._optimiser.pulls:
-                gradient = self._pulled(number, gradient)
-            if not self._state[number]:
-                carried = gradient * beside(active, gradient) if self._optimiser.pulls else gradient
-                parameter.sub_(carried, alpha=self._rate)
+                gradient = self._with_pull(number, gradient)
+            if not self._moments[number]:  # the gradient of a finished client is 0 already, unless something pulls
+                direction = gradient * beside(active, gradient) if self._optimiser.pulls else gradient
+                parameter.sub_(direction, alpha=self._rate)
             else:
-                direction = self._direction(self._state[number], gradient)
+                direction = self._direction(self._moments[number], gradient)
                 parameter.sub_(direction * beside(active, direction), alpha=self._rate)
 
-    def _pulled(self, number: int, gradient: Tensor) -> Tensor:
-        """Return the gradient with those of weight decay and of the distance from the broadcast."""
+    def _with_pull(self, number: int, gradient: Tensor) -> Tensor:
+        """Return the ``gradient`` of parameter ``number``, plus the gradients of weight decay and of the proximal term."""
         parameter = self._parameters[number]
         gradient = gradient + self._optimiser.weight_decay * parameter
         return gradient + self._optimiser.proximal * (parameter - self._start[number]) if self._start else gradient
 
-    def _direction(self, state: tuple[Tensor, ...], gradient: Tensor) -> Tensor:
+    def _direction(self, moments: tuple[Tensor, ...], gradient: Tensor) -> Tensor:
+        """Update the ``moments`` of a parameter by ``gradient``, and return the step for a learning rate of 1."""
         if self._optimiser.kind == "sgd":
-            return state[0].mul_(self._optimiser.momentum).add_(gradient)
-        first, second = state[0].lerp_(gradient, 1 - BETA), state[1].mul_(BETA_2).addcmul_(gradient, gradient, value=1 - BETA_2)
-        unbiased = second.sqrt() / sqrt(1 - BETA_2**self._steps)
-        return first / (1 - BETA**self._steps) / (unbiased + TINY)
+            return moments[0].mul_(self._optimiser.momentum).add_(gradient)
+        first, second = moments[0].lerp_(gradient, 1 - BETA), moments[1].mul_(BETA_2).addcmul_(gradient, gradient, value=1 - BETA_2)
+        root = second.sqrt() / sqrt(1 - BETA_2**self._steps)  # both moments are corrected for their start at 0
+        return first / (1 - BETA**self._steps) / (root + TINY)
 
 
 def beside(clients: Tensor, values: Tensor) -> Tensor:
-    """Return ``clients`` (K,) so shaped that it multiplies ``values`` (K, *shape) client by client."""
+    """Return one number for each client, ``clients`` (K,), as (K, 1, ...), to multiply ``values`` (K, *shape) client by client."""
     return clients.view(-1, *[1] * (values.dim() - 1))
 
 
 def split_evenly(count: int, largest: int, unit: int = ALIGNED) -> Iterator[slice]:
-    """Cut ``count`` clients into runs of nearly equal length, none above ``largest``; as far as that goes, of ``unit`` times some number.
+    """Cut ``count`` clients into pieces of nearly equal length, at most ``largest``. Lengths are multiples of ``unit`` if it fits.
 
-    How products are rounded depends on where a client's rows lie in memory, which after 16 clients is as at the start: so a client's
-    weights do not depend on how many are trained together, where that is at least 16.
+    The rounding of products depends on the alignment of a client's rows in memory, which repeats after 16 clients. So a client's weights do
+    not depend on the number of clients that are trained together, if that number is at least 16.
     """
     unit = unit if largest >= unit else 1
     units = -(-count // unit)

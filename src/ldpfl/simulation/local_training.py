@@ -34,11 +34,10 @@ class LocalTask:
     """What local training needs: the model, the samples that schedules index, the task, and the optimiser.
 
     Attributes:
-        clip_norm: C: each mini-batch gradient g of a client, flat over all parameters, becomes g * min(1, C / ||g||_2)
-            before it reaches the momentum or the weights; None leaves gradients as they are. A gradient that is not
-            finite becomes NaN as a whole. Source: LaDP-FL, equation (6); confidence: medium that C bounds the
-            mini-batch's gradient and not each sample's.
-        precision: of products in training; see :meth:`trained`.
+        clip_norm: clipping norm C. Each mini-batch gradient g of a client, flat over all parameters, becomes g * min(1, C / ||g||_2)
+            before it reaches the momentum or the weights. None leaves gradients as they are. A gradient that is not finite becomes NaN as
+            a whole. Source: LaDP-FL, equation (6); confidence: medium that C bounds the mini-batch's gradient and not each sample's.
+        precision: precision of products in training; see :meth:`trained`.
 
     Raises:
         ConfigError: ``clip_norm`` is not positive and finite.
@@ -68,10 +67,10 @@ class LocalTask:
         return each(lambda part: normalise(part, self.mean, self.std), inputs)
 
     def outputs(self, parameters: dict[str, Tensor], inputs: Inputs) -> Tensor:
-        """Return the outputs of the model with ``parameters`` for ``inputs``, which are those of :meth:`batch`."""
+        """Return the outputs of the model with ``parameters`` for ``inputs`` as :meth:`batch` returns them."""
         arguments, named = ((inputs,), {}) if isinstance(inputs, Tensor) else ((), dict(inputs))
-        found: Tensor = called_with(self.module, parameters, arguments, named)
-        return found
+        outputs: Tensor = called_with(self.module, parameters, arguments, named)
+        return outputs
 
     def trained(self, parameters: dict[str, Tensor], inputs: Inputs) -> Tensor:
         """Return the outputs of the model with ``parameters`` in the training ``precision``.
@@ -82,9 +81,9 @@ class LocalTask:
         if self.precision == "float32":
             return self.outputs(parameters, inputs)
         device = next(iter(parameters.values())).device.type
-        with torch.autocast(device, dtype=torch.bfloat16, cache_enabled=False):  # a cache would keep weights of one step for the next
-            found = self.outputs(parameters, inputs)
-        return found.float() if isinstance(found, Tensor) else found
+        with torch.autocast(device, dtype=torch.bfloat16, cache_enabled=False):  # a cache would use the weights of the last step again
+            outputs = self.outputs(parameters, inputs)
+        return outputs.float() if isinstance(outputs, Tensor) else outputs
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss (B,) of each sample.
@@ -92,15 +91,15 @@ class LocalTask:
         Raises:
             ConfigError: a user's own task returns something else, which would silently train another model.
         """
-        found, wanted = self.task.losses(outputs, targets), tuple(targets.shape[:1])
-        if not isinstance(found, Tensor) or tuple(found.shape) != wanted:
-            given = f"of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"that is a {type(found).__name__}"
+        losses, expected = self.task.losses(outputs, targets), tuple(targets.shape[:1])
+        if not isinstance(losses, Tensor) or tuple(losses.shape) != expected:
+            given = f"of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else f"that is a {type(losses).__name__}"
             raise ConfigError(
-                f"task {self.task.name!r} gives a loss {given} for {len(targets)} samples, expected {wanted}: return one number for each "
+                f"task {self.task.name!r} gives a loss {given} for {len(targets)} samples, expected {expected}: return one number for each "
                 "sample, as PyTorch's losses do with reduction='none'",
                 advice="its loss has another shape than expected: return one number for each sample, or the mean over the samples",
             )
-        return found
+        return losses
 
     def loss(self, parameters: dict[str, Tensor], inputs: Inputs, targets: Tensor, mask: Tensor) -> Tensor:
         """Return the mean loss over the samples in ``mask`` (B,), or 0 if it is empty."""
@@ -118,12 +117,11 @@ class Trainer(Protocol):
     """Turns a broadcast vector and the clients' schedules into the clients' trained vectors."""
 
     def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
-        """Return (K, d) trained weights, every client starting from ``weights`` (d,); rates may depend on the round.
+        """Return (K, d) trained weights, where every client starts from ``weights`` (d,). The learning rate may depend on the round.
 
         Raises:
             PrivacyError: the model changes its own state while it runs, see :mod:`ldpfl.simulation.forward_side_effects`.
         """
-        ...
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,7 @@ class VectorizedTrainer:
     On a CPU, a client's result does not depend on the other clients in the schedule, to the last bit.
 
     Attributes:
-        patches: compute convolutions over few channels by patches (see :class:`PatchConvolutions`); faster, rounds differently.
+        patches: whether to compute convolutions over few channels by patches (see :class:`PatchConvolutions`): faster, rounded differently.
     """
 
     task: LocalTask
@@ -149,6 +147,7 @@ class VectorizedTrainer:
             return self._train(weights, schedule, round_number)
 
     def _train(self, weights: Tensor, schedule: BatchSchedule, round_number: int) -> Tensor:
+        """Return what :meth:`train` does, for two or more clients."""
         task = self.task
         start = task.layout.unflatten(weights.to(task.data.device).expand(schedule.clients, -1))
         names = list(start)
@@ -189,7 +188,8 @@ def _clip_factors(gradients: Sequence[Tensor], clip_norm: float) -> Tensor:
     copies = (row.to(torch.float64, copy=True, memory_format=torch.contiguous_format) for row in rows)
     norms = torch.stack([copy.square_().sum(dim=1) for copy in copies], dim=1).sum(dim=1).sqrt_()
     factors = clip_norm / norms.clamp_min(clip_norm)  # exactly 1 for a short enough gradient, zero included
-    # Infinity times a factor of 0 is NaN in its own coordinate only, which a mechanism that sends a few might not meet.
+    # The factor of an infinite gradient is 0, so only its infinite coordinates would become NaN. A mechanism that sends few coordinates
+    # might miss these, so the whole gradient becomes NaN.
     return torch.where(norms.isfinite(), factors, nan).to(gradients[0].dtype)
 
 
@@ -200,18 +200,19 @@ class LoopTrainer:
     task: LocalTask
 
     def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
-        clients = (BatchSchedule(i[None], m[None]) for i, m in zip(schedule.index, schedule.mask, strict=True))
+        clients = (BatchSchedule(index[None], mask[None]) for index, mask in zip(schedule.index, schedule.mask, strict=True))
         with nothing_kept(self.task.module):
             return torch.stack([self._train_one(weights, client, round_number) for client in clients])
 
     def _train_one(self, weights: Tensor, schedule: BatchSchedule, round_number: int) -> Tensor:
+        """Return the trained weights (d,) of the only client of ``schedule``."""
         task = self.task
         start = task.layout.unflatten(weights.to(task.data.device))
         parameters = {name: value.clone().requires_grad_() for name, value in start.items()}
         optimiser = _torch_optimiser(task.optimiser, parameters.values(), round_number)
         for index, mask in zip(schedule.index[0], schedule.mask[0], strict=True):
             chosen = index[mask > 0]
-            if chosen.numel() == 0:
+            if chosen.numel() == 0:  # all later steps are padding
                 break
             inputs, targets = task.batch(chosen)
             optimiser.zero_grad()
@@ -231,6 +232,7 @@ class LoopTrainer:
 
 
 def _torch_optimiser(optimiser: LocalOptimiser, parameters: Iterable[Tensor], round_number: int) -> torch.optim.Optimizer:
+    """Return PyTorch's optimiser for the settings of ``optimiser``, except the proximal term, which it does not have."""
     rate, decay = optimiser.rate(round_number), optimiser.weight_decay
     if optimiser.kind == "adam":
         return torch.optim.Adam(parameters, lr=rate, betas=(BETA, BETA_2), eps=TINY, weight_decay=decay)
@@ -245,7 +247,7 @@ def mean_loss(task: LocalTask, weights: Tensor, samples: Samples) -> float:
 
 def measured(task: LocalTask, weights: Tensor, samples: Samples, *, every: bool = False) -> dict[str, float]:
     """Return the task's main metric of the model with ``weights`` (d,) on ``samples``, or ``every`` metric of the task, by name."""
-    if not len(samples):  # a server may have none
+    if not len(samples):  # a server may have no test data
         return dict.fromkeys(task.task.metrics, nan)
     return task.task.measured(evaluated(task, weights, samples), every=every)
 
@@ -267,6 +269,7 @@ def evaluated(task: LocalTask, weights: Tensor, samples: Samples) -> Iterator[tu
 
 
 FEW_CHANNELS = 4
+"""Maximum number of input channels of a convolution that is computed by patches."""
 
 
 class PatchConvolutions(TorchFunctionMode):
@@ -282,17 +285,19 @@ class PatchConvolutions(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func in (torch.conv2d, F.conv2d) and _applies(*args, **(kwargs or {})):
+        if func in (torch.conv2d, F.conv2d) and _has_few_channels(*args, **(kwargs or {})):
             return _patch_conv2d(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
 Pair = int | tuple[int, ...] | str
+"""Setting of a convolution: one number for both directions, one for each, or a name such as "same"."""
 
 
-def _applies(
+def _has_few_channels(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Pair = 1, padding: Pair = 0, dilation: Pair = 1, groups: int = 1
 ) -> bool:
+    """Whether :func:`_patch_conv2d` computes the convolution with these arguments of ``torch.conv2d``."""
     plain = groups == 1 and dilation in (1, (1,), (1, 1)) and not isinstance(padding, str)
     return plain and input.dim() == 4 and weight.shape[1] <= FEW_CHANNELS
 
@@ -300,6 +305,7 @@ def _applies(
 def _patch_conv2d(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> Tensor:
+    """Return the convolution as a product of the weights and all patches of the input. Arguments are those of ``torch.conv2d``."""
     vertical, horizontal = _pair(padding)
     down, right = _pair(stride)
     if vertical or horizontal:
@@ -315,7 +321,7 @@ def _patch_conv2d(
 
 
 def _pair(value: int | Sequence[int]) -> tuple[int, int]:
-    """Read a stride or padding as PyTorch does: one number for both directions, or two."""
+    """Return a stride or padding for the vertical and the horizontal direction. As in PyTorch, one number stands for both."""
     if isinstance(value, int):
         return value, value
     return value[0], value[-1]

@@ -1,12 +1,12 @@
 """Measure a table's columns before the first round, by the mechanism that protects the run.
 
-Each client counts how many of its records fall into which bin of each column, and protects the counts like a sum of gradients: replacing a
-record moves them by no more than it may move a sum of clipped gradients. So a histogram is a release like that of a round, and is charged
-as one. It has noise of its own size, so that measuring takes a stated share of the run's budget.
+Each client counts its records in the bins of each column, and protects the counts like a sum of gradients: replacing a record moves them by
+no more than it may move a sum of clipped gradients. So a histogram is a release like that of a round, and is charged as one. Its noise is
+chosen separately, so that measuring takes a stated share of the run's budget.
 
-Where persons are protected, all rows of a person together count as one record: each of them by one over their number, in whole lattice
-points and rounded down. Of each column a person then adds counts that are no less than 0 and come to no more than 1, and two such vectors
-lie no farther apart than two records do.
+If persons are protected, all rows of a person together count as one record: each row counts one divided by their number, rounded down to
+whole lattice points. Then a person's counts in each column are at least 0, and their sum is at most 1. Two such vectors lie no farther
+apart than those of two records.
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ from ldpfl.util.randomness import Purpose
 
 @dataclass(frozen=True, eq=False)
 class ColumnStages:
-    """What the histograms that were released so far tell of a table's columns, and where the next ones have their bins.
+    """The histograms of a table's columns that were released so far, and the bins of the next ones.
+
+    Columns are measured in stages. Each stage releases one histogram for each column, with bins that follow from the stage before.
 
     Attributes:
-        columns: all that are measured.
-        edges: of the next histogram of each column.
-        stages: histograms of each stage, one a column; None for a column of which nothing stood out of the noise.
+        columns: all columns that are measured.
+        edges: for each column, edges of the bins of its next histogram.
+        stages: for each stage, one histogram for each column; None for a column of which nothing stood out from the noise.
     """
 
     columns: tuple[Unscaled, ...]
@@ -56,64 +58,67 @@ class ColumnStages:
     @property
     def bins(self) -> list[int]:
         """Number of bins of the next histogram of each column."""
-        return [own.size - 1 for own in self.edges]
+        return [ends.size - 1 for ends in self.edges]
 
     def counts(self, values: Sequence[Floats], rows: NDArray[np.int64], points: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return what a client with ``rows`` of ``values`` adds to the next histograms (bins,): ``points`` for a row, in each column."""
-        places = [scaling.place(column[rows], own) for column, own in zip(values, self.edges, strict=True)]
-        return np.concatenate(_counted(places, self.bins, points))
+        """Return a client's counts (bins,) in the next histograms of all columns. Each of its ``rows`` (n,) counts its ``points`` (n,)."""
+        places = [scaling.place(column[rows], ends) for column, ends in zip(values, self.edges, strict=True)]
+        return np.concatenate(_points_in_bins(places, self.bins, points))
 
     def after(self, total: NoisySum, point: int) -> ColumnStages:
-        """Return the state after the ``total`` of all clients' counts, in which a row counts ``point``."""
-        split = np.split(total.points / point, np.cumsum(self.bins)[:-1])
-        return self.with_histograms([Histogram(ends, own, total.noise / point) for ends, own in zip(self.edges, split, strict=True)])
+        """Return the state after the ``total`` of all clients' counts, in which a row counts ``point`` lattice points."""
+        counts = np.split(total.points / point, np.cumsum(self.bins)[:-1])
+        histograms = [Histogram(ends, column, total.noise / point) for ends, column in zip(self.edges, counts, strict=True)]
+        return self.with_histograms(histograms)
 
-    def with_histograms(self, found: Sequence[Histogram]) -> ColumnStages:
-        """Return the state after the histograms ``found``, one a column."""
-        clear = _clear(found, self.columns, first=not self.stages)
-        if self.stages:
-            clear = [own if before else None for own, before in zip(clear, self.stages[-1], strict=True)]
+    def with_histograms(self, histograms: Sequence[Histogram]) -> ColumnStages:
+        """Return the state after a stage with these noisy ``histograms``, one for each column."""
+        clear = _without_noise_bins(histograms, self.columns, first=not self.stages)
+        if self.stages:  # a column that was hidden in noise stays hidden
+            clear = [histogram if before else None for histogram, before in zip(clear, self.stages[-1], strict=True)]
         edges = [
-            own if histogram is None or column.classes else scaling.next_edges(histogram)
-            for own, histogram, column in zip(self.edges, clear, self.columns, strict=True)
+            ends if histogram is None or column.classes else scaling.next_edges(histogram)
+            for ends, histogram, column in zip(self.edges, clear, self.columns, strict=True)
         ]
         return replace(self, edges=tuple(edges), stages=(*self.stages, tuple(clear)))
 
     def scaled(self, dataset: Dataset) -> Dataset:
-        """Return ``dataset``, which has these columns, with all of them scaled.
+        """Return ``dataset``, which has these columns, with all of these columns scaled.
 
         Raises:
-            DataError: the target is a number, and noise hides where it lies.
+            DataError: the target is a number, and noise hides its range.
         """
         return _scaled(dataset, self.stages)
 
 
 def point_of(steps: int, columns: int) -> int:
-    """Return how many lattice points a row counts in each of its ``columns``, where the clipping norm has ``steps``.
+    """Return the number of lattice points that a row counts in each of ``columns`` columns. The clipping norm C is ``steps`` points.
 
-    Replacing a record moves one count of each column down and one up: by sqrt(2 c) points in all, where a gradient may move by 2 C.
+    Replacing a record lowers one count of each column and raises another. With p points, c columns move by p sqrt(2 c) in all. A sum of
+    gradients may move by 2 C, so the largest p has c p^2 <= 2 C^2.
     """
     point = floor(steps * sqrt(2 / columns))
     return point - (columns * point**2 > 2 * steps**2)
 
 
 def taken_off(point: int, mechanism: DpSgd) -> int:
-    """Return how many points each client takes off every count before it sends them. The sum gets them back.
+    """Return the number of points that each client subtracts from every count before it sends the counts. The server adds them to the sum.
 
-    A sum's lattice holds ``steps`` points a record in each coordinate. The ``point`` of a single column is longer, so that a count of
-    nearly all records would not fit. Half of what the stated number of records gives is public, and not a figure of the data.
+    A sum's lattice holds ``steps`` points for each record in a coordinate. With a single column, ``point`` exceeds ``steps``, so that a
+    count of nearly all records would not fit. So half of the largest count is subtracted. It follows from the stated number of records,
+    which is public, and not from the data.
     """
     return floor(point * mechanism.records / 2) if point > mechanism.steps else 0
 
 
 @dataclass(frozen=True)
 class Measuring:
-    """How columns are measured.
+    """Measures the columns of a table.
 
     Attributes:
-        seed: of the run.
-        mechanism: protects sums over records, with the noise of measuring; None counts exactly, where nothing is protected anyway.
-        channel, colluding: as in the rounds.
+        seed: secret seed of the run's noise.
+        mechanism: mechanism for sums over records, with the noise of measuring; None counts exactly, for runs that protect nothing.
+        channel, colluding: as in :class:`~ldpfl.simulation.federation.Participation`.
     """
 
     seed: int
@@ -124,17 +129,17 @@ class Measuring:
     def scaled(
         self, dataset: Dataset, parts: Sequence[NDArray[np.int64]], sharing: Sequence[NDArray[np.int64]] | None = None
     ) -> tuple[Dataset, Ledger]:
-        """Return ``dataset`` with all columns scaled, and the ledger of what was released for it.
+        """Return ``dataset`` with all columns scaled, and the ledger of the histograms that were released for it.
 
         Args:
-            parts: each client's rows.
-            sharing: with each of these rows, how many its person has there, where persons are protected; None where each row is a record.
+            parts: for each client, its rows.
+            sharing: for each of these rows, the number of rows that its person has at the client; None if records are protected.
 
         Raises:
-            DataError: the target is a number, and noise hides where it lies.
+            DataError: the target is a number, and noise hides its range.
         """
         values, stages = scaling.unscaled_values(dataset), ColumnStages.begun(dataset.unscaled)
-        sharing = [np.ones_like(own) for own in parts] if sharing is None else sharing
+        sharing = [np.ones_like(rows) for rows in parts] if sharing is None else sharing
         for stage in range(1, scaling.STAGES + 1):
             stages = stages.after(*self._released(values, stages, parts, sharing, stage=stage))
         return stages.scaled(dataset), charged(self.mechanism, len(parts), self.channel, self.colluding)
@@ -148,26 +153,27 @@ class Measuring:
         *,
         stage: int,
     ) -> tuple[NoisySum, int]:
-        """Return the counts of a histogram of each column, all of them released together, and how many points a row counts in them."""
+        """Return the sum of all clients' counts for one histogram of each column, and the number of points that a row counts in it."""
         if self.mechanism is None:
-            every = np.arange(len(values[0]))
-            whole = stages.counts(values, every, np.ones_like(every)).astype(np.float64)
-            return NoisySum(whole, 0.0), 1
+            rows = np.arange(len(values[0]))
+            counts = stages.counts(values, rows, np.ones_like(rows)).astype(np.float64)
+            return NoisySum(counts, 0.0), 1
         point = point_of(self.mechanism.steps, len(stages.columns))
-        less = taken_off(point, self.mechanism)
-        layout = b"".join(ends.tobytes() for ends in stages.edges)
+        offset = taken_off(point, self.mechanism)
+        edges = b"".join(ends.tobytes() for ends in stages.edges)
 
-        def own(some: range) -> Tensor:
-            return torch.from_numpy(np.stack([stages.counts(values, parts[client], point // sharing[client]) for client in some]) - less)
+        def counts_of(clients: range) -> Tensor:
+            counts = [stages.counts(values, parts[client], point // sharing[client]) for client in clients]
+            return torch.from_numpy(np.stack(counts) - offset)
 
-        # Columns are measured once: also where a run is extended, and its config says another number of rounds.
-        size = sum(stages.bins)
-        found = released_sum(own, len(parts), size, self.mechanism, seed=self.seed, purpose=Purpose.MEASURING, number=stage, context=layout)
-        return NoisySum(found.points + less * len(parts), found.noise), point
+        # The context leaves out the number of rounds, since columns are measured once, even if the run is extended later.
+        size, purpose = sum(stages.bins), Purpose.MEASURING
+        total = released_sum(counts_of, len(parts), size, self.mechanism, seed=self.seed, purpose=purpose, number=stage, context=edges)
+        return NoisySum(total.points + offset * len(parts), total.noise), point
 
 
 def charged(mechanism: DpSgd | None, clients: int, channel: Channel, colluding: int = 0) -> Ledger:
-    """Return the ledger of measuring, by what protects the histograms; nothing is released where ``mechanism`` is None."""
+    """Return the ledger of measuring with ``mechanism``; it is empty if ``mechanism`` is None, which protects nothing."""
     ledger = Ledger()
     if mechanism is not None:
         release = released(mechanism, ranges_of(1))
@@ -176,26 +182,31 @@ def charged(mechanism: DpSgd | None, clients: int, channel: Channel, colluding: 
     return ledger
 
 
-def _clear(found: Sequence[Histogram], columns: Sequence[Unscaled], *, first: bool) -> list[Histogram | None]:
-    """Return the histograms of numbers without the bins that may be empty; None for a first one all of whose bins may be."""
-    total = sum(own.counts.size for own in found)
-    clear = [own if column.classes else own.standing_out(total, together=not first) for own, column in zip(found, columns, strict=True)]
-    return [own if first or own else before for own, before in zip(clear, found, strict=True)]
+def _without_noise_bins(noisy: Sequence[Histogram], columns: Sequence[Unscaled], *, first: bool) -> list[Histogram | None]:
+    """Return the histograms of a stage without bins that may be empty. Histograms of classes stay as they are.
+
+    If all bins of a column may be empty, the ``first`` stage has None for it, and later stages keep its noisy histogram.
+    """
+    bins = sum(histogram.counts.size for histogram in noisy)
+    pairs = zip(noisy, columns, strict=True)
+    clear = [histogram if column.classes else histogram.standing_out(bins, together=not first) for histogram, column in pairs]
+    return [histogram if first or histogram else before for histogram, before in zip(clear, noisy, strict=True)]
 
 
 def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]]) -> Dataset:
-    """Return ``dataset`` scaled by the histograms of all ``stages``."""
+    """Return ``dataset`` scaled by the histograms of all ``stages``, with notes on columns that noise has hidden or blurred."""
     knots: list[Knots | None] = []
     shares: list[float] = []
-    hidden: list[str] = []
+    hidden: list[str] = []  # names of columns, here and below
     by_bounds: list[str] = []
     rough: list[str] = []
     kind, target = scaling.targets_in(dataset), None
     ended: list[float] = []
     for number, column in enumerate(dataset.unscaled):
-        last = stages[-1][number]
+        column_stages = [stage[number] for stage in stages]
+        last, released_stages = column_stages[-1], [histogram for histogram in column_stages if histogram is not None]
         if column.classes:
-            shares += _shares([own for stage in stages if (own := stage[number]) is not None], column)
+            shares += _shares(released_stages, column)
         elif column.place is None:
             if kind == "survival":
                 target, ended = scaling.measured_cuts(last, dataset, column.bounds)
@@ -203,13 +214,13 @@ def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]]) -> D
                 target, mean = scaling.measured_target(last, kind, column.bounds)
                 shares += [mean] * (kind == "count")
         else:
-            found = None if last is None else scaling.knots_of(last)
-            if found is not None and scaling.is_rough([own for stage in stages if (own := stage[number]) is not None], found):
+            column_knots = None if last is None else scaling.knots_of(last)
+            if column_knots is not None and scaling.is_rough(released_stages, column_knots):
                 rough.append(column.name)
-            if found is None:
+            if column_knots is None:
                 (hidden if column.bounds is None else by_bounds).append(column.name)
-                found = None if column.bounds is None else scaling.within(column.bounds)
-            knots.append(found)
+                column_knots = None if column.bounds is None else scaling.within(column.bounds)
+            knots.append(column_knots)
     if hidden:
         dataset = dataset.noted(
             f"not seen above the noise of measuring, and so left out: {', '.join(hidden)}; give data.bounds for them, "
@@ -217,8 +228,8 @@ def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]]) -> D
         )
     if by_bounds:
         dataset = dataset.noted(f"not seen above the noise of measuring, and so scaled by data.bounds alone: {', '.join(by_bounds)}")
-    seen = [own for own, column in zip(stages[-1], dataset.unscaled, strict=True) if own is not None and not column.classes]
-    if seen and scaling.is_small(seen):
+    numbers = [last for last, column in zip(stages[-1], dataset.unscaled, strict=True) if last is not None and not column.classes]
+    if numbers and scaling.is_small(numbers):
         dataset = dataset.noted(
             "the columns were measured on few rows or persons for this epsilon, so about one in ten may be scaled wrongly: give "
             "data.bounds for the columns whose usual range is known"
@@ -231,20 +242,20 @@ def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]]) -> D
     return scaling.scaled(dataset, knots, target, scaling.hazards(ended, shares[0]) if ended else tuple(shares))
 
 
-def _shares(found: Sequence[Histogram], column: Unscaled) -> list[float]:
-    """Return the share of each class, or of the label's 1, as all histograms together show it; never quite 0 or 1."""
-    counts = np.mean([own.counts for own in found], axis=0)
-    noise = found[0].noise / sqrt(len(found))
-    # A share below the noise is not known to be smaller than the noise; that of an exact count is one record at least.
-    held = np.maximum(counts, max(noise, 1.0))
-    share = held / held.sum()
+def _shares(histograms: Sequence[Histogram], column: Unscaled) -> list[float]:
+    """Return the share of each class of ``column``, or of the value 1 of a label, from all its ``histograms``; never exactly 0 or 1."""
+    counts = np.mean([histogram.counts for histogram in histograms], axis=0)
+    noise = histograms[0].noise / sqrt(len(histograms))
+    # A count below its noise may be as large as the noise. An exact count is taken as one record at least.
+    counts = np.maximum(counts, max(noise, 1.0))
+    share = counts / counts.sum()
     return share.tolist() if column.label is None else [float(share[1])]
 
 
-def _counted(places: Sequence[NDArray[np.int64]], bins: Sequence[int], points: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Return how many ``points`` (n,) of each column's places (n,) are in each bin (bins,); -1 is in none. Sums are exact below 2^53."""
+def _points_in_bins(places: Sequence[NDArray[np.int64]], bins: Sequence[int], points: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Return for each column the rows' ``points`` (n,) in each bin (bins,). A column's ``places`` (n,) are the rows' bins, -1 for none."""
     inside = [column >= 0 for column in places]
     return [
-        np.bincount(column[own], weights=points[own], minlength=size).astype(np.int64)
-        for column, own, size in zip(places, inside, bins, strict=True)
+        np.bincount(column[rows], weights=points[rows], minlength=size).astype(np.int64)  # exact below 2^53
+        for column, rows, size in zip(places, inside, bins, strict=True)
     ]

@@ -39,17 +39,17 @@ class PersonalTrainer:
         """Return the shared layers (K, d) of clients that train for the first time, with the initial personal layers."""
         return self.train_both(weights, self.initial.expand(schedule.clients, -1), schedule, round_number)[0]
 
-    def train_both(self, weights: Tensor, own: Tensor, schedule: BatchSchedule, round_number: int) -> tuple[Tensor, Tensor]:
-        """Return the shared layers (K, d) and the personal layers (K, p) of clients whose personal layers were ``own`` (K, p)."""
-        trained = self.whole.train(self.joined(weights, own), schedule, round_number)
+    def train_both(self, weights: Tensor, before: Tensor, schedule: BatchSchedule, round_number: int) -> tuple[Tensor, Tensor]:
+        """Return the shared layers (K, d) and the personal layers (K, p) of clients whose personal layers were ``before`` (K, p)."""
+        trained = self.whole.train(self.joined(weights, before), schedule, round_number)
         layers = self.whole.task.layout.unflatten(trained)
         shared, personal = ({name: layers[name] for name in layout.names} for layout in (self.shared, self.personal))
         return self.shared.flatten(shared), self.personal.flatten(personal)
 
-    def joined(self, weights: Tensor, own: Tensor) -> Tensor:
-        """Return the weights (K, d + p) of the whole models with the shared layers ``weights`` (d,) and personal layers ``own`` (K, p)."""
-        shared = self.shared.unflatten(weights.to(own.device).expand(len(own), -1))
-        return self.whole.task.layout.flatten(shared | self.personal.unflatten(own))
+    def joined(self, weights: Tensor, values: Tensor) -> Tensor:
+        """Return the weights (K, d + p) of whole models with the shared layers ``weights`` (d,) and personal layers ``values`` (K, p)."""
+        shared = self.shared.unflatten(weights.to(values.device).expand(len(values), -1))
+        return self.whole.task.layout.flatten(shared | self.personal.unflatten(values))
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,7 @@ class KeptLayers:
 
     @classmethod
     def of(cls, clients: NDArray[np.int64], values: Tensor) -> KeptLayers:
-        """Raise a :class:`PrivacyError` if a client's values are not finite, for it could never train again."""
+        """Return the layers that ``clients`` keep; a PrivacyError if a value is not finite, since its client could never train again."""
         if not bool(values.isfinite().all()):
             raise PrivacyError("a client's personal layers are NaN or infinite: take a smaller training.learning_rate; nothing was sent")
         return cls(clients, values)
@@ -70,6 +70,6 @@ class KeptLayers:
 def after_round(before: Tensor, kept: Sequence[KeptLayers]) -> Tensor:
     """Return the personal layers (N, p) of all clients after a round. Clients that did not take part keep theirs."""
     after = before.clone()  # the checkpoint before this round still uses the original
-    for part in kept:
-        after[torch.from_numpy(part.clients)] = part.values
+    for layers in kept:
+        after[torch.from_numpy(layers.clients)] = layers.values
     return after

@@ -1,6 +1,7 @@
-"""What runs beside the process that simulates: Ray's driver, a process of its own, and the tasks that it gives to nodes.
+"""Ray's driver, which runs in a process beside the simulation, and the tasks that it gives to the cluster's nodes.
 
-Ray ends the process of its driver when the head of a cluster is lost, and prints to it: both must not happen to a run.
+The driver has its own process because Ray ends its driver's process when a cluster's head is lost, and prints to its output. Neither may
+happen to the simulation.
 """
 
 from __future__ import annotations
@@ -27,30 +28,30 @@ from ldpfl.errors import ConfigError, LdpflError, first_line, in_short
 from ldpfl.simulation.shares import Collected, collect, one_thread
 
 ANY_CLUSTER = "ray"
-"""Names the cluster of RAY_ADDRESS; else the one that this user began on this machine by ``ray start``; else a new one on this machine."""
+"""Name for the cluster of RAY_ADDRESS, else for the one that this user started here by ``ray start``, else for a new one here."""
 
 _RETRIES = 10
-"""How often a share is begun again on another node or in another process, before a run ends."""
+"""How often a share is restarted on another node or in another process before the run ends."""
 
 LOST = "the Ray cluster was lost, or its head ({}): start it again, and resume the run, whose finished rounds are kept"
 
-_LOOK_S = 1.0
-"""Seconds between two looks at whether the process that simulates is still there."""
+_CHECK_S = 1.0
+"""Number of seconds between two checks that the simulating process still runs."""
 
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
 @dataclass(frozen=True)
-class Held:
-    """Announces a value, whose pickle and arrays follow as bytes, and which is then held in Ray's object store."""
+class ValueHeader:
+    """A message that announces a value for Ray's object store. Its pickle and its ``arrays``, a number, follow as bytes."""
 
     name: str
     arrays: int
 
 
 @dataclass(frozen=True)
-class RoundAsked:
-    """Asks for all ``shares`` of a round, each pickled; federation and start of the round are named as they were announced."""
+class RoundRequest:
+    """A message that requests all ``shares`` of a round, each pickled. The federation and the start are names in the object store."""
 
     federation: str
     start: str
@@ -60,24 +61,24 @@ class RoundAsked:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What came of the share at ``place``, and the kind of the processor that did it, on which it depends how sums are rounded."""
+    """A message with the result of the share at ``index``, and the kind of processor that trained it, which decides about rounding."""
 
-    place: int
-    done: Collected
+    index: int
+    result: Collected
     processor: str
 
 
 def drive(where: str, folder: Path, pipe: Connection) -> None:
-    """Be Ray's driver until the other end of ``pipe`` is closed. An error goes through ``pipe`` as a value, and is the last one.
+    """Run Ray's driver until the other end of ``pipe`` is closed. An error is sent through ``pipe`` as the last message.
 
     Args:
         where: address of a cluster, or ``ANY_CLUSTER``.
-        folder: where a new cluster on this machine keeps its files.
+        folder: folder for the files of a new cluster on this machine.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the process that began this one
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        os.dup2(nowhere, stream)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the simulating process handles interrupts, and then closes the pipe
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    for output in (1, 2):  # standard output and error, to which Ray prints
+        os.dup2(devnull, output)
     with suppress(EOFError, OSError):
         try:
             _connect(where, folder)
@@ -94,7 +95,7 @@ def _connect(where: str, folder: Path) -> None:
     """Connect to the cluster that ``where`` names.
 
     Raises:
-        LdpflError: none answers there.
+        LdpflError: no cluster answers there.
     """
     address = _address(where)
     if address == "local":
@@ -102,12 +103,12 @@ def _connect(where: str, folder: Path) -> None:
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     import ray
 
-    of_its_own: dict[str, Any] = {}
+    new_cluster: dict[str, Any] = {}
     if address == "local":
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        of_its_own = {"num_cpus": cores, "include_dashboard": False, "_temp_dir": str(folder)}
+        new_cluster = {"num_cpus": cores, "include_dashboard": False, "_temp_dir": str(folder)}
     try:
-        ray.init(address, log_to_driver=False, logging_level="critical", **of_its_own)
+        ray.init(address, log_to_driver=False, logging_level="critical", **new_cluster)
     except Exception as error:
         raise LdpflError(
             f"no Ray cluster can be used at {address!r} ({type(error).__name__}: {first_line(error)}): check that it runs, that this "
@@ -117,75 +118,77 @@ def _connect(where: str, folder: Path) -> None:
 
 
 def _address(where: str) -> str:
+    """Return the address for ``ray.init`` of the cluster that ``where`` names; ``local`` starts a new one."""
     if where != ANY_CLUSTER:
         return where
     if os.environ.get("RAY_ADDRESS"):
         return os.environ["RAY_ADDRESS"]
-    # Ray itself would connect to whichever cluster was begun last on this machine, somebody else's too, and hand it all data.
-    last = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
+    # Ray itself would connect to the cluster that was started last on this machine, even another user's, and send it all data.
+    address_file = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
     with suppress(OSError, ValueError):
-        if last.stat().st_uid == os.getuid():
-            address = last.read_text().strip()
+        if address_file.stat().st_uid == os.getuid():
+            address = address_file.read_text().strip()
             if _listens(int(address.rpartition(":")[2])):
                 return address
     return "local"
 
 
 def _listens(port: int) -> bool:
-    """Whether a process of this user listens at ``port`` of this machine: the file of a cluster that was killed stays behind."""
+    """Whether a process of this user listens at ``port`` of this machine. A killed cluster leaves its address file behind."""
     with suppress(psutil.Error):
-        for found in psutil.net_connections(kind="tcp"):
-            if found.status == psutil.CONN_LISTEN and found.laddr and found.laddr.port == port and found.pid:
-                return bool(psutil.Process(found.pid).uids().real == os.getuid())
+        for socket in psutil.net_connections(kind="tcp"):
+            if socket.status == psutil.CONN_LISTEN and socket.laddr and socket.laddr.port == port and socket.pid:
+                return bool(psutil.Process(socket.pid).uids().real == os.getuid())
     return False
 
 
 def _serve(pipe: Connection) -> None:
+    """Answer the messages from ``pipe``: store values, and have rounds done, until the other end is closed (EOFError)."""
     import ray
 
-    held: dict[str, Any] = {}
+    references: dict[str, Any] = {}
     while True:
-        asked = pipe.recv()
-        if isinstance(asked, Held):
-            inside = pipe.recv_bytes()
-            arrays = [np.frombuffer(pipe.recv_bytes(), np.uint8) for _ in range(asked.arrays)]
-            held[asked.name] = ray.put((asked.name, inside, arrays))
+        message = pipe.recv()
+        if isinstance(message, ValueHeader):
+            pickled = pipe.recv_bytes()
+            arrays = [np.frombuffer(pipe.recv_bytes(), np.uint8) for _ in range(message.arrays)]
+            references[message.name] = ray.put((message.name, pickled, arrays))
         else:
-            _do_round(pipe, asked, held)
-            del held[asked.start]
+            _do_round(pipe, message, references)
+            del references[message.start]
 
 
-def _do_round(pipe: Connection, asked: RoundAsked, held: dict[str, Any]) -> None:
-    """Have all shares of a round done, and send what comes of each as soon as it is there."""
+def _do_round(pipe: Connection, request: RoundRequest, references: dict[str, Any]) -> None:
+    """Have all shares of a round trained, and send each answer at once. ``references`` has the values in Ray's object store, by name."""
     import ray
 
-    if asked.on_gpu and not ray.cluster_resources().get("GPU"):
+    if request.on_gpu and not ray.cluster_resources().get("GPU"):
         raise ConfigError("the run is on a GPU, but no node of the Ray cluster has one: set --device cpu, or start nodes with --num-gpus")
-    done_on_node = ray.remote(
+    train_on_node = ray.remote(
         num_cpus=1,
-        num_gpus=1 if asked.on_gpu else 0,
+        num_gpus=1 if request.on_gpu else 0,
         max_retries=_RETRIES,
         retry_exceptions=False,
         runtime_env={"env_vars": _ONE_THREAD},
     )(share_task())
     waiting = {}
-    for place, share in enumerate(asked.shares):
-        waiting[done_on_node.remote(held[asked.federation], held[asked.start], share)] = place
+    for index, share in enumerate(request.shares):
+        waiting[train_on_node.remote(references[request.federation], references[request.start], share)] = index
     while waiting:
-        ready, _ = ray.wait(list(waiting), timeout=_LOOK_S)
-        if pipe.poll():  # nothing is asked within a round: this is the end
+        ready, _ = ray.wait(list(waiting), timeout=_CHECK_S)
+        if pipe.poll():  # no message comes within a round, so the other end was closed
             raise EOFError
         for reference in ready:
-            node, found = _fetched(reference)
-            pipe.send(answer_of(waiting.pop(reference), node, found))
+            node, outcome = _fetch(reference)
+            pipe.send(answer_of(waiting.pop(reference), node, outcome))
 
 
-def _fetched(reference: Any) -> tuple[str, Any]:
-    """Return the name of the node that did a share, and what :func:`share_task` gave there."""
+def _fetch(reference: Any) -> tuple[str, Any]:
+    """Return the name of a share's node, and its outcome there; an LdpflError if the node cannot train or the share was lost too often."""
     from ray import exceptions, get
 
     try:
-        node, found = get(reference)
+        node, outcome = get(reference)
     except exceptions.RayTaskError as error:
         raise ConfigError(
             f"a node of the Ray cluster cannot begin a share ({type(error.cause or error).__name__}): install on every node what this "
@@ -196,30 +199,30 @@ def _fetched(reference: Any) -> tuple[str, Any]:
             f"a share of the round was lost {_RETRIES + 1} times on the Ray cluster ({type(error).__name__}), as when memory runs out: "
             "give each of Ray's CPUs more memory, and resume the run, whose finished rounds are kept"
         ) from error
-    return str(node), found
+    return str(node), outcome
 
 
-def answer_of(place: int, node: str, found: dict[str, str] | bytes) -> Answer:
-    """Return what ``node`` gave for the share at ``place``.
+def answer_of(index: int, node: str, outcome: dict[str, str] | bytes) -> Answer:
+    """Return the answer for the share at ``index`` from the ``outcome`` on ``node``: a pickled result, or the node's different versions.
 
     Raises:
         ConfigError: the node has other versions than this machine.
-        LdpflError: what stopped the share.
+        LdpflError: the share stopped; it is the error that stopped it.
     """
-    if isinstance(found, dict):
+    if isinstance(outcome, dict):
         ours = versions_finder()()
-        other = ", ".join(f"{name} {found[name]} (here {ours[name]})" for name in ours if found[name] != ours[name])
+        other = ", ".join(f"{name} {outcome[name]} (here {ours[name]})" for name in ours if outcome[name] != ours[name])
         raise ConfigError(f"node {node} of the Ray cluster has {other}: install the same versions on every node and on this machine")
-    done, processor = pickle.loads(found)
-    if isinstance(done, LdpflError):
-        raise done
-    return Answer(place, done, processor)
+    result, processor = pickle.loads(outcome)
+    if isinstance(result, LdpflError):
+        raise result
+    return Answer(index, result, processor)
 
 
 def versions_finder() -> Callable[[], dict[str, str]]:
-    """Return a function that finds which versions a machine has.
+    """Return a function that returns the versions of Python and packages on the machine that calls it, by name.
 
-    It is a function within a function so that Ray sends its code, not its name: a node may lack ldpfl.
+    It is a nested function so that Ray sends its code and not its name, since a node may lack ldpfl.
     """
 
     def versions() -> dict[str, str]:
@@ -238,55 +241,56 @@ def versions_finder() -> Callable[[], dict[str, str]]:
 
 
 def share_task() -> Callable[[Any, Any, bytes], tuple[str, Any]]:
-    """Return what a node does of a share: it gives what came of the share, or the node's versions where these are others."""
+    """Return the task that a node runs for a share. It returns the node's name, and the pickled result or the node's different versions."""
     versions = versions_finder()
     ours = versions()
 
-    def done(federation: Any, start: Any, share: bytes) -> tuple[str, Any]:
+    def train(federation: Any, start: Any, share: bytes) -> tuple[str, Any]:
         import platform
 
-        found = versions()
-        if found != ours:
-            return platform.node(), found
+        theirs = versions()
+        if theirs != ours:
+            return platform.node(), theirs
         from ldpfl.simulation.ray_driver import collected
 
         return platform.node(), collected(federation, start, share)
 
-    return done
+    return train
 
 
 @dataclass(frozen=True)
-class _Sent:
-    """A value as it lies in Ray's object store; its name alone tells it from others."""
+class _StoredValue:
+    """A value in Ray's object store. Caches compare values by name alone, since no name is used twice in a run."""
 
     name: str
-    inside: bytes = field(compare=False)
+    pickled: bytes = field(compare=False)
     arrays: Sequence[NDArray[np.uint8]] = field(compare=False)
 
 
-def _unpacked(sent: _Sent) -> Any:
+def _unpack(stored: _StoredValue) -> Any:
+    """Return the ``stored`` value. Its arrays are not copied."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given (buffer|NumPy array) is not writable")  # nobody writes to it
-        return pickle.loads(sent.inside, buffers=sent.arrays)
+        return pickle.loads(stored.pickled, buffers=stored.arrays)
 
 
-_federation = lru_cache(maxsize=2)(_unpacked)
-_start = lru_cache(maxsize=1)(_unpacked)
+_unpack_federation = lru_cache(maxsize=2)(_unpack)
+_unpack_start = lru_cache(maxsize=1)(_unpack)
 
 
 def collected(federation: tuple[str, bytes, Any], start: tuple[str, bytes, Any], share: bytes) -> bytes:
-    """Return, pickled, what comes of a ``share``, or what stopped it; and the kind of this processor."""
-    done: Collected | LdpflError
+    """Return a pickle of the result of a ``share``, or of the error that stopped it, and of the kind of this processor."""
+    result: Collected | LdpflError
     try:
-        own = _federation(_Sent(*federation))
-        with one_thread(own.device):
-            done = collect(own, _start(_Sent(*start)), pickle.loads(share))
+        unpacked = _unpack_federation(_StoredValue(*federation))
+        with one_thread(unpacked.device):
+            result = collect(unpacked, _unpack_start(_StoredValue(*start)), pickle.loads(share))
     except LdpflError as error:
-        done = error
+        result = error
     except ImportError as error:
-        done = ConfigError(
+        result = ConfigError(
             f"a node of the Ray cluster lacks the module {error.name!r}: install it on every node, or put it on PYTHONPATH there"
         )
     except Exception as error:  # its text may repeat private values
-        done = LdpflError(f"a share of the round stopped on the Ray cluster: {in_short(error)}; see the whole error with --workers 1")
-    return pickle.dumps((done, torch.backends.cpu.get_cpu_capability()), protocol=5)
+        result = LdpflError(f"a share of the round stopped on the Ray cluster: {in_short(error)}; see the whole error with --workers 1")
+    return pickle.dumps((result, torch.backends.cpu.get_cpu_capability()), protocol=5)

@@ -1,6 +1,6 @@
-"""Who does the shares of a round, where one machine is not enough: tasks of Ray. Results are those of one process, to the last bit.
+"""Train the shares of a round as tasks on a Ray cluster. Results are those of one process, to the last bit.
 
-Every node that does shares holds the federation with all clients' data, unprotected, as one process does; see ``docs/ray.md``.
+Every node that trains shares holds the federation with all clients' data, unprotected, as one process does; see ``docs/ray.md``.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from torch import Tensor
 from ldpfl.errors import ConfigError, LdpflError
 from ldpfl.simulation.cohort_training import ClientsDone
 from ldpfl.simulation.federation import Federation
-from ldpfl.simulation.ray_driver import ANY_CLUSTER, LOST, Answer, Held, RoundAsked, drive
+from ldpfl.simulation.ray_driver import ANY_CLUSTER, LOST, Answer, RoundRequest, ValueHeader, drive
 from ldpfl.simulation.shared_objects import packed
 from ldpfl.simulation.shares import ONE_PROCESS, Collected, RoundStart, Share, Workers, for_shares
 
-_QUIET = {
+_DRIVER_ENV = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else a warning for each worker
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns for each worker
 }
 
-_END_S = 10.0
-"""Seconds that Ray's driver has to end in."""
+_MAX_END_S = 10.0
+"""Number of seconds in which Ray's driver must end before it is killed."""
 
 
 def is_ray(workers: object) -> bool:
@@ -41,93 +41,96 @@ def is_ray(workers: object) -> bool:
 
 
 class RayTasks:
-    """Tasks on the Ray cluster ``where``, for any number of rounds and federations. Close it.
+    """Trains shares as tasks on the Ray cluster ``where``, for any number of rounds and federations. Close it after use.
 
-    A node that is lost costs time and nothing else. The head that is lost ends the run, which can be resumed.
+    The loss of a node costs only time. The loss of the cluster's head ends the run, which can be resumed.
 
     Args:
         where: see :func:`is_ray`.
-        warn: called with what a user should know.
+        warn: called with messages for the user.
 
     Raises:
         ConfigError: Ray is not installed.
-        LdpflError: there is no such cluster.
+        LdpflError: the cluster cannot be used.
     """
 
     def __init__(self, where: str, warn: Callable[[str], None] = lambda message: None) -> None:
         if find_spec("ray") is None:
             raise ConfigError(f"workers {where!r} need Ray: pip install 'ldpfl[ray]'")
-        self._warn, self._names = warn, 0
-        self._held: dict[int, tuple[Federation, str]] = {}
-        self._known_processors = [torch.backends.cpu.get_cpu_capability()]  # this machine's first, then those that were warned of
+        self._warn, self._value_count = warn, 0
+        self._federations: dict[int, tuple[Federation, str]] = {}  # by id, which stays unique while the federation is referenced here
+        self._known_processors = [torch.backends.cpu.get_cpu_capability()]  # this machine's, then those that a warning named
         self._folder = Path(tempfile.mkdtemp(prefix="ldpfl-", dir="/tmp"))  # paths of Ray's sockets must be short
         resource_tracker.register(str(self._folder), "folder")  # which removes it even if this process is killed
         context = get_context("loky")
-        self._pipe, its_end = context.Pipe()
-        self._driver = context.Process(target=drive, args=(where, self._folder / "ray", its_end), env=_QUIET)
+        self._pipe, driver_end = context.Pipe()
+        self._driver = context.Process(target=drive, args=(where, self._folder / "ray", driver_end), env=_DRIVER_ENV)
         self._driver.start()
-        its_end.close()
+        driver_end.close()
         try:
-            self._next()
+            self._receive()  # waits for the connection to the cluster
         except BaseException:
             self.close(kill=True)
             raise
 
     def score(self, federation: Federation, weights: Tensor) -> float:
+        """Return the main metric of the model with ``weights``. It is computed in this process."""
         return ONE_PROCESS.score(federation, weights)
 
     def collect(self, federation: Federation, start: RoundStart, shares: Sequence[Share], clients_done: ClientsDone) -> list[Collected]:
+        """Return the result of each of ``shares``, in their order. After an error the cluster is disconnected."""
         total = sum(len(share.clients) for share in shares)
         done: dict[int, Collected] = {}
         try:
-            self._ask(federation, start, shares)
+            self._request(federation, start, shares)
             while len(done) < len(shares):
-                answer = self._next()
+                answer = self._receive()
                 if answer is None:
                     continue
-                done[answer.place] = answer.done
+                done[answer.index] = answer.result
                 self._warn_of_other(answer.processor)
                 clients_done(sum(part.clients for part in done.values()), total)
         except BaseException:
             self.close(kill=True)
             raise
-        return [done[place] for place in range(len(shares))]
+        return [done[index] for index in range(len(shares))]
 
-    def _ask(self, federation: Federation, start: RoundStart, shares: Sequence[Share]) -> None:
+    def _request(self, federation: Federation, start: RoundStart, shares: Sequence[Share]) -> None:
+        """Ask the driver for all ``shares`` of a round. The federation is sent once, and the start for each round."""
         on_gpu = federation.device.type == "cuda"
         pickled = [pickle.dumps(share, protocol=5) for share in shares]
         try:
-            if id(federation) not in self._held:
-                self._held[id(federation)] = federation, self._hold(for_shares(federation))
-            self._pipe.send(RoundAsked(self._held[id(federation)][1], self._hold(start), pickled, on_gpu))
+            if id(federation) not in self._federations:
+                self._federations[id(federation)] = federation, self._store(for_shares(federation))
+            self._pipe.send(RoundRequest(self._federations[id(federation)][1], self._store(start), pickled, on_gpu))
         except OSError:
-            pass  # the driver has ended, and has said why
+            pass  # the driver has ended, and its reason can be received
 
-    def _hold(self, value: object) -> str:
-        """Have ``value`` held in Ray's object store, and return its name there."""
-        self._names += 1
-        inside, arrays = packed(value)
-        self._pipe.send(Held(str(self._names), len(arrays)))
-        for part in (inside, *arrays):
+    def _store(self, value: object) -> str:
+        """Have the driver put ``value`` into Ray's object store, and return its name there."""
+        self._value_count += 1
+        pickled, arrays = packed(value)
+        self._pipe.send(ValueHeader(str(self._value_count), len(arrays)))
+        for part in (pickled, *arrays):
             self._pipe.send_bytes(part)
-        return str(self._names)
+        return str(self._value_count)
 
-    def _next(self) -> Answer | None:
-        """Return what Ray's driver says next; None once it is connected.
+    def _receive(self) -> Answer | None:
+        """Return the next message of Ray's driver: an answer, or None, which says that it is connected.
 
         Raises:
-            LdpflError: what stopped it.
+            LdpflError: the driver has stopped; it is the error that stopped it.
         """
         try:
-            said = self._pipe.recv()
+            message = self._pipe.recv()
         except (EOFError, OSError):
             raise LdpflError(LOST.format("Ray ended its driver")) from None
-        if isinstance(said, LdpflError):
-            raise said
-        return said if isinstance(said, Answer) else None
+        if isinstance(message, LdpflError):
+            raise message
+        return message if isinstance(message, Answer) else None
 
     def _warn_of_other(self, processor: str) -> None:
-        """Warn once of each kind of ``processor`` of a node that this machine has not."""
+        """Warn once for each kind of ``processor`` that a node has and this machine has not."""
         if processor not in self._known_processors:
             self._warn(
                 f"a node of the Ray cluster computes with {processor}, this machine with {self._known_processors[0]}: results may differ "
@@ -136,10 +139,10 @@ class RayTasks:
             self._known_processors.append(processor)
 
     def close(self, *, kill: bool = False) -> None:
-        """Disconnect from the cluster; its tasks of this run end, at once where ``kill`` says so."""
+        """Disconnect from the cluster, which ends this run's tasks there: at once with ``kill``."""
         self._pipe.close()
         if not kill:
-            self._driver.join(_END_S)
+            self._driver.join(_MAX_END_S)
         if self._driver.is_alive():
             os.kill(self._driver.pid, signal.SIGKILL)
             self._driver.join()
@@ -150,11 +153,11 @@ class RayTasks:
 
 @contextmanager
 def ray_workers(where: str, device: torch.device, warn: Callable[[str], None] = lambda message: None) -> Iterator[Workers]:
-    """Give tasks on the Ray cluster ``where`` for as long as the block lasts; one process, on a device that no cluster lends.
+    """Give workers on the Ray cluster ``where`` for as long as the block lasts. A ``device`` that Ray does not manage has one process.
 
     Raises:
         ConfigError: Ray is not installed.
-        LdpflError: there is no such cluster.
+        LdpflError: the cluster cannot be used.
     """
     if device.type not in ("cpu", "cuda"):
         yield ONE_PROCESS

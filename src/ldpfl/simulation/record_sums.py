@@ -1,13 +1,13 @@
-"""Sums over records that are released like a round of training: what each record adds, and how the sum leaves the clients.
+"""Sums over records that are released like a round of training: the vector that each record adds, and the release of the sum.
 
 A record adds a vector. Any two records' vectors, whatever the records are, lie no farther apart than :data:`APART`. So replacing a record
-moves its client's sum by no more than it may move a sum of clipped gradients, which is twice the clipping norm: the mechanism protects
+moves its client's sum by no more than it may move a sum of clipped gradients, which is twice the clipping norm. So the mechanism protects
 the sum with the same noise, and the ledger charges the same release.
 
-The proof is about the integers that leave. A vector is multiplied by a scale and rounded towards 0. Two vectors whose coordinates have
-the same sign move apart by less than 1 in that coordinate, and two of different signs move closer. So d coordinates add less than sqrt(d)
-to a distance, and :func:`points_a_unit` leaves room for that: no two records' integers lie farther apart than 2 ``steps``. A person's
-vector is the mean of the vectors of its rows, and a mean of such vectors lies no farther from another mean.
+The proof is about the integers (lattice points) that are sent. A vector is multiplied by a scale and rounded towards 0. Two vectors whose
+coordinates have the same sign move apart by less than 1 in that coordinate, and two of different signs move closer. So d coordinates add
+less than sqrt(d) to a distance, and :func:`points_a_unit` leaves room for that: no two records' integers lie farther apart than 2
+``steps``. A person's vector is the mean of the vectors of its rows, and a mean of such vectors lies no farther from another mean.
 """
 
 from __future__ import annotations
@@ -40,32 +40,33 @@ APART = 2.0
 """Largest distance between the vectors of any two records."""
 
 _INSIDE = 1 - 2.0**-30
-"""Vectors are made so much shorter: what float64 rounds in them is smaller by far."""
+"""Factor that makes vectors shorter by more than the rounding errors of float64 can make them longer."""
 
 _VALUES_AT_ONCE = 1 << 21
-"""Values of records' vectors held at once: 16 MiB."""
+"""Maximum number of values of records' vectors in memory at once: 16 MiB in float64."""
 _SUMS_AT_ONCE = 1 << 22
-"""Values of clients' sums held at once: 32 MiB."""
+"""Maximum number of values of clients' sums in memory at once: 32 MiB in int64."""
 
 
 class RecordVectors(Protocol):
-    """What a record adds to a sum."""
+    """Rule for the vector that a record adds to a sum."""
 
     @property
     def size(self) -> int:
         """Length of the vectors."""
-        ...
 
     def of(self, task: LocalTask, weights: Tensor, rows: Tensor) -> Tensor:
         """Return the vector of each sample at ``rows`` (R,), as (R, size) float64 on the CPU. Zeros stand for a sample without an answer.
 
         Any two vectors, and zeros and any vector, lie no farther apart than :data:`APART`.
         """
-        ...
 
 
 def points_a_unit(steps: int, size: int) -> float:
-    """Return how many lattice points stand for 1 in a vector of length ``size``, where the clipping norm has ``steps``."""
+    """Return the number of lattice points that stand for 1 in a vector of ``size`` numbers. The clipping norm is ``steps`` points.
+
+    Two vectors are at most APART apart, and rounding adds less than sqrt(size) points. Their points may be 2 ``steps`` apart.
+    """
     return (2 * steps - isqrt(size) - 1) * _INSIDE / APART
 
 
@@ -90,74 +91,72 @@ def client_sums(
     """Return the sum (K, size) int64 of the lattice points of each client's ``units``: its records, or its ``persons``.
 
     Args:
-        confined: whether records are taken one by one, and one for which the model or the loss raises adds nothing, as on a node. Then no
-            record decides how another is rounded, and a failure shows to nobody.
+        confined: whether records are computed one by one, as on a node, so that no record decides how another is rounded. A record for
+            which the model or the loss raises then adds nothing, so that nobody else learns of the failure.
     """
-    vectors = one_by_one(vectors) if confined else vectors
+    vectors = OneByOne(vectors) if confined else vectors
     sums = torch.zeros(len(units), vectors.size, dtype=torch.int64)
-    for owners, found in vectors_of_units(vectors, task, weights, units, persons):
-        sums.index_add_(0, owners, points_of(found, steps))
+    for owners, batch in vectors_of_units(vectors, task, weights, units, persons):
+        sums.index_add_(0, owners, points_of(batch, steps))
     return sums
 
 
 def vectors_of_units(
     vectors: RecordVectors, task: LocalTask, weights: Tensor, units: Division, persons: Persons | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the vectors of all clients' ``units``, some at a time: the number of each vector's client (R,), and the vectors (R, size)."""
-    owners, own = np.repeat(np.arange(len(units)), units.sizes), np.concatenate([np.empty(0, dtype=np.int64), *units])
+    """Yield the vectors of all clients' ``units``, records or persons, in batches: the vectors' clients (R,), and the vectors (R, size)."""
+    owners, indices = np.repeat(np.arange(len(units)), units.sizes), np.concatenate([np.empty(0, dtype=np.int64), *units])
     at_once = max(1, _VALUES_AT_ONCE // vectors.size)
-    for start in range(0, len(own), at_once):
-        some = own[start : start + at_once]
-        found = _of_rows(vectors, task, weights, some) if persons is None else _means(vectors, task, weights, some, persons, at_once)
-        yield torch.from_numpy(owners[start : start + at_once]), found
-
-
-def one_by_one(vectors: RecordVectors) -> RecordVectors:
-    """Return ``vectors`` whose records are taken one by one, and a record that fails has zeros."""
-    return _OneByOne(vectors)
+    for start in range(0, len(indices), at_once):
+        batch = indices[start : start + at_once]
+        values = _of_rows(vectors, task, weights, batch) if persons is None else _means(vectors, task, weights, batch, persons, at_once)
+        yield torch.from_numpy(owners[start : start + at_once]), values
 
 
 @dataclass(frozen=True)
-class _OneByOne:
-    """Vectors of records that are taken one by one; a record that fails has zeros."""
+class OneByOne:
+    """A rule that computes the ``vectors`` of records one by one. A record that fails has zeros."""
 
     vectors: RecordVectors
 
     @property
     def size(self) -> int:
+        """Length of the vectors."""
         return self.vectors.size
 
     def of(self, task: LocalTask, weights: Tensor, rows: Tensor) -> Tensor:
-        found, raised = torch.zeros(len(rows), self.size, dtype=torch.float64), set[str]()
+        """Return the vector of each record (R, size). A warning names only the kinds of errors, whose texts may hold private values."""
+        found, errors = torch.zeros(len(rows), self.size, dtype=torch.float64), set[str]()
         for place in range(len(rows)):
             try:
                 found[place] = self.vectors.of(task, weights, rows[place : place + 1])[0]
             except (Exception, SystemExit) as error:
-                raised.add(type(error).__name__)
-        if raised:
-            _LOG.warning("some records add nothing, because the model or its loss raises %s for them", ", ".join(sorted(raised)))
+                errors.add(type(error).__name__)
+        if errors:
+            _LOG.warning("some records add nothing, because the model or its loss raises %s for them", ", ".join(sorted(errors)))
         return found
 
 
 def _of_rows(vectors: RecordVectors, task: LocalTask, weights: Tensor, rows: NDArray[np.int64]) -> Tensor:
+    """Return the vector of each of the task's ``rows`` (R,), as (R, size)."""
     return vectors.of(task, weights, torch.from_numpy(rows).to(task.data.device))
 
 
-def _means(vectors: RecordVectors, task: LocalTask, weights: Tensor, own: NDArray[np.int64], persons: Persons, at_once: int) -> Tensor:
-    """Return the mean vector (P, size) over all rows of each of ``own`` (P,) persons."""
-    rows, sharing = persons.rows_of(own)
-    whose = torch.from_numpy(np.repeat(np.arange(len(own)), persons.counts[own]))
-    weight = torch.from_numpy(1.0 / sharing)
-    means = torch.zeros(len(own), vectors.size, dtype=torch.float64)
+def _means(vectors: RecordVectors, task: LocalTask, weights: Tensor, indices: NDArray[np.int64], persons: Persons, at_once: int) -> Tensor:
+    """Return for each person of ``indices`` (P,) the mean (size,) of its rows' vectors. At most ``at_once`` rows are in memory."""
+    rows, sharing = persons.rows_of(indices)
+    owners = torch.from_numpy(np.repeat(np.arange(len(indices)), persons.counts[indices]))
+    row_weights = torch.from_numpy(1.0 / sharing)
+    means = torch.zeros(len(indices), vectors.size, dtype=torch.float64)
     for start in range(0, len(rows), at_once):
-        some = slice(start, start + at_once)
-        means.index_add_(0, whose[some], _of_rows(vectors, task, weights, rows[some]) * weight[some, None])
+        batch = slice(start, start + at_once)
+        means.index_add_(0, owners[batch], _of_rows(vectors, task, weights, rows[batch]) * row_weights[batch, None])
     return means
 
 
 @dataclass(frozen=True)
 class NoisySum:
-    """A sum over all records of all clients, as a server learns it.
+    """The sum over all records of all clients that the server learns.
 
     Attributes:
         points: (size,) float64 sum of lattice points, with noise.
@@ -168,13 +167,13 @@ class NoisySum:
     noise: float
 
     def in_units(self, steps: int) -> NoisySum:
-        """Return the sum of the records' vectors themselves."""
+        """Return the sum in units of the records' vectors, from this sum in lattice points. The clipping norm is ``steps`` points."""
         unit = points_a_unit(steps, self.points.size)
         return NoisySum(self.points / unit, self.noise / unit)
 
 
 def released_sum(
-    own: Callable[[range], Tensor],
+    sums_of: Callable[[range], Tensor],
     clients: int,
     size: int,
     mechanism: DpSgd,
@@ -187,17 +186,17 @@ def released_sum(
     """Return the sum over ``clients`` as the ``mechanism`` releases it over its channel.
 
     Args:
-        own: returns the sums (k, size) int64 of the clients in a range, in lattice points.
-        seed: from which all noise follows, together with what it hides.
-        number: which of the releases of this ``purpose`` it is, from 1.
-        context: what is public about the release and no setting says.
+        sums_of: returns the sums (k, size) int64 of the clients in a range, in lattice points.
+        seed: secret seed of the noise. The noise also depends on the values that it hides.
+        number: number of this release among those of this ``purpose``, from 1.
+        context: public facts that differ between releases, such as the weights. Releases with other facts have other noise.
     """
-    pool = released_pool(own, clients, ranges_of(size), mechanism, seed=seed, purpose=purpose, number=number, context=context)
+    pool = released_pool(sums_of, clients, ranges_of(size), mechanism, seed=seed, purpose=purpose, number=number, context=context)
     return noisy_sum(pool, mechanism, size)
 
 
 def released_pool(
-    own: Callable[[range], Tensor],
+    values_of: Callable[[range], Tensor],
     clients: int,
     ranges: LayerRanges,
     mechanism: Mechanism,
@@ -207,24 +206,25 @@ def released_pool(
     number: int,
     context: bytes = b"",
 ) -> ReportPool:
-    """Return the mixed reports of ``clients`` clients, whose values (k, size) ``own`` returns. Arguments are as in :func:`released_sum`."""
+    """Return the mixed reports of ``clients`` clients, whose values (k, size) ``values_of`` returns. See also :func:`released_sum`."""
     reports, at_once = [], max(1, _SUMS_AT_ONCE // ranges.dimension)
     summed = isinstance(mechanism, LatticeMechanism) and mechanism.summed
     for first in range(0, clients, at_once):
-        some = range(first, min(first + at_once, clients))
-        values = own(some)
-        keys = [] if summed else [(number, client) for client in some]  # all noise of a sum is drawn where it is mixed
+        batch = range(first, min(first + at_once, clients))
+        values = values_of(batch)
+        keys = [] if summed else [(number, client) for client in batch]  # all noise of a sum is drawn where it is mixed
         reports.append(mechanism.encode(values, ranges, SeededStreams.bound(seed, purpose, keys, values, context)))
     return mix(reports, bound_stream(seed, Purpose.MIXING, (0, number), SummedReports.total_of(reports), context))
 
 
 def noisy_sum(pool: ReportPool | PartialPool, mechanism: DpSgd, size: int) -> NoisySum:
-    """Return the sum of vectors of this ``size`` that the reports in ``pool`` tell, which the ``mechanism`` has made."""
+    """Return the noisy sum of vectors of this ``size``, in lattice points, from the reports of ``mechanism`` in ``pool``."""
+    # The mechanism states a mean over records, in multiples of the clipping norm. ``unit`` turns it into a sum in lattice points.
     ranges, unit = ranges_of(size), mechanism.records * mechanism.sample_rate * pool.clients * mechanism.steps
     points = pool.aggregate(mechanism, ranges).mean.double().numpy() * unit
     return NoisySum(points, float(mechanism.noise(ranges).largest_std(pool.clients)[0]) * unit)
 
 
 def ranges_of(size: int) -> LayerRanges:
-    """Return the ranges of a vector of ``size`` numbers, for what a mechanism asks of its vectors."""
+    """Return the ranges that a mechanism needs for a vector of ``size`` numbers: one layer with numbers in [-1, 1]."""
     return LayerRanges(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), (size,))

@@ -40,7 +40,7 @@ def simulate(
     """Yield the checkpoint after each round, from ``start`` up to ``rounds`` rounds in all.
 
     Raises:
-        PrivacyError: a client's values must not leave (NaN for instance). The round is lost, earlier ones are not.
+        PrivacyError: a client's values cannot be randomised, for example because they are NaN. The round is lost, earlier rounds are not.
     """
     checkpoint, chunk_size = start, federation.chunk_size
     joined = _rounds_joined(federation, start.state.round)
@@ -56,44 +56,44 @@ def simulate(
         joined[cohort] += 1
         if federation.judged is not None and federation.judged.is_due(checkpoint.state.round):
             joined += 1
-            checkpoint = _judged(federation, federation.judged, checkpoint, joined)
+            checkpoint = _evaluate_at_clients(federation, federation.judged, checkpoint, joined)
         yield checkpoint
 
 
 def _untrained_round(federation: Federation, before: Checkpoint, cohort: NDArray[np.int64], joined: NDArray[np.int64]) -> Checkpoint:
-    """Return what follows ``before`` when nobody trains: each client has decided so, in secret, or the run has stopped early.
+    """Return the checkpoint that follows ``before`` when nobody trains: no client has joined, or the run has stopped early.
 
-    It is charged like any other round. After an early stop, because when to stop was decided by what was released, and what is proved
-    for a number of rounds that is fixed beforehand holds for this one only.
+    The round is charged like any other. Random check-in charges it because nobody may learn who joined. After an early stop it is charged
+    because released values decided when to stop, while the guarantee is proved for a number of rounds that is fixed beforehand.
     """
-    after = close_idle_round(replace(federation.rules, score=partial(_own_score, federation, before.personal)), before)
+    after = close_idle_round(replace(federation.rules, score=partial(_score_with_personal, federation, before.personal)), before)
     if cohort.size == 0 and federation.participation.self_sampling is None:
-        return after
+        return after  # everybody knows that nobody took part
     mechanism = in_round(federation.mechanism, before.state.public())
     release = released(mechanism, before.state.ranges, federation.mechanism)
     return replace(after, ledger=before.ledger.charge(_event(federation, before.state.round + 1, release, cohort.size, cohort, joined)))
 
 
-def _own_score(federation: Federation, own: Tensor | None, weights: Tensor) -> float:
-    """Return the main metric of the model with ``weights`` (d,), with the personal layers ``own`` (N, p) of all clients if it has any."""
+def _score_with_personal(federation: Federation, personal: Tensor | None, weights: Tensor) -> float:
+    """Return the main metric of the model with ``weights`` (d,), with all clients' ``personal`` layers (N, p) if it has any."""
     with one_thread(federation.device):
-        return federation.score(weights, own)
+        return federation.score(weights, personal)
 
 
 def _event(
     federation: Federation, number: int, release: Release, clients: int, cohort: NDArray[np.int64], joined: NDArray[np.int64]
 ) -> RoundEvent:
-    """Return the ledger's record of round ``number``, in which ``clients`` of the ``cohort`` reported."""
-    asked = federation.participation
+    """Return the privacy event of round ``number``, in which ``clients`` of the ``cohort`` reported."""
+    participation = federation.participation
     return round_event(
         federation.charged_as(number),
         release,
         clients,
         joined + np.bincount(cohort, minlength=joined.size),
-        asked.channel,
-        asked.self_sampling,
-        once=asked.once_over is not None,
-        colluding=asked.colluding,
+        participation.channel,
+        participation.self_sampling,
+        once=participation.once_over is not None,
+        colluding=participation.colluding,
     )
 
 
@@ -107,7 +107,7 @@ def _round(
     clients_done: ClientsDone,
     workers: Workers,
 ) -> Checkpoint:
-    """Return what follows ``before`` when ``cohort`` takes part in one of ``rounds``."""
+    """Return the checkpoint that follows ``before`` once ``cohort`` has trained. ``joined`` (N,) counts all clients' earlier rounds."""
     began = time.perf_counter()
     number, ranges = before.state.round + 1, before.state.ranges
     mechanism = in_round(federation.mechanism, before.state.public())
@@ -116,14 +116,14 @@ def _round(
         memory = mechanism.schedule.initial_memory(len(federation.samples), ranges.dimension)
     facts = ClientFacts(torch.from_numpy(federation.samples.sizes), torch.from_numpy(joined), memory, before.personal)
     start = RoundStart(before.state, mechanism, chunk_size, rounds - number)
-    done = workers.collect(federation, start, cut(federation, cohort, facts), clients_done)
-    noise = RoundNoise(mechanism, memory, [sent for part in done for sent in part.noise])
-    reports = [batch for part in done for batch in part.reports]
-    personal = None if before.personal is None else after_round(before.personal, [own for part in done for own in part.kept])
+    collected = workers.collect(federation, start, cut(federation, cohort, facts), clients_done)
+    noise = RoundNoise(mechanism, memory, [sent for part in collected for sent in part.noise])
+    reports = [batch for part in collected for batch in part.reports]
+    personal = None if before.personal is None else after_round(before.personal, [layers for part in collected for layers in part.kept])
     # From here on nothing knows which client sent what.
     pool = mix(reports, federation.mixing(before.state, reports))
-    recorded = noise.std()
-    score = partial(workers.score, federation) if personal is None else partial(_own_score, federation, personal)
+    noise_std = noise.std()
+    score = partial(workers.score, federation) if personal is None else partial(_score_with_personal, federation, personal)
     return close_round(
         replace(federation.rules, score=score),
         replace(before, personal=personal),
@@ -132,10 +132,10 @@ def _round(
         event=_event(federation, number, released(mechanism, ranges, federation.mechanism), pool.clients, cohort, joined),
         uplink_bytes=pool.reports.bytes_per_client,
         observed=Observed(
-            clipped=_clipped(done, ranges),
-            clipped_records=_clipped_records(done),
-            # What noise there was tells what it hides: of a user's own data it is not kept, but for how large it may be.
-            noise_std=None if recorded is None or federation.own_data else recorded.tolist(),
+            clipped=_clipped(collected, ranges),
+            clipped_records=_clipped_records(collected),
+            # The noise that a schedule drew depends on the data. So a user's own data have only the largest possible noise recorded.
+            noise_std=None if noise_std is None or federation.own_data else noise_std.tolist(),
             noise={} if federation.own_data else noise.figures(ranges.sizes),
             memory=noise.memory(),
         ),
@@ -146,18 +146,18 @@ def _round(
 def _solved_round(
     federation: Federation, head: LeastSquares, before: Checkpoint, cohort: NDArray[np.int64], joined: NDArray[np.int64]
 ) -> Checkpoint:
-    """Return what follows ``before`` when ``cohort`` sends the sums of a linear head, which is solved at once."""
+    """Return the checkpoint that follows ``before`` when ``cohort`` sends the sums from which a linear head is solved in one round."""
     began, number, mechanism = time.perf_counter(), before.state.round + 1, of_records(federation.mechanism)
     units, task = federation.samples.take(cohort), federation.task
 
-    def own(some: range) -> Tensor:
-        return client_sums(head, task, before.state.weights, units[some.start : some.stop], mechanism.steps, federation.persons)
+    def sums_of(places: range) -> Tensor:
+        return client_sums(head, task, before.state.weights, units[places.start : places.stop], mechanism.steps, federation.persons)
 
     seed, purpose = known(federation.secret_seed), Purpose.LEAST_SQUARES
     with one_thread(federation.device):
-        found = released_sum(own, len(cohort), head.size, mechanism, seed=seed, purpose=purpose, number=number)
+        lattice_sum = released_sum(sums_of, len(cohort), head.size, mechanism, seed=seed, purpose=purpose, number=number)
     records = mechanism.records * len(cohort)
-    total = found.in_units(mechanism.steps)
+    total = lattice_sum.in_units(mechanism.steps)
     state = replace(before.state, round=number, weights=head.solved(total, records), previous=before.state.weights)
     return close_with(
         federation.rules,
@@ -171,31 +171,34 @@ def _solved_round(
     )
 
 
-def _judged(federation: Federation, judged: ClientEvaluation, before: Checkpoint, joined: NDArray[np.int64]) -> Checkpoint:
-    """Return ``before`` with what all clients measured of its model on the records that they hold back, and its charge."""
+def _evaluate_at_clients(federation: Federation, evaluation: ClientEvaluation, before: Checkpoint, joined: NDArray[np.int64]) -> Checkpoint:
+    """Return ``before`` with the evaluation of its model on the records that all clients hold back, and with the evaluation's charge."""
     number = before.state.round
     with one_thread(federation.device):
-        found = judged.measured(federation.task, before.state.model, known(federation.secret_seed), number)
-    place = federation.charged_as(number) + 1
-    event = evaluation_event(place, judged.release, joined, federation.participation.channel, federation.participation.colluding)
-    history = (*before.history[:-1], replace(before.history[-1], at_clients=found))
+        result = evaluation.measured(federation.task, before.state.model, known(federation.secret_seed), number)
+    event_number = federation.charged_as(number) + 1
+    event = evaluation_event(event_number, evaluation.release, joined, federation.participation.channel, federation.participation.colluding)
+    history = (*before.history[:-1], replace(before.history[-1], at_clients=result))
     return replace(before, history=history, ledger=before.ledger.charge(event))
 
 
-def _clipped(done: Sequence[Collected], ranges: LayerRanges) -> list[float]:
-    """Return the share of values outside their range, by layer; nothing where no range bounds them."""
-    clients, outside = sum(part.clients for part in done), [part.outside for part in done if part.outside is not None]
-    return [int(count) / (size * clients) for count, size in zip(np.sum(outside, axis=0), ranges.sizes, strict=True)] if outside else []
+def _clipped(collected: Sequence[Collected], ranges: LayerRanges) -> list[float]:
+    """Return the share of values outside their range, by layer; an empty list if values have no range."""
+    clients = sum(part.clients for part in collected)
+    outside = [part.outside for part in collected if part.outside is not None]
+    if not outside:
+        return []
+    return [int(count) / (size * clients) for count, size in zip(np.sum(outside, axis=0), ranges.sizes, strict=True)]
 
 
-def _clipped_records(done: Sequence[Collected]) -> float | None:
-    """Return the part of the records that were clipped; None where there was none."""
-    records = sum(part.records for part in done)
-    return sum(part.clipped_records for part in done) / records if records else None
+def _clipped_records(collected: Sequence[Collected]) -> float | None:
+    """Return the share of records whose gradient was clipped; None if per-record gradients are not clipped."""
+    records = sum(part.records for part in collected)
+    return sum(part.clipped_records for part in collected) / records if records else None
 
 
 def _rounds_joined(federation: Federation, rounds: int) -> NDArray[np.int64]:
-    """Return how many of the first ``rounds`` rounds each client took part in, and of the histograms before them."""
+    """Return how often each client (N,) took part so far: in histograms, in the first ``rounds`` rounds, and in their evaluations."""
     joined = np.full(len(federation.samples), federation.measured, dtype=np.int64)
     for number in range(1, rounds + 1):
         joined[federation.cohort(number)] += 1

@@ -1,4 +1,4 @@
-"""Objects that many processes read: pickled once into a file, large arrays beside the rest, which are mapped and not copied."""
+"""Share objects with other processes by a file: a pickle, and beside it the bytes of the arrays, which readers map and do not copy."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ import cloudpickle
 import torch
 from torch import Tensor
 
-_ALIGNED = 64
-"""Bytes after which an array may begin."""
-_HEAD = struct.Struct("<QQ")
+_ALIGNMENT = 64
+"""Each array starts at a multiple of this many bytes, as PyTorch's own memory does."""
+_HEADER = struct.Struct("<QQ")
+"""Start of a file: the number of arrays, and the number of bytes of the pickle. The size of each array follows, as 8 bytes."""
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # has no types
-    """Takes classes of a notebook along, and tensors as arrays, whose bytes protocol 5 leaves outside."""
+    """A pickler that also takes classes of a notebook, and treats CPU tensors as arrays, whose bytes protocol 5 keeps out of the pickle."""
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is Tensor and value.device.type == "cpu" and value.layout == torch.strided and not value.requires_grad:
@@ -28,35 +29,35 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # has no types
 
 
 def packed(value: object) -> tuple[memoryview, list[memoryview]]:
-    """Return ``value`` as a pickle, and beside it the bytes of its arrays, which are not copied."""
-    outside: list[pickle.PickleBuffer] = []
-    inside = io.BytesIO()
-    _Pickler(inside, protocol=5, buffer_callback=outside.append).dump(value)
-    return inside.getbuffer(), [buffer.raw() for buffer in outside]
+    """Return a pickle of ``value`` without the bytes of its arrays, and these bytes for each array. They are not copied."""
+    arrays: list[pickle.PickleBuffer] = []
+    stream = io.BytesIO()
+    _Pickler(stream, protocol=5, buffer_callback=arrays.append).dump(value)
+    return stream.getbuffer(), [array.raw() for array in arrays]
 
 
 def place(value: object, path: Path) -> None:
     """Write ``value`` to ``path``, for :func:`placed` to read."""
-    inside, arrays = packed(value)
+    pickled, arrays = packed(value)
     sizes = struct.pack(f"<{len(arrays)}Q", *(array.nbytes for array in arrays))
     with path.open("wb") as file:
-        file.write(_HEAD.pack(len(arrays), inside.nbytes) + sizes + inside)
+        file.write(_HEADER.pack(len(arrays), pickled.nbytes) + sizes + pickled)
         for array in arrays:
-            file.write(bytes(-file.tell() % _ALIGNED))
+            file.write(bytes(-file.tell() % _ALIGNMENT))
             file.write(array)
 
 
 def placed(path: Path) -> Any:
-    """Return what was written to ``path``. Its arrays are those of the file: a page that is written to is copied, for this process."""
+    """Return the object that :func:`place` wrote to ``path``. Its arrays are mapped: a page is copied only if this process writes to it."""
     with path.open("rb") as file:
         mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-    count, length = _HEAD.unpack_from(mapped)
-    sizes = struct.unpack_from(f"<{count}Q", mapped, _HEAD.size)
-    at = _HEAD.size + 8 * count
-    inside, at = mapped[at : at + length], at + length
+    count, length = _HEADER.unpack_from(mapped)
+    sizes = struct.unpack_from(f"<{count}Q", mapped, _HEADER.size)
+    start = _HEADER.size + 8 * count
+    pickled, end = mapped[start : start + length], start + length
     arrays = []
     for size in sizes:
-        at += -at % _ALIGNED
-        arrays.append(mapped[at : at + size])
-        at += size
-    return pickle.loads(inside, buffers=arrays)
+        start = end + -end % _ALIGNMENT
+        end = start + size
+        arrays.append(mapped[start:end])
+    return pickle.loads(pickled, buffers=arrays)

@@ -85,16 +85,19 @@ class Collected:
 def cut(federation: Federation, cohort: NDArray[np.int64], facts: ClientFacts) -> list[Share]:
     """Cut a ``cohort`` into shares, with clients of similar size together, so that fewer steps are padding.
 
-    The shares depend only on the cohort. ``facts`` are those of all clients of the federation.
+    The shares depend only on the cohort, not on the number of workers. ``facts`` are those of all clients of the federation.
     """
     order = np.argsort(federation.samples.sizes[cohort], kind="stable")
     unit = federation.trainer.block if isinstance(federation.trainer, CompiledTrainer) else ALIGNED
-    pieces = split_evenly(len(cohort), unit * -(-len(cohort) // (unit * _MAX_SHARES)), unit)
+    share_size = unit * -(-len(cohort) // (unit * _MAX_SHARES))
+    pieces = split_evenly(len(cohort), share_size, unit)
     return [Share(cohort[order[piece]], facts.take(cohort[order[piece]])) for piece in pieces]
 
 
 def collect(federation: Federation, start: RoundStart, share: Share, chunk_done: ChunkDone = lambda clients: None) -> Collected:
     """Train the clients of a ``share`` and return their reports. Trained weights are dropped after each chunk of clients.
+
+    Where :class:`CountedSteps` can count clients' bits in the compiled training step, these clients have no separate encoding.
 
     Raises:
         PrivacyError: a client's values cannot be randomised, for example because they are NaN.
@@ -110,11 +113,11 @@ def collect(federation: Federation, start: RoundStart, share: Share, chunk_done:
         ends = clipped.low, clipped.high
         steps = CountedSteps.of(federation, federation.trainer, start.state, start.mechanism, share.clients, ends)
     for rows in in_chunks(federation, share.clients, start.chunk_size, MOST_CLIENTS if steps is None else TOGETHER):
-        left = rows if steps is None else rows[steps.add(share.clients[rows])]
-        if left.size:
-            sent, batch, own = _train_and_encode(federation, start, share, left, clipped)
-            noise += [] if sent is None else [sent]
-            kept += [] if own is None else [own]
+        uncounted = rows if steps is None else rows[steps.add(share.clients[rows])]
+        if uncounted.size:
+            batch_noise, batch, layers = _train_and_encode(federation, start, share, uncounted, clipped)
+            noise += [] if batch_noise is None else [batch_noise]
+            kept += [] if layers is None else [layers]
             _add_reports(reports, batch)
         chunk_done(len(rows))
     if steps is not None and steps.clients:
@@ -127,13 +130,13 @@ def collect(federation: Federation, start: RoundStart, share: Share, chunk_done:
 def _train_and_encode(
     federation: Federation, start: RoundStart, share: Share, rows: NDArray[np.intp], clipped: ClippedCounter
 ) -> tuple[SentNoise | None, Reports, KeptLayers | None]:
-    """Train the clients at ``rows`` of a ``share`` together. Return the noise in their reports, the reports, and what the clients keep."""
+    """Train the clients at ``rows`` of a ``share`` together. Return the noise in their reports, the reports, and their personal layers."""
     clients, facts = share.clients[rows], share.facts.take(rows)
     mechanism = facts.bound(start.mechanism)
-    trained, own = train_with_own(federation, start.state, clients, facts.personal)
+    trained, personal = train_with_own(federation, start.state, clients, facts.personal)
     values = client_values(trained, start.state, federation.perturbed)
     try:
-        kept = None if own is None else KeptLayers.of(clients, own)
+        kept = None if personal is None else KeptLayers.of(clients, personal)
         streams = federation.streams(start.state, clients, values, mechanism)
         batch = mechanism.encode(values, start.state.ranges, streams)
     except PrivacyError as error:
@@ -168,11 +171,9 @@ class Workers(Protocol):
         Raises:
             PrivacyError: a client's values cannot be randomised.
         """
-        ...
 
     def score(self, federation: Federation, weights: Tensor) -> float:
         """Return the main metric of the model with ``weights``, see :meth:`Federation.score`."""
-        ...
 
 
 class OneProcess:
@@ -227,9 +228,9 @@ class ClientFacts:
 
     def take(self, rows: NDArray[np.int64] | slice) -> ClientFacts:
         """Return the facts of the clients at ``rows``."""
-        own = rows if isinstance(rows, slice) else torch.from_numpy(rows)
-        memory = {name: kept[own] for name, kept in self.memory.items()}
-        return ClientFacts(self.samples[own], self.joined[own], memory, None if self.personal is None else self.personal[own])
+        index = rows if isinstance(rows, slice) else torch.from_numpy(rows)
+        memory = {name: values[index] for name, values in self.memory.items()}
+        return ClientFacts(self.samples[index], self.joined[index], memory, None if self.personal is None else self.personal[index])
 
     def bound(self, mechanism: Mechanism) -> Mechanism:
         """Return ``mechanism`` with the noise of these clients. It is unchanged unless its noise follows a schedule."""
@@ -240,7 +241,7 @@ class ClientFacts:
 
 @dataclass(frozen=True, eq=False)
 class SentNoise:
-    """The noise of ``clients`` (k,) in a round: its ``sigma`` (k, L), its norms (k,), and the clients' memory after the round."""
+    """The noise of ``clients`` (k,) in a round: standard deviation ``sigma`` (k, L), L2 ``norms`` (k,), and their memory afterwards."""
 
     clients: NDArray[np.int64]
     sigma: Tensor
@@ -259,7 +260,7 @@ class RoundNoise:
     """The noise of a whole round. It is empty for a mechanism without a noise schedule."""
 
     def __init__(self, mechanism: Mechanism, before: Memory, sent: Sequence[SentNoise]) -> None:
-        """``before`` is what all clients of the federation remembered."""
+        """Join the memory ``before`` the round, of all clients of the federation, with the memory of those that ``sent`` reports."""
         self._mechanism, self._sent = mechanism, sent
         self._memory = dict(before)
         for name in {name for part in sent for name in part.memory}:
@@ -269,22 +270,22 @@ class RoundNoise:
                 self._memory[name][torch.from_numpy(part.clients)] = rows
 
     def memory(self) -> dict[str, Tensor]:
-        """Return what all clients remember after the round."""
+        """Return what all clients remember after the round, by name; empty for a mechanism whose clients remember nothing."""
         return self._mechanism.schedule.settle(self._memory) if isinstance(self._mechanism, Gaussian) else {}
 
     def std(self) -> Tensor | None:
-        """Return the standard deviation (L,) of the noise in the mean; None without a schedule."""
+        """Return the standard deviation (L,) of the noise in the mean of all reports; None without a schedule."""
         if not self._sent:
             return None
         sigma = self._by_client([part.sigma for part in self._sent])
         return sigma.square().sum(dim=0).sqrt() / len(sigma)
 
     def figures(self, sizes: tuple[int, ...]) -> dict[str, float]:
-        """Return the round's figures, empty without a schedule; only a simulation can know them where noise depends on the data.
+        """Return the round's figures by name; empty without a schedule. Where noise depends on the data, only a simulation knows them.
 
-        ``protected_fraction``: share of weights that got noise, over clients. ``norm``: L2 norms of the clients' noise added up,
-        LaDP-FL's "noise scale". ``multiplier_median``, ``multiplier_max``: noise of a layer over that of Full DP.
-        ``paper_epsilon``: what the paper charges a client for the round, q = 1.
+        ``protected_fraction``: share of weights that got noise, mean over clients. ``norm``: sum of the L2 norms of the clients' noise,
+        LaDP-FL's "noise scale". ``multiplier_median``, ``multiplier_max``: noise of a layer divided by that of Full DP, over clients and
+        layers with noise. ``paper_epsilon``: epsilon that the paper charges a client for the round if all clients take part (q = 1).
         """
         if not (self._sent and isinstance(self._mechanism, Gaussian) and self._mechanism.public):
             return {}
@@ -312,7 +313,7 @@ class ClippedRecords:
         self.clipped, self.all = 0, 0
 
     def add(self, too_long: Tensor) -> None:
-        """Count records (R,), of which some are ``too_long``."""
+        """Count records. ``too_long`` (R,) is True for those whose gradient exceeds the clipping norm."""
         self.clipped += int(too_long.sum())
         self.all += len(too_long)
 
@@ -331,10 +332,10 @@ class ClippedCounter:
         self.outside = np.zeros(len(ranges.sizes), dtype=np.int64)
 
     def add(self, values: Tensor) -> None:
-        """Count ``values`` (K, d)."""
+        """Count the ``values`` (K, d) outside their range. Blocks of clients are so small that a uint8 holds the count of a coordinate."""
         for rows in client_blocks(len(values), values.shape[1], most=_MAX_UINT8):
-            own = values[rows.start : rows.stop].numpy()
-            outside = (own < self.low) | (own > self.high)
+            block = values[rows.start : rows.stop].numpy()
+            outside = (block < self.low) | (block > self.high)
             self.add_counts(outside.sum(axis=0, dtype=np.uint8))
 
     def add_counts(self, outside: NDArray[np.uint8 | np.int32]) -> None:

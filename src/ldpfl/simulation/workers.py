@@ -1,7 +1,7 @@
-"""Who does the shares of a round: this process, or several of one thread each. Results are the same, to the last bit.
+"""Train the shares of a round in this process, or in several worker processes of one thread each. Results are equal to the last bit.
 
-Worker processes are new ones (never forked) and hold the federation as this process does, with all clients' data: privacy stands where it
-stands in one process. Data are in a file that they map, in memory where there is room, readable for this user alone, and gone with the run.
+Worker processes are new ones (never forked). They hold the federation with all clients' data, as this process does, so privacy is the same
+as in one process. They map the data from a file, in memory if there is room. Only this user can read it. It is removed at the end.
 """
 
 from __future__ import annotations
@@ -35,132 +35,140 @@ from ldpfl.simulation.shared_objects import place, placed
 from ldpfl.simulation.shares import ONE_PROCESS, Collected, RoundStart, Share, Workers, collect, for_shares
 
 PAYS_S = 20.0
-"""Seconds that all that is left of a run must be expected to take in one process before ``auto`` begins others, which takes 3 to 6."""
+"""``auto`` starts worker processes once the rest of a run is expected to take this many seconds in one process. Starting takes 3 to 6."""
 
-_TOLD_S = 0.5
-"""Seconds after which a display is told how far a round is, whether a share was finished or not."""
+_PROGRESS_S = 0.5
+"""Maximum number of seconds between two reports of a round's progress."""
 
-_DEATHS = 3
-"""How many worker processes may die in a row, with no share done in between, before a run ends."""
+_MAX_DEATHS = 3
+"""Number of failures of worker processes in a row, with no share done in between, that ends a run."""
 
+_MIN_SHARED_SAMPLES = 2000
+"""Number of evaluation samples at which the worker processes share an evaluation. Fewer are faster in one process."""
 
-_SCORED = 2000
-"""Evaluation samples from which on processes share them."""
-
-_KEPT = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 28)}
-"""Memory that a process keeps when it is free (glibc): to ask for it anew in each step took up to a third of a worker's time."""
+_KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 28)}
+"""Settings with which glibc keeps freed memory for reuse. Asking for it anew in each step took up to a third of a worker's time."""
 
 
 def cores() -> int:
-    """Return how many processes of one thread this machine runs at once: OMP_NUM_THREADS if set, else the cores there are for this one."""
+    """Return how many processes of one thread run at once on this machine: OMP_NUM_THREADS, else the number of cores for this process."""
     if os.environ.get("OMP_NUM_THREADS", "").isdecimal():
         return max(1, int(os.environ["OMP_NUM_THREADS"]))
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Processes:
-    """``count`` processes of one thread each, for any number of rounds and federations. Close it.
+    """Trains shares in ``count`` worker processes of one thread each, for any number of rounds and federations. Close it after use.
 
     Args:
-        warn: called with what a user should know.
+        warn: called with messages for the user.
     """
 
     def __init__(self, count: int, warn: Callable[[str], None] = lambda message: None) -> None:
         self._count, self._warn = count, warn
         self._folder = _private_folder()
-        self._placed: dict[int, tuple[Federation, Path]] = {}
-        self._files = 0
-        self._pool = self._started()
+        self._federations: dict[int, tuple[Federation, Path]] = {}  # by id, which stays unique while the federation is referenced here
+        self._file_count = 0
+        self._pool = self._start_pool()
 
     def collect(self, federation: Federation, start: RoundStart, shares: Sequence[Share], clients_done: ClientsDone) -> list[Collected]:
-        own, told = self._of(federation), self._written(start)
+        """Return the result of each of ``shares``, in their order. The shares of a worker that died are trained again."""
+        federation_path, start_path = self._path_of(federation), self._write(start)
         done: dict[int, Collected] = {}
         deaths = 0
         try:
             while len(done) < len(shares):
-                before = len(done)
+                done_before = len(done)
                 try:
-                    self._collect(own, told, shares, done, clients_done)
+                    self._collect_missing(federation_path, start_path, shares, done, clients_done)
                 except BrokenProcessPool:
-                    deaths = 1 if len(done) > before else deaths + 1
-                    self._begin_again(deaths)
+                    deaths = 1 if len(done) > done_before else deaths + 1
+                    self._restart_pool(deaths)
         except BaseException:
             self.close(kill=True)
             raise
         finally:
-            told.unlink(missing_ok=True)
-        return [done[place] for place in range(len(shares))]
+            start_path.unlink(missing_ok=True)
+        return [done[index] for index in range(len(shares))]
 
-    def _collect(self, own: Path, told: Path, shares: Sequence[Share], done: dict[int, Collected], clients_done: ClientsDone) -> None:
-        asked: dict[Future[Collected], int] = {}
-        for place_, share in enumerate(shares):
-            if place_ not in done:
-                asked[self._pool.submit(_collected, own, told, share)] = place_
-        total, waiting = sum(len(share.clients) for share in shares), set(asked)
+    def _collect_missing(
+        self, federation: Path, start: Path, shares: Sequence[Share], done: dict[int, Collected], clients_done: ClientsDone
+    ) -> None:
+        """Add to ``done``, by index, the results of the ``shares`` that it lacks. Results that came before a worker's death are kept."""
+        index_of: dict[Future[Collected], int] = {}
+        for index, share in enumerate(shares):
+            if index not in done:
+                index_of[self._pool.submit(_collect_in_worker, federation, start, share)] = index
+        total, waiting = sum(len(share.clients) for share in shares), set(index_of)
         while waiting:
-            finished, waiting = wait(waiting, timeout=_TOLD_S, return_when=FIRST_COMPLETED)
+            finished, waiting = wait(waiting, timeout=_PROGRESS_S, return_when=FIRST_COMPLETED)
             for future in finished:
                 if not isinstance(future.exception(), BrokenProcessPool):
-                    done[asked[future]] = future.result()
-            clients_done(sum(part.clients for part in done.values()), total)  # which may end the run
+                    done[index_of[future]] = future.result()
+            clients_done(sum(part.clients for part in done.values()), total)  # may raise to end the run
             for future in finished:
-                future.result()
+                future.result()  # raises if the pool is broken
 
     def score(self, federation: Federation, weights: Tensor) -> float:
+        """Return the main metric of the model with ``weights``. The workers share the evaluation samples if there are enough."""
         samples = len(federation.evaluation.samples)
-        if samples < _SCORED:
+        if samples < _MIN_SHARED_SAMPLES:
             return ONE_PROCESS.score(federation, weights)
-        own, told = self._of(federation), self._written(weights)
-        piece = AT_ONCE * -(-samples // (AT_ONCE * self._count))  # whole batches, for these decide how figures are rounded
+        federation_path, weights_path = self._path_of(federation), self._write(weights)
+        piece = AT_ONCE * -(-samples // (AT_ONCE * self._count))  # whole batches, since a batch decides how its figures are rounded
         try:
-            asked = [self._pool.submit(_outputs, own, told, slice(start, start + piece)) for start in range(0, samples, piece)]
-            return federation.score_of(batch for future in asked for batch in future.result())
+            slices = [slice(start, start + piece) for start in range(0, samples, piece)]
+            futures = [self._pool.submit(_outputs_in_worker, federation_path, weights_path, samples_slice) for samples_slice in slices]
+            return federation.score_of(batch for future in futures for batch in future.result())
         except BrokenProcessPool:
-            self._begin_again(1)
+            self._restart_pool(1)
             return ONE_PROCESS.score(federation, weights)
         except BaseException:
             self.close(kill=True)
             raise
         finally:
-            told.unlink(missing_ok=True)
+            weights_path.unlink(missing_ok=True)
 
-    def _begin_again(self, deaths: int) -> None:
-        if deaths == _DEATHS:
+    def _restart_pool(self, deaths: int) -> None:
+        """Replace the worker processes after one died, or raise if that happened ``deaths`` times in a row and this is too often."""
+        if deaths == _MAX_DEATHS:
             raise LdpflError(
                 f"worker processes ended {deaths} times in a row, as when memory runs out: ask for fewer (--workers), or for one; finished "
                 "rounds are kept"
             )
         self._warn("a worker process ended (killed, or out of memory): others take its place, and its clients are trained again")
         self._pool.shutdown(wait=False, kill_workers=True)
-        self._pool = self._started()
+        self._pool = self._start_pool()
 
-    def _started(self) -> ProcessPoolExecutor:
+    def _start_pool(self) -> ProcessPoolExecutor:
+        """Start the worker processes. Each has one thread, since more threads would round differently."""
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         return ProcessPoolExecutor(
-            self._count, context=get_context("loky"), initializer=_begin, initargs=(os.getpid(),), env=threads | _KEPT
+            self._count, context=get_context("loky"), initializer=_prepare_worker, initargs=(os.getpid(),), env=threads | _KEEP_MEMORY
         )
 
-    def _of(self, federation: Federation) -> Path:
-        """Return where the ``federation`` is placed."""
-        if id(federation) not in self._placed:
-            self._placed[id(federation)] = federation, self._written(for_shares(federation))
-        return self._placed[id(federation)][1]
+    def _path_of(self, federation: Federation) -> Path:
+        """Return the file from which workers read the ``federation``. It is written once."""
+        if id(federation) not in self._federations:
+            self._federations[id(federation)] = federation, self._write(for_shares(federation))
+        return self._federations[id(federation)][1]
 
-    def _written(self, value: object) -> Path:
-        self._files += 1
-        path = self._folder / str(self._files)
+    def _write(self, value: object) -> Path:
+        """Write ``value`` to a new file for the workers, and return its path."""
+        self._file_count += 1
+        path = self._folder / str(self._file_count)
         place(value, path)
         return path
 
     def close(self, *, kill: bool = False) -> None:
-        """End the processes, at once where ``kill`` says so, and remove what they read."""
+        """End the worker processes, at once with ``kill``, and remove the files that they read."""
         self._pool.shutdown(wait=True, kill_workers=kill)
         shutil.rmtree(self._folder, ignore_errors=True)
         resource_tracker.unregister(str(self._folder), "folder")
 
 
 def _private_folder() -> Path:
-    """Return a new folder for this user alone, in memory where half of that is free; it is removed even if this process is killed."""
+    """Return a new folder that only this user can read, in memory if there is room. It is removed even if this process is killed."""
     memory = Path("/dev/shm")
     roomy = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > psutil.virtual_memory().available / 2
     folder = Path(tempfile.mkdtemp(prefix="ldpfl-", dir=memory if roomy else None))
@@ -169,27 +177,28 @@ def _private_folder() -> Path:
 
 
 class Automatic:
-    """This process, until what is left of a run is expected to take ``PAYS_S`` or more; then ``count`` processes. Close it."""
+    """Trains shares in this process until the rest of a run is expected to take ``PAYS_S``, then in ``count`` processes. Close it."""
 
     def __init__(self, count: int, warn: Callable[[str], None] = lambda message: None) -> None:
         self._count, self._warn = count, warn
         self._processes: Processes | None = None
 
     def collect(self, federation: Federation, start: RoundStart, shares: Sequence[Share], clients_done: ClientsDone) -> list[Collected]:
+        """Return the result of each of ``shares``, in their order. Each share that this process trains updates the estimate."""
         total, done = sum(len(share.clients) for share in shares), list[Collected]()
         began = time.perf_counter()
         while self._processes is None and len(done) < len(shares):
             trained = sum(part.clients for part in done)
-            told = partial(_told, clients_done, trained, total)
-            done += ONE_PROCESS.collect(federation, start, [shares[len(done)]], told)
+            progress = partial(_add_progress, clients_done, trained, total)
+            done += ONE_PROCESS.collect(federation, start, [shares[len(done)]], progress)
             trained = sum(part.clients for part in done)
-            left = total - trained + total * start.rounds_left
-            if (time.perf_counter() - began) / trained * left > PAYS_S:
+            remaining = total - trained + total * start.rounds_left  # clients of this round and of the next rounds
+            if (time.perf_counter() - began) / trained * remaining > PAYS_S:
                 self._processes = Processes(self._count, self._warn)
         rest = shares[len(done) :]
         if self._processes is not None and rest:
             trained = sum(part.clients for part in done)
-            done += self._processes.collect(federation, start, rest, partial(_told, clients_done, trained, total))
+            done += self._processes.collect(federation, start, rest, partial(_add_progress, clients_done, trained, total))
         return done
 
     def score(self, federation: Federation, weights: Tensor) -> float:
@@ -200,47 +209,49 @@ class Automatic:
             self._processes.close()
 
 
-def _told(clients_done: ClientsDone, before: int, total: int, done: int, _: int) -> None:
-    """Tell ``clients_done`` of some shares of a round, when ``before`` clients had been trained."""
+def _add_progress(clients_done: ClientsDone, before: int, total: int, done: int, _: int) -> None:
+    """Report to ``clients_done`` that ``done`` clients of the current shares are trained, besides ``before`` clients of earlier shares."""
     clients_done(before + done, total)
 
 
-def _begin(parent: int) -> None:
-    """Prepare a worker process: an interrupt is for the process that began it, which ends it; without that it ends by itself."""
+def _prepare_worker(parent: int) -> None:
+    """Prepare this worker process: one thread, and an end together with its ``parent`` process. Only the parent handles interrupts."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=_exit_without, args=(parent,), daemon=True).start()
 
 
-def _end_with(parent: int) -> None:
+def _exit_without(parent: int) -> None:
+    """Exit this worker process once its ``parent`` process is gone."""
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(1)
 
 
-_federation = lru_cache(maxsize=2)(placed)
-_start = lru_cache(maxsize=1)(placed)
+_read_federation = lru_cache(maxsize=2)(placed)
+_read_start = lru_cache(maxsize=1)(placed)
 
 
-def _collected(federation: Path, start: Path, share: Share) -> Collected:
-    return collect(_federation(federation), _start(start), share)
+def _collect_in_worker(federation: Path, start: Path, share: Share) -> Collected:
+    """Train a ``share`` in this worker process. The two files are read once."""
+    return collect(_read_federation(federation), _read_start(start), share)
 
 
-def _outputs(federation: Path, weights: Path, piece: slice) -> list[tuple[Tensor, Tensor]]:
-    """Return what the model makes of a ``piece`` of the evaluation samples, and their targets."""
-    own: Federation = _federation(federation)
-    return list(evaluated(own.task, placed(weights), own.evaluation.samples.take(piece)))
+def _outputs_in_worker(federation: Path, weights: Path, samples: slice) -> list[tuple[Tensor, Tensor]]:
+    """Return the model's outputs for a slice of the evaluation ``samples``, and the targets, batch by batch."""
+    read: Federation = _read_federation(federation)
+    return list(evaluated(read.task, placed(weights), read.evaluation.samples.take(samples)))
 
 
 Count = int | str
-"""How many processes; ``auto``: one a core, once a run turns out to be long enough; ``ray`` or ``ray://HOST:PORT``: tasks of Ray."""
+"""Number of processes, or ``auto``: one for each core once a run turns out to be long; ``ray`` or ``ray://HOST:PORT``: tasks of Ray."""
 
 
 def checked_count(count: object) -> Count:
-    """Return ``count`` if it says how many processes there may be.
+    """Return ``count`` if it is valid as a :data:`Count`.
 
     Raises:
-        ConfigError: it is no whole number from 1 on, not ``auto``, and names no Ray cluster.
+        ConfigError: ``count`` is not a whole number from 1, not ``auto``, and names no Ray cluster.
     """
     if isinstance(count, str) and (count == "auto" or is_ray(count)):
         return count
@@ -251,17 +262,17 @@ def checked_count(count: object) -> Count:
 
 @contextmanager
 def workers(count: Count, device: torch.device, warn: Callable[[str], None] = lambda message: None) -> Iterator[Workers]:
-    """Give ``count`` workers for as long as the block lasts; one process, on a device that is no CPU and without Ray.
+    """Give ``count`` workers for as long as the block lasts. Without Ray, a device other than a CPU has one process.
 
     Raises:
-        ConfigError: Ray is asked for, and is not installed.
-        LdpflError: there is no such cluster.
+        ConfigError: ``count`` names a Ray cluster, and Ray is not installed.
+        LdpflError: the Ray cluster cannot be used.
     """
     if isinstance(count, str) and count != "auto":
         with ray_workers(count, device, warn) as tasks:
             yield tasks
         return
-    if device.type != "cpu" or count == 1 or (count == "auto" and (cores() == 1 or not _may_begin_processes())):
+    if device.type != "cpu" or count == 1 or (count == "auto" and (cores() == 1 or not _may_start_processes())):
         yield ONE_PROCESS
         return
     several = Processes(count, warn) if isinstance(count, int) else Automatic(cores(), warn)
@@ -271,6 +282,6 @@ def workers(count: Count, device: torch.device, warn: Callable[[str], None] = la
         several.close()
 
 
-def _may_begin_processes() -> bool:
-    """Whether this process may have others: not one that is itself a worker of somebody's."""
+def _may_start_processes() -> bool:
+    """Whether this process may start worker processes. A process that is itself a worker may not."""
     return not multiprocessing.current_process().daemon and multiprocessing.parent_process() is None
