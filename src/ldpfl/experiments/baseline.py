@@ -24,7 +24,12 @@ Build = Callable[[RunConfig, Dataset], tuple[Federation, Checkpoint]]
 
 @dataclass(frozen=True)
 class Baseline:
-    """The same training without noise, and its folder in the cache."""
+    """The same training without noise, and its folder in the cache.
+
+    Attributes:
+        task: its data.
+        start: its state before the first round.
+    """
 
     config: RunConfig
     task: Dataset
@@ -34,6 +39,7 @@ class Baseline:
 
     @property
     def by_import_path(self) -> bool:
+        """Whether the model is a user's code, which may have changed since a result was cached."""
         return ":" in self.config.model.name
 
     def kept(self) -> dict[str, Any] | None:
@@ -48,23 +54,26 @@ class Baseline:
             return self.start
 
 
-_PLAIN = {name: TrainingConfig.model_fields[name].default for name in ("server_learning_rate", "server_momentum", "server_schedule")}
+_DEFAULT_SERVER = {
+    name: TrainingConfig.model_fields[name].default for name in ("server_learning_rate", "server_momentum", "server_schedule")
+}
+"""Default settings of the server's steps. Steps that clients' weights are averaged by do not use them."""
 
 
 def clamped_only(config: RunConfig) -> RunConfig:
     """Return ``config`` without noise, but with clipping to its ranges."""
     mechanism = IdentitySettings(perturbed=config.mechanism.perturbed, clamp=True)
     evaluation = config.evaluation.model_copy(update={"epsilon": "off"})
-    plain = {"shuffling": ShufflingConfig(), "privacy": PrivacyConfig(), "evaluation": evaluation}
-    return config.model_copy(update={"mechanism": mechanism, **plain})
+    unprotected = {"shuffling": ShufflingConfig(), "privacy": PrivacyConfig(), "evaluation": evaluation}
+    return config.model_copy(update={"mechanism": mechanism, **unprotected})
 
 
 def noise_free(config: RunConfig) -> RunConfig:
     """Return ``config`` without noise. Settings that then have no effect get their defaults, so that recipes share one baseline."""
     training, perturbed = config.training, config.mechanism.perturbed
     if perturbed == "weights":
-        training = training.model_copy(update=_PLAIN)
-    elif perturbed == "update" and all(getattr(training, name) == value for name, value in _PLAIN.items()):
+        training = training.model_copy(update=_DEFAULT_SERVER)
+    elif perturbed == "update" and all(getattr(training, name) == value for name, value in _DEFAULT_SERVER.items()):
         # Without noise, the old vector plus the mean update is the mean of trained weights.
         perturbed = "weights"
     return config.model_copy(
@@ -90,7 +99,7 @@ def baseline_of(config: RunConfig, task: Dataset, build: Build) -> Baseline:
     """
     baseline = noise_free(config)
     federation, start = build(baseline, task)
-    initial = hashlib.sha256(start.state.weights.numpy().tobytes()).hexdigest()  # and the origin names the base of a pretrained one
-    facts = (baseline.to_toml(), start.origin, initial, ldpfl.__version__, torch.__version__, start.words)
-    folder = RunFolder(cache_dir() / "baselines" / hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16])
+    initial_digest = hashlib.sha256(start.state.weights.numpy().tobytes()).hexdigest()  # the frozen base is in origin
+    key_parts = (baseline.to_toml(), start.origin, initial_digest, ldpfl.__version__, torch.__version__, start.words)
+    folder = RunFolder(cache_dir() / "baselines" / hashlib.sha256("\n".join(key_parts).encode()).hexdigest()[:16])
     return Baseline(baseline, task, federation, start, folder)

@@ -35,9 +35,9 @@ _TOLERANCE = 1e-3
 def settled(config: RunConfig, given: Given = NOTHING) -> RunConfig:
     """Return ``config`` with the number of clients that its data name, and with the least noise that keeps ``privacy.target_epsilon``.
 
-    Without clients in the data, their number stays. Without a target, the noise stays. A clipping norm of "auto" is chosen too. The mechanism and channel of the config decide what is
-    protected, and against whom. The best guarantee in the statement counts, as in the verdict of a run. The noise parameter has four
-    digits, rounded toward more noise.
+    If the data name no clients, or there is no target, that part is unchanged. A clipping norm of "auto" is chosen too. The mechanism and
+    the channel of the config decide what is protected, and against whom. The best guarantee in the statement counts, as in the verdict of
+    a run. The noise parameter has four digits, rounded toward more noise.
 
     Args:
         given: data or a model that a caller passes from Python.

@@ -460,7 +460,7 @@ def _check_noise_not_set_twice(config: RunConfig, overrides: Sequence[str]) -> N
 
 
 def _split_by_key(override: str) -> list[str]:
-    """Split an override of a whole section, such as ``clients={count = 5}``, into one override for each key. Return any other override unchanged."""
+    """Split an override of a whole section, such as ``clients={count = 5}``, into one for each key. Return others unchanged."""
     section, _, text = override.partition("=")
     if section.strip() not in _SECTIONS or not isinstance(value := setting_value(text.strip()), dict):
         return [override]

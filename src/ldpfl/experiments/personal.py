@@ -1,4 +1,4 @@
-"""Read ``model.personal``: which layers stay at the clients, and which other settings fit that."""
+"""Personal layers, set by ``model.personal``: layers that stay at the clients. Check other settings, and build the trainer for them."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ def split_layers(config: RunConfig, module: nn.Module) -> tuple[ParameterLayout,
 
 
 def _problems(config: RunConfig) -> Iterator[str]:
+    """Yield the reasons why other settings do not fit ``model.personal``, as ends of a sentence; nothing if no layer is personal."""
     if not config.model.personal:
         return
     training = config.training
@@ -58,7 +59,7 @@ def _problems(config: RunConfig) -> Iterator[str]:
 
 
 def values_of(module: nn.Module, layout: ParameterLayout) -> Tensor:
-    """Return the values of the layers of ``layout`` in ``module`` as a vector."""
+    """Return the weights (d,) of ``module`` that belong to the layers of ``layout``."""
     parameters = dict(module.named_parameters())
     return layout.flatten({name: parameters[name].detach() for name in layout.names})
 
@@ -77,7 +78,12 @@ def with_personal(trainer: Trainer, shared: ParameterLayout, personal: Parameter
 
 
 def whole_task(shared: LocalTask, weights: Tensor, personal: ParameterLayout) -> tuple[LocalTask, Tensor]:
-    """Return the task of training all layers, and the initial weights of all layers if those of the shared ones are ``weights`` (d,)."""
+    """Return the task of training all layers, shared and personal, and the initial weights (d + p,) of all layers.
+
+    Args:
+        shared: task of training only the layers that clients send.
+        weights: (d,) initial weights of these layers. Those of the ``personal`` layers are the module's own.
+    """
     if not personal.names:
         return shared, weights
     layout = ParameterLayout.from_module(shared.module)

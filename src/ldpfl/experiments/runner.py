@@ -1,4 +1,4 @@
-"""Run a config to its end, in a folder, with its noise-free baseline beside it."""
+"""Run a config to its end, in a folder or in memory, and train its noise-free baseline."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ from ldpfl.util.user_cache import CACHE_DIR_VARIABLE, without_cache
 from ldpfl.util.user_code import is_pretrained
 
 Value = TypeVar("Value")
-_Scores = Callable[[RunConfig, Dataset, int | None], Reference]
+_MakeReference = Callable[[RunConfig, Dataset, int | None], Reference]
+"""Function from a config, its data and the secret seed of its noise to the scores of the noise-free baseline."""
 
 
 class Observer(Protocol):
@@ -57,8 +58,9 @@ class Runner:
     """Executes runs on one device, with one data folder and one observer.
 
     Attributes:
-        draw_curve: called with (path, result) to draw the learning curve of a finished run.
-        preparing: called with the progress of computing features.
+        data_dir: folder of built-in data sets; None for the default.
+        draw_curve: function that is called with (path, result) to draw the learning curve of a finished run.
+        preparing: function that is called with the progress of computing features.
         given: data or a model that a caller passes from Python.
         workers: number of worker processes, see :func:`ldpfl.simulation.workers.workers`. Results do not depend on it.
     """
@@ -110,14 +112,14 @@ class Runner:
         if not more_rounds:
             folder.check(config, resume=resume, kind=Kind.SIMULATION)
         with folder.locked():
-            before = folder.result() if resume else None
+            earlier_result = folder.result() if resume else None
             if more_rounds:  # all checks have passed by now, and the finished run is still unchanged
                 folder.checkpoint_to_go_on(start)
                 folder.reopen(config)
-            asked = folder.wants_baseline(baseline)  # stored before the config, since a folder with a config can be resumed
+            baseline_chosen = folder.wants_baseline(baseline)  # stored before the config, since a folder with a config can be resumed
             folder.open(config, resume=resume, kind=Kind.SIMULATION, secret=secret)
-            left_out = before is not None and before["noise_free_score"] is None and config.data.brought
-            wants_baseline = asked and config.mechanism.protects and not left_out
+            baseline_left_out = earlier_result is not None and earlier_result["noise_free_score"] is None and config.data.brought
+            wants_baseline = baseline_chosen and config.mechanism.protects and not baseline_left_out
             figures = folder.result() if resume else None
             if figures is not None and (figures["noise_free_score"] is not None or not wants_baseline):
                 if not folder.curve_path.exists():  # after a crash while the curve was drawn
@@ -125,60 +127,67 @@ class Runner:
                 return Finished(config, federation, folder.checkpoint_or(start), figures, task)
             if config.secret_noise and known(folder.secret()) != secret:
                 raise ConfigError(f"another process began the run in {folder.path} at the same time: resume that one")
-            reached = folder.checkpoint_to_go_on(start)
-            if reached.ledger.events[: len(start.ledger.events)] != start.ledger.events:
+            checkpoint = folder.checkpoint_to_go_on(start)
+            if checkpoint.ledger.events[: len(start.ledger.events)] != start.ledger.events:
                 raise ConfigError(
                     f"{folder.path} measured its columns in another way than its config says now, and measuring again would not be "
                     "charged: start the run in a new folder"
                 )
-            last = self._rounds(federation, reached, config.training.rounds, folder.save_round, _label(config))
+            last = self._rounds(federation, checkpoint, config.training.rounds, folder.save_round, _label(config))
             figures = self._figures(config, federation, task, last, self._baseline_scores if wants_baseline else None, secret)
             folder.save_result(last, federation.task, figures, model_file_of(config, federation, task), federation.encoder)
             self._draw(folder, figures)
         return Finished(config, federation, last, figures, task)
 
     def _figures(
-        self, config: RunConfig, federation: Federation, task: Dataset, last: Checkpoint, scores: _Scores | None, secret: int | None
+        self,
+        config: RunConfig,
+        federation: Federation,
+        task: Dataset,
+        last: Checkpoint,
+        make_reference: _MakeReference | None,
+        secret: int | None,
     ) -> dict[str, Any]:
         """Return the figures of a run that has finished its rounds. If a reference fails, a warning replaces it, and the result is kept.
 
         Args:
-            scores: function that returns the scores of the noise-free baseline; None if no baseline is wanted.
+            make_reference: function that returns the scores of the noise-free baseline; None if no baseline is wanted.
         """
         reference = clamped = None
-        if scores is not None and config.mechanism.protects:
-            reference = self._or_none("no noise-free baseline to compare with", lambda: scores(config, task, secret))
+        if make_reference is not None and config.mechanism.protects:
+            reference = self._or_none("no noise-free baseline to compare with", lambda: make_reference(config, task, secret))
             clamped = self._or_none(
                 "no score without noise and clamped", lambda: self._clamped_score(config, task, last, reference, secret)
             )
         return summarise(config, federation, task, last, reference, clamped)
 
     def _draw(self, folder: RunFolder, figures: dict[str, Any]) -> None:
+        """Draw the learning curve of the run in ``folder``. If that fails, only warn."""
         self._or_none(f"no {folder.curve_path.name}", lambda: self.draw_curve(folder.curve_path, figures))
 
-    def _or_none(self, lack: str, make: Callable[[], Value]) -> Value | None:
-        """Return the result of ``make``. If it fails, warn with the text ``lack`` and return None."""
+    def _or_none(self, warning: str, make: Callable[[], Value]) -> Value | None:
+        """Return the result of ``make``. If it fails, warn with the text ``warning`` and the reason, and return None."""
         try:
             return make()
         except Exception as error:  # the result of the rounds must not be lost
-            self.observer.warn(f"{lack}: {in_short(error)}")
+            self.observer.warn(f"{warning}: {in_short(error)}")
             return None
 
     def _rounds(self, federation: Federation, start: Checkpoint, rounds: int, save: Callable[[Checkpoint], None], label: str) -> Checkpoint:
         """Run the rounds from ``start`` to ``rounds``, call ``save`` after each, and return the last checkpoint."""
         self.observer.started(label, rounds, start.history, federation.task.task.metric)
-        last, warned = start, False
+        last, has_warned = start, False
         with workers(self.workers, self.device, self.observer.warn) as pool:
             for last in simulate(federation, start, rounds, self.observer.clients_done, pool):
                 save(last)
                 self.observer.round_done(last.history[-1])
-                if not warned and label == _PRIVATE and (warning := _clipping_warning(last.history[-1])):  # a baseline is not clipped
+                if not has_warned and label == _PRIVATE and (warning := _clipping_warning(last.history[-1])):  # a baseline is not clipped
                     self.observer.warn(warning)
-                    warned = True
-        after = stopped_after(federation, last)
-        if after is not None and federation.stopping is not None:
-            waited = f"the loss on validation rows has not fallen for {counted(federation.stopping.patience, 'round')}"
-            self.observer.warn(f"stopped after round {after} of {rounds}: {waited}")
+                    has_warned = True
+        last_round = stopped_after(federation, last)
+        if last_round is not None and federation.stopping is not None:
+            reason = f"the loss on validation rows has not fallen for {counted(federation.stopping.patience, 'round')}"
+            self.observer.warn(f"stopped after round {last_round} of {rounds}: {reason}")
         return last
 
     @as_usual()
@@ -200,6 +209,7 @@ class Runner:
         return baseline.folder
 
     def _data(self, config: RunConfig) -> Dataset:
+        """Return the data of ``config``, or raise a :class:`ConfigError` if only nodes have them."""
         if config.data.at_nodes:
             raise ConfigError(
                 "data.name = 'node' is for clients on Flower, each with its own table: a simulation needs rows, given as data"
@@ -216,9 +226,11 @@ class Runner:
         if not (config.secret_noise and resume and folder.config_path.exists()):
             return drawn(config)
         secret = folder.secret()
-        return secret if folder.result_path.exists() and config.training.rounds == folder.config().training.rounds else known(secret)
+        draws_no_more_noise = folder.result_path.exists() and config.training.rounds == folder.config().training.rounds
+        return secret if draws_no_more_noise else known(secret)
 
     def _train_baseline(self, config: RunConfig, task: Dataset, secret: int | None) -> Reference:
+        """Train the noise-free baseline without the cache, and return its scores."""
         federation, start = self._build(noise_free(config), task, secret)
         last = self._rounds(federation, start, config.training.rounds, _save_nothing, _BASELINE)
         return self._reference(federation, last)
@@ -226,11 +238,13 @@ class Runner:
     def _build(
         self, config: RunConfig, task: Dataset, secret: int | None = None, measured: Encoder | None = None
     ) -> tuple[Federation, Checkpoint]:
+        """Return the federation of ``config`` and its state before the first round, see :func:`ldpfl.experiments.build.build`."""
         if config.model.personal and isinstance(self.workers, str) and is_ray(self.workers):
             raise ConfigError("model.personal keeps clients' layers here, and Ray's tasks are on others: give a number of workers")
         return build(config, task, self.device, self.given.module, self.observer.warn, secret, measured)
 
     def _baseline_scores(self, config: RunConfig, task: Dataset, secret: int | None) -> Reference:
+        """Return the scores of the noise-free baseline, from the cache if it may be stored there."""
         baseline = baseline_of(config, task, partial(self._build, secret=secret))
         if not baseline.config.data.brought:  # a model of the user's own data without noise is never stored
             try:
@@ -242,6 +256,7 @@ class Runner:
         return self._reference(baseline.federation, last)
 
     def _reference(self, federation: Federation, last: Checkpoint) -> Reference:
+        """Return the scores of a baseline that ended in the checkpoint ``last``, and those of the pooled regression on its data."""
         scores = self._or_none(
             "no figures of the noise-free model beside its scores", lambda: scores_of(federation, last.state.model, last.personal)
         )
@@ -252,8 +267,8 @@ class Runner:
         self, config: RunConfig, task: Dataset, last: Checkpoint, reference: Reference | None, secret: int | None
     ) -> float | None:
         """Return the score of the same training with clipping and without noise; None unless clipping was heavy enough to matter."""
-        worst = max((share for metrics in last.history for share in metrics.clipped_fraction.values()), default=0.0)
-        if reference is None or not config.mechanism.uses_ranges or worst <= _HEAVILY_CLIPPED:
+        most_clipped = max((share for metrics in last.history for share in metrics.clipped_fraction.values()), default=0.0)
+        if reference is None or not config.mechanism.uses_ranges or most_clipped <= _HEAVILY_CLIPPED:
             return None
         federation, start = self._build(clamped_only(config), task, secret)
         return self._rounds(federation, start, config.training.rounds, _save_nothing, "clamped, without noise").history[-1].score
@@ -305,6 +320,7 @@ def _clipping_warning(metrics: RoundMetrics) -> str:
 
 
 _PRIVATE, _BASELINE = "private", "noise-free baseline"
+"""Labels of trainings, for the observer."""
 _HEAVILY_CLIPPED = 0.5
 """Share of a layer that was clipped in some round above which clipping may explain a low score."""
 
@@ -331,6 +347,7 @@ class Finished:
 
 
 def _label(config: RunConfig) -> str:
+    """Return the label of a run for the observer: whether it is private."""
     return _PRIVATE if config.mechanism.protects else "not private"
 
 
