@@ -57,7 +57,7 @@ class Baseline:
 _DEFAULT_SERVER = {
     name: TrainingConfig.model_fields[name].default for name in ("server_learning_rate", "server_momentum", "server_schedule")
 }
-"""Default settings of the server's steps. Steps that clients' weights are averaged by do not use them."""
+"""Default settings of the server's steps. They have no effect if the server averages the weights of the clients."""
 
 
 def clamped_only(config: RunConfig) -> RunConfig:

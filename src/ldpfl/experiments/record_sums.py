@@ -130,8 +130,8 @@ def divided_for_evaluation(config: RunConfig, parts: Division, persons: Persons 
     """Split each client's records, or ``persons``, into those that are trained on and those that are held back.
 
     The names of persons decide if persons are protected, and the names of files if the samples are files. Files come sorted by class, so
-    their positions would reveal classes. Otherwise positions decide. A node splits its own table once, since all simulated clients share it. A
-    client with too few records holds none back.
+    their positions would reveal classes. Otherwise positions decide. A node splits its own table once, since there all clients
+    share it. A client with too few records holds none back.
 
     Raises:
         ConfigError: no client holds any record back, or some client has none left to train on.
