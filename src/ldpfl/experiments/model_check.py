@@ -58,19 +58,21 @@ def check(config: RunConfig, data_dir: Path | None, given: Given = NOTHING) -> C
     """
     config = settled(config.model_copy(update={"privacy": config.privacy.model_copy(update={"target_epsilon": "off"})}), given)
     data = described(config, given)
-    if config.data.brought and data.clients is None:  # whether there are enough samples for all clients is asked by a run
+    if config.data.brought and data.clients is None:  # a run checks that all clients have samples; here the model alone is checked
         count = min(config.clients.count, data.records)
         config = config.model_copy(update={"clients": config.clients.model_copy(update={"count": count})})
     module = model_of(config, data, given.module)
     problem, notes = _problem(config, data_dir, given)
     changes: tuple[Change, ...] = ()
-    still = ""
+    remaining_problem = ""
     if problem:
         module, changes = mended(module)
-        named = config.model_copy(update={"model": config.model.model_copy(update={"name": GIVEN, "options": {}, "adapter": "none"})})
-        still, notes = _problem(named, data_dir, Given(given.data, module))
+        mended_config = config.model_copy(
+            update={"model": config.model.model_copy(update={"name": GIVEN, "options": {}, "adapter": "none"})}
+        )
+        remaining_problem, notes = _problem(mended_config, data_dir, Given(given.data, module))
     weights = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad and not is_lazy(parameter))
-    return Checked(problem, changes, still, module, weights, notes, offered(data.shape, data.outputs, data.vocabulary))
+    return Checked(problem, changes, remaining_problem, module, weights, notes, offered(data.shape, data.outputs, data.vocabulary))
 
 
 def _problem(config: RunConfig, data_dir: Path | None, given: Given) -> tuple[str, tuple[str, ...]]:

@@ -25,6 +25,8 @@ Word = Annotated[str, Field(max_length=1000)]
 
 
 class _Strict(BaseModel):
+    """Part of a result. Unknown fields are allowed, and their number is limited."""
+
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
     _has_few_fields = model_validator(mode="before")(require_few)
@@ -136,8 +138,8 @@ class Figures(_Strict):
 
     @model_validator(mode="after")
     def _check_rounds(self) -> Self:
-        figures = (self.score_per_round, self.noise_free_score_per_round)
-        if any(own is not None and len(own) != self.rounds for own in figures) or self.rounds > MAX_ROUNDS:
+        score_lists = (self.score_per_round, self.noise_free_score_per_round)
+        if any(scores is not None and len(scores) != self.rounds for scores in score_lists) or self.rounds > MAX_ROUNDS:
             raise ValueError(f"expected a score for each of {self.rounds:.6g} rounds, and no more than {MAX_ROUNDS:,} rounds")
         return self
 
