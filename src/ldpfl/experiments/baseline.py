@@ -27,12 +27,12 @@ class Baseline:
     """The same training without noise, and its folder in the cache.
 
     Attributes:
-        task: its data.
+        data: the data that it is trained on.
         start: its state before the first round.
     """
 
     config: RunConfig
-    task: Dataset
+    data: Dataset
     federation: Federation
     start: Checkpoint
     folder: RunFolder
@@ -91,15 +91,15 @@ def noise_free(config: RunConfig) -> RunConfig:
     )
 
 
-def baseline_of(config: RunConfig, task: Dataset, build: Build) -> Baseline:
+def baseline_of(config: RunConfig, data: Dataset, build: Build) -> Baseline:
     """Return the baseline of ``config`` with its folder in the cache.
 
     The folder's name is a hash of the config, the data, the device, the versions, the generator of random words, and the initial model. It
     does not cover the code of a model that is named by import path, so such a baseline is run again each time.
     """
     baseline = noise_free(config)
-    federation, start = build(baseline, task)
+    federation, start = build(baseline, data)
     initial_digest = hashlib.sha256(start.state.weights.numpy().tobytes()).hexdigest()  # the frozen base is in origin
     key_parts = (baseline.to_toml(), start.origin, initial_digest, ldpfl.__version__, torch.__version__, start.words)
     folder = RunFolder(cache_dir() / "baselines" / hashlib.sha256("\n".join(key_parts).encode()).hexdigest()[:16])
-    return Baseline(baseline, task, federation, start, folder)
+    return Baseline(baseline, data, federation, start, folder)

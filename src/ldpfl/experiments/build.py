@@ -123,14 +123,14 @@ def as_usual() -> Iterator[None]:
 @as_usual()
 def build(
     config: RunConfig,
-    task: Dataset,
+    data: Dataset,
     device: torch.device,
     given: nn.Module | None = None,
     warn: Warn = _LOG.warning,
     secret: int | None = None,
     measured: Encoder | None = None,
 ) -> tuple[Federation, Checkpoint]:
-    """Return the federation that ``config`` describes on the data of ``task``, and its state before the first round.
+    """Return the federation that ``config`` describes on ``data``, and its state before the first round.
 
     Args:
         given: a model that the caller passes instead of naming it in ``config``.
@@ -146,50 +146,50 @@ def build(
         raise ConfigError(
             f"secret_noise is for your own data, which {config.data.name!r} is not: leave it out; the noise here follows from seed"
         )
-    task, validation = _split_validation(config, task)
-    module = model_of(config, Description.of(task), given)
-    _check_texts(module, task)
+    data, validation = _split_validation(config, data)
+    module = model_of(config, Description.of(data), given)
+    _check_texts(module, data)
     layout, personal = split_layers(config, module)
     weights = values_of(module, layout)
     ranges = initial_ranges(config, layout, weights)
-    persons = persons_of(config, task)
-    parts = divided(config, task, persons)
+    persons = persons_of(config, data)
+    parts = divided(config, data, persons)
     if persons is not None and record_clip_of(mechanism_of(config, ranges)) is None:  # the mechanism protects clients, not persons
         parts, persons = Division.of([persons.rows_of(part)[0] for part in parts]), None
-    head = head_of(config, Description.of(task))
-    parts, held_back_parts = (parts, None) if config.evaluation.share == 0 else divided_for_evaluation(config, parts, persons, task)
+    head = head_of(config, Description.of(data))
+    parts, held_back_parts = (parts, None) if config.evaluation.share == 0 else divided_for_evaluation(config, parts, persons, data)
     mechanism = mechanism_of(config, ranges if head is None else head.ranges, parts.sizes.tolist())
-    task, ledger = _scale_columns(config, task, parts, mechanism, secret, persons, measured)
-    emphasis = emphasis_of(config, task.outputs, task.shares)
-    start = start_on_table(config, Description.of(task), module, layout, weights, mechanism, len(parts), task.shares, emphasis)
+    data, ledger = _scale_columns(config, data, parts, mechanism, secret, persons, measured)
+    emphasis = emphasis_of(config, data.outputs, data.shares)
+    start = start_on_table(config, Description.of(data), module, layout, weights, mechanism, len(parts), data.shares, emphasis)
     config, weights = start.config, start.weights
     if range_note := _range_warning(config, layout, weights, ranges):
         warn(range_note)
-    task = task.noted(*(warnings := tuple(start_warnings(config, task, parts))))
+    data = data.noted(*(warnings := tuple(start_warnings(config, data, parts))))
     for line in warnings if config.mechanism.protects else ():  # a baseline would repeat the warnings of its private run
         warn(line)
     local = LocalTask(
         module.to(device),
         layout,
-        task.train.to(device),
-        task.mean,
-        task.std,
+        data.train.to(device),
+        data.mean,
+        data.std,
         config.training.at_client(),
         None if config.training.clip_norm == "off" else config.training.clip_norm,
-        tasks.create(config.task.name, task.outputs, scale=task.unit, emphasis=emphasis),
+        tasks.create(config.task.name, data.outputs, scale=data.unit, emphasis=emphasis),
         config.training.precision,
     )
     all_layers_task, all_weights = whole_task(local, weights, personal)
-    noise_seed = secret_seed(config, task, secret)
+    noise_seed = secret_seed(config, data, secret)
     federation = Federation(
         seed=config.seed,
         secret_seed=noise_seed,
         coin_seed=_coin_seed(noise_seed, module, weights, parts) if config.data.brought and noise_seed is not None else noise_seed,
         own_data=config.data.brought,
         task=local,
-        trainer=with_personal(tried(config, all_layers_task, mechanism, all_weights, task, warn, persons), layout, personal, module),
+        trainer=with_personal(tried(config, all_layers_task, mechanism, all_weights, data, warn, persons), layout, personal, module),
         samples=parts,
-        evaluation=_evaluation(config, task, held_back_parts, device),
+        evaluation=_evaluation(config, data, held_back_parts, device),
         mechanism=mechanism,
         perturbed=config.mechanism.perturbed,
         rule=range_rule_of(config),
@@ -203,45 +203,45 @@ def build(
         ),
         work=LocalWork(config.training.epochs, config.training.batch_size, _full_weight(config, mechanism)),
         measured=len(ledger.events),
-        notes=(*task.notes, *leak_note(task.leaks, task.encoder)),
-        encoder=task.encoder,
+        notes=(*data.notes, *leak_note(data.leaks, data.encoder)),
+        encoder=data.encoder,
         stopping=None if validation is None else Stopping(validation.to(device), config.training.patience),
         persons=persons,
         head=head,
-        judged=None if held_back_parts is None or not is_evaluated(config) else _client_evaluation(config, task, held_back_parts, persons),
+        judged=None if held_back_parts is None or not is_evaluated(config) else _client_evaluation(config, data, held_back_parts, persons),
     )
     federation = replace(federation, trainer=_quickest(config, federation, weights, warn))
     compiled_note = ", compiled" if is_compiled(federation.trainer) else ""
     digest = adapters.base_digest(module)
     base_note = f" of base {digest[:16]}" if digest else ""
-    origin = f"{task.name} {task.fingerprint}{_division_digest(task)}{base_note} on {device.type}{compiled_note}"
+    origin = f"{data.name} {data.fingerprint}{_division_digest(data)}{base_note} on {device.type}{compiled_note}"
     payload_bits(federation.mechanism, ranges)  # raises if the mechanism does not fit the layers
     check_log_size(layout.names, released(federation.mechanism, ranges), config.training.rounds)
     checkpoint = initial_checkpoint(weights, ranges, origin, ledger)
     return federation, replace(checkpoint, personal=initial_personal(federation.trainer, len(parts)))
 
 
-def _evaluation(config: RunConfig, task: Dataset, held_back: Division | None, device: torch.device) -> Evaluation:
+def _evaluation(config: RunConfig, data: Dataset, held_back: Division | None, device: torch.device) -> Evaluation:
     """Return the samples that models are evaluated on: the test samples, or the records ``held_back`` by the clients.
 
     Raises:
         ConfigError: clients hold no records back; or persons, whose rows could be on both sides.
     """
-    threshold = _threshold(config, task)
+    threshold = _threshold(config, data)
     if config.data.evaluate_on != "clients":
-        return Evaluation(task.test.to(device), task.test_persons, task.test_clients, task.client_names, threshold)
+        return Evaluation(data.test.to(device), data.test_persons, data.test_clients, data.client_names, threshold)
     if held_back is None:
         raise ConfigError("data.evaluate_on = 'clients' takes records that clients hold back: set evaluation.share, such as 0.2")
     if config.data.person:
         raise ConfigError("data.evaluate_on = 'clients' divides rows and not persons, and data.person is set: set it to 'test'")
     clients_of_samples = np.repeat(np.arange(len(held_back)), held_back.sizes)
-    samples = task.train.take(torch.from_numpy(np.concatenate(list(held_back)))).to(device)
-    return Evaluation(samples, None, clients_of_samples, task.client_names, threshold, at_clients=True)
+    samples = data.train.take(torch.from_numpy(np.concatenate(list(held_back)))).to(device)
+    return Evaluation(samples, None, clients_of_samples, data.client_names, threshold, at_clients=True)
 
 
-def _client_evaluation(config: RunConfig, task: Dataset, units: Division, persons: Persons | None) -> ClientEvaluation:
+def _client_evaluation(config: RunConfig, data: Dataset, units: Division, persons: Persons | None) -> ClientEvaluation:
     """Return the evaluation at clients, on the ``units``: the records, or persons, that each client holds back."""
-    vectors = scores_of_records(config, task.outputs)
+    vectors = scores_of_records(config, data.outputs)
     if isinstance(vectors, ClientScores):
         if not config.data.at_nodes and not units.sizes.all():  # a node without such records sends noise
             raise ConfigError(
@@ -266,7 +266,7 @@ def _quickest(config: RunConfig, federation: Federation, weights: Tensor, warn: 
     return quickest(config, federation.trainer, weights, RunSize(samples, batch_size, (fewest_steps, most_steps)), warn)
 
 
-def _threshold(config: RunConfig, task: Dataset) -> float | None:
+def _threshold(config: RunConfig, data: Dataset) -> float | None:
     """Return the predicted risk from which test rows count as flagged, or None if ``task.threshold`` is off.
 
     Raises:
@@ -275,18 +275,18 @@ def _threshold(config: RunConfig, task: Dataset) -> float | None:
     threshold = config.task.threshold
     if threshold == "off":
         return None
-    if config.task.name != "classification" or task.outputs != 2:
+    if config.task.name != "classification" or data.outputs != 2:
         raise ConfigError(f"task.threshold = {threshold:g} is for a classification of two classes, and this task is another: leave it out")
     return threshold
 
 
-def _division_digest(task: Dataset) -> str:
+def _division_digest(data: Dataset) -> str:
     """Return a digest of the clients and files that samples belong to, as a part of the run's origin.
 
     It is "" if samples have neither, or if they are rows of a table, since the data's fingerprint covers these.
     """
-    arrays = [array.tobytes() for array in (task.clients, task.identities) if array is not None]
-    if not arrays or task.encoder is not None:
+    arrays = [array.tobytes() for array in (data.clients, data.identities) if array is not None]
+    if not arrays or data.encoder is not None:
         return ""
     return f" of {hashlib.sha256(b''.join(arrays)).hexdigest()[:16]}"
 
@@ -321,16 +321,16 @@ def _initial_model(config: RunConfig, data: Description, given: nn.Module | None
     return made_of(config.model, data, targets, seed=_model_seed(config.seed), given=given)
 
 
-def _check_texts(module: nn.Module, task: Dataset) -> None:
-    """Raise if samples of ``task`` are texts, and their tokens do not fit a pretrained ``module``.
+def _check_texts(module: nn.Module, data: Dataset) -> None:
+    """Raise if samples of ``data`` are texts, and their tokens do not fit a pretrained ``module``.
 
     Raises:
         ConfigError: the texts are too long, or the tokenizer belongs to another model.
     """
-    tokens, vocabulary = by_name(task.train.inputs).get(TOKENS), task.tokens(TOKENS)
+    tokens, vocabulary = by_name(data.train.inputs).get(TOKENS), data.tokens(TOKENS)
     if tokens is not None and vocabulary is not None:
         pretrained.check_tokens(module, vocabulary, tokens.shape[1])
-    if task.encoder is not None and (tokenizer := task.encoder.data.tokenizer):
+    if data.encoder is not None and (tokenizer := data.encoder.data.tokenizer):
         pretrained.check_padding(module, padding_of(tokenizer), tokenizer)
 
 
@@ -371,58 +371,58 @@ def size_of(config: RunConfig, data: Description) -> int:
         return sum(parameter.numel() for parameter in _initial_model(config, data).parameters())
 
 
-def persons_of(config: RunConfig, task: Dataset) -> Persons | None:
-    """Return which train samples of ``task`` belong to which person; None if ``config`` names no person column.
+def persons_of(config: RunConfig, data: Dataset) -> Persons | None:
+    """Return which train samples of ``data`` belong to which person; None if ``config`` names no person column.
 
     The same name at two clients is two persons.
 
     Raises:
-        ConfigError: ``config`` names a person column, and ``task`` does not name the persons of its samples.
+        ConfigError: ``config`` names a person column, and ``data`` does not name the persons of its samples.
     """
     if not config.data.person:
         return None
-    if task.persons is None:
+    if data.persons is None:
         raise ConfigError(
             f"data.person is {config.data.person!r}, and the data do not name the person of each row: give a table that has this column, "
             "or leave data.person out"
         )
-    has_answer = ~without_answer(task.train.targets).numpy()
-    return Persons.of(task.persons.tolist(), config.data.person_rows, clients=task.clients, answered=has_answer)
+    has_answer = ~without_answer(data.train.targets).numpy()
+    return Persons.of(data.persons.tolist(), config.data.person_rows, clients=data.clients, answered=has_answer)
 
 
-def divided(config: RunConfig, task: Dataset, persons: Persons | None = None) -> Division:
+def divided(config: RunConfig, data: Dataset, persons: Persons | None = None) -> Division:
     """Return each client's train samples, or its persons if ``persons`` is given: by the data's clients, or else by ``config``.
 
     Raises:
         ConfigError: the settings do not fit the data, or a client would get nothing.
     """
-    settings, count = config.data, len(task.train if persons is None else persons)
+    settings, count = config.data, len(data.train if persons is None else persons)
     if settings.at_nodes:  # each node has its own table, so every client may use all rows that it sees
         return Division.shared(np.arange(count), config.clients.count)
-    if task.clients is not None:
+    if data.clients is not None:
         if settings.by_label or settings.partition != "iid":
             raise ConfigError("data.client already assigns each row to a client: leave data.partition and data.private_label out")
-        client_of_sample = task.clients if persons is None else task.clients[persons.rows[persons.first]]
+        client_of_sample = data.clients if persons is None else data.clients[persons.rows[persons.first]]
         clients = int(client_of_sample.max()) + 1
         parts = Division.by_owner(client_of_sample, clients)
         if clients != config.clients.count:
             raise ConfigError(f"the data name {clients} clients, and clients.count is {config.clients.count}: leave clients.count out")
         if not parts.sizes.all():
             raise ConfigError("all rows of some client are held out, so it has none to train on: leave data.evaluate_on at 'test'")
-        return parts if task.identities is None else _in_order_of_names(parts, task.identities)
-    if task.identities is not None:
-        return _by_identity(settings, task.identities, config.clients.count)
-    if persons is not None and task.persons is not None:
-        return _by_person(config, task.persons[persons.rows[persons.first]])
+        return parts if data.identities is None else _in_order_of_names(parts, data.identities)
+    if data.identities is not None:
+        return _by_identity(settings, data.identities, config.clients.count)
+    if persons is not None and data.persons is not None:
+        return _by_person(config, data.persons[persons.rows[persons.first]])
     if is_code(settings.partition):
         return partition_by_code(settings.partition, count, config.clients.count, config.seed)
-    classes = task.train.targets.dim() == 1 and task.train.targets.dtype == torch.int64
+    classes = data.train.targets.dim() == 1 and data.train.targets.dtype == torch.int64
     if settings.by_label and not classes:
         raise ConfigError(
             f"data.partition = {settings.partition!r} divides by classes, and these targets are not classes: set it to 'iid' or 'quantity'"
         )
     return partition(
-        task.train.targets.numpy() if classes else np.zeros(count, dtype=np.int64),
+        data.train.targets.numpy() if classes else np.zeros(count, dtype=np.int64),
         config.clients.count,
         stream(config.seed, Purpose.PARTITION),
         scheme=settings.partition,  # type: ignore[arg-type]  # whatever is not code is a scheme
@@ -463,29 +463,29 @@ def _in_order_of_names(parts: Division, identities: NDArray[np.uint64]) -> Divis
 
 def _scale_columns(
     config: RunConfig,
-    task: Dataset,
+    data: Dataset,
     parts: Division,
     mechanism: Mechanism,
     secret: int | None,
     persons: Persons | None,
     measured: Encoder | None,
 ) -> tuple[Dataset, Ledger]:
-    """Return ``task`` with all its columns scaled, and the ledger of the histograms that were released to measure the columns."""
-    if task.is_scaled:
-        return task, Ledger()
+    """Return ``data`` with all its columns scaled, and the ledger of the histograms that were released to measure the columns."""
+    if data.is_scaled:
+        return data, Ledger()
     if config.data.at_nodes:  # nodes measure in separate rounds, which the server charges; until then bounds scale the columns
-        return (by_bounds(task) if measured is None else scaled_as(task, measured)), Ledger()
-    if not measures(config, task.unscaled, mechanism):
-        return by_bounds(task), Ledger()
+        return (by_bounds(data) if measured is None else scaled_as(data, measured)), Ledger()
+    if not measures(config, data.unscaled, mechanism):
+        return by_bounds(data), Ledger()
     shuffling = config.shuffling
     histogram_mechanism = (
         of_records(measuring_mechanism(config, mechanism, parts.sizes.tolist())) if record_clip_of(mechanism) is not None else None
     )
     if measured is not None:
-        return scaled_as(task, measured), charged(histogram_mechanism, len(parts), shuffling.channel, shuffling.colluding)
-    seed = known(secret_seed(config, task, secret))
+        return scaled_as(data, measured), charged(histogram_mechanism, len(parts), shuffling.channel, shuffling.colluding)
+    seed = known(secret_seed(config, data, secret))
     rows_with_counts = [(part, np.ones_like(part)) if persons is None else persons.rows_of(part) for part in parts]
-    return Measuring(seed, histogram_mechanism, shuffling.channel, shuffling.colluding).scaled(task, *zip(*rows_with_counts, strict=True))
+    return Measuring(seed, histogram_mechanism, shuffling.channel, shuffling.colluding).scaled(data, *zip(*rows_with_counts, strict=True))
 
 
 def measuring_mechanism(config: RunConfig, mechanism: Mechanism, sizes: Sequence[int] = (1,)) -> Mechanism:
@@ -506,7 +506,7 @@ def for_measuring(config: RunConfig) -> RunConfig:
     return config if settings is config.mechanism else config.model_copy(update={"mechanism": settings, "clipping": ClippingConfig()})
 
 
-def secret_seed(config: RunConfig, task: Dataset, secret: int | None) -> int | None:
+def secret_seed(config: RunConfig, data: Dataset, secret: int | None) -> int | None:
     """Return the seed of all secret randomness: the noise, and who takes part if participation is secret. None if it needs ``secret``.
 
     With a user's own data, the seed depends on the data and on all settings that affect training. So two different runs never share
@@ -531,10 +531,10 @@ def secret_seed(config: RunConfig, task: Dataset, secret: int | None) -> int | N
     digest = hashlib.sha256(without_added_rounds.model_dump_json(exclude=excluded_settings).encode())
     if config.secret_noise:
         digest.update(f"{secret}".encode())
-    for content in task.train.content():
+    for content in data.train.content():
         digest.update(content)
-    if task.persons is not None:
-        digest.update("\0".join(task.persons).encode(errors="surrogatepass"))
+    if data.persons is not None:
+        digest.update("\0".join(data.persons).encode(errors="surrogatepass"))
     return int.from_bytes(digest.digest())
 
 
@@ -686,11 +686,11 @@ def _max_summed_clients(config: RunConfig) -> int:
     return max_clients or count
 
 
-def _split_validation(config: RunConfig, task: Dataset) -> tuple[Dataset, Samples | None]:
-    """Return ``task`` with its final test samples, and the samples that decide on early stopping, if any."""
+def _split_validation(config: RunConfig, data: Dataset) -> tuple[Dataset, Samples | None]:
+    """Return ``data`` with its final test samples, and the samples that decide on early stopping, if any."""
     if (config.data.validation > 0) != (config.training.patience > 0):
         raise ConfigError("training.patience stops by the loss on data.validation, a share of the test rows: give both, or neither")
-    with_test = without_a_tenth(task, config.seed) if config.data.evaluate_on == "holdout" else task
+    with_test = without_a_tenth(data, config.seed) if config.data.evaluate_on == "holdout" else data
     return with_validation(with_test, config.data.validation)
 
 

@@ -21,11 +21,11 @@ def at_clients(federation: Federation, history: tuple[RoundMetrics, ...]) -> lis
     return [told(vectors, metrics.round, metrics.at_clients) for metrics in history if metrics.at_clients is not None]
 
 
-def lost_evaluations(config: RunConfig, last: Checkpoint) -> list[int]:
+def lost_evaluations(config: RunConfig, checkpoint: Checkpoint) -> list[int]:
     """Return the rounds after which an evaluation at clients was charged to the ledger but gave no figures."""
     # The first histograms in a ledger measured the columns; each later one is an evaluation.
-    charged = sum(event.histograms for event in last.ledger.events) - last.ledger.measured
-    with_figures = {metrics.round for metrics in last.history if metrics.at_clients is not None}
+    charged = sum(event.histograms for event in checkpoint.ledger.events) - checkpoint.ledger.measured
+    with_figures = {metrics.round for metrics in checkpoint.history if metrics.at_clients is not None}
     return [number for number in evaluations(config)[:charged] if number not in with_figures] if charged else []
 
 

@@ -33,9 +33,14 @@ from ldpfl.util.number_format import counted
 
 
 def summarise(
-    config: RunConfig, federation: Federation, task: Dataset, last: Checkpoint, baseline: Reference | None, clamped: float | None = None
+    config: RunConfig,
+    federation: Federation,
+    data: Dataset,
+    checkpoint: Checkpoint,
+    baseline: Reference | None,
+    clamped: float | None = None,
 ) -> dict[str, Any]:
-    """Return the content of ``result.json`` for a run that ended in the checkpoint ``last``.
+    """Return the content of ``result.json`` for a run that ended in the checkpoint ``checkpoint``.
 
     Findings of the evaluation become caveats: each names a fault of the model and what may help. A figure that is not finite becomes None.
 
@@ -43,10 +48,10 @@ def summarise(
         baseline: scores of the noise-free baseline, if there is one.
         clamped: score of the same training with clipping and without noise, if it was computed.
     """
-    history, privacy = last.history, _privacy(config, federation, last)
+    history, privacy = checkpoint.history, _privacy(config, federation, checkpoint)
     judged: dict[str, Any] = {"scores": {}}
     try:
-        judged = quality(federation, last.state.model, config.seed, task.classes, last.personal)
+        judged = quality(federation, checkpoint.state.model, config.seed, data.classes, checkpoint.personal)
     except Exception as error:  # a user's own metric may fail, and the trained model must not be lost
         privacy["caveats"].append(f"no scores of the final model beside those of each round: not computed, because: {in_short(error)}")
     if judged.pop("unusable", False):
@@ -88,7 +93,7 @@ def summarise(
         )
     if off := judged.pop("off", ""):
         privacy["caveats"].append(f"{OFF}: {off}. {_remedy_for_risks(config, federation)}")
-    if lost := lost_evaluations(config, last):
+    if lost := lost_evaluations(config, checkpoint):
         after = ", ".join(f"{number:,}" for number in lost)
         privacy["caveats"].append(
             f"{NO_FIGURES} {after}: too few clients sent theirs in time; the guarantee counts these rounds all the same"
@@ -114,22 +119,22 @@ def summarise(
         **privacy,
         "clients": config.clients.count,
         "records": records_held(config, federation),
-        "clients_per_round": last_trained(last).clients,
-        "stopped_after": stopped_after(federation, last),
+        "clients_per_round": last_trained(checkpoint).clients,
+        "stopped_after": stopped_after(federation, checkpoint),
         "rounds": len(history),
         "weights": federation.task.layout.dimension,
         "chosen": _chosen_automatically(config, federation),
-        "uplink_bits_per_client_round": payload_bits(federation.mechanism, last.state.ranges),
+        "uplink_bits_per_client_round": payload_bits(federation.mechanism, checkpoint.state.ranges),
         "uplink_bytes_per_client_round": max(metrics.uplink_bytes_per_client for metrics in history),
-        "layers": _layer_entries(config, federation, last),
-        "clipped_records_per_round": _clipped_records(federation, last),
-        **_noise_entry(config, federation, last),
+        "layers": _layer_entries(config, federation, checkpoint),
+        "clipped_records_per_round": _clipped_records(federation, checkpoint),
+        **_noise_entry(config, federation, checkpoint),
         "seconds": sum(metrics.seconds for metrics in history),
         "seconds_per_round": [metrics.seconds for metrics in history],
         "device": federation.device.type,
         "compiled": is_compiled(federation.trainer),
         "threads": torch.get_num_threads(),
-        "data_fingerprint": task.fingerprint,
+        "data_fingerprint": data.fingerprint,
         "versions": {
             "ldpfl": ldpfl.__version__,
             "torch": torch.__version__,
@@ -230,15 +235,15 @@ STOPPED = "training stopped after round"
 """Start of the note on the round after which a run ended early."""
 
 
-def stopped_after(federation: Federation, last: Checkpoint) -> int | None:
+def stopped_after(federation: Federation, checkpoint: Checkpoint) -> int | None:
     """Return the last round in which clients trained, if the validation loss ended training early; None if it did not."""
-    trained_rounds = [metrics.round for metrics in last.history if metrics.validation is not None]
-    return trained_rounds[-1] if federation.has_stopped(last.history) and trained_rounds[-1] < last.state.round else None
+    trained_rounds = [metrics.round for metrics in checkpoint.history if metrics.validation is not None]
+    return trained_rounds[-1] if federation.has_stopped(checkpoint.history) and trained_rounds[-1] < checkpoint.state.round else None
 
 
-def _stopping_caveats(config: RunConfig, federation: Federation, last: Checkpoint) -> list[str]:
+def _stopping_caveats(config: RunConfig, federation: Federation, checkpoint: Checkpoint) -> list[str]:
     """Return the caveat of a run that stopped early: what decided it, and whether the guarantee covers that; else an empty list."""
-    last_round, rounds = stopped_after(federation, last), last.state.round
+    last_round, rounds = stopped_after(federation, checkpoint), checkpoint.state.round
     if last_round is None:
         return []
     decided_by = "what was released and the public rows of data.validation"
@@ -258,9 +263,9 @@ def of_extending(config: RunConfig) -> list[str]:
     ]
 
 
-def _ending_caveats(config: RunConfig, last: Checkpoint) -> list[str]:
+def _ending_caveats(config: RunConfig, checkpoint: Checkpoint) -> list[str]:
     """Return the caveat of a run on Flower that ended before its last round; an empty list for other runs."""
-    finished_rounds, rounds = len(last.history), config.training.rounds
+    finished_rounds, rounds = len(checkpoint.history), config.training.rounds
     if finished_rounds >= rounds:
         return []
     reason = "too few nodes took part in the next one. Start the run again to go on; its guarantee is then that of more rounds"
@@ -283,16 +288,16 @@ def _delta_caveats(config: RunConfig, federation: Federation) -> list[str]:
     return [f"delta {delta:g} is not below 1/{records:,}: to publish one of the {unit} at random would satisfy it"]
 
 
-def last_trained(last: Checkpoint) -> RoundMetrics:
+def last_trained(checkpoint: Checkpoint) -> RoundMetrics:
     """Return the figures of the last round in which clients took part, or of the last one if none did."""
-    return next((metrics for metrics in reversed(last.history) if metrics.clients), last.history[-1])
+    return next((metrics for metrics in reversed(checkpoint.history) if metrics.clients), checkpoint.history[-1])
 
 
-def _privacy(config: RunConfig, federation: Federation, last: Checkpoint) -> dict[str, Any]:
+def _privacy(config: RunConfig, federation: Federation, checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the privacy entries of ``result.json``: epsilon of one unit of one round, and the guarantee from the ledger's events."""
     caveats = [
-        *_stopping_caveats(config, federation, last),
-        *_ending_caveats(config, last),
+        *_stopping_caveats(config, federation, checkpoint),
+        *_ending_caveats(config, checkpoint),
         *of_extending(config),
         *_delta_caveats(config, federation),
         *_emphasis_caveats(config),
@@ -301,10 +306,10 @@ def _privacy(config: RunConfig, federation: Federation, last: Checkpoint) -> dic
     return {
         "mechanism": config.mechanism.name,
         "perturbed": config.mechanism.perturbed,
-        **of_unit(last.ledger, config.privacy.delta),
+        **of_unit(checkpoint.ledger, config.privacy.delta),
         "target": None if config.privacy.target_epsilon == "off" else config.privacy.target_epsilon,
         "caveats": [*federation.mechanism.properties.caveats, *federation.notes, *caveats],
-        "privacy": account(last.ledger, config.privacy.delta).to_dict(),
+        "privacy": account(checkpoint.ledger, config.privacy.delta).to_dict(),
     }
 
 
@@ -323,13 +328,13 @@ def of_unit(ledger: Ledger, delta: float) -> dict[str, Any]:
     return {"epsilon_per_unit": json_number(epsilon), "unit": release.unit}
 
 
-def _noise_entry(config: RunConfig, federation: Federation, last: Checkpoint) -> dict[str, Any]:
+def _noise_entry(config: RunConfig, federation: Federation, checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the figures of a noise schedule over the whole run; an empty dict for other mechanisms.
 
     ``norm`` is LaDP-FL's "noise scale", and ``paper_epsilon`` the claim of its equations (17) to (19) for the mean client: the sum of
     q * epsilon over the rounds that it takes part in, with q = batch size / data set size. The proved guarantee is in the ledger.
     """
-    noisy_rounds = [metrics for metrics in last.history if metrics.noise]
+    noisy_rounds = [metrics for metrics in checkpoint.history if metrics.noise]
     if not noisy_rounds:
         return {}
     schedules = [metrics.noise for metrics in noisy_rounds]
@@ -346,20 +351,20 @@ def _noise_entry(config: RunConfig, federation: Federation, last: Checkpoint) ->
     }
 
 
-def _clipped_records(federation: Federation, last: Checkpoint) -> list[float | None] | None:
+def _clipped_records(federation: Federation, checkpoint: Checkpoint) -> list[float | None] | None:
     """Return the share of clipped records in each round, None for rounds in which only clients know it.
 
     The result is None if the mechanism does not clip records.
     """
-    return None if record_clip_of(federation.mechanism) is None else [metrics.clipped_records for metrics in last.history]
+    return None if record_clip_of(federation.mechanism) is None else [metrics.clipped_records for metrics in checkpoint.history]
 
 
-def _layer_entries(config: RunConfig, federation: Federation, last: Checkpoint) -> dict[str, dict[str, float | None]]:
+def _layer_entries(config: RunConfig, federation: Federation, checkpoint: Checkpoint) -> dict[str, dict[str, float | None]]:
     """Return the number of weights, the radius, the noise and the clipped fraction of each layer in the last round.
 
     The radius is None if values are clipped by their norm. The clipped fraction is None then too, and if only clients know it.
     """
-    layout, metrics = federation.task.layout, last_trained(last)
+    layout, metrics = federation.task.layout, last_trained(checkpoint)
     return {
         name: {
             "weights": size,

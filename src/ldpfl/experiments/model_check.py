@@ -79,8 +79,8 @@ def _problem(config: RunConfig, data_dir: Path | None, given: Given) -> tuple[st
     """Return why a run could not start ("" if it could), and the warnings that it would give."""
     notes: list[str] = []
     try:
-        task = load_dataset(config, data_dir, notes.append, given=given)
-        build(config, task, choose_device("cpu"), given.module, notes.append, drawn(config))
+        data = load_dataset(config, data_dir, notes.append, given=given)
+        build(config, data, choose_device("cpu"), given.module, notes.append, drawn(config))
     except LdpflError as error:
         return str(error), tuple(notes)
     return "", tuple(notes)

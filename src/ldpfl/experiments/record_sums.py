@@ -126,7 +126,7 @@ def scores_of_records(config: RunConfig, outputs: int) -> RecordScores:
     return RecordScores(tasks.create(config.task.name, outputs).targets, outputs, config.evaluation.loss_bound)
 
 
-def divided_for_evaluation(config: RunConfig, parts: Division, persons: Persons | None, task: Dataset) -> tuple[Division, Division]:
+def divided_for_evaluation(config: RunConfig, parts: Division, persons: Persons | None, data: Dataset) -> tuple[Division, Division]:
     """Split each client's records, or ``persons``, into those that are trained on and those that are held back.
 
     The names of persons decide if persons are protected, and the names of files if the samples are files. Files come sorted by class, so
@@ -138,10 +138,10 @@ def divided_for_evaluation(config: RunConfig, parts: Division, persons: Persons 
     """
     share, at_node = config.evaluation.share, config.data.at_nodes
     divided_once = parts[:1] if at_node else parts
-    if persons is not None and task.persons is not None:
-        training, held_back_parts = held_back_by_name(divided_once, task.persons[persons.rows[persons.first]], share)
-    elif task.identities is not None:
-        training, held_back_parts = held_back_by_name(divided_once, task.identities.astype(str), share)
+    if persons is not None and data.persons is not None:
+        training, held_back_parts = held_back_by_name(divided_once, data.persons[persons.rows[persons.first]], share)
+    elif data.identities is not None:
+        training, held_back_parts = held_back_by_name(divided_once, data.identities.astype(str), share)
     else:
         training, held_back_parts = held_back(divided_once, share)
     if at_node:

@@ -216,18 +216,18 @@ class RunFolder:
         (self.path / "report-public.html").unlink(missing_ok=True)  # it reports fewer rounds than there will be
         write_text(self.config_path, config.to_toml())
 
-    def wants_baseline(self, asked: bool | None) -> bool:
+    def wants_baseline(self, choice: bool | None) -> bool:
         """Return whether the run is compared with a noise-free baseline, and remember it in the folder.
 
-        ``asked`` decides. If it is None, the choice that the folder remembers decides; a new folder has a baseline.
+        ``choice`` decides. If it is None, the choice that the folder remembers decides; a new folder has a baseline.
         """
-        wanted = not self._no_baseline_path.exists() if asked is None else asked
+        is_wanted = not self._no_baseline_path.exists() if choice is None else choice
         with writing(self._no_baseline_path):
-            if wanted:
+            if is_wanted:
                 self._no_baseline_path.unlink(missing_ok=True)
             else:
                 self._no_baseline_path.touch()
-        return wanted
+        return is_wanted
 
     def check(self, config: RunConfig, *, resume: bool, kind: Kind | None = None) -> None:
         """Raise the errors that :meth:`open` would raise, and write nothing."""
@@ -361,12 +361,12 @@ class RunFolder:
             ConfigError: no round is finished, so nothing was released yet.
             DataError: a file is damaged, or the files contradict each other.
         """
-        last = self.checkpoint()
+        checkpoint = self.checkpoint()
         if not self.ledger_path.exists():
             raise ConfigError(f"{self.path} has released nothing yet: no round is finished")
         reported_rounds = (self.result() or {}).get("rounds", 0)
         ledger = Ledger.load(self.ledger_path)
-        checkpointed = ledger if last is None else last.ledger
+        checkpointed = ledger if checkpoint is None else checkpoint.ledger
         shorter, longer = sorted((ledger, checkpointed), key=lambda either: len(either.events))
         if longer.events[: len(shorter.events)] != shorter.events or len(longer.events) > len(shorter.events) + 1:
             raise DataError(f"{self.ledger_path} is not the ledger of this run's checkpoint: one of them was changed, or is another run's")
@@ -468,14 +468,15 @@ class RunFolder:
         Raises:
             ConfigError: the rounds so far used other data or another device, so the model would be a mixture.
         """
-        last = self.checkpoint()
-        if last is None:
+        checkpoint = self.checkpoint()
+        if checkpoint is None:
             return start
-        if last.origin != start.origin:
+        if checkpoint.origin != start.origin:
             raise ConfigError(
-                f"{self.path} was begun on {last.origin}, and this is {start.origin}: it cannot be resumed; use the same data and device"
+                f"{self.path} was begun on {checkpoint.origin}, and this is {start.origin}: it cannot be resumed; use the same data and "
+                "device"
             )
-        return last
+        return checkpoint
 
     def checkpoint_to_go_on(self, start: Checkpoint) -> Checkpoint:
         """Return the checkpoint from which to train further rounds: the last one, or ``start`` if no round was finished.
@@ -483,15 +484,15 @@ class RunFolder:
         Raises:
             ConfigError: as for :meth:`checkpoint_or`; or another version of ldpfl, with other random numbers, ran the rounds so far.
         """
-        last = self.checkpoint_or(start)
-        if last.words != start.words:
+        checkpoint = self.checkpoint_or(start)
+        if checkpoint.words != start.words:
             raise ConfigError(
                 f"{self.path} was begun by a version of ldpfl that drew random numbers in another way, so its model would be a mixture: it "
                 "can be read, and not resumed; begin another run in another folder"
             )
-        if start.personal is None or last.state.round == start.state.round:
-            return last
-        return replace(last, personal=load_personal(self.personal_path(last.state.round), start.personal))
+        if start.personal is None or checkpoint.state.round == start.state.round:
+            return checkpoint
+        return replace(checkpoint, personal=load_personal(self.personal_path(checkpoint.state.round), start.personal))
 
     def is_damaged(self) -> bool:
         """Return whether the run's config, checkpoint or result cannot be read."""

@@ -155,6 +155,7 @@ class Setting:
         return released(self.build(), self._in_layers(layers))
 
     def _in_layers(self, layers: int) -> LayerRanges:
+        """Return clipping ranges that divide the weights into so many layers, as equally as possible."""
         size, remainder = divmod(self.weights, layers)
         sizes = (size + 1,) * remainder + (size,) * (layers - remainder)
         return LayerRanges(0.0, self.radius, sizes)
