@@ -240,7 +240,10 @@ def _evaluation(config: RunConfig, data: Dataset, held_back: Division | None, de
 
 
 def _client_evaluation(config: RunConfig, data: Dataset, units: Division, persons: Persons | None) -> ClientEvaluation:
-    """Return the evaluation at clients, on the ``units``: the records, or persons, that each client holds back."""
+    """Return the evaluation at clients, on the ``units``: the records, or persons, that each client holds back.
+
+    With a mechanism for whole clients, each client sends one noisy vector of figures. With ``dp-sgd``, it sends a noisy sum over records.
+    """
     vectors = scores_of_records(config, data.outputs)
     if isinstance(vectors, ClientScores):
         if not config.data.at_nodes and not units.sizes.all():  # a node without such records sends noise

@@ -51,36 +51,37 @@ def planned_ledger(config: RunConfig, given: Given = NOTHING) -> Ledger:
             f"who of {clients:,} clients takes part in which of {config.training.rounds:,} rounds is more than is planned here"
         )
     ledger, shuffling = Ledger(), config.shuffling
-    if stages:
+    if stages:  # histograms that measure a table's columns, before the first round
         histogram = released(measuring_mechanism(config, mechanism), ranges)
         for stage in range(1, stages + 1):
             ledger = ledger.charge(histogram_event(stage, histogram, clients, shuffling.channel, shuffling.colluding))
-    rounds_joined, event_number = np.full(clients, stages, dtype=np.int64), stages
-    for number in range(1, config.training.rounds + 1):
+    # How many charged events each client has taken part in, and the number of the last event.
+    events_joined, event_number = np.full(clients, stages, dtype=np.int64), stages
+    for round_number in range(1, config.training.rounds + 1):
         if once:
-            cohort = once_cohort(config.seed, number, clients, config.training.rounds)
+            cohort = once_cohort(config.seed, round_number, clients, config.training.rounds)
         else:
-            cohort = round_cohort(config.seed, number, clients, config.clients.fraction, self_sampling)
-        rounds_joined[cohort] += 1
+            cohort = round_cohort(config.seed, round_number, clients, config.clients.fraction, self_sampling)
+        events_joined[cohort] += 1
         event_number += 1
         if cohort.size or self_sampling is not None:
-            bound = in_round(mechanism, PublicState(number, weights, None, ranges.sizes))
-            release = released(bound, ranges, mechanism)
+            mechanism_in_round = in_round(mechanism, PublicState(round_number, weights, None, ranges.sizes))
+            release = released(mechanism_in_round, ranges, mechanism)
             ledger = ledger.charge(
                 round_event(
                     event_number,
                     release,
                     cohort.size,
-                    rounds_joined,
+                    events_joined,
                     shuffling.channel,
                     self_sampling,
                     once=once,
                     colluding=shuffling.colluding,
                 )
             )
-        if number in evaluated_rounds and evaluation is not None:
-            rounds_joined, event_number = rounds_joined + 1, event_number + 1
-            ledger = ledger.charge(evaluation_event(event_number, evaluation, rounds_joined, shuffling.channel, shuffling.colluding))
+        if round_number in evaluated_rounds and evaluation is not None:
+            events_joined, event_number = events_joined + 1, event_number + 1
+            ledger = ledger.charge(evaluation_event(event_number, evaluation, events_joined, shuffling.channel, shuffling.colluding))
     return ledger
 
 

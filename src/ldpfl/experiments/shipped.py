@@ -52,6 +52,7 @@ def _toml_files(folder_name: str) -> Mapping[str, Traversable]:
     by_name: dict[str, Traversable] = {}
 
     def collect(folder: Traversable, prefix: str) -> None:
+        """Add the files in ``folder`` and below to ``by_name``, with names that begin with ``prefix``."""
         for entry in folder.iterdir():
             if entry.name.endswith(".toml"):
                 by_name[prefix + entry.name.removesuffix(".toml")] = entry

@@ -237,13 +237,11 @@ def cells(
     if count > _MAX_CELLS:
         raise ConfigError(f"sweep {sweep.name} has {count:,} runs, more than {_MAX_CELLS:,}")
     points = list(itertools.product(*([(key, value) for value in values] for key, values in sweep.axes.items())))
-    return [
-        Cell(variant, _shown_point(point), seed, settled(config, given) if settle else config)
-        for seed in sweep.each_seed
-        for point in points
-        for variant, settings in sweep.variants.items()
-        for config in [_config_of_cell(sweep, settings, point, seed, overrides, load or load_recipe)]
-    ]
+    all_cells = []
+    for seed, point, (variant, settings) in itertools.product(sweep.each_seed, points, sweep.variants.items()):
+        config = _config_of_cell(sweep, settings, point, seed, overrides, load or load_recipe)
+        all_cells.append(Cell(variant, _shown_point(point), seed, settled(config, given) if settle else config))
+    return all_cells
 
 
 def _shown_point(point: Sequence[tuple[str, Any]]) -> tuple[tuple[str, AxisValue], ...]:

@@ -217,11 +217,15 @@ def _metric_names(results: Sequence[Result]) -> list[str]:
 def _largest_figures(statements: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return one privacy statement for several seeds: each figure is the largest over the seeds.
 
-    Other entries come from the statement with the largest epsilon. A figure is a number, or "infinity".
+    Other entries come from the statement with the largest epsilon; lists, such as notes, are left out. A figure is a number or "infinity".
     """
     worst = max(statements, key=lambda statement: (best_figure(statement) or (0.0,))[0])
-    figures = {key: [statement[key] for statement in statements if is_figure(statement.get(key))] for key in worst}
-    return {key: max(figures[key], key=float) if figures[key] else value for key, value in worst.items() if not isinstance(value, list)}
+    result = {}
+    for key, value in worst.items():
+        figures = [statement[key] for statement in statements if is_figure(statement.get(key))]
+        if not isinstance(value, list):
+            result[key] = max(figures, key=float) if figures else value
+    return result
 
 
 def _mean_noise(results: Sequence[Result]) -> dict[str, float]:

@@ -167,19 +167,20 @@ def candidates(tuning: Tuning, given: Given = NOTHING) -> list[Cell]:
         ConfigError: there is only one setting, or a setting does not fit a tuning.
     """
     space = tuning.space.model_copy(update={"seeds": [0]})
-    without_noise = cells(space, tuning.overrides, settle=False, load=recipe_or_file)
-    if len(without_noise) < 2:
+    unsettled_cells = cells(space, tuning.overrides, settle=False, load=recipe_or_file)
+    if len(unsettled_cells) < 2:
         raise ConfigError(f"{space.name} has one setting, and a tuning chooses from several: give the values of one, such as KEY=1,2,4")
-    varied = [*space.axes, *(text.partition("=")[0].strip() for settings in space.variants.values() for text in settings)]
-    if forbidden := [key for key in varied if key == "seed" or key.startswith(("privacy.", "evaluation."))]:
+    varied_keys = [*space.axes, *(text.partition("=")[0].strip() for settings in space.variants.values() for text in settings)]
+    if forbidden := [key for key in varied_keys if key == "seed" or key.startswith(("privacy.", "evaluation."))]:
         raise ConfigError(f"{forbidden[0]} is the same in all trials, and {space.name} varies it: leave it out, or set it for all of them")
-    trial_epsilon, evaluation_epsilon = _epsilons(tuning, without_noise[0].config.privacy.delta)
+    trial_epsilon, evaluation_epsilon = _epsilons(tuning, unsettled_cells[0].config.privacy.delta)
+    # The noise is found last, since that takes long: first check that each setting fits a tuning.
     trial_settings = [f"privacy.target_epsilon={trial_epsilon!r}", f"evaluation.epsilon={evaluation_epsilon!r}"]
     for cell in cells(space, [*tuning.overrides, *trial_settings], settle=False, load=recipe_or_file):
         _check_trial(cell.config)
-    with_noise = cells(space, [*tuning.overrides, *trial_settings], given=given, load=recipe_or_file)
-    check_cells(with_noise, given)
-    return with_noise
+    settled_cells = cells(space, [*tuning.overrides, *trial_settings], given=given, load=recipe_or_file)
+    check_cells(settled_cells, given)
+    return settled_cells
 
 
 def _epsilons(tuning: Tuning, delta: float) -> tuple[float, float]:

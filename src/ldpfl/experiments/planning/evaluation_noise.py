@@ -65,6 +65,7 @@ def epsilon_of_bit(epsilon: float, delta: float, channel: Channel, honest: int, 
     honest = min(honest, _MAX_COUNTED_CLIENTS)
 
     def total_epsilon(bit_epsilon: float) -> float:
+        """Return the epsilon of all evaluations if each bit has ``bit_epsilon``."""
         return least_epsilon([bit_rounds(bit_epsilon, channel, honest, entries, evaluations)], delta)
 
     guess = evaluations / epsilon if is_seen(channel) else sqrt(entries * evaluations / honest) / gaussian_mu(epsilon, delta)
