@@ -42,11 +42,11 @@ class Baseline:
         """Whether the model is a user's code, which may have changed since a result was cached."""
         return ":" in self.config.model.name
 
-    def kept(self) -> dict[str, Any] | None:
+    def cached_result(self) -> dict[str, Any] | None:
         """Return the cached result; None if there is none, or if it may be outdated or damaged."""
         return None if self.by_import_path or self.folder.is_damaged() else self.folder.result()
 
-    def reached(self) -> Checkpoint:
+    def last_checkpoint(self) -> Checkpoint:
         """Return the last checkpoint in the folder, or the start if there is no usable one."""
         try:
             return self.start if self.by_import_path else self.folder.checkpoint_or(self.start)

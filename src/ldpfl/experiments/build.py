@@ -34,7 +34,7 @@ from ldpfl.experiments.config import LOWEST_PROBABILITY, ClippingConfig, ModelCo
 from ldpfl.experiments.dataset import Description
 from ldpfl.experiments.emphasis import emphasis_of
 from ldpfl.experiments.personal import initial_personal, split_layers, values_of, whole_task, with_personal
-from ldpfl.experiments.record_sums import divided_for_evaluation, for_evaluation, head_of, is_evaluated, scores_of_records
+from ldpfl.experiments.record_sums import for_evaluation, head_of, is_evaluated, scores_of_records, split_for_evaluation
 from ldpfl.experiments.start_warnings import start_warnings
 from ldpfl.experiments.table_rules import start_on_table
 from ldpfl.experiments.trainers import RunSize, is_compiled, quickest, told_of, tried
@@ -146,18 +146,21 @@ def build(
         raise ConfigError(
             f"secret_noise is for your own data, which {config.data.name!r} is not: leave it out; the noise here follows from seed"
         )
+    # The model, and the ranges that its values are clipped to.
     data, validation = _split_validation(config, data)
     module = model_of(config, Description.of(data), given)
     _check_texts(module, data)
     layout, personal = split_layers(config, module)
     weights = values_of(module, layout)
     ranges = initial_ranges(config, layout, weights)
+    # The records, or persons, of each client: those to train on, and those that are held back for evaluation.
     persons = persons_of(config, data)
-    parts = divided(config, data, persons)
+    parts = divide_over_clients(config, data, persons)
     if persons is not None and record_clip_of(mechanism_of(config, ranges)) is None:  # the mechanism protects clients, not persons
         parts, persons = Division.of([persons.rows_of(part)[0] for part in parts]), None
     head = head_of(config, Description.of(data))
-    parts, held_back_parts = (parts, None) if config.evaluation.share == 0 else divided_for_evaluation(config, parts, persons, data)
+    parts, held_back_parts = (parts, None) if config.evaluation.share == 0 else split_for_evaluation(config, parts, persons, data)
+    # The mechanism, which may measure a table's columns. Settings that are "auto" follow from these.
     mechanism = mechanism_of(config, ranges if head is None else head.ranges, parts.sizes.tolist())
     data, ledger = _scale_columns(config, data, parts, mechanism, secret, persons, measured)
     emphasis = emphasis_of(config, data.outputs, data.shares)
@@ -211,13 +214,9 @@ def build(
         judged=None if held_back_parts is None or not is_evaluated(config) else _client_evaluation(config, data, held_back_parts, persons),
     )
     federation = replace(federation, trainer=_quickest(config, federation, weights, warn))
-    compiled_note = ", compiled" if is_compiled(federation.trainer) else ""
-    digest = adapters.base_digest(module)
-    base_note = f" of base {digest[:16]}" if digest else ""
-    origin = f"{data.name} {data.fingerprint}{_division_digest(data)}{base_note} on {device.type}{compiled_note}"
     payload_bits(federation.mechanism, ranges)  # raises if the mechanism does not fit the layers
     check_log_size(layout.names, released(federation.mechanism, ranges), config.training.rounds)
-    checkpoint = initial_checkpoint(weights, ranges, origin, ledger)
+    checkpoint = initial_checkpoint(weights, ranges, _origin(data, module, device, federation.trainer), ledger)
     return federation, replace(checkpoint, personal=initial_personal(federation.trainer, len(parts)))
 
 
@@ -283,6 +282,14 @@ def _threshold(config: RunConfig, data: Dataset) -> float | None:
     return threshold
 
 
+def _origin(data: Dataset, module: nn.Module, device: torch.device, trainer: Trainer) -> str:
+    """Return a text that identifies the data, the frozen base and the device of a run. With another origin, a run cannot be resumed."""
+    digest = adapters.base_digest(module)
+    base_note = f" of base {digest[:16]}" if digest else ""
+    compiled_note = ", compiled" if is_compiled(trainer) else ""
+    return f"{data.name} {data.fingerprint}{_division_digest(data)}{base_note} on {device.type}{compiled_note}"
+
+
 def _division_digest(data: Dataset) -> str:
     """Return a digest of the clients and files that samples belong to, as a part of the run's origin.
 
@@ -321,7 +328,7 @@ def model_of(config: RunConfig, data: Description, given: nn.Module | None = Non
 def _initial_model(config: RunConfig, data: Description, given: nn.Module | None = None) -> nn.Module:
     """Return the same as :func:`model_of`, on PyTorch's default device."""
     targets = tasks.create(config.task.name, data.outputs).targets
-    return made_of(config.model, data, targets, seed=_model_seed(config.seed), given=given)
+    return make_module(config.model, data, targets, seed=_model_seed(config.seed), given=given)
 
 
 def _check_texts(module: nn.Module, data: Dataset) -> None:
@@ -337,7 +344,7 @@ def _check_texts(module: nn.Module, data: Dataset) -> None:
         pretrained.check_padding(module, padding_of(tokenizer), tokenizer)
 
 
-def made_of(model: ModelConfig, data: Description, targets: Targets, *, seed: int = 0, given: nn.Module | None = None) -> nn.Module:
+def make_module(model: ModelConfig, data: Description, targets: Targets, *, seed: int = 0, given: nn.Module | None = None) -> nn.Module:
     """Return the initial module that ``model`` names, for data that fit the description ``data``.
 
     ``seed`` determines the weights, and has at most 64 bits. For targets with parallel outputs (ordered classes, survival), the module has
@@ -393,7 +400,7 @@ def persons_of(config: RunConfig, data: Dataset) -> Persons | None:
     return Persons.of(data.persons.tolist(), config.data.person_rows, clients=data.clients, answered=has_answer)
 
 
-def divided(config: RunConfig, data: Dataset, persons: Persons | None = None) -> Division:
+def divide_over_clients(config: RunConfig, data: Dataset, persons: Persons | None = None) -> Division:
     """Return each client's train samples, or its persons if ``persons`` is given: by the data's clients, or else by ``config``.
 
     Raises:
@@ -478,7 +485,7 @@ def _scale_columns(
         return data, Ledger()
     if config.data.at_nodes:  # nodes measure in separate rounds, which the server charges; until then bounds scale the columns
         return (by_bounds(data) if measured is None else scaled_as(data, measured)), Ledger()
-    if not measures(config, data.unscaled, mechanism):
+    if not measures_columns(config, data.unscaled, mechanism):
         return by_bounds(data), Ledger()
     shuffling = config.shuffling
     histogram_mechanism = (
@@ -554,7 +561,7 @@ def _coin_seed(secret: int, module: nn.Module, weights: Tensor, parts: Division)
     return int.from_bytes(digest.digest())
 
 
-def measures(config: RunConfig, unscaled: Sequence[Unscaled], mechanism: Mechanism) -> bool:
+def measures_columns(config: RunConfig, unscaled: Sequence[Unscaled], mechanism: Mechanism) -> bool:
     """Return whether the ``unscaled`` columns of a table are measured before the first round. If not, they are scaled by their bounds.
 
     Raises:

@@ -135,8 +135,8 @@ def _epsilon_by_strength(config: RunConfig, given: Given) -> Callable[[float], f
         histogram = released(measuring_mechanism(changed_config, mechanism), ranges)
         changed_ledger = Ledger()
         for event in ledger.events:
-            bound = in_round(mechanism, PublicState(event.round, weights, None, ranges.sizes))
-            release = histogram if event.histograms else released(bound, ranges, mechanism)
+            mechanism_in_round = in_round(mechanism, PublicState(event.round, weights, None, ranges.sizes))
+            release = histogram if event.histograms else released(mechanism_in_round, ranges, mechanism)
             if event.round > ledger.measured and event.histograms:  # an evaluation at clients, whose noise is set by its own epsilon
                 release = event.release
             changed_ledger = changed_ledger.charge(replace(event, release=release))

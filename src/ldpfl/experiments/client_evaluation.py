@@ -48,8 +48,8 @@ def told(scores: RecordScores, number: int, measured: dict[str, Any]) -> dict[st
     return result
 
 
-def added_to(judged: dict[str, Any], measured: list[dict[str, Any]]) -> None:
-    """Add the last entry of ``measured`` to the scores and intervals in ``judged``. Names say that clients measured these figures."""
+def add_figures_of_clients(judged: dict[str, Any], measured: list[dict[str, Any]]) -> None:
+    """Add the last entry of ``measured`` to the scores and intervals in ``judged``, in place, under names that say so."""
     if not measured:
         return
     figures = measured[-1]["figures"]

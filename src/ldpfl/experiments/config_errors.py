@@ -26,6 +26,7 @@ def explained(error: ValidationError, origin: str, known: Sequence[str], section
     """
     errors = error.errors()
     first = errors[0]
+    # Pydantic's location of an error also names the alternatives of a type; only parts of keys are kept.
     parts = {part for key in known for part in key.split(".")}
     key = ".".join(str(part) for part in first["loc"] if str(part) in parts)
     if first["type"] == "extra_forbidden":

@@ -43,7 +43,7 @@ def emphasis_of(config: RunConfig, outputs: int, shares: Sequence[float]) -> Emp
     return Emphasis(tuple(weights), task.focusing)
 
 
-def weighted(shares: Sequence[float], emphasis: Emphasis) -> tuple[list[float], float]:
+def weighted_shares(shares: Sequence[float], emphasis: Emphasis) -> tuple[list[float], float]:
     """Return the share that each class has in the loss, and the mean weight of a sample.
 
     Args:

@@ -14,7 +14,7 @@ import ldpfl
 from ldpfl import tasks
 from ldpfl.data import Dataset
 from ldpfl.errors import in_short
-from ldpfl.experiments.client_evaluation import added_to, at_clients, lost_evaluations
+from ldpfl.experiments.client_evaluation import add_figures_of_clients, at_clients, lost_evaluations
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.quality import Reference, quality
 from ldpfl.experiments.run_folder import Kind
@@ -99,7 +99,7 @@ def summarise(
             f"{NO_FIGURES} {after}: too few clients sent theirs in time; the guarantee counts these rounds all the same"
         )
     measured = at_clients(federation, history)
-    added_to(judged, measured)
+    add_figures_of_clients(judged, measured)
     figures = {
         "name": config.name,
         "seed": config.seed,

@@ -130,7 +130,7 @@ _MetricsInput = tuple[Callable[[Floats, Any], Counted], Floats, NDArray[Any]]
 
 
 def _class_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
-    """Return the difference of two logits, or the logits (n, k) of more classes, and the observed classes."""
+    """Return the metrics of classes, with the difference of two logits, or the logits (n, k) of more classes, and the observed classes."""
     logits, classes = outputs.double().numpy(), targets.numpy()
     if logits.shape[1] == 2:
         figures = partial(weighted_metrics.of_two_classes, threshold=federation.evaluation.threshold)
@@ -139,12 +139,12 @@ def _class_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _Me
 
 
 def _label_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
-    """Return the logits (n, k) of the labels, and which labels each row has."""
+    """Return the metrics of labels, with their logits (n, k), and which labels each row has."""
     return weighted_metrics.of_labels, outputs.double().numpy(), targets.numpy() > 0
 
 
 def _number_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
-    """Return the predicted and the observed number of each row, in the unit of the data."""
+    """Return the metrics of numbers, with the predicted and the observed number of each row, in the unit of the data."""
     encoder = federation.encoder
     center, unit = (0.0, 1.0) if encoder is None else (encoder.target_center, encoder.target_spread)
     predicted, observed = (values.reshape(len(targets)).double().numpy() * unit + center for values in (outputs, targets))
@@ -152,7 +152,7 @@ def _number_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _M
 
 
 def _time_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
-    """Return the probability (n, k) to survive each interval, and the observed times with whether they end in an event (n, 2)."""
+    """Return the metrics of times, with the probability (n, k) to survive each interval, and times with events (n, 2)."""
     cuts = np.array(() if federation.encoder is None else federation.encoder.cuts, dtype=np.float32)  # as times are
     times, events = times_in(targets, outputs.shape[1])
     return (
@@ -163,14 +163,14 @@ def _time_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _Met
 
 
 def _count_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
-    """Return the expected count of each row, and the observed count, in the unit of the data."""
+    """Return the metrics of counts, with the expected and the observed count of each row, in the unit of the data."""
     unit = 1.0 if federation.encoder is None else federation.encoder.target_spread
     expected = expected_count(outputs.reshape(len(targets)).double()).clamp_min(LEAST_COUNT)
     return weighted_metrics.of_counts, expected.numpy() * unit, targets.double().numpy() * unit
 
 
 def _ordered_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
-    """Return the middle class that is predicted for each row, and the observed class."""
+    """Return the metrics of ordered classes, with the middle class that is predicted for each row, and the observed class."""
     return weighted_metrics.of_ordered, middle_class(outputs).double().numpy(), targets.numpy()
 
 

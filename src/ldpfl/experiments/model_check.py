@@ -15,7 +15,7 @@ from ldpfl.experiments.build import as_usual, build, choose_device, model_of
 from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import NOTHING, Given, described, load_dataset
-from ldpfl.experiments.secret_seed import drawn
+from ldpfl.experiments.secret_seed import new_secret
 from ldpfl.models.mending import Change, mended
 from ldpfl.models.registry import offered
 from ldpfl.util.user_code import GIVEN
@@ -80,7 +80,7 @@ def _problem(config: RunConfig, data_dir: Path | None, given: Given) -> tuple[st
     notes: list[str] = []
     try:
         data = load_dataset(config, data_dir, notes.append, given=given)
-        build(config, data, choose_device("cpu"), given.module, notes.append, drawn(config))
+        build(config, data, choose_device("cpu"), given.module, notes.append, new_secret(config))
     except LdpflError as error:
         return str(error), tuple(notes)
     return "", tuple(notes)

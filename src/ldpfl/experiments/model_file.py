@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ldpfl.errors import ConfigError, DataError, LdpflError, first_line
-from ldpfl.experiments.build import made_of
+from ldpfl.experiments.build import make_module
 from ldpfl.experiments.config import ModelConfig
 from ldpfl.experiments.dataset import Description
 from ldpfl.models.adapters import Kind, check_base, has_base
@@ -194,7 +194,7 @@ class ModelFile(BaseModel):
     def _made(self, model: ModelConfig, given: nn.Module | None = None) -> nn.Module:
         """Return the initial module of ``model``. If it cannot be made, raise a :class:`ConfigError` or a ``ValueError``."""
         try:
-            return made_of(model, self.described, self.targets, given=given)
+            return make_module(model, self.described, self.targets, given=given)
         except LdpflError:
             raise
         except Exception as error:  # options that fit no model may fail in any way, and the file may be somebody else's
@@ -210,7 +210,7 @@ def check_whole(personal: Sequence[str]) -> None:
         )
 
 
-def kept_of(module: nn.Module) -> dict[str, Tensor]:
+def tensors_to_save(module: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of a trained ``module`` that a run saves, by name. Frozen weights of a pretrained model are not saved."""
     if not has_base(module):
         return dict(module.state_dict())
@@ -225,7 +225,7 @@ def _stored_shapes(weights: Path) -> dict[str, tuple[int, ...]]:
 
 def _check_shapes(module: nn.Module, stored_shapes: dict[str, tuple[int, ...]]) -> None:
     """Raise a ``ValueError`` if the tensors in a file, of the ``stored_shapes``, are not those that a run saves of ``module``."""
-    expected = {name: tuple(value.shape) for name, value in kept_of(module).items()}
+    expected = {name: tuple(value.shape) for name, value in tensors_to_save(module).items()}
     if stored_shapes == expected:
         return
     name = min(name for name in {*stored_shapes, *expected} if stored_shapes.get(name) != expected.get(name))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ldpfl.data.scaling import STAGES
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.build import initial_ranges, measures, measuring_mechanism, mechanism_of, model_of, self_sampling_of
+from ldpfl.experiments.build import initial_ranges, measures_columns, measuring_mechanism, mechanism_of, model_of, self_sampling_of
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import NOTHING, Given, check_persons_named, described
 from ldpfl.experiments.personal import split_layers, values_of
@@ -38,7 +38,7 @@ def planned_ledger(config: RunConfig, given: Given = NOTHING) -> Ledger:
     mechanism = mechanism_of(config, ranges)
     evaluated_rounds = set(evaluations(config))
     evaluation = evaluation_release(config) if evaluated_rounds else None
-    stages = STAGES if measures(config, described(config, given).unscaled, mechanism) else 0
+    stages = STAGES if measures_columns(config, described(config, given).unscaled, mechanism) else 0
     if not mechanism.properties.foreseeable:
         raise ConfigError(f"what {mechanism.name!r} guarantees depends on the data or on how training goes: run it, then see its ledger")
     clients, self_sampling, once = config.clients.count, self_sampling_of(config), config.clients.once

@@ -126,7 +126,7 @@ def scores_of_records(config: RunConfig, outputs: int) -> RecordScores:
     return RecordScores(tasks.create(config.task.name, outputs).targets, outputs, config.evaluation.loss_bound)
 
 
-def divided_for_evaluation(config: RunConfig, parts: Division, persons: Persons | None, data: Dataset) -> tuple[Division, Division]:
+def split_for_evaluation(config: RunConfig, parts: Division, persons: Persons | None, data: Dataset) -> tuple[Division, Division]:
     """Split each client's records, or ``persons``, into those that are trained on and those that are held back.
 
     The names of persons decide if persons are protected, and the names of files if the samples are files. Files come sorted by class, so

@@ -14,7 +14,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.shipped import reproduction_files
 from ldpfl.experiments.sweep_config import AxisValue, SweepConfig, cells
-from ldpfl.experiments.sweep_rows import Point, Row, gathered, rows
+from ldpfl.experiments.sweep_rows import Point, Row, group_results, rows
 from ldpfl.experiments.sweep_run import finished
 from ldpfl.privacy.guarantee import best_figure
 from ldpfl.util.files import from_toml
@@ -167,10 +167,10 @@ def reached(
     planned = cells(sweep, overrides)
     done = [(cell, result) for cell in planned if (result := finished(cell, out)) is not None]
     rows_by_key = {(row.variant, row.point): row for row in rows(done)}
-    done_by_key = gathered(done)
+    done_by_key = group_results(done)
     attacked = {cell.folder_name: tuple(distances(cell.folder(out))) for cell, _ in done}
     results = []
-    for key, runs in gathered([(cell, {}) for cell in planned]).items():
+    for key, runs in group_results([(cell, {}) for cell in planned]).items():
         finished_runs = done_by_key.get(key, {})
         row_distances = tuple(distance for name in finished_runs for distance in attacked[name])
         results.append(Reached(rows_by_key.get(key), *key, len(finished_runs), len(runs), row_distances))

@@ -144,7 +144,7 @@ class Figures(_Strict):
         return self
 
 
-def problem_of(figures: Any) -> str:
+def problem_in_result(figures: Any) -> str:
     """Return what is wrong with the ``figures`` of a result file, or "" if they are valid."""
     try:
         Figures.model_validate(figures)

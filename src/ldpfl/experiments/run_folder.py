@@ -19,9 +19,9 @@ from ldpfl.data.encoder import Encoder
 from ldpfl.errors import ConfigError, DataError, LdpflError, printable
 from ldpfl.experiments import secret_seed
 from ldpfl.experiments.config import RunConfig, read_config
-from ldpfl.experiments.model_file import ModelFile, kept_of, read_description
+from ldpfl.experiments.model_file import ModelFile, read_description, tensors_to_save
 from ldpfl.experiments.personal_file import load_personal, save_personal
-from ldpfl.experiments.result_schema import problem_of
+from ldpfl.experiments.result_schema import problem_in_result
 from ldpfl.models.adapters import ADAPTER_FILES, save_adapter
 from ldpfl.privacy.ledger import LEDGER_FILE, Ledger
 from ldpfl.server import Checkpoint, RoundMetrics
@@ -392,7 +392,7 @@ class RunFolder:
             raise DataError(
                 f"{self.result_path} is damaged: {getattr(error, 'strerror', None) or error}; remove it, and finish the run again"
             ) from error
-        problem = problem_of(result)
+        problem = problem_in_result(result)
         if problem:
             raise DataError(f"{self.result_path} is damaged: {printable(problem)}; remove it, and finish the run again")
         figures: dict[str, Any] = _all_printable(result)
@@ -414,7 +414,7 @@ class RunFolder:
                     "finish the run again by ldpfl run --resume"
                 ) from None
             raise ConfigError(
-                f"{self.path} has no {self.description_path.name}: it holds a run that is not finished, or none; give the folder of a "
+                f"{self.path} has no {self.description_path.name}: it holds no finished run; give the folder of a "
                 "finished run, or one that ldpfl export wrote"
             ) from None
         return description
@@ -540,7 +540,7 @@ class RunFolder:
         checkpoint.ledger.save(self.ledger_path, result["privacy"])
         # All tensors of the module are cloned, since a shared parameter appears under several names and safetensors refuses shared memory.
         trained = task.module_with(checkpoint.state.model)
-        tensors = {name: value.detach().clone() for name, value in kept_of(trained).items()}
+        tensors = {name: value.detach().clone() for name, value in tensors_to_save(trained).items()}
         with replace_atomically(self.model_path) as temporary:
             save_file(tensors, temporary)
         save_adapter(trained, self.adapter_path, described.name)
@@ -595,7 +595,7 @@ _UNUSED_ON_FLOWER: dict[str, tuple[str, ...]] = {
     "training": ("epochs", "batch_size", "learning_rate", "momentum", "clip_norm"),
 }
 """Settings that ``LdpStrategy`` does not use: for each section these keys, or all of them if none are listed."""
-_COMMENT_OF_OWN_APP = "# Of an app of one's own on Flower: its data, its model and how its clients train are known to the app alone.\n"
+_COMMENT_OF_OWN_APP = "# A run of a user's own app on Flower. Only that app knows its data, its model and how its clients train.\n"
 
 
 def _all_printable(figures: Any) -> Any:

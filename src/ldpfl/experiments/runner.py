@@ -23,7 +23,7 @@ from ldpfl.experiments.model_file import ModelFile
 from ldpfl.experiments.pooled import pooled_scores
 from ldpfl.experiments.quality import Reference, scores_of
 from ldpfl.experiments.run_folder import Kind, RunFolder
-from ldpfl.experiments.secret_seed import drawn
+from ldpfl.experiments.secret_seed import new_secret
 from ldpfl.models.adapters import base_digest
 from ldpfl.models.pretrained import licence_of
 from ldpfl.server import Checkpoint, RoundMetrics
@@ -80,7 +80,7 @@ class Runner:
         Raises:
             LdpflError: the config, the data or the model does not fit; or a client's policy refuses to send its values.
         """
-        data, secret = self._data(config), drawn(config)
+        data, secret = self._data(config), new_secret(config)
         federation, start = self._build(config, data, secret)
         final = self._rounds(federation, start, config.training.rounds, _save_nothing, _label(config))
         figures = self._figures(config, federation, data, final, self._train_baseline if baseline else None, secret)
@@ -227,7 +227,7 @@ class Runner:
             DataError: the file of the secret is damaged.
         """
         if not (config.secret_noise and resume and folder.config_path.exists()):
-            return drawn(config)
+            return new_secret(config)
         secret = folder.secret()
         draws_no_more_noise = folder.result_path.exists() and config.training.rounds == folder.config().training.rounds
         return secret if draws_no_more_noise else known(secret)
@@ -255,7 +255,9 @@ class Runner:
                 return Reference(list(result["score_per_round"]), result["scores"])
             except WriteError as error:
                 self.observer.warn(without_cache(error))
-        final = self._rounds(baseline.federation, baseline.reached(), baseline.config.training.rounds, lambda checkpoint: None, _BASELINE)
+        final = self._rounds(
+            baseline.federation, baseline.last_checkpoint(), baseline.config.training.rounds, lambda checkpoint: None, _BASELINE
+        )
         return self._reference(baseline.federation, final)
 
     def _reference(self, federation: Federation, final: Checkpoint) -> Reference:
@@ -285,7 +287,7 @@ class Runner:
         folder = baseline.folder
         with writing(folder.path):  # even reading the folder may be forbidden
             # No lock, since a cache may be read-only. The result is written last and atomically, so it is complete if it exists.
-            finished = baseline.kept()
+            finished = baseline.cached_result()
             if finished is not None:
                 return finished
             with folder.locked(wait=True):

@@ -19,7 +19,7 @@ _WARNING = (
 )
 
 
-def drawn(config: RunConfig) -> int | None:
+def new_secret(config: RunConfig) -> int | None:
     """Return a new secret for a run of ``config``; None if the noise follows from the config's own seed."""
     return secrets.randbits(_BITS) if config.secret_noise else None
 

@@ -134,7 +134,9 @@ class JointGuarantee:
 
 def rows(results: Sequence[tuple[Cell, Result]]) -> list[Row]:
     """Return one row for each variant and point, over all seeds, in order of first appearance."""
-    return [_row_of(variant, point, list(results_by_folder.values())) for (variant, point), results_by_folder in gathered(results).items()]
+    return [
+        _row_of(variant, point, list(results_by_folder.values())) for (variant, point), results_by_folder in group_results(results).items()
+    ]
 
 
 def curves(results: Sequence[tuple[Cell, Result]], out: Path) -> list[Curve]:
@@ -145,11 +147,11 @@ def curves(results: Sequence[tuple[Cell, Result]], out: Path) -> list[Curve]:
     """
     return [
         _curve_of(_row_of(*key, list(results_by_folder.values())), results_by_folder, out / "runs")
-        for key, results_by_folder in gathered(results).items()
+        for key, results_by_folder in group_results(results).items()
     ]
 
 
-def gathered(results: Sequence[tuple[Cell, Result]]) -> dict[tuple[str, Point], dict[str, Result]]:
+def group_results(results: Sequence[tuple[Cell, Result]]) -> dict[tuple[str, Point], dict[str, Result]]:
     """Return, for each variant and point, the results by the name of the run's folder.
 
     A variant that fixes the settings of all axes has the same runs at every point. It gets one entry, with an empty point.
@@ -186,6 +188,7 @@ def _noise_by_round(folder: RunFolder, result: Result) -> tuple[Rounds, Rounds]:
         raise damaged from error
     if len(noise) != result["rounds"] or sum(map(bool, noise)) != len(charged_epsilons):
         raise damaged
+    # The result has an epsilon for each round with clients, and the metrics have a line for each round.
     charges = iter([_nan_if_none(epsilon) for epsilon in charged_epsilons])
     return tuple(accumulate(norms)), tuple(accumulate(next(charges) if figures else 0.0 for figures in noise))
 

@@ -43,7 +43,7 @@ from ldpfl.data.features.registry import NONE
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import Description, targets_of
-from ldpfl.experiments.emphasis import weighted
+from ldpfl.experiments.emphasis import weighted_shares
 from ldpfl.experiments.noise_walk import longest_within
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings
@@ -161,7 +161,7 @@ def start_on_table(
     if squared is None or rows is None:
         return TableStart(weights, _with_chosen(config, _FALLBACK_RATE, 0.0))
     targets = targets_of(config)
-    shares, mean_weight = weighted(list(shares) or _public_shares(config, targets, data.outputs), emphasis)
+    shares, mean_weight = weighted_shares(list(shares) or _public_shares(config, targets, data.outputs), emphasis)
     curvature = mean_weight * _output_curvature(targets, shares)
     record_clip = record_clip_of(mechanism)
     clip = 1.0 if record_clip is None else record_clip.norm

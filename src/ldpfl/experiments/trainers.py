@@ -238,7 +238,10 @@ class _CompiledForm(NamedTuple):
 
 
 def _compiled_form(trainer: Trainer, weights: Tensor, size: RunSize) -> _CompiledForm | None:
-    """Return the compiled form of ``trainer``; None if it has none, or does not train on a CPU."""
+    """Return the compiled form of ``trainer``; None if it has none, or does not train on a CPU.
+
+    Local steps of many clients at once have one, and so have clipped gradients of records.
+    """
     if isinstance(trainer, VectorizedTrainer) and trainer.task.data.device.type == "cpu":
         steps = CompiledTrainer(trainer.task, size.width)
         # A single step and several steps are compiled to different code. Two steps are enough to try the latter.

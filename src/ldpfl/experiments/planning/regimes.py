@@ -316,8 +316,8 @@ def regime_named(name: str) -> Regime:
     Raises:
         ConfigError: there is no such regime.
     """
-    for known in get_args(Regime):
-        if name == known:
-            regime: Regime = known
-            return regime
+    for regime in get_args(Regime):
+        if name == regime:
+            result: Regime = regime
+            return result
     raise ConfigError(f"unknown regime {name!r}: known: {', '.join(get_args(Regime))}")
