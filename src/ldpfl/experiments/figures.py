@@ -40,9 +40,7 @@ def summarise(
     baseline: Reference | None,
     clamped: float | None = None,
 ) -> dict[str, Any]:
-    """Return the content of ``result.json`` for a run that ended in the checkpoint ``checkpoint``.
-
-    Findings of the evaluation become caveats: each names a fault of the model and what may help. A figure that is not finite becomes None.
+    """Return the content of ``result.json`` for a run that ended in ``checkpoint``. A figure that is not a finite number becomes None.
 
     Args:
         baseline: scores of the noise-free baseline, if there is one.
@@ -54,49 +52,11 @@ def summarise(
         judged = quality(federation, checkpoint.state.model, config.seed, data.classes, checkpoint.personal)
     except Exception as error:  # a user's own metric may fail, and the trained model must not be lost
         privacy["caveats"].append(f"no scores of the final model beside those of each round: not computed, because: {in_short(error)}")
-    if judged.pop("unusable", False):
+    privacy["caveats"] += _finding_caveats(judged, config, federation)
+    if missing := lost_evaluations(config, checkpoint):
+        rounds = ", ".join(f"{number:,}" for number in missing)
         privacy["caveats"].append(
-            f"{UNUSABLE} for some test rows: these count as wrong in the accuracy and in exact matches, and other figures have no value; a "
-            "smaller training.learning_rate or less noise may help, else look for a logarithm or a quotient in the model"
-        )
-    if extreme := judged.pop("extreme", ""):
-        privacy["caveats"].append(
-            f"{EXTREME}: {extreme}. Rank rows by them, but do not read them as probabilities; a smaller training.server_learning_rate (or "
-            "training.learning_rate), a larger training.server_weight_decay, more rows or a larger epsilon bring them closer together"
-        )
-    if narrow := judged.pop("narrow", ""):
-        privacy["caveats"].append(
-            f"{NARROW}: {narrow}. Rank rows by them, but do not read them as probabilities; more training.rounds, a larger "
-            "training.server_learning_rate or a smaller training.server_weight_decay move them apart"
-        )
-    if chance := judged.pop("chance", ""):
-        privacy["caveats"].append(
-            f"{CHANCE}: {chance}. More clients or rows, a larger epsilon, or a model with fewer weights may help; the "
-            "noise-free baseline shows whether the data can be learnt at all"
-        )
-    if judged.pop("constant", False) and not _all_columns_hidden(federation):
-        privacy["caveats"].append(
-            f"{CHANCE}: the model's output is the same for all {judged['test_rows']:,} test rows, whatever their inputs. Either training "
-            "did not move it, or steps or noise were so large that no input has an effect any more: try another step size (a smaller "
-            "training.server_learning_rate or training.learning_rate), more rounds, a larger epsilon, and data.bounds that are not far "
-            "wider than the values"
-        )
-    threshold = judged.pop("threshold", "")
-    if one_class := judged.pop("one_class", ""):
-        privacy["caveats"].append(
-            f"{ONE_CLASS} {one_class}: the accuracy shows no more than how common that class is. Probabilities still differ between rows"
-            + (
-                f". To predict both, give a threshold within the predicted risks: ldpfl predict --threshold {threshold}"
-                if threshold
-                else ""
-            )
-        )
-    if off := judged.pop("off", ""):
-        privacy["caveats"].append(f"{OFF}: {off}. {_remedy_for_risks(config, federation)}")
-    if lost := lost_evaluations(config, checkpoint):
-        after = ", ".join(f"{number:,}" for number in lost)
-        privacy["caveats"].append(
-            f"{NO_FIGURES} {after}: too few clients sent theirs in time; the guarantee counts these rounds all the same"
+            f"{NO_FIGURES} {rounds}: too few clients sent theirs in time; the guarantee counts these rounds all the same"
         )
     measured = at_clients(federation, history)
     add_figures_of_clients(judged, measured)
@@ -144,6 +104,54 @@ def summarise(
     }
     strict: dict[str, Any] = finite(figures)
     return strict
+
+
+def _finding_caveats(judged: dict[str, Any], config: RunConfig, federation: Federation) -> list[str]:
+    """Remove the findings of :func:`~ldpfl.experiments.quality.quality` from ``judged``, and return a caveat for each.
+
+    A caveat names a fault of the model, and what may help against it.
+    """
+    caveats = []
+    if judged.pop("unusable", False):
+        caveats.append(
+            f"{UNUSABLE} for some test rows: these count as wrong in the accuracy and in exact matches, and other figures have no value; a "
+            "smaller training.learning_rate or less noise may help, else look for a logarithm or a quotient in the model"
+        )
+    if extreme := judged.pop("extreme", ""):
+        caveats.append(
+            f"{EXTREME}: {extreme}. Rank rows by them, but do not read them as probabilities; a smaller training.server_learning_rate (or "
+            "training.learning_rate), a larger training.server_weight_decay, more rows or a larger epsilon bring them closer together"
+        )
+    if narrow := judged.pop("narrow", ""):
+        caveats.append(
+            f"{NARROW}: {narrow}. Rank rows by them, but do not read them as probabilities; more training.rounds, a larger "
+            "training.server_learning_rate or a smaller training.server_weight_decay move them apart"
+        )
+    if chance := judged.pop("chance", ""):
+        caveats.append(
+            f"{CHANCE}: {chance}. More clients or rows, a larger epsilon, or a model with fewer weights may help; the "
+            "noise-free baseline shows whether the data can be learnt at all"
+        )
+    if judged.pop("constant", False) and not _all_columns_hidden(federation):
+        caveats.append(
+            f"{CHANCE}: the model's output is the same for all {judged['test_rows']:,} test rows, whatever their inputs. Either training "
+            "did not move it, or steps or noise were so large that no input has an effect any more: try another step size (a smaller "
+            "training.server_learning_rate or training.learning_rate), more rounds, a larger epsilon, and data.bounds that are not far "
+            "wider than the values"
+        )
+    threshold = judged.pop("threshold", "")
+    if one_class := judged.pop("one_class", ""):
+        caveats.append(
+            f"{ONE_CLASS} {one_class}: the accuracy shows no more than how common that class is. Probabilities still differ between rows"
+            + (
+                f". To predict both, give a threshold within the predicted risks: ldpfl predict --threshold {threshold}"
+                if threshold
+                else ""
+            )
+        )
+    if off := judged.pop("off", ""):
+        caveats.append(f"{OFF}: {off}. {_remedy_for_risks(config, federation)}")
+    return caveats
 
 
 def _remedy_for_risks(config: RunConfig, federation: Federation) -> str:

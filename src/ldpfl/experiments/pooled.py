@@ -74,7 +74,7 @@ def _fit_count(rows: Floats, targets: Tensor, outputs: int) -> Floats:
     """Return the weights (F, 1) of a Poisson regression."""
     counts = targets.double().numpy().reshape(-1)
 
-    def loss(weights: Floats) -> tuple[float, Floats]:  # and its gradient
+    def loss(weights: Floats) -> tuple[float, Floats]:  # the loss and its gradient
         outputs_of_rows = rows @ weights
         value = float(count_losses(torch.from_numpy(outputs_of_rows), torch.from_numpy(counts)).sum()) / len(rows)
         return value, rows.T @ (np.exp(np.minimum(outputs_of_rows, LINEAR_FROM)) - counts) / len(rows)
@@ -92,7 +92,7 @@ def _fit_classes(rows: Floats, targets: Tensor, outputs: int) -> Floats:
     """Return weights (F, outputs) of a logistic regression of several classes. Those of the first class are 0."""
     one_hot = np.eye(outputs)[targets.numpy()]
 
-    def loss(free_weights: Floats) -> tuple[float, Floats]:  # and its gradient
+    def loss(free_weights: Floats) -> tuple[float, Floats]:  # the loss and its gradient
         log_probabilities = log_softmax(rows @ _with_zero_column(free_weights, outputs), axis=1)
         gradient = rows.T @ (np.exp(log_probabilities) - one_hot)[:, 1:] / len(rows)
         return float(-(log_probabilities * one_hot).sum() / len(rows)), gradient.ravel()
@@ -114,7 +114,7 @@ def _fit_parallel(rows: Floats, targets: Tensor, outputs: int) -> Floats:
     columns, values = rows[:, :-1], targets.double().numpy()
     is_known, events = ~np.isnan(values), np.nan_to_num(values)
 
-    def loss(slopes_and_offsets: Floats) -> tuple[float, Floats]:  # and its gradient
+    def loss(slopes_and_offsets: Floats) -> tuple[float, Floats]:  # the loss and its gradient
         logits = (columns @ slopes_and_offsets[:-outputs])[:, None] + slopes_and_offsets[-outputs:]
         residuals = is_known * (expit(logits) - events)
         gradient = np.concatenate([residuals.sum(axis=1) @ columns, residuals.sum(axis=0)])

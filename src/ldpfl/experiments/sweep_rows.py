@@ -255,9 +255,8 @@ def _standard_deviation(values: Sequence[float]) -> float:
 def frontier(rows: Sequence[Row]) -> list[Row]:
     """Return the rows on the Pareto frontier of accuracy, bytes and privacy budget.
 
-    The costs are bytes and budget. A row is not on it if another row costs less in one and no more in the other, and is as accurate, up to
-    two standard errors of the difference over their seeds; or if another row costs the same and is more accurate. Rows with a stopped run
-    are left out.
+    The costs are bytes and budget. A row is left out if another row costs less in one and no more in the other, and is as accurate, up to
+    two standard errors of the difference over their seeds; or if another row costs the same and is more accurate; or if a run was stopped.
     """
     finished = [row for row in rows if row.score and not row.stopped]
     return [row for row in finished if not any(_dominates(other, row) for other in finished)]
