@@ -24,12 +24,7 @@ Build = Callable[[RunConfig, Dataset], tuple[Federation, Checkpoint]]
 
 @dataclass(frozen=True)
 class Baseline:
-    """The same training without noise, and its folder in the cache.
-
-    Attributes:
-        data: the data that it is trained on.
-        start: its state before the first round.
-    """
+    """The same training without noise on ``data``, its state ``start`` before the first round, and its folder in the cache."""
 
     config: RunConfig
     data: Dataset
@@ -54,9 +49,8 @@ class Baseline:
             return self.start
 
 
-_DEFAULT_SERVER = {
-    name: TrainingConfig.model_fields[name].default for name in ("server_learning_rate", "server_momentum", "server_schedule")
-}
+_SERVER_KEYS = ("server_learning_rate", "server_momentum", "server_schedule")
+_DEFAULT_SERVER = {key: TrainingConfig.model_fields[key].default for key in _SERVER_KEYS}
 """Default settings of the server's steps. They have no effect if the server averages the weights of the clients."""
 
 

@@ -51,11 +51,7 @@ from ldpfl.models.mending import mended
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.authors import released
 from ldpfl.server import Checkpoint, check_log_size, initial_checkpoint
-from ldpfl.simulation import (
-    Federation,
-    LocalTask,
-    Trainer,
-)
+from ldpfl.simulation import Federation, LocalTask, Trainer
 from ldpfl.simulation.evaluating import ClientEvaluation
 from ldpfl.simulation.evaluating_clients import ClientScores, WholeClientEvaluation
 from ldpfl.simulation.federation import Evaluation, LocalWork, Participation, Stopping
@@ -291,10 +287,7 @@ def _origin(data: Dataset, module: nn.Module, device: torch.device, trainer: Tra
 
 
 def _division_digest(data: Dataset) -> str:
-    """Return a digest of the clients and files that samples belong to, as a part of the run's origin.
-
-    It is "" if samples have neither, or if they are rows of a table, since the data's fingerprint covers these.
-    """
+    """Return a digest of the samples' clients and files for the run's origin; "" for a table, whose fingerprint covers them."""
     arrays = [array.tobytes() for array in (data.clients, data.identities) if array is not None]
     if not arrays or data.encoder is not None:
         return ""
@@ -488,14 +481,12 @@ def _scale_columns(
     if not measures_columns(config, data.unscaled, mechanism):
         return by_bounds(data), Ledger()
     shuffling = config.shuffling
-    histogram_mechanism = (
-        of_records(measuring_mechanism(config, mechanism, parts.sizes.tolist())) if record_clip_of(mechanism) is not None else None
-    )
+    counting = of_records(measuring_mechanism(config, mechanism, parts.sizes.tolist())) if record_clip_of(mechanism) is not None else None
     if measured is not None:
-        return scaled_as(data, measured), charged(histogram_mechanism, len(parts), shuffling.channel, shuffling.colluding)
+        return scaled_as(data, measured), charged(counting, len(parts), shuffling.channel, shuffling.colluding)
     seed = known(secret_seed(config, data, secret))
     rows_with_counts = [(part, np.ones_like(part)) if persons is None else persons.rows_of(part) for part in parts]
-    return Measuring(seed, histogram_mechanism, shuffling.channel, shuffling.colluding).scaled(data, *zip(*rows_with_counts, strict=True))
+    return Measuring(seed, counting, shuffling.channel, shuffling.colluding).scaled(data, *zip(*rows_with_counts, strict=True))
 
 
 def measuring_mechanism(config: RunConfig, mechanism: Mechanism, sizes: Sequence[int] = (1,)) -> Mechanism:

@@ -120,10 +120,7 @@ def _extreme_strengths(epsilon_of: Callable[[float], float]) -> list[float]:
 
 
 def _epsilon_by_strength(config: RunConfig, given: Given) -> Callable[[float], float]:
-    """Return a function from the mechanism's strength to the epsilon of the whole run.
-
-    The function replaces the mechanism in each event of the planned ledger. So it is not planned anew who takes part in which round.
-    """
+    """Return a function from the mechanism's strength to the epsilon of the run. It changes the mechanism in a ledger that is planned once."""
     ledger, (weights, ranges) = planned_ledger(config, given), start_of(config, given)
 
     def epsilon_of(strength: float) -> float:

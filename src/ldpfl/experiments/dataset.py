@@ -37,10 +37,7 @@ class Given:
     _loaded: dict[str, Dataset] = field(default_factory=dict, repr=False)
 
     def read(self, config: DataConfig, targets: tasks.Targets) -> Dataset:
-        """Return a user's own data. They are read once for the same settings.
-
-        A run needs them several times before it starts, and a caller's code might return other rows each time.
-        """
+        """Return a user's own data. They are read once: a run needs them several times, and a caller's code might return other rows then."""
         key = f"{targets} {config.model_dump_json()}"
         if key not in self._loaded:
             self._loaded[key] = load_brought(config, targets, self.data)
@@ -92,10 +89,7 @@ class Description:
 
 
 def _count_records(data: Dataset) -> int:
-    """Return the number of training samples, or of persons if the data name persons.
-
-    A person at two clients counts twice, because the number of persons at each client is public.
-    """
+    """Return the number of training samples, or of persons if they are named. A person at two clients counts twice, since both sizes are public."""
     if data.persons is None:
         return len(data.train)
     clients = [0] * len(data.persons) if data.clients is None else data.clients.tolist()
@@ -139,16 +133,8 @@ def load_dataset(
         _check_no_person_in_both(data)
         data = data.noted(_SECRET_SEED_NOTE if config.secret_noise else _GIVEN_SEED_NOTE, _SCORES_NOTE)
     is_built_in = not (settings.brought or settings.at_nodes)
-    return extracted(
-        data,
-        settings.features,
-        settings.feature_options,
-        warn,
-        progress,
-        digest=settings.features_digest,
-        keep=is_built_in,
-        write_cache=write_cache,
-    )
+    features = (settings.features, settings.feature_options)
+    return extracted(data, *features, warn, progress, digest=settings.features_digest, keep=is_built_in, write_cache=write_cache)
 
 
 def _check_features(config: RunConfig) -> None:

@@ -36,24 +36,24 @@ def summarise(
     config: RunConfig,
     federation: Federation,
     data: Dataset,
-    checkpoint: Checkpoint,
+    final: Checkpoint,
     baseline: Reference | None,
     clamped: float | None = None,
 ) -> dict[str, Any]:
-    """Return the content of ``result.json`` for a run that ended in ``checkpoint``. A figure that is not a finite number becomes None.
+    """Return the content of ``result.json`` for a run whose last checkpoint is ``final``. Figures that are not finite become None.
 
     Args:
         baseline: scores of the noise-free baseline, if there is one.
         clamped: score of the same training with clipping and without noise, if it was computed.
     """
-    history, privacy = checkpoint.history, _privacy(config, federation, checkpoint)
+    history, privacy = final.history, _privacy(config, federation, final)
     judged: dict[str, Any] = {"scores": {}}
     try:
-        judged = quality(federation, checkpoint.state.model, config.seed, data.classes, checkpoint.personal)
+        judged = quality(federation, final.state.model, config.seed, data.classes, final.personal)
     except Exception as error:  # a user's own metric may fail, and the trained model must not be lost
         privacy["caveats"].append(f"no scores of the final model beside those of each round: not computed, because: {in_short(error)}")
     privacy["caveats"] += _finding_caveats(judged, config, federation)
-    if missing := lost_evaluations(config, checkpoint):
+    if missing := lost_evaluations(config, final):
         rounds = ", ".join(f"{number:,}" for number in missing)
         privacy["caveats"].append(
             f"{NO_FIGURES} {rounds}: too few clients sent theirs in time; the guarantee counts these rounds all the same"
@@ -79,16 +79,16 @@ def summarise(
         **privacy,
         "clients": config.clients.count,
         "records": records_held(config, federation),
-        "clients_per_round": last_trained(checkpoint).clients,
-        "stopped_after": stopped_after(federation, checkpoint),
+        "clients_per_round": last_trained(final).clients,
+        "stopped_after": stopped_after(federation, final),
         "rounds": len(history),
         "weights": federation.task.layout.dimension,
         "chosen": _chosen_automatically(config, federation),
-        "uplink_bits_per_client_round": payload_bits(federation.mechanism, checkpoint.state.ranges),
+        "uplink_bits_per_client_round": payload_bits(federation.mechanism, final.state.ranges),
         "uplink_bytes_per_client_round": max(metrics.uplink_bytes_per_client for metrics in history),
-        "layers": _layer_entries(config, federation, checkpoint),
-        "clipped_records_per_round": _clipped_records(federation, checkpoint),
-        **_noise_entry(config, federation, checkpoint),
+        "layers": _layer_entries(config, federation, final),
+        "clipped_records_per_round": _clipped_records(federation, final),
+        **_noise_entry(config, federation, final),
         "seconds": sum(metrics.seconds for metrics in history),
         "seconds_per_round": [metrics.seconds for metrics in history],
         "device": federation.device.type,
@@ -107,10 +107,7 @@ def summarise(
 
 
 def _finding_caveats(judged: dict[str, Any], config: RunConfig, federation: Federation) -> list[str]:
-    """Remove the findings of :func:`~ldpfl.experiments.quality.quality` from ``judged``, and return a caveat for each.
-
-    A caveat names a fault of the model, and what may help against it.
-    """
+    """Remove the findings of the evaluation from ``judged``, and return a caveat for each: a fault of the model, and what may help."""
     caveats = []
     if judged.pop("unusable", False):
         caveats.append(
@@ -265,10 +262,8 @@ def of_extending(config: RunConfig) -> list[str]:
     added, rounds = config.training.extended, config.training.rounds
     if not added:
         return []
-    condition = "each epsilon here is for a number of rounds that was fixed beforehand, and holds if nothing seen before decided it"
-    return [
-        f"{added} of {rounds} rounds were added to a run that had come to its end: {condition}; a client's own budget holds in any case"
-    ]
+    limit = "each epsilon here is for a number of rounds that was fixed beforehand, and holds if nothing seen before decided it"
+    return [f"{added} of {rounds} rounds were added to a run that had come to its end: {limit}; a client's own budget holds in any case"]
 
 
 def _ending_caveats(config: RunConfig, checkpoint: Checkpoint) -> list[str]:

@@ -67,10 +67,8 @@ def check(config: RunConfig, data_dir: Path | None, given: Given = NOTHING) -> C
     remaining_problem = ""
     if problem:
         module, changes = mended(module)
-        mended_config = config.model_copy(
-            update={"model": config.model.model_copy(update={"name": GIVEN, "options": {}, "adapter": "none"})}
-        )
-        remaining_problem, notes = _problem(mended_config, data_dir, Given(given.data, module))
+        changed = config.model_copy(update={"model": config.model.model_copy(update={"name": GIVEN, "options": {}, "adapter": "none"})})
+        remaining_problem, notes = _problem(changed, data_dir, Given(given.data, module))
     weights = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad and not is_lazy(parameter))
     return Checked(problem, changes, remaining_problem, module, weights, notes, offered(data.shape, data.outputs, data.vocabulary))
 

@@ -187,9 +187,8 @@ class ModelFile(BaseModel):
             raise ConfigError(
                 f"the model of this run is code, which would be run: if {self.name} is yours, name it as the model (--model {self.name})"
             )
-        return ModelConfig(
-            name=caller_model if caller_model is not None and is_code(caller_model) else self.name, options=self.options, mend=self.mend
-        )
+        name = caller_model if caller_model is not None and is_code(caller_model) else self.name
+        return ModelConfig(name=name, options=self.options, mend=self.mend)
 
     def _made(self, model: ModelConfig, given: nn.Module | None = None) -> nn.Module:
         """Return the initial module of ``model``. If it cannot be made, raise a :class:`ConfigError` or a ``ValueError``."""

@@ -25,28 +25,20 @@ def extended(folder: RunFolder, more: int) -> RunConfig:
     if checkpoint is None or checkpoint.state.round < training.rounds:
         raise ConfigError(f"{folder.path} holds a run that is not finished: go on with it before it is extended")
     if training.rounds + more > MAX_ROUNDS:
-        current_rounds = training.rounds
-        raise ConfigError(
-            f"a run has at most {MAX_ROUNDS:,} rounds, and this one has {current_rounds:,}: extend it by "
-            f"{MAX_ROUNDS - current_rounds:,} at most"
-        )
+        now = training.rounds
+        raise ConfigError(f"a run has at most {MAX_ROUNDS:,} rounds, and this one has {now:,}: extend it by {MAX_ROUNDS - now:,} at most")
     changed = config.model_copy(
         update={
             "training": training.model_copy(update={"rounds": training.rounds + more, "extended": training.extended + more}),
             "privacy": config.privacy.model_copy(update={"target_epsilon": "off"}),
         }
     )
-    depends_on_rounds = {
-        "training.schedule": training.schedule != "constant",
-        "training.server_schedule": training.server_schedule != "constant",
-    }
-    depends_on_rounds |= {"clients.once": config.clients.once, "training.method": training.method != "gradient"}
-    depends_on_rounds |= {"evaluation.epsilon": config.evaluation.epsilon != "off"}
-    depends_on_rounds |= {"training.patience": training.patience > 0 and has_stopped(checkpoint.history, training.patience)}
-    depends_on_rounds |= {"mechanism": mechanism_of(config, checkpoint.state.ranges) != mechanism_of(changed, checkpoint.state.ranges)}
-    blocking_keys = [name for name, depends in depends_on_rounds.items() if depends]
-    if blocking_keys:
-        raise ConfigError(
-            f"{', '.join(blocking_keys)} of this run depended on its number of rounds, so it cannot be extended: begin another one"
-        )
+    depends = {"training.schedule": training.schedule != "constant", "training.server_schedule": training.server_schedule != "constant"}
+    depends |= {"clients.once": config.clients.once, "training.method": training.method != "gradient"}
+    depends |= {"evaluation.epsilon": config.evaluation.epsilon != "off"}
+    depends |= {"training.patience": training.patience > 0 and has_stopped(checkpoint.history, training.patience)}
+    depends |= {"mechanism": mechanism_of(config, checkpoint.state.ranges) != mechanism_of(changed, checkpoint.state.ranges)}
+    keys = [key for key, depends_on_rounds in depends.items() if depends_on_rounds]
+    if keys:
+        raise ConfigError(f"{', '.join(keys)} of this run depended on its number of rounds, so it cannot be extended: begin another one")
     return changed

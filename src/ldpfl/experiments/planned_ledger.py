@@ -50,11 +50,11 @@ def planned_ledger(config: RunConfig, given: Given = NOTHING) -> Ledger:
         raise ConfigError(
             f"who of {clients:,} clients takes part in which of {config.training.rounds:,} rounds is more than is planned here"
         )
-    ledger, shuffling = Ledger(), config.shuffling
+    ledger, channel, colluding = Ledger(), config.shuffling.channel, config.shuffling.colluding
     if stages:  # histograms that measure a table's columns, before the first round
         histogram = released(measuring_mechanism(config, mechanism), ranges)
         for stage in range(1, stages + 1):
-            ledger = ledger.charge(histogram_event(stage, histogram, clients, shuffling.channel, shuffling.colluding))
+            ledger = ledger.charge(histogram_event(stage, histogram, clients, channel, colluding))
     # How many charged events each client has taken part in, and the number of the last event.
     events_joined, event_number = np.full(clients, stages, dtype=np.int64), stages
     for round_number in range(1, config.training.rounds + 1):
@@ -67,21 +67,11 @@ def planned_ledger(config: RunConfig, given: Given = NOTHING) -> Ledger:
         if cohort.size or self_sampling is not None:
             mechanism_in_round = in_round(mechanism, PublicState(round_number, weights, None, ranges.sizes))
             release = released(mechanism_in_round, ranges, mechanism)
-            ledger = ledger.charge(
-                round_event(
-                    event_number,
-                    release,
-                    cohort.size,
-                    events_joined,
-                    shuffling.channel,
-                    self_sampling,
-                    once=once,
-                    colluding=shuffling.colluding,
-                )
-            )
+            event = round_event(event_number, release, cohort.size, events_joined, channel, self_sampling, once=once, colluding=colluding)
+            ledger = ledger.charge(event)
         if round_number in evaluated_rounds and evaluation is not None:
             events_joined, event_number = events_joined + 1, event_number + 1
-            ledger = ledger.charge(evaluation_event(event_number, evaluation, events_joined, shuffling.channel, shuffling.colluding))
+            ledger = ledger.charge(evaluation_event(event_number, evaluation, events_joined, channel, colluding))
     return ledger
 
 

@@ -31,19 +31,13 @@ def scores_are_public(config: RunConfig) -> bool:
 
 
 def public_caveats(config: RunConfig, caveats: list[str]) -> list[str]:
-    """Return the caveats of a run that may be published: those that reveal nothing about private rows.
-
-    If private rows decided when training stopped, a caveat that says so replaces the one that names the round.
-    """
+    """Return the caveats that may be published: without those about private rows, and without the round at which such rows stopped the run."""
     if not scores_are_public(config):
         caveats = [caveat for caveat in caveats if not caveat.startswith(_ON_PRIVATE_ROWS)]
     if not config.data.brought or config.training.patience == 0:
         return caveats
-    without_round = [caveat for caveat in caveats if not caveat.startswith(STOPPED)]
-    return [
-        *without_round,
-        "which round's model was kept was decided by the loss on rows that are not protected: the guarantee does not cover it",
-    ]
+    others = [caveat for caveat in caveats if not caveat.startswith(STOPPED)]
+    return [*others, "which round's model was kept was decided by the loss on rows that are not protected: the guarantee does not cover it"]
 
 
 def without_private(config: RunConfig, result: Mapping[str, Any]) -> dict[str, Any]:

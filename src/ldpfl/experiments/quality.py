@@ -128,10 +128,7 @@ def _slope_text(scores: Scores, intervals: Intervals) -> str:
 
 
 def _one_class(judged: Judged, names: Sequence[str]) -> str:
-    """Return the class that is predicted for all test rows, as text.
-
-    It is "" if several classes are predicted, if all rows are of one class, or if all outputs are the same, which is reported elsewhere.
-    """
+    """Return the class that is predicted for all test rows, as text; "" if there are several, if all outputs are equal, or all rows of one class."""
     if judged.constant or judged.classes is None or not _all_equal(judged.classes) or _all_equal(judged.observed):
         return ""
     place = int(judged.classes[0])
@@ -265,7 +262,7 @@ def _unsure_metrics(judged: Judged, targets: NDArray[Any], persons: NDArray[np.i
     return outcome.unsure, f"too few {unit_name} with{without} {outcome.what}: figures need {MIN_EVENTS}{each}"
 
 
-class _RareOutcome(NamedTuple):
+class _Outcome(NamedTuple):
     """An outcome, such as an event or one of several classes, of which metrics need a minimum number of rows.
 
     Attributes:
@@ -281,24 +278,24 @@ class _RareOutcome(NamedTuple):
     and_without: bool = True
 
 
-def _rare_outcome(judged: Judged, targets: NDArray[Any]) -> _RareOutcome | None:
+def _rare_outcome(judged: Judged, targets: NDArray[Any]) -> _Outcome | None:
     """Return the outcome that may be rare among rows with these ``targets``; None if no metric needs a number of rows with it."""
     if judged.is_of_two_classes:
-        return _RareOutcome(targets[:, None] > 0, "the event", frozenset(judged.scores))
+        return _Outcome(targets[:, None] > 0, "the event", frozenset(judged.scores))
     if judged.is_of_times:
-        return _RareOutcome(targets[:, 1:] > 0, "the event", frozenset(judged.scores), and_without=False)
+        return _Outcome(targets[:, 1:] > 0, "the event", frozenset(judged.scores), and_without=False)
     if judged.kind is weighted_metrics.of_several_classes:
         unsure = frozenset((weighted_metrics.AUROC, weighted_metrics.MACRO_F1))
-        return _RareOutcome(targets[:, None] == np.unique(targets), "one of the classes", unsure)
+        return _Outcome(targets[:, None] == np.unique(targets), "one of the classes", unsure)
     if judged.kind is weighted_metrics.of_labels:
-        return _RareOutcome(
+        return _Outcome(
             targets[:, targets.any(axis=0)], "one of the labels", frozenset((weighted_metrics.AUROC, weighted_metrics.MACRO_F1))
         )
     if judged.kind is weighted_metrics.of_counts:
-        return _RareOutcome(targets[:, None] > 0, "a count above 0", frozenset((weighted_metrics.DEVIANCE,)), and_without=False)
+        return _Outcome(targets[:, None] > 0, "a count above 0", frozenset((weighted_metrics.DEVIANCE,)), and_without=False)
     if judged.kind is weighted_metrics.of_ordered:
         is_other_class = targets[:, None] != np.bincount(targets).argmax()
-        return _RareOutcome(is_other_class, "another class than the commonest", frozenset((weighted_metrics.KAPPA,)), and_without=False)
+        return _Outcome(is_other_class, "another class than the commonest", frozenset((weighted_metrics.KAPPA,)), and_without=False)
     return None
 
 

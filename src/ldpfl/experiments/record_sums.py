@@ -47,10 +47,8 @@ def head_of(config: RunConfig, data: Description) -> LeastSquares | None:
     if config.training.patience:
         raise ConfigError("training.patience stops training, and least squares has one round: leave it out")
     is_class, bias = targets == "class", config.model.name == WITH_BIAS
-    norm, bound = settings.feature_norm, settings.target_bound
-    return LeastSquares(
-        prod(data.shape), data.outputs, is_class, bias, norm, bound, settings.target_share, settings.eigenvalue_floor, settings.ridge
-    )
+    norm, bound, share = settings.feature_norm, settings.target_bound, settings.target_share
+    return LeastSquares(prod(data.shape), data.outputs, is_class, bias, norm, bound, share, settings.eigenvalue_floor, settings.ridge)
 
 
 def _require_records(config: RunConfig, purpose: str) -> DpSgdSettings:

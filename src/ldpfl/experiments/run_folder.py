@@ -59,10 +59,7 @@ class Kind(StrEnum):
 
 
 def _is_written_before_config(name: str) -> bool:
-    """Return whether the file ``name`` may be in the folder of a run that was stopped before it wrote its config.
-
-    These files are the lock, files that are written before the config, and temporary files of a killed process.
-    """
+    """Return whether a run writes the file ``name`` before its config: the lock, an early file, or a killed process's temporary file."""
     early_files = (_KIND, secret_seed.FILE, "config.toml")
     return name in (_LOCK, _KIND, _NO_BASELINE, secret_seed.FILE) or name.startswith(tuple(f".{file}." for file in early_files))
 

@@ -37,7 +37,7 @@ from ldpfl.util.user_cache import CACHE_DIR_VARIABLE, without_cache
 from ldpfl.util.user_code import is_pretrained
 
 Value = TypeVar("Value")
-_MakeReference = Callable[[RunConfig, Dataset, int | None], Reference]
+_Scorer = Callable[[RunConfig, Dataset, int | None], Reference]
 """Function from a config, its data and the secret seed of its noise to the scores of the noise-free baseline."""
 
 
@@ -140,23 +140,17 @@ class Runner:
         return Finished(config, federation, final, figures, data)
 
     def _figures(
-        self,
-        config: RunConfig,
-        federation: Federation,
-        data: Dataset,
-        final: Checkpoint,
-        make_reference: _MakeReference | None,
-        secret: int | None,
+        self, config: RunConfig, federation: Federation, data: Dataset, final: Checkpoint, scorer: _Scorer | None, secret: int | None
     ) -> dict[str, Any]:
         """Return the figures of a run that has finished its rounds. If a reference fails, a warning replaces it, and the result is kept.
 
         Args:
             final: checkpoint after the last round.
-            make_reference: function that returns the scores of the noise-free baseline; None if no baseline is wanted.
+            scorer: function that returns the scores of the noise-free baseline; None if no baseline is wanted.
         """
         reference = clamped = None
-        if make_reference is not None and config.mechanism.protects:
-            reference = self._or_none("no noise-free baseline to compare with", lambda: make_reference(config, data, secret))
+        if scorer is not None and config.mechanism.protects:
+            reference = self._or_none("no noise-free baseline to compare with", lambda: scorer(config, data, secret))
             clamped = self._or_none(
                 "no score without noise and clamped", lambda: self._clamped_score(config, data, final, reference, secret)
             )
@@ -255,9 +249,8 @@ class Runner:
                 return Reference(list(result["score_per_round"]), result["scores"])
             except WriteError as error:
                 self.observer.warn(without_cache(error))
-        final = self._rounds(
-            baseline.federation, baseline.last_checkpoint(), baseline.config.training.rounds, lambda checkpoint: None, _BASELINE
-        )
+        rounds = baseline.config.training.rounds
+        final = self._rounds(baseline.federation, baseline.last_checkpoint(), rounds, _save_nothing, _BASELINE)
         return self._reference(baseline.federation, final)
 
     def _reference(self, federation: Federation, final: Checkpoint) -> Reference:

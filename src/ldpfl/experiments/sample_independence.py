@@ -38,10 +38,8 @@ def mixes_samples(trial: LocalTask, weights: Tensor) -> bool:
 def _without_zero_layers(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return copies of ``parameters``. A layer of zeros, which would hide any difference, gets small random values instead."""
     generator = torch.Generator().manual_seed(0)
-    random_values = {
-        name: torch.randn(value.shape, generator=generator) / sqrt(value.numel() / len(value)) for name, value in parameters.items()
-    }
-    return {name: value.clone() if bool(value.any()) else random_values[name].to(value.device) for name, value in parameters.items()}
+    drawn = {name: torch.randn(value.shape, generator=generator) / sqrt(value.numel() / len(value)) for name, value in parameters.items()}
+    return {name: value.clone() if bool(value.any()) else drawn[name].to(value.device) for name, value in parameters.items()}
 
 
 @contextmanager
@@ -66,10 +64,7 @@ def _outputs(trial: LocalTask, parameters: dict[str, Tensor], places: slice) -> 
 
 
 def _any_differs(together: list[Tensor], alone: list[list[Tensor]]) -> bool:
-    """Return whether an output of a batch differs from the same output of its samples ``alone``.
-
-    Outputs of other shapes are not compared, since the shape may depend on the batch.
-    """
+    """Return whether an output of a batch differs from those of its samples ``alone``. If shapes differ, nothing is compared."""
     shapes = [output.shape[1:] for output in together]
     if any([output.shape[1:] for output in outputs] != shapes for outputs in alone):
         return False

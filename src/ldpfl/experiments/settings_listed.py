@@ -121,10 +121,8 @@ def commented(config: RunConfig) -> str:
     tree = config.model_dump()
     lines = [f"{key} = {toml_value(tree[key])}" for key in ("name", "description")]
     # A seed in the file would determine the noise on a user's own data, and the file may be handed on. Without it, each run draws a seed.
-    leave_seed_out = config.data.brought and "seed" not in config.model_fields_set
-    lines.append(
-        "# seed: drawn for each run, and beside it a secret that noise follows from" if leave_seed_out else f"seed = {config.seed}"
-    )
+    no_seed = config.data.brought and "seed" not in config.model_fields_set
+    lines.append("# seed: drawn for each run, and beside it a secret that noise follows from" if no_seed else f"seed = {config.seed}")
     if config.secret_noise:
         lines.append("secret_noise = true")
     for section in sections()[1:]:

@@ -257,10 +257,8 @@ def _config_of_cell(
     overrides: Sequence[str],
     load: Callable[..., RunConfig],
 ) -> RunConfig:
-    """Return the config of one cell: the recipe with the sweep's settings, the ``point``, the variant's ``settings`` and ``overrides``.
-
-    Each of these overrides the ones before. A variant comes after the point, so a variant that fixes a setting has it at all points.
-    """
+    """Return the config of one cell: the recipe with the sweep's settings, the ``point``, the variant's ``settings`` and ``overrides``."""
+    # The variant overrides the point: a variant that fixes a setting, such as no noise at all, has it at all points.
     of_point = [f"{key}={toml_value(value)}" for key, value in point]
     of_cell = [f"seed={seed}", 'description=""', f"name={toml_value(sweep.name)}"]
     return load(sweep.recipe, [*sweep.settings, *of_point], settings, [*of_cell, *overrides])

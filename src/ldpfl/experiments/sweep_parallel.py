@@ -77,21 +77,8 @@ def _start_process(task: _Task, out: Path, data_dir: Path | None) -> subprocess.
     has_started = task.folder.config_path.exists()
     source = ["--resume"] if has_started else [str(config)]
     # -P, as in the console script: modules in the current folder are not imported.
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "ldpfl",
-        "run",
-        *source,
-        "--out",
-        str(task.folder.path),
-        "--no-baseline",
-        "--no-report",
-        "--json",
-        "--device",
-        "cpu",
-    ]
+    command = [sys.executable, "-P", "-m", "ldpfl", "run", *source, "--out", str(task.folder.path)]
+    command += ["--no-baseline", "--no-report", "--json", "--device", "cpu"]
     data = [] if data_dir is None else ["--data-dir", str(data_dir)]
     with writing(out), config.with_suffix(".log").open("wb") as log:
         return subprocess.Popen(

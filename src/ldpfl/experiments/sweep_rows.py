@@ -134,9 +134,7 @@ class JointGuarantee:
 
 def rows(results: Sequence[tuple[Cell, Result]]) -> list[Row]:
     """Return one row for each variant and point, over all seeds, in order of first appearance."""
-    return [
-        _row_of(variant, point, list(results_by_folder.values())) for (variant, point), results_by_folder in group_results(results).items()
-    ]
+    return [_row_of(*key, list(by_folder.values())) for key, by_folder in group_results(results).items()]
 
 
 def curves(results: Sequence[tuple[Cell, Result]], out: Path) -> list[Curve]:
@@ -145,23 +143,19 @@ def curves(results: Sequence[tuple[Cell, Result]], out: Path) -> list[Curve]:
     Raises:
         DataError: the metrics of a finished run with a noise schedule are missing or damaged.
     """
-    return [
-        _curve_of(_row_of(*key, list(results_by_folder.values())), results_by_folder, out / "runs")
-        for key, results_by_folder in group_results(results).items()
-    ]
+    by_key = group_results(results)
+    return [_curve_of(_row_of(*key, list(by_folder.values())), by_folder, out / "runs") for key, by_folder in by_key.items()]
 
 
 def group_results(results: Sequence[tuple[Cell, Result]]) -> dict[tuple[str, Point], dict[str, Result]]:
-    """Return, for each variant and point, the results by the name of the run's folder.
-
-    A variant that fixes the settings of all axes has the same runs at every point. It gets one entry, with an empty point.
-    """
+    """Return, for each variant and point, the results by the name of the run's folder."""
     folders_by_variant: dict[str, dict[Point, set[str]]] = {}
     for cell, _ in results:
         folders_by_variant.setdefault(cell.variant, {}).setdefault(cell.point, set()).add(cell.folder_name)
     grouped: dict[tuple[str, Point], dict[str, Result]] = {}
     for cell, result in results:
         folders_by_point = folders_by_variant[cell.variant]
+        # A variant that fixes the settings of all axes has the same runs at every point, so it gets one entry, with an empty point.
         is_same_everywhere = len(folders_by_point) > 1 and all(runs == folders_by_point[cell.point] for runs in folders_by_point.values())
         grouped.setdefault((cell.variant, () if is_same_everywhere else cell.point), {})[cell.folder_name] = result
     return grouped
@@ -236,9 +230,8 @@ def _mean_noise(results: Sequence[Result]) -> dict[str, float]:
     schedules = [result["noise"] for result in results if "noise" in result]
     if not schedules:
         return {}
-    means = {
-        name: statistics.fmean(_nan_if_none(noise[name]) for noise in schedules) for name in ("norm", "protected_fraction", "paper_epsilon")
-    }
+    names = ("norm", "protected_fraction", "paper_epsilon")
+    means = {name: statistics.fmean(_nan_if_none(noise[name]) for noise in schedules) for name in names}
     return {**means, "norm_deviation": _standard_deviation([_nan_if_none(noise["norm"]) for noise in schedules])}
 
 

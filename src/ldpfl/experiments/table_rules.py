@@ -117,10 +117,7 @@ def _largest_weight(config: RunConfig) -> float:
 
 
 def _noise_share(config: RunConfig, data: Description) -> float:
-    """Return the noise of the mean gradient as a share of the clipping norm, measured as :data:`_LITTLE_NOISE` is.
-
-    It is infinite for mechanisms other than ``dp-sgd``, whose noise is not known here.
-    """
+    """Return the noise as in :data:`_LITTLE_NOISE`; infinity for mechanisms other than ``dp-sgd``, whose noise is not known here."""
     mechanism, clients = config.mechanism, config.clients.count
     if not isinstance(mechanism, DpSgdSettings):
         return inf

@@ -138,7 +138,7 @@ def tried(
     return trainer_of(config, local, mechanism, at_once=not why_apart, persons=persons)
 
 
-def _check_runs(model: str, trouble: str, trial: LocalTask, weights: Tensor, output_count: int) -> None:
+def _check_runs(model: str, trouble: str, trial: LocalTask, weights: Tensor, width: int) -> None:
     """Raise if the model or the loss fails on a batch of two samples, or on a batch of one. A message begins with ``trouble``.
 
     Raises:
@@ -147,7 +147,7 @@ def _check_runs(model: str, trouble: str, trial: LocalTask, weights: Tensor, out
     for count in (2, 1):  # two first: a failure with two samples is not blamed on the batch size
         with _explained(trouble if count == 2 else f"{trouble}, where a batch may be of one sample"):
             ((output, targets),) = evaluated(trial, weights, trial.data.take(slice(count)))
-            _check_outputs(model, trial.task, output, targets, output_count)
+            _check_outputs(model, trial.task, output, targets, width)
             trial.losses(output, targets)
 
 
@@ -238,10 +238,7 @@ class _CompiledForm(NamedTuple):
 
 
 def _compiled_form(trainer: Trainer, weights: Tensor, size: RunSize) -> _CompiledForm | None:
-    """Return the compiled form of ``trainer``; None if it has none, or does not train on a CPU.
-
-    Local steps of many clients at once have one, and so have clipped gradients of records.
-    """
+    """Return the compiled form of local steps of many clients, or of records' gradients, on a CPU; None for other trainers."""
     if isinstance(trainer, VectorizedTrainer) and trainer.task.data.device.type == "cpu":
         steps = CompiledTrainer(trainer.task, size.width)
         # A single step and several steps are compiled to different code. Two steps are enough to try the latter.
@@ -366,10 +363,7 @@ def _made_up_samples(samples: Samples, data: Dataset) -> Samples:
 
 
 def told_of(module: nn.Module) -> str:
-    """Return a text that identifies ``module`` as far as possible: its structure, tensors and attributes, and its classes' source code.
-
-    Addresses in memory are left out, since they differ from process to process.
-    """
+    """Return a text that identifies ``module``: its structure, tensors, attributes and source code, without addresses in memory."""
     sources = []
     for name in sorted({type(part).__module__ for part in module.modules()}):
         if not name.startswith("torch."):
@@ -407,27 +401,25 @@ def _check_parts(model: str, local: LocalTask) -> None:
         ) from None
 
 
-def _check_outputs(model: str, task: Task, output: object, targets: Tensor, output_count: int) -> None:
-    """Raise if the ``output`` of a model does not have the shape that ``targets`` and ``output_count`` require.
+def _check_outputs(model: str, task: Task, output: object, targets: Tensor, width: int) -> None:
+    """Raise if the ``output`` of a model does not have the shape that ``targets`` and ``width``, the number of outputs, require.
 
     Raises:
         ConfigError: the outputs have another type or shape.
     """
-    if not output_count:  # only the user's own loss knows the shape
+    if not width:  # only the user's own loss knows the shape
         return
     if not isinstance(output, Tensor):
         raise ConfigError(f"model {model!r} gives a {type(output).__name__}, expected a tensor")
     count = len(targets)
-    expected: tuple[int, ...] = (*targets.shape, output_count) if task.targets == "tokens" else (count, output_count)
-    if task.targets == "tokens" and output.shape[:-1] == targets.shape and output.shape[-1] > output_count:
+    expected: tuple[int, ...] = (*targets.shape, width) if task.targets == "tokens" else (count, width)
+    if task.targets == "tokens" and output.shape[:-1] == targets.shape and output.shape[-1] > width:
         return  # the model's vocabulary may have tokens that the data lack
     if tuple(output.shape) == expected or (task.targets == "number" and tuple(output.shape) == (count,)):
         return
     advice = "" if count > 1 else ": a batch may be of one sample, so tell squeeze() which dimension is meant"
-    if task.targets == "class" and count > 1 and tuple(output.shape[1:]) != (output_count,):
-        advice = f": give the last layer {output_count} outputs, a score for each class" + (
-            ", also where there are two" if output_count == 2 else ""
-        )
+    if task.targets == "class" and count > 1 and tuple(output.shape[1:]) != (width,):
+        advice = f": give the last layer {width} outputs, a score for each class" + (", also where there are two" if width == 2 else "")
     samples = "two samples" if count > 1 else "one sample"
     raise ConfigError(f"model {model!r} gives {tuple(output.shape)} for {samples}, expected {expected}{advice}")
 

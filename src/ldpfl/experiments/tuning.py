@@ -238,22 +238,19 @@ def guarantee_of(tuning: Tuning, settings_to_try: Sequence[Cell], given: Given =
     statements = [account_together([Ledger(events)] * tuning.count.limit, delta) for events in ledgers]
     if len({statement.protected for statement in statements}) > 1 or {cell.config.privacy.delta for cell in settings_to_try} != {delta}:
         raise ConfigError(f"the settings of {tuning.space.name} protect different units, or have different deltas: make these the same")
-    trial_mu_bound = max(_trial_mu(Ledger(events), delta) for events in ledgers)
-    release_epsilon = best_of_gaussian_epsilon(trial_mu_bound, tuning.count, delta)
-    if release_epsilon > tuning.epsilon:
-        raise PrivacyError(
-            f"the release would have epsilon {release_epsilon:.6g}, and {tuning.epsilon:g} was asked for: report this as a fault"
-        )
+    mu = max(_trial_mu(Ledger(events), delta) for events in ledgers)
+    total = best_of_gaussian_epsilon(mu, tuning.count, delta)
+    if total > tuning.epsilon:
+        raise PrivacyError(f"the release would have epsilon {total:.6g}, and {tuning.epsilon:g} was asked for: report this as a fault")
     rows = [row for statement in statements for row in statement.rows if _covers_whole_run(row, statement)]
     worst_rows = {row.trust_model: row for row in sorted(rows, key=lambda row: row.epsilon)}
     assumption = f"at most {tuning.count.limit} trials, which add up"
     trial_rows = [replace(row, lower=None, assumptions=(assumption, *row.assumptions)) for row in worst_rows.values()]
     release_assumptions = (*_PRIVATE_TRIALS, *trial_rows[0].assumptions[1:])
-    release_row = replace(trial_rows[0], epsilon=release_epsilon, trust_model="central", assumptions=release_assumptions)
-    statement = Statement(
-        delta, (release_row, *trial_rows), warnings=tuple(dict.fromkeys(line for each in statements for line in each.warnings))
-    )
-    return TunedGuarantee(statement, gaussian_epsilon(trial_mu_bound, delta))
+    release_row = replace(trial_rows[0], epsilon=total, trust_model="central", assumptions=release_assumptions)
+    warnings = tuple(dict.fromkeys(line for statement in statements for line in statement.warnings))
+    statement = Statement(delta, (release_row, *trial_rows), warnings=warnings)
+    return TunedGuarantee(statement, gaussian_epsilon(mu, delta))
 
 
 def _covers_whole_run(row: Guarantee, statement: Statement) -> bool:
@@ -293,10 +290,7 @@ def _rank_by_scores(measured: dict[str, Any]) -> tuple[float, ...]:
 
 
 def _open_folders(tuning: Tuning, out: Path, private: Path) -> int:
-    """Prepare the folders, which only this user can read, and return the secret seed of all draws of the tuning.
-
-    A file marks the ``private`` folder and describes the tuning. If it exists, the tuning is started again and must be the same.
-    """
+    """Prepare the private folders, or check that they hold the same ``tuning``, and return the secret seed of all its draws."""
     mark, text = trials_mark(private), tuning.to_json()
     if not mark.exists():
         if out.exists() and (not out.is_dir() or any(path.name != PRIVATE for path in out.iterdir())):

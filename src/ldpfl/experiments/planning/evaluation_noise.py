@@ -20,7 +20,7 @@ from ldpfl.privacy.events import Channel, without_claim
 ENTRIES_OF_CLASSES = 88
 """Number of entries that the bits about a classification are about (``BitScores.entries``)."""
 
-_MIN_EPSILON, _MAX_EPSILON = 1e-6, 20.0
+_MIN_BIT, _MAX_BIT = 1e-6, 20.0
 """Range of the epsilon of one bit in the search. Above it, a bit has practically no noise."""
 _TOLERANCE = 1e-3
 """Relative precision of the epsilon that is found."""
@@ -41,10 +41,7 @@ _NOISE_MARGIN = 1 + 1e-6
 
 
 def noise_of_sum(epsilon: float, delta: float, honest: int, evaluations: int) -> float:
-    """Return a client's noise multiplier with which all ``evaluations`` together keep ``epsilon`` at ``delta``.
-
-    The noise of the ``honest`` clients adds up. A unit changes a sum by at most 2 clipping norms.
-    """
+    """Return the noise multiplier of each of ``honest`` clients, whose noise adds up, with which all ``evaluations`` keep ``epsilon``."""
     return 2 / gaussian_mu(epsilon, delta) * sqrt(evaluations / honest) * _NOISE_MARGIN
 
 
@@ -64,15 +61,15 @@ def epsilon_of_bit(epsilon: float, delta: float, channel: Channel, honest: int, 
         raise ConfigError(f"{evaluations:,} evaluations in bits, and at most {MAX_EVALUATIONS:,} are planned: set evaluation.every higher")
     honest = min(honest, _MAX_COUNTED_CLIENTS)
 
-    def total_epsilon(bit_epsilon: float) -> float:
+    def epsilon_with(bit_epsilon: float) -> float:
         """Return the epsilon of all evaluations if each bit has ``bit_epsilon``."""
         return least_epsilon([bit_rounds(bit_epsilon, channel, honest, entries, evaluations)], delta)
 
     guess = evaluations / epsilon if is_seen(channel) else sqrt(entries * evaluations / honest) / gaussian_mu(epsilon, delta)
-    inverse = smallest(lambda x: total_epsilon(1 / x), guess, epsilon, 1 / _MAX_EPSILON, 1 / _MIN_EPSILON, _TOLERANCE)
+    inverse = smallest(lambda x: epsilon_with(1 / x), guess, epsilon, 1 / _MAX_BIT, 1 / _MIN_BIT, _TOLERANCE)
     if inverse is None:
         raise ConfigError(
-            f"evaluation.epsilon = {epsilon:g} is below all that bits reach here, {total_epsilon(_MIN_EPSILON):.3g}: set it higher"
+            f"evaluation.epsilon = {epsilon:g} is below all that bits reach here, {epsilon_with(_MIN_BIT):.3g}: set it higher"
         )
     return 1 / inverse
 

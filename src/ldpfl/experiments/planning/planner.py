@@ -381,18 +381,12 @@ def _lower_bound(rounds: ShuffledRounds, delta: float) -> float:
 
 
 def _clients_for_cohort(setting: Setting, cohort: float | None) -> int | None:
-    """Return the smallest number of clients of which ``cohort`` honest ones take part in a round; None if ``cohort`` is None.
-
-    It inverts the rounding of :func:`~ldpfl.util.quantities.cohort_size`.
-    """
+    """Return the smallest number of clients of which ``cohort`` honest ones take part in a round, rounded as cohorts are."""
     return None if cohort is None else floor((ceil(cohort) + setting.colluding - 1) / setting.participation + 1e-9) + 1
 
 
 def _necessary_cohort(setting: Setting, target: float) -> int | None:
-    """Return the smallest cohort at which the lower bound of epsilon is within ``target``; None above ``MOST_CLIENTS``.
-
-    With fewer clients, some data set exceeds the target.
-    """
+    """Return the smallest cohort with a lower bound of epsilon within ``target``. With fewer clients some data set exceeds the target."""
     return fewest(
         lambda cohort: _lower_bound(_rounds(setting, cohort), setting.delta),
         _first_guess_of_cohort(setting, target),
@@ -434,17 +428,15 @@ def _allowed_epsilon(setting: Setting, target: float) -> float | None:
     guess = max(1.0, (reports / honest) ** 0.5) / mu
     low, high = 1 / LARGEST_EPSILON, 1e6
     start = smallest(by_inverse(_lower_bound), guess, target, low, high, _TOLERANCE)
-    inverse = (
-        None if start is None else smallest_by(by_inverse(_upper_bound), by_inverse(_lower_bound), start, target, low, high, _TOLERANCE)
-    )
+    if start is None:
+        return None
+    inverse = smallest_by(by_inverse(_upper_bound), by_inverse(_lower_bound), start, target, low, high, _TOLERANCE)
     return None if inverse is None else 1 / inverse
 
 
 def _first_guess_of_cohort(setting: Setting, target: float) -> float:
-    """Return the cohort that the central limit theorem suggests, as the start of a search.
-
-    Each of the ``units * rounds`` bits of a client shifts the mean count by tanh(epsilon / 2), and each bit has the variance ``spread``.
-    """
+    """Return the cohort that the central limit theorem suggests, as the start of a search."""
+    # Each of the units * rounds bits of a client shifts the mean count by tanh(epsilon / 2), and has the variance spread.
     mu = gaussian_mu(target, setting.delta)
     epsilon, units = setting.release.parameter, setting.release.units
     spread = sigmoid(epsilon) * sigmoid(-epsilon)

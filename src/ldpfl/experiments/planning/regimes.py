@@ -125,9 +125,8 @@ def plan_regime(
     )
     request.check()
     try:
-        inverse = smallest(
-            lambda inverse: request.epsilon(1 / inverse), request.guess, target, 1 / _MAX_STRENGTH, 1 / _MIN_STRENGTH, _TOLERANCE
-        )
+        low, high = 1 / _MAX_STRENGTH, 1 / _MIN_STRENGTH
+        inverse = smallest(lambda inverse: request.epsilon(1 / inverse), request.guess, target, low, high, _TOLERANCE)
     except ConfigError as error:  # the mechanism takes no such noise
         raise ConfigError(_out_of_reach(request, f" ({error})")) from error
     if inverse is None:
@@ -155,10 +154,7 @@ def _out_of_reach(request: _Request, why: str) -> str:
 
 @dataclass(frozen=True)
 class _Request:
-    """The arguments of :func:`plan_regime`.
-
-    Methods take the ``strength`` of a mechanism: its epsilon, or 1 / noise multiplier. The epsilon of the run grows with it.
-    """
+    """The arguments of :func:`plan_regime`. Epsilon grows with the mechanism's ``strength``: its own epsilon, or 1 / noise multiplier."""
 
     regime: Regime
     target: float
@@ -259,10 +255,7 @@ class _Request:
 
     @property
     def guess(self) -> float:
-        """Start of the search: an estimate of 1 / strength, by the composition of Gaussian noise.
-
-        T rounds of noise multiplier s are mu-GDP together with mu = 2 sqrt(T) / s, and s is larger by sqrt(n) behind a sum of n clients.
-        """
+        """Start of the search: an estimate of 1 / strength. T rounds of noise multiplier s are mu-GDP with mu = 2 sqrt(T) / s."""
         mu = gaussian_mu(self.target, self.delta)
         if self.regime == "shuffled":
             return sqrt(ceil(self.weights / self.group) * self.rounds / self.honest) / mu
