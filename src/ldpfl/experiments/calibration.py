@@ -120,7 +120,7 @@ def _extreme_strengths(epsilon_of: Callable[[float], float]) -> list[float]:
 
 
 def _epsilon_by_strength(config: RunConfig, given: Given) -> Callable[[float], float]:
-    """Return a function from the mechanism's strength to the epsilon of the run. It changes the mechanism in a ledger that is planned once."""
+    """Return a function from the mechanism's strength to the run's epsilon. It exchanges the mechanism in a ledger that is planned once."""
     ledger, (weights, ranges) = planned_ledger(config, given), start_of(config, given)
 
     def epsilon_of(strength: float) -> float:

@@ -536,11 +536,7 @@ def _convert_noise_section(tree: dict[str, Any], origin: str) -> None:
 
 
 def _apply_override(tree: dict[str, Any], override: str) -> None:
-    """Set the dotted key of a ``key=value`` text in the nested ``tree``, in place.
-
-    Raises:
-        ConfigError: the text has no key or is not UTF-8, its value is not valid, or a section of the key is a value in ``tree``.
-    """
+    """Set the dotted key of a ``key=value`` text in the nested ``tree``, in place, or raise a :class:`ConfigError` if it is not valid."""
     key, separator, text = override.partition("=")
     key = key.strip()
     if not separator or not key:

@@ -37,7 +37,7 @@ class Given:
     _loaded: dict[str, Dataset] = field(default_factory=dict, repr=False)
 
     def read(self, config: DataConfig, targets: tasks.Targets) -> Dataset:
-        """Return a user's own data. They are read once: a run needs them several times, and a caller's code might return other rows then."""
+        """Return a user's own data, read once: a run needs them several times, and a caller's code might return other rows then."""
         key = f"{targets} {config.model_dump_json()}"
         if key not in self._loaded:
             self._loaded[key] = load_brought(config, targets, self.data)
@@ -89,7 +89,7 @@ class Description:
 
 
 def _count_records(data: Dataset) -> int:
-    """Return the number of training samples, or of persons if they are named. A person at two clients counts twice, since both sizes are public."""
+    """Return the number of training samples, or of persons: a person at two clients counts twice, since each client's number is public."""
     if data.persons is None:
         return len(data.train)
     clients = [0] * len(data.persons) if data.clients is None else data.clients.tolist()

@@ -33,12 +33,7 @@ from ldpfl.util.number_format import counted
 
 
 def summarise(
-    config: RunConfig,
-    federation: Federation,
-    data: Dataset,
-    final: Checkpoint,
-    baseline: Reference | None,
-    clamped: float | None = None,
+    config: RunConfig, federation: Federation, data: Dataset, final: Checkpoint, baseline: Reference | None, clamped: float | None = None
 ) -> dict[str, Any]:
     """Return the content of ``result.json`` for a run whose last checkpoint is ``final``. Figures that are not finite become None.
 

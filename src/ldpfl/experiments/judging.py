@@ -44,17 +44,14 @@ class Judged:
 
     @property
     def is_of_two_classes(self) -> bool:
-        """Whether the metrics are those of two classes, by the score of the second one."""
         return isinstance(self.kind, partial) and self.kind.func is weighted_metrics.of_two_classes
 
     @property
     def is_of_times(self) -> bool:
-        """Whether the metrics are those of times to an event."""
         return isinstance(self.kind, partial) and self.kind.func is weighted_metrics.of_times
 
     @property
     def is_of_numbers(self) -> bool:
-        """Whether the metrics are those of numbers or counts."""
         return self.kind in (weighted_metrics.of_numbers, weighted_metrics.of_counts)
 
 

@@ -44,14 +44,9 @@ def pooled_scores(federation: Federation) -> dict[str, float] | None:
     train, test, task = federation.task.data, federation.evaluation.samples, federation.task.task
     fit = _FITS.get(task.name)
     encoder = federation.encoder
-    if (
-        fit is None
-        or encoder is None
-        or federation.evaluation.at_clients
-        or encoder.data.text
-        or not len(test)
-        or train.tensor.numel() > _MAX_VALUES
-    ):
+    if fit is None or encoder is None or encoder.data.text or federation.evaluation.at_clients or not len(test):
+        return None
+    if train.tensor.numel() > _MAX_VALUES:
         return None
     outputs = torch.from_numpy(_with_constant(test) @ fit(_with_constant(train), train.targets.cpu(), encoder.outputs))
     targets = test.targets.cpu()

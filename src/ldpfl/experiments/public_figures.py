@@ -31,7 +31,7 @@ def scores_are_public(config: RunConfig) -> bool:
 
 
 def public_caveats(config: RunConfig, caveats: list[str]) -> list[str]:
-    """Return the caveats that may be published: without those about private rows, and without the round at which such rows stopped the run."""
+    """Return the caveats that may be published: not those about private rows, nor the round at which such rows stopped the run."""
     if not scores_are_public(config):
         caveats = [caveat for caveat in caveats if not caveat.startswith(_ON_PRIVATE_ROWS)]
     if not config.data.brought or config.training.patience == 0:

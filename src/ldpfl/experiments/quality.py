@@ -128,7 +128,7 @@ def _slope_text(scores: Scores, intervals: Intervals) -> str:
 
 
 def _one_class(judged: Judged, names: Sequence[str]) -> str:
-    """Return the class that is predicted for all test rows, as text; "" if there are several, if all outputs are equal, or all rows of one class."""
+    """Return the class that is predicted for all test rows, as text; "" unless outputs and targets of the rows differ."""
     if judged.constant or judged.classes is None or not _all_equal(judged.classes) or _all_equal(judged.observed):
         return ""
     place = int(judged.classes[0])

@@ -58,7 +58,6 @@ class Runner:
     """Executes runs on one device, with one data folder and one observer.
 
     Attributes:
-        data_dir: folder of built-in data sets; None for the default.
         draw_curve: function that is called with (path, result) to draw the learning curve of a finished run.
         preparing: function that is called with the progress of computing features.
         given: data or a model that a caller passes from Python.
@@ -145,7 +144,6 @@ class Runner:
         """Return the figures of a run that has finished its rounds. If a reference fails, a warning replaces it, and the result is kept.
 
         Args:
-            final: checkpoint after the last round.
             scorer: function that returns the scores of the noise-free baseline; None if no baseline is wanted.
         """
         reference = clamped = None
@@ -157,7 +155,7 @@ class Runner:
         return summarise(config, federation, data, final, reference, clamped)
 
     def _draw(self, folder: RunFolder, figures: dict[str, Any]) -> None:
-        """Draw the learning curve of the run in ``folder``. If that fails, only warn."""
+        """Draw the learning curve. If that fails, only warn."""
         self._or_none(f"no {folder.curve_path.name}", lambda: self.draw_curve(folder.curve_path, figures))
 
     def _or_none(self, warning: str, make: Callable[[], Value]) -> Value | None:

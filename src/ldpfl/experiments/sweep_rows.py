@@ -212,10 +212,7 @@ def _metric_names(results: Sequence[Result]) -> list[str]:
 
 
 def _largest_figures(statements: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return one privacy statement for several seeds: each figure is the largest over the seeds.
-
-    Other entries come from the statement with the largest epsilon; lists, such as notes, are left out. A figure is a number or "infinity".
-    """
+    """Return a statement with the largest of each figure over the seeds, and without lists. Its texts are those of the worst statement."""
     worst = max(statements, key=lambda statement: (best_figure(statement) or (0.0,))[0])
     result = {}
     for key, value in worst.items():

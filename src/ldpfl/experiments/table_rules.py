@@ -339,9 +339,9 @@ def _squared_gradient(module: nn.Module, data: Description, rows: Tensor | None)
 
 
 def _output_direction(data: Description) -> Tensor:
-    """Return the unit vector (K,) along which outputs are looked at when gradients and their noise are measured.
+    """Return the unit vector (K,) along the difference of the first two outputs, or along the first of parallel outputs.
 
-    It points along the difference of the first two outputs, since only differences of logits matter, or along the first parallel output.
+    Gradients and noise are measured along it: only differences of logits matter.
     """
     parallel = data.encoder is not None and data.encoder.targets in PARALLEL
     direction = torch.zeros(data.outputs)
