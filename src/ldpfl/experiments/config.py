@@ -48,8 +48,6 @@ Printable = Annotated[str, AfterValidator(_refuse_control_characters)]
 
 
 class _Section(BaseModel):
-    """A section of a config, in which unknown settings are errors."""
-
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 

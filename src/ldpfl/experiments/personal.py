@@ -78,12 +78,7 @@ def with_personal(trainer: Trainer, shared: ParameterLayout, personal: Parameter
 
 
 def whole_task(shared: LocalTask, weights: Tensor, personal: ParameterLayout) -> tuple[LocalTask, Tensor]:
-    """Return the task of training all layers, shared and personal, and the initial weights (d + p,) of all layers.
-
-    Args:
-        shared: task of training only the layers that clients send.
-        weights: (d,) initial weights of these layers. Those of the ``personal`` layers are the module's own.
-    """
+    """Return the task of training all layers, and their initial weights (d + p,), if ``weights`` (d,) are those of the shared layers."""
     if not personal.names:
         return shared, weights
     layout = ParameterLayout.from_module(shared.module)

@@ -32,12 +32,7 @@ class _Strict(BaseModel):
 
 
 class Size(_Strict):
-    """How a table or figure is made at one size.
-
-    Attributes:
-        sweep, settings: name of the sweep to run, and settings of all its runs.
-        steps, images: number of steps and of images of the attack, if a distance is shown.
-    """
+    """How a table or figure is made at one size: the ``sweep``, ``settings`` of its runs, and ``steps`` and ``images`` of an attack."""
 
     sweep: str
     settings: list[str] = []

@@ -25,8 +25,6 @@ Word = Annotated[str, Field(max_length=1000)]
 
 
 class _Strict(BaseModel):
-    """Part of a result. Unknown fields are allowed, and their number is limited."""
-
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
     _has_few_fields = model_validator(mode="before")(require_few)

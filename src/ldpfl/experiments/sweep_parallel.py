@@ -38,8 +38,6 @@ def rounds_done(cell: Cell, out: Path) -> int:
 
 @dataclass(frozen=True)
 class _Task:
-    """A run to make, and its folder."""
-
     cell: Cell
     folder: RunFolder
 

@@ -388,11 +388,7 @@ def _clients_for_cohort(setting: Setting, cohort: float | None) -> int | None:
 def _necessary_cohort(setting: Setting, target: float) -> int | None:
     """Return the smallest cohort with a lower bound of epsilon within ``target``. With fewer clients some data set exceeds the target."""
     return fewest(
-        lambda cohort: _lower_bound(_rounds(setting, cohort), setting.delta),
-        _first_guess_of_cohort(setting, target),
-        target,
-        MOST_CLIENTS,
-        1e-6,
+        lambda cohort: _lower_bound(_rounds(setting, cohort), setting.delta), _guessed_cohort(setting, target), target, MOST_CLIENTS, 1e-6
     )
 
 
@@ -434,7 +430,7 @@ def _allowed_epsilon(setting: Setting, target: float) -> float | None:
     return None if inverse is None else 1 / inverse
 
 
-def _first_guess_of_cohort(setting: Setting, target: float) -> float:
+def _guessed_cohort(setting: Setting, target: float) -> float:
     """Return the cohort that the central limit theorem suggests, as the start of a search."""
     # Each of the units * rounds bits of a client shifts the mean count by tanh(epsilon / 2), and has the variance spread.
     mu = gaussian_mu(target, setting.delta)
