@@ -33,6 +33,7 @@ def extended(folder: RunFolder, more: int) -> RunConfig:
             "privacy": config.privacy.model_copy(update={"target_epsilon": "off"}),
         }
     )
+    # Whether what the run did so far would have been different with more rounds, by the setting that decides it.
     depends = {"training.schedule": training.schedule != "constant", "training.server_schedule": training.server_schedule != "constant"}
     depends |= {"clients.once": config.clients.once, "training.method": training.method != "gradient"}
     depends |= {"evaluation.epsilon": config.evaluation.epsilon != "off"}

@@ -242,12 +242,14 @@ def _with_cancelling_pairs(config: RunConfig, data: Description, module: nn.Modu
     rows = drawn_inputs(data.encoder.data, _SYNTHETIC_ROWS, torch.Generator().manual_seed(0))
     weights = torch.randn(pairs, hidden.in_features, generator=generator) / rows.square().sum(dim=1).mean().sqrt()
     biases, linear_pairs = torch.randn(pairs, generator=generator) / 2, int(_LINEAR_SHARE * pairs)
+    # A linear unit begins with no weights and a positive bias, far from its kink.
     weights[:linear_pairs], biases[:linear_pairs] = 0.0, 1.0
     signs = 2.0 * torch.randint(2, (output_layer.out_features, pairs), generator=generator) - 1
     with torch.no_grad():
         for parameter in changed.parameters():
             parameter.zero_()
         hidden.weight[: 2 * pairs], hidden.bias[: 2 * pairs] = weights.repeat(2, 1), biases.repeat(2)
+        # The units of a pair are equal, and the outputs add them with opposite signs.
         output_layer.weight[:, : 2 * pairs] = torch.cat([signs, -signs], dim=1)
     return changed
 
