@@ -124,6 +124,7 @@ def _epsilon_by_strength(config: RunConfig, given: Given) -> Callable[[float], f
     ledger, (weights, ranges) = planned_ledger(config, given), start_of(config, given)
 
     def epsilon_of(strength: float) -> float:
+        """Return the epsilon of the run, or raise :class:`_OutOfRange`."""
         changed_config = config.model_copy(update={"mechanism": config.mechanism.at_strength(strength)})
         try:
             mechanism = mechanism_of(changed_config, ranges)

@@ -209,6 +209,7 @@ def _site_entries(federation: Federation, judged: Judged, seed: int) -> Iterator
     sign = -1 if metric in LOWER_IS_BETTER else 1
 
     def worst_first(entry: Mapping[str, Any]) -> tuple[bool, float]:
+        """Return the key to sort by; entries without the main metric come last."""
         score = entry["scores"].get(metric, nan)
         return not isfinite(score), sign * score if isfinite(score) else 0.0
 

@@ -411,6 +411,7 @@ def _allowed_epsilon(setting: Setting, target: float) -> float | None:
         """Return ``bound`` as a decreasing function of 1 / epsilon, which the searches need."""
 
         def central_epsilon(inverse: float) -> float:
+            """Return the bound for reports with an epsilon of 1 / ``inverse``."""
             changed = replace(setting, epsilon=1 / inverse)
             check_central(changed)
             return bound(_rounds(changed, honest), setting.delta)
