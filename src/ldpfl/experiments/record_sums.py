@@ -135,19 +135,19 @@ def split_for_evaluation(config: RunConfig, parts: Division, persons: Persons | 
         ConfigError: no client holds any record back, or some client has none left to train on.
     """
     share, at_node = config.evaluation.share, config.data.at_nodes
-    divided_once = parts[:1] if at_node else parts
+    to_split = parts[:1] if at_node else parts
     if persons is not None and data.persons is not None:
-        training, held_back_parts = held_back_by_name(divided_once, data.persons[persons.rows[persons.first]], share)
+        trained_on, held_out = held_back_by_name(to_split, data.persons[persons.rows[persons.first]], share)
     elif data.identities is not None:
-        training, held_back_parts = held_back_by_name(divided_once, data.identities.astype(str), share)
+        trained_on, held_out = held_back_by_name(to_split, data.identities.astype(str), share)
     else:
-        training, held_back_parts = held_back(divided_once, share)
+        trained_on, held_out = held_back(to_split, share)
     if at_node:
-        return Division.shared(training[0], len(parts)), Division.shared(held_back_parts[0], len(parts))
-    if not held_back_parts.sizes.any() or not training.sizes.all():
-        problem = "a client has none to train on" if held_back_parts.sizes.any() else "no client holds any back"
+        return Division.shared(trained_on[0], len(parts)), Division.shared(held_out[0], len(parts))
+    if not held_out.sizes.any() or not trained_on.sizes.all():
+        problem = "a client has none to train on" if held_out.sizes.any() else "no client holds any back"
         raise ConfigError(
             f"evaluation.share = {share:g} of the {int(parts.sizes.min()):,} to {int(parts.sizes.max()):,} records or persons of a client: "
             f"{problem}; set another share, or fewer clients"
         )
-    return training, held_back_parts
+    return trained_on, held_out

@@ -160,13 +160,13 @@ def reached(
         DataError: a run's files are damaged.
     """
     planned = cells(sweep, overrides)
-    done = [(cell, result) for cell in planned if (result := finished(cell, out)) is not None]
-    rows_by_key = {(row.variant, row.point): row for row in rows(done)}
-    done_by_key = group_results(done)
-    attacked = {cell.folder_name: tuple(distances(cell.folder(out))) for cell, _ in done}
+    finished_cells = [(cell, result) for cell in planned if (result := finished(cell, out)) is not None]
+    rows_by_key = {(row.variant, row.point): row for row in rows(finished_cells)}
+    finished_by_key = group_results(finished_cells)
+    distances_by_folder = {cell.folder_name: tuple(distances(cell.folder(out))) for cell, _ in finished_cells}
     results = []
     for key, runs in group_results([(cell, {}) for cell in planned]).items():
-        finished_runs = done_by_key.get(key, {})
-        row_distances = tuple(distance for name in finished_runs for distance in attacked[name])
+        finished_runs = finished_by_key.get(key, {})
+        row_distances = tuple(distance for name in finished_runs for distance in distances_by_folder[name])
         results.append(Reached(rows_by_key.get(key), *key, len(finished_runs), len(runs), row_distances))
     return results

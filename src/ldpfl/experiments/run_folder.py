@@ -335,8 +335,7 @@ class RunFolder:
         if (recorded := self._rounds_in_metrics()) > finished:
             raise DataError(
                 f"{self.checkpoint_path} has {finished:,} rounds, and {self.metrics_path.name} beside it {recorded:,}: the checkpoint was "
-                "removed, "
-                "or put back to an earlier round; put back the latest one, for what was sent in the rounds since would not be counted"
+                "removed, or put back to an earlier round; put back the latest one, or what was sent in later rounds is not counted"
             )
         return checkpoint
 
@@ -370,8 +369,7 @@ class RunFolder:
         if (counted_rounds := len(longer.events) - sum(event.histograms for event in longer.events)) < reported_rounds:
             raise DataError(
                 f"{self.ledger_path} has {counted_rounds:,} rounds of training, and {self.result_path.name} beside it reports "
-                f"{reported_rounds:,}: "
-                "ledger and checkpoint were put back to an earlier round; put back the latest ones"
+                f"{reported_rounds:,}: ledger and checkpoint were put back to an earlier round; put back the latest ones"
             )
         return longer
 
@@ -502,12 +500,10 @@ class RunFolder:
 
     def clear(self) -> None:
         """Remove the files of the run, so that a new run can start in the folder."""
-        for path in (self.result_path, self.checkpoint_path, self.config_path, self.metrics_path, self.ledger_path):
-            with writing(path):
-                path.unlink(missing_ok=True)
-        log = log_path(self.checkpoint_path)
-        final_files = (self.model_path, self.curve_path, self.encoding_path, self.description_path, self.secret_path)
-        for path in (log, *final_files, *self.path.glob(f"{_PERSONAL}*"), *(self.adapter_path / name for name in ADAPTER_FILES)):
+        files = [self.result_path, self.checkpoint_path, self.config_path, self.metrics_path, self.ledger_path]
+        files += [log_path(self.checkpoint_path), self.model_path, self.curve_path, self.encoding_path, self.description_path]
+        files += [self.secret_path, *self.path.glob(f"{_PERSONAL}*"), *(self.adapter_path / name for name in ADAPTER_FILES)]
+        for path in files:
             with writing(path):
                 path.unlink(missing_ok=True)
 
@@ -552,9 +548,9 @@ class RunFolder:
 
     def _add_metrics(self, checkpoint: Checkpoint) -> None:
         """Append the last round's line if the file ends with the line before it; else write all lines again."""
-        *_, previous_line, last_line = ("", "", *map(_metrics_line, checkpoint.history[-2:]))
-        if previous_line and self.metrics_path.is_file() and ends_with(self.metrics_path, previous_line):
-            append_text(self.metrics_path, last_line, self.metrics_path.stat().st_size)
+        lines = [_metrics_line(metrics) for metrics in checkpoint.history[-2:]]
+        if len(lines) == 2 and self.metrics_path.is_file() and ends_with(self.metrics_path, lines[0]):
+            append_text(self.metrics_path, lines[1], self.metrics_path.stat().st_size)
         else:
             self._save_metrics(checkpoint)
 

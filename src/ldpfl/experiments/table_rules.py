@@ -324,7 +324,7 @@ def _squared_gradient(module: nn.Module, data: Description, rows: Tensor | None)
     """Return the mean of |J^T v|^2 over the ``rows``, with J the Jacobian of the outputs by the weights and v of :func:`_output_direction`.
 
     It is None if there are no rows, if the model fails on them, or if its outputs do not depend on the weights. A copy of the model
-    is used, because a forward that changes the model must still be detected by the trial.
+    is used: the trial before the run, which refuses a forward that changes the model, needs it unchanged.
     """
     if rows is None:
         return None

@@ -390,13 +390,13 @@ def _check_parts(model: str, local: LocalTask) -> None:
     parts = local.data.inputs
     if isinstance(parts, Tensor):
         return
-    form, names = inspect.signature(local.module.forward), ", ".join(parts)
+    signature, names = inspect.signature(local.module.forward), ", ".join(parts)
     try:
-        form.bind(**dict.fromkeys(parts))
+        signature.bind(**dict.fromkeys(parts))
     except TypeError as error:
         raise ConfigError(
             f"model {model!r} cannot be trained on these data: TypeError: {error}. Samples are the parts {names}, and its forward takes "
-            f"{', '.join(form.parameters)}: let forward take the parts by name, forward(self, {names})",
+            f"{', '.join(signature.parameters)}: let forward take the parts by name, forward(self, {names})",
             advice="its forward does not take the parts of a sample by name: let it take each part as an argument of the part's name",
         ) from None
 
