@@ -11,7 +11,7 @@ import pytest
 
 import ldpfl
 from ldpfl import ConfigError
-from ldpfl.experiments.emphasis import emphasis_of, weighted
+from ldpfl.experiments.emphasis import emphasis_of, weighted_shares
 from ldpfl.experiments.recipes import load_recipe
 from ldpfl.report.page import page
 from ldpfl.tasks import EVEN, Emphasis
@@ -29,9 +29,9 @@ def test_weights_are_given_or_balance_the_stated_or_measured_shares() -> None:
 
 
 def test_balanced_classes_have_equal_shares_in_the_loss() -> None:
-    shares, mean = weighted([0.9, 0.1], Emphasis((1 / 9, 1.0)))
+    shares, mean = weighted_shares([0.9, 0.1], Emphasis((1 / 9, 1.0)))
     assert (shares, mean) == (pytest.approx([0.5, 0.5]), pytest.approx(0.2))  # type: ignore[comparison-overlap]
-    assert weighted([0.9, 0.1], EVEN) == ([0.9, 0.1], 1.0)
+    assert weighted_shares([0.9, 0.1], EVEN) == ([0.9, 0.1], 1.0)
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_weights_of_another_model_are_named(folder: Path, tmp_path: Path) -> Non
 def test_a_folder_of_before_is_told_of(folder: Path, tmp_path: Path) -> None:
     place = copied(folder, tmp_path)
     (place / "model.json").unlink()
-    with pytest.raises(LdpflError, match=r"has no model\.json: it holds a run that is not finished, or none"):
+    with pytest.raises(LdpflError, match=r"has no model\.json: it holds no finished run"):
         api.predict(place, ROWS)
     (place / "result.json").write_text("{}")
     with pytest.raises(LdpflError, match=r"is of an earlier version: remove result\.json"):

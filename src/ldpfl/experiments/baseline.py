@@ -24,23 +24,24 @@ Build = Callable[[RunConfig, Dataset], tuple[Federation, Checkpoint]]
 
 @dataclass(frozen=True)
 class Baseline:
-    """The same training without noise, and its folder in the cache."""
+    """The same training without noise on ``data``, its state ``start`` before the first round, and its folder in the cache."""
 
     config: RunConfig
-    task: Dataset
+    data: Dataset
     federation: Federation
     start: Checkpoint
     folder: RunFolder
 
     @property
     def by_import_path(self) -> bool:
+        """Whether the model is a user's code, which may have changed since a result was cached."""
         return ":" in self.config.model.name
 
-    def kept(self) -> dict[str, Any] | None:
+    def cached_result(self) -> dict[str, Any] | None:
         """Return the cached result; None if there is none, or if it may be outdated or damaged."""
         return None if self.by_import_path or self.folder.is_damaged() else self.folder.result()
 
-    def reached(self) -> Checkpoint:
+    def last_checkpoint(self) -> Checkpoint:
         """Return the last checkpoint in the folder, or the start if there is no usable one."""
         try:
             return self.start if self.by_import_path else self.folder.checkpoint_or(self.start)
@@ -48,23 +49,25 @@ class Baseline:
             return self.start
 
 
-_PLAIN = {name: TrainingConfig.model_fields[name].default for name in ("server_learning_rate", "server_momentum", "server_schedule")}
+_SERVER_KEYS = ("server_learning_rate", "server_momentum", "server_schedule")
+_DEFAULT_SERVER = {key: TrainingConfig.model_fields[key].default for key in _SERVER_KEYS}
+"""Default settings of the server's steps. They have no effect if the server averages the weights of the clients."""
 
 
 def clamped_only(config: RunConfig) -> RunConfig:
     """Return ``config`` without noise, but with clipping to its ranges."""
     mechanism = IdentitySettings(perturbed=config.mechanism.perturbed, clamp=True)
     evaluation = config.evaluation.model_copy(update={"epsilon": "off"})
-    plain = {"shuffling": ShufflingConfig(), "privacy": PrivacyConfig(), "evaluation": evaluation}
-    return config.model_copy(update={"mechanism": mechanism, **plain})
+    unprotected = {"shuffling": ShufflingConfig(), "privacy": PrivacyConfig(), "evaluation": evaluation}
+    return config.model_copy(update={"mechanism": mechanism, **unprotected})
 
 
 def noise_free(config: RunConfig) -> RunConfig:
     """Return ``config`` without noise. Settings that then have no effect get their defaults, so that recipes share one baseline."""
     training, perturbed = config.training, config.mechanism.perturbed
     if perturbed == "weights":
-        training = training.model_copy(update=_PLAIN)
-    elif perturbed == "update" and all(getattr(training, name) == value for name, value in _PLAIN.items()):
+        training = training.model_copy(update=_DEFAULT_SERVER)
+    elif perturbed == "update" and all(getattr(training, name) == value for name, value in _DEFAULT_SERVER.items()):
         # Without noise, the old vector plus the mean update is the mean of trained weights.
         perturbed = "weights"
     return config.model_copy(
@@ -82,15 +85,15 @@ def noise_free(config: RunConfig) -> RunConfig:
     )
 
 
-def baseline_of(config: RunConfig, task: Dataset, build: Build) -> Baseline:
+def baseline_of(config: RunConfig, data: Dataset, build: Build) -> Baseline:
     """Return the baseline of ``config`` with its folder in the cache.
 
     The folder's name is a hash of the config, the data, the device, the versions, the generator of random words, and the initial model. It
     does not cover the code of a model that is named by import path, so such a baseline is run again each time.
     """
     baseline = noise_free(config)
-    federation, start = build(baseline, task)
-    initial = hashlib.sha256(start.state.weights.numpy().tobytes()).hexdigest()  # and the origin names the base of a pretrained one
-    facts = (baseline.to_toml(), start.origin, initial, ldpfl.__version__, torch.__version__, start.words)
-    folder = RunFolder(cache_dir() / "baselines" / hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16])
-    return Baseline(baseline, task, federation, start, folder)
+    federation, start = build(baseline, data)
+    initial_digest = hashlib.sha256(start.state.weights.numpy().tobytes()).hexdigest()  # the frozen base is in origin
+    key_parts = (baseline.to_toml(), start.origin, initial_digest, ldpfl.__version__, torch.__version__, start.words)
+    folder = RunFolder(cache_dir() / "baselines" / hashlib.sha256("\n".join(key_parts).encode()).hexdigest()[:16])
+    return Baseline(baseline, data, federation, start, folder)

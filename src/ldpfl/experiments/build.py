@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from math import sqrt
+from math import ceil, sqrt
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ from ldpfl.experiments.config import LOWEST_PROBABILITY, ClippingConfig, ModelCo
 from ldpfl.experiments.dataset import Description
 from ldpfl.experiments.emphasis import emphasis_of
 from ldpfl.experiments.personal import initial_personal, split_layers, values_of, whole_task, with_personal
-from ldpfl.experiments.record_sums import divided_for_evaluation, for_evaluation, head_of, is_evaluated, scores_of_records
+from ldpfl.experiments.record_sums import for_evaluation, head_of, is_evaluated, scores_of_records, split_for_evaluation
 from ldpfl.experiments.start_warnings import start_warnings
 from ldpfl.experiments.table_rules import start_on_table
 from ldpfl.experiments.trainers import RunSize, is_compiled, quickest, told_of, tried
@@ -51,11 +51,7 @@ from ldpfl.models.mending import mended
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.authors import released
 from ldpfl.server import Checkpoint, check_log_size, initial_checkpoint
-from ldpfl.simulation import (
-    Federation,
-    LocalTask,
-    Trainer,
-)
+from ldpfl.simulation import Federation, LocalTask, Trainer
 from ldpfl.simulation.evaluating import ClientEvaluation
 from ldpfl.simulation.evaluating_clients import ClientScores, WholeClientEvaluation
 from ldpfl.simulation.federation import Evaluation, LocalWork, Participation, Stopping
@@ -80,12 +76,12 @@ def choose_device(device: str | torch.device | None) -> torch.device:
         ConfigError: the name is unknown, or PyTorch does not find that CUDA device.
     """
     name = "auto" if device is None else str(device)
-    kind, _, number = name.partition(":")
-    if kind == "mps":
+    device_type, _, number = name.partition(":")
+    if device_type == "mps":
         raise ConfigError(f"{name} has no float64, in which values are clipped exactly: choose the device cpu")
-    if kind not in ("auto", "cpu", "cuda") or (":" in name and not (kind == "cuda" and number.isdecimal())):
+    if device_type not in ("auto", "cpu", "cuda") or (":" in name and not (device_type == "cuda" and number.isdecimal())):
         raise ConfigError(f"unknown device {name!r}: known: auto, cpu, cuda, cuda:0 and so on")
-    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+    if device_type == "cuda" and int(number or 0) >= torch.cuda.device_count():
         raise ConfigError(f"{name} was asked for, and PyTorch finds {torch.cuda.device_count()} CUDA devices; choose the device cpu")
     if number:
         return torch.device(name)
@@ -93,7 +89,7 @@ def choose_device(device: str | torch.device | None) -> torch.device:
 
 
 _THREADED_PROCESSES: set[int] = set()
-"""Ids of this process and of processes it was forked from, in which PyTorch may have started several threads."""
+"""Ids of processes in which PyTorch may have started several threads: this one, or those that it was forked from."""
 
 
 @contextmanager
@@ -104,7 +100,7 @@ def as_usual() -> Iterator[None]:
     float32 behind. A process that was forked from one that has trained uses one thread: PyTorch's threads do not survive the fork, and
     it would wait for them forever.
     """
-    before = torch.get_default_dtype()
+    dtype_before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     if _THREADED_PROCESSES and os.getpid() not in _THREADED_PROCESSES:
         torch.set_num_threads(1)
@@ -117,24 +113,24 @@ def as_usual() -> Iterator[None]:
         ):
             yield
     finally:
-        torch.set_default_dtype(before)
+        torch.set_default_dtype(dtype_before)
 
 
 @as_usual()
 def build(
     config: RunConfig,
-    task: Dataset,
+    data: Dataset,
     device: torch.device,
     given: nn.Module | None = None,
     warn: Warn = _LOG.warning,
     secret: int | None = None,
     measured: Encoder | None = None,
 ) -> tuple[Federation, Checkpoint]:
-    """Return the federation that ``config`` describes on the data of ``task``, and its state before the first round.
+    """Return the federation that ``config`` describes on ``data``, and its state before the first round.
 
     Args:
         given: a model that the caller passes instead of naming it in ``config``.
-        warn: called with warnings, for example on settings that make a run slow.
+        warn: function that is called with warnings, for example on settings that make a run slow.
         secret: seed of the noise if ``config.secret_noise`` is set. Without it, the federation cannot draw noise.
         measured: encoding of a run that has measured a table's columns. If it is None, the columns are measured here, which draws noise.
 
@@ -146,50 +142,53 @@ def build(
         raise ConfigError(
             f"secret_noise is for your own data, which {config.data.name!r} is not: leave it out; the noise here follows from seed"
         )
-    task, validation = _split_validation(config, task)
-    module = model_of(config, Description.of(task), given)
-    _check_texts(module, task)
+    # The model, and the ranges that its values are clipped to.
+    data, validation = _split_validation(config, data)
+    module = model_of(config, Description.of(data), given)
+    _check_texts(module, data)
     layout, personal = split_layers(config, module)
     weights = values_of(module, layout)
     ranges = initial_ranges(config, layout, weights)
-    persons = persons_of(config, task)
-    parts = divided(config, task, persons)
+    # The records, or persons, of each client: those to train on, and those that are held back for evaluation.
+    persons = persons_of(config, data)
+    parts = divide_over_clients(config, data, persons)
     if persons is not None and record_clip_of(mechanism_of(config, ranges)) is None:  # the mechanism protects clients, not persons
         parts, persons = Division.of([persons.rows_of(part)[0] for part in parts]), None
-    head = head_of(config, Description.of(task))
-    parts, held_back = (parts, None) if config.evaluation.share == 0 else divided_for_evaluation(config, parts, persons, task)
+    head = head_of(config, Description.of(data))
+    parts, held_back_parts = (parts, None) if config.evaluation.share == 0 else split_for_evaluation(config, parts, persons, data)
+    # The mechanism, which may measure a table's columns. Settings that are "auto" follow from these.
     mechanism = mechanism_of(config, ranges if head is None else head.ranges, parts.sizes.tolist())
-    task, ledger = _scale_columns(config, task, parts, mechanism, secret, persons, measured)
-    emphasis = emphasis_of(config, task.outputs, task.shares)
-    start = start_on_table(config, Description.of(task), module, layout, weights, mechanism, len(parts), task.shares, emphasis)
+    data, ledger = _scale_columns(config, data, parts, mechanism, secret, persons, measured)
+    emphasis = emphasis_of(config, data.outputs, data.shares)
+    start = start_on_table(config, Description.of(data), module, layout, weights, mechanism, len(parts), data.shares, emphasis)
     config, weights = start.config, start.weights
-    if outside := _warn_of_ranges(config, layout, weights, ranges):
-        warn(outside)
-    task = task.noted(*(warnings := tuple(start_warnings(config, task, parts))))
+    if range_note := _range_warning(config, layout, weights, ranges):
+        warn(range_note)
+    data = data.noted(*(warnings := tuple(start_warnings(config, data, parts))))
     for line in warnings if config.mechanism.protects else ():  # a baseline would repeat the warnings of its private run
         warn(line)
     local = LocalTask(
         module.to(device),
         layout,
-        task.train.to(device),
-        task.mean,
-        task.std,
+        data.train.to(device),
+        data.mean,
+        data.std,
         config.training.at_client(),
         None if config.training.clip_norm == "off" else config.training.clip_norm,
-        tasks.create(config.task.name, task.outputs, scale=task.unit, emphasis=emphasis),
+        tasks.create(config.task.name, data.outputs, scale=data.unit, emphasis=emphasis),
         config.training.precision,
     )
-    whole = whole_task(local, weights, personal)
-    noise_seed = secret_seed(config, task, secret)
+    all_layers_task, all_weights = whole_task(local, weights, personal)
+    noise_seed = secret_seed(config, data, secret)
     federation = Federation(
         seed=config.seed,
         secret_seed=noise_seed,
         coin_seed=_coin_seed(noise_seed, module, weights, parts) if config.data.brought and noise_seed is not None else noise_seed,
         own_data=config.data.brought,
         task=local,
-        trainer=with_personal(tried(config, whole[0], mechanism, whole[1], task, warn, persons), layout, personal, module),
+        trainer=with_personal(tried(config, all_layers_task, mechanism, all_weights, data, warn, persons), layout, personal, module),
         samples=parts,
-        evaluation=_evaluation(config, task, held_back, device),
+        evaluation=_evaluation(config, data, held_back_parts, device),
         mechanism=mechanism,
         perturbed=config.mechanism.perturbed,
         rule=range_rule_of(config),
@@ -203,45 +202,44 @@ def build(
         ),
         work=LocalWork(config.training.epochs, config.training.batch_size, _full_weight(config, mechanism)),
         measured=len(ledger.events),
-        notes=(*task.notes, *leak_note(task.leaks, task.encoder)),
-        encoder=task.encoder,
+        notes=(*data.notes, *leak_note(data.leaks, data.encoder)),
+        encoder=data.encoder,
         stopping=None if validation is None else Stopping(validation.to(device), config.training.patience),
         persons=persons,
         head=head,
-        judged=None if held_back is None or not is_evaluated(config) else _client_evaluation(config, task, held_back, persons),
+        judged=None if held_back_parts is None or not is_evaluated(config) else _client_evaluation(config, data, held_back_parts, persons),
     )
     federation = replace(federation, trainer=_quickest(config, federation, weights, warn))
-    compiled = ", compiled" if is_compiled(federation.trainer) else ""
-    digest = adapters.base_digest(module)
-    base = f" of base {digest[:16]}" if digest else ""
-    origin = f"{task.name} {task.fingerprint}{_division(task)}{base} on {device.type}{compiled}"
     payload_bits(federation.mechanism, ranges)  # raises if the mechanism does not fit the layers
     check_log_size(layout.names, released(federation.mechanism, ranges), config.training.rounds)
-    start_of_run = initial_checkpoint(weights, ranges, origin, ledger)
-    return federation, replace(start_of_run, personal=initial_personal(federation.trainer, len(parts)))
+    checkpoint = initial_checkpoint(weights, ranges, _origin(data, module, device, federation.trainer), ledger)
+    return federation, replace(checkpoint, personal=initial_personal(federation.trainer, len(parts)))
 
 
-def _evaluation(config: RunConfig, task: Dataset, held_back: Division | None, device: torch.device) -> Evaluation:
+def _evaluation(config: RunConfig, data: Dataset, held_back: Division | None, device: torch.device) -> Evaluation:
     """Return the samples that models are evaluated on: the test samples, or the records ``held_back`` by the clients.
 
     Raises:
         ConfigError: clients hold no records back; or persons, whose rows could be on both sides.
     """
-    threshold = _threshold(config, task)
+    threshold = _threshold(config, data)
     if config.data.evaluate_on != "clients":
-        return Evaluation(task.test.to(device), task.test_persons, task.test_clients, task.client_names, threshold)
+        return Evaluation(data.test.to(device), data.test_persons, data.test_clients, data.client_names, threshold)
     if held_back is None:
         raise ConfigError("data.evaluate_on = 'clients' takes records that clients hold back: set evaluation.share, such as 0.2")
     if config.data.person:
         raise ConfigError("data.evaluate_on = 'clients' divides rows and not persons, and data.person is set: set it to 'test'")
-    owners = np.repeat(np.arange(len(held_back)), held_back.sizes)
-    samples = task.train.take(torch.from_numpy(np.concatenate(list(held_back)))).to(device)
-    return Evaluation(samples, None, owners, task.client_names, threshold, at_clients=True)
+    clients_of_samples = np.repeat(np.arange(len(held_back)), held_back.sizes)
+    samples = data.train.take(torch.from_numpy(np.concatenate(list(held_back)))).to(device)
+    return Evaluation(samples, None, clients_of_samples, data.client_names, threshold, at_clients=True)
 
 
-def _client_evaluation(config: RunConfig, task: Dataset, units: Division, persons: Persons | None) -> ClientEvaluation:
-    """Return the evaluation at clients, on the records or persons ``units`` that each client holds back."""
-    vectors = scores_of_records(config, task.outputs)
+def _client_evaluation(config: RunConfig, data: Dataset, units: Division, persons: Persons | None) -> ClientEvaluation:
+    """Return the evaluation at clients, on the ``units``: the records, or persons, that each client holds back.
+
+    With a mechanism for whole clients, each client sends one noisy vector of figures. With ``dp-sgd``, it sends a noisy sum over records.
+    """
+    vectors = scores_of_records(config, data.outputs)
     if isinstance(vectors, ClientScores):
         if not config.data.at_nodes and not units.sizes.all():  # a node without such records sends noise
             raise ConfigError(
@@ -258,14 +256,15 @@ def _client_evaluation(config: RunConfig, task: Dataset, units: Division, person
 
 def _quickest(config: RunConfig, federation: Federation, weights: Tensor, warn: Warn) -> Trainer:
     """Return the fastest trainer for the federation's clients: its own trainer, or the compiled form of it."""
-    joined = 1 / config.training.rounds if federation.participation.once_over is not None else federation.participation.fraction
-    sizes, width, epochs = federation.samples.sizes, federation.batch_width, config.training.epochs
-    samples = int(config.training.rounds * joined * epochs * record_rate_of(federation.mechanism) * int(sizes.sum()))
-    fewest, most = (max(1, -(-int(size) // width) * epochs) for size in (sizes.min(), sizes.max()))
-    return quickest(config, federation.trainer, weights, RunSize(samples, width, (fewest, most)), warn)
+    rounds_share = 1 / config.training.rounds if federation.participation.once_over is not None else federation.participation.fraction
+    sizes, batch_size, epochs = federation.samples.sizes, federation.batch_width, config.training.epochs
+    # All samples in all local steps of the run, counted with repetition.
+    samples = int(config.training.rounds * rounds_share * epochs * record_rate_of(federation.mechanism) * int(sizes.sum()))
+    fewest_steps, most_steps = (max(1, ceil(int(size) / batch_size) * epochs) for size in (sizes.min(), sizes.max()))
+    return quickest(config, federation.trainer, weights, RunSize(samples, batch_size, (fewest_steps, most_steps)), warn)
 
 
-def _threshold(config: RunConfig, task: Dataset) -> float | None:
+def _threshold(config: RunConfig, data: Dataset) -> float | None:
     """Return the predicted risk from which test rows count as flagged, or None if ``task.threshold`` is off.
 
     Raises:
@@ -274,31 +273,39 @@ def _threshold(config: RunConfig, task: Dataset) -> float | None:
     threshold = config.task.threshold
     if threshold == "off":
         return None
-    if config.task.name != "classification" or task.outputs != 2:
+    if config.task.name != "classification" or data.outputs != 2:
         raise ConfigError(f"task.threshold = {threshold:g} is for a classification of two classes, and this task is another: leave it out")
     return threshold
 
 
-def _division(task: Dataset) -> str:
-    """Return a digest of the samples' clients as a part of the run's origin; "" if the fingerprint covers them, as it does for a table."""
-    arrays = [array.tobytes() for array in (task.clients, task.identities) if array is not None]
-    if not arrays or task.encoder is not None:
+def _origin(data: Dataset, module: nn.Module, device: torch.device, trainer: Trainer) -> str:
+    """Return a text that identifies the data, the frozen base and the device of a run. With another origin, a run cannot be resumed."""
+    digest = adapters.base_digest(module)
+    base_note = f" of base {digest[:16]}" if digest else ""
+    compiled_note = ", compiled" if is_compiled(trainer) else ""
+    return f"{data.name} {data.fingerprint}{_division_digest(data)}{base_note} on {device.type}{compiled_note}"
+
+
+def _division_digest(data: Dataset) -> str:
+    """Return a digest of the samples' clients and files for the run's origin; "" for a table, whose fingerprint covers them."""
+    arrays = [array.tobytes() for array in (data.clients, data.identities) if array is not None]
+    if not arrays or data.encoder is not None:
         return ""
     return f" of {hashlib.sha256(b''.join(arrays)).hexdigest()[:16]}"
 
 
-def _warn_of_ranges(config: RunConfig, layout: ParameterLayout, weights: Tensor, ranges: LayerRanges) -> str:
+def _range_warning(config: RunConfig, layout: ParameterLayout, weights: Tensor, ranges: LayerRanges) -> str:
     """Return a warning on layers whose public initial weights lie outside their ranges; "" if there are none, or if no weights are sent."""
     if config.mechanism.perturbed != "weights" or not (config.mechanism.uses_ranges and config.mechanism.protects):
         return ""
     center, radius = ranges.expand()
-    beyond = (weights - center).abs() > radius
-    shares = {name: float(beyond[layer].float().mean()) for name, layer in layout.slices.items()}
-    listed = ", ".join(f"{share:.0%} of {name}" for name, share in shares.items() if share > MUCH_CLAMPED)
-    if not listed:
+    is_outside = (weights - center).abs() > radius
+    shares = {name: float(is_outside[layer].float().mean()) for name, layer in layout.slices.items()}
+    affected_layers = ", ".join(f"{share:.0%} of {name}" for name, share in shares.items() if share > MUCH_CLAMPED)
+    if not affected_layers:
         return ""
     advice = "set mechanism.perturbed to 'update', or ranges.radius to 'initial'"
-    return f"before the first round, {listed} of the initial model lies outside the range that weights are clamped to: {advice}"
+    return f"before the first round, {affected_layers} of the initial model lies outside the range that weights are clamped to: {advice}"
 
 
 @as_usual()
@@ -308,121 +315,123 @@ def model_of(config: RunConfig, data: Description, given: nn.Module | None = Non
     Raises:
         ConfigError: the model is unknown, or does not fit the data.
     """
-    return _model_of(config, data, given)
+    return _initial_model(config, data, given)
 
 
-def _model_of(config: RunConfig, data: Description, given: nn.Module | None = None) -> nn.Module:
+def _initial_model(config: RunConfig, data: Description, given: nn.Module | None = None) -> nn.Module:
+    """Return the same as :func:`model_of`, on PyTorch's default device."""
     targets = tasks.create(config.task.name, data.outputs).targets
-    return made_of(config.model, data, targets, seed=_model_seed(config.seed), given=given)
+    return make_module(config.model, data, targets, seed=_model_seed(config.seed), given=given)
 
 
-def _check_texts(module: nn.Module, task: Dataset) -> None:
-    """Return if a pretrained ``module`` takes the tokens of ``task``, where its samples are texts.
+def _check_texts(module: nn.Module, data: Dataset) -> None:
+    """Raise if samples of ``data`` are texts, and their tokens do not fit a pretrained ``module``.
 
     Raises:
-        ConfigError: the texts are too long, or the tokenizer is that of another model.
+        ConfigError: the texts are too long, or the tokenizer belongs to another model.
     """
-    texts, known = by_name(task.train.inputs).get(TOKENS), task.tokens(TOKENS)
-    if texts is not None and known is not None:
-        pretrained.check_tokens(module, known, texts.shape[1])
-    if task.encoder is not None and (tokenizer := task.encoder.data.tokenizer):
+    tokens, vocabulary = by_name(data.train.inputs).get(TOKENS), data.tokens(TOKENS)
+    if tokens is not None and vocabulary is not None:
+        pretrained.check_tokens(module, vocabulary, tokens.shape[1])
+    if data.encoder is not None and (tokenizer := data.encoder.data.tokenizer):
         pretrained.check_padding(module, padding_of(tokenizer), tokenizer)
 
 
-def made_of(model: ModelConfig, data: Description, targets: Targets, *, seed: int = 0, given: nn.Module | None = None) -> nn.Module:
-    """Return the module that ``model`` names for data that are ``described``, with one score for targets that are parallel.
+def make_module(model: ModelConfig, data: Description, targets: Targets, *, seed: int = 0, given: nn.Module | None = None) -> nn.Module:
+    """Return the initial module that ``model`` names, for data that fit the description ``data``.
 
-    ``seed`` decides its weights, and has at most 64 bits.
+    ``seed`` determines the weights, and has at most 64 bits. For targets with parallel outputs (ordered classes, survival), the module has
+    one score and an offset for each output.
 
     Raises:
         ConfigError: there is no such model, or its frozen weights are not those that ``model.base`` names.
     """
-    images = data.shape is not None and len(data.shape) > 1
+    is_image = data.shape is not None and len(data.shape) > 1
     if is_pretrained(model.name):
-        made = mended(pretrained.make(model.name, targets, data.outputs, images=images, seed=seed, adapter=model.adapted))[0]
-        adapters.check_base(made, model.base)
-        return made
-    parallel = targets in tasks.PARALLEL and model.name in models.names()
-    made = models.create(
+        module = mended(pretrained.make(model.name, targets, data.outputs, images=is_image, seed=seed, adapter=model.adapted))[0]
+        adapters.check_base(module, model.base)
+        return module
+    is_parallel = targets in tasks.PARALLEL and model.name in models.names()
+    module = models.create(
         model.name,
         data.shape,
-        1 if parallel else data.outputs,
+        1 if is_parallel else data.outputs,
         seed=seed,
         options=model.options,
         vocabulary=data.vocabulary,
         by_place=targets == "tokens",
         given=given,
     )
-    made = Parallel(made, data.outputs) if parallel else made
+    module = Parallel(module, data.outputs) if is_parallel else module
     if model.adapter != "none":
-        made = adapters.adapted(made, model.adapted, targets, images=images, seed=seed)
-    return mended(made)[0] if model.mend else made
+        module = adapters.adapted(module, model.adapted, targets, images=is_image, seed=seed)
+    return mended(module)[0] if model.mend else module
 
 
 def size_of(config: RunConfig, data: Description) -> int:
-    """Return the number of weights of the built-in model of ``config``, without allocating them, so that any size can be checked."""
+    """Return the number of weights of the built-in model of ``config``. They are not allocated, since they may not fit into memory."""
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in _model_of(config, data).parameters())
+        return sum(parameter.numel() for parameter in _initial_model(config, data).parameters())
 
 
-def persons_of(config: RunConfig, task: Dataset) -> Persons | None:
-    """Return which train samples of ``task`` belong to which person; None if ``config`` names no person column.
+def persons_of(config: RunConfig, data: Dataset) -> Persons | None:
+    """Return which train samples of ``data`` belong to which person; None if ``config`` names no person column.
 
     The same name at two clients is two persons.
 
     Raises:
-        ConfigError: ``config`` names a person column, and ``task`` does not name the persons of its samples.
+        ConfigError: ``config`` names a person column, and ``data`` does not name the persons of its samples.
     """
     if not config.data.person:
         return None
-    if task.persons is None:
+    if data.persons is None:
         raise ConfigError(
             f"data.person is {config.data.person!r}, and the data do not name the person of each row: give a table that has this column, "
             "or leave data.person out"
         )
-    answered = ~without_answer(task.train.targets).numpy()
-    return Persons.of(task.persons.tolist(), config.data.person_rows, clients=task.clients, answered=answered)
+    has_answer = ~without_answer(data.train.targets).numpy()
+    return Persons.of(data.persons.tolist(), config.data.person_rows, clients=data.clients, answered=has_answer)
 
 
-def divided(config: RunConfig, task: Dataset, persons: Persons | None = None) -> Division:
+def divide_over_clients(config: RunConfig, data: Dataset, persons: Persons | None = None) -> Division:
     """Return each client's train samples, or its persons if ``persons`` is given: by the data's clients, or else by ``config``.
 
     Raises:
         ConfigError: the settings do not fit the data, or a client would get nothing.
     """
-    own, count = config.data, len(task.train if persons is None else persons)
-    if own.at_nodes:  # each node has its own table, so every client may use all rows that it sees
+    settings, count = config.data, len(data.train if persons is None else persons)
+    if settings.at_nodes:  # each node has its own table, so every client may use all rows that it sees
         return Division.shared(np.arange(count), config.clients.count)
-    if task.clients is not None:
-        if own.by_label or own.partition != "iid":
+    if data.clients is not None:
+        if settings.by_label or settings.partition != "iid":
             raise ConfigError("data.client already assigns each row to a client: leave data.partition and data.private_label out")
-        owners = task.clients if persons is None else task.clients[persons.rows[persons.first]]
-        clients = int(owners.max()) + 1
-        parts = Division.by_owner(owners, clients)
+        client_of_sample = data.clients if persons is None else data.clients[persons.rows[persons.first]]
+        clients = int(client_of_sample.max()) + 1
+        parts = Division.by_owner(client_of_sample, clients)
         if clients != config.clients.count:
             raise ConfigError(f"the data name {clients} clients, and clients.count is {config.clients.count}: leave clients.count out")
         if not parts.sizes.all():
             raise ConfigError("all rows of some client are held out, so it has none to train on: leave data.evaluate_on at 'test'")
-        return parts if task.identities is None else _in_order_of_names(parts, task.identities)
-    if task.identities is not None:
-        return _by_identity(own, task.identities, config.clients.count)
-    if persons is not None and task.persons is not None:
-        return _by_person(config, task.persons[persons.rows[persons.first]])
-    if is_code(own.partition):
-        return partition_by_code(own.partition, count, config.clients.count, config.seed)
-    classes = task.train.targets.dim() == 1 and task.train.targets.dtype == torch.int64
-    if own.by_label and not classes:
+        return parts if data.identities is None else _in_order_of_names(parts, data.identities)
+    if data.identities is not None:
+        return _by_identity(settings, data.identities, config.clients.count)
+    if persons is not None and data.persons is not None:
+        return _by_person(config, data.persons[persons.rows[persons.first]])
+    if is_code(settings.partition):
+        return partition_by_code(settings.partition, count, config.clients.count, config.seed)
+    classes = data.train.targets.dim() == 1 and data.train.targets.dtype == torch.int64
+    if settings.by_label and not classes:
         raise ConfigError(
-            f"data.partition = {own.partition!r} divides by classes, and these targets are not classes: set it to 'iid' or 'quantity'"
+            f"data.partition = {settings.partition!r} divides by classes, and these targets are not classes: set it to 'iid' or 'quantity'"
         )
     return partition(
-        task.train.targets.numpy() if classes else np.zeros(count, dtype=np.int64),
+        data.train.targets.numpy() if classes else np.zeros(count, dtype=np.int64),
         config.clients.count,
         stream(config.seed, Purpose.PARTITION),
-        scheme=own.partition,  # type: ignore[arg-type]  # what is no code is a scheme
-        alpha=own.alpha,
-        labels_per_client=own.labels_per_client,
-        isolated=own.isolated,
+        scheme=settings.partition,  # type: ignore[arg-type]  # whatever is not code is a scheme
+        alpha=settings.alpha,
+        labels_per_client=settings.labels_per_client,
+        isolated=settings.isolated,
     )
 
 
@@ -434,12 +443,12 @@ def _by_person(config: RunConfig, names: Names) -> Division:
     return partition_by_name(names, config.clients.count, config.seed, generator, scheme=data.partition, alpha=data.alpha)
 
 
-def _by_identity(own: DataConfig, identities: NDArray[np.uint64], count: int) -> Division:
-    """Divide files over clients by their names, so that no file affects another's client. ``own`` is the section ``[data]``."""
-    if own.by_label or own.partition != "iid":
+def _by_identity(settings: DataConfig, identities: NDArray[np.uint64], count: int) -> Division:
+    """Divide files over clients by their names, so that no file affects another's client. ``settings`` is the section ``[data]``."""
+    if settings.by_label or settings.partition != "iid":
         raise ConfigError("files are divided by their names: leave data.partition and data.private_label out, or give data.client")
-    drawn = identities // np.uint64(TEST_SHARE) % np.uint64(count)
-    parts = Division.by_owner(drawn.astype(np.int64), count)
+    clients_of_files = identities // np.uint64(TEST_SHARE) % np.uint64(count)
+    parts = Division.by_owner(clients_of_files.astype(np.int64), count)
     if not parts.sizes.all():
         raise ConfigError(
             f"{len(identities):,} files are divided over {count} clients by their names, and some client gets none: set clients.count lower"
@@ -457,27 +466,27 @@ def _in_order_of_names(parts: Division, identities: NDArray[np.uint64]) -> Divis
 
 def _scale_columns(
     config: RunConfig,
-    task: Dataset,
+    data: Dataset,
     parts: Division,
     mechanism: Mechanism,
     secret: int | None,
     persons: Persons | None,
     measured: Encoder | None,
 ) -> tuple[Dataset, Ledger]:
-    """Return ``task`` with all its columns scaled, and the ledger of the histograms that were released to measure the columns."""
-    if task.is_scaled:
-        return task, Ledger()
+    """Return ``data`` with all its columns scaled, and the ledger of the histograms that were released to measure the columns."""
+    if data.is_scaled:
+        return data, Ledger()
     if config.data.at_nodes:  # nodes measure in separate rounds, which the server charges; until then bounds scale the columns
-        return (by_bounds(task) if measured is None else scaled_as(task, measured)), Ledger()
-    if not measures(config, task.unscaled, mechanism):
-        return by_bounds(task), Ledger()
+        return (by_bounds(data) if measured is None else scaled_as(data, measured)), Ledger()
+    if not measures_columns(config, data.unscaled, mechanism):
+        return by_bounds(data), Ledger()
     shuffling = config.shuffling
     counting = of_records(measuring_mechanism(config, mechanism, parts.sizes.tolist())) if record_clip_of(mechanism) is not None else None
     if measured is not None:
-        return scaled_as(task, measured), charged(counting, len(parts), shuffling.channel, shuffling.colluding)
-    seed = known(secret_seed(config, task, secret))
+        return scaled_as(data, measured), charged(counting, len(parts), shuffling.channel, shuffling.colluding)
+    seed = known(secret_seed(config, data, secret))
     rows_with_counts = [(part, np.ones_like(part)) if persons is None else persons.rows_of(part) for part in parts]
-    return Measuring(seed, counting, shuffling.channel, shuffling.colluding).scaled(task, *zip(*rows_with_counts, strict=True))
+    return Measuring(seed, counting, shuffling.channel, shuffling.colluding).scaled(data, *zip(*rows_with_counts, strict=True))
 
 
 def measuring_mechanism(config: RunConfig, mechanism: Mechanism, sizes: Sequence[int] = (1,)) -> Mechanism:
@@ -492,12 +501,13 @@ def measuring_mechanism(config: RunConfig, mechanism: Mechanism, sizes: Sequence
 
 def for_measuring(config: RunConfig) -> RunConfig:
     """Return ``config`` with the mechanism for one stage of histograms; ``config`` itself if these need no other noise."""
+    # M histograms have the share s of the squared mu if M / f^2 = s / (1 - s) T: f = sqrt(M (1 - s) / (T s)).
     share, rounds = config.privacy.measuring_share, config.training.rounds - config.training.extended
     settings = config.mechanism.for_measuring(sqrt(STAGES * (1 - share) / (rounds * share)))
     return config if settings is config.mechanism else config.model_copy(update={"mechanism": settings, "clipping": ClippingConfig()})
 
 
-def secret_seed(config: RunConfig, task: Dataset, secret: int | None) -> int | None:
+def secret_seed(config: RunConfig, data: Dataset, secret: int | None) -> int | None:
     """Return the seed of all secret randomness: the noise, and who takes part if participation is secret. None if it needs ``secret``.
 
     With a user's own data, the seed depends on the data and on all settings that affect training. So two different runs never share
@@ -509,9 +519,9 @@ def secret_seed(config: RunConfig, task: Dataset, secret: int | None) -> int | N
     if config.secret_noise and secret is None:
         return None
     training = config.training.model_copy(update={"rounds": config.training.rounds - config.training.extended, "extended": 0})
-    original = config.model_copy(update={"training": training})
+    without_added_rounds = config.model_copy(update={"training": training})
     # Settings that do not affect training, and the paths of the data. The features themselves are among the samples that follow.
-    excluded: Any = {
+    excluded_settings: Any = {
         "name": True,
         "description": True,
         "secret_noise": True,
@@ -519,13 +529,13 @@ def secret_seed(config: RunConfig, task: Dataset, secret: int | None) -> int | N
         "data": {"path", "test_path", "features_digest"},
         "task": {"threshold"},
     }
-    digest = hashlib.sha256(original.model_dump_json(exclude=excluded).encode())
+    digest = hashlib.sha256(without_added_rounds.model_dump_json(exclude=excluded_settings).encode())
     if config.secret_noise:
         digest.update(f"{secret}".encode())
-    for content in task.train.content():
+    for content in data.train.content():
         digest.update(content)
-    if task.persons is not None:
-        digest.update("\0".join(task.persons).encode(errors="surrogatepass"))
+    if data.persons is not None:
+        digest.update("\0".join(data.persons).encode(errors="surrogatepass"))
     return int.from_bytes(digest.digest())
 
 
@@ -542,7 +552,7 @@ def _coin_seed(secret: int, module: nn.Module, weights: Tensor, parts: Division)
     return int.from_bytes(digest.digest())
 
 
-def measures(config: RunConfig, unscaled: Sequence[Unscaled], mechanism: Mechanism) -> bool:
+def measures_columns(config: RunConfig, unscaled: Sequence[Unscaled], mechanism: Mechanism) -> bool:
     """Return whether the ``unscaled`` columns of a table are measured before the first round. If not, they are scaled by their bounds.
 
     Raises:
@@ -552,16 +562,16 @@ def measures(config: RunConfig, unscaled: Sequence[Unscaled], mechanism: Mechani
     if not unscaled:
         return False
     if config.data.scaling == "bounds":
-        why = "data.scaling is 'bounds'"
+        reason = "data.scaling is 'bounds'"
     elif config.mechanism.protects and record_clip_of(mechanism) is None:
-        why = f"columns are measured only by mechanisms that protect records, which {mechanism.name!r} does not"
+        reason = f"columns are measured only by mechanisms that protect records, which {mechanism.name!r} does not"
     elif record_rate_of(mechanism) != 1 or config.clients.once:
-        why = "columns are measured over all records of all clients, and here not all take part"
+        reason = "columns are measured over all records of all clients, and here not all take part"
     else:
         return True
     unbounded = [column.name for column in unscaled if column.bounds is None and not column.classes]
     if unbounded:
-        raise ConfigError(f"{', '.join(unbounded[:5])} has no data.bounds, and {why}: give data.bounds for each column of numbers")
+        raise ConfigError(f"{', '.join(unbounded[:5])} has no data.bounds, and {reason}: give data.bounds for each column of numbers")
     return False
 
 
@@ -582,14 +592,14 @@ def self_sampling_of(config: RunConfig) -> float | None:
 
 
 def measured_weights(config: RunConfig, layout: ParameterLayout) -> int:
-    """Return the number of weights, at the start of the vector, that the model measures in the first round instead of training them."""
+    """Return how many weights, at the start of the vector, are measured as a mean in the first round instead of being trained."""
     return layout.sizes[0] if config.model.name == models.CENTERED else 0
 
 
 def mechanism_of(config: RunConfig, ranges: LayerRanges, sizes: Sequence[int] = (1,)) -> Mechanism:
     """Return the mechanism that ``config`` names.
 
-    ``sizes`` are those of the clients' data sets, in persons where these are protected.
+    ``sizes`` are the numbers of records of the clients, or of persons if persons are protected.
 
     Raises:
         ConfigError: a setting is out of range, or does not fit the others.
@@ -601,10 +611,10 @@ def mechanism_of(config: RunConfig, ranges: LayerRanges, sizes: Sequence[int] = 
         _check_adaptive(config)
     clip_norm = None if training.clip_norm == "off" else training.clip_norm
     local = Training(training.learning_rate, training.epochs, training.batch_size, clip_norm, training.at_client().is_plain)
-    part: Part = "person" if config.data.person else "record"
-    summed, clients = config.shuffling.channel == "secure-sum", _max_summed_clients(config)
-    adaptive = config.clipping.is_adaptive
-    facts = Facts(ranges, training.rounds, min(sizes), local, sum(sizes) / len(sizes), summed, part, clients, adaptive)
+    protected_unit: Part = "person" if config.data.person else "record"
+    is_summed, max_clients = config.shuffling.channel == "secure-sum", _max_summed_clients(config)
+    is_adaptive = config.clipping.is_adaptive
+    facts = Facts(ranges, training.rounds, min(sizes), local, sum(sizes) / len(sizes), is_summed, protected_unit, max_clients, is_adaptive)
     mechanism = built(settings, facts)
     if record_clip_of(mechanism) is not None and config.data.by_label:
         raise ConfigError(
@@ -615,25 +625,26 @@ def mechanism_of(config: RunConfig, ranges: LayerRanges, sizes: Sequence[int] = 
 
 
 def _check_adaptive(config: RunConfig) -> None:
-    """Raise if nothing is clipped whose norm could be adapted.
+    """Raise if the clipping norm cannot change from round to round.
 
     Raises:
-        ConfigError: the mechanism or the method clips no gradients or updates to a norm; or the server's steps were to follow from it.
+        ConfigError: the mechanism or the method clips no gradients or updates to a norm; or the server's learning rate or weight decay is
+            "auto", which is computed for one norm.
     """
-    given = f"clipping.target_quantile is {config.clipping.target_quantile}, and"
+    prefix = f"clipping.target_quantile is {config.clipping.target_quantile}, and"
     if not isinstance(config.mechanism, DpSgdSettings | DpFedAvgSettings):
         raise ConfigError(
-            f"{given} mechanism {config.mechanism.name!r} has no clipping norm that could be adapted: set mechanism.name to 'dp-sgd' or "
+            f"{prefix} mechanism {config.mechanism.name!r} has no clipping norm that could be adapted: set mechanism.name to 'dp-sgd' or "
             "'dp-fedavg', or clipping.target_quantile to 'off'"
         )
     if config.training.method != "gradient":
         raise ConfigError(
-            f"{given} training.method = {config.training.method!r} clips no gradients: set clipping.target_quantile to 'off', or "
+            f"{prefix} training.method = {config.training.method!r} clips no gradients: set clipping.target_quantile to 'off', or "
             "training.method to 'gradient'"
         )
     for key in ("server_learning_rate", "server_weight_decay"):
         if getattr(config.training, key) == "auto":
-            raise ConfigError(f"{given} training.{key} = 'auto' is computed for one clipping norm: give training.{key} a number")
+            raise ConfigError(f"{prefix} training.{key} = 'auto' is computed for one clipping norm: give training.{key} a number")
 
 
 def range_rule_of(config: RunConfig) -> RangeRule | NormQuantile:
@@ -648,12 +659,12 @@ def _first_norm(config: RunConfig) -> float:
     """Return the clipping norm of the first round.
 
     Raises:
-        ConfigError: the mechanism has none, or it is still "auto".
+        ConfigError: the mechanism has no clipping norm, or it is still "auto".
     """
     _check_adaptive(config)
     norm = getattr(config.mechanism, "clip_norm", "auto")
     if norm == "auto":
-        raise ConfigError("mechanism.clip_norm = 'auto' is for one's own data only: give a number")
+        raise ConfigError("mechanism.clip_norm = 'auto' is for your own data only: give a number")
     return float(norm)
 
 
@@ -676,15 +687,16 @@ def _max_summed_clients(config: RunConfig) -> int:
     return max_clients or count
 
 
-def _split_validation(config: RunConfig, task: Dataset) -> tuple[Dataset, Samples | None]:
-    """Return ``task`` with its final test samples, and the samples that decide on early stopping, if any."""
+def _split_validation(config: RunConfig, data: Dataset) -> tuple[Dataset, Samples | None]:
+    """Return ``data`` with its final test samples, and the samples that decide on early stopping, if any."""
     if (config.data.validation > 0) != (config.training.patience > 0):
         raise ConfigError("training.patience stops by the loss on data.validation, a share of the test rows: give both, or neither")
-    with_test = without_a_tenth(task, config.seed) if config.data.evaluate_on == "holdout" else task
+    with_test = without_a_tenth(data, config.seed) if config.data.evaluate_on == "holdout" else data
     return with_validation(with_test, config.data.validation)
 
 
 def _model_seed(seed: int) -> int:
+    """Return the seed of the initial model, 63 bits as PyTorch takes them, that follows from the run's ``seed``."""
     return int(stream(seed, Purpose.MODEL).integers(2**63))
 
 
@@ -709,12 +721,13 @@ def initial_ranges(config: RunConfig, layout: ParameterLayout, weights: Tensor) 
         return LayerRanges(0.0, _first_norm(config), layout.sizes)
     ranges = config.ranges
     if ranges.radius == "initial":
-        _check_initial(config)
+        _check_radius_initial(config)
         return LayerRanges.covering(weights, layout.sizes, margin=ranges.margin, floor=ranges.floor)
     return LayerRanges(_per_layer("center", ranges.center, layout), _per_layer("radius", ranges.radius, layout), layout.sizes)
 
 
-def _check_initial(config: RunConfig) -> None:
+def _check_radius_initial(config: RunConfig) -> None:
+    """Raise a :class:`ConfigError` if ``ranges.radius`` is "initial", and other settings do not fit that."""
     if config.mechanism.perturbed == "update":
         raise ConfigError("ranges.radius = 'initial' covers weights, but mechanism.perturbed is 'update': give a number")
     if config.ranges.center != RangesConfig().center:
@@ -722,6 +735,7 @@ def _check_initial(config: RunConfig) -> None:
 
 
 def _per_layer(key: str, value: float | Mapping[str, float], layout: ParameterLayout) -> Tensor:
+    """Return the setting ``ranges.key`` for each layer (L,): the same ``value`` for all, or one by the name of each layer."""
     if not isinstance(value, Mapping):
         return torch.full((len(layout.names),), float(value), dtype=torch.float64)
     for name in value:

@@ -27,15 +27,17 @@ from ldpfl.util.user_code import GIVEN
 _MIN_STRENGTH, _MAX_STRENGTH = 1e-6, 1e4
 """Range of the search. A larger strength means less noise, see ``MechanismSettings.at_strength``."""
 _DIGITS = 4
+"""Number of digits of a strength in a config."""
 _TOLERANCE = 1e-3
+"""Relative precision of the strength before it is rounded."""
 
 
 def settled(config: RunConfig, given: Given = NOTHING) -> RunConfig:
     """Return ``config`` with the number of clients that its data name, and with the least noise that keeps ``privacy.target_epsilon``.
 
-    If the data name no clients, or there is no target, that part is unchanged. The mechanism and channel of the config decide what is
-    protected, and against whom. The best guarantee in the statement counts, as in the verdict of a run. The noise parameter has four
-    digits, rounded toward more noise.
+    If the data name no clients, or there is no target, that part is unchanged. A clipping norm of "auto" is chosen too. The mechanism and
+    the channel of the config decide what is protected, and against whom. The best guarantee in the statement counts, as in the verdict of
+    a run. The noise parameter has four digits, rounded toward more noise.
 
     Args:
         given: data or a model that a caller passes from Python.
@@ -46,106 +48,112 @@ def settled(config: RunConfig, given: Given = NOTHING) -> RunConfig:
     if config.data.brought and (clients := described(config, given).clients) is not None:
         config = config.model_copy(update={"clients": config.clients.model_copy(update={"count": clients})})
     if getattr(config.mechanism, "clip_norm", None) == "auto":
-        return _with_norm(
-            settled(_clipped_to(config, 1.0), given), given
-        )  # noise is a multiple of the norm, so it can be found before the norm
+        # Noise is a multiple of the clipping norm, so it is found first, with any norm.
+        return _with_chosen_norm(settled(_with_norm(config, 1.0), given), given)
     if config.privacy.target_epsilon == "off":
         return config
     # The seed decides who takes part in which round. It has no effect if all clients do, or each takes part once.
-    plain = config.clients.fraction == 1 and config.clients.self_sampling == "off"
-    alike = config.model_copy(update={"name": "", "description": "", **({"seed": 0} if plain else {})})
-    strength = _find_strength(alike, given) if config.data.brought or config.model.name == GIVEN else _cached_strength(alike.to_toml())
+    seed_matters = config.clients.fraction != 1 or config.clients.self_sampling != "off"
+    without_name = config.model_copy(update={"name": "", "description": "", **({} if seed_matters else {"seed": 0})})
+    cacheable = not config.data.brought and config.model.name != GIVEN
+    strength = _cached_strength(without_name.to_toml()) if cacheable else _find_strength(without_name, given)
     return config.model_copy(update={"mechanism": config.mechanism.at_strength(strength)})
 
 
-def _with_norm(config: RunConfig, given: Given) -> RunConfig:
+def _with_chosen_norm(config: RunConfig, given: Given) -> RunConfig:
+    """Return ``config`` with the clipping norm that suits its model and data."""
     data = described(config, given)
     with as_usual():
-        return _clipped_to(config, clip_norm_for(config, data, model_of(config, data, given.module)))
+        return _with_norm(config, clip_norm_for(config, data, model_of(config, data, given.module)))
 
 
-def _clipped_to(config: RunConfig, norm: float) -> RunConfig:
+def _with_norm(config: RunConfig, norm: float) -> RunConfig:
     return config.model_copy(update={"mechanism": config.mechanism.model_copy(update={"clip_norm": norm})})
 
 
 @lru_cache(maxsize=256)
-def _cached_strength(text: str) -> float:
-    return _find_strength(parse_config(text, origin="calibration"), NOTHING)
+def _cached_strength(toml: str) -> float:
+    """Return the strength for the config in ``toml``. TOML is the cache's key, since a config cannot be hashed."""
+    return _find_strength(parse_config(toml, origin="calibration"), NOTHING)
 
 
 def _find_strength(config: RunConfig, given: Given) -> float:
+    """Return the largest strength of the mechanism, rounded down, with which a run of ``config`` keeps its target epsilon."""
     target = config.privacy.target_epsilon
     assert target != "off"  # noqa: S101  # for mypy
-    guaranteed = _epsilon_by_strength(config, given)
+    epsilon_of = _epsilon_by_strength(config, given)
     try:
-        guess = _guess_strength(guaranteed, target, config.privacy.delta)
-        inverse = smallest(lambda x: guaranteed(1 / x), 1 / guess, target, 1 / _MAX_STRENGTH, 1 / _MIN_STRENGTH, _TOLERANCE)
+        guess = _guess_strength(epsilon_of, target, config.privacy.delta)
+        inverse = smallest(lambda x: epsilon_of(1 / x), 1 / guess, target, 1 / _MAX_STRENGTH, 1 / _MIN_STRENGTH, _TOLERANCE)
     except _OutOfRange as error:
-        raise ConfigError(_out_of_reach(config, guaranteed, str(error))) from error
+        raise ConfigError(_out_of_reach(config, epsilon_of, str(error))) from error
     if inverse is None:
-        raise ConfigError(_out_of_reach(config, guaranteed, ""))
+        raise ConfigError(_out_of_reach(config, epsilon_of, ""))
     return _rounded_down(1 / inverse)
 
 
 class _OutOfRange(ConfigError):
-    """The mechanism does not accept the noise."""
+    """The mechanism does not accept this much, or this little, noise."""
 
 
-def _out_of_reach(config: RunConfig, guaranteed: Callable[[float], float], why: str) -> str:
+def _out_of_reach(config: RunConfig, epsilon_of: Callable[[float], float], why: str) -> str:
     """Return the message that no noise keeps the target, with the range that can be reached and the mechanism's reason ``why``."""
     target, mechanism = config.privacy.target_epsilon, config.mechanism.name
-    reachable = {strength: found for strength in _extreme_strengths(guaranteed) if (found := guaranteed(strength)) < inf}
-    limits = f": {mechanism} reaches about {number(min(reachable.values()))} to {number(max(reachable.values()))} here" if reachable else ""
+    epsilons = [epsilon_of(strength) for strength in _extreme_strengths(epsilon_of)]
+    reachable = [epsilon for epsilon in epsilons if epsilon < inf]
+    limits = f": {mechanism} reaches about {number(min(reachable))} to {number(max(reachable))} here" if reachable else ""
     advice = "set another target_epsilon; more clients or fewer rounds lower what is reached"
     return f"target_epsilon = {target:g} is out of reach{limits}{f' ({why})' if why else ''}; {advice}"
 
 
-def _extreme_strengths(guaranteed: Callable[[float], float]) -> list[float]:
+def _extreme_strengths(epsilon_of: Callable[[float], float]) -> list[float]:
     """Return the smallest and the largest power of ten that the mechanism accepts as its strength."""
     powers = [10.0**power for power in range(round(log10(_MIN_STRENGTH)), round(log10(_MAX_STRENGTH)) + 1)]
-    taken = []
+    accepted = []
     for order in (powers, powers[::-1]):
         for strength in order:
             with suppress(_OutOfRange):
-                guaranteed(strength)
-                taken.append(strength)
+                epsilon_of(strength)
+                accepted.append(strength)
                 break
-    return taken
+    return accepted
 
 
 def _epsilon_by_strength(config: RunConfig, given: Given) -> Callable[[float], float]:
-    """Return a function from the mechanism's strength to the epsilon of the whole run."""
+    """Return a function from the mechanism's strength to the run's epsilon. It exchanges the mechanism in a ledger that is planned once."""
     ledger, (weights, ranges) = planned_ledger(config, given), start_of(config, given)
 
-    def guaranteed(strength: float) -> float:
+    def epsilon_of(strength: float) -> float:
+        """Return the epsilon of the run, or raise :class:`_OutOfRange`."""
         changed_config = config.model_copy(update={"mechanism": config.mechanism.at_strength(strength)})
         try:
             mechanism = mechanism_of(changed_config, ranges)
         except ConfigError as error:
             raise _OutOfRange(str(error)) from error
         histogram = released(measuring_mechanism(changed_config, mechanism), ranges)
-        changed = Ledger()
+        changed_ledger = Ledger()
         for event in ledger.events:
-            bound = in_round(mechanism, PublicState(event.round, weights, None, ranges.sizes))
-            release = histogram if event.histograms else released(bound, ranges, mechanism)
+            mechanism_in_round = in_round(mechanism, PublicState(event.round, weights, None, ranges.sizes))
+            release = histogram if event.histograms else released(mechanism_in_round, ranges, mechanism)
             if event.round > ledger.measured and event.histograms:  # an evaluation at clients, whose noise is set by its own epsilon
                 release = event.release
-            changed = changed.charge(replace(event, release=release))
-        return run_epsilon(changed, config.privacy.delta)
+            changed_ledger = changed_ledger.charge(replace(event, release=release))
+        return run_epsilon(changed_ledger, config.privacy.delta)
 
-    return guaranteed
+    return epsilon_of
 
 
-def _guess_strength(guaranteed: Callable[[float], float], target: float, delta: float) -> float:
+def _guess_strength(epsilon_of: Callable[[float], float], target: float, delta: float) -> float:
     """Return a first guess of the strength for ``target``. It assumes Gaussian noise, whose mu is proportional to the strength."""
     strength = 0.1
     for _ in range(2):
-        reached = guaranteed(strength)
+        reached = epsilon_of(strength)
         if 0 < reached < inf:
             strength *= gaussian_mu(target, delta) / gaussian_mu(reached, delta)
     return min(max(strength, _MIN_STRENGTH), _MAX_STRENGTH)
 
 
 def _rounded_down(value: float) -> float:
+    """Return ``value`` rounded down to ``_DIGITS`` digits; 1e-9 keeps a value that has so many digits already."""
     step = 10.0 ** (floor(log10(value)) - _DIGITS + 1)
     return float(f"{floor(value / step + 1e-9) * step:.{_DIGITS}g}")

@@ -37,13 +37,13 @@ from ldpfl.util.files import from_toml, read_text
 from ldpfl.util.quantities import MAX_ROUNDS, Count, NotNegative, Positive, Repeats, Share
 
 
-def _printable(text: str) -> str:
+def _refuse_control_characters(text: str) -> str:
     if printable(text) != text:
         raise ValueError("has characters that are not printable")
     return text
 
 
-Printable = Annotated[str, AfterValidator(_printable)]
+Printable = Annotated[str, AfterValidator(_refuse_control_characters)]
 """Text without control characters. A folder may be untrusted, and its texts must not control the terminal that shows them."""
 
 
@@ -124,6 +124,7 @@ class ClientsConfig(_Section):
 
 
 LOWEST_PROBABILITY = {"off": None, "restrictive": 0.5, "plain": 0.0}
+"""Lowest probability with which a client joins a round, for each value of ``clients.self_sampling``; None if the server decides."""
 
 
 Method = Literal["gradient", "least-squares"]
@@ -132,8 +133,8 @@ DEFAULT_SHARE = 0.1
 """Default share of held-back records if only ``evaluation.epsilon`` is set."""
 
 
-def _wide_enough(precision: Any) -> Any:
-    """Refuse float16 with the reason why it is left out."""
+def _refuse_float16(precision: Any) -> Any:
+    """Raise if ``precision`` is float16, with the reason why it is left out; else return it unchanged."""
     if precision in ("fp16", "fp16-mixed", "float16"):
         raise ValueError(
             "float16 is left out: its gradients overflow or vanish without a loss scale, and CPUs without float16 units multiply it more "
@@ -190,7 +191,7 @@ class TrainingConfig(_Section):
     compile: Literal["auto", "on", "off"] = "auto"
     """Whether clients' steps are compiled. It needs a C++ compiler, takes 10 s the first time, and changes last bits of the model. ``auto``
     compiles in long runs on a CPU."""
-    precision: Annotated[Literal["float32", "bf16"], BeforeValidator(_wide_enough)] = "float32"
+    precision: Annotated[Literal["float32", "bf16"], BeforeValidator(_refuse_float16)] = "float32"
     """Precision of products in local training. ``bf16`` computes them with 8 significant bits, which is faster for wide layers on some
     processors. Values that are clipped, randomised or sent are float32. There is no float16: its gradients need a loss scale, which
     those of ``bf16`` do not."""
@@ -199,11 +200,11 @@ class TrainingConfig(_Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_round(cls, given: Any) -> Any:
+    def _default_rounds(cls, settings: Any) -> Any:
         """Set one round as the default of ``least-squares``."""
-        if isinstance(given, dict) and given.get("method") == "least-squares":
-            return {"rounds": 1, **given}
-        return given
+        if isinstance(settings, dict) and settings.get("method") == "least-squares":
+            return {"rounds": 1, **settings}
+        return settings
 
     @model_validator(mode="after")
     def _check_one_round(self) -> Self:
@@ -212,7 +213,7 @@ class TrainingConfig(_Section):
         return self
 
     def at_client(self) -> LocalOptimiser:
-        """Return the optimiser of the clients."""
+        """Return the optimiser of a client's local steps."""
         rate, momentum, kind = self.learning_rate, self.momentum, self.optimiser
         return LocalOptimiser(rate, momentum, kind, self.weight_decay, self.proximal, self.schedule, self.rounds)
 
@@ -268,9 +269,11 @@ class EvaluationConfig(_Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _a_tenth(cls, given: Any) -> Any:
+    def _default_share(cls, settings: Any) -> Any:
         """Set the default ``share`` if ``epsilon`` is given without it."""
-        return {"share": DEFAULT_SHARE, **given} if isinstance(given, dict) and given.get("epsilon", "off") != "off" else given
+        if isinstance(settings, dict) and settings.get("epsilon", "off") != "off":
+            return {"share": DEFAULT_SHARE, **settings}
+        return settings
 
     @model_validator(mode="after")
     def _check_share(self) -> Self:
@@ -416,35 +419,35 @@ def parse_config(text: str, *overrides: Iterable[str], origin: str) -> RunConfig
     try:
         tree = from_toml(text)
     except ValueError as error:
-        raise ConfigError(f"{origin} is not valid TOML: {error}{_QUOTES if 'Invalid value' in str(error) else ''}") from error
+        raise ConfigError(f"{origin} is not valid TOML: {error}{_HINT_ON_QUOTES if 'Invalid value' in str(error) else ''}") from error
     _convert_noise_section(tree, origin)
-    groups = [[one for override in group for one in _split_by_key(override)] for group in overrides]
+    groups = [[single for override in group for single in _split_by_key(override)] for group in overrides]
     for group in groups:
-        for override in sorted(group, key=lambda text: not _names_mechanism(text)):
-            _apply(tree, override)
+        for override in sorted(group, key=lambda text: not _names_mechanism(text)):  # the mechanism's name comes first
+            _apply_override(tree, override)
             if _names_mechanism(override):
                 _drop_foreign_settings(tree)
     try:
         config = RunConfig.model_validate(tree)
     except ValidationError as error:
-        named = str(_section(tree, "mechanism").get("name", "duchi"))
-        raise ConfigError(explained(error, origin, known_keys(named), tuple(RunConfig.model_fields), named)) from None
+        mechanism = str(_section(tree, "mechanism").get("name", "duchi"))
+        raise ConfigError(explained(error, origin, known_keys(mechanism), tuple(RunConfig.model_fields), mechanism)) from None
     _check_noise_not_set_twice(config, [text for group in groups for text in group])
     return config
 
 
-_QUOTES = '; texts stand in quotes, in lists too: name = "a", names = ["a", "b"]'
+_HINT_ON_QUOTES = '; texts stand in quotes, in lists too: name = "a", names = ["a", "b"]'
 
 
 def _check_noise_not_set_twice(config: RunConfig, overrides: Sequence[str]) -> None:
-    """Raise a :class:`ConfigError` if an override sets the noise while ``privacy.target_epsilon`` does. It would be replaced silently."""
+    """Raise a :class:`ConfigError` if an override sets the noise, and ``privacy.target_epsilon`` is set, which would replace that noise."""
     if config.privacy.target_epsilon == "off" or not overrides:
         return
     try:
-        twice, half = (config.mechanism.at_strength(strength) for strength in (2.0, 0.5))
+        strong, weak = (config.mechanism.at_strength(strength) for strength in (2.0, 0.5))
     except ConfigError:  # the mechanism has no adjustable noise, and setting the target is refused elsewhere
         return
-    noise_keys = {f"mechanism.{name}" for name in type(config.mechanism).model_fields if getattr(twice, name) != getattr(half, name)}
+    noise_keys = {f"mechanism.{name}" for name in type(config.mechanism).model_fields if getattr(strong, name) != getattr(weak, name)}
     for key in (override.partition("=")[0].strip() for override in overrides):
         if key in noise_keys:
             target = config.privacy.target_epsilon
@@ -455,7 +458,7 @@ def _check_noise_not_set_twice(config: RunConfig, overrides: Sequence[str]) -> N
 
 
 def _split_by_key(override: str) -> list[str]:
-    """Split an override of a whole section, such as ``clients={count = 5}``, into one for each key. Return any other one unchanged."""
+    """Split an override of a whole section, such as ``clients={count = 5}``, into one for each key. Return others unchanged."""
     section, _, text = override.partition("=")
     if section.strip() not in _SECTIONS or not isinstance(value := setting_value(text.strip()), dict):
         return [override]
@@ -476,6 +479,7 @@ def _names_mechanism(override: str) -> bool:
 
 
 def _drop_foreign_settings(tree: dict[str, Any]) -> None:
+    """Remove settings that the named mechanism does not have from the section ``mechanism`` of ``tree``, in place."""
     mechanism = tree["mechanism"]
     with suppress(ConfigError):  # an unknown name, which is refused later
         known = settings_of(str(mechanism["name"])).model_fields
@@ -491,7 +495,7 @@ class _VersionOneSettings(_Section):
     magnitude_share: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.5
 
 
-_NOISE = (
+_VERSION_ONE_NOISE_SETTINGS = (
     *("delta", "sensitivity", "constant", "layers_separately", "selection", "threshold", "p_max", "p_min", "normaliser", "share_rule"),
     *("smallest_share", "variant", "participations", "ratio", "contraction", "own_share", "kappa", "clip_to_estimate", "rate_decay"),
     *("degrees_bug", "exposures"),
@@ -511,7 +515,7 @@ def _convert_noise_section(tree: dict[str, Any], origin: str) -> None:
     if noise in (None, {}) or not isinstance(mechanism, dict):
         return
     for key in noise if isinstance(noise, dict) else {"": noise}:
-        if key not in _NOISE:
+        if key not in _VERSION_ONE_NOISE_SETTINGS:
             setting = f"noise.{key}" if key else "noise"
             raise ConfigError(f"unknown setting {setting!r} in {origin}: the settings of noise stand in [mechanism] today")
     name = str(mechanism.get("name", "duchi"))
@@ -524,11 +528,13 @@ def _convert_noise_section(tree: dict[str, Any], origin: str) -> None:
         _VersionOneSettings.model_validate(foreign)
     except ValidationError as error:
         raise ConfigError(explained(error, f"{origin}, section mechanism", tuple(foreign), (), name)) from None
-    own = {key: value for key, value in mechanism.items() if key not in foreign}
-    tree["mechanism"] = {**{key: value for key, value in noise.items() if key in known}, **own}
+    of_noise = {key: value for key, value in noise.items() if key in known}
+    of_mechanism = {key: value for key, value in mechanism.items() if key not in foreign}
+    tree["mechanism"] = {**of_noise, **of_mechanism}
 
 
-def _apply(tree: dict[str, Any], override: str) -> None:
+def _apply_override(tree: dict[str, Any], override: str) -> None:
+    """Set the dotted key of a ``key=value`` text in the nested ``tree``, in place, or raise a :class:`ConfigError` if it is not valid."""
     key, separator, text = override.partition("=")
     key = key.strip()
     if not separator or not key:
@@ -594,6 +600,7 @@ def setting_value(text: str) -> Any:
 
 
 def _section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the section ``name`` of ``tree``, or an empty one if ``tree`` has none or another value in its place."""
     section = tree.get(name)
     return section if isinstance(section, Mapping) else {}
 
@@ -602,13 +609,14 @@ def known_keys(mechanism: str = "duchi") -> tuple[str, ...]:
     """Return the dotted keys of all settings of a config with this ``mechanism``."""
     others = [key for key in _flat(RunConfig().model_dump()) if not key.startswith("mechanism.")]
     try:
-        own = settings_of(mechanism).model_fields
+        settings = settings_of(mechanism).model_fields
     except ConfigError:
-        own = MechanismSettings.model_fields
-    return (*others, *(f"mechanism.{name}" for name in own))
+        settings = MechanismSettings.model_fields
+    return (*others, *(f"mechanism.{name}" for name in settings))
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of a nested ``tree`` by dotted key, each after ``prefix``."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict) and value:

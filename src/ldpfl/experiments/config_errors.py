@@ -1,4 +1,4 @@
-"""What the error for a wrong setting says: which, why, and the nearest one that there is."""
+"""Write the error message for a wrong setting: which setting, why it is wrong, and the nearest known one."""
 
 from __future__ import annotations
 
@@ -26,44 +26,45 @@ def explained(error: ValidationError, origin: str, known: Sequence[str], section
     """
     errors = error.errors()
     first = errors[0]
+    # Pydantic's location of an error also names the alternatives of a type; only parts of keys are kept.
     parts = {part for key in known for part in key.split(".")}
     key = ".".join(str(part) for part in first["loc"] if str(part) in parts)
     if first["type"] == "extra_forbidden":
         key = ".".join(str(part) for part in first["loc"])[:_MAX_SHOWN]
         if key.startswith("mechanism."):
-            own = [name.removeprefix("mechanism.") for name in known if name.startswith("mechanism.")]
-            return f"unknown setting {key!r} in {origin}: {_other_mechanism(mechanism, key.removeprefix('mechanism.'), own)}"
-        return f"unknown setting {key!r} in {origin}: {_suggest(key, known, sections, is_section=isinstance(first['input'], dict))}"
+            settings = [name.removeprefix("mechanism.") for name in known if name.startswith("mechanism.")]
+            return f"unknown setting {key!r} in {origin}: {_unknown_mechanism_setting(mechanism, key.removeprefix('mechanism.'), settings)}"
+        return f"unknown setting {key!r} in {origin}: {_suggestion(key, known, sections, is_section=isinstance(first['input'], dict))}"
     if first["type"] == "unknown_mechanism":
         return f"setting {key!r} in {origin}: {first['msg']}"
-    # A setting of several kinds, a number or a word, gives an error for each kind.
-    same = (other["msg"] for other in errors if other["loc"][: len(key.split("."))] == first["loc"][: len(key.split("."))])
-    expected = list(dict.fromkeys(same))
+    # A setting of several types, such as a number or a word, gives an error for each type.
+    depth = len(key.split("."))
+    expected = list(dict.fromkeys(other["msg"] for other in errors if other["loc"][:depth] == first["loc"][:depth]))
     message = expected[0] + "".join(f" or {text.removeprefix('Input should be ')}" for text in expected[1:])
     hint = _format_hint(key, first["input"], {other["type"] for other in errors})
     return f"setting {key!r} in {origin}: {message[0].lower()}{message[1:]}, got {shown(first['input'])}{hint}"
 
 
-def _format_hint(key: str, given: object, wrong: Collection[str]) -> str:
+def _format_hint(key: str, given: object, error_types: Collection[str]) -> str:
     """Return a hint on how to write a list or a table, if one was expected and ``given`` is something else; "" otherwise.
 
-    ``wrong`` holds pydantic's types of the errors.
+    ``error_types`` are pydantic's names for the errors of this setting.
     """
-    if "list_type" in wrong and isinstance(given, Mapping):
-        return f"; a list has no names, as in {_FORMS.get(key, '[first, second]')}"
-    if "dict_type" in wrong and isinstance(given, list):
-        return f"; a table says what each value is for, as in {_FORMS.get(key, '{name = value}')}"
-    if key == "data.class_shares" and "list_type" in wrong and not isinstance(given, str):
-        return f"; a list has all of them, as in {_FORMS[key]}"
-    if isinstance(given, str) and "dict_type" in wrong and "=" in given:
+    if "list_type" in error_types and isinstance(given, Mapping):
+        return f"; a list has no names, as in {_EXAMPLES.get(key, '[first, second]')}"
+    if "dict_type" in error_types and isinstance(given, list):
+        return f"; a table says what each value is for, as in {_EXAMPLES.get(key, '{name = value}')}"
+    if key == "data.class_shares" and "list_type" in error_types and not isinstance(given, str):
+        return f"; a list has all of them, as in {_EXAMPLES[key]}"
+    if isinstance(given, str) and "dict_type" in error_types and "=" in given:
         return "; a table has braces, and texts in it quotes, as in {age = [0, 120]}"
-    if not isinstance(given, str) or "list_type" not in wrong:
+    if not isinstance(given, str) or "list_type" not in error_types:
         return ""
     parts = ", ".join(part if _is_number(part) else json.dumps(part, ensure_ascii=False) for part in map(str.strip, given.split(",")))
     return f"; a list has brackets, and texts in it quotes: --set '{key}=[{parts[:_MAX_SHOWN]}]'"
 
 
-_FORMS = {
+_EXAMPLES = {
     "data.class_shares": "[0.9, 0.1], a share for each class in the order of data.classes, or for each label in that of data.target",
     "data.cut_points": "[30, 90, 365], in the unit of the time",
     "data.bounds": "{age = [0, 120]}",
@@ -73,21 +74,22 @@ _FORMS = {
 
 
 def _is_number(text: str) -> bool:
+    """Return whether ``text`` is a finite number."""
     try:
         return isfinite(float(text))
     except ValueError:
         return False
 
 
-def _other_mechanism(mechanism: str, setting: str, own: Sequence[str]) -> str:
+def _unknown_mechanism_setting(mechanism: str, setting: str, own: Sequence[str]) -> str:
     """Return a message that ``mechanism`` has no such ``setting``, with the nearest of its ``own`` settings, or all of them."""
     nearest = get_close_matches(setting, own, n=1)
     known = f"did you mean 'mechanism.{nearest[0]}'?" if nearest else f"it has: {', '.join(sorted(own))}"
     return f"{mechanism} has no setting {setting!r}; {known}"
 
 
-def _suggest(key: str, known: Sequence[str], sections: Sequence[str], *, is_section: bool) -> str:
-    """Return a suggestion for the unknown ``key``: from its own section if there is one, else from all settings and sections."""
+def _suggestion(key: str, known: Sequence[str], sections: Sequence[str], *, is_section: bool) -> str:
+    """Return a suggestion for the unknown ``key``: from its section's settings if that is known, else from all settings and sections."""
     if is_section and "." not in key:
         return did_you_mean(key, sections)
     section = key.rpartition(".")[0]

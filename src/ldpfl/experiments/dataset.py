@@ -1,4 +1,4 @@
-"""The data that a config names or a caller hands over, with the features that the config names in their place."""
+"""Load the data that a config names or that a caller passes, and replace inputs by the features that the config names."""
 
 from __future__ import annotations
 
@@ -30,46 +30,46 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """What a caller handed over, where a config names nothing that could be looked up: data, a model."""
+    """Data and a model that a caller passes from Python. A config cannot name them."""
 
     data: object = None
     module: nn.Module | None = None
-    _read: dict[str, Dataset] = field(default_factory=dict, repr=False)
+    _loaded: dict[str, Dataset] = field(default_factory=dict, repr=False)
 
     def read(self, config: DataConfig, targets: tasks.Targets) -> Dataset:
-        """Return a user's own data, read once: a run looks at them several times before it begins, and code may make others each time."""
+        """Return a user's own data, read once: a run needs them several times, and a caller's code might return other rows then."""
         key = f"{targets} {config.model_dump_json()}"
-        if key not in self._read:
-            self._read[key] = load_brought(config, targets, self.data)
-        return self._read[key]
+        if key not in self._loaded:
+            self._loaded[key] = load_brought(config, targets, self.data)
+        return self._loaded[key]
 
 
 NOTHING = Given()
 
 _SIMULATION = "this is a simulation: the guarantee is that of a deployment like it, where clients draw their own noise"
-_OF_SECRET = (
-    f"{_SIMULATION}; here all noise follows from a secret, which the run's folder keeps in the file SECRET-seed: whoever has that file can "
-    "take the noise off, so hand the model on by ldpfl export"
+_SECRET_SEED_NOTE = (
+    f"{_SIMULATION}; here all noise follows from a secret, which the run's folder keeps in the file SECRET-seed: whoever has that file "
+    "can take the noise off, so hand the model on by ldpfl export"
 )
-_OF_SEED = (
-    f"{_SIMULATION}; here all noise follows from the seed that was given, which config.toml and result.json hold: whoever knows it can "
-    "take the noise off, so give no seed where the model is handed on"
+_GIVEN_SEED_NOTE = (
+    f"{_SIMULATION}; here all noise follows from the seed that was given, which config.toml and result.json hold: whoever knows it "
+    "can take the noise off, so give no seed where the model is handed on"
 )
-_OF_SCORES = "test rows are not protected: scores are exact figures of them"
+_SCORES_NOTE = "test rows are not protected: scores are exact figures of them"
 
 
 @dataclass(frozen=True)
 class Description:
-    """What is public about data before anything is trained.
+    """Public facts about data, known before anything is trained.
 
     Attributes:
-        shape: of one sample as the model sees it; None where it is several tensors.
-        outputs: of the model.
-        vocabulary: tokens that there are, where samples are texts.
-        clients: how many the data themselves name; None where a partition makes them.
-        unscaled: columns of a table that are still on their own scale.
-        encoder: says what the columns of a table are; None where the data are none.
-        records: how many are trained on, or how many persons where persons are named.
+        shape: shape of one sample as the model sees it; None if a sample is several tensors.
+        outputs: number of outputs of the model.
+        vocabulary: number of tokens, if samples are texts.
+        clients: number of clients that the data name; None if they name none, and a partition makes the clients.
+        unscaled: columns of a table that are not scaled yet.
+        encoder: encoder from rows of a table to inputs; None if the data are not a table.
+        records: number of training records, or of persons if the data name persons.
     """
 
     shape: tuple[int, ...] | None
@@ -82,14 +82,14 @@ class Description:
 
     @classmethod
     def of(cls, data: Dataset) -> Description:
-        """Return what is public about ``data``."""
+        """Return the public facts about ``data``."""
         clients = None if data.clients is None else int(data.clients.max()) + 1
         shape = data.shape if isinstance(data.train.inputs, Tensor) else None
-        return cls(shape, data.outputs, data.tokens(), clients, data.unscaled, data.encoder, _units(data))
+        return cls(shape, data.outputs, data.tokens(), clients, data.unscaled, data.encoder, _count_records(data))
 
 
-def _units(data: Dataset) -> int:
-    """Return how many samples are trained on, or how many persons: these are counted at each client, for each of these counts is public."""
+def _count_records(data: Dataset) -> int:
+    """Return the number of training samples, or of persons: a person at two clients counts twice, since each client's number is public."""
     if data.persons is None:
         return len(data.train)
     clients = [0] * len(data.persons) if data.clients is None else data.clients.tolist()
@@ -106,46 +106,42 @@ def load_dataset(
     *,
     write_cache: bool = True,
 ) -> Dataset:
-    """Return the data of ``config``; features are computed once and cached, but for a user's own data. ``table`` is a node's own.
+    """Return the data of ``config``, with inputs replaced by the features that ``config`` names.
 
-    Without ``write_cache`` nothing is written for that: what is cached already is read.
+    Features of built-in data are computed once and then cached. Features of a user's or a node's own data are never stored.
+
+    Args:
+        table: file of a node's own table, if ``config`` says that the data are at nodes. None returns the server's stand-in for it.
+        write_cache: whether new features may be written to the cache. Features that are in it are read in any case.
 
     Raises:
         LdpflError: the data or the features are unknown, cannot be read, or do not fit each other.
     """
     if is_pretrained(config.model.name):
         licence_of(config.model.name, config.model.licence)
-    if config.data.features != NONE:  # whatever is missing is named before data are read
+    if config.data.features != NONE:  # fail before the data are read, which may take long
         _check_features(config)
-    data = data_of(config)
-    check_persons_named(data)
+    settings = data_of(config)
+    check_persons_named(settings)
     targets = targets_of(config)
-    if data.at_nodes:
-        found = described_at_nodes(data, targets) if table is None else read_at_node(data, targets, table)
-    elif not data.brought:
-        found = load(data.name, data_dir, warn, write_cache=write_cache)
-    else:  # nothing is kept beyond a run: what was there may have changed since
-        own = load_brought(data, targets) if given is NOTHING else given.read(data, targets)
-        _check_persons_apart(own)
-        found = own.noted(_OF_SECRET if config.secret_noise else _OF_SEED, _OF_SCORES)
-    keep = not (data.brought or data.at_nodes)
-    return extracted(
-        found,
-        data.features,
-        data.feature_options,
-        warn,
-        progress,
-        digest=data.features_digest,
-        keep=keep,
-        write_cache=write_cache,
-    )
+    if settings.at_nodes:
+        data = described_at_nodes(settings, targets) if table is None else read_at_node(settings, targets, table)
+    elif not settings.brought:
+        data = load(settings.name, data_dir, warn, write_cache=write_cache)
+    else:  # read again in each run, since the files may have changed
+        data = load_brought(settings, targets) if given is NOTHING else given.read(settings, targets)
+        _check_no_person_in_both(data)
+        data = data.noted(_SECRET_SEED_NOTE if config.secret_noise else _GIVEN_SEED_NOTE, _SCORES_NOTE)
+    is_built_in = not (settings.brought or settings.at_nodes)
+    features = (settings.features, settings.feature_options)
+    return extracted(data, *features, warn, progress, digest=settings.features_digest, keep=is_built_in, write_cache=write_cache)
 
 
 def _check_features(config: RunConfig) -> None:
-    """Raise if the features are unknown, or their weights are not on this machine.
+    """Raise if the features cannot be computed.
 
     Raises:
-        ConfigError: as said, or a pretrained model would be trained on vectors.
+        ConfigError: the features are unknown, their weights are not on this machine, or a pretrained model would be trained on them.
     """
     if is_pretrained(config.model.name):
         raise ConfigError(
@@ -156,7 +152,7 @@ def _check_features(config: RunConfig) -> None:
 
 
 def data_of(config: RunConfig) -> DataConfig:
-    """Return the settings of the data; texts for a pretrained model or encoder are read by its tokenizer, unless another is named."""
+    """Return the settings of the data. If they name no tokenizer, it is that of the pretrained model or encoder, which reads the texts."""
     data = config.data
     if data.tokenizer:
         return data
@@ -166,12 +162,13 @@ def data_of(config: RunConfig) -> DataConfig:
 
 
 def check_persons_named(data: DataConfig) -> None:
-    """Return if ``data`` may have a column that names persons, or none is asked for.
+    """Raise if ``data`` name a column of persons, and are built-in data, which have no such column.
 
-    For simulations alone: nodes with an app of their own read other data than these, and say themselves whose their records are.
+    A mechanism would then state that it protects persons, and protect single records. Only simulations are checked: a user's own app on
+    Flower reads other data, and states itself which records belong to a person.
 
     Raises:
-        ConfigError: they are built-in, so that a mechanism would state what it does for persons, and protect single records.
+        ConfigError: ``data.person`` is set for built-in data.
     """
     if data.person and not (data.brought or data.at_nodes):
         raise ConfigError(
@@ -179,23 +176,23 @@ def check_persons_named(data: DataConfig) -> None:
         )
 
 
-def _check_persons_apart(data: Dataset) -> None:
-    """Return if nobody has both training and test rows: scores would be of rows that the model half knows.
+def _check_no_person_in_both(data: Dataset) -> None:
+    """Raise if a person has both training and test rows. Scores would then be too good, since the model has seen that person.
 
     Raises:
-        DataError: somebody has.
+        DataError: there is such a person.
     """
     if data.persons is not None and data.test_persons is not None and not set(data.persons).isdisjoint(data.test_persons):
         raise DataError("data.test_path has rows of persons who have training rows too: leave these out of one of the two files")
 
 
 def targets_of(config: RunConfig) -> tasks.Targets:
-    """Return what a sample's target is, by the task of ``config``."""
+    """Return the kind of target, such as a class or a number, that the task of ``config`` predicts."""
     return tasks.create(config.task.name, 1).targets
 
 
 def described(config: RunConfig, given: Given = NOTHING) -> Description:
-    """Return what is public about the data of ``config``; built-in ones are not read for it.
+    """Return the public facts about the data of ``config``. Built-in data are not read for this.
 
     Raises:
         LdpflError: as :func:`load_dataset`.

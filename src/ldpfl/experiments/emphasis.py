@@ -1,4 +1,4 @@
-"""How much the samples of each class count in the loss, and what follows for a rule that expects them to count alike."""
+"""Emphasis: how much the samples of each class count in the loss, and the shares of the classes that result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def emphasis_of(config: RunConfig, outputs: int, shares: Sequence[float]) -> Emp
 
     Args:
         outputs: number of classes.
-        shares: measured share of each class, or empty.
+        shares: measured share of each class; empty if none was measured.
 
     Raises:
         ConfigError: the task is another one, the number of weights is wrong, or balanced weights have no shares to balance.
@@ -30,20 +30,20 @@ def emphasis_of(config: RunConfig, outputs: int, shares: Sequence[float]) -> Emp
     if task.class_weights == "off":
         return Emphasis((), task.focusing)
     if task.class_weights == "balanced":
-        known = list(shares) or list(config.data.class_shares)
-        if not known:
+        known_shares = list(shares) or list(config.data.class_shares)
+        if not known_shares:
             raise ConfigError(
                 "task.class_weights = 'balanced' needs the share of each class, which nothing measures here: state data.class_shares = "
                 "[0.9, 0.1], in the order of the classes, or give the weights themselves"
             )
-        return Emphasis(tuple(min(known) / share for share in known), task.focusing)
+        return Emphasis(tuple(min(known_shares) / share for share in known_shares), task.focusing)
     weights = task.class_weights
     if len(weights) != outputs:
         raise ConfigError(f"task.class_weights has {len(weights)} values, and there are {outputs} classes: give one for each class")
     return Emphasis(tuple(weights), task.focusing)
 
 
-def weighted(shares: Sequence[float], emphasis: Emphasis) -> tuple[list[float], float]:
+def weighted_shares(shares: Sequence[float], emphasis: Emphasis) -> tuple[list[float], float]:
     """Return the share that each class has in the loss, and the mean weight of a sample.
 
     Args:

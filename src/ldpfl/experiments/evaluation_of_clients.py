@@ -1,8 +1,8 @@
 """Read a config's evaluation at clients, for runs that protect everything of a client.
 
-Behind a shuffler, or a sum of bits, a client sends a bit about each entry of its vector, and hides among all clients. With nobody trusted
-it secretly draws one entry and sends a single bit, whose epsilon is a pure one. The existing accountants find the epsilon of a bit.
-By a sum of vectors (``dp-fedavg``) it sends its vector with its share of the noise.
+A client computes a vector of figures about the model on its held-back records. Behind a shuffler, or a sum of bits, it sends a bit about
+each entry of its vector, and hides among all clients. If nobody is trusted, it secretly draws one entry and sends a single bit, which has
+pure epsilon. In a sum of vectors (``dp-fedavg``), it sends its vector with its share of the noise.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from ldpfl.simulation.evaluating_clients import BitScores, ClientScores, MeanSco
 
 
 def check_clients(config: RunConfig) -> None:
-    """Raise unless accountants compose what clients would send about the model with what they send in training.
+    """Raise unless the accountants can add the evaluations at clients to the guarantee of training.
 
     Raises:
-        ConfigError: the settings do not allow it.
+        ConfigError: the mechanism, the channel or the participation does not allow it.
     """
     mechanism, channel = config.mechanism, config.shuffling.channel
     if not mechanism.protects:
@@ -41,27 +41,27 @@ def check_clients(config: RunConfig) -> None:
 
 
 def is_summed(config: RunConfig) -> bool:
-    """Return whether clients send vectors with noise, of which only the sum is seen."""
+    """Return whether clients evaluate by vectors with noise of which only the sum is seen, rather than by bits."""
     return isinstance(config.mechanism, DpFedAvgSettings) and config.shuffling.channel == "secure-sum"
 
 
 def client_scores(config: RunConfig, outputs: int) -> ClientScores:
-    """Return the layout of what a client sends."""
+    """Return the layout of the vector of figures that a client sends, for a model with so many ``outputs``."""
     kind = MeanScores if is_summed(config) else BitScores
     return kind(tasks.create(config.task.name, outputs).targets, outputs, config.evaluation.loss_bound)
 
 
 def client_settings(config: RunConfig, evaluations: int) -> MechanismSettings:
-    """Return the settings of the mechanism for each of so many ``evaluations``."""
-    epsilon, through = config.evaluation.epsilon, config.shuffling
+    """Return the settings of the mechanism for one evaluation, if ``evaluations`` is their number in the run."""
+    epsilon, shuffling = config.evaluation.epsilon, config.shuffling
     if epsilon == "off":
         raise ConfigError("evaluation.epsilon is 'off', so nothing is measured at clients: set it to a number")
-    honest = config.clients.count - through.colluding
+    honest = config.clients.count - shuffling.colluding
     if is_summed(config):
         changed = {"noise_multiplier": noise_of_sum(epsilon, config.privacy.delta, honest, evaluations), "clip_norm": 1.0}
         return config.mechanism.model_copy(update=changed)
-    entries = client_scores(config, 2).ranges.dimension
-    found = epsilon_of_bit(epsilon, config.privacy.delta, through.channel, honest, entries, evaluations)
-    if is_seen(through.channel):
-        return HarmonySettings(epsilon=found)
-    return DuchiSettings(epsilon=found)
+    entries = client_scores(config, outputs=2).ranges.dimension
+    bit_epsilon = epsilon_of_bit(epsilon, config.privacy.delta, shuffling.channel, honest, entries, evaluations)
+    if is_seen(shuffling.channel):
+        return HarmonySettings(epsilon=bit_epsilon)
+    return DuchiSettings(epsilon=bit_epsilon)

@@ -14,7 +14,7 @@ import ldpfl
 from ldpfl import tasks
 from ldpfl.data import Dataset
 from ldpfl.errors import in_short
-from ldpfl.experiments.client_evaluation import added_to, at_clients, lost_evaluations
+from ldpfl.experiments.client_evaluation import add_figures_of_clients, at_clients, lost_evaluations
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.quality import Reference, quality
 from ldpfl.experiments.run_folder import Kind
@@ -33,66 +33,28 @@ from ldpfl.util.number_format import counted
 
 
 def summarise(
-    config: RunConfig, federation: Federation, task: Dataset, last: Checkpoint, baseline: Reference | None, clamped: float | None = None
+    config: RunConfig, federation: Federation, data: Dataset, final: Checkpoint, baseline: Reference | None, clamped: float | None = None
 ) -> dict[str, Any]:
-    """Return the figures of a run that ended in the checkpoint ``last``. A figure that is not a finite number becomes None.
+    """Return the content of ``result.json`` for a run whose last checkpoint is ``final``. Figures that are not finite become None.
 
     Args:
         baseline: scores of the noise-free baseline, if there is one.
         clamped: score of the same training with clipping and without noise, if it was computed.
     """
-    history, privacy = last.history, _privacy(config, federation, last)
+    history, privacy = final.history, _privacy(config, federation, final)
     judged: dict[str, Any] = {"scores": {}}
     try:
-        judged = quality(federation, last.state.model, config.seed, task.classes, last.personal)
+        judged = quality(federation, final.state.model, config.seed, data.classes, final.personal)
     except Exception as error:  # a user's own metric may fail, and the trained model must not be lost
         privacy["caveats"].append(f"no scores of the final model beside those of each round: not computed, because: {in_short(error)}")
-    if judged.pop("unusable", False):
+    privacy["caveats"] += _finding_caveats(judged, config, federation)
+    if missing := lost_evaluations(config, final):
+        rounds = ", ".join(f"{number:,}" for number in missing)
         privacy["caveats"].append(
-            f"{UNUSABLE} for some test rows: these count as wrong in the accuracy and in exact matches, and other figures have no value; a "
-            "smaller training.learning_rate or less noise may help, else look for a logarithm or a quotient in the model"
-        )
-    if extreme := judged.pop("extreme", ""):
-        privacy["caveats"].append(
-            f"{EXTREME}: {extreme}. Rank rows by them, but do not read them as probabilities; a smaller training.server_learning_rate (or "
-            "training.learning_rate), a larger training.server_weight_decay, more rows or a larger epsilon bring them closer together"
-        )
-    if narrow := judged.pop("narrow", ""):
-        privacy["caveats"].append(
-            f"{NARROW}: {narrow}. Rank rows by them, but do not read them as probabilities; more training.rounds, a larger "
-            "training.server_learning_rate or a smaller training.server_weight_decay move them apart"
-        )
-    if chance := judged.pop("chance", ""):
-        privacy["caveats"].append(
-            f"{CHANCE}: {chance}. More clients or rows, a larger epsilon, or a model with fewer weights may help; the "
-            "noise-free baseline shows whether the data can be learnt at all"
-        )
-    if judged.pop("constant", False) and not _lacks_inputs(federation):
-        privacy["caveats"].append(
-            f"{CHANCE}: the model's output is the same for all {judged['test_rows']:,} test rows, whatever their inputs. Either training "
-            "did not move it, or steps or noise were so large that no input has an effect any more: try another step size (a smaller "
-            "training.server_learning_rate or training.learning_rate), more rounds, a larger epsilon, and data.bounds that are not far "
-            "wider than the values"
-        )
-    threshold = judged.pop("threshold", "")
-    if one_class := judged.pop("one_class", ""):
-        privacy["caveats"].append(
-            f"{ONE_CLASS} {one_class}: the accuracy shows no more than how common that class is. Probabilities still differ between rows"
-            + (
-                f". To predict both, give a threshold within the predicted risks: ldpfl predict --threshold {threshold}"
-                if threshold
-                else ""
-            )
-        )
-    if off := judged.pop("off", ""):
-        privacy["caveats"].append(f"{OFF}: {off}. {_off_remedy(config, federation)}")
-    if lost := lost_evaluations(config, last):
-        after = ", ".join(f"{number:,}" for number in lost)
-        privacy["caveats"].append(
-            f"{NO_FIGURES} {after}: too few clients sent theirs in time; the guarantee counts these rounds all the same"
+            f"{NO_FIGURES} {rounds}: too few clients sent theirs in time; the guarantee counts these rounds all the same"
         )
     measured = at_clients(federation, history)
-    added_to(judged, measured)
+    add_figures_of_clients(judged, measured)
     figures = {
         "name": config.name,
         "seed": config.seed,
@@ -112,22 +74,22 @@ def summarise(
         **privacy,
         "clients": config.clients.count,
         "records": records_held(config, federation),
-        "clients_per_round": last_trained(last).clients,
-        "stopped_after": stopped_after(federation, last),
+        "clients_per_round": last_trained(final).clients,
+        "stopped_after": stopped_after(federation, final),
         "rounds": len(history),
         "weights": federation.task.layout.dimension,
-        "chosen": _chosen(config, federation),
-        "uplink_bits_per_client_round": payload_bits(federation.mechanism, last.state.ranges),
+        "chosen": _chosen_automatically(config, federation),
+        "uplink_bits_per_client_round": payload_bits(federation.mechanism, final.state.ranges),
         "uplink_bytes_per_client_round": max(metrics.uplink_bytes_per_client for metrics in history),
-        "layers": _layers(config, federation, last),
-        "clipped_records_per_round": _clipped_records(federation, last),
-        **_noise(config, federation, last),
+        "layers": _layer_entries(config, federation, final),
+        "clipped_records_per_round": _clipped_records(federation, final),
+        **_noise_entry(config, federation, final),
         "seconds": sum(metrics.seconds for metrics in history),
         "seconds_per_round": [metrics.seconds for metrics in history],
         "device": federation.device.type,
         "compiled": is_compiled(federation.trainer),
         "threads": torch.get_num_threads(),
-        "data_fingerprint": task.fingerprint,
+        "data_fingerprint": data.fingerprint,
         "versions": {
             "ldpfl": ldpfl.__version__,
             "torch": torch.__version__,
@@ -139,9 +101,54 @@ def summarise(
     return strict
 
 
-def _off_remedy(config: RunConfig, federation: Federation) -> str:
+def _finding_caveats(judged: dict[str, Any], config: RunConfig, federation: Federation) -> list[str]:
+    """Remove the findings of the evaluation from ``judged``, and return a caveat for each: a fault of the model, and what may help."""
+    caveats = []
+    if judged.pop("unusable", False):
+        caveats.append(
+            f"{UNUSABLE} for some test rows: these count as wrong in the accuracy and in exact matches, and other figures have no value; a "
+            "smaller training.learning_rate or less noise may help, else look for a logarithm or a quotient in the model"
+        )
+    if extreme := judged.pop("extreme", ""):
+        caveats.append(
+            f"{EXTREME}: {extreme}. Rank rows by them, but do not read them as probabilities; a smaller training.server_learning_rate (or "
+            "training.learning_rate), a larger training.server_weight_decay, more rows or a larger epsilon bring them closer together"
+        )
+    if narrow := judged.pop("narrow", ""):
+        caveats.append(
+            f"{NARROW}: {narrow}. Rank rows by them, but do not read them as probabilities; more training.rounds, a larger "
+            "training.server_learning_rate or a smaller training.server_weight_decay move them apart"
+        )
+    if chance := judged.pop("chance", ""):
+        caveats.append(
+            f"{CHANCE}: {chance}. More clients or rows, a larger epsilon, or a model with fewer weights may help; the "
+            "noise-free baseline shows whether the data can be learnt at all"
+        )
+    if judged.pop("constant", False) and not _all_columns_hidden(federation):
+        caveats.append(
+            f"{CHANCE}: the model's output is the same for all {judged['test_rows']:,} test rows, whatever their inputs. Either training "
+            "did not move it, or steps or noise were so large that no input has an effect any more: try another step size (a smaller "
+            "training.server_learning_rate or training.learning_rate), more rounds, a larger epsilon, and data.bounds that are not far "
+            "wider than the values"
+        )
+    threshold = judged.pop("threshold", "")
+    if one_class := judged.pop("one_class", ""):
+        caveats.append(
+            f"{ONE_CLASS} {one_class}: the accuracy shows no more than how common that class is. Probabilities still differ between rows"
+            + (
+                f". To predict both, give a threshold within the predicted risks: ldpfl predict --threshold {threshold}"
+                if threshold
+                else ""
+            )
+        )
+    if off := judged.pop("off", ""):
+        caveats.append(f"{OFF}: {off}. {_remedy_for_risks(config, federation)}")
+    return caveats
+
+
+def _remedy_for_risks(config: RunConfig, federation: Federation) -> str:
     """Return why the mean predicted risk may be far from the observed share, and what to do about it."""
-    if emphasis := _emphasis(config):
+    if emphasis := _emphasis_settings(config):
         return (
             f"{emphasis} moved the predicted probabilities: train with the default loss, or use the predictions as a ranking, with a "
             "threshold of your own (ldpfl predict --threshold)"
@@ -155,27 +162,28 @@ def _off_remedy(config: RunConfig, federation: Federation) -> str:
     )
 
 
-def _lacks_inputs(federation: Federation) -> bool:
-    """Return whether the noise of measuring hid all columns of a table, so that a note on it tells why all outputs are the same."""
+def _all_columns_hidden(federation: Federation) -> bool:
+    """Return whether the noise of measuring hid all columns of a table. Then another note already tells why all outputs are the same."""
     encoder = federation.encoder
     return encoder is not None and not encoder.data.text and encoder.hidden == frozenset(encoder.data.columns)
 
 
-def _emphasis(config: RunConfig) -> str:
+def _emphasis_settings(config: RunConfig) -> str:
     """Return the settings that move predicted probabilities away from the frequencies of the classes, as text; "" if none is set."""
-    weights = ["task.class_weights"] * (config.task.class_weights != "off")
-    return " and ".join([*weights, *["task.focusing"] * (config.task.focusing > 0)])
+    is_set = {"task.class_weights": config.task.class_weights != "off", "task.focusing": config.task.focusing > 0}
+    return " and ".join(key for key, value in is_set.items() if value)
 
 
 def _emphasis_caveats(config: RunConfig) -> list[str]:
-    if not (emphasis := _emphasis(config)):
+    """Return the caveat that class weights or the focal loss move predicted probabilities; an empty list without them."""
+    if not (emphasis := _emphasis_settings(config)):
         return []
-    how = "with class weights" if config.task.class_weights != "off" else "with the focal loss"
-    return [f"trained {how} ({emphasis}): predicted probabilities are not frequencies; rank rows by them, or choose a threshold"]
+    cause = "with class weights" if config.task.class_weights != "off" else "with the focal loss"
+    return [f"trained {cause} ({emphasis}): predicted probabilities are not frequencies; rank rows by them, or choose a threshold"]
 
 
 def _personal_caveats(federation: Federation) -> list[str]:
-    """Return what the personal layers are and what the saved model lacks; an empty list if there are none."""
+    """Return the caveat that personal layers are not in the saved model; an empty list if there are none."""
     trainer = federation.trainer
     if not isinstance(trainer, PersonalTrainer):
         return []
@@ -196,51 +204,52 @@ def metric_before_data(config: RunConfig, kind: Kind = Kind.SIMULATION) -> str:
     return tasks.create(config.task.name, len(config.data.classes)).metric if config.data.classes else tasks.ACCURACY
 
 
-def _chosen(config: RunConfig, federation: Federation) -> dict[str, float]:
+def _chosen_automatically(config: RunConfig, federation: Federation) -> dict[str, float]:
     """Return the values that were chosen for settings that are "auto" in the config, by setting key."""
     numbers = {"server_learning_rate": federation.optimiser.learning_rate, "server_weight_decay": federation.optimiser.decay}
     return {f"training.{name}": number for name, number in numbers.items() if getattr(config.training, name) == "auto"}
 
 
 UNUSABLE = "the model gives NaN or infinity"
-"""How the note begins that tells that some outputs for test rows are no numbers."""
+"""Start of the note that some outputs for test rows are no numbers."""
 
 EXTREME = "predicted probabilities are far too close to 0 and 1"
-"""How the note begins that tells of a calibration slope far below 1."""
+"""Start of the note on a calibration slope far below 1."""
 
 NO_FIGURES = "clients' figures are missing after round"
-"""How the note begins that names evaluations at clients that were lost."""
+"""Start of the note on evaluations at clients that were lost."""
 
 NARROW = "predicted probabilities lie far too close together"
-"""How the note begins that tells of a calibration slope far above 1."""
+"""Start of the note on a calibration slope far above 1."""
 
 CHANCE = "nothing was found to have been learnt"
-"""How the note begins that tells of a model whose main figure is no better than chance."""
+"""Start of the note on a model whose main figure is no better than chance."""
 
 ONE_CLASS = "all test rows are predicted to be of the class"
-"""How the note begins that names the one class that a model predicts for all rows."""
+"""Start of the note on the one class that a model predicts for all rows."""
 
 OFF = "the mean predicted risk is far from the observed share"
-"""How the note begins that tells of a model whose risks are too high or too low on the whole."""
+"""Start of the note on a model whose risks are too high or too low on the whole."""
 
 STOPPED = "training stopped after round"
-"""How the note begins that tells the round after which a run ended early."""
+"""Start of the note on the round after which a run ended early."""
 
 
-def stopped_after(federation: Federation, last: Checkpoint) -> int | None:
-    """Return the last round in which anything was trained, if a run ended early; None if it did not."""
-    trained = [metrics.round for metrics in last.history if metrics.validation is not None]
-    return trained[-1] if federation.has_stopped(last.history) and trained[-1] < last.state.round else None
+def stopped_after(federation: Federation, checkpoint: Checkpoint) -> int | None:
+    """Return the last round in which clients trained, if the validation loss ended training early; None if it did not."""
+    trained_rounds = [metrics.round for metrics in checkpoint.history if metrics.validation is not None]
+    return trained_rounds[-1] if federation.has_stopped(checkpoint.history) and trained_rounds[-1] < checkpoint.state.round else None
 
 
-def _stopping_caveats(config: RunConfig, federation: Federation, last: Checkpoint) -> list[str]:
-    after, rounds = stopped_after(federation, last), last.state.round
-    if after is None:
+def _stopping_caveats(config: RunConfig, federation: Federation, checkpoint: Checkpoint) -> list[str]:
+    """Return the caveat of a run that stopped early: what decided it, and whether the guarantee covers that; else an empty list."""
+    last_round, rounds = stopped_after(federation, checkpoint), checkpoint.state.round
+    if last_round is None:
         return []
-    why = "what was released and the public rows of data.validation"
+    decided_by = "what was released and the public rows of data.validation"
     if config.data.brought:
-        why = "the loss on the rows of data.validation, which are not protected: the guarantee does not cover it"
-    return [f"{STOPPED} {after} of {rounds}, and all are counted: when to stop followed from {why}"]
+        decided_by = "the loss on the rows of data.validation, which are not protected: the guarantee does not cover it"
+    return [f"{STOPPED} {last_round} of {rounds}, and all are counted: when to stop followed from {decided_by}"]
 
 
 def of_extending(config: RunConfig) -> list[str]:
@@ -252,12 +261,13 @@ def of_extending(config: RunConfig) -> list[str]:
     return [f"{added} of {rounds} rounds were added to a run that had come to its end: {limit}; a client's own budget holds in any case"]
 
 
-def _ending_caveats(config: RunConfig, last: Checkpoint) -> list[str]:
-    done, rounds = len(last.history), config.training.rounds
-    if done >= rounds:
+def _ending_caveats(config: RunConfig, checkpoint: Checkpoint) -> list[str]:
+    """Return the caveat of a run on Flower that ended before its last round; an empty list for other runs."""
+    finished_rounds, rounds = len(checkpoint.history), config.training.rounds
+    if finished_rounds >= rounds:
         return []
     reason = "too few nodes took part in the next one. Start the run again to go on; its guarantee is then that of more rounds"
-    return [f"the run ended after {done} of {rounds} rounds: {reason}"]
+    return [f"the run ended after {finished_rounds} of {rounds} rounds: {reason}"]
 
 
 def records_held(config: RunConfig, federation: Federation) -> int | None:
@@ -268,23 +278,24 @@ def records_held(config: RunConfig, federation: Federation) -> int | None:
 
 
 def _delta_caveats(config: RunConfig, federation: Federation) -> list[str]:
+    """Return the caveat that delta is too large for the number of protected records or persons; an empty list if it is not."""
     records, delta = records_held(config, federation) or 0, config.privacy.delta
     if record_clip_of(federation.mechanism) is None or delta * records < 1:
         return []
-    what = "persons" if config.data.person else "records"
-    return [f"delta {delta:g} is not below 1/{records:,}: to publish one of the {what} at random would satisfy it"]
+    unit = "persons" if config.data.person else "records"
+    return [f"delta {delta:g} is not below 1/{records:,}: to publish one of the {unit} at random would satisfy it"]
 
 
-def last_trained(last: Checkpoint) -> RoundMetrics:
+def last_trained(checkpoint: Checkpoint) -> RoundMetrics:
     """Return the figures of the last round in which clients took part, or of the last one if none did."""
-    return next((metrics for metrics in reversed(last.history) if metrics.clients), last.history[-1])
+    return next((metrics for metrics in reversed(checkpoint.history) if metrics.clients), checkpoint.history[-1])
 
 
-def _privacy(config: RunConfig, federation: Federation, last: Checkpoint) -> dict[str, Any]:
+def _privacy(config: RunConfig, federation: Federation, checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the privacy entries of ``result.json``: epsilon of one unit of one round, and the guarantee from the ledger's events."""
     caveats = [
-        *_stopping_caveats(config, federation, last),
-        *_ending_caveats(config, last),
+        *_stopping_caveats(config, federation, checkpoint),
+        *_ending_caveats(config, checkpoint),
         *of_extending(config),
         *_delta_caveats(config, federation),
         *_emphasis_caveats(config),
@@ -293,10 +304,10 @@ def _privacy(config: RunConfig, federation: Federation, last: Checkpoint) -> dic
     return {
         "mechanism": config.mechanism.name,
         "perturbed": config.mechanism.perturbed,
-        **of_unit(last.ledger, config.privacy.delta),
+        **of_unit(checkpoint.ledger, config.privacy.delta),
         "target": None if config.privacy.target_epsilon == "off" else config.privacy.target_epsilon,
         "caveats": [*federation.mechanism.properties.caveats, *federation.notes, *caveats],
-        "privacy": account(last.ledger, config.privacy.delta).to_dict(),
+        "privacy": account(checkpoint.ledger, config.privacy.delta).to_dict(),
     }
 
 
@@ -315,43 +326,43 @@ def of_unit(ledger: Ledger, delta: float) -> dict[str, Any]:
     return {"epsilon_per_unit": json_number(epsilon), "unit": release.unit}
 
 
-def _noise(config: RunConfig, federation: Federation, last: Checkpoint) -> dict[str, Any]:
+def _noise_entry(config: RunConfig, federation: Federation, checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the figures of a noise schedule over the whole run; an empty dict for other mechanisms.
 
-    ``norm`` is LaDP-FL's "noise scale". ``paper_epsilon`` charges a client each of its rounds at q = batch size / data set size,
-    as its equations (17) to (19) do, for the mean client; see the ledger for what holds.
+    ``norm`` is LaDP-FL's "noise scale", and ``paper_epsilon`` the claim of its equations (17) to (19) for the mean client: the sum of
+    q * epsilon over the rounds that it takes part in, with q = batch size / data set size. The proved guarantee is in the ledger.
     """
-    noisy = [metrics for metrics in last.history if metrics.noise]
-    if not noisy:
+    noisy_rounds = [metrics for metrics in checkpoint.history if metrics.noise]
+    if not noisy_rounds:
         return {}
-    rounds = [metrics.noise for metrics in noisy]
+    schedules = [metrics.noise for metrics in noisy_rounds]
     sampling = min(1.0, config.training.batch_size / float(federation.samples.sizes.mean()))
-    charged = [sampling * metrics.clients / config.clients.count * metrics.noise["paper_epsilon"] for metrics in noisy]
+    claimed = [sampling * metrics.clients / config.clients.count * metrics.noise["paper_epsilon"] for metrics in noisy_rounds]
     return {
         "noise": {
-            "norm": fsum(figures["norm"] for figures in rounds),
-            "protected_fraction": fmean(figures["protected_fraction"] for figures in rounds),
-            "paper_epsilon": fsum(charged),
-            "paper_epsilon_per_round": charged,
-            "multiplier_median": [figures["multiplier_median"] for figures in rounds if "multiplier_median" in figures],
+            "norm": fsum(figures["norm"] for figures in schedules),
+            "protected_fraction": fmean(figures["protected_fraction"] for figures in schedules),
+            "paper_epsilon": fsum(claimed),
+            "paper_epsilon_per_round": claimed,
+            "multiplier_median": [figures["multiplier_median"] for figures in schedules if "multiplier_median" in figures],
         }
     }
 
 
-def _clipped_records(federation: Federation, last: Checkpoint) -> list[float | None] | None:
+def _clipped_records(federation: Federation, checkpoint: Checkpoint) -> list[float | None] | None:
     """Return the share of clipped records in each round, None for rounds in which only clients know it.
 
     The result is None if the mechanism does not clip records.
     """
-    return None if record_clip_of(federation.mechanism) is None else [metrics.clipped_records for metrics in last.history]
+    return None if record_clip_of(federation.mechanism) is None else [metrics.clipped_records for metrics in checkpoint.history]
 
 
-def _layers(config: RunConfig, federation: Federation, last: Checkpoint) -> dict[str, dict[str, float | None]]:
+def _layer_entries(config: RunConfig, federation: Federation, checkpoint: Checkpoint) -> dict[str, dict[str, float | None]]:
     """Return the number of weights, the radius, the noise and the clipped fraction of each layer in the last round.
 
     The radius is None if values are clipped by their norm. The clipped fraction is None then too, and if only clients know it.
     """
-    layout, metrics = federation.task.layout, last_trained(last)
+    layout, metrics = federation.task.layout, last_trained(checkpoint)
     return {
         name: {
             "weights": size,

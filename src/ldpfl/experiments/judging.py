@@ -1,4 +1,4 @@
-"""Apply a model to the test rows, and compute the metrics of its outputs, in the form that each task's metrics take."""
+"""Apply a model to the test rows, and compute the metrics of its outputs. Outputs and targets are first put into a task's form."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Judged:
 
     Attributes:
         scores: each metric over all rows.
-        told, seen: outputs and observed targets, in the form that the metrics take; empty if only the task itself has metrics.
+        predicted, observed: outputs and observed targets, in the form that the metrics take; empty if only the task itself has metrics.
         kind: function that computes weighted metrics from outputs and targets; None if only the task itself has metrics.
         figures: result of ``kind`` for all rows.
         unusable: whether the outputs for some rows are NaN or infinite.
@@ -34,8 +34,8 @@ class Judged:
     """
 
     scores: dict[str, float]
-    told: Floats = field(default_factory=lambda: np.empty(0))
-    seen: NDArray[Any] = field(default_factory=lambda: np.empty(0))
+    predicted: Floats = field(default_factory=lambda: np.empty(0))
+    observed: NDArray[Any] = field(default_factory=lambda: np.empty(0))
     kind: Callable[[Floats, Any], Counted] | None = None
     figures: Counted | None = None
     unusable: bool = False
@@ -55,24 +55,24 @@ class Judged:
         return self.kind in (weighted_metrics.of_numbers, weighted_metrics.of_counts)
 
 
-def judged_on_test_rows(federation: Federation, weights: Tensor, own: Tensor | None = None) -> Judged:
-    """Return the metrics of the model with ``weights`` (d,) on the test rows; for ``own`` see :meth:`Federation.outputs`."""
+def judged_on_test_rows(federation: Federation, weights: Tensor, personal: Tensor | None = None) -> Judged:
+    """Return the metrics of the model with ``weights`` (d,) on the test rows; and the clients' ``personal`` layers (N, p)."""
     task, rows = federation.task.task, federation.evaluation.samples
     if not len(rows):
         return Judged(measured(federation.task, weights, rows, every=True))
-    if task.name not in _KINDS:
-        found: list[bool] = []
-        alike = _Alike()
+    if task.name not in _FORMS:
+        has_unusable: list[bool] = []
+        equality = _EqualOutputs()
 
-        def watched() -> Iterator[tuple[Tensor, Tensor]]:  # some at a time: the outputs for texts are large
-            for outputs, targets in federation.outputs(weights, own):
-                found.append(bool(unusable(outputs, task.targets).any()))
+        def watched_batches() -> Iterator[tuple[Tensor, Tensor]]:  # batch by batch: the outputs for texts are large
+            for outputs, targets in federation.outputs(weights, personal):
+                has_unusable.append(bool(unusable(outputs, task.targets).any()))
                 if outputs.dim() <= 2:  # scores of all tokens at all places are too many to compare
-                    alike.update(outputs)
+                    equality.update(outputs)
                 yield outputs, targets
 
-        return Judged(task.measured(watched(), every=True), unusable=any(found), constant=alike.found)
-    batches = [(outputs.cpu(), targets.cpu()) for outputs, targets in federation.outputs(weights, own)]
+        return Judged(task.measured(watched_batches(), every=True), unusable=any(has_unusable), constant=equality.holds)
+    batches = [(outputs.cpu(), targets.cpu()) for outputs, targets in federation.outputs(weights, personal)]
     scores = task.measured(iter(batches), every=True)
     outputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
     return judged_by(federation, outputs, targets, scores)
@@ -82,21 +82,21 @@ def judged_by(federation: Federation, outputs: Tensor, targets: Tensor, scores: 
     """Return the metrics of ``outputs`` for the test rows, in the target's units, with the task's own metrics ``scores``."""
     if not bool(outputs.isfinite().all()):
         return Judged(dict(scores), unusable=bool(unusable(outputs, federation.task.task.targets).any()))
-    kind, told, seen = _KINDS[federation.task.task.name](outputs, targets, federation)
-    figures, alike = kind(told, seen), _Alike()
-    alike.update(outputs)
-    classes = _CLASSES[federation.task.task.name](outputs).numpy() if federation.task.task.name in _CLASSES else None
-    return Judged(
-        {**weighted_metrics.point(figures, len(seen)), **scores}, told, seen, kind, figures, constant=alike.found, classes=classes
-    )
+    name = federation.task.task.name
+    kind, predicted, observed = _FORMS[name](outputs, targets, federation)
+    figures, equality = kind(predicted, observed), _EqualOutputs()
+    equality.update(outputs)
+    classes = _CLASSES[name](outputs).numpy() if name in _CLASSES else None
+    all_scores = {**weighted_metrics.point(figures, len(observed)), **scores}
+    return Judged(all_scores, predicted, observed, kind, figures, constant=equality.holds, classes=classes)
 
 
 _CLASSES: Mapping[str, Callable[[Tensor], Tensor]] = {"classification": lambda logits: logits.argmax(dim=1), "ordinal": middle_class}
 """Function from outputs (N, ...) to the predicted class (N,), for tasks that predict one."""
 
 
-class _Alike:
-    """Whether all rows have the same outputs, up to rounding."""
+class _EqualOutputs:
+    """Test of whether all rows have the same outputs, up to rounding. Rows are given batch by batch."""
 
     def __init__(self) -> None:
         self._rows = 0
@@ -104,26 +104,30 @@ class _Alike:
         self._high: Tensor | None = None
 
     def update(self, outputs: Tensor) -> None:
+        """Add the ``outputs`` (B, ...) of further rows."""
         low, high = outputs.detach().amin(dim=0), outputs.detach().amax(dim=0)
         self._low = low if self._low is None else torch.minimum(self._low, low)
         self._high = high if self._high is None else torch.maximum(self._high, high)
         self._rows += len(outputs)
 
     @property
-    def found(self) -> bool:
+    def holds(self) -> bool:
+        """Whether all rows so far have the same outputs. False with fewer than two rows."""
         if self._low is None or self._high is None or self._rows < 2:
             return False
-        return bool((self._high - self._low).max() <= _SAME * torch.maximum(self._low.abs(), self._high.abs()).max())
+        return bool((self._high - self._low).max() <= _TOLERANCE * torch.maximum(self._low.abs(), self._high.abs()).max())
 
 
-_SAME = 1e-6
-"""Difference between outputs, relative to the largest of them, up to which rounding makes it."""
+_TOLERANCE = 1e-6
+"""Difference between outputs, as a fraction of the largest one, up to which it counts as rounding."""
 
 
-_Form = tuple[Callable[[Floats, Any], Counted], Floats, NDArray[Any]]
+_MetricsInput = tuple[Callable[[Floats, Any], Counted], Floats, NDArray[Any]]
+"""Function that computes weighted metrics, and its two arguments: outputs and observed targets, in the form that it takes."""
 
 
-def _class_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _Form:
+def _class_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
+    """Return the metrics of classes, with the difference of two logits, or the logits (n, k) of more classes, and the observed classes."""
     logits, classes = outputs.double().numpy(), targets.numpy()
     if logits.shape[1] == 2:
         figures = partial(weighted_metrics.of_two_classes, threshold=federation.evaluation.threshold)
@@ -131,18 +135,21 @@ def _class_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _Fo
     return weighted_metrics.of_several_classes, logits, classes
 
 
-def _label_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _Form:
+def _label_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
+    """Return the metrics of labels, with their logits (n, k), and which labels each row has."""
     return weighted_metrics.of_labels, outputs.double().numpy(), targets.numpy() > 0
 
 
-def _number_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _Form:
+def _number_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
+    """Return the metrics of numbers, with the predicted and the observed number of each row, in the unit of the data."""
     encoder = federation.encoder
     center, unit = (0.0, 1.0) if encoder is None else (encoder.target_center, encoder.target_spread)
-    found, seen = (own.reshape(len(targets)).double().numpy() * unit + center for own in (outputs, targets))
-    return weighted_metrics.of_numbers, found, seen
+    predicted, observed = (values.reshape(len(targets)).double().numpy() * unit + center for values in (outputs, targets))
+    return weighted_metrics.of_numbers, predicted, observed
 
 
-def _time_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _Form:
+def _time_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
+    """Return the metrics of times, with the probability (n, k) to survive each interval, and times with events (n, 2)."""
     cuts = np.array(() if federation.encoder is None else federation.encoder.cuts, dtype=np.float32)  # as times are
     times, events = times_in(targets, outputs.shape[1])
     return (
@@ -152,17 +159,19 @@ def _time_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _For
     )
 
 
-def _count_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _Form:
+def _count_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
+    """Return the metrics of counts, with the expected and the observed count of each row, in the unit of the data."""
     unit = 1.0 if federation.encoder is None else federation.encoder.target_spread
     expected = expected_count(outputs.reshape(len(targets)).double()).clamp_min(LEAST_COUNT)
     return weighted_metrics.of_counts, expected.numpy() * unit, targets.double().numpy() * unit
 
 
-def _ordered_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _Form:
+def _ordered_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
+    """Return the metrics of ordered classes, with the middle class that is predicted for each row, and the observed class."""
     return weighted_metrics.of_ordered, middle_class(outputs).double().numpy(), targets.numpy()
 
 
-_KINDS: Mapping[str, Callable[[Tensor, Tensor, Federation], _Form]] = {
+_FORMS: Mapping[str, Callable[[Tensor, Tensor, Federation], _MetricsInput]] = {
     "classification": _class_form,
     "multilabel": _label_form,
     "regression": _number_form,
@@ -170,3 +179,4 @@ _KINDS: Mapping[str, Callable[[Tensor, Tensor, Federation], _Form]] = {
     "ordinal": _ordered_form,
     "survival": _time_form,
 }
+"""Function from outputs, targets and the federation to the input of the metrics, by task."""

@@ -15,7 +15,7 @@ from ldpfl.experiments.build import as_usual, build, choose_device, model_of
 from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import NOTHING, Given, described, load_dataset
-from ldpfl.experiments.secret_seed import drawn
+from ldpfl.experiments.secret_seed import new_secret
 from ldpfl.models.mending import Change, mended
 from ldpfl.models.registry import offered
 from ldpfl.util.user_code import GIVEN
@@ -58,27 +58,27 @@ def check(config: RunConfig, data_dir: Path | None, given: Given = NOTHING) -> C
     """
     config = settled(config.model_copy(update={"privacy": config.privacy.model_copy(update={"target_epsilon": "off"})}), given)
     data = described(config, given)
-    if config.data.brought and data.clients is None:  # whether there are enough samples for all clients is asked by a run
+    if config.data.brought and data.clients is None:  # a run checks that all clients have samples; here the model alone is checked
         count = min(config.clients.count, data.records)
         config = config.model_copy(update={"clients": config.clients.model_copy(update={"count": count})})
     module = model_of(config, data, given.module)
     problem, notes = _problem(config, data_dir, given)
     changes: tuple[Change, ...] = ()
-    still = ""
+    remaining_problem = ""
     if problem:
         module, changes = mended(module)
-        named = config.model_copy(update={"model": config.model.model_copy(update={"name": GIVEN, "options": {}, "adapter": "none"})})
-        still, notes = _problem(named, data_dir, Given(given.data, module))
+        changed = config.model_copy(update={"model": config.model.model_copy(update={"name": GIVEN, "options": {}, "adapter": "none"})})
+        remaining_problem, notes = _problem(changed, data_dir, Given(given.data, module))
     weights = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad and not is_lazy(parameter))
-    return Checked(problem, changes, still, module, weights, notes, offered(data.shape, data.outputs, data.vocabulary))
+    return Checked(problem, changes, remaining_problem, module, weights, notes, offered(data.shape, data.outputs, data.vocabulary))
 
 
 def _problem(config: RunConfig, data_dir: Path | None, given: Given) -> tuple[str, tuple[str, ...]]:
     """Return why a run could not start ("" if it could), and the warnings that it would give."""
     notes: list[str] = []
     try:
-        task = load_dataset(config, data_dir, notes.append, given=given)
-        build(config, task, choose_device("cpu"), given.module, notes.append, drawn(config))
+        data = load_dataset(config, data_dir, notes.append, given=given)
+        build(config, data, choose_device("cpu"), given.module, notes.append, new_secret(config))
     except LdpflError as error:
         return str(error), tuple(notes)
     return "", tuple(notes)

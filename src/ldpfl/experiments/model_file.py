@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ldpfl.errors import ConfigError, DataError, LdpflError, first_line
-from ldpfl.experiments.build import made_of
+from ldpfl.experiments.build import make_module
 from ldpfl.experiments.config import ModelConfig
 from ldpfl.experiments.dataset import Description
 from ldpfl.models.adapters import Kind, check_base, has_base
@@ -28,12 +28,12 @@ _MAX_FIELDS = 1 << 18
 """Maximum number of fields in a description. Each column of a table has a few."""
 
 _MAX_ENTRIES = 1 << 21
-"""Maximum number of entries of all its lists together."""
+"""Maximum number of entries of all lists of a description together."""
 
 _ADAPTER_SETTINGS = ("adapter", "adapter_rank", "adapter_alpha", "adapter_modules", "adapter_tokens")
 """Settings that are needed to build a pretrained model with its adapter again."""
 
-_SINGLE = tuple(name for name in _ADAPTER_SETTINGS if name != "adapter_modules")
+_SCALAR_ADAPTER_SETTINGS = tuple(name for name in _ADAPTER_SETTINGS if name != "adapter_modules")
 
 _Size = Annotated[int, Field(ge=1, le=1 << 24)]
 
@@ -48,7 +48,7 @@ class ModelFile(BaseModel):
         vocabulary: number of tokens, if the samples are texts.
         targets: kind of the target.
         classes: names of the outputs, if the samples are images and their classes have names.
-        mean, std: of each channel of images, see :func:`ldpfl.data.samples.normalise`; empty for other samples.
+        mean, std: mean and standard deviation of each channel of images, see :func:`ldpfl.data.samples.normalise`; empty for other samples.
         adapter, adapter_rank, adapter_alpha, adapter_modules, adapter_tokens, licence: settings of the config.
         base: SHA-256 of the frozen weights of a pretrained model, which are not saved with the model; empty if all weights are saved.
         personal: setting of the config: layers that stayed at the clients. The saved model has their initial values.
@@ -94,7 +94,7 @@ class ModelFile(BaseModel):
         classes: tuple[str, ...] = (),
         base: str = "",
     ) -> ModelFile:
-        """Return what is said of the trained ``model`` on such ``data``; ``base`` is the digest of its frozen weights."""
+        """Return the description of a trained ``model`` for ``data``. ``base`` is the digest of its frozen weights, if it has any."""
         name = public_name(model.name) if lies_in_file(model.name) else model.name
         return cls(
             name=name,
@@ -118,38 +118,38 @@ class ModelFile(BaseModel):
 
     @property
     def described(self) -> Description:
-        """What the model takes and gives."""
+        """The data that the model is for, as far as the file describes them: shape, outputs and vocabulary."""
         return Description(self.shape, self.outputs, self.vocabulary)
 
-    def module(self, weights: Path, own: str | nn.Module | None = None) -> nn.Module:
-        """Return the model with the weights of a safetensors file.
+    def module(self, weights: Path, caller_model: str | nn.Module | None = None) -> nn.Module:
+        """Return the model with the weights of the safetensors file ``weights``.
 
-        Nothing is allocated before the shapes in the file are those of the model: either may be somebody else's.
+        The description and the file may be somebody else's. So no memory is allocated for a built-in model before the shapes of both agree.
 
         Args:
-            own: the caller's module, or its name, where the model is code.
+            caller_model: the caller's module, or the import path of its class, if the model is a user's code.
 
         Raises:
             ConfigError: the model is code, and the caller names none.
             DataError: the file is damaged, or of another model.
         """
-        model = self._named(own)
+        model = self._model_to_make(caller_model)
         try:
             check_regular(weights)
-            shapes = _shapes(weights)
-            if isinstance(own, str | None) and not is_code(model.name):
+            stored_shapes = _stored_shapes(weights)
+            if isinstance(caller_model, str | None) and not is_code(model.name):
                 with torch.device("meta"):
-                    _check_shapes(self._made(model), shapes)
-            module = self._made(model, own if isinstance(own, nn.Module) else None)
+                    _check_shapes(self._made(model), stored_shapes)
+            module = self._made(model, caller_model if isinstance(caller_model, nn.Module) else None)
             check_base(module, self.base)
-            _check_shapes(module, shapes)
+            _check_shapes(module, stored_shapes)
             module.load_state_dict(load_file(weights), strict=not self.base)
         except (OSError, SafetensorError, RuntimeError, ValueError) as error:
             raise DataError(f"{weights} is damaged, or of another model: {first_line(error)}") from error
         return module
 
     def copy_weights(self, weights: Path, to: Path) -> None:
-        """Write the tensors of a safetensors file to another one: nothing else that may be in that file, or that a link names.
+        """Write only the tensors of the safetensors file ``weights`` to the file ``to``. Metadata are left out, and links are refused.
 
         Raises:
             DataError: the file is damaged, a link, or of another built-in model.
@@ -160,33 +160,40 @@ class ModelFile(BaseModel):
                 raise ValueError("it is a link")
             if self.name != GIVEN and not is_code(self.name):
                 with torch.device("meta"):
-                    _check_shapes(self._made(ModelConfig(name=self.name, options=self.options, mend=self.mend)), _shapes(weights))
+                    _check_shapes(self._made(ModelConfig(name=self.name, options=self.options, mend=self.mend)), _stored_shapes(weights))
             save_file(load_file(weights), to)
         except (OSError, SafetensorError, RuntimeError, ValueError) as error:
             raise DataError(f"{weights} is damaged, or of another model: {first_line(error)}") from error
 
-    def _named(self, own: str | nn.Module | None) -> ModelConfig:
-        """Return which model is made; code is what the caller names, whatever the file says."""
-        adapter = {"adapter_modules": list(self.adapter_modules), **{key: getattr(self, key) for key in _SINGLE}}
-        if isinstance(own, nn.Module):
-            return ModelConfig(name=GIVEN, mend=self.mend, **adapter)
-        if self.name == GIVEN and own is None:
+    def _model_to_make(self, caller_model: str | nn.Module | None) -> ModelConfig:
+        """Return the settings of the model to make.
+
+        Code and bases from the hub are only used if the caller names them, since the file may be somebody else's.
+
+        Raises:
+            ConfigError: the model is code, was passed from Python, or has a base that is not here, and the caller does not name it.
+        """
+        adapter_settings = {"adapter_modules": list(self.adapter_modules), **{key: getattr(self, key) for key in _SCALAR_ADAPTER_SETTINGS}}
+        if isinstance(caller_model, nn.Module):
+            return ModelConfig(name=GIVEN, mend=self.mend, **adapter_settings)
+        if self.name == GIVEN and caller_model is None:
             raise ConfigError("the model of this run was handed over: give the module again, ldpfl.predict(..., model=module)")
-        if is_pretrained(self.name) and (own is None or is_pretrained(own)):
-            # A folder may be somebody else's, and what it names is fetched from nowhere: a base of the hub is named by the caller.
-            name = own or self.name
-            if own is None and not Path(name.removeprefix(PRETRAINED)).is_dir():
+        if is_pretrained(self.name) and (caller_model is None or is_pretrained(caller_model)):
+            name = caller_model or self.name
+            if caller_model is None and not Path(name.removeprefix(PRETRAINED)).is_dir():
                 raise ConfigError(f"the base of this model is {self.name}, which is not here: give its folder or name, --model {self.name}")
-            return ModelConfig(name=name, **adapter)
-        if (self.name == GIVEN or is_code(self.name)) and (own is None or not is_code(own)):
+            return ModelConfig(name=name, **adapter_settings)
+        if (self.name == GIVEN or is_code(self.name)) and (caller_model is None or not is_code(caller_model)):
             raise ConfigError(
                 f"the model of this run is code, which would be run: if {self.name} is yours, name it as the model (--model {self.name})"
             )
-        return ModelConfig(name=own if own is not None and is_code(own) else self.name, options=self.options, mend=self.mend)
+        name = caller_model if caller_model is not None and is_code(caller_model) else self.name
+        return ModelConfig(name=name, options=self.options, mend=self.mend)
 
     def _made(self, model: ModelConfig, given: nn.Module | None = None) -> nn.Module:
+        """Return the initial module of ``model``. If it cannot be made, raise a :class:`ConfigError` or a ``ValueError``."""
         try:
-            return made_of(model, self.described, self.targets, given=given)
+            return make_module(model, self.described, self.targets, given=given)
         except LdpflError:
             raise
         except Exception as error:  # options that fit no model may fail in any way, and the file may be somebody else's
@@ -202,33 +209,34 @@ def check_whole(personal: Sequence[str]) -> None:
         )
 
 
-def kept_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors that a run keeps of a trained ``module``, by name. Of a frozen base it keeps none."""
+def tensors_to_save(module: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of a trained ``module`` that a run saves, by name. Frozen weights of a pretrained model are not saved."""
     if not has_base(module):
         return dict(module.state_dict())
-    return {name: own.detach() for name, own in module.named_parameters() if own.requires_grad}
+    return {name: value.detach() for name, value in module.named_parameters() if value.requires_grad}
 
 
-def _shapes(weights: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes in the header of a file of tensors; no tensor is read."""
+def _stored_shapes(weights: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors in the safetensors file ``weights``, by name. Only the header is read."""
     with safe_open(weights, framework="pt") as handle:
         return {name: tuple(handle.get_slice(name).get_shape()) for name in handle.keys()}  # noqa: SIM118  # no dict
 
 
-def _check_shapes(module: nn.Module, found: dict[str, tuple[int, ...]]) -> None:
-    expected = {name: tuple(value.shape) for name, value in kept_of(module).items()}
-    if found == expected:
+def _check_shapes(module: nn.Module, stored_shapes: dict[str, tuple[int, ...]]) -> None:
+    """Raise a ``ValueError`` if the tensors in a file, of the ``stored_shapes``, are not those that a run saves of ``module``."""
+    expected = {name: tuple(value.shape) for name, value in tensors_to_save(module).items()}
+    if stored_shapes == expected:
         return
-    name = min(name for name in {*found, *expected} if found.get(name) != expected.get(name))
-    raise ValueError(f"expected {name[:80]!r} of shape {expected.get(name, 'none')}, found {found.get(name, 'none')}")
+    name = min(name for name in {*stored_shapes, *expected} if stored_shapes.get(name) != expected.get(name))
+    raise ValueError(f"expected {name[:80]!r} of shape {expected.get(name, 'none')}, found {stored_shapes.get(name, 'none')}")
 
 
 def read_description(path: Path, kind: type[BaseModel]) -> Any:
-    """Return what a small JSON file says of a model.
+    """Return the content of a small JSON file that describes a model, as an instance of ``kind``.
 
     Raises:
         FileNotFoundError: there is no such file.
-        DataError: the file is damaged, or larger than any such file is.
+        DataError: the file is damaged, or larger than a description can be.
     """
     try:
         text = read_text(path, MAX_BYTES)

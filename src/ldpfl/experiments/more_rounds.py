@@ -1,4 +1,4 @@
-"""More rounds for a run that has come to its end: what they release is charged on top, with the noise that the run had."""
+"""Add rounds to a finished run. They have the noise of the run, and are charged in addition."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from ldpfl.util.quantities import MAX_ROUNDS
 
 
 def extended(folder: RunFolder, more: int) -> RunConfig:
-    """Return the config under which the run in ``folder`` goes on for ``more`` rounds than it says. Nothing is written.
+    """Return the config with which the finished run in ``folder`` trains for ``more`` further rounds. Nothing is written.
 
-    The model and all that was released stay. A target for the guarantee was for the rounds before: it is left out, and the ledger
-    says what holds after all of them.
+    The target epsilon is left out, since it was for the original rounds. The ledger says what the guarantee is after all rounds.
 
     Raises:
-        ConfigError: there is no such run, or what was done depended on how many rounds there would be.
+        ConfigError: there is no finished run, it would have too many rounds, or a setting of it depends on the number of rounds.
     """
-    config, last = folder.config(), folder.checkpoint()
+    config, checkpoint = folder.config(), folder.checkpoint()
     training = config.training
     if more < 1:
         raise ConfigError(f"a run is extended by at least one round, got {more}")
-    if last is None or last.state.round < training.rounds:
+    if checkpoint is None or checkpoint.state.round < training.rounds:
         raise ConfigError(f"{folder.path} holds a run that is not finished: go on with it before it is extended")
     if training.rounds + more > MAX_ROUNDS:
-        had = training.rounds
-        raise ConfigError(f"a run has at most {MAX_ROUNDS:,} rounds, and this one has {had:,}: extend it by {MAX_ROUNDS - had:,} at most")
+        now = training.rounds
+        raise ConfigError(f"a run has at most {MAX_ROUNDS:,} rounds, and this one has {now:,}: extend it by {MAX_ROUNDS - now:,} at most")
     changed = config.model_copy(
         update={
             "training": training.model_copy(update={"rounds": training.rounds + more, "extended": training.extended + more}),
             "privacy": config.privacy.model_copy(update={"target_epsilon": "off"}),
         }
     )
-    depending = {"training.schedule": training.schedule != "constant", "training.server_schedule": training.server_schedule != "constant"}
-    depending |= {"clients.once": config.clients.once, "training.method": training.method != "gradient"}
-    depending |= {"evaluation.epsilon": config.evaluation.epsilon != "off"}
-    depending |= {"training.patience": training.patience > 0 and has_stopped(last.history, training.patience)}
-    depending |= {"mechanism": mechanism_of(config, last.state.ranges) != mechanism_of(changed, last.state.ranges)}
-    fixed = [name for name, depends in depending.items() if depends]
-    if fixed:
-        raise ConfigError(f"{', '.join(fixed)} of this run depended on its number of rounds, so it cannot be extended: begin another one")
+    # Whether what the run did so far would have been different with more rounds, by the setting that decides it.
+    depends = {"training.schedule": training.schedule != "constant", "training.server_schedule": training.server_schedule != "constant"}
+    depends |= {"clients.once": config.clients.once, "training.method": training.method != "gradient"}
+    depends |= {"evaluation.epsilon": config.evaluation.epsilon != "off"}
+    depends |= {"training.patience": training.patience > 0 and has_stopped(checkpoint.history, training.patience)}
+    depends |= {"mechanism": mechanism_of(config, checkpoint.state.ranges) != mechanism_of(changed, checkpoint.state.ranges)}
+    keys = [key for key, depends_on_rounds in depends.items() if depends_on_rounds]
+    if keys:
+        raise ConfigError(f"{', '.join(keys)} of this run depended on its number of rounds, so it cannot be extended: begin another one")
     return changed

@@ -10,47 +10,48 @@ from torch import Tensor
 from ldpfl.data.inputs import Inputs
 from ldpfl.simulation import LocalTask
 
-_STEPS = 4
-"""Steps after which a parameter has moved, if it can: the second factor of a product moves after the first, which began with zeros."""
+_MAX_STEPS = 4
+"""Number of steps tried. A factor of a product whose other factor begins with zeros has a gradient only after that one has moved."""
 
 
 def immovable(trial: LocalTask, weights: Tensor) -> list[str]:
-    """Return the names of trained parameters that no step can change, from ``weights`` (d,) on.
+    """Return the names of trained parameters that no training from ``weights`` (d,) can change.
 
-    A parameter with a gradient can move, whatever that gradient is. Those that can are moved at random, and the others are asked again: of
-    an adapter whose second factor begins with zeros, the first factor has a gradient after the first step alone. If both are zeros, neither
-    ever has one. Gradients are those of a random sum of the outputs, for the loss may be 0 on made-up targets.
+    A parameter can be changed if its gradient is not 0. Such parameters are moved at random, and the gradients of the others are computed
+    again. For example, if the second factor of an adapter is 0 at the start, the first factor gets a gradient only after the second has
+    moved. If both are 0, neither ever gets one. Gradients are those of a random sum of the outputs, since the loss may be 0 on made-up
+    targets.
     """
     generator = torch.Generator().manual_seed(0)
     parameters = {name: value.clone() for name, value in trial.layout.unflatten(weights.to(trial.data.device)).items()}
     waiting = list(parameters)
-    for _ in range(_STEPS):
-        found = _gradients(trial, parameters)
-        moved = [name for name in waiting if bool(found[name].any())]
+    for _ in range(_MAX_STEPS):
+        gradients = _gradients(trial, parameters)
+        moved = [name for name in waiting if bool(gradients[name].any())]
         if not moved:
             break
         for name in moved:
-            own = parameters[name]
-            noise = torch.randn(own.shape, generator=generator) / sqrt(own.numel() / len(own))
-            parameters[name] = own + noise.to(own.device)
+            value = parameters[name]
+            noise = torch.randn(value.shape, generator=generator) / sqrt(value.numel() / len(value))
+            parameters[name] = value + noise.to(value.device)
         waiting = [name for name in waiting if name not in moved]
     return waiting
 
 
 def _gradients(trial: LocalTask, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the gradient of a random sum of all outputs, or of the losses where outputs are no tensor."""
-    asked = {name: value.clone().requires_grad_() for name, value in parameters.items()}
+    """Return the gradient of a random sum of all outputs, or of the losses if the outputs are not a tensor."""
+    variables = {name: value.clone().requires_grad_() for name, value in parameters.items()}
     batch = trial.data
-    outputs = trial.outputs(dict(asked), _spread(trial.normalised(batch.inputs)))
-    if isinstance(outputs, Tensor):  # a task of one's own may take anything
+    outputs = trial.outputs(dict(variables), _spread(trial.normalised(batch.inputs)))
+    if isinstance(outputs, Tensor):  # a user's own task may take outputs of any type
         direction = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0)).to(outputs.device)
         total = (outputs * direction).sum()
     else:
-        total = trial.losses(trial.outputs(dict(asked), trial.normalised(batch.inputs)), batch.targets).sum()
+        total = trial.losses(trial.outputs(dict(variables), trial.normalised(batch.inputs)), batch.targets).sum()
     if not total.requires_grad:
-        return {name: torch.zeros_like(value) for name, value in asked.items()}
-    found = torch.autograd.grad(total, list(asked.values()), materialize_grads=True)
-    return dict(zip(asked, found, strict=True))
+        return {name: torch.zeros_like(value) for name, value in variables.items()}
+    gradients = torch.autograd.grad(total, list(variables.values()), materialize_grads=True)
+    return dict(zip(variables, gradients, strict=True))
 
 
 def _spread(inputs: Inputs) -> Inputs:

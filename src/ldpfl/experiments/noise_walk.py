@@ -1,9 +1,8 @@
 """How far the server may move a model before noise alone moves its outputs too much.
 
-A round's mean gradient carries noise that is known beforehand. After steps that add up to t, that noise has moved each weight by about
-t times the noise of all rounds together. What this does to outputs is computed, and not bounded: the model is run on drawn samples, with
-its initial weights and with weights moved by drawn noise. So the rule holds for any model, and it sees that noise in one layer of a
-network multiplies that in the next.
+A round's mean gradient carries noise that is known beforehand. After steps whose lengths add up to t, that noise has moved each weight by
+about t times the noise of all rounds together. The effect on outputs is measured: the model is run on synthetic samples, with its initial
+weights and with weights moved by random noise. So the rule holds for any model, also if noise in one layer multiplies that in the next.
 """
 
 from __future__ import annotations
@@ -14,62 +13,64 @@ import torch
 from torch import Tensor, nn
 
 _DRAWS, _ROWS = 4, 16
-"""Draws of noise, and samples, over which a change of the outputs is averaged; the root mean square of 64 changes is off by a tenth."""
+"""Number of draws of noise, and of samples, over which the change is averaged. The root mean square of 64 changes is off by a tenth."""
 
 _SEED = 1
-"""Decides the noise; another one than the drawn samples have, for noise that equals a sample would move its output most."""
+"""Seed of the noise. It is not the seed of the synthetic samples, since noise that equals a sample would move its output most."""
 
-_HALVINGS, _FINER = 60, 4
-"""Times that the length is halved until noise moves the outputs less, and times that the last halving is halved in turn."""
+_MAX_HALVINGS, _REFINEMENTS = 60, 4
+"""Maximum number of times that the length is halved, and number of bisections after that. They find it within 5 %."""
 
 
 def longest_within(module: nn.Module, inputs: Tensor, direction: Tensor, noise: float, most: float, longest: float) -> float:
-    """Return how long all steps together may be: ``longest``, or less where noise would move the outputs by more than ``most``.
+    """Return how long all steps together may be: ``longest``, or less if noise would then move the outputs by more than ``most``.
 
     Args:
-        module: with its initial weights.
-        inputs: (N, ...) drawn samples.
-        direction: (K,) what is looked at of the K outputs, of length 1.
+        module: the model with its initial weights.
+        inputs: (N, ...) synthetic samples.
+        direction: (K,) unit vector; the outputs are looked at along it.
         noise: standard deviation of the noise in a coordinate of the mean gradient, all rounds taken together.
-        most: root mean square by which noise may move an output.
+        most: maximum root mean square of the change of an output by noise.
+        longest: maximum sum of the steps' lengths, that is, of learning rates.
     """
 
     rows = inputs[:_ROWS]
     with torch.no_grad():
-        initial = _told(module, {}, rows, direction)
+        initial = _outputs_along(module, {}, rows, direction)
 
     def is_within(length: float) -> bool:
-        return _moved(module, rows, direction, initial, noise * length) <= most
+        """Return whether noise moves the outputs by at most ``most`` if the steps have this ``length`` together."""
+        return _output_change(module, rows, direction, initial, noise * length) <= most
 
     if is_within(longest):
         return longest
     low = longest / 2
-    for _ in range(_HALVINGS):
+    for _ in range(_MAX_HALVINGS):
         if is_within(low):
             break
         low /= 2
     high = 2 * low
-    for _ in range(_FINER):
+    for _ in range(_REFINEMENTS):
         middle = sqrt(low * high)
         low, high = (middle, high) if is_within(middle) else (low, middle)
     return low
 
 
-def _moved(module: nn.Module, inputs: Tensor, direction: Tensor, initial: Tensor, spread: float) -> float:
-    """Return the root mean square by which normal noise of this ``spread`` in each trained weight moves the ``initial`` outputs (N,).
+def _output_change(module: nn.Module, inputs: Tensor, direction: Tensor, initial: Tensor, spread: float) -> float:
+    """Return the root mean square change of the ``initial`` outputs (N,) by normal noise with this ``spread`` in each trained weight.
 
     It is infinity if an output becomes NaN.
     """
-    generator, total = torch.Generator().manual_seed(_SEED), 0.0
+    generator, mean_square = torch.Generator().manual_seed(_SEED), 0.0
     trained = {name: parameter.detach() for name, parameter in module.named_parameters() if parameter.requires_grad}
     with torch.no_grad():
         for _ in range(_DRAWS):
-            moved = {name: own + spread * torch.randn(own.shape, generator=generator) for name, own in trained.items()}
-            total += float((_told(module, moved, inputs, direction) - initial).square().mean()) / _DRAWS
-    return sqrt(total) if total < inf else inf
+            noisy_weights = {name: value + spread * torch.randn(value.shape, generator=generator) for name, value in trained.items()}
+            mean_square += float((_outputs_along(module, noisy_weights, inputs, direction) - initial).square().mean()) / _DRAWS
+    return sqrt(mean_square) if mean_square < inf else inf
 
 
-def _told(module: nn.Module, weights: dict[str, Tensor], inputs: Tensor, direction: Tensor) -> Tensor:
-    """Return what ``module`` with these ``weights`` says (N,) along ``direction``; inputs go one by one, as gradients are taken."""
+def _outputs_along(module: nn.Module, weights: dict[str, Tensor], inputs: Tensor, direction: Tensor) -> Tensor:
+    """Return the outputs (N,) of ``module`` with these ``weights`` along ``direction``. Inputs go one by one, as for records' gradients."""
     outputs = [torch.func.functional_call(module, weights, (row[None],)).reshape(-1) for row in inputs]
     return torch.stack(outputs).double() @ direction.double()

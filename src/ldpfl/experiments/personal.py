@@ -1,4 +1,4 @@
-"""Read ``model.personal``: which layers stay at the clients, and which other settings fit that."""
+"""Personal layers, set by ``model.personal``: layers that stay at the clients. Check other settings, and build the trainer for them."""
 
 from __future__ import annotations
 
@@ -29,36 +29,37 @@ def split_layers(config: RunConfig, module: nn.Module) -> tuple[ParameterLayout,
 
 
 def _problems(config: RunConfig) -> Iterator[str]:
+    """Yield the reasons why other settings do not fit ``model.personal``, as ends of a sentence; nothing if no layer is personal."""
     if not config.model.personal:
         return
     training = config.training
     if config.mechanism.perturbed == "gradient":
         yield (
-            f"mechanism {config.mechanism.name!r} takes gradients, by which no layer is trained at a client: take one that protects "
+            f"mechanism {config.mechanism.name!r} takes gradients, so that no layer is trained at a client: take one that protects "
             "clients, with mechanism.perturbed = 'update'. One that protects records would not cover personal layers: a record changes its "
             "client's layers, and through them the gradients of the client's other records"
         )
     if config.data.at_nodes:
-        yield "Flower's nodes do not keep any yet: leave it out, or simulate"
+        yield "nodes on Flower cannot keep layers yet: leave model.personal out, or simulate"
     if config.data.evaluate_on != "clients":
         yield (
-            "no test set is anybody's: set data.evaluate_on to 'clients' and evaluation.share, such as 0.2, to evaluate each client's "
+            "a test set is no client's: set data.evaluate_on to 'clients' and evaluation.share, such as 0.2, to evaluate each client's "
             "model on records that it holds back"
         )
     if config.evaluation.epsilon != "off":
         yield "the private evaluation at clients measures the shared model: leave evaluation.epsilon out"
     if training.average or training.patience:
-        yield "those of an earlier round are not kept: leave training.average and training.patience out"
+        yield "their values in earlier rounds are not kept: leave training.average and training.patience out"
     if training.compile == "on":
-        yield "compiled steps do not know of them: leave training.compile out"
+        yield "compiled steps cannot train them: leave training.compile out"
     if training.proximal:
-        yield "no broadcast value to stay near is known of them: leave training.proximal out"
+        yield "they have no broadcast value to stay near: leave training.proximal out"
     if is_pretrained(config.model.name) or config.model.adapter != "none":
-        yield "pretrained models already choose what is trained: leave it out, or take another model"
+        yield "pretrained models already choose what is trained: leave model.personal out, or take another model"
 
 
 def values_of(module: nn.Module, layout: ParameterLayout) -> Tensor:
-    """Return the values of the layers of ``layout`` in ``module`` as a vector."""
+    """Return the weights (d,) of ``module`` that belong to the layers of ``layout``."""
     parameters = dict(module.named_parameters())
     return layout.flatten({name: parameters[name].detach() for name in layout.names})
 
@@ -77,7 +78,7 @@ def with_personal(trainer: Trainer, shared: ParameterLayout, personal: Parameter
 
 
 def whole_task(shared: LocalTask, weights: Tensor, personal: ParameterLayout) -> tuple[LocalTask, Tensor]:
-    """Return the task of training all layers, and the initial weights of all layers if those of the shared ones are ``weights`` (d,)."""
+    """Return the task of training all layers, and their initial weights (d + p,), if ``weights`` (d,) are those of the shared layers."""
     if not personal.names:
         return shared, weights
     layout = ParameterLayout.from_module(shared.module)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ldpfl.data.scaling import STAGES
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.build import initial_ranges, measures, measuring_mechanism, mechanism_of, model_of, self_sampling_of
+from ldpfl.experiments.build import initial_ranges, measures_columns, measuring_mechanism, mechanism_of, model_of, self_sampling_of
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import NOTHING, Given, check_persons_named, described
 from ldpfl.experiments.personal import split_layers, values_of
@@ -36,9 +36,9 @@ def planned_ledger(config: RunConfig, given: Given = NOTHING) -> Ledger:
     """
     weights, ranges = start_of(config, given)
     mechanism = mechanism_of(config, ranges)
-    judged = set(evaluations(config))
-    scores = evaluation_release(config) if judged else None
-    measured = STAGES if measures(config, described(config, given).unscaled, mechanism) else 0
+    evaluated_rounds = set(evaluations(config))
+    evaluation = evaluation_release(config) if evaluated_rounds else None
+    stages = STAGES if measures_columns(config, described(config, given).unscaled, mechanism) else 0
     if not mechanism.properties.foreseeable:
         raise ConfigError(f"what {mechanism.name!r} guarantees depends on the data or on how training goes: run it, then see its ledger")
     clients, self_sampling, once = config.clients.count, self_sampling_of(config), config.clients.once
@@ -50,43 +50,34 @@ def planned_ledger(config: RunConfig, given: Given = NOTHING) -> Ledger:
         raise ConfigError(
             f"who of {clients:,} clients takes part in which of {config.training.rounds:,} rounds is more than is planned here"
         )
-    ledger, through = Ledger(), config.shuffling
-    if measured:
+    ledger, channel, colluding = Ledger(), config.shuffling.channel, config.shuffling.colluding
+    if stages:  # histograms that measure a table's columns, before the first round
         histogram = released(measuring_mechanism(config, mechanism), ranges)
-        for stage in range(1, measured + 1):
-            ledger = ledger.charge(histogram_event(stage, histogram, clients, through.channel, through.colluding))
-    joined, place = np.full(clients, measured, dtype=np.int64), measured
-    for number in range(1, config.training.rounds + 1):
+        for stage in range(1, stages + 1):
+            ledger = ledger.charge(histogram_event(stage, histogram, clients, channel, colluding))
+    # How many charged events each client has taken part in, and the number of the last event.
+    events_joined, event_number = np.full(clients, stages, dtype=np.int64), stages
+    for round_number in range(1, config.training.rounds + 1):
         if once:
-            cohort = once_cohort(config.seed, number, clients, config.training.rounds)
+            cohort = once_cohort(config.seed, round_number, clients, config.training.rounds)
         else:
-            cohort = round_cohort(config.seed, number, clients, config.clients.fraction, self_sampling)
-        joined[cohort] += 1
-        place += 1
+            cohort = round_cohort(config.seed, round_number, clients, config.clients.fraction, self_sampling)
+        events_joined[cohort] += 1
+        event_number += 1
         if cohort.size or self_sampling is not None:
-            bound = in_round(mechanism, PublicState(number, weights, None, ranges.sizes))
-            release = released(bound, ranges, mechanism)
-            ledger = ledger.charge(
-                round_event(
-                    place,
-                    release,
-                    cohort.size,
-                    joined,
-                    through.channel,
-                    self_sampling,
-                    once=once,
-                    colluding=through.colluding,
-                )
-            )
-        if number in judged and scores is not None:
-            joined, place = joined + 1, place + 1
-            ledger = ledger.charge(evaluation_event(place, scores, joined, through.channel, through.colluding))
+            mechanism_in_round = in_round(mechanism, PublicState(round_number, weights, None, ranges.sizes))
+            release = released(mechanism_in_round, ranges, mechanism)
+            event = round_event(event_number, release, cohort.size, events_joined, channel, self_sampling, once=once, colluding=colluding)
+            ledger = ledger.charge(event)
+        if round_number in evaluated_rounds and evaluation is not None:
+            events_joined, event_number = events_joined + 1, event_number + 1
+            ledger = ledger.charge(evaluation_event(event_number, evaluation, events_joined, channel, colluding))
     return ledger
 
 
 def evaluation_release(config: RunConfig) -> Release:
     """Return the release of one evaluation at clients. It does not depend on the data."""
-    ranges = scores_of_records(config, 2).ranges
+    ranges = scores_of_records(config, outputs=2).ranges
     return without_claim(released(mechanism_of(for_evaluation(config), ranges), ranges))
 
 
@@ -103,13 +94,13 @@ def check_fit(config: RunConfig, given: Given = NOTHING) -> None:
 
 
 def start_of(config: RunConfig, given: Given = NOTHING) -> tuple[Tensor, LayerRanges]:
-    """Return some initial weights of the model, and the ranges of the first round.
+    """Return the initial weights (d,) that clients share, and the clipping ranges of the first round.
 
     Raises:
         ConfigError: the data set or the model is unknown, or they do not fit.
     """
     data = described(config, given)
-    head_of(config, data)  # which says so if something does not fit it
+    head_of(config, data)  # raises if a setting does not fit least squares
     module = model_of(config, data, given.module)
     layout, _ = split_layers(config, module)
     weights = values_of(module, layout)

@@ -22,12 +22,15 @@ from ldpfl.tasks.weighted_metrics import Floats
 
 _MAX_VALUES = 5 * 10**7
 """Maximum number of values in a table for which the regression is fitted. Larger tables would take minutes."""
-_STEPS = 300
+_MAX_STEPS = 300
+"""Maximum number of steps of L-BFGS."""
 
 
 def pooled_scores(federation: Federation) -> dict[str, float] | None:
-    """Return the figures of the pooled regression on the test rows; None where the data are no table of one target, or
-    where the model is evaluated on clients' records, which are among those of this regression.
+    """Return the figures of the pooled regression on the test rows.
+
+    None if the task has no such regression, if the data are texts, too many or not a table, if there are no test rows, or if the model is
+    evaluated on records of clients, which this regression is fitted to.
 
     All but least squares are fitted without a penalty by L-BFGS, in at most 300 steps:
 
@@ -36,105 +39,105 @@ def pooled_scores(federation: Federation) -> dict[str, float] | None:
     - ordered classes: logistic regression of each threshold, with one slope for all of them (proportional odds);
     - a time to an event: logistic regression of the hazard of each interval, with one slope for all of them.
 
-    It takes the columns as the model of ``federation`` does.
+    The columns are scaled as for the model of ``federation``.
     """
     train, test, task = federation.task.data, federation.evaluation.samples, federation.task.task
-    fitted = _FITTED.get(task.name)
+    fit = _FITS.get(task.name)
     encoder = federation.encoder
-    if (
-        fitted is None
-        or encoder is None
-        or federation.evaluation.at_clients
-        or encoder.data.text
-        or not len(test)
-        or train.tensor.numel() > _MAX_VALUES
-    ):
+    if fit is None or encoder is None or encoder.data.text or federation.evaluation.at_clients or not len(test):
         return None
-    outputs = torch.from_numpy(_with_one(test) @ fitted(_with_one(train), train.targets.cpu(), encoder.outputs))
+    if train.tensor.numel() > _MAX_VALUES:
+        return None
+    outputs = torch.from_numpy(_with_constant(test) @ fit(_with_constant(train), train.targets.cpu(), encoder.outputs))
     targets = test.targets.cpu()
     return judged_by(federation, outputs, targets, task.measured(iter([(outputs.float(), targets)]), every=True)).scores
 
 
-def _with_one(samples: Samples) -> Floats:
+def _with_constant(samples: Samples) -> Floats:
+    """Return the inputs (N, F) of a table's ``samples``, of which the last column is the constant 1."""
     rows = samples.tensor.cpu().double().numpy()
     return np.concatenate([rows, np.ones((len(rows), 1))], axis=1)
 
 
-def _linear(rows: Floats, targets: Tensor, outputs: int) -> Floats:
-    found: Floats = np.linalg.lstsq(rows, targets.double().numpy().reshape(-1, 1), rcond=None)[0]
-    return found
+def _fit_number(rows: Floats, targets: Tensor, outputs: int) -> Floats:
+    """Return the weights (F, 1) of least squares."""
+    weights: Floats = np.linalg.lstsq(rows, targets.double().numpy().reshape(-1, 1), rcond=None)[0]
+    return weights
 
 
-def _poisson(rows: Floats, targets: Tensor, outputs: int) -> Floats:
+def _fit_count(rows: Floats, targets: Tensor, outputs: int) -> Floats:
+    """Return the weights (F, 1) of a Poisson regression."""
     counts = targets.double().numpy().reshape(-1)
 
-    def loss(free: Floats) -> tuple[float, Floats]:
-        found = torch.from_numpy(rows @ free)
-        value = float(count_losses(found, torch.from_numpy(counts)).sum()) / len(rows)
-        return value, rows.T @ (np.exp(np.minimum(found.numpy(), LINEAR_FROM)) - counts) / len(rows)
+    def loss(weights: Floats) -> tuple[float, Floats]:  # the loss and its gradient
+        outputs_of_rows = rows @ weights
+        value = float(count_losses(torch.from_numpy(outputs_of_rows), torch.from_numpy(counts)).sum()) / len(rows)
+        return value, rows.T @ (np.exp(np.minimum(outputs_of_rows, LINEAR_FROM)) - counts) / len(rows)
 
     return _minimise(loss, rows.shape[1]).reshape(-1, 1)
 
 
-def _labels(rows: Floats, targets: Tensor, outputs: int) -> Floats:
+def _fit_labels(rows: Floats, targets: Tensor, outputs: int) -> Floats:
     """Return weights (F, outputs) of a logistic regression for each label."""
-    columns = [_logistic(rows, label.long(), 2)[:, 1] for label in targets.T]
+    columns = [_fit_classes(rows, label.long(), 2)[:, 1] for label in targets.T]
     return np.stack(columns, axis=1)
 
 
-def _logistic(rows: Floats, targets: Tensor, outputs: int) -> Floats:
-    """Return weights (F, outputs), those of the first class 0."""
-    seen = np.eye(outputs)[targets.numpy()]
+def _fit_classes(rows: Floats, targets: Tensor, outputs: int) -> Floats:
+    """Return weights (F, outputs) of a logistic regression of several classes. Those of the first class are 0."""
+    one_hot = np.eye(outputs)[targets.numpy()]
 
-    def loss(free: Floats) -> tuple[float, Floats]:
-        chances = log_softmax(rows @ _with_first_class(free, outputs), axis=1)
-        slope = rows.T @ (np.exp(chances) - seen)[:, 1:] / len(rows)
-        return float(-(chances * seen).sum() / len(rows)), slope.ravel()
+    def loss(free_weights: Floats) -> tuple[float, Floats]:  # the loss and its gradient
+        log_probabilities = log_softmax(rows @ _with_zero_column(free_weights, outputs), axis=1)
+        gradient = rows.T @ (np.exp(log_probabilities) - one_hot)[:, 1:] / len(rows)
+        return float(-(log_probabilities * one_hot).sum() / len(rows)), gradient.ravel()
 
-    return _with_first_class(_minimise(loss, rows.shape[1] * (outputs - 1)), outputs)
+    return _with_zero_column(_minimise(loss, rows.shape[1] * (outputs - 1)), outputs)
 
 
-def _ordered(rows: Floats, targets: Tensor, outputs: int) -> Floats:
+def _fit_ordered(rows: Floats, targets: Tensor, outputs: int) -> Floats:
+    """Return weights (F, outputs) of proportional odds: output j is the logit of a class above j."""
     above = targets[:, None] > torch.arange(outputs)
-    return _parallel(rows, above, outputs)
+    return _fit_parallel(rows, above, outputs)
 
 
-def _parallel(rows: Floats, targets: Tensor, outputs: int) -> Floats:
+def _fit_parallel(rows: Floats, targets: Tensor, outputs: int) -> Floats:
     """Return weights (F, outputs) of logistic regressions of ``targets`` (n, outputs), each 0, 1 or NaN, which does not count.
 
     The weights differ between outputs only in the last row, the offsets.
     """
-    columns, seen = rows[:, :-1], targets.double().numpy()
-    known, events = ~np.isnan(seen), np.nan_to_num(seen)
+    columns, values = rows[:, :-1], targets.double().numpy()
+    is_known, events = ~np.isnan(values), np.nan_to_num(values)
 
-    def loss(free: Floats) -> tuple[float, Floats]:
-        logits = (columns @ free[:-outputs])[:, None] + free[-outputs:]
-        residuals = known * (expit(logits) - events)
-        slope = np.concatenate([residuals.sum(axis=1) @ columns, residuals.sum(axis=0)])
-        return float((known * (np.logaddexp(0, logits) - events * logits)).sum()) / len(rows), slope / len(rows)
+    def loss(slopes_and_offsets: Floats) -> tuple[float, Floats]:  # the loss and its gradient
+        logits = (columns @ slopes_and_offsets[:-outputs])[:, None] + slopes_and_offsets[-outputs:]
+        residuals = is_known * (expit(logits) - events)
+        gradient = np.concatenate([residuals.sum(axis=1) @ columns, residuals.sum(axis=0)])
+        return float((is_known * (np.logaddexp(0, logits) - events * logits)).sum()) / len(rows), gradient / len(rows)
 
-    found = _minimise(loss, columns.shape[1] + outputs)
-    return np.vstack([np.repeat(found[:-outputs, None], outputs, axis=1), found[-outputs:]])
+    best = _minimise(loss, columns.shape[1] + outputs)
+    return np.vstack([np.repeat(best[:-outputs, None], outputs, axis=1), best[-outputs:]])
 
 
-_FITTED: Mapping[str, Callable[[Floats, Tensor, int], Floats]] = {
-    "classification": _logistic,
-    "multilabel": _labels,
-    "regression": _linear,
-    "poisson": _poisson,
-    "ordinal": _ordered,
-    "survival": _parallel,
+_FITS: Mapping[str, Callable[[Floats, Tensor, int], Floats]] = {
+    "classification": _fit_classes,
+    "multilabel": _fit_labels,
+    "regression": _fit_number,
+    "poisson": _fit_count,
+    "ordinal": _fit_ordered,
+    "survival": _fit_parallel,
 }
 """Function from rows (N, F), targets and the number of outputs to weights (F, outputs), by task."""
 
 
 def _minimise(loss: Callable[[Floats], tuple[float, Floats]], size: int) -> Floats:
     """Return the minimiser of ``loss``, which returns its value and its gradient."""
-    options = {"maxiter": _STEPS, "ftol": 1e-12, "gtol": 1e-7}
-    found: Floats = minimize(loss, np.zeros(size), jac=True, method="L-BFGS-B", options=options).x
-    return found
+    options = {"maxiter": _MAX_STEPS, "ftol": 1e-12, "gtol": 1e-7}
+    best: Floats = minimize(loss, np.zeros(size), jac=True, method="L-BFGS-B", options=options).x
+    return best
 
 
-def _with_first_class(free: Floats, outputs: int) -> Floats:
-    own = free.reshape(-1, outputs - 1)
-    return np.concatenate([np.zeros((len(own), 1)), own], axis=1)
+def _with_zero_column(free_weights: Floats, outputs: int) -> Floats:
+    """Return the weights (F, outputs) of all classes, from those of all classes but the first, as one vector."""
+    later_classes = free_weights.reshape(-1, outputs - 1)
+    return np.concatenate([np.zeros((len(later_classes), 1)), later_classes], axis=1)

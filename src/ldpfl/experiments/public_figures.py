@@ -31,34 +31,34 @@ def scores_are_public(config: RunConfig) -> bool:
 
 
 def public_caveats(config: RunConfig, caveats: list[str]) -> list[str]:
-    """Return what a run says against its figures, without the round at which private rows stopped it, and without what they scored."""
+    """Return the caveats that may be published: not those about private rows, nor the round at which such rows stopped the run."""
     if not scores_are_public(config):
         caveats = [caveat for caveat in caveats if not caveat.startswith(_ON_PRIVATE_ROWS)]
     if not config.data.brought or config.training.patience == 0:
         return caveats
-    kept = [caveat for caveat in caveats if not caveat.startswith(STOPPED)]
-    return [*kept, "which round's model was kept was decided by the loss on rows that are not protected: the guarantee does not cover it"]
+    others = [caveat for caveat in caveats if not caveat.startswith(STOPPED)]
+    return [*others, "which round's model was kept was decided by the loss on rows that are not protected: the guarantee does not cover it"]
 
 
 def without_private(config: RunConfig, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the figures of a run, with None or nothing in the place of each that may not be handed on."""
+    """Return the figures ``result`` of a run, with None or an empty value for each figure that may not be published."""
     layers = {name: {**layer, "clipped_fraction": None} for name, layer in result["layers"].items()}
-    hidden: dict[str, Any] = {"noise_free_score": None, "noise_free_score_per_round": None, "clamped_score": None, "layers": layers}
-    hidden |= {"noise_free_scores": {}, "pooled_scores": {}, "clipped_records_per_round": None}
-    hidden |= {"caveats": public_caveats(config, list(result.get("caveats", ()))), "seconds": None}
+    replacements: dict[str, Any] = {"noise_free_score": None, "noise_free_score_per_round": None, "clamped_score": None, "layers": layers}
+    replacements |= {"noise_free_scores": {}, "pooled_scores": {}, "clipped_records_per_round": None}
+    replacements |= {"caveats": public_caveats(config, list(result.get("caveats", ()))), "seconds": None}
     if not scores_are_public(config):
         protected = {name: score for name, score in result["scores"].items() if name.endswith(MEASURED_AT_CLIENTS)}
-        known = {name: ends for name, ends in result.get("intervals", {}).items() if name in protected}
-        hidden |= {"score": None, "scores": protected, "score_per_round": [None] * len(result["score_per_round"])}
-        hidden |= {"intervals": known, "test_rows": 0, "event": None, "calibration": [], "risks": None, "sites": []}
-        hidden["intervals_note"] = ""
-    return {**result, **hidden}
+        protected_intervals = {name: ends for name, ends in result.get("intervals", {}).items() if name in protected}
+        replacements |= {"score": None, "scores": protected, "score_per_round": [None] * len(result["score_per_round"])}
+        replacements |= {"intervals": protected_intervals, "test_rows": 0, "event": None, "calibration": [], "risks": None, "sites": []}
+        replacements["intervals_note"] = ""
+    return {**result, **replacements}
 
 
 def public_round(config: RunConfig, metrics: RoundMetrics) -> RoundMetrics | None:
-    """Return the metrics of a round with NaN or nothing in the place of each figure that may not be handed on.
+    """Return the metrics of a round, with NaN, None or an empty value for each figure that may not be published.
 
-    None if private rows decide when training stops: the metrics of later rounds would show that nobody trained.
+    The result is None if private rows decide when training stops. The metrics of later rounds would show that nobody trained in them.
     """
     if config.data.brought and config.training.patience:
         return None
@@ -67,9 +67,9 @@ def public_round(config: RunConfig, metrics: RoundMetrics) -> RoundMetrics | Non
 
 
 def public_settings(config: RunConfig) -> dict[str, Any]:
-    """Return the settings by key, without a seed that noise follows from, and without folders of this machine."""
-    hidden = {"data.path", "data.test_path", *(["seed"] if config.hides_seed else [])}
-    return {key: _without_folder(value) for key, value in config.by_key().items() if key not in hidden}
+    """Return the settings by dotted key, without a seed that determines the noise, and without folders of this machine."""
+    private_keys = {"data.path", "data.test_path", *(["seed"] if config.hides_seed else [])}
+    return {key: _without_folder(value) for key, value in config.by_key().items() if key not in private_keys}
 
 
 def _without_folder(value: Any) -> Any:
@@ -77,5 +77,5 @@ def _without_folder(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(map(_without_folder, value))
     if isinstance(value, dict):
-        return {key: _without_folder(own) for key, own in value.items()}
+        return {key: _without_folder(part) for key, part in value.items()}
     return public_name(value) if isinstance(value, str) else value

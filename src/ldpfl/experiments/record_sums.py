@@ -1,4 +1,4 @@
-"""Read a config's sums over records: a head by least squares, and evaluation at clients on records that they hold back."""
+"""Read a config's settings of sums over records: least squares, and evaluation at clients on records that they hold back."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def head_of(config: RunConfig, data: Description) -> LeastSquares | None:
     """
     if config.training.method != "least-squares":
         return None
-    own, targets = config.least_squares, tasks.create(config.task.name, data.outputs).targets
+    settings, targets = config.least_squares, tasks.create(config.task.name, data.outputs).targets
     _require_records(config, "training.method = 'least-squares'")
     if config.model.name not in (LINEAR, WITH_BIAS) or config.model.mend:
         raise ConfigError(
@@ -47,15 +47,15 @@ def head_of(config: RunConfig, data: Description) -> LeastSquares | None:
     if config.training.patience:
         raise ConfigError("training.patience stops training, and least squares has one round: leave it out")
     is_class, bias = targets == "class", config.model.name == WITH_BIAS
-    norm, bound = own.feature_norm, own.target_bound
-    return LeastSquares(prod(data.shape), data.outputs, is_class, bias, norm, bound, own.target_share, own.eigenvalue_floor, own.ridge)
+    norm, bound, share = settings.feature_norm, settings.target_bound, settings.target_share
+    return LeastSquares(prod(data.shape), data.outputs, is_class, bias, norm, bound, share, settings.eigenvalue_floor, settings.ridge)
 
 
-def _require_records(config: RunConfig, what: str) -> DpSgdSettings:
+def _require_records(config: RunConfig, purpose: str) -> DpSgdSettings:
     """Return the mechanism's settings, or raise if it does not protect sums over all records of all clients.
 
     Args:
-        what: the setting that needs such a mechanism, for the message.
+        purpose: the setting that needs such a mechanism, for the message.
 
     Raises:
         ConfigError: the mechanism does not protect records, or not all records or clients take part.
@@ -63,12 +63,12 @@ def _require_records(config: RunConfig, what: str) -> DpSgdSettings:
     mechanism = config.mechanism
     if not isinstance(mechanism, DpSgdSettings):
         raise ConfigError(
-            f"{what} releases a sum over records, and mechanism {mechanism.name!r} protects none: set mechanism.name to 'dp-sgd'"
+            f"{purpose} releases a sum over records, and mechanism {mechanism.name!r} protects none: set mechanism.name to 'dp-sgd'"
         )
     if mechanism.sample_rate != 1:
-        raise ConfigError(f"{what} takes all records, and mechanism.sample_rate is {mechanism.sample_rate:g}: set it to 1")
+        raise ConfigError(f"{purpose} takes all records, and mechanism.sample_rate is {mechanism.sample_rate:g}: set it to 1")
     if config.clients.self_sampling != "off" or config.clients.once:
-        raise ConfigError(f"{what} asks all clients at once: leave clients.self_sampling and clients.once out")
+        raise ConfigError(f"{purpose} asks all clients at once: leave clients.self_sampling and clients.once out")
     return mechanism
 
 
@@ -107,10 +107,10 @@ def for_evaluation(config: RunConfig, *, records: int = 0) -> RunConfig:
     """
     if not isinstance(config.mechanism, DpSgdSettings):
         return config.model_copy(update={"mechanism": client_settings(config, len(evaluations(config))), "clipping": ClippingConfig()})
-    epsilon, through = config.evaluation.epsilon, config.shuffling
+    epsilon, shuffling = config.evaluation.epsilon, config.shuffling
     if epsilon == "off":
         raise ConfigError("evaluation.epsilon is 'off', so nothing is measured at clients: set it to a number")
-    honest = config.clients.count - through.colluding if through.channel == "secure-sum" else 1
+    honest = config.clients.count - shuffling.colluding if shuffling.channel == "secure-sum" else 1
     noise = noise_of_sum(epsilon, config.privacy.delta, honest, len(evaluations(config)))
     settings = _require_records(config, "evaluation.epsilon")
     changed = settings.model_copy(update={"noise_multiplier": noise, "clip_norm": 1.0, "records": records})
@@ -124,30 +124,30 @@ def scores_of_records(config: RunConfig, outputs: int) -> RecordScores:
     return RecordScores(tasks.create(config.task.name, outputs).targets, outputs, config.evaluation.loss_bound)
 
 
-def divided_for_evaluation(config: RunConfig, parts: Division, persons: Persons | None, task: Dataset) -> tuple[Division, Division]:
+def split_for_evaluation(config: RunConfig, parts: Division, persons: Persons | None, data: Dataset) -> tuple[Division, Division]:
     """Split each client's records, or ``persons``, into those that are trained on and those that are held back.
 
     The names of persons decide if persons are protected, and the names of files if the samples are files. Files come sorted by class, so
-    their positions would reveal classes. Otherwise positions decide. A node's own table is split once, and stands for every client. A
-    client with too few records holds none back.
+    their positions would reveal classes. Otherwise positions decide. A node splits its own table once, since there all clients
+    share it. A client with too few records holds none back.
 
     Raises:
         ConfigError: no client holds any record back, or some client has none left to train on.
     """
     share, at_node = config.evaluation.share, config.data.at_nodes
-    one = parts[:1] if at_node else parts
-    if persons is not None and task.persons is not None:
-        kept, held = held_back_by_name(one, task.persons[persons.rows[persons.first]], share)
-    elif task.identities is not None:
-        kept, held = held_back_by_name(one, task.identities.astype(str), share)
+    to_split = parts[:1] if at_node else parts
+    if persons is not None and data.persons is not None:
+        trained_on, held_out = held_back_by_name(to_split, data.persons[persons.rows[persons.first]], share)
+    elif data.identities is not None:
+        trained_on, held_out = held_back_by_name(to_split, data.identities.astype(str), share)
     else:
-        kept, held = held_back(one, share)
+        trained_on, held_out = held_back(to_split, share)
     if at_node:
-        return Division.shared(kept[0], len(parts)), Division.shared(held[0], len(parts))
-    if not held.sizes.any() or not kept.sizes.all():
-        found = "a client has none to train on" if held.sizes.any() else "no client holds any back"
+        return Division.shared(trained_on[0], len(parts)), Division.shared(held_out[0], len(parts))
+    if not held_out.sizes.any() or not trained_on.sizes.all():
+        problem = "a client has none to train on" if held_out.sizes.any() else "no client holds any back"
         raise ConfigError(
             f"evaluation.share = {share:g} of the {int(parts.sizes.min()):,} to {int(parts.sizes.max()):,} records or persons of a client: "
-            f"{found}; set another share, or fewer clients"
+            f"{problem}; set another share, or fewer clients"
         )
-    return kept, held
+    return trained_on, held_out

@@ -1,4 +1,4 @@
-"""Tables and figures of the papers: which sweep makes one, at which size, and what the paper reports."""
+"""Reproductions of the papers' tables and figures: the sweep that makes one, at which size, and the figures that the paper reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.shipped import reproduction_files
 from ldpfl.experiments.sweep_config import AxisValue, SweepConfig, cells
-from ldpfl.experiments.sweep_rows import Point, Row, gathered, rows
+from ldpfl.experiments.sweep_rows import Point, Row, group_results, rows
 from ldpfl.experiments.sweep_run import finished
 from ldpfl.privacy.guarantee import best_figure
 from ldpfl.util.files import from_toml
@@ -24,7 +24,7 @@ SizeName = Literal["desk", "paper"]
 """``desk``: minutes to an hour or two on two cores. ``paper``: as many data, clients and rounds as the paper has."""
 
 Shows = Literal["score", "noise", "paper_epsilon", "seconds", "distance"]
-"""What a table or figure is about: see :class:`~ldpfl.experiments.sweep_rows.Row`; ``distance``: of reconstructed images to real ones."""
+"""The figure that is compared: one of :class:`~ldpfl.experiments.sweep_rows.Row`, or the ``distance`` of reconstructed to real images."""
 
 
 class _Strict(BaseModel):
@@ -32,7 +32,7 @@ class _Strict(BaseModel):
 
 
 class Size(_Strict):
-    """The sweep that is run, with ``settings`` of all its runs; and ``steps`` and ``images`` of the attack, where a distance is shown."""
+    """How a table or figure is made at one size: the ``sweep``, ``settings`` of its runs, and ``steps`` and ``images`` of an attack."""
 
     sweep: str
     settings: list[str] = []
@@ -41,7 +41,7 @@ class Size(_Strict):
 
 
 class Published(_Strict):
-    """What the paper reports of a variant of the sweep, at a point of its axes."""
+    """The figure ``value`` that the paper reports for a variant of the sweep, at the point ``at`` of its axes."""
 
     variant: str
     at: dict[str, AxisValue] = {}
@@ -52,13 +52,13 @@ class Reproduction(_Strict):
     """A table or figure of a paper.
 
     Attributes:
-        title: what it shows.
-        source: paper and number.
-        differs: what is not as in the paper, in a sentence or two.
+        title: title, for tables and plots.
+        source: the paper, and the number of the table or figure in it.
+        differs: differences from the paper, in a sentence or two.
         shows: the figure that is compared.
-        desk, paper: how it is made, by size; None where it is not.
-        published: the paper's figures, where its text has any; of pictures alone nothing is read off.
-        changed: settings by which a user changed every run; the paper's figures are then of another setting.
+        desk, paper: how it is made at each size; None if it is not made at that size.
+        published: the paper's figures that its text states. Nothing is read off pictures.
+        changed: settings by which a user changed all runs. Then the paper's figures are for other settings.
     """
 
     title: str
@@ -72,11 +72,11 @@ class Reproduction(_Strict):
 
     @property
     def changes_said(self) -> str:
-        """A line for tables and pictures; empty where nothing was changed."""
+        """Line below tables and plots that names the changed settings; "" if a user changed none."""
         return f"Not the paper's setting. Changed by --set: {self.changed}" if self.changed else ""
 
     def at_size(self, name: str, size: SizeName) -> Size:
-        """Return how it is made at ``size``.
+        """Return how the table or figure called ``name`` is made at ``size``.
 
         Raises:
             ConfigError: it is not made at this size.
@@ -90,16 +90,16 @@ class Reproduction(_Strict):
         return chosen
 
     def reported(self, variant: str, point: Point) -> float | None:
-        """Return the paper's figure for a variant at a point of the axes, if it has one."""
-        at = dict(point)
-        return next((one.value for one in self.published if one.variant == variant and one.at.items() <= at.items()), None)
+        """Return the paper's figure for a variant at a point of the axes; None if it reports none."""
+        values = dict(point).items()
+        return next((figure.value for figure in self.published if figure.variant == variant and figure.at.items() <= values), None)
 
 
 def load_reproduction(name: str) -> Reproduction:
     """Return the table or figure called ``name``.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such table or figure.
     """
     files = reproduction_files()
     if name not in files:
@@ -112,14 +112,14 @@ def load_reproduction(name: str) -> Reproduction:
 
 @dataclass(frozen=True)
 class Reached:
-    """A row of a reproduced table.
+    """A row of a reproduced table, as far as its runs are finished.
 
     Attributes:
-        row: over the seeds whose runs are finished; None where none is.
-        variant, point: which one.
-        seeds: how many runs are finished.
-        wanted: how many there are to be.
-        distances: of the attacks on them, where they were attacked.
+        row: figures over the seeds whose runs are finished; None if no run is finished.
+        variant, point: the variant, and the point of the axes, of this row.
+        seeds: number of finished runs.
+        wanted: number of all runs.
+        distances: distances of the images that attacks reconstructed from the finished runs; empty if there was no attack.
     """
 
     row: Row | None
@@ -130,7 +130,7 @@ class Reached:
     distances: tuple[float, ...] = ()
 
     def figure(self, shows: Shows) -> float | None:
-        """Return what is compared with the paper; None where it was not run, or could not be finished."""
+        """Return the figure that is compared with the paper; None if no run has it."""
         if self.row is None:
             return None
         if shows == "score":
@@ -141,7 +141,7 @@ class Reached:
 
     @property
     def holds(self) -> tuple[float, str] | None:
-        """Return the smallest epsilon that holds for all that is sent in the run, and whom it trusts; None where it was not run."""
+        """Return the smallest proved epsilon of everything that is sent in a run, and its trust model; None if no run is finished."""
         if self.row is None or not self.row.privacy:
             return None
         return best_figure(self.row.privacy)
@@ -150,21 +150,23 @@ class Reached:
 def reached(
     sweep: SweepConfig, overrides: Sequence[str], out: Path, distances: Callable[[RunFolder], Sequence[float]] = lambda folder: ()
 ) -> list[Reached]:
-    """Return the rows of ``sweep`` as far as its runs in ``out`` are finished; nothing is run.
+    """Return the rows of ``sweep``, with the figures of its finished runs in ``out``. Nothing is run.
 
     Args:
-        distances: of the attacks on a finished run.
+        distances: function that returns the distances of the attacks on a finished run.
 
     Raises:
         ConfigError: a setting does not fit.
         DataError: a run's files are damaged.
     """
-    todo = cells(sweep, overrides)
-    done = [(cell, found) for cell in todo if (found := finished(cell, out)) is not None]
-    known, count = {(row.variant, row.point): row for row in rows(done)}, gathered(done)
-    wanted = gathered([(cell, {}) for cell in todo])
-    attacked = {cell.folder_name: tuple(distances(cell.folder(out))) for cell, _ in done}
-    return [
-        Reached(known.get(key), *key, len(own := count.get(key, {})), len(runs), tuple(each for name in own for each in attacked[name]))
-        for key, runs in wanted.items()
-    ]
+    planned = cells(sweep, overrides)
+    finished_cells = [(cell, result) for cell in planned if (result := finished(cell, out)) is not None]
+    rows_by_key = {(row.variant, row.point): row for row in rows(finished_cells)}
+    finished_by_key = group_results(finished_cells)
+    distances_by_folder = {cell.folder_name: tuple(distances(cell.folder(out))) for cell, _ in finished_cells}
+    results = []
+    for key, runs in group_results([(cell, {}) for cell in planned]).items():
+        finished_runs = finished_by_key.get(key, {})
+        row_distances = tuple(distance for name in finished_runs for distance in distances_by_folder[name])
+        results.append(Reached(rows_by_key.get(key), *key, len(finished_runs), len(runs), row_distances))
+    return results

@@ -136,13 +136,13 @@ class Figures(_Strict):
 
     @model_validator(mode="after")
     def _check_rounds(self) -> Self:
-        figures = (self.score_per_round, self.noise_free_score_per_round)
-        if any(own is not None and len(own) != self.rounds for own in figures) or self.rounds > MAX_ROUNDS:
+        score_lists = (self.score_per_round, self.noise_free_score_per_round)
+        if any(scores is not None and len(scores) != self.rounds for scores in score_lists) or self.rounds > MAX_ROUNDS:
             raise ValueError(f"expected a score for each of {self.rounds:.6g} rounds, and no more than {MAX_ROUNDS:,} rounds")
         return self
 
 
-def problem_of(figures: Any) -> str:
+def problem_in_result(figures: Any) -> str:
     """Return what is wrong with the ``figures`` of a result file, or "" if they are valid."""
     try:
         Figures.model_validate(figures)

@@ -1,4 +1,4 @@
-"""A run's folder: everything in it can be read, re-run and resumed."""
+"""A run's folder: its files, and how they are written and read, so that the run can be resumed and repeated."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ldpfl.data.encoder import Encoder
 from ldpfl.errors import ConfigError, DataError, LdpflError, printable
 from ldpfl.experiments import secret_seed
 from ldpfl.experiments.config import RunConfig, read_config
-from ldpfl.experiments.model_file import ModelFile, kept_of, read_description
+from ldpfl.experiments.model_file import ModelFile, read_description, tensors_to_save
 from ldpfl.experiments.personal_file import load_personal, save_personal
-from ldpfl.experiments.result_schema import problem_of
+from ldpfl.experiments.result_schema import problem_in_result
 from ldpfl.models.adapters import ADAPTER_FILES, save_adapter
 from ldpfl.privacy.ledger import LEDGER_FILE, Ledger
 from ldpfl.server import Checkpoint, RoundMetrics
@@ -59,15 +59,15 @@ class Kind(StrEnum):
 
 
 def _is_written_before_config(name: str) -> bool:
-    """Return whether the file ``name`` may be in a run folder without a config: the lock, an early file, or a killed process's leftover."""
-    first = (_KIND, secret_seed.FILE, "config.toml")
-    return name in (_LOCK, _KIND, _NO_BASELINE, secret_seed.FILE) or name.startswith(tuple(f".{file}." for file in first))
+    """Return whether a run writes the file ``name`` before its config: the lock, an early file, or a killed process's temporary file."""
+    early_files = (_KIND, secret_seed.FILE, "config.toml")
+    return name in (_LOCK, _KIND, _NO_BASELINE, secret_seed.FILE) or name.startswith(tuple(f".{file}." for file in early_files))
 
 
 def _settings_of_own_app(config: RunConfig) -> dict[str, Any]:
-    """Return the settings of a user's own app, without settings that such an app does not use and did not set."""
+    """Return the settings of a user's own app, without those that it did not set and that ``LdpStrategy`` does not use."""
     tree = config.model_dump()
-    for name, keys in _NOT_ON_FLOWER.items():
+    for name, keys in _UNUSED_ON_FLOWER.items():
         section = getattr(config, name)
         for key in keys or list(tree[name]):
             if key not in section.model_fields_set:
@@ -80,9 +80,10 @@ class RunFolder:
     """The files of one run.
 
     ``config.toml`` (complete, re-runnable), ``checkpoint.safetensors`` with its log ``checkpoint.jsonl`` (after each round),
-    ``metrics.jsonl`` and ``ledger.json`` (a line a round), and at the end ``model.safetensors``, ``model.json``, ``encoding.json`` (of a
-    table), ``result.json`` and ``curve.svg``. On Flower, there are ``kind.txt`` and ``participation.json`` as well. A user's own app
-    keeps its model elsewhere and writes no result. On a user's own data, the noise can be computed only from the file ``SECRET-seed``.
+    ``metrics.jsonl`` and ``ledger.json`` (one line for each round), and at the end ``model.safetensors``, ``model.json``,
+    ``encoding.json`` (of a table), ``result.json`` and ``curve.svg``. On Flower, there are ``kind.txt`` and ``participation.json`` as
+    well. A user's own app keeps its model elsewhere and writes no result. On a user's own data, the noise can be computed only from the
+    file ``SECRET-seed``.
     A simulation with personal layers keeps them in ``PRIVATE-personal-ROUND.safetensors``, which only resuming needs.
     Each file is replaced as a whole, except logs and metrics, which grow.
 
@@ -198,7 +199,8 @@ class RunFolder:
             if kind is Kind.SIMULATION:  # a run on Flower that died before it wrote its config may have left its kind here
                 self._kind_path.unlink(missing_ok=True)
             write_text(
-                self.config_path, _OWN_CONFIG + tomli_w.dumps(_settings_of_own_app(config)) if kind is Kind.OWN_APP else config.to_toml()
+                self.config_path,
+                _COMMENT_OF_OWN_APP + tomli_w.dumps(_settings_of_own_app(config)) if kind is Kind.OWN_APP else config.to_toml(),
             )
 
     def reopen(self, config: RunConfig) -> None:
@@ -211,21 +213,21 @@ class RunFolder:
         (self.path / "report-public.html").unlink(missing_ok=True)  # it reports fewer rounds than there will be
         write_text(self.config_path, config.to_toml())
 
-    def wants_baseline(self, asked: bool | None) -> bool:
+    def wants_baseline(self, choice: bool | None) -> bool:
         """Return whether the run is compared with a noise-free baseline, and remember it in the folder.
 
-        ``asked`` decides; if it is None, the remembered choice does.
+        ``choice`` decides. If it is None, the choice that the folder remembers decides; a new folder has a baseline.
         """
-        wanted = not self._no_baseline_path.exists() if asked is None else asked
+        is_wanted = not self._no_baseline_path.exists() if choice is None else choice
         with writing(self._no_baseline_path):
-            if wanted:
+            if is_wanted:
                 self._no_baseline_path.unlink(missing_ok=True)
             else:
                 self._no_baseline_path.touch()
-        return wanted
+        return is_wanted
 
     def check(self, config: RunConfig, *, resume: bool, kind: Kind | None = None) -> None:
-        """Raise if :meth:`open` would. It writes nothing."""
+        """Raise the errors that :meth:`open` would raise, and write nothing."""
         try:
             os.fsencode(self.path).decode()
         except UnicodeError:  # the reader of safetensors cannot open such a path
@@ -259,9 +261,8 @@ class RunFolder:
             except Timeout:
                 raise ConfigError(f"another process is working in {self.path}") from None
         try:
-            if self.config_path.exists() or all(
-                entry.name.startswith(".") for entry in self.path.iterdir()
-            ):  # not in a folder that is not a run's
+            # Leftovers are removed in a run's folder only, or in one that is empty except for hidden files.
+            if self.config_path.exists() or all(entry.name.startswith(".") for entry in self.path.iterdir()):
                 with writing(self.path):
                     remove_leftovers(self.path)
             yield
@@ -301,8 +302,8 @@ class RunFolder:
             return Kind.SIMULATION
         if self.result_path.exists():
             return Kind.READY_APP
-        last = self.checkpoint()
-        return Kind.READY_APP if last and _READY_ORIGIN.fullmatch(last.origin) else Kind.OWN_APP
+        checkpoint = self.checkpoint()
+        return Kind.READY_APP if checkpoint and _READY_ORIGIN.fullmatch(checkpoint.origin) else Kind.OWN_APP
 
     @property
     def _no_baseline_path(self) -> Path:
@@ -314,6 +315,7 @@ class RunFolder:
         return self.path / _KIND
 
     def _recorded_kind(self) -> Kind | None:
+        """Return the kind in ``kind.txt``; None if there is no such file."""
         try:
             return Kind(read_text(self._kind_path).strip())
         except FileNotFoundError:
@@ -325,20 +327,20 @@ class RunFolder:
         """Return the last checkpoint, or None if no round is finished.
 
         Raises:
-            DataError: the checkpoint is damaged; or it was put back, since the metrics, which are written later, have more rounds. The
-                privacy cost of these rounds would not be counted.
+            DataError: the checkpoint is damaged, or has fewer rounds than the metrics. Metrics are written after the checkpoint, so an
+                earlier checkpoint was put back, and the privacy cost of the rounds since would not be counted.
         """
-        last = Checkpoint.load(self.checkpoint_path) if self.checkpoint_path.exists() else None
-        done = 0 if last is None else len(last.history)
-        if (recorded := self._rounds_in_metrics()) > done:
+        checkpoint = Checkpoint.load(self.checkpoint_path) if self.checkpoint_path.exists() else None
+        finished = 0 if checkpoint is None else len(checkpoint.history)
+        if (recorded := self._rounds_in_metrics()) > finished:
             raise DataError(
-                f"{self.checkpoint_path} has {done:,} rounds, and {self.metrics_path.name} beside it {recorded:,}: the checkpoint was "
-                "removed, "
-                "or put back to an earlier round; put back the latest one, for what was sent in the rounds since would not be counted"
+                f"{self.checkpoint_path} has {finished:,} rounds, and {self.metrics_path.name} beside it {recorded:,}: the checkpoint was "
+                "removed, or put back to an earlier round; put back the latest one, or what was sent in later rounds is not counted"
             )
-        return last
+        return checkpoint
 
     def _rounds_in_metrics(self) -> int:
+        """Return the number of lines of the file of metrics, one for each round; 0 if there is no file."""
         if not self.metrics_path.is_file():
             return 0
         if (size := self.metrics_path.stat().st_size) > MAX_METRICS_BYTES:
@@ -347,26 +349,27 @@ class RunFolder:
             return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
 
     def ledger(self) -> Ledger:
-        """Return the run's ledger, checked against its checkpoint and result. After a crash, ledger or checkpoint may be a round ahead.
+        """Return the run's ledger, checked against its checkpoint and result.
+
+        After a crash, the ledger's file or the checkpoint may be a round ahead. Then the longer ledger is returned.
 
         Raises:
             ConfigError: no round is finished, so nothing was released yet.
             DataError: a file is damaged, or the files contradict each other.
         """
-        last = self.checkpoint()
+        checkpoint = self.checkpoint()
         if not self.ledger_path.exists():
             raise ConfigError(f"{self.path} has released nothing yet: no round is finished")
         reported_rounds = (self.result() or {}).get("rounds", 0)
         ledger = Ledger.load(self.ledger_path)
-        checkpointed = ledger if last is None else last.ledger
-        shorter, longer = sorted((ledger, checkpointed), key=lambda one: len(one.events))
+        checkpointed = ledger if checkpoint is None else checkpoint.ledger
+        shorter, longer = sorted((ledger, checkpointed), key=lambda either: len(either.events))
         if longer.events[: len(shorter.events)] != shorter.events or len(longer.events) > len(shorter.events) + 1:
             raise DataError(f"{self.ledger_path} is not the ledger of this run's checkpoint: one of them was changed, or is another run's")
         if (counted_rounds := len(longer.events) - sum(event.histograms for event in longer.events)) < reported_rounds:
             raise DataError(
                 f"{self.ledger_path} has {counted_rounds:,} rounds of training, and {self.result_path.name} beside it reports "
-                f"{reported_rounds:,}: "
-                "ledger and checkpoint were put back to an earlier round; put back the latest ones"
+                f"{reported_rounds:,}: ledger and checkpoint were put back to an earlier round; put back the latest ones"
             )
         return longer
 
@@ -384,10 +387,10 @@ class RunFolder:
             raise DataError(
                 f"{self.result_path} is damaged: {getattr(error, 'strerror', None) or error}; remove it, and finish the run again"
             ) from error
-        problem = problem_of(result)
+        problem = problem_in_result(result)
         if problem:
             raise DataError(f"{self.result_path} is damaged: {printable(problem)}; remove it, and finish the run again")
-        figures: dict[str, Any] = _printable(result)
+        figures: dict[str, Any] = _all_printable(result)
         return figures
 
     def model_file(self) -> ModelFile:
@@ -398,7 +401,7 @@ class RunFolder:
             DataError: the description is damaged.
         """
         try:
-            found: ModelFile = read_description(self.description_path, ModelFile)
+            description: ModelFile = read_description(self.description_path, ModelFile)
         except FileNotFoundError:
             if self.model_path.exists() and self.result_path.exists():
                 raise ConfigError(
@@ -406,10 +409,10 @@ class RunFolder:
                     "finish the run again by ldpfl run --resume"
                 ) from None
             raise ConfigError(
-                f"{self.path} has no {self.description_path.name}: it holds a run that is not finished, or none; give the folder of a "
+                f"{self.path} has no {self.description_path.name}: it holds no finished run; give the folder of a "
                 "finished run, or one that ldpfl export wrote"
             ) from None
-        return found
+        return description
 
     def encoder(self) -> Encoder:
         """Return the encoder from rows of a table to the model's inputs.
@@ -419,17 +422,17 @@ class RunFolder:
             DataError: the encoding is damaged.
         """
         try:
-            found: Encoder = read_description(self.encoding_path, Encoder)
+            encoder: Encoder = read_description(self.encoding_path, Encoder)
         except FileNotFoundError:
             raise ConfigError(
                 f"{self.path} holds a model of something else than a table: give its module inputs yourself, see ldpfl.load_model"
             ) from None
-        if found.data.text and found.width > _MAX_WORDS:
-            raise DataError(f"{self.encoding_path} is damaged: it keeps {found.width:,} words of a text, more than {_MAX_WORDS:,}")
-        return found
+        if encoder.data.text and encoder.width > _MAX_TEXT_LENGTH:
+            raise DataError(f"{self.encoding_path} is damaged: it keeps {encoder.width:,} words of a text, more than {_MAX_TEXT_LENGTH:,}")
+        return encoder
 
     def measured(self) -> Encoder | None:
-        """Return the encoder with the scales that the run measured; None if the run is not finished, or its data are not a table.
+        """Return the encoder of a finished run, with the scales that it measured; None before its end, or if its data are not a table.
 
         Raises:
             DataError: the encoding is damaged.
@@ -460,14 +463,15 @@ class RunFolder:
         Raises:
             ConfigError: the rounds so far used other data or another device, so the model would be a mixture.
         """
-        last = self.checkpoint()
-        if last is None:
+        checkpoint = self.checkpoint()
+        if checkpoint is None:
             return start
-        if last.origin != start.origin:
+        if checkpoint.origin != start.origin:
             raise ConfigError(
-                f"{self.path} was begun on {last.origin}, and this is {start.origin}: it cannot be resumed; use the same data and device"
+                f"{self.path} was begun on {checkpoint.origin}, and this is {start.origin}: it cannot be resumed; use the same data and "
+                "device"
             )
-        return last
+        return checkpoint
 
     def checkpoint_to_go_on(self, start: Checkpoint) -> Checkpoint:
         """Return the checkpoint from which to train further rounds: the last one, or ``start`` if no round was finished.
@@ -475,15 +479,15 @@ class RunFolder:
         Raises:
             ConfigError: as for :meth:`checkpoint_or`; or another version of ldpfl, with other random numbers, ran the rounds so far.
         """
-        last = self.checkpoint_or(start)
-        if last.words != start.words:
+        checkpoint = self.checkpoint_or(start)
+        if checkpoint.words != start.words:
             raise ConfigError(
                 f"{self.path} was begun by a version of ldpfl that drew random numbers in another way, so its model would be a mixture: it "
                 "can be read, and not resumed; begin another run in another folder"
             )
-        if start.personal is None or last.state.round == start.state.round:
-            return last
-        return replace(last, personal=load_personal(self.personal_path(last.state.round), start.personal))
+        if start.personal is None or checkpoint.state.round == start.state.round:
+            return checkpoint
+        return replace(checkpoint, personal=load_personal(self.personal_path(checkpoint.state.round), start.personal))
 
     def is_damaged(self) -> bool:
         """Return whether the run's config, checkpoint or result cannot be read."""
@@ -496,12 +500,10 @@ class RunFolder:
 
     def clear(self) -> None:
         """Remove the files of the run, so that a new run can start in the folder."""
-        for path in (self.result_path, self.checkpoint_path, self.config_path, self.metrics_path, self.ledger_path):
-            with writing(path):
-                path.unlink(missing_ok=True)
-        log = log_path(self.checkpoint_path)
-        others = (self.model_path, self.curve_path, self.encoding_path, self.description_path, self.secret_path)
-        for path in (log, *others, *self.path.glob(f"{_PERSONAL}*"), *(self.adapter_path / name for name in ADAPTER_FILES)):
+        files = [self.result_path, self.checkpoint_path, self.config_path, self.metrics_path, self.ledger_path]
+        files += [log_path(self.checkpoint_path), self.model_path, self.curve_path, self.encoding_path, self.description_path]
+        files += [self.secret_path, *self.path.glob(f"{_PERSONAL}*"), *(self.adapter_path / name for name in ADAPTER_FILES)]
+        for path in files:
             with writing(path):
                 path.unlink(missing_ok=True)
 
@@ -531,7 +533,7 @@ class RunFolder:
         checkpoint.ledger.save(self.ledger_path, result["privacy"])
         # All tensors of the module are cloned, since a shared parameter appears under several names and safetensors refuses shared memory.
         trained = task.module_with(checkpoint.state.model)
-        tensors = {name: value.detach().clone() for name, value in kept_of(trained).items()}
+        tensors = {name: value.detach().clone() for name, value in tensors_to_save(trained).items()}
         with replace_atomically(self.model_path) as temporary:
             save_file(tensors, temporary)
         save_adapter(trained, self.adapter_path, described.name)
@@ -541,24 +543,27 @@ class RunFolder:
         write_text(self.result_path, to_json(result, indent=2) + "\n")
 
     def _save_metrics(self, checkpoint: Checkpoint) -> None:
+        """Write the metrics of all rounds anew."""
         write_text(self.metrics_path, "".join(map(_metrics_line, checkpoint.history)))
 
     def _add_metrics(self, checkpoint: Checkpoint) -> None:
         """Append the last round's line if the file ends with the line before it; else write all lines again."""
-        *_, before, last = ("", "", *map(_metrics_line, checkpoint.history[-2:]))
-        if before and self.metrics_path.is_file() and ends_with(self.metrics_path, before):
-            append_text(self.metrics_path, last, self.metrics_path.stat().st_size)
+        lines = [_metrics_line(metrics) for metrics in checkpoint.history[-2:]]
+        if len(lines) == 2 and self.metrics_path.is_file() and ends_with(self.metrics_path, lines[0]):
+            append_text(self.metrics_path, lines[1], self.metrics_path.stat().st_size)
         else:
             self._save_metrics(checkpoint)
 
 
 def _metrics_line(metrics: RoundMetrics) -> str:
+    """Return the line of ``metrics.jsonl`` for one round, without figures such as times that differ between equal runs."""
     return to_json(metrics.reproducible()) + "\n"
 
 
 _PERSONAL = "PRIVATE-personal-"
+"""Start of the names of files with personal layers."""
 _LOCK, _KIND, _NO_BASELINE = ".lock", "kind.txt", ".no-baseline"
-_MAX_WORDS = 1 << 16
+_MAX_TEXT_LENGTH = 1 << 16
 """Maximum text length of an encoding from an untrusted folder, in words. Each row takes memory for all of them."""
 TRIAL = (
     "this run is a trial of a tuning, and the other trials are not counted here: what holds for the tuning's release stands in its folder "
@@ -575,23 +580,24 @@ def trials_mark(folder: Path) -> Path:
 
 
 _READY_ORIGIN = re.compile(r".+ [0-9a-f]{16} on \w+ on Flower")
-_NOT_ON_FLOWER: dict[str, tuple[str, ...]] = {
+"""Origin that the ready app writes into checkpoints: data, their fingerprint, and device."""
+_UNUSED_ON_FLOWER: dict[str, tuple[str, ...]] = {
     "data": (),
     "model": (),
     "clients": ("count",),
     "training": ("epochs", "batch_size", "learning_rate", "momentum", "clip_norm"),
 }
 """Settings that ``LdpStrategy`` does not use: for each section these keys, or all of them if none are listed."""
-_OWN_CONFIG = "# Of an app of one's own on Flower: its data, its model and how its clients train are known to the app alone.\n"
+_COMMENT_OF_OWN_APP = "# A run of a user's own app on Flower. Only that app knows its data, its model and how its clients train.\n"
 
 
-def _printable(figures: Any) -> Any:
+def _all_printable(figures: Any) -> Any:
     """Return ``figures`` with all texts made printable. They come from an untrusted file, and are shown in a terminal."""
     match figures:
         case str():
             return printable(figures)
         case dict():
-            return {printable(str(key)): _printable(value) for key, value in figures.items()}
+            return {printable(str(key)): _all_printable(value) for key, value in figures.items()}
         case list():
-            return [_printable(value) for value in figures]
+            return [_all_printable(value) for value in figures]
     return figures

@@ -1,4 +1,4 @@
-"""Run a config to its end, in a folder, with its noise-free baseline beside it."""
+"""Run a config to its end, in a folder or in memory, and train its noise-free baseline."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ldpfl.experiments.model_file import ModelFile
 from ldpfl.experiments.pooled import pooled_scores
 from ldpfl.experiments.quality import Reference, scores_of
 from ldpfl.experiments.run_folder import Kind, RunFolder
-from ldpfl.experiments.secret_seed import drawn
+from ldpfl.experiments.secret_seed import new_secret
 from ldpfl.models.adapters import base_digest
 from ldpfl.models.pretrained import licence_of
 from ldpfl.server import Checkpoint, RoundMetrics
@@ -37,7 +37,8 @@ from ldpfl.util.user_cache import CACHE_DIR_VARIABLE, without_cache
 from ldpfl.util.user_code import is_pretrained
 
 Value = TypeVar("Value")
-_Scores = Callable[[RunConfig, Dataset, int | None], Reference]
+_Scorer = Callable[[RunConfig, Dataset, int | None], Reference]
+"""Function from a config, its data and the secret seed of its noise to the scores of the noise-free baseline."""
 
 
 class Observer(Protocol):
@@ -57,8 +58,8 @@ class Runner:
     """Executes runs on one device, with one data folder and one observer.
 
     Attributes:
-        draw_curve: called with (path, result) to draw the learning curve of a finished run.
-        preparing: called with the progress of computing features.
+        draw_curve: function that is called with (path, result) to draw the learning curve of a finished run.
+        preparing: function that is called with the progress of computing features.
         given: data or a model that a caller passes from Python.
         workers: number of worker processes, see :func:`ldpfl.simulation.workers.workers`. Results do not depend on it.
     """
@@ -78,11 +79,11 @@ class Runner:
         Raises:
             LdpflError: the config, the data or the model does not fit; or a client's policy refuses to send its values.
         """
-        task, secret = self._data(config), drawn(config)
-        federation, start = self._build(config, task, secret)
-        last = self._rounds(federation, start, config.training.rounds, _save_nothing, _label(config))
-        figures = self._figures(config, federation, task, last, self._train_baseline if baseline else None, secret)
-        return Finished(config, federation, last, figures, task)
+        data, secret = self._data(config), new_secret(config)
+        federation, start = self._build(config, data, secret)
+        final = self._rounds(federation, start, config.training.rounds, _save_nothing, _label(config))
+        figures = self._figures(config, federation, data, final, self._train_baseline if baseline else None, secret)
+        return Finished(config, federation, final, figures, data)
 
     @as_usual()
     def run(
@@ -102,84 +103,87 @@ class Runner:
             LdpflError: the config, the data, the model or the folder does not fit; or a client's policy refuses to send its values.
             WriteError: the folder cannot be written. Finished rounds are kept.
         """
-        task = self._data(config)
+        data = self._data(config)
         secret = self._secret(config, folder, resume=resume)
         # Only a finished run may lack its secret. Its columns are not measured again, since that would draw noise.
         measured = folder.measured() if config.secret_noise and secret is None else None
-        federation, start = self._build(config, task, secret, measured)
+        federation, start = self._build(config, data, secret, measured)
         if not more_rounds:
             folder.check(config, resume=resume, kind=Kind.SIMULATION)
         with folder.locked():
-            before = folder.result() if resume else None
+            earlier_result = folder.result() if resume else None
             if more_rounds:  # all checks have passed by now, and the finished run is still unchanged
                 folder.checkpoint_to_go_on(start)
                 folder.reopen(config)
-            asked = folder.wants_baseline(baseline)  # stored before the config, since a folder with a config can be resumed
+            baseline_chosen = folder.wants_baseline(baseline)  # stored before the config, since a folder with a config can be resumed
             folder.open(config, resume=resume, kind=Kind.SIMULATION, secret=secret)
-            left_out = before is not None and before["noise_free_score"] is None and config.data.brought
-            wants_baseline = asked and config.mechanism.protects and not left_out
+            baseline_left_out = earlier_result is not None and earlier_result["noise_free_score"] is None and config.data.brought
+            wants_baseline = baseline_chosen and config.mechanism.protects and not baseline_left_out
             figures = folder.result() if resume else None
             if figures is not None and (figures["noise_free_score"] is not None or not wants_baseline):
                 if not folder.curve_path.exists():  # after a crash while the curve was drawn
                     self._draw(folder, figures)
-                return Finished(config, federation, folder.checkpoint_or(start), figures, task)
+                return Finished(config, federation, folder.checkpoint_or(start), figures, data)
             if config.secret_noise and known(folder.secret()) != secret:
                 raise ConfigError(f"another process began the run in {folder.path} at the same time: resume that one")
-            reached = folder.checkpoint_to_go_on(start)
-            if reached.ledger.events[: len(start.ledger.events)] != start.ledger.events:
+            checkpoint = folder.checkpoint_to_go_on(start)
+            if checkpoint.ledger.events[: len(start.ledger.events)] != start.ledger.events:
                 raise ConfigError(
                     f"{folder.path} measured its columns in another way than its config says now, and measuring again would not be "
                     "charged: start the run in a new folder"
                 )
-            last = self._rounds(federation, reached, config.training.rounds, folder.save_round, _label(config))
-            figures = self._figures(config, federation, task, last, self._baseline_scores if wants_baseline else None, secret)
-            folder.save_result(last, federation.task, figures, model_file_of(config, federation, task), federation.encoder)
+            final = self._rounds(federation, checkpoint, config.training.rounds, folder.save_round, _label(config))
+            figures = self._figures(config, federation, data, final, self._baseline_scores if wants_baseline else None, secret)
+            folder.save_result(final, federation.task, figures, model_file_of(config, federation, data), federation.encoder)
             self._draw(folder, figures)
-        return Finished(config, federation, last, figures, task)
+        return Finished(config, federation, final, figures, data)
 
     def _figures(
-        self, config: RunConfig, federation: Federation, task: Dataset, last: Checkpoint, scores: _Scores | None, secret: int | None
+        self, config: RunConfig, federation: Federation, data: Dataset, final: Checkpoint, scorer: _Scorer | None, secret: int | None
     ) -> dict[str, Any]:
         """Return the figures of a run that has finished its rounds. If a reference fails, a warning replaces it, and the result is kept.
 
         Args:
-            scores: function that returns the scores of the noise-free baseline; None if no baseline is wanted.
+            scorer: function that returns the scores of the noise-free baseline; None if no baseline is wanted.
         """
         reference = clamped = None
-        if scores is not None and config.mechanism.protects:
-            reference = self._or_none("no noise-free baseline to compare with", lambda: scores(config, task, secret))
+        if scorer is not None and config.mechanism.protects:
+            reference = self._or_none("no noise-free baseline to compare with", lambda: scorer(config, data, secret))
             clamped = self._or_none(
-                "no score without noise and clamped", lambda: self._clamped_score(config, task, last, reference, secret)
+                "no score without noise and clamped", lambda: self._clamped_score(config, data, final, reference, secret)
             )
-        return summarise(config, federation, task, last, reference, clamped)
+        return summarise(config, federation, data, final, reference, clamped)
 
     def _draw(self, folder: RunFolder, figures: dict[str, Any]) -> None:
+        """Draw the learning curve. If that fails, only warn."""
         self._or_none(f"no {folder.curve_path.name}", lambda: self.draw_curve(folder.curve_path, figures))
 
-    def _or_none(self, lack: str, make: Callable[[], Value]) -> Value | None:
-        """Return the result of ``make``. If it fails, warn with the text ``lack`` and return None."""
+    def _or_none(self, warning: str, make: Callable[[], Value]) -> Value | None:
+        """Return the result of ``make``. If it fails, warn with the text ``warning`` and the reason, and return None."""
         try:
             return make()
         except Exception as error:  # the result of the rounds must not be lost
-            self.observer.warn(f"{lack}: {in_short(error)}")
+            self.observer.warn(f"{warning}: {in_short(error)}")
             return None
 
     def _rounds(self, federation: Federation, start: Checkpoint, rounds: int, save: Callable[[Checkpoint], None], label: str) -> Checkpoint:
         """Run the rounds from ``start`` to ``rounds``, call ``save`` after each, and return the last checkpoint."""
         self.observer.started(label, rounds, start.history, federation.task.task.metric)
-        last, warned = start, False
+        checkpoint, has_warned = start, False
         with workers(self.workers, self.device, self.observer.warn) as pool:
-            for last in simulate(federation, start, rounds, self.observer.clients_done, pool):
-                save(last)
-                self.observer.round_done(last.history[-1])
-                if not warned and label == _PRIVATE and (warning := _clipping_warning(last.history[-1])):  # a baseline is not clipped
+            for checkpoint in simulate(federation, start, rounds, self.observer.clients_done, pool):
+                save(checkpoint)
+                self.observer.round_done(checkpoint.history[-1])
+                if (
+                    not has_warned and label == _PRIVATE and (warning := _clipping_warning(checkpoint.history[-1]))
+                ):  # a baseline is not clipped
                     self.observer.warn(warning)
-                    warned = True
-        after = stopped_after(federation, last)
-        if after is not None and federation.stopping is not None:
-            waited = f"the loss on validation rows has not fallen for {counted(federation.stopping.patience, 'round')}"
-            self.observer.warn(f"stopped after round {after} of {rounds}: {waited}")
-        return last
+                    has_warned = True
+        last_round = stopped_after(federation, checkpoint)
+        if last_round is not None and federation.stopping is not None:
+            reason = f"the loss on validation rows has not fallen for {counted(federation.stopping.patience, 'round')}"
+            self.observer.warn(f"stopped after round {last_round} of {rounds}: {reason}")
+        return checkpoint
 
     @as_usual()
     def baseline(self, config: RunConfig) -> RunFolder:
@@ -200,6 +204,7 @@ class Runner:
         return baseline.folder
 
     def _data(self, config: RunConfig) -> Dataset:
+        """Return the data of ``config``, or raise a :class:`ConfigError` if only nodes have them."""
         if config.data.at_nodes:
             raise ConfigError(
                 "data.name = 'node' is for clients on Flower, each with its own table: a simulation needs rows, given as data"
@@ -214,48 +219,54 @@ class Runner:
             DataError: the file of the secret is damaged.
         """
         if not (config.secret_noise and resume and folder.config_path.exists()):
-            return drawn(config)
+            return new_secret(config)
         secret = folder.secret()
-        return secret if folder.result_path.exists() and config.training.rounds == folder.config().training.rounds else known(secret)
+        draws_no_more_noise = folder.result_path.exists() and config.training.rounds == folder.config().training.rounds
+        return secret if draws_no_more_noise else known(secret)
 
-    def _train_baseline(self, config: RunConfig, task: Dataset, secret: int | None) -> Reference:
-        federation, start = self._build(noise_free(config), task, secret)
-        last = self._rounds(federation, start, config.training.rounds, _save_nothing, _BASELINE)
-        return self._reference(federation, last)
+    def _train_baseline(self, config: RunConfig, data: Dataset, secret: int | None) -> Reference:
+        """Train the noise-free baseline without the cache, and return its scores."""
+        federation, start = self._build(noise_free(config), data, secret)
+        final = self._rounds(federation, start, config.training.rounds, _save_nothing, _BASELINE)
+        return self._reference(federation, final)
 
     def _build(
-        self, config: RunConfig, task: Dataset, secret: int | None = None, measured: Encoder | None = None
+        self, config: RunConfig, data: Dataset, secret: int | None = None, measured: Encoder | None = None
     ) -> tuple[Federation, Checkpoint]:
+        """Return the federation of ``config`` and its state before the first round, see :func:`ldpfl.experiments.build.build`."""
         if config.model.personal and isinstance(self.workers, str) and is_ray(self.workers):
             raise ConfigError("model.personal keeps clients' layers here, and Ray's tasks are on others: give a number of workers")
-        return build(config, task, self.device, self.given.module, self.observer.warn, secret, measured)
+        return build(config, data, self.device, self.given.module, self.observer.warn, secret, measured)
 
-    def _baseline_scores(self, config: RunConfig, task: Dataset, secret: int | None) -> Reference:
-        baseline = baseline_of(config, task, partial(self._build, secret=secret))
+    def _baseline_scores(self, config: RunConfig, data: Dataset, secret: int | None) -> Reference:
+        """Return the scores of the noise-free baseline, from the cache if it may be stored there."""
+        baseline = baseline_of(config, data, partial(self._build, secret=secret))
         if not baseline.config.data.brought:  # a model of the user's own data without noise is never stored
             try:
                 result = self._cached(baseline)
                 return Reference(list(result["score_per_round"]), result["scores"])
             except WriteError as error:
                 self.observer.warn(without_cache(error))
-        last = self._rounds(baseline.federation, baseline.reached(), baseline.config.training.rounds, lambda checkpoint: None, _BASELINE)
-        return self._reference(baseline.federation, last)
+        rounds = baseline.config.training.rounds
+        final = self._rounds(baseline.federation, baseline.last_checkpoint(), rounds, _save_nothing, _BASELINE)
+        return self._reference(baseline.federation, final)
 
-    def _reference(self, federation: Federation, last: Checkpoint) -> Reference:
+    def _reference(self, federation: Federation, final: Checkpoint) -> Reference:
+        """Return the scores of a baseline that ended in the checkpoint ``final``, and those of the pooled regression on its data."""
         scores = self._or_none(
-            "no figures of the noise-free model beside its scores", lambda: scores_of(federation, last.state.model, last.personal)
+            "no figures of the noise-free model beside its scores", lambda: scores_of(federation, final.state.model, final.personal)
         )
         pooled = self._or_none("no pooled reference", lambda: pooled_scores(federation))
-        return Reference([metrics.score for metrics in last.history], scores or {}, pooled)
+        return Reference([metrics.score for metrics in final.history], scores or {}, pooled)
 
     def _clamped_score(
-        self, config: RunConfig, task: Dataset, last: Checkpoint, reference: Reference | None, secret: int | None
+        self, config: RunConfig, data: Dataset, final: Checkpoint, reference: Reference | None, secret: int | None
     ) -> float | None:
         """Return the score of the same training with clipping and without noise; None unless clipping was heavy enough to matter."""
-        worst = max((share for metrics in last.history for share in metrics.clipped_fraction.values()), default=0.0)
-        if reference is None or not config.mechanism.uses_ranges or worst <= _HEAVILY_CLIPPED:
+        most_clipped = max((share for metrics in final.history for share in metrics.clipped_fraction.values()), default=0.0)
+        if reference is None or not config.mechanism.uses_ranges or most_clipped <= _HEAVILY_CLIPPED:
             return None
-        federation, start = self._build(clamped_only(config), task, secret)
+        federation, start = self._build(clamped_only(config), data, secret)
         return self._rounds(federation, start, config.training.rounds, _save_nothing, "clamped, without noise").history[-1].score
 
     def _cached(self, baseline: Baseline) -> dict[str, Any]:
@@ -267,7 +278,7 @@ class Runner:
         folder = baseline.folder
         with writing(folder.path):  # even reading the folder may be forbidden
             # No lock, since a cache may be read-only. The result is written last and atomically, so it is complete if it exists.
-            finished = baseline.kept()
+            finished = baseline.cached_result()
             if finished is not None:
                 return finished
             with folder.locked(wait=True):
@@ -277,10 +288,10 @@ class Runner:
                 if result is None:
                     folder.open(baseline.config, resume=True, kind=Kind.SIMULATION)
                     rounds = baseline.config.training.rounds
-                    last = self._rounds(baseline.federation, folder.checkpoint_or(baseline.start), rounds, folder.save_round, _BASELINE)
-                    result = summarise(baseline.config, baseline.federation, baseline.task, last, None)
-                    described = model_file_of(baseline.config, baseline.federation, baseline.task)
-                    folder.save_result(last, baseline.federation.task, result, described)
+                    final = self._rounds(baseline.federation, folder.checkpoint_or(baseline.start), rounds, folder.save_round, _BASELINE)
+                    result = summarise(baseline.config, baseline.federation, baseline.data, final, None)
+                    described = model_file_of(baseline.config, baseline.federation, baseline.data)
+                    folder.save_result(final, baseline.federation.task, result, described)
         return result
 
 
@@ -305,6 +316,7 @@ def _clipping_warning(metrics: RoundMetrics) -> str:
 
 
 _PRIVATE, _BASELINE = "private", "noise-free baseline"
+"""Labels of trainings, for the observer."""
 _HEAVILY_CLIPPED = 0.5
 """Share of a layer that was clipped in some round above which clipping may explain a low score."""
 
@@ -331,6 +343,7 @@ class Finished:
 
 
 def _label(config: RunConfig) -> str:
+    """Return the label of a run for the observer: whether it is private."""
     return _PRIVATE if config.mechanism.protects else "not private"
 
 

@@ -14,9 +14,9 @@ from ldpfl.simulation import LocalTask
 
 MADE_UP = 5
 """Number of samples in the largest batch that is compared. The trial must have as many samples."""
-_BATCHES = (2, MADE_UP)
+_BATCH_SIZES = (2, MADE_UP)
 
-_ROUNDING, _TINY = 0.02, 1e-6
+_TOLERANCE, _TINY = 0.02, 1e-6
 """Tolerance between outputs for the same samples, relative to their norm and absolute. Kernels round differently for other batch sizes."""
 
 
@@ -26,20 +26,20 @@ def mixes_samples(trial: LocalTask, weights: Tensor) -> bool:
     Outputs for batches of several sizes are compared with the outputs for single samples, in training mode and in evaluation mode. Only
     differences beyond rounding count.
     """
-    parameters = _not_zero(trial.layout.unflatten(weights.to(trial.data.device)))
+    parameters = _without_zero_layers(trial.layout.unflatten(weights.to(trial.data.device)))
     for mode in (nullcontext(), _evaluating(trial.module)):
         with mode, torch.no_grad():
             alone = [_outputs(trial, parameters, slice(place, place + 1)) for place in range(MADE_UP)]
-            if any(_differ(_outputs(trial, parameters, slice(size)), alone[:size]) for size in _BATCHES):
+            if any(_any_differs(_outputs(trial, parameters, slice(size)), alone[:size]) for size in _BATCH_SIZES):
                 return True
     return False
 
 
-def _not_zero(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _without_zero_layers(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return copies of ``parameters``. A layer of zeros, which would hide any difference, gets small random values instead."""
     generator = torch.Generator().manual_seed(0)
-    drawn = {name: torch.randn(own.shape, generator=generator) / sqrt(own.numel() / len(own)) for name, own in parameters.items()}
-    return {name: own.clone() if bool(own.any()) else drawn[name].to(own.device) for name, own in parameters.items()}
+    drawn = {name: torch.randn(value.shape, generator=generator) / sqrt(value.numel() / len(value)) for name, value in parameters.items()}
+    return {name: value.clone() if bool(value.any()) else drawn[name].to(value.device) for name, value in parameters.items()}
 
 
 @contextmanager
@@ -50,26 +50,28 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for part, was in before.items():
-            part.training = was
+        for part, was_training in before.items():
+            part.training = was_training
 
 
 def _outputs(trial: LocalTask, parameters: dict[str, Tensor], places: slice) -> list[Tensor]:
-    """Return the outputs (B, ...) for the made-up samples at ``places``, one tensor or several."""
+    """Return the outputs (B, ...) for the made-up samples at ``places``: those tensors that have a row for each sample."""
     rows = trial.data.take(places)
-    own = {name: value.clone() for name, value in parameters.items()}
-    found: object = trial.outputs(own, trial.normalised(each(torch.clone, rows.inputs)))
-    values = list(found.values()) if isinstance(found, Mapping) else list(found) if isinstance(found, tuple | list) else [found]
-    return [own for own in values if isinstance(own, Tensor) and own.shape[:1] == (len(rows),)]
+    copies = {name: value.clone() for name, value in parameters.items()}
+    result: object = trial.outputs(copies, trial.normalised(each(torch.clone, rows.inputs)))
+    values = list(result.values()) if isinstance(result, Mapping) else list(result) if isinstance(result, tuple | list) else [result]
+    return [value for value in values if isinstance(value, Tensor) and value.shape[:1] == (len(rows),)]
 
 
-def _differ(together: list[Tensor], alone: list[list[Tensor]]) -> bool:
-    """Whether a batch's outputs are others than those of its samples; where their form is another, nothing is compared."""
-    if any([own.shape[1:] for own in one] != [own.shape[1:] for own in together] for one in alone):
+def _any_differs(together: list[Tensor], alone: list[list[Tensor]]) -> bool:
+    """Return whether an output of a batch differs from those of its samples ``alone``. If shapes differ, nothing is compared."""
+    shapes = [output.shape[1:] for output in together]
+    if any([output.shape[1:] for output in outputs] != shapes for outputs in alone):
         return False
-    return any(_are_apart(own, torch.cat([one[place] for one in alone])) for place, own in enumerate(together))
+    return any(_are_apart(output, torch.cat([outputs[place] for outputs in alone])) for place, output in enumerate(together))
 
 
 def _are_apart(first: Tensor, second: Tensor) -> bool:
-    first, second = (own.double().nan_to_num(0.0, 0.0, 0.0) for own in (first, second))
-    return bool((first - second).norm() > _ROUNDING * torch.maximum(first.norm(), second.norm()) + _TINY)
+    """Return whether two tensors differ by more than rounding. Entries that are NaN or infinite count as 0."""
+    first, second = (tensor.double().nan_to_num(0.0, 0.0, 0.0) for tensor in (first, second))
+    return bool((first - second).norm() > _TOLERANCE * torch.maximum(first.norm(), second.norm()) + _TINY)

@@ -1,4 +1,4 @@
-"""The secret from which the noise on a user's own rows follows: a file of its own in the run's folder, and nowhere else."""
+"""The secret seed of the noise on a user's own rows. It is in one file of the run's folder, and nowhere else."""
 
 from __future__ import annotations
 
@@ -12,29 +12,33 @@ from ldpfl.util.files import read_text, replace_atomically
 
 FILE = "SECRET-seed"
 _BITS = 128
-"""Beyond what anybody could try."""
+"""Length of a secret in bits, too long for anybody to try all secrets."""
 
 _WARNING = (
     "# Keep this file to yourself: with it, the noise on the rows of this run can be computed. Only --resume and --more-rounds need it.\n"
 )
 
 
-def drawn(config: RunConfig) -> int | None:
-    """Return a new secret for a run of ``config``; None where noise follows from the config's own seed."""
+def new_secret(config: RunConfig) -> int | None:
+    """Return a new secret for a run of ``config``; None if the noise follows from the config's own seed."""
     return secrets.randbits(_BITS) if config.secret_noise else None
 
 
 def of_shared_seeds(configs: Iterable[RunConfig]) -> tuple[str, ...]:
-    """Return a warning if two simulations hide behind what follows from one seed."""
+    """Return a warning if two runs of the ``configs`` share secret randomness, because they have the same seed; else nothing."""
     seeds = [seed for config in configs if (seed := _seed_in(config)) is not None]
-    said = "two of these are simulations of one seed, whose noise is the same: together they hide less than this table says"
-    return (said,) if len(set(seeds)) < len(seeds) else ()
+    warning = "two of these are simulations of one seed, whose noise is the same: together they hide less than this table says"
+    return (warning,) if len(set(seeds)) < len(seeds) else ()
 
 
 def _seed_in(config: RunConfig) -> int | None:
-    """Return the seed that what a simulation hides behind follows from; None where no two runs share any of it."""
-    by_coins = config.clients.once or config.clients.self_sampling != "off" or getattr(config.mechanism, "sample_rate", 1.0) != 1.0
-    return None if config.secret_noise else config.seed if by_coins or not config.data.brought else None
+    """Return the seed of a run's noise or secret sampling; None if other runs with that seed do not share its randomness.
+
+    On a user's own data, noise depends on all settings as well as the seed. Who takes part, or which records do, may be shared.
+    """
+    samples_in_secret = config.clients.once or config.clients.self_sampling != "off" or getattr(config.mechanism, "sample_rate", 1.0) != 1.0
+    shares_randomness = samples_in_secret or not config.data.brought
+    return config.seed if shares_randomness and not config.secret_noise else None
 
 
 def save(secret: int, path: Path) -> None:
@@ -55,7 +59,7 @@ def load(path: Path) -> int | None:
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    found = lines[-1] if lines else ""
-    if len(found) != _BITS // 4 or not set(found) <= set("0123456789abcdef"):
+    digits = lines[-1] if lines else ""
+    if len(digits) != _BITS // 4 or not set(digits) <= set("0123456789abcdef"):
         raise DataError(f"{path} is damaged: expected {_BITS // 4} hexadecimal digits in its last line; put the file back as it was")
-    return int(found, 16)
+    return int(digits, 16)

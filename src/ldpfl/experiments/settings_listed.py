@@ -41,28 +41,30 @@ def sections() -> tuple[str, ...]:
     return ("run", *(name for name in RunConfig.model_fields if name == "mechanism" or _section(name) is not None))
 
 
-def settings(of: str) -> tuple[ListedSetting, ...]:
-    """Return the settings of the section or the mechanism ``of``. For ``mechanism``, these are the settings that all mechanisms have.
+def settings(name: str) -> tuple[ListedSetting, ...]:
+    """Return the settings of the section or the mechanism ``name``. For ``mechanism``, these are the settings that all mechanisms have.
 
     Raises:
         ConfigError: there is no section and no mechanism of this name.
     """
-    if of == "run":
-        return tuple(_settings("", RunConfig, [name for name in RunConfig.model_fields if name not in sections()]))
-    if of == "mechanism":
+    if name == "run":
+        return tuple(_settings("", RunConfig, [key for key in RunConfig.model_fields if key not in sections()]))
+    if name == "mechanism":
         return tuple(_settings("mechanism.", MechanismSettings))
-    model = _section(of) if of in RunConfig.model_fields else None
-    if model is None and of not in mechanisms.names():
-        raise ConfigError(f"no section and no mechanism is called {of!r}: {did_you_mean(of, (*sections(), *mechanisms.names()))}")
-    return tuple(_settings("mechanism.", settings_of(of)) if model is None else _settings(f"{of}.", model))
+    model = _section(name) if name in RunConfig.model_fields else None
+    if model is None and name not in mechanisms.names():
+        raise ConfigError(f"no section and no mechanism is called {name!r}: {did_you_mean(name, (*sections(), *mechanisms.names()))}")
+    return tuple(_settings("mechanism.", settings_of(name)) if model is None else _settings(f"{name}.", model))
 
 
 def _section(name: str) -> type[BaseModel] | None:
-    kind = RunConfig.model_fields[name].annotation
-    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+    """Return the class of the section ``name`` of a config; None if ``name`` is a single setting, or the mechanism's section."""
+    field_type = RunConfig.model_fields[name].annotation
+    return field_type if isinstance(field_type, type) and issubclass(field_type, BaseModel) else None
 
 
 def _settings(prefix: str, model: type[BaseModel], names: Sequence[str] | None = None) -> Iterator[ListedSetting]:
+    """Yield the fields of ``model`` as settings whose keys begin with ``prefix``: all of them, or those in ``names``."""
     schema, meanings = model.model_json_schema(), _meanings(model)
     for name, field in model.model_fields.items():
         if names is None or name in names:
@@ -76,20 +78,21 @@ def _meanings(model: type[BaseModel]) -> dict[str, str]:
 
     Pydantic could read them with ``use_attribute_docstrings``. But it would do so whenever the class is created, in every process.
     """
-    found: dict[str, str] = {}
-    for kind in reversed(model.mro()):
-        if issubclass(kind, BaseModel) and kind is not BaseModel:
-            [written] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-            for field, below in pairwise(getattr(written, "body", [])):
-                match field, below:
+    docstrings: dict[str, str] = {}
+    for base in reversed(model.mro()):
+        if issubclass(base, BaseModel) and base is not BaseModel:
+            [class_node] = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+            for field, next_node in pairwise(getattr(class_node, "body", [])):
+                match field, next_node:
                     case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                        found[name] = text
+                        docstrings[name] = text
                     case ast.AnnAssign(target=ast.Name(id=name)), _:
-                        found.pop(name, None)
-    return found
+                        docstrings.pop(name, None)
+    return docstrings
 
 
 _BOUNDS = {"exclusiveMinimum": "above", "minimum": "from", "exclusiveMaximum": "below", "maximum": "to"}
+"""Word for each bound of a number in a JSON schema."""
 
 
 def _allowed(schema: Mapping[str, Any]) -> str:
@@ -114,18 +117,18 @@ def _allowed(schema: Mapping[str, Any]) -> str:
 
 
 def commented(config: RunConfig) -> str:
-    """Return ``config`` as TOML with the meaning of each key; keys that have their default are there as comments."""
+    """Return ``config`` as TOML. A comment gives each key's meaning and allowed values, and keys with their default are comments too."""
     tree = config.model_dump()
     lines = [f"{key} = {toml_value(tree[key])}" for key in ("name", "description")]
-    # The noise on a user's own data follows from a seed that is given, and this file may be handed on: each run draws its own.
-    drawn = config.data.brought and "seed" not in config.model_fields_set
-    lines.append("# seed: drawn for each run, and beside it a secret that noise follows from" if drawn else f"seed = {config.seed}")
+    # A seed in the file would determine the noise on a user's own data, and the file may be handed on. Without it, each run draws a seed.
+    no_seed = config.data.brought and "seed" not in config.model_fields_set
+    lines.append("# seed: drawn for each run, and beside it a secret that noise follows from" if no_seed else f"seed = {config.seed}")
     if config.secret_noise:
         lines.append("secret_noise = true")
     for section in sections()[1:]:
-        own = config.mechanism.name if section == "mechanism" else section
+        section_or_mechanism = config.mechanism.name if section == "mechanism" else section
         lines += ["", f"[{section}]"]
-        for setting in settings(own):
+        for setting in settings(section_or_mechanism):
             name = setting.key.rpartition(".")[2]
             value = toml_value(tree[section][name])
             lines += [f"# {setting.meaning}"] if setting.meaning else []

@@ -1,6 +1,6 @@
-"""The recipes and sweeps that come with the package, as TOML files: their names, texts and descriptions, without reading more of them.
+"""The TOML files of the recipes and sweeps that come with the package, by name. Only descriptions are read.
 
-``recipes`` makes a config of one, or of a file; ``sweep_config`` a sweep.
+The module ``recipes`` turns a file into a config, and ``sweep_config`` turns one into a sweep.
 """
 
 from __future__ import annotations
@@ -43,19 +43,21 @@ def reproduction_files() -> Mapping[str, Traversable]:
 
 
 def description(file: Traversable) -> str:
-    """Return what a recipe or sweep says of itself."""
+    """Return the description in the file of a recipe or sweep; "" if it has none."""
     return str(tomllib.loads(file.read_text(encoding="utf-8")).get("description", ""))
 
 
-def _toml_files(kind: str) -> Mapping[str, Traversable]:
-    found: dict[str, Traversable] = {}
+def _toml_files(folder_name: str) -> Mapping[str, Traversable]:
+    """Return all TOML files in the package's folder ``folder_name`` and below, by their path without ``.toml``."""
+    by_name: dict[str, Traversable] = {}
 
     def collect(folder: Traversable, prefix: str) -> None:
+        """Add the files in ``folder`` and below to ``by_name``, with names that begin with ``prefix``."""
         for entry in folder.iterdir():
             if entry.name.endswith(".toml"):
-                found[prefix + entry.name.removesuffix(".toml")] = entry
+                by_name[prefix + entry.name.removesuffix(".toml")] = entry
             elif entry.is_dir():
                 collect(entry, f"{prefix}{entry.name}/")
 
-    collect(files("ldpfl.experiments").joinpath(kind), "")
-    return found
+    collect(files("ldpfl.experiments").joinpath(folder_name), "")
+    return by_name

@@ -42,19 +42,20 @@ def _check_stated_records(config: RunConfig, parts: Division) -> Iterator[str]:
     true = float(parts.sizes.mean())
     if stated and not 1 / _MAX_RECORDS_RATIO <= true / stated <= _MAX_RECORDS_RATIO:
         effect = "training may diverge" if true > stated else "the model hardly moves"
-        what = "persons" if config.data.person else "records"
+        unit = "persons" if config.data.person else "records"
         yield (
-            f"mechanism.records says {stated:,} {what} a client, and clients have {true:,.4g} on average: each step is "
+            f"mechanism.records says {stated:,} {unit} a client, and clients have {true:,.4g} on average: each step is "
             f"{true / stated:.3g} times as long as the learning rate says, so {effect}; "
             f"set mechanism.records to {max(1, round(true)):,}, or in a simulation to 0"
         )
 
 
 def _check_number_of_rows(config: RunConfig, data: Dataset) -> Iterator[str]:
+    """Warn if a user's own data have too few test rows for metrics with intervals."""
     rows = len(data.test)
     if config.data.brought and rows < MIN_SITE_ROWS:
-        more = f"{TEST_SHARE * MIN_SITE_ROWS} rows in all, or a data.test_path"
-        needed = "a data.test_path with as many" if config.data.test_path else more
+        rows_or_file = f"{TEST_SHARE * MIN_SITE_ROWS} rows in all, or a data.test_path"
+        needed = "a data.test_path with as many" if config.data.test_path else rows_or_file
         yield (
             f"{len(data.train):,} rows to train on and {rows:,} to measure on are too few: figures of a model say something from "
             f"{MIN_SITE_ROWS} test rows on, and intervals need 10 of each class; give {needed}"
@@ -73,9 +74,9 @@ def _check_scale(config: RunConfig, data: Dataset) -> Iterator[str]:
         )
     if not inputs.is_floating_point():
         return
-    low, high, size = float(inputs.min()), float(inputs.max()), float(inputs.double().square().mean().sqrt())
+    low, high, rms = float(inputs.min()), float(inputs.max()), float(inputs.double().square().mean().sqrt())
     is_image = inputs.dim() > 2
-    if _MIN_RMS <= size <= _MAX_RMS and not (is_image and low >= 0 and high <= 1):
+    if _MIN_RMS <= rms <= _MAX_RMS and not (is_image and low >= 0 and high <= 1):
         return
     advice = "give images as bytes (uint8) from 0 to 255, which are scaled here, or " if is_image else ""
     yield (

@@ -1,4 +1,4 @@
-"""Sweeps: a recipe in several variants, over values of some settings and over seeds; resumable cell by cell."""
+"""Sweeps: runs of a recipe in several variants, over values of some settings and over seeds. A cell is one of these runs."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ from ldpfl.util.files import from_toml, read_text
 from ldpfl.util.suggestions import did_you_mean
 from ldpfl.util.user_code import GIVEN
 
-_MOST_CELLS = 10_000
+_MAX_CELLS = 10_000
 MOST_SEEDS = 1000
-_LONGEST_NAME = 80
+_MAX_NAME_LENGTH = 80
+"""Maximum length of a default name in characters, since folders are named after it."""
 
 AxisValue = bool | int | float | str
-"""Value of an axis as tables and plots show it; a list or a table of a setting is shown as the text of TOML."""
+"""Value of an axis as tables and plots show it. A list or a table is shown as TOML text."""
 
 _Settings = Annotated[list[str], BeforeValidator(lambda given: settings_as_text(given) if isinstance(given, Mapping) else given)]
 _Values = Annotated[list[AxisValue | list[JsonValue] | dict[str, JsonValue]], Field(min_length=1)]
@@ -74,7 +75,7 @@ class SweepConfig(BaseModel):
 
     @property
     def headings(self) -> list[str]:
-        """Short names of the axes: the last word of each key, the section where that word is ``name``, the key where two have one word."""
+        """Short names of the axes, see :func:`short_key`. If two axes have the same short name, both have their full keys instead."""
         short = [short_key(key) for key in self.axes]
         return [key if short.count(name) > 1 else name for key, name in zip(self.axes, short, strict=True)]
 
@@ -86,6 +87,7 @@ def short_key(key: str) -> str:
 
 
 def _shown_value(value: Any) -> AxisValue:
+    """Return ``value`` as tables and plots show it."""
     return toml_value(value) if isinstance(value, list | dict) else value
 
 
@@ -102,7 +104,7 @@ class Cell:
     seed: int
     config: RunConfig
 
-    @cached_property  # a sweep asks for it again and again
+    @cached_property  # a sweep needs the name often, and the hash takes time
     def folder_name(self) -> str:
         """Name of the run's folder, a hash of its config. Equal configs of different variants share it, so the run is made once."""
         return hashlib.sha256(self.config.to_toml().encode()).hexdigest()[:16]
@@ -136,10 +138,11 @@ def load_sweep(name: str) -> SweepConfig:
         tree = from_toml(text)
     except ValueError as error:
         raise ConfigError(f"sweep {name} is not valid TOML: {error}") from error
-    return _checked(tree, f"sweep {name}")
+    return _validated(tree, f"sweep {name}")
 
 
-def _checked(tree: dict[str, Any], origin: str) -> SweepConfig:
+def _validated(tree: dict[str, Any], origin: str) -> SweepConfig:
+    """Return the sweep that ``tree`` describes, or raise a :class:`ConfigError` that calls it ``origin`` and names the first fault."""
     try:
         return SweepConfig.model_validate(tree)
     except ValidationError as error:
@@ -151,66 +154,67 @@ def _checked(tree: dict[str, Any], origin: str) -> SweepConfig:
 def sweep_of(
     recipe: str, settings: Sequence[str], axes: Mapping[str, Iterable[Any]], seeds: int | Sequence[int] = 1, name: str | None = None
 ) -> SweepConfig:
-    """Return the sweep that flags or arguments describe.
+    """Return the sweep that flags of the command line or arguments from Python describe.
 
     Args:
-        axes: values by dotted key, as Python has them.
-        seeds: how many runs each setting gets, or the seed of each.
-        name: for tables and the folder; by default that of the data, and what is compared.
+        settings: ``key=value`` overrides for all runs.
+        axes: list of values for each dotted key that is varied, as Python objects.
+        seeds: number of runs of each cell, or the list of their seeds.
+        name: name of the sweep; by default the name of the data and the short names of the axes.
 
     Raises:
-        ConfigError: an axis has no list of values, or a value is none of a setting.
+        ConfigError: an axis has no list of values, or a value cannot be that of a setting.
     """
     for key, values in axes.items():
         if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
             raise ConfigError(f"axes: {key} is {shown(values)}, expected a list of values: give {{{key!r}: [...]}}")
-    found = {key.strip(): [setting_value(toml_value(value)) for value in values] for key, values in axes.items()}
+    parsed_axes = {key.strip(): [setting_value(toml_value(value)) for value in values] for key, values in axes.items()}
     tree = {
-        "name": name or _name_of(recipe, settings, found),
+        "name": name or _default_name(recipe, settings, parsed_axes),
         "recipe": recipe,
         "settings": list(settings),
         "seeds": seeds if isinstance(seeds, int) else list(seeds),
-        "axes": found,
+        "axes": parsed_axes,
     }
-    return _checked(tree, "sweep")
+    return _validated(tree, "sweep")
 
 
-def _name_of(recipe: str, settings: Sequence[str], axes: Iterable[str]) -> str:
-    """Return a name of the data and of what is compared, such as ``patients-target_epsilon``, that is fit for a folder."""
-    said = {key.strip(): setting_value(text.strip()) for key, _, text in (setting.partition("=") for setting in settings)}
-    data = Path(str(said.get("data.path", said.get("data.name", "")))).stem.partition(":")[0]
+def _default_name(recipe: str, settings: Sequence[str], axes: Iterable[str]) -> str:
+    """Return a folder name from the data and the keys of the ``axes``, such as ``patients-target_epsilon``."""
+    values = {key.strip(): setting_value(text.strip()) for key, _, text in (setting.partition("=") for setting in settings)}
+    data = Path(str(values.get("data.path", values.get("data.name", "")))).stem.partition(":")[0]
     words = [data if data and data != GIVEN else recipe, *map(short_key, axes)]
-    return re.sub(r"[^\w.-]+", "-", "-".join(words)).strip("-.")[:_LONGEST_NAME]
+    return re.sub(r"[^\w.-]+", "-", "-".join(words)).strip("-.")[:_MAX_NAME_LENGTH]
 
 
 def axis_of(text: str, option: str = "--axis") -> tuple[str, list[Any]]:
-    """Return the key and the values of ``KEY=VALUE,VALUE``, given with ``option``; a comma within brackets or quotes separates nothing.
+    """Return the key and the values in the text ``KEY=VALUE,VALUE`` of the command line's ``option``, parsed as TOML.
 
     Raises:
-        ConfigError: it has no key or no values.
+        ConfigError: the text has no key or no values.
     """
     key, _, values = text.partition("=")
-    found = [value.strip() for value in _split_at_commas(values)]
-    if not key.strip() or not all(found):
+    texts = [value.strip() for value in _split_at_commas(values)]
+    if not key.strip() or not all(texts):
         raise ConfigError(f"{option} {shown(text)} has no values: give KEY=VALUE,VALUE, such as privacy.target_epsilon=1,2,4")
-    return key.strip(), [setting_value(value) for value in found]
+    return key.strip(), [setting_value(value) for value in texts]
 
 
 def _split_at_commas(text: str) -> Iterator[str]:
     """Yield the parts of ``text`` between commas. Commas within brackets or quotes do not separate."""
-    begun, depth, quote, escaped = 0, 0, "", False
+    start, open_brackets, quote, escaped = 0, 0, "", False
     for place, char in enumerate(text):
         if quote:
             quote = "" if char == quote and not escaped else quote
             escaped = quote == '"' and char == "\\" and not escaped
         elif char in "\"'":
             quote = char
-        elif char == "," and not depth:
-            yield text[begun:place]
-            begun = place + 1
+        elif char == "," and not open_brackets:
+            yield text[start:place]
+            start = place + 1
         else:
-            depth += (char in "[{") - (char in "]}")
-    yield text[begun:]
+            open_brackets += (char in "[{") - (char in "]}")
+    yield text[start:]
 
 
 def cells(
@@ -230,23 +234,22 @@ def cells(
         load: function that returns the config of ``sweep.recipe``. The default opens no file, since a stored sweep may be somebody else's.
     """
     count = prod(map(len, sweep.axes.values())) * len(sweep.each_seed) * len(sweep.variants)
-    if count > _MOST_CELLS:
-        raise ConfigError(f"sweep {sweep.name} has {count:,} runs, more than {_MOST_CELLS:,}")
+    if count > _MAX_CELLS:
+        raise ConfigError(f"sweep {sweep.name} has {count:,} runs, more than {_MAX_CELLS:,}")
     points = list(itertools.product(*([(key, value) for value in values] for key, values in sweep.axes.items())))
-    return [
-        Cell(variant, _shown_point(point), seed, settled(config, given) if settle else config)
-        for seed in sweep.each_seed
-        for point in points
-        for variant, settings in sweep.variants.items()
-        for config in [_config(sweep, settings, point, seed, overrides, load or load_recipe)]
-    ]
+    all_cells = []
+    for seed, point, (variant, settings) in itertools.product(sweep.each_seed, points, sweep.variants.items()):
+        config = _config_of_cell(sweep, settings, point, seed, overrides, load or load_recipe)
+        all_cells.append(Cell(variant, _shown_point(point), seed, settled(config, given) if settle else config))
+    return all_cells
 
 
 def _shown_point(point: Sequence[tuple[str, Any]]) -> tuple[tuple[str, AxisValue], ...]:
+    """Return each key and value of ``point``, with values as tables and plots show them."""
     return tuple((key, _shown_value(value)) for key, value in point)
 
 
-def _config(
+def _config_of_cell(
     sweep: SweepConfig,
     settings: Sequence[str],
     point: Sequence[tuple[str, Any]],
@@ -254,17 +257,18 @@ def _config(
     overrides: Sequence[str],
     load: Callable[..., RunConfig],
 ) -> RunConfig:
-    # Axes before the variant: a variant that fixes a setting, such as no noise at all, is not moved along that axis.
-    at = [f"{key}={toml_value(value)}" for key, value in point]
-    named = [f"seed={seed}", 'description=""', f"name={toml_value(sweep.name)}"]
-    return load(sweep.recipe, [*sweep.settings, *at], settings, [*named, *overrides])
+    """Return the config of one cell: the recipe with the sweep's settings, the ``point``, the variant's ``settings`` and ``overrides``."""
+    # The variant overrides the point: a variant that fixes a setting, such as no noise at all, has it at all points.
+    of_point = [f"{key}={toml_value(value)}" for key, value in point]
+    of_cell = [f"seed={seed}", 'description=""', f"name={toml_value(sweep.name)}"]
+    return load(sweep.recipe, [*sweep.settings, *of_point], settings, [*of_cell, *overrides])
 
 
-def same_runs(one: SweepConfig, its: Sequence[str], other: SweepConfig, others: Sequence[str]) -> bool:
+def same_runs(first: SweepConfig, first_overrides: Sequence[str], second: SweepConfig, second_overrides: Sequence[str]) -> bool:
     """Return whether two sweeps with their overrides define the same runs under the same labels, however their settings are written."""
-    if (one.name, list(one.axes), one.plot_against) != (other.name, list(other.axes), other.plot_against):
+    if (first.name, list(first.axes), first.plot_against) != (second.name, list(second.axes), second.plot_against):
         return False
-    return cells(one, its, settle=False) == cells(other, others, settle=False)
+    return cells(first, first_overrides, settle=False) == cells(second, second_overrides, settle=False)
 
 
 def check_cells(cells: Sequence[Cell], given: Given = NOTHING) -> None:
@@ -276,10 +280,10 @@ def check_cells(cells: Sequence[Cell], given: Given = NOTHING) -> None:
     check_same_persons(cell.config for cell in cells)
     checked: set[str] = set()
     for cell in cells:
-        what = cell.config.model_dump_json(exclude={"seed"})  # which decides about values only
-        if what in checked:
+        settings = cell.config.model_dump_json(exclude={"seed"})  # no check depends on the seed
+        if settings in checked:
             continue
-        checked.add(what)
+        checked.add(settings)
         try:
             _check_axes(cell)
             check_fit(cell.config, given)
@@ -288,7 +292,7 @@ def check_cells(cells: Sequence[Cell], given: Given = NOTHING) -> None:
 
 
 def check_same_persons(configs: Iterable[RunConfig]) -> None:
-    """Raise a :class:`ConfigError` if some of these protect persons, and take the persons or their clients from different columns.
+    """Raise a :class:`ConfigError` if runs of the ``configs`` protect persons whose names, or whose clients, are in different columns.
 
     A guarantee of such runs together would hold for the persons of none of them: a run that protects each doctor counts a patient with
     several doctors as several persons.

@@ -16,11 +16,11 @@ from ldpfl.experiments.sweep_config import Cell
 from ldpfl.util import supervisor
 from ldpfl.util.files import make_folder, write_text, writing
 
-_LOOKS_S = 0.5
+_POLL_INTERVAL_S = 0.5
 """Seconds between two checks of the runs' progress."""
 
 _GRACE_S = 5.0
-"""Seconds that a run has for ending after it is told to stop."""
+"""Seconds that a run has for ending by itself after it is told to stop. Then it is killed."""
 
 OnRounds = Callable[[int, int, int, int], None]
 """Called regularly with (rounds done, all rounds, runs done, all runs)."""
@@ -62,33 +62,21 @@ def run_ahead(cells: Sequence[Cell], out: Path, data_dir: Path | None, jobs: int
                 sum(t.folder.is_over for t in tasks),
                 len(tasks),
             )
-            time.sleep(_LOOKS_S)
+            time.sleep(_POLL_INTERVAL_S)
     finally:
-        _end(running)
+        _stop_all(running)
 
 
 def _start_process(task: _Task, out: Path, data_dir: Path | None) -> subprocess.Popen[bytes]:
+    """Start ``ldpfl run`` for the run ``task`` of the sweep in ``out``, or resume it, under a supervisor that ends it with this process."""
     make_folder(out / "configs", 0o700)
     config = out / "configs" / f"{task.cell.folder_name}.toml"
     write_text(config, task.cell.config.to_toml())
-    begun = task.folder.config_path.exists()
-    what = ["--resume"] if begun else [str(config)]
+    has_started = task.folder.config_path.exists()
+    source = ["--resume"] if has_started else [str(config)]
     # -P, as in the console script: modules in the current folder are not imported.
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "ldpfl",
-        "run",
-        *what,
-        "--out",
-        str(task.folder.path),
-        "--no-baseline",
-        "--no-report",
-        "--json",
-        "--device",
-        "cpu",
-    ]
+    command = [sys.executable, "-P", "-m", "ldpfl", "run", *source, "--out", str(task.folder.path)]
+    command += ["--no-baseline", "--no-report", "--json", "--device", "cpu"]
     data = [] if data_dir is None else ["--data-dir", str(data_dir)]
     with writing(out), config.with_suffix(".log").open("wb") as log:
         return subprocess.Popen(
@@ -102,6 +90,7 @@ def _start_process(task: _Task, out: Path, data_dir: Path | None) -> subprocess.
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Return whether ``process`` has ended. If it has, close our end of its pipe."""
     if process.poll() is None:
         return False
     if process.stdin is not None:
@@ -109,7 +98,8 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
     return True
 
 
-def _end(running: Sequence[subprocess.Popen[bytes]]) -> None:
+def _stop_all(running: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Close the pipes of all ``running`` processes, which makes them stop, and wait until they have ended."""
     for process in running:
         if process.stdin is not None:
             process.stdin.close()

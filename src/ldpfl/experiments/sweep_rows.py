@@ -55,7 +55,7 @@ class Row:
 
     @property
     def means(self) -> dict[str, float | None]:
-        """Mean of each figure over the seeds in which it has a value."""
+        """Mean of each metric over the seeds in which it has a value; None without such a seed."""
         known = {name: [value for value in values if value is not None] for name, values in self.scores.items()}
         return {name: statistics.fmean(values) if values else None for name, values in known.items()}
 
@@ -66,8 +66,8 @@ class Row:
 
     @property
     def deviation(self) -> float:
-        """Standard deviation over the seeds; 0 for one seed."""
-        return _deviation(self.score)
+        """Standard deviation of the score over the seeds; 0 for one seed."""
+        return _standard_deviation(self.score)
 
     @property
     def budget(self) -> float:
@@ -114,13 +114,12 @@ class JointGuarantee:
     @property
     def sentences(self) -> tuple[str, ...]:
         """Warnings to read before choosing a row."""
-        best, delta = self.statement.best, self.statement.delta
-        if best is None or not isfinite(best.epsilon):
+        guarantee, delta = self.statement.best, self.statement.delta
+        if guarantee is None or not isfinite(guarantee.epsilon):
             figure = "no finite epsilon"
         else:
-            figure = (
-                f"epsilon {number(best.epsilon)} at delta {delta:g} for each {self.statement.protected}, {IF_TRUSTED[best.trust_model]}"
-            )
+            trust = IF_TRUSTED[guarantee.trust_model]
+            figure = f"epsilon {number(guarantee.epsilon)} at delta {delta:g} for each {self.statement.protected}, {trust}"
         return (
             f"whoever sees the models of all {self.runs} runs, each of them released on the same rows, has {figure}",
             *self.statement.warnings,
@@ -135,7 +134,7 @@ class JointGuarantee:
 
 def rows(results: Sequence[tuple[Cell, Result]]) -> list[Row]:
     """Return one row for each variant and point, over all seeds, in order of first appearance."""
-    return [_row(variant, point, list(found.values())) for (variant, point), found in gathered(results).items()]
+    return [_row_of(*key, list(by_folder.values())) for key, by_folder in group_results(results).items()]
 
 
 def curves(results: Sequence[tuple[Cell, Result]], out: Path) -> list[Curve]:
@@ -144,113 +143,125 @@ def curves(results: Sequence[tuple[Cell, Result]], out: Path) -> list[Curve]:
     Raises:
         DataError: the metrics of a finished run with a noise schedule are missing or damaged.
     """
-    return [_curve(_row(*key, list(found.values())), found, out / "runs") for key, found in gathered(results).items()]
+    by_key = group_results(results)
+    return [_curve_of(_row_of(*key, list(by_folder.values())), by_folder, out / "runs") for key, by_folder in by_key.items()]
 
 
-def gathered(results: Sequence[tuple[Cell, Result]]) -> dict[tuple[str, Point], dict[str, Result]]:
-    """Return the results by variant and point, and there by the name of the run's folder."""
-    folders: dict[str, dict[Point, set[str]]] = {}
+def group_results(results: Sequence[tuple[Cell, Result]]) -> dict[tuple[str, Point], dict[str, Result]]:
+    """Return, for each variant and point, the results by the name of the run's folder."""
+    folders_by_variant: dict[str, dict[Point, set[str]]] = {}
     for cell, _ in results:
-        folders.setdefault(cell.variant, {}).setdefault(cell.point, set()).add(cell.folder_name)
-    gathered: dict[tuple[str, Point], dict[str, Result]] = {}
+        folders_by_variant.setdefault(cell.variant, {}).setdefault(cell.point, set()).add(cell.folder_name)
+    grouped: dict[tuple[str, Point], dict[str, Result]] = {}
     for cell, result in results:
-        points = folders[cell.variant]
-        # A variant that fixes the settings of all axes has the same runs at every point, so it becomes one row.
-        same = len(points) > 1 and all(runs == points[cell.point] for runs in points.values())
-        gathered.setdefault((cell.variant, () if same else cell.point), {})[cell.folder_name] = result
-    return gathered
+        folders_by_point = folders_by_variant[cell.variant]
+        # A variant that fixes the settings of all axes has the same runs at every point, so it gets one entry, with an empty point.
+        is_same_everywhere = len(folders_by_point) > 1 and all(runs == folders_by_point[cell.point] for runs in folders_by_point.values())
+        grouped.setdefault((cell.variant, () if is_same_everywhere else cell.point), {})[cell.folder_name] = result
+    return grouped
 
 
-def _curve(row: Row, found: dict[str, Result], runs: Path) -> Curve:
-    done = {name: result for name, result in found.items() if "stopped" not in result}
-    noise = [_noise_by_round(RunFolder(runs / name), result) for name, result in done.items() if "noise" in result]
-    norm, paper_epsilon = zip(*noise, strict=True) if noise else ((), ())
-    return Curve(row, tuple(tuple(result["score_per_round"]) for result in done.values()), norm, paper_epsilon)
+def _curve_of(row: Row, results: dict[str, Result], runs: Path) -> Curve:
+    """Return the curve of ``row`` from its results by folder name, with the folders in ``runs``."""
+    finished = {name: result for name, result in results.items() if "stopped" not in result}
+    noise_by_run = [_noise_by_round(RunFolder(runs / name), result) for name, result in finished.items() if "noise" in result]
+    norm, paper_epsilon = zip(*noise_by_run, strict=True) if noise_by_run else ((), ())
+    return Curve(row, tuple(tuple(result["score_per_round"]) for result in finished.values()), norm, paper_epsilon)
 
 
 def _noise_by_round(folder: RunFolder, result: Result) -> tuple[Rounds, Rounds]:
-    """Return the noise norm and the papers' epsilon after each round; a round without any client adds nothing to either."""
-    path, charged = folder.metrics_path, result["noise"]["paper_epsilon_per_round"]
+    """Return the noise norm and the papers' epsilon added up after each round. A round without clients adds nothing."""
+    path, charged_epsilons = folder.metrics_path, result["noise"]["paper_epsilon_per_round"]
     damaged = DataError(f"{path} is damaged: it lacks rounds of a finished run; remove {folder.path} and start the sweep again")
     try:
         noise = [line["noise"] for line in from_json_lines(path)]
-        norms = [_known(figures["norm"]) if figures else 0.0 for figures in noise]
+        norms = [_nan_if_none(figures["norm"]) if figures else 0.0 for figures in noise]
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, LookupError, TypeError) as error:
         raise damaged from error
-    if len(noise) != result["rounds"] or sum(map(bool, noise)) != len(charged):
+    if len(noise) != result["rounds"] or sum(map(bool, noise)) != len(charged_epsilons):
         raise damaged
-    left = iter([_known(epsilon) for epsilon in charged])
-    return tuple(accumulate(norms)), tuple(accumulate(next(left) if figures else 0.0 for figures in noise))
+    # The result has an epsilon for each round with clients, and the metrics have a line for each round.
+    charges = iter([_nan_if_none(epsilon) for epsilon in charged_epsilons])
+    return tuple(accumulate(norms)), tuple(accumulate(next(charges) if figures else 0.0 for figures in noise))
 
 
-def _row(variant: str, point: Point, results: Sequence[Result]) -> Row:
-    done = [result for result in results if "stopped" not in result]
-    charged = [result for result in results if "privacy" in result]  # also until a run was given up
-    figures = done or charged
+def _row_of(variant: str, point: Point, results: Sequence[Result]) -> Row:
+    """Return the row of a variant and point from the results of its runs. Without a finished run, figures are those of stopped runs."""
+    finished = [result for result in results if "stopped" not in result]
+    with_privacy = [result for result in results if "privacy" in result]  # also stopped runs with finished rounds
+    with_figures = finished or with_privacy
     return Row(
         variant,
         point,
-        tuple(_known(result["score"]) for result in done),
-        int(figures[0]["uplink_bytes_per_client_round"]) if figures else 0,
-        _costliest([result["privacy"] for result in charged]) if charged else {},
-        statistics.fmean(result["seconds"] for result in figures) if figures else 0.0,
+        tuple(_nan_if_none(result["score"]) for result in finished),
+        int(with_figures[0]["uplink_bytes_per_client_round"]) if with_figures else 0,
+        _largest_figures([result["privacy"] for result in with_privacy]) if with_privacy else {},
+        statistics.fmean(result["seconds"] for result in with_figures) if with_figures else 0.0,
         tuple(result["stopped"] for result in results if "stopped" in result),
-        _noise(done),
-        str(figures[0].get("metric", ACCURACY)) if figures else ACCURACY,
-        {name: tuple(result["scores"].get(name) for result in done) for name in _names(done)},
+        _mean_noise(finished),
+        str(with_figures[0].get("metric", ACCURACY)) if with_figures else ACCURACY,
+        {name: tuple(result["scores"].get(name) for result in finished) for name in _metric_names(finished)},
     )
 
 
-def _names(results: Sequence[Result]) -> list[str]:
-    """Return the names of all figures, in the order in which they first come."""
+def _metric_names(results: Sequence[Result]) -> list[str]:
+    """Return the names of all metrics, in order of first appearance."""
     return list(dict.fromkeys(name for result in results for name in result.get("scores", {})))
 
 
-def _costliest(statements: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return one statement: each figure is the largest over the seeds, other entries come from the statement with the largest epsilon."""
-    worst = max(statements, key=lambda own: (best_figure(own) or (0.0,))[0])
-    figures = {key: [own[key] for own in statements if is_figure(own.get(key))] for key in worst}
-    return {key: max(figures[key], key=float) if figures[key] else value for key, value in worst.items() if not isinstance(value, list)}
+def _largest_figures(statements: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return a statement with the largest of each figure over the seeds, and without lists. Its texts are those of the worst statement."""
+    worst = max(statements, key=lambda statement: (best_figure(statement) or (0.0,))[0])
+    result = {}
+    for key, value in worst.items():
+        figures = [statement[key] for statement in statements if is_figure(statement.get(key))]
+        if not isinstance(value, list):
+            result[key] = max(figures, key=float) if figures else value
+    return result
 
 
-def _noise(results: Sequence[Result]) -> dict[str, float]:
-    found = [result["noise"] for result in results if "noise" in result]
-    if not found:
+def _mean_noise(results: Sequence[Result]) -> dict[str, float]:
+    """Return the means over the ``results`` of the figures of a noise schedule; an empty dict without such a schedule."""
+    schedules = [result["noise"] for result in results if "noise" in result]
+    if not schedules:
         return {}
-    means = {name: statistics.fmean(_known(noise[name]) for noise in found) for name in ("norm", "protected_fraction", "paper_epsilon")}
-    return {**means, "norm_deviation": _deviation([_known(noise["norm"]) for noise in found])}
+    names = ("norm", "protected_fraction", "paper_epsilon")
+    means = {name: statistics.fmean(_nan_if_none(noise[name]) for noise in schedules) for name in names}
+    return {**means, "norm_deviation": _standard_deviation([_nan_if_none(noise["norm"]) for noise in schedules])}
 
 
-def _known(figure: float | None) -> float:
-    """Return a figure of a file, where None stands for one that is not a finite number."""
+def _nan_if_none(figure: float | None) -> float:
+    """Return a figure of a result file, in which None stands for NaN and infinity."""
     return nan if figure is None else figure
 
 
-def _deviation(values: Sequence[float]) -> float:
+def _standard_deviation(values: Sequence[float]) -> float:
+    """Return the standard deviation of ``values``; 0 for fewer than two."""
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 def frontier(rows: Sequence[Row]) -> list[Row]:
     """Return the rows on the Pareto frontier of accuracy, bytes and privacy budget.
 
-    A row is dominated if another row costs no more of either, less of one, and is as accurate up to two standard errors of the
-    difference over their shared seeds; or if another row costs the same and is more accurate. Rows with a stopped run are left out.
+    The costs are bytes and budget. A row is left out if another row costs less in one and no more in the other, and is as accurate, up to
+    two standard errors of the difference over their seeds; or if another row costs the same and is more accurate; or if a run was stopped.
     """
     finished = [row for row in rows if row.score and not row.stopped]
     return [row for row in finished if not any(_dominates(other, row) for other in finished)]
 
 
 def _dominates(other: Row, row: Row) -> bool:
+    """Return whether ``other`` keeps ``row`` off the frontier, see :func:`frontier`."""
     if other.bytes_per_client > row.bytes_per_client or other.budget > row.budget:
         return False
-    if any(other.privacy.get(what) != row.privacy.get(what) for what in ("protected", "delta")):
+    if any(other.privacy.get(key) != row.privacy.get(key) for key in ("protected", "delta")):
         return False  # epsilons for records and for clients, or at different deltas, cannot be compared
-    better = -1 if row.metric in LOWER_IS_BETTER else 1
-    gains = [better * (a - b) for a, b in zip(other.score, row.score, strict=False)]
-    gain = statistics.fmean(gains)
+    sign = -1 if row.metric in LOWER_IS_BETTER else 1
+    gains = [sign * (a - b) for a, b in zip(other.score, row.score, strict=False)]
+    mean_gain = statistics.fmean(gains)
     if (other.bytes_per_client, other.budget) == (row.bytes_per_client, row.budget):
-        return gain > 0
-    error = statistics.stdev(gains) / sqrt(len(gains)) if len(gains) > 1 else 0.0
-    return gain >= -2 * error
+        return mean_gain > 0
+    standard_error = statistics.stdev(gains) / sqrt(len(gains)) if len(gains) > 1 else 0.0
+    return mean_gain >= -2 * standard_error

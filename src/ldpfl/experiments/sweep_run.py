@@ -39,7 +39,7 @@ def run_sweep(
     overrides: Sequence[str],
     runner: Runner,
     out: Path,
-    on_run: OnRun = lambda number, of, cell: None,
+    on_run: OnRun = lambda number, runs, cell: None,
     ahead: Ahead = lambda cells, out: None,
 ) -> tuple[list[Row], list[Curve], JointGuarantee | None]:
     """Run all unfinished runs of ``sweep``, with ``overrides`` for every run, in the folder ``out``. Rows are saved after each run.
@@ -49,35 +49,35 @@ def run_sweep(
         DataError: a run's files are damaged.
         WriteError: ``out`` cannot be written. Finished runs are kept.
     """
-    todo = cells(sweep, overrides, given=runner.given)
-    check_cells(todo, runner.given)
-    open_folder(sweep, overrides, out, secret=any(cell.config.data.brought for cell in todo))
-    write_text(out / _RUNS, to_json([cell.folder_name for cell in todo]))
-    ahead(todo, out)
+    planned = cells(sweep, overrides, given=runner.given)
+    check_cells(planned, runner.given)
+    open_folder(sweep, overrides, out, secret=any(cell.config.data.brought for cell in planned))
+    write_text(out / _RUNS, to_json([cell.folder_name for cell in planned]))
+    ahead(planned, out)
     results: list[tuple[Cell, dict[str, Any]]] = []
-    for number, cell in enumerate(todo, start=1):
-        on_run(number, len(todo), cell)
+    for number, cell in enumerate(planned, start=1):
+        on_run(number, len(planned), cell)
         results.append((cell, run_cell(cell, runner, out)))
         write_text(out / "rows.json", to_json([row.to_dict() for row in rows(results)], indent=2) + "\n")
-    return rows(results), curves(results, out), joint_guarantee((cell, cell.folder(out)) for cell in todo)
+    return rows(results), curves(results, out), joint_guarantee((cell, cell.folder(out)) for cell in planned)
 
 
 def run_cell(cell: Cell, runner: Runner, out: Path) -> dict[str, Any]:
     """Run or resume one cell in its own folder under ``out``, and return its figures. A finished cell is only read.
 
-    A run that ends with a :class:`ldpfl.errors.PrivacyError`, such as after training diverged, has the reason under ``stopped``, and the
-    bytes, time and privacy of its finished rounds, if there are any.
+    If a run ends with a :class:`ldpfl.errors.PrivacyError`, for example since training diverged, the figures are the reason, under
+    ``stopped``, and the bytes, time and privacy of the finished rounds, if there are any.
 
     Raises:
         ConfigError: a finished run in the folder is of another version, or of other rows.
     """
-    folder, known = cell.folder(out), finished(cell, out)
-    if known is not None and "stopped" in known:
-        return known
-    if known is not None:
-        _check_same_version(known["versions"], folder)
+    folder, result = cell.folder(out), finished(cell, out)
+    if result is not None and "stopped" in result:
+        return result
+    if result is not None:
+        _check_same_version(result["versions"], folder)
         if not cell.config.data.brought:  # a user's own rows may have changed since, and the runner checks that
-            return known
+            return result
     try:
         return runner.run(cell.config, folder, resume=True, baseline=False).figures
     except PrivacyError as error:  # for example, training diverged to NaN, which is a result of this setting
@@ -95,6 +95,7 @@ def finished(cell: Cell, out: Path) -> dict[str, Any] | None:
 
 
 def _finished_in(folder: RunFolder, cell: Cell) -> dict[str, Any] | None:
+    """Return the result of the run of ``cell`` in ``folder``, or the figures until a sweep stopped it early; None if it is not over."""
     result = folder.result()
     if result is not None:
         return result
@@ -118,7 +119,7 @@ def open_folder(sweep: SweepConfig, overrides: Sequence[str], out: Path, *, secr
     if not path.exists():
         make_folder(out)
         write_text(path, text)
-    elif (begun := stored_sweep(out)) is None or not same_runs(*begun, sweep, overrides):
+    elif (stored := stored_sweep(out)) is None or not same_runs(*stored, sweep, overrides):
         raise ConfigError(f"{out} holds another sweep, or this one with other settings: choose another folder")
 
 
@@ -142,23 +143,27 @@ def stored_sweep(out: Path) -> tuple[SweepConfig, list[str]] | None:
 
 
 def joint_guarantee(runs: Iterable[tuple[Cell, RunFolder]]) -> JointGuarantee | None:
-    """Return the joint guarantee of all runs over a user's own data, each of which is a release on the same rows; None without such runs.
+    """Return the guarantee of all runs over a user's own data together, since each is a release on the same rows; None without such runs.
 
     Raises:
         DataError: a ledger is damaged.
     """
-    own = {folder.path: (cell, folder) for cell, folder in runs if cell.config.data.brought and folder.ledger_path.exists()}
-    if not own:
+    own_runs = {folder.path: (cell, folder) for cell, folder in runs if cell.config.data.brought and folder.ledger_path.exists()}
+    if not own_runs:
         return None
-    delta = max(cell.config.privacy.delta for cell, _ in own.values())
-    statement = account_together([folder.ledger() for _, folder in own.values()], delta)
-    warnings = of_shared_seeds(cell.config for cell, _ in own.values())
-    return JointGuarantee(len(own), replace(statement, warnings=(*statement.warnings, *warnings)))
+    delta = max(cell.config.privacy.delta for cell, _ in own_runs.values())
+    statement = account_together([folder.ledger() for _, folder in own_runs.values()], delta)
+    warnings = of_shared_seeds(cell.config for cell, _ in own_runs.values())
+    return JointGuarantee(len(own_runs), replace(statement, warnings=(*statement.warnings, *warnings)))
 
 
 def stored_runs(sweep: SweepConfig, overrides: Sequence[str], out: Path) -> list[tuple[Cell, RunFolder]]:
-    """Return the runs of ``sweep``, begun or not, and their folders in ``out``, which may be somebody else's: nothing that its configs name
-    is opened or run.
+    """Return all runs of ``sweep``, also those that have not started, and their folders in ``out``.
+
+    The folder may be somebody else's. So no file or code that its configs name is opened or run.
+
+    Raises:
+        DataError: the list of the runs' folders is damaged.
     """
     planned = cells(sweep, overrides, settle=False)
     path = out / _RUNS
@@ -187,20 +192,22 @@ def stored_results(runs: Sequence[tuple[Cell, RunFolder]]) -> list[tuple[Cell, d
     """
     results = []
     for cell, folder in runs:
-        found = _finished_in(folder, cell)
-        if found is not None:
+        result = _finished_in(folder, cell)
+        if result is not None:
             ledger = folder.ledger() if folder.ledger_path.exists() else Ledger()
-            results.append((cell, {**found, "privacy": account(ledger, cell.config.privacy.delta).to_dict()}))
+            results.append((cell, {**result, "privacy": account(ledger, cell.config.privacy.delta).to_dict()}))
     return results
 
 
 def _check_same_version(versions: dict[str, str], folder: RunFolder) -> None:
-    for name, ours in (("ldpfl", ldpfl.__version__), ("torch", torch.__version__)):
-        if versions.get(name) != ours:
-            raise ConfigError(f"{folder.path} was run with {name} {versions.get(name)}, this is {ours}: choose another folder")
+    """Raise a :class:`ConfigError` if the finished run in ``folder`` was made by other ``versions`` of ldpfl or PyTorch than these."""
+    for name, current in (("ldpfl", ldpfl.__version__), ("torch", torch.__version__)):
+        if versions.get(name) != current:
+            raise ConfigError(f"{folder.path} was run with {name} {versions.get(name)}, this is {current}: choose another folder")
 
 
 def _figures_until_stopped(cell: Cell, folder: RunFolder) -> dict[str, Any]:
+    """Return the bytes, time and privacy of the finished rounds of a run that was stopped early; an empty dict if there are none."""
     checkpoint = folder.checkpoint()
     if checkpoint is None or not checkpoint.history:
         return {}

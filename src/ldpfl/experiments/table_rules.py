@@ -11,18 +11,19 @@ pixels have approximately.
   one means more noise.
 - **Pull** back to the initial model (ridge): a mean gradient has noise of variance n^2 a coordinate, if all rounds are taken together.
   Weights of variance v, seen through a curvature h, are estimated with the least squared error by a ridge of n^2 / (v h). With much
-  noise the model stays near its start, which is the measured base rate; with little it is free. v is :data:`_PRIOR`. Images and arrays
-  have no pull: their curvature lies in few directions (the brightness of an image alone has a third of it or more), so that one pull
+  noise the model stays near its start, which is the measured base rate; with little it is free. v is :data:`_WEIGHT_VARIANCE`. Images and
+  arrays have no pull: their curvature lies in few directions (the brightness of an image alone has a third of it or more), so that one pull
   would hold all others back long before it keeps these from following noise.
 - **Step on a table**: heavy ball with momentum b is stable up to 2 (1 + b) / L. It takes (1 - b^2) / L, with the trace of the curvature,
   which is no smaller than its largest eigenvalue L however correlated the columns are.
 - **Step on images and arrays**: the longest that is stable whatever they hold, or a shorter one, with which the noise of all rounds moves
   a logit by 1 (:mod:`ldpfl.experiments.noise_walk`). So rounds end before noise is as large as what was learnt. Scaled pixels
-  are -2 to 2, so that L is no larger than :data:`_BRIGHTEST` times the trace over drawn pixels, times the largest curvature of the loss.
+  are -2 to 2, so that L is no larger than :data:`_MAX_MEAN_SQUARE` times the trace over drawn pixels, times the largest curvature of the
+  loss.
 - **Start of an MLP** of one hidden layer: its first weights are much larger than the usual ones, and noise is small beside them, so that
   gradients stay as long as they are at the start. Usual weights are of the size of the noise, which makes them longer, and then the
   clipping norm cuts the rare class. Hidden units come in pairs that cancel, so that the outputs begin at the base rate.
-  :data:`_STRAIGHT` of the units begin far from their kink, where they are a straight line: the model learns slopes nearly as fast as a
+  :data:`_LINEAR_SHARE` of the units begin far from their kink, where they are a straight line: the model learns slopes nearly as fast as a
   logistic regression.
 """
 
@@ -42,7 +43,7 @@ from ldpfl.data.features.registry import NONE
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import Description, targets_of
-from ldpfl.experiments.emphasis import weighted
+from ldpfl.experiments.emphasis import weighted_shares
 from ldpfl.experiments.noise_walk import longest_within
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings
@@ -52,28 +53,30 @@ from ldpfl.models.layout import ParameterLayout
 from ldpfl.models.mending import copied
 from ldpfl.tasks import EVEN, PARALLEL, Emphasis, Targets
 
-_DRAWN = 64
+_SYNTHETIC_ROWS = 64
 """Number of synthetic rows on which gradient norms are estimated."""
 _CLIP_FACTOR, _CLIP_FACTOR_LITTLE_NOISE = 0.85, 1.1
+"""Clipping norm as a fraction of the largest usual length of a gradient, with much noise and with little noise."""
 _LITTLE_NOISE = 1e-3
-"""Standard deviation of the noise in a coordinate of the mean gradient, all rounds taken together, as a share of the clipping norm."""
-_PRIOR = 0.05
-"""Variance that a weight is expected to have, of a column of variance 1."""
-_BRIGHTEST = 4.0
-"""Largest mean square of the scaled pixels of an image: all are black, or all are white."""
-_CLIP_ELSEWHERE, _RATE_ELSEWHERE = 1.0, 0.6
+"""Noise counts as little below this: its standard deviation in a coordinate of the mean gradient, all rounds taken together, as a share of
+the clipping norm."""
+_WEIGHT_VARIANCE = 0.05
+"""Expected variance of a weight that belongs to a column of variance 1."""
+_MAX_MEAN_SQUARE = 4.0
+"""Largest mean square of the scaled pixels of an image, reached if all are black or all are white: scaled pixels are -2 to 2."""
+_FALLBACK_CLIP_NORM, _FALLBACK_RATE = 1.0, 0.6
 """Clipping norm and learning rate for texts and features, and for models that fail on the synthetic rows. The trial before the run reports
 such a failure."""
 
-_MOST_MOVED, _MOST_MOVED_NUMBER = 1.0, 0.5
+_MAX_LOGIT_CHANGE, _MAX_NUMBER_CHANGE = 1.0, 0.5
 """Maximum root mean square change of an output by noise alone: a logit by 1, which changes a probability by at most a quarter; a number by
 half a spread."""
 
-_STRAIGHT = 0.5
-"""Share of an MLP's hidden units that are linear at the start."""
+_LINEAR_SHARE = 0.5
+"""Share of an MLP's pairs of hidden units that begin far from the kink of the ReLU, where they are linear."""
 _MLP = "mlp"
 
-_FROM_ZERO = ("logistic-regression", "linear")
+_CONVEX = ("logistic-regression", "linear")
 """Models with a convex loss, which may start at 0."""
 _WITH_BIAS = ("logistic-regression", _MLP)
 """Models whose last layer is the bias of their outputs."""
@@ -98,23 +101,23 @@ def clip_norm_for(config: RunConfig, data: Description, module: nn.Module) -> fl
     If persons are protected, one mean gradient over all rows of a person is clipped. Gradients of m rows that point in unrelated directions
     have a mean that is 1 / sqrt(m) as long, so the norm for one row is divided by the root of the largest number of rows.
     """
-    squared = _squared_jacobian(_with_cancelling_pairs(config, data, module), data, _drawn(config, data))
+    squared = _squared_gradient(_with_cancelling_pairs(config, data, module), data, _synthetic_rows(config, data))
     if squared is None:
-        return _CLIP_ELSEWHERE
-    usual = _CLIP_FACTOR_LITTLE_NOISE if _noise_share(config, data) < _LITTLE_NOISE else _CLIP_FACTOR
+        return _FALLBACK_CLIP_NORM
+    factor = _CLIP_FACTOR_LITTLE_NOISE if _noise_share(config, data) < _LITTLE_NOISE else _CLIP_FACTOR
     rows = config.data.person_rows if config.data.person else 1
-    longest = _largest_residual(targets_of(config), data.outputs) * _largest_weight(config)
-    return float(f"{usual * longest * sqrt(squared / rows):.3g}")
+    residual = _largest_residual(targets_of(config), data.outputs) * _largest_weight(config)
+    return float(f"{factor * residual * sqrt(squared / rows):.3g}")
 
 
 def _largest_weight(config: RunConfig) -> float:
-    """Return the largest weight of a class in the loss."""
+    """Return the largest weight that a sample has in the loss, by its class."""
     weights = config.task.class_weights
-    return max(weights, default=1.0) if isinstance(weights, list) else 1.0  # balanced weights are at most 1
+    return max(weights, default=1.0) if isinstance(weights, list) else 1.0  # the weights "balanced" are at most 1
 
 
 def _noise_share(config: RunConfig, data: Description) -> float:
-    """Return the noise of the mean gradient, all rounds taken together, as a share of the clipping norm."""
+    """Return the noise as in :data:`_LITTLE_NOISE`; infinity for mechanisms other than ``dp-sgd``, whose noise is not known here."""
     mechanism, clients = config.mechanism, config.clients.count
     if not isinstance(mechanism, DpSgdSettings):
         return inf
@@ -148,45 +151,45 @@ def start_on_table(
     if "auto" not in (training.server_learning_rate, training.server_weight_decay):
         return TableStart(weights, config)
     if config.mechanism.perturbed != "gradient":  # clients send updates or weights, which already have the right scale
-        return TableStart(weights, _chosen(config, 1 - training.server_momentum, 0.0))
+        return TableStart(weights, _with_chosen(config, 1 - training.server_momentum, 0.0))
     initial = _with_cancelling_pairs(config, data, module)
-    drawn = _drawn(config, data)
-    squared = _squared_jacobian(initial, data, drawn)
-    if squared is None or drawn is None:
-        return TableStart(weights, _chosen(config, _RATE_ELSEWHERE, 0.0))
+    rows = _synthetic_rows(config, data)
+    squared = _squared_gradient(initial, data, rows)
+    if squared is None or rows is None:
+        return TableStart(weights, _with_chosen(config, _FALLBACK_RATE, 0.0))
     targets = targets_of(config)
-    shares, mean_weight = weighted(list(shares) or _public_shares(config, targets, data.outputs), emphasis)
+    shares, mean_weight = weighted_shares(list(shares) or _public_shares(config, targets, data.outputs), emphasis)
     curvature = mean_weight * _output_curvature(targets, shares)
     record_clip = record_clip_of(mechanism)
     clip = 1.0 if record_clip is None else record_clip.norm
     ranges = LayerRanges(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), (layout.dimension,))
     noise = float(mechanism.noise(ranges).largest_std(clients)[0]) * clip / sqrt(training.rounds)
     if data.encoder is None:
-        pull, rate = 0.0, _rate_on_images(config, data, initial, drawn, squared * _largest_weight(config), noise)
+        pull, rate = 0.0, _rate_without_table(config, data, initial, rows, squared * _largest_weight(config), noise)
     else:
-        pull = noise**2 / (_PRIOR * curvature)
+        pull = noise**2 / (_WEIGHT_VARIANCE * curvature)
         rate = (1 - training.server_momentum**2) / (curvature * squared + pull)
     # Reports are in units of the clipping norm.
     weights = layout.flatten({name: part.detach() for name, part in initial.named_parameters() if part.requires_grad})
-    return TableStart(_initial_weights(config, layout, weights, targets, shares), _chosen(config, rate * clip, pull / clip))
+    return TableStart(_initial_weights(config, layout, weights, targets, shares), _with_chosen(config, rate * clip, pull / clip))
 
 
-def _rate_on_images(config: RunConfig, data: Description, module: nn.Module, drawn: Tensor, squared: float, noise: float) -> float:
+def _rate_without_table(config: RunConfig, data: Description, module: nn.Module, rows: Tensor, squared: float, noise: float) -> float:
     """Return the server's learning rate for images and arrays, see the top of this file.
 
     Args:
-        squared: mean squared length of the gradient of an output over the ``drawn`` samples.
+        squared: mean squared length of the gradient of an output over ``rows``.
         noise: standard deviation of the noise in a coordinate of the mean gradient, all rounds taken together.
     """
     training, targets = config.training, targets_of(config)
     curvature = 0.5 if targets == "class" else _output_curvature(targets, _default_shares(targets, data.outputs))
-    stable = 2 * (1 + training.server_momentum) / (_BRIGHTEST * squared * curvature)
-    rounds = training.rounds / (1 - training.server_momentum)
-    most = _MOST_MOVED_NUMBER if targets == "number" else _MOST_MOVED
-    return longest_within(copied(module), drawn, _direction(data), noise, most, stable * rounds) / rounds
+    max_stable_rate = 2 * (1 + training.server_momentum) / (_MAX_MEAN_SQUARE * squared * curvature)
+    rounds = training.rounds / (1 - training.server_momentum)  # momentum lets each gradient move the model 1 / (1 - momentum) times as far
+    max_change = _MAX_NUMBER_CHANGE if targets == "number" else _MAX_LOGIT_CHANGE
+    return longest_within(copied(module), rows, _output_direction(data), noise, max_change, max_stable_rate * rounds) / rounds
 
 
-def _chosen(config: RunConfig, rate: float, decay: float) -> RunConfig:
+def _with_chosen(config: RunConfig, rate: float, decay: float) -> RunConfig:
     """Return ``config`` with the learning rate ``rate`` and the weight decay ``decay`` wherever it says ``auto``."""
     training = config.training
     chosen = {"server_learning_rate": rate, "server_weight_decay": decay}
@@ -196,15 +199,15 @@ def _chosen(config: RunConfig, rate: float, decay: float) -> RunConfig:
 
 def _initial_weights(config: RunConfig, layout: ParameterLayout, weights: Tensor, targets: Targets, shares: Sequence[float]) -> Tensor:
     """Return the initial weights: 0 for a convex model, and with biases that give the measured base rate."""
-    name, begun = config.model.name, weights.clone()
-    if name in _FROM_ZERO:
-        begun.zero_()
-    outputs = _base_rate_outputs(targets, shares)
-    if outputs and (targets in PARALLEL or name in _WITH_BIAS) and name in models.names():
+    name, initial = config.model.name, weights.clone()
+    if name in _CONVEX:
+        initial.zero_()
+    base_rate_outputs = _base_rate_outputs(targets, shares)
+    if base_rate_outputs and (targets in PARALLEL or name in _WITH_BIAS) and name in models.names():
         # The offsets of parallel outputs stand first, and the bias of a built-in model last.
         place = layout.names[0 if targets in PARALLEL else -1]
-        begun[layout.slices[place]] = torch.tensor(outputs, dtype=begun.dtype)
-    return begun
+        initial[layout.slices[place]] = torch.tensor(base_rate_outputs, dtype=initial.dtype)
+    return initial
 
 
 def _base_rate_outputs(targets: Targets, shares: Sequence[float]) -> list[float]:
@@ -230,37 +233,44 @@ def _with_cancelling_pairs(config: RunConfig, data: Description, module: nn.Modu
     """
     if config.model.name != _MLP or data.encoder is None or data.encoder.data.text:
         return module
-    begun, generator = copied(module), torch.Generator().manual_seed(config.seed % 2**63)
-    hidden, *others = [layer for layer in begun.modules() if isinstance(layer, nn.Linear)]
+    changed, generator = copied(module), torch.Generator().manual_seed(config.seed % 2**63)
+    hidden, *later_layers = [layer for layer in changed.modules() if isinstance(layer, nn.Linear)]
     pairs = hidden.out_features // 2
-    if len(others) != 1 or not pairs:
+    if len(later_layers) != 1 or not pairs:
         return module
-    (last,) = others
-    rows = drawn_inputs(data.encoder.data, _DRAWN, torch.Generator().manual_seed(0))
+    (output_layer,) = later_layers
+    rows = drawn_inputs(data.encoder.data, _SYNTHETIC_ROWS, torch.Generator().manual_seed(0))
     weights = torch.randn(pairs, hidden.in_features, generator=generator) / rows.square().sum(dim=1).mean().sqrt()
-    biases, straight = torch.randn(pairs, generator=generator) / 2, int(_STRAIGHT * pairs)
-    weights[:straight], biases[:straight] = 0.0, 1.0
-    signs = 2.0 * torch.randint(2, (last.out_features, pairs), generator=generator) - 1
+    biases, linear_pairs = torch.randn(pairs, generator=generator) / 2, int(_LINEAR_SHARE * pairs)
+    # A linear unit begins with no weights and a positive bias, far from its kink.
+    weights[:linear_pairs], biases[:linear_pairs] = 0.0, 1.0
+    signs = 2.0 * torch.randint(2, (output_layer.out_features, pairs), generator=generator) - 1
     with torch.no_grad():
-        for parameter in begun.parameters():
+        for parameter in changed.parameters():
             parameter.zero_()
         hidden.weight[: 2 * pairs], hidden.bias[: 2 * pairs] = weights.repeat(2, 1), biases.repeat(2)
-        last.weight[:, : 2 * pairs] = torch.cat([signs, -signs], dim=1)
-    return begun
+        # The units of a pair are equal, and the outputs add them with opposite signs.
+        output_layer.weight[:, : 2 * pairs] = torch.cat([signs, -signs], dim=1)
+    return changed
 
 
 def _public_shares(config: RunConfig, targets: Targets, outputs: int) -> list[float]:
     """Return the shares in ``data.class_shares``, or else the default shares."""
-    given, others = list(config.data.class_shares), _default_shares(targets, outputs)
-    if given and len(given) != len(others):
+    stated, default_shares = list(config.data.class_shares), _default_shares(targets, outputs)
+    if stated and len(stated) != len(default_shares):
         raise ConfigError(
-            f"data.class_shares has {len(given)} values, and this target needs {len(others)}: one for each class, label or interval of time"
+            f"data.class_shares has {len(stated)} values, and this target needs {len(default_shares)}: one for each class, label or "
+            "interval of time"
         )
-    return given or others
+    return stated or default_shares
 
 
 def _default_shares(targets: Targets, outputs: int) -> list[float]:
-    """Return the shares to assume without measurement: equal classes, a count's mean of one spread, and events in half of the rows."""
+    """Return the shares to assume if nothing was measured.
+
+    Classes are equally frequent, a label and an event have half of the rows, and the mean of a count is one spread. For survival, the
+    shares are the hazards of the intervals, half of what they are if events are equally frequent in all intervals and after the last.
+    """
     if targets in ("class", "ordered"):
         classes = outputs + (targets == "ordered")
         return [1 / classes] * classes
@@ -270,7 +280,7 @@ def _default_shares(targets: Targets, outputs: int) -> list[float]:
 
 
 def _largest_residual(targets: Targets, outputs: int) -> float:
-    """Return a bound on the norm of the loss' gradient with respect to the outputs, for choosing the clipping norm.
+    """Return a usual bound on the norm of the loss' gradient with respect to the outputs. The clipping norm is a multiple of it.
 
     For classes it is the largest norm; for a number, the norm at an error of one spread; for labels, that of two wrong labels. For a
     count it is the norm at an error of four spreads: counts have long tails, and clipping them lowers the mean. For parallel outputs it is
@@ -285,8 +295,8 @@ def _output_curvature(targets: Targets, shares: Sequence[float]) -> float:
     For parallel outputs it is the second derivative with respect to their score.
     """
     if targets == "class":
-        p = np.asarray(shares)
-        return float(np.linalg.eigvalsh(np.diag(p) - np.outer(p, p))[-1])
+        probabilities = np.asarray(shares)
+        return float(np.linalg.eigvalsh(np.diag(probabilities) - np.outer(probabilities, probabilities))[-1])
     if targets == "count":
         return shares[0]
     spreads = [share * (1 - share) for share in _probabilities(targets, shares)]
@@ -300,38 +310,41 @@ def _output_curvature(targets: Targets, shares: Sequence[float]) -> float:
     return 2.0
 
 
-def _drawn(config: RunConfig, data: Description) -> Tensor | None:
+def _synthetic_rows(config: RunConfig, data: Description) -> Tensor | None:
     """Return synthetic samples (N, ...) of the shape of ``data``; None for texts, for samples of several tensors, and for features."""
     generator = torch.Generator().manual_seed(0)
     if data.encoder is not None:
-        return None if data.encoder.data.text else drawn_inputs(data.encoder.data, _DRAWN, generator)
+        return None if data.encoder.data.text else drawn_inputs(data.encoder.data, _SYNTHETIC_ROWS, generator)
     if data.shape is None or data.vocabulary is not None or config.data.features != NONE:
         return None
-    return torch.randn(_DRAWN, *data.shape, generator=generator)
+    return torch.randn(_SYNTHETIC_ROWS, *data.shape, generator=generator)
 
 
-def _squared_jacobian(module: nn.Module, data: Description, drawn: Tensor | None) -> float | None:
-    """Return the mean of |J^T v|^2 over the ``drawn`` rows, with J the Jacobian of the outputs by the weights and v of :func:`_direction`.
+def _squared_gradient(module: nn.Module, data: Description, rows: Tensor | None) -> float | None:
+    """Return the mean of |J^T v|^2 over the ``rows``, with J the Jacobian of the outputs by the weights and v of :func:`_output_direction`.
 
-    It is None if there are no such rows, if the model fails on them, or if its outputs do not depend on the weights. A copy of the model
-    is used, because a forward that changes the model must still be detected by the trial.
+    It is None if there are no rows, if the model fails on them, or if its outputs do not depend on the weights. A copy of the model
+    is used: the trial before the run, which refuses a forward that changes the model, needs it unchanged.
     """
-    if drawn is None:
+    if rows is None:
         return None
-    direction, total = _direction(data), 0.0
+    direction, total = _output_direction(data), 0.0
     try:
         module = copied(module)
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        for row in drawn:
+        for row in rows:
             output = (module(row[None]).reshape(-1) * direction).sum()
             total += sum(float(part.double().square().sum()) for part in torch.autograd.grad(output, trained))
     except Exception:  # a user's module may fail on synthetic rows; the trial before the run reports the reason
         return None
-    return total / _DRAWN if 0 < total < inf else None
+    return total / _SYNTHETIC_ROWS if 0 < total < inf else None
 
 
-def _direction(data: Description) -> Tensor:
-    """Return the unit vector (K,) along the difference of the first two outputs, or along the first of parallel outputs."""
+def _output_direction(data: Description) -> Tensor:
+    """Return the unit vector (K,) along the difference of the first two outputs, or along the first of parallel outputs.
+
+    Gradients and noise are measured along it: only differences of logits matter.
+    """
     parallel = data.encoder is not None and data.encoder.targets in PARALLEL
     direction = torch.zeros(data.outputs)
     direction[:2] = torch.tensor([1.0, 0.0 if parallel else -1.0])[: data.outputs]

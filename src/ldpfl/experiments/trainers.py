@@ -96,31 +96,32 @@ def tried(
         ConfigError: the model or the loss fails, or does not fit the data.
         PrivacyError: the output for a sample depends on other samples, or forward changes the model's state.
     """
-    as_trained = replace(local, data=_made_up(local.data, data))
+    as_trained = replace(local, data=_made_up_samples(local.data, data))
     trial = replace(as_trained, precision="float32")  # with fewer bits, rounding would hide that gradients differ
     model = config.model.name
-    where = f"model {model!r} cannot be trained on {'these data' if config.data.name == GIVEN else config.data.path or config.data.name}"
+    trouble = f"model {model!r} cannot be trained on {'these data' if config.data.name == GIVEN else config.data.path or config.data.name}"
     _check_parts(model, local)
-    _check_runs(model, where, trial, weights, data.outputs)
-    _check_movable(model, where, trial, weights)
+    _check_runs(model, trouble, trial, weights, data.outputs)
+    _check_movable(model, trouble, trial, weights)
     one_step = config.mechanism.perturbed == "gradient"
     by_record = record_clip_of(mechanism) is not None and persons is None
-    made_up = None if persons is None else Persons.of(list(map(str, range(len(trial.data)))), persons.most)
-    clients, others = (_made_up_clients(first, one_step).to(trial.data.device) for first in (0, 2))
-    with _explained(where):
-        first = _of_one_sample(clients) if by_record else clients.head(1)
-        gradient = GradientTrainer(trial, at_once=False).train(weights, first)
-        reason = _not_at_once(trial, weights, first, gradient)
-        trainer = trainer_of(config, as_trained, mechanism, at_once=not reason, persons=made_up)
-        once, _, again = (trainer.train(weights, schedule) for schedule in (clients, others, clients))
-    if not torch.equal(once.nan_to_num(), again.nan_to_num()):
-        found = (
+    made_up_persons = None if persons is None else Persons.of(list(map(str, range(len(trial.data)))), persons.most)
+    clients, other_clients = (_made_up_clients(first, one_step).to(trial.data.device) for first in (0, 2))
+    with _explained(trouble):
+        one_client = _first_sample_alone(clients) if by_record else clients.head(1)
+        gradient = GradientTrainer(trial, at_once=False).train(weights, one_client)
+        why_apart = _not_at_once(trial, weights, one_client, gradient)
+        trainer = trainer_of(config, as_trained, mechanism, at_once=not why_apart, persons=made_up_persons)
+        # The same samples give the same result before and after other samples, unless the model remembers or draws something.
+        before, _, after = (trainer.train(weights, schedule) for schedule in (clients, other_clients, clients))
+    if not torch.equal(before.nan_to_num(), after.nan_to_num()):
+        fault = (
             "makes something else of the same samples after it saw others: it remembers samples, or draws random numbers, and no mechanism "
             "protects that; let forward be a function of one sample"
         )
-        raise PrivacyError(f"model {model!r} {found}", advice=f"it {found}")
+        raise PrivacyError(f"model {model!r} {fault}", advice=f"it {fault}")
     if model not in models.names():
-        with _explained(where):
+        with _explained(trouble):
             mixes = mixes_samples(trial, weights)
         if mixes:
             # Evaluation at clients puts rows of several persons into one batch, so mixing is refused there.
@@ -131,42 +132,42 @@ def tried(
             "adds nothing to training, or stops it. Look in forward and in the loss for log, sqrt, exp or a division, and keep what goes "
             "into them in bounds, as by x.clamp(min=1e-6)"
         )
-    if reason:
-        why = f" ({reason})" if quotes else ""
-        warn(f"model {model!r} cannot be trained for many clients at once{why}: one after another, which is slower")
-    return trainer_of(config, local, mechanism, at_once=not reason, persons=persons)
+    if why_apart:
+        quoted_reason = f" ({why_apart})" if quotes else ""
+        warn(f"model {model!r} cannot be trained for many clients at once{quoted_reason}: one after another, which is slower")
+    return trainer_of(config, local, mechanism, at_once=not why_apart, persons=persons)
 
 
-def _check_runs(model: str, where: str, trial: LocalTask, weights: Tensor, outputs: int) -> None:
-    """Raise if the model or the loss fails on a batch of two samples, or on a batch of one.
+def _check_runs(model: str, trouble: str, trial: LocalTask, weights: Tensor, width: int) -> None:
+    """Raise if the model or the loss fails on a batch of two samples, or on a batch of one. A message begins with ``trouble``.
 
     Raises:
         ConfigError: the model or the loss fails, or the outputs have another shape than expected.
     """
     for count in (2, 1):  # two first: a failure with two samples is not blamed on the batch size
-        with _explained(where if count == 2 else f"{where}, where a batch may be of one sample"):
-            ((found, targets),) = evaluated(trial, weights, trial.data.take(slice(count)))
-            _check_outputs(model, trial.task, found, targets, outputs)
-            trial.losses(found, targets)
+        with _explained(trouble if count == 2 else f"{trouble}, where a batch may be of one sample"):
+            ((output, targets),) = evaluated(trial, weights, trial.data.take(slice(count)))
+            _check_outputs(model, trial.task, output, targets, width)
+            trial.losses(output, targets)
 
 
-def _check_movable(model: str, where: str, trial: LocalTask, weights: Tensor) -> None:
-    """Raise if the outputs do not depend on some trainable parameter. Clients would only send noise for it.
+def _check_movable(model: str, trouble: str, trial: LocalTask, weights: Tensor) -> None:
+    """Raise if the outputs do not depend on some trainable parameter. Clients would send only noise for it.
 
     Raises:
-        ConfigError: there is such a parameter.
+        ConfigError: the outputs do not depend on some parameter.
     """
-    with _explained(where):
-        measured = {"center"} if isinstance(trial.module, CenteredLinear) else set()  # set to the mean of samples, by no gradient
-        fixed = [name for name in immovable(trial, weights) if name not in measured]
-    if fixed:
-        others = f" and {len(fixed) - 1} others" if len(fixed) > 1 else ""
+    with _explained(trouble):
+        measured_names = {"center"} if isinstance(trial.module, CenteredLinear) else set()  # set to the mean of samples, by no gradient
+        immovable_names = [name for name in immovable(trial, weights) if name not in measured_names]
+    if immovable_names:
+        and_others = f" and {len(immovable_names) - 1} others" if len(immovable_names) > 1 else ""
         remedy = (
             "its outputs do not change with it. Freeze what forward does not use (requires_grad=False); of an adapter see that it is "
             "switched on, and that not both of its factors are zeros"
         )
         raise ConfigError(
-            f"model {model!r} cannot train parameter {fixed[0]}{others}: {remedy}",
+            f"model {model!r} cannot train parameter {immovable_names[0]}{and_others}: {remedy}",
             advice=f"it cannot train one of its parameters: {remedy}",
         )
 
@@ -192,23 +193,23 @@ def quickest(config: RunConfig, trainer: Trainer, weights: Tensor, size: RunSize
     Raises:
         ConfigError: ``training.compile`` is "on", and the trainer cannot be compiled here.
     """
-    asked = config.training.compile
-    form = None if asked == "off" else _compiled_form(trainer, weights, size)
-    if form is None:
-        return _eager_unless_on(asked, trainer)
-    if asked == "auto" and not (has_compiler() and pays(size.samples / form.samples, form.work)):
+    compile_setting = config.training.compile
+    compiled = None if compile_setting == "off" else _compiled_form(trainer, weights, size)
+    if compiled is None:
+        return _eager_unless_on(compile_setting, trainer)
+    if compile_setting == "auto" and not (has_compiler() and pays(size.samples / compiled.samples, compiled.work)):
         return trainer
     if not has_compiler():
         raise ConfigError("training.compile is 'on', and there is no C++ compiler: install g++, or leave training.compile at 'auto'")
-    reason, rounding = "its weights differ when compiled", _ROUNDING if config.training.precision == "float32" else _ROUNDING_BF16
+    reason, rounding = "its weights differ when compiled", _TOLERANCE if config.training.precision == "float32" else _TOLERANCE_BF16
     try:
-        if all(_agrees(form.trainer, trainer, weights, schedule, form.start, rounding) for schedule in form.trials):
-            return form.trainer
+        if all(_agree(compiled.trainer, trainer, weights, schedule, compiled.start, rounding) for schedule in compiled.trials):
+            return compiled.trainer
     except LdpflError:
         raise
     except Exception as error:  # PyTorch compiles the user's forward; the message is about code and holds no private value
         reason = first_line(error)
-    if asked == "on":
+    if compile_setting == "on":
         raise ConfigError(f"training.compile is 'on', and model {config.model.name!r} cannot be compiled: {reason}")
     warn(f"model {config.model.name!r} cannot be compiled ({reason}): it is trained as it is")
     return trainer
@@ -224,7 +225,7 @@ class _CompiledForm(NamedTuple):
 
     Attributes:
         samples: number of samples in one call of the compiled step.
-        work: returns the amount of computation in one call.
+        work: function that returns the amount of computation in one call.
         trials: schedules that together use every piece of code that a run compiles.
         start: (d,) result of a client that learns nothing: the broadcast weights, or zeros for gradients.
     """
@@ -237,7 +238,7 @@ class _CompiledForm(NamedTuple):
 
 
 def _compiled_form(trainer: Trainer, weights: Tensor, size: RunSize) -> _CompiledForm | None:
-    """Return the compiled form of ``trainer``; None if it has none, or does not train on a CPU."""
+    """Return the compiled form of local steps of many clients, or of records' gradients, on a CPU; None for other trainers."""
     if isinstance(trainer, VectorizedTrainer) and trainer.task.data.device.type == "cpu":
         steps = CompiledTrainer(trainer.task, size.width)
         # A single step and several steps are compiled to different code. Two steps are enough to try the latter.
@@ -263,16 +264,16 @@ def _first_sample(clients: int, steps: int, width: int) -> BatchSchedule:
     return BatchSchedule(index, torch.ones(index.shape))
 
 
-def _agrees(compiled: Trainer, eager: Trainer, weights: Tensor, schedule: BatchSchedule, start: Tensor, rounding: float) -> bool:
+def _agree(compiled: Trainer, eager: Trainer, weights: Tensor, schedule: BatchSchedule, start: Tensor, rounding: float) -> bool:
     """Return whether both trainers give the same result, up to ``rounding`` as a fraction of the learned change from ``start``."""
     expected = eager.train(weights, schedule).double()
     difference = (compiled.train(weights, schedule).double() - expected).norm()
     return bool(difference <= rounding * (expected - start).norm() + _TINY)
 
 
-def _eager_unless_on(asked: str, trainer: Trainer) -> Trainer:
-    """Return ``trainer``, which has no compiled form, or raise a :class:`ConfigError` if compiling is ``asked`` to be on."""
-    if asked == "on":
+def _eager_unless_on(compile_setting: str, trainer: Trainer) -> Trainer:
+    """Return ``trainer``, which has no compiled form, or raise a :class:`ConfigError` if ``training.compile`` is on."""
+    if compile_setting == "on":
         raise ConfigError(
             "training.compile is 'on', and only local steps of many clients at once and gradients of records are compiled, on a CPU: leave "
             "it at 'auto' for gradients of clients, for clipping.target_quantile, for models that are trained client by client, and on a "
@@ -283,16 +284,16 @@ def _eager_unless_on(asked: str, trainer: Trainer) -> Trainer:
 
 def _refuse_mixing(model: str, warn: Warn | None) -> None:
     """Raise a :class:`PrivacyError` about a model that mixes the samples of a batch. With ``warn``, only warn, as for one person's rows."""
-    found = "makes something else of samples together than of each by itself: it mixes the samples of a batch"
+    fault = "makes something else of samples together than of each by itself: it mixes the samples of a batch"
     if warn is None:
-        found = (
-            f"{found}, as a mean over the first axis does, or nn.MultiheadAttention, nn.LSTM or nn.TransformerEncoderLayer without "
+        fault = (
+            f"{fault}, as a mean over the first axis does, or nn.MultiheadAttention, nn.LSTM or nn.TransformerEncoderLayer without "
             "batch_first=True. Expected a function of one sample, because training forms batches of any samples: let forward "
             "treat each entry of the first axis by itself"
         )
-        raise PrivacyError(f"model {model!r} {found}", advice=f"it {found}")
+        raise PrivacyError(f"model {model!r} {fault}", advice=f"it {fault}")
     rows = "In training these are the rows of one person; scores and predictions depend on which rows are given together"
-    warn(f"model {model!r} {found}. {rows}")
+    warn(f"model {model!r} {fault}. {rows}")
 
 
 @contextmanager
@@ -310,8 +311,8 @@ def _explained(trouble: str) -> Iterator[None]:
         raise ConfigError(f"{trouble}: {type(error).__name__}: {first_line(error)}") from error
 
 
-def _not_at_once(trial: LocalTask, weights: Tensor, clients: BatchSchedule, apart: Tensor) -> str:
-    """Return why ``clients`` cannot be trained at once; "" if their gradients then equal ``apart``, those of separate training.
+def _not_at_once(trial: LocalTask, weights: Tensor, clients: BatchSchedule, separate: Tensor) -> str:
+    """Return why ``clients`` cannot be trained at once; "" if their gradients then equal the gradients ``separate`` of separate training.
 
     A hook on gradients, for example, would see the gradients of all clients, and could carry values from one client to another.
     """
@@ -319,8 +320,8 @@ def _not_at_once(trial: LocalTask, weights: Tensor, clients: BatchSchedule, apar
         together = GradientTrainer(trial).train(weights, clients)
     except RuntimeError as error:
         return first_line(error)
-    difference = (together.nan_to_num() - apart.nan_to_num()).double().norm()
-    return "its gradients differ then" if difference > _ROUNDING * apart.nan_to_num().double().norm() + _TINY else ""
+    difference = (together.nan_to_num() - separate.nan_to_num()).double().norm()
+    return "its gradients differ then" if difference > _TOLERANCE * separate.nan_to_num().double().norm() + _TINY else ""
 
 
 def _made_up_clients(first: int, one_step: bool) -> BatchSchedule:
@@ -333,49 +334,51 @@ def _made_up_clients(first: int, one_step: bool) -> BatchSchedule:
     return BatchSchedule(index, mask).head(1 if one_step else 2)
 
 
-def _of_one_sample(clients: BatchSchedule) -> BatchSchedule:
+def _first_sample_alone(clients: BatchSchedule) -> BatchSchedule:
+    """Return the schedule of the same clients with the first sample of their first step alone."""
     return BatchSchedule(clients.index[:, :1, :1], clients.mask[:, :1, :1])
 
 
-def _made_up(samples: Samples, data: Dataset) -> Samples:
+def _made_up_samples(samples: Samples, data: Dataset) -> Samples:
     """Return a few random samples that share only shape and type with ``samples``. They depend on no private value."""
     generator = torch.Generator().manual_seed(0)
 
     def like(part: Tensor, tokens: int | None) -> Tensor:
+        """Return random values of the type of ``part``; whole numbers are below ``tokens``, or below 256 as the bytes of images are."""
         shape = (MADE_UP, *part.shape[1:])
         if part.is_floating_point():
             return torch.randn(shape, generator=generator, dtype=part.dtype)
         return torch.randint(tokens or 256, shape, generator=generator).to(part.dtype)
 
-    own = samples.inputs
-    if isinstance(own, Tensor):
-        inputs: Inputs = like(own, data.tokens())
+    real_inputs = samples.inputs
+    if isinstance(real_inputs, Tensor):
+        inputs: Inputs = like(real_inputs, data.tokens())
     else:  # the mask is all ones, since a model may fail on a text without tokens
         inputs = {
             name: torch.ones(MADE_UP, *part.shape[1:], dtype=part.dtype) if name == MASK else like(part, data.tokens(name))
-            for name, part in own.items()
+            for name, part in real_inputs.items()
         }
     targets = torch.zeros(MADE_UP, *samples.targets.shape[1:], dtype=samples.targets.dtype)
     return Samples(inputs, targets).to(samples.device)
 
 
 def told_of(module: nn.Module) -> str:
-    """Return a text that identifies ``module`` as far as possible: its structure, tensors and attributes, and its classes' source code."""
-    texts = []
+    """Return a text that identifies ``module``: its structure, tensors, attributes and source code, without addresses in memory."""
+    sources = []
     for name in sorted({type(part).__module__ for part in module.modules()}):
         if not name.startswith("torch."):
             try:
-                texts.append(inspect.getsource(sys.modules[name]))
+                sources.append(inspect.getsource(sys.modules[name]))
             except (KeyError, OSError, TypeError):  # no source file, as in a notebook
-                texts.append(name)
+                sources.append(name)
     tensors = {name: hashlib.sha256(value.numpy(force=True).tobytes()).hexdigest() for name, value in module.state_dict().items()}
-    others = [
+    attributes = [
         (prefix, key, value)
         for prefix, part in module.named_modules()
         for key, value in part.__dict__.items()
         if key not in PARTS | VIEWS and not isinstance(value, Tensor)
     ]
-    return re.sub(r" at 0x[0-9a-f]+", "", f"{module!r} {tensors!r} {others!r}") + "".join(texts)
+    return re.sub(r" at 0x[0-9a-f]+", "", f"{module!r} {tensors!r} {attributes!r}") + "".join(sources)
 
 
 def _check_parts(model: str, local: LocalTask) -> None:
@@ -387,40 +390,40 @@ def _check_parts(model: str, local: LocalTask) -> None:
     parts = local.data.inputs
     if isinstance(parts, Tensor):
         return
-    form, names = inspect.signature(local.module.forward), ", ".join(parts)
+    signature, names = inspect.signature(local.module.forward), ", ".join(parts)
     try:
-        form.bind(**dict.fromkeys(parts))
+        signature.bind(**dict.fromkeys(parts))
     except TypeError as error:
         raise ConfigError(
             f"model {model!r} cannot be trained on these data: TypeError: {error}. Samples are the parts {names}, and its forward takes "
-            f"{', '.join(form.parameters)}: let forward take the parts by name, forward(self, {names})",
+            f"{', '.join(signature.parameters)}: let forward take the parts by name, forward(self, {names})",
             advice="its forward does not take the parts of a sample by name: let it take each part as an argument of the part's name",
         ) from None
 
 
-def _check_outputs(model: str, task: Task, found: object, targets: Tensor, outputs: int) -> None:
-    """Raise if the outputs ``found`` of a model do not have the shape that ``targets`` and the number of ``outputs`` require.
+def _check_outputs(model: str, task: Task, output: object, targets: Tensor, width: int) -> None:
+    """Raise if the ``output`` of a model does not have the shape that ``targets`` and ``width``, the number of outputs, require.
 
     Raises:
         ConfigError: the outputs have another type or shape.
     """
-    if not outputs:  # only the user's own loss knows the shape
+    if not width:  # only the user's own loss knows the shape
         return
-    if not isinstance(found, Tensor):
-        raise ConfigError(f"model {model!r} gives a {type(found).__name__}, expected a tensor")
+    if not isinstance(output, Tensor):
+        raise ConfigError(f"model {model!r} gives a {type(output).__name__}, expected a tensor")
     count = len(targets)
-    wanted: tuple[int, ...] = (*targets.shape, outputs) if task.targets == "tokens" else (count, outputs)
-    if task.targets == "tokens" and found.shape[:-1] == targets.shape and found.shape[-1] > outputs:
+    expected: tuple[int, ...] = (*targets.shape, width) if task.targets == "tokens" else (count, width)
+    if task.targets == "tokens" and output.shape[:-1] == targets.shape and output.shape[-1] > width:
         return  # the model's vocabulary may have tokens that the data lack
-    if tuple(found.shape) == wanted or (task.targets == "number" and tuple(found.shape) == (count,)):
+    if tuple(output.shape) == expected or (task.targets == "number" and tuple(output.shape) == (count,)):
         return
     advice = "" if count > 1 else ": a batch may be of one sample, so tell squeeze() which dimension is meant"
-    if task.targets == "class" and count > 1 and tuple(found.shape[1:]) != (outputs,):
-        advice = f": give the last layer {outputs} outputs, a score for each class" + (", also where there are two" if outputs == 2 else "")
+    if task.targets == "class" and count > 1 and tuple(output.shape[1:]) != (width,):
+        advice = f": give the last layer {width} outputs, a score for each class" + (", also where there are two" if width == 2 else "")
     samples = "two samples" if count > 1 else "one sample"
-    raise ConfigError(f"model {model!r} gives {tuple(found.shape)} for {samples}, expected {wanted}{advice}")
+    raise ConfigError(f"model {model!r} gives {tuple(output.shape)} for {samples}, expected {expected}{advice}")
 
 
-_ROUNDING, _ROUNDING_BF16, _TINY = 0.02, 0.3, 1e-6
+_TOLERANCE, _TOLERANCE_BF16, _TINY = 0.02, 0.3, 1e-6
 """Tolerance between gradients of the same samples: relative to their norm (float32, bfloat16), and absolute. Graphics cards round products
 to 10 bits."""

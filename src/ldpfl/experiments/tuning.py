@@ -43,7 +43,8 @@ PRIVATE = "private"
 _DEFAULT_EVALUATION = 0.3
 """Default for the epsilon of a trial's score, as a fraction of the trial's epsilon."""
 
-_DIGITS = 4
+_EPSILON_DIGITS = 4
+"""Number of digits of a trial's epsilon, which becomes a setting of its config."""
 _MARGIN = 1 + 1e-9
 """Margin for rounding errors of mu."""
 
@@ -61,7 +62,7 @@ class Tuning:
         space: sweep whose variants and points are the settings to choose from. Its seeds are not used.
         overrides: settings of every trial, applied last.
         epsilon: target epsilon of the release.
-        count: law of the number of trials.
+        count: probability distribution of the number of trials.
         evaluation_epsilon: epsilon of a trial's score, a part of the trial's epsilon; None takes 0.3 of the trial's epsilon.
         seed: seed from which everything follows; None draws a secret from the operating system.
     """
@@ -111,7 +112,7 @@ class Chosen:
         figure: the score's value, deviations and 95 % interval, as in ``result.json``.
         folder: its run folder, which is private.
         guarantee: the guarantee of the tuning.
-        labels: all settings that were to choose from.
+        labels: names of all settings among which the tuning chose.
     """
 
     cell: Cell
@@ -130,11 +131,11 @@ def run_tuning(tuning: Tuning, runner: Runner, out: Path, on_trial: OnRun, ahead
         PrivacyError: no trial came to its end.
         WriteError: ``out`` cannot be written. Finished rounds are kept.
     """
-    found = candidates(tuning, runner.given)
-    guarantee = guarantee_of(tuning, found, runner.given)
+    settings_to_try = candidates(tuning, runner.given)
+    guarantee = guarantee_of(tuning, settings_to_try, runner.given)
     private = out / PRIVATE
-    secret = _open(tuning, out, private)
-    trials = _drawn(tuning, found, secret)
+    secret = _open_folders(tuning, out, private)
+    trials = _drawn(tuning, settings_to_try, secret)
     ahead(trials, private)
     best: tuple[tuple[float, ...], Cell, dict[str, Any]] | None = None
     for number, cell in enumerate(trials, start=1):
@@ -144,13 +145,13 @@ def run_tuning(tuning: Tuning, runner: Runner, out: Path, on_trial: OnRun, ahead
         if "stopped" in figures or not figures["at_clients"]:
             continue
         measured = figures["at_clients"][-1]["figures"]
-        if best is None or _rank(measured) > best[0]:  # of equal scores the first one is taken, as the proof assumes
-            best = _rank(measured), cell, measured
+        if best is None or _rank_by_scores(measured) > best[0]:  # of equal scores the first one is taken, as the proof assumes
+            best = _rank_by_scores(measured), cell, measured
     if best is None:
         raise PrivacyError("no trial came to its end with a score: every setting made training diverge; give settings with smaller steps")
     _, cell, measured = best
     metric = next(name for name in (AUROC, ACCURACY, *measured) if name in measured)
-    return Chosen(cell, metric, measured[metric], cell.folder(private), guarantee, tuple(map(label, found)))
+    return Chosen(cell, metric, measured[metric], cell.folder(private), guarantee, tuple(map(label, settings_to_try)))
 
 
 def label(cell: Cell) -> str:
@@ -163,43 +164,45 @@ def candidates(tuning: Tuning, given: Given = NOTHING) -> list[Cell]:
     """Return all settings to choose from, each with the noise that the guarantee of the release needs.
 
     Raises:
-        ConfigError: there is nothing to choose from, or a setting does not fit a tuning.
+        ConfigError: there is only one setting, or a setting does not fit a tuning.
     """
     space = tuning.space.model_copy(update={"seeds": [0]})
-    plain = cells(space, tuning.overrides, settle=False, load=recipe_or_file)
-    if len(plain) < 2:
+    unsettled_cells = cells(space, tuning.overrides, settle=False, load=recipe_or_file)
+    if len(unsettled_cells) < 2:
         raise ConfigError(f"{space.name} has one setting, and a tuning chooses from several: give the values of one, such as KEY=1,2,4")
-    varied = [*space.axes, *(text.partition("=")[0].strip() for settings in space.variants.values() for text in settings)]
-    if fixed := [key for key in varied if key == "seed" or key.startswith(("privacy.", "evaluation."))]:
-        raise ConfigError(f"{fixed[0]} is the same in all trials, and {space.name} varies it: leave it out, or set it for all of them")
-    trial, evaluation = _epsilons(tuning, plain[0].config.privacy.delta)
-    private = [f"privacy.target_epsilon={trial!r}", f"evaluation.epsilon={evaluation!r}"]
-    for cell in cells(space, [*tuning.overrides, *private], settle=False, load=recipe_or_file):
+    varied_keys = [*space.axes, *(text.partition("=")[0].strip() for settings in space.variants.values() for text in settings)]
+    if forbidden := [key for key in varied_keys if key == "seed" or key.startswith(("privacy.", "evaluation."))]:
+        raise ConfigError(f"{forbidden[0]} is the same in all trials, and {space.name} varies it: leave it out, or set it for all of them")
+    trial_epsilon, evaluation_epsilon = _epsilons(tuning, unsettled_cells[0].config.privacy.delta)
+    # The noise is found last, since that takes long: first check that each setting fits a tuning.
+    trial_settings = [f"privacy.target_epsilon={trial_epsilon!r}", f"evaluation.epsilon={evaluation_epsilon!r}"]
+    for cell in cells(space, [*tuning.overrides, *trial_settings], settle=False, load=recipe_or_file):
         _check_trial(cell.config)
-    found = cells(space, [*tuning.overrides, *private], given=given, load=recipe_or_file)
-    check_cells(found, given)
-    return found
+    settled_cells = cells(space, [*tuning.overrides, *trial_settings], given=given, load=recipe_or_file)
+    check_cells(settled_cells, given)
+    return settled_cells
 
 
 def _epsilons(tuning: Tuning, delta: float) -> tuple[float, float]:
     """Return the epsilon of a trial, and the part of it that is for its score."""
-    trial = _rounded_down(gaussian_epsilon(trial_mu(tuning.epsilon, tuning.count, delta), delta))
-    evaluation = tuning.evaluation_epsilon
-    if evaluation is None:
-        return trial, _rounded_down(_DEFAULT_EVALUATION * trial)
-    if not 0 < evaluation < trial:
+    trial_epsilon = _round_down(gaussian_epsilon(trial_mu(tuning.epsilon, tuning.count, delta), delta))
+    evaluation_epsilon = tuning.evaluation_epsilon
+    if evaluation_epsilon is None:
+        return trial_epsilon, _round_down(_DEFAULT_EVALUATION * trial_epsilon)
+    if not 0 < evaluation_epsilon < trial_epsilon:
         raise ConfigError(
-            f"the evaluation epsilon is {evaluation:g}, and a trial has epsilon {trial:g} in all: set it above 0 and below that, or leave "
-            f"it out for {_DEFAULT_EVALUATION:g} of the trial's epsilon"
+            f"the evaluation epsilon is {evaluation_epsilon:g}, and a trial has epsilon {trial_epsilon:g} in all: set it above 0 and below "
+            f"that, or leave it out for {_DEFAULT_EVALUATION:g} of the trial's epsilon"
         )
-    return trial, evaluation
+    return trial_epsilon, evaluation_epsilon
 
 
-def _rounded_down(value: float) -> float:
+def _round_down(value: float) -> float:
+    """Return an epsilon rounded down to a few digits, or raise a :class:`ConfigError` if it is not positive."""
     if value <= 0:
         raise ConfigError("the target epsilon is so small that nothing is left for a trial: set a larger one, or fewer trials")
-    step = 10.0 ** (floor(log10(value)) - _DIGITS + 1)
-    return float(f"{floor(value / step) * step:.{_DIGITS}g}")
+    step = 10.0 ** (floor(log10(value)) - _EPSILON_DIGITS + 1)
+    return float(f"{floor(value / step) * step:.{_EPSILON_DIGITS}g}")
 
 
 def _check_trial(config: RunConfig) -> None:
@@ -209,7 +212,7 @@ def _check_trial(config: RunConfig) -> None:
             f"mechanism.name is {config.mechanism.name!r}, and a tuning knows the cost of trials with sums over records alone: set "
             "mechanism.name to 'dp-sgd'"
         )
-    is_evaluated(config)  # raises if records are not measured with it
+    is_evaluated(config)  # raises if the config does not fit an evaluation on held-back records
     if config.shuffling.channel not in ("direct", "secure-sum"):
         raise ConfigError(
             f"shuffling.channel is {config.shuffling.channel!r}, behind which clients measure no score: set it to 'secure-sum' or 'direct'"
@@ -223,35 +226,37 @@ def _check_trial(config: RunConfig) -> None:
         )
 
 
-def guarantee_of(tuning: Tuning, found: Sequence[Cell], given: Given = NOTHING) -> TunedGuarantee:
-    """Return the guarantee of a tuning over the settings ``found``.
+def guarantee_of(tuning: Tuning, settings_to_try: Sequence[Cell], given: Given = NOTHING) -> TunedGuarantee:
+    """Return the guarantee of a tuning among the settings of the cells ``settings_to_try``.
 
     Raises:
         ConfigError: the settings protect different units, or differ in delta.
         PrivacyError: the target is missed, which no rounding should cause.
     """
-    delta = found[0].config.privacy.delta
-    ledgers = list(dict.fromkeys(planned_ledger(cell.config, given).events for cell in found))
-    together = [account_together([Ledger(events)] * tuning.count.limit, delta) for events in ledgers]
-    if len({statement.protected for statement in together}) > 1 or {cell.config.privacy.delta for cell in found} != {delta}:
+    delta = settings_to_try[0].config.privacy.delta
+    ledgers = list(dict.fromkeys(planned_ledger(cell.config, given).events for cell in settings_to_try))
+    statements = [account_together([Ledger(events)] * tuning.count.limit, delta) for events in ledgers]
+    if len({statement.protected for statement in statements}) > 1 or {cell.config.privacy.delta for cell in settings_to_try} != {delta}:
         raise ConfigError(f"the settings of {tuning.space.name} protect different units, or have different deltas: make these the same")
     mu = max(_trial_mu(Ledger(events), delta) for events in ledgers)
     total = best_of_gaussian_epsilon(mu, tuning.count, delta)
     if total > tuning.epsilon:
         raise PrivacyError(f"the release would have epsilon {total:.6g}, and {tuning.epsilon:g} was asked for: report this as a fault")
-    rows = [row for statement in together for row in statement.rows if _is_of_run(row, statement)]
-    worst = {row.trust_model: row for row in sorted(rows, key=lambda row: row.epsilon)}
-    limit = f"at most {tuning.count.limit} trials, which add up"
-    seen = [replace(row, lower=None, assumptions=(limit, *row.assumptions)) for row in worst.values()]
-    private = (*_PRIVATE_TRIALS, *seen[0].assumptions[1:])
-    central = replace(seen[0], epsilon=total, trust_model="central", assumptions=private)
-    statement = Statement(delta, (central, *seen), warnings=tuple(dict.fromkeys(line for each in together for line in each.warnings)))
+    rows = [row for statement in statements for row in statement.rows if _covers_whole_run(row, statement)]
+    worst_rows = {row.trust_model: row for row in sorted(rows, key=lambda row: row.epsilon)}
+    assumption = f"at most {tuning.count.limit} trials, which add up"
+    trial_rows = [replace(row, lower=None, assumptions=(assumption, *row.assumptions)) for row in worst_rows.values()]
+    release_assumptions = (*_PRIVATE_TRIALS, *trial_rows[0].assumptions[1:])
+    release_row = replace(trial_rows[0], epsilon=total, trust_model="central", assumptions=release_assumptions)
+    warnings = tuple(dict.fromkeys(line for statement in statements for line in statement.warnings))
+    statement = Statement(delta, (release_row, *trial_rows), warnings=warnings)
     return TunedGuarantee(statement, gaussian_epsilon(mu, delta))
 
 
-def _is_of_run(row: Guarantee, statement: Statement) -> bool:
-    whole = (row.scope, row.unit, row.adaptive) == ("run", statement.protected, True)
-    return whole and row.delta > 0 and row.status in HOLDS
+def _covers_whole_run(row: Guarantee, statement: Statement) -> bool:
+    """Return whether ``row`` is a proved guarantee at delta > 0 for everything that a run sends about one protected unit."""
+    is_of_run = (row.scope, row.unit, row.adaptive) == ("run", statement.protected, True)
+    return is_of_run and row.delta > 0 and row.status in HOLDS
 
 
 def _trial_mu(ledger: Ledger, delta: float) -> float:
@@ -273,18 +278,19 @@ def _check_charged(cell: Cell, folder: RunFolder, guarantee: TunedGuarantee) -> 
         raise PrivacyError(f"the trial in {folder.path} released more than was planned: nothing is released of this tuning")
 
 
-def _rank(measured: dict[str, Any]) -> tuple[float, ...]:
-    """Return the order of a trial's noisy figures: by AUROC, then accuracy, then mean loss. A figure without a value comes last."""
+def _rank_by_scores(measured: dict[str, Any]) -> tuple[float, ...]:
+    """Return the key by which trials are compared, larger is better: AUROC, then accuracy, then minus the mean loss."""
 
     def value(name: str, sign: float = 1.0) -> float:
-        found = measured.get(name, {}).get("value")
-        return -inf if found is None or not isfinite(found) else sign * float(found)
+        """Return ``sign`` times the figure, or -inf if it has no value, so that it comes last."""
+        figure = measured.get(name, {}).get("value")
+        return -inf if figure is None or not isfinite(figure) else sign * float(figure)
 
     return value(AUROC), value(ACCURACY), value(LOSS, -1.0)
 
 
-def _open(tuning: Tuning, out: Path, private: Path) -> int:
-    """Prepare the folders, which only this user can read, and return the secret from which all draws of the tuning follow."""
+def _open_folders(tuning: Tuning, out: Path, private: Path) -> int:
+    """Prepare the private folders, or check that they hold the same ``tuning``, and return the secret seed of all its draws."""
     mark, text = trials_mark(private), tuning.to_json()
     if not mark.exists():
         if out.exists() and (not out.is_dir() or any(path.name != PRIVATE for path in out.iterdir())):
@@ -297,23 +303,24 @@ def _open(tuning: Tuning, out: Path, private: Path) -> int:
         secret_seed.save(secrets.randbits(128) if tuning.seed is None else tuning.seed, private / secret_seed.FILE)
         write_text(mark, text)
     try:
-        begun = read_text(mark)
+        stored_text = read_text(mark)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{mark} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if begun != text:
+    if stored_text != text:
         raise ConfigError(f"{out} holds another tuning, or this one with other settings: give another folder, or the same settings")
     return known(secret_seed.load(private / secret_seed.FILE))
 
 
-def _drawn(tuning: Tuning, found: Sequence[Cell], secret: int) -> list[Cell]:
+def _drawn(tuning: Tuning, settings_to_try: Sequence[Cell], secret: int) -> list[Cell]:
     """Return the trials: a random number of them, each with a setting and a seed drawn independently."""
 
-    def word(*key: int) -> int:
+    def random_integer(*key: int) -> int:
+        """Return an integer of 256 bits, which is random and independent for each ``key``."""
         return int.from_bytes(stream_key(secret, Purpose.TUNING, *key))
 
     def trial(number: int) -> Cell:
-        cell, seed = found[word(number, 0) % len(found)], word(number, 1) >> 128
-        hidden = {"secret_noise": True} if tuning.seed is None and cell.config.data.brought else {}
-        return replace(cell, seed=seed, config=cell.config.model_copy(update={"seed": seed, **hidden}))
+        cell, seed = settings_to_try[random_integer(number, 0) % len(settings_to_try)], random_integer(number, 1) >> 128
+        secret_noise = {"secret_noise": True} if tuning.seed is None and cell.config.data.brought else {}
+        return replace(cell, seed=seed, config=cell.config.model_copy(update={"seed": seed, **secret_noise}))
 
-    return [trial(number) for number in range(1, tuning.count.drawn(word(0)) + 1)]
+    return [trial(number) for number in range(1, tuning.count.drawn(random_integer(0)) + 1)]

@@ -20,56 +20,62 @@ from ldpfl.privacy.events import Channel, without_claim
 ENTRIES_OF_CLASSES = 88
 """Number of entries that the bits about a classification are about (``BitScores.entries``)."""
 
-_LEAST, _MOST = 1e-6, 20.0
-"""Range of the epsilon of one bit. Above, a bit has no noise left."""
-_PRECISE = 1e-3
+_MIN_BIT, _MAX_BIT = 1e-6, 20.0
+"""Range of the epsilon of one bit in the search. Above it, a bit has practically no noise."""
+_TOLERANCE = 1e-3
+"""Relative precision of the epsilon that is found."""
 
-_MAX_HIDDEN = 10**5
-"""Number of clients above which others are not counted: bits have next to no noise there, and nodes have to compute this in seconds."""
+_MAX_COUNTED_CLIENTS = 10**5
+"""Maximum number of clients that are counted. With more, bits have next to no noise, and nodes have to compute it within seconds."""
 MAX_EVALUATIONS = 1000
 """Maximum number of evaluations in bits."""
 
 
 def is_seen(channel: Channel) -> bool:
-    """Return whether reports can be linked to their senders, so that nobody is trusted."""
+    """Return whether the server sees which client sent which report. The guarantee then trusts nobody."""
     return channel in ("direct", "random-delay")
 
 
 _NOISE_MARGIN = 1 + 1e-6
-"""Factor on the noise for an epsilon, so that rounding does not exceed the epsilon."""
+"""Factor on the noise, so that rounding errors do not make epsilon larger than asked for."""
 
 
 def noise_of_sum(epsilon: float, delta: float, honest: int, evaluations: int) -> float:
-    """Return a client's noise multiplier with which all ``evaluations`` keep ``epsilon``, if the noise of ``honest`` clients adds up."""
+    """Return the noise multiplier of each of ``honest`` clients, whose noise adds up, with which all ``evaluations`` keep ``epsilon``."""
     return 2 / gaussian_mu(epsilon, delta) * sqrt(evaluations / honest) * _NOISE_MARGIN
 
 
 @lru_cache(maxsize=256)
 def epsilon_of_bit(epsilon: float, delta: float, channel: Channel, honest: int, entries: int, evaluations: int) -> float:
-    """Return the largest epsilon of a bit with which all ``evaluations`` of ``honest`` clients keep ``epsilon``.
+    """Return the largest epsilon of one bit with which all ``evaluations`` together keep ``epsilon`` at ``delta``.
 
     Args:
         channel: channel between clients and server. It decides whether a client sends one bit, or one about each of the ``entries``.
+        honest: number of clients that do not collude with the adversary.
+        entries: number of entries of the vector that a client reports on in one evaluation.
 
     Raises:
         ConfigError: no bit keeps it, or there are more than :data:`MAX_EVALUATIONS`.
     """
     if evaluations > MAX_EVALUATIONS:
         raise ConfigError(f"{evaluations:,} evaluations in bits, and at most {MAX_EVALUATIONS:,} are planned: set evaluation.every higher")
-    honest = min(honest, _MAX_HIDDEN)
+    honest = min(honest, _MAX_COUNTED_CLIENTS)
 
-    def reached(strength: float) -> float:
-        return least_epsilon([bit_rounds(strength, channel, honest, entries, evaluations)], delta)
+    def epsilon_with(bit_epsilon: float) -> float:
+        """Return the epsilon of all evaluations if each bit has ``bit_epsilon``."""
+        return least_epsilon([bit_rounds(bit_epsilon, channel, honest, entries, evaluations)], delta)
 
     guess = evaluations / epsilon if is_seen(channel) else sqrt(entries * evaluations / honest) / gaussian_mu(epsilon, delta)
-    inverse = smallest(lambda x: reached(1 / x), guess, epsilon, 1 / _MOST, 1 / _LEAST, _PRECISE)
+    inverse = smallest(lambda x: epsilon_with(1 / x), guess, epsilon, 1 / _MAX_BIT, 1 / _MIN_BIT, _TOLERANCE)
     if inverse is None:
-        raise ConfigError(f"evaluation.epsilon = {epsilon:g} is below all that bits reach here, {reached(_LEAST):.3g}: set it higher")
+        raise ConfigError(
+            f"evaluation.epsilon = {epsilon:g} is below all that bits reach here, {epsilon_with(_MIN_BIT):.3g}: set it higher"
+        )
     return 1 / inverse
 
 
 def bit_rounds(epsilon: float, channel: Channel, honest: int, entries: int, evaluations: int) -> RoundGroup:
-    """Return the evaluations that a client is charged for, with bits at ``epsilon``."""
+    """Return the rounds of evaluation that a client is charged for, if each of its bits has this ``epsilon``."""
     mechanism: Mechanism = Harmony(epsilon) if is_seen(channel) else Duchi(epsilon)
     release = without_claim(released(mechanism, LayerRanges(0.0, 1.0, (entries,))))
     return RoundGroup(release, honest, honest, evaluations, channel=channel, known=False, histograms=True)

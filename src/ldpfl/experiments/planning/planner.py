@@ -34,31 +34,32 @@ if TYPE_CHECKING:
     import pandas
 
 MOST_CLIENTS, MOST_REPORTS = 10**8, 10**10
+"""Maximum number of clients, and of weights x rounds, that can be planned. Larger ones would take minutes."""
 LARGEST_EPSILON = 50.0
 """Largest epsilon of a report that is solved for. Larger ones protect nothing."""
 
-_PRECISE = 1e-3
-"""Relative precision of a solved number. The number itself is proved to be enough."""
+_TOLERANCE = 1e-3
+"""Maximum relative excess of a solved number over the best one. The solved number itself is proved to be enough."""
 
-_MOST_LAYERS = 10_000
+_MAX_LAYERS = 10_000
 
-_RARE = 1e-6
+_SHORTFALL_PROBABILITY = 1e-6
 """Probability that some round of a run has fewer clients than planned."""
 
 
-def _plain(value: Any) -> Any:
+def _to_python(value: Any) -> Any:
     """Convert a NumPy number to a Python number, because strict validation accepts only those."""
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _whole(value: Any) -> Any:
+def _to_whole(value: Any) -> Any:
     """Convert a NumPy number to a Python number, and a whole float such as 1e6 to an int."""
-    plain = _plain(value)
+    plain = _to_python(value)
     return int(plain) if isinstance(plain, float) and plain.is_integer() else plain
 
 
-_Whole = Annotated[int, BeforeValidator(_whole)]
-_Number = Annotated[Positive, BeforeValidator(_plain)]
+_Whole = Annotated[int, BeforeValidator(_to_whole)]
+_Number = Annotated[Positive, BeforeValidator(_to_python)]
 
 
 @checked_dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
@@ -87,10 +88,10 @@ class Setting:
     clients: _Whole
     weights: _Whole
     rounds: _Whole
-    delta: Annotated[float, BeforeValidator(_plain)] = DELTA
+    delta: Annotated[float, BeforeValidator(_to_python)] = DELTA
     mechanism: str = "duchi"
     participation: Annotated[_Number, Field(le=1)] = 1.0
-    self_sampling: Annotated[bool, BeforeValidator(_plain)] = False
+    self_sampling: Annotated[bool, BeforeValidator(_to_python)] = False
     radius: _Number = 0.075
     channel: Channel = "ideal-shuffler"
     colluding: _Whole = 0
@@ -98,9 +99,10 @@ class Setting:
 
     @model_validator(mode="wrap")
     @classmethod
-    def _in_one_line(cls, given: Any, checked: Callable[[Any], Setting]) -> Setting:
+    def _report_first_error(cls, arguments: Any, validate: Callable[[Any], Setting]) -> Setting:
+        """Turn an error of pydantic into a :class:`ConfigError` of one line that names the argument."""
         try:
-            return checked(given)
+            return validate(arguments)
         except ValidationError as error:
             first = error.errors()[0]
             place, value = (first["loc"] or ("setting",))[-1], first["input"]
@@ -114,15 +116,17 @@ class Setting:
         if min(self.clients, self.weights, self.rounds) < 1:
             raise ConfigError(f"clients, weights and rounds must be at least 1, got {self.clients}, {self.weights}, {self.rounds}")
         if self.clients > MOST_CLIENTS or self.weights * self.rounds > MOST_REPORTS:
-            raise ConfigError(f"planned are at most {MOST_CLIENTS:.0e} clients and {MOST_REPORTS:.0e} weights x rounds")
+            raise ConfigError(f"a plan is for at most {MOST_CLIENTS:.0e} clients and {MOST_REPORTS:.0e} weights x rounds")
         check_delta(self.delta)
         if not 0 <= self.colluding < self.cohort:
             raise ConfigError(f"colluding must lie between 0 and {self.cohort - 1} of those that take part, got {self.colluding}")
-        if self.layers is not None and not 1 <= self.layers <= min(self.weights, _MOST_LAYERS):
-            raise ConfigError(f"a model of {self.weights:,} weights has 1 to {min(self.weights, _MOST_LAYERS):,} layers, got {self.layers}")
-        if self.layers is None and self.weights > 1 and self._release(1) != self._release(2):
-            said = f"what {self.mechanism} sends depends on the layers: say how many the model has, layers (--layers)"
-            raise ConfigError(f"{said}, which are its parameter tensors, 8 in two-layer-cnn")
+        if self.layers is not None and not 1 <= self.layers <= min(self.weights, _MAX_LAYERS):
+            raise ConfigError(f"a model of {self.weights:,} weights has 1 to {min(self.weights, _MAX_LAYERS):,} layers, got {self.layers}")
+        if self.layers is None and self.weights > 1 and self._release_with(layers=1) != self._release_with(layers=2):
+            raise ConfigError(
+                f"what {self.mechanism} sends depends on the layers: say how many the model has, layers (--layers), which are its "
+                "parameter tensors, 8 in two-layer-cnn"
+            )
 
     @property
     def participates_in_secret(self) -> bool:
@@ -139,23 +143,25 @@ class Setting:
 
     @cached_property
     def release(self) -> Release:
-        """The release of one client's report of a round, which is accounted. The mechanism decides which unit ``epsilon`` is for."""
+        """What a client's report of one round releases, for the accountants. The mechanism decides which unit of it has ``epsilon``."""
         return released(self.build(), self.ranges())
 
     def ranges(self) -> LayerRanges:
-        """Return ranges with ``layers`` layers; one layer if that is not set."""
+        """Return clipping ranges for ``layers`` layers, or for one layer if that is None."""
         return self._in_layers(self.layers or 1)
 
-    def _release(self, layers: int) -> Release:
+    def _release_with(self, layers: int) -> Release:
+        """Return the release of a model with this number of layers."""
         return released(self.build(), self._in_layers(layers))
 
     def _in_layers(self, layers: int) -> LayerRanges:
-        each, more = divmod(self.weights, layers)
-        sizes = (each + 1,) * more + (each,) * (layers - more)
+        """Return clipping ranges that divide the weights into so many layers, as equally as possible."""
+        size, remainder = divmod(self.weights, layers)
+        sizes = (size + 1,) * remainder + (size,) * (layers - remainder)
         return LayerRanges(0.0, self.radius, sizes)
 
     def build(self) -> Mechanism:
-        """Return the mechanism."""
+        """Return the mechanism with this ``epsilon`` and its default settings."""
         return mechanisms.with_defaults(self.mechanism, self.epsilon)
 
 
@@ -178,7 +184,7 @@ class Plan(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, for JSON."""
-        inputs = {name: getattr(self.setting, name) for name in _INPUTS}
+        inputs = {name: getattr(self.setting, name) for name in _INPUT_NAMES}
         if not self.setting.release.protected:
             inputs["epsilon"] = None
         return {
@@ -199,7 +205,7 @@ class Plan(Shown):
         return pandas.DataFrame([{name: inf if value == "infinity" else value for name, value in figures.items()}])
 
 
-_INPUTS = (
+_INPUT_NAMES = (
     *("mechanism", "epsilon", "clients", "weights", "layers", "rounds", "participation", "self_sampling", "radius", "channel", "colluding"),
 )
 
@@ -224,14 +230,15 @@ def plan(setting: Setting) -> Plan:
     )
     statement = account_groups([group], setting.delta)
     if group.sampling == "visible":
-        said = "of a client that takes part in every round: how often one does at most is chance, and a run's ledger charges that"
-        statement = replace(statement, notes=(*statement.notes, said))
+        note = "of a client that takes part in every round: how often one does at most is chance, and a run's ledger charges that"
+        statement = replace(statement, notes=(*statement.notes, note))
     statement = replace(statement, warnings=(*mechanism.properties.caveats, *statement.warnings))
     if cohort < setting.cohort:
-        said = (
-            f"how many take part is chance: this holds of rounds of at least {cohort:,} clients, as all are but with probability {_RARE:g}"
+        note = (
+            f"how many take part is chance: this holds of rounds of at least {cohort:,} clients, as all are but with probability "
+            f"{_SHORTFALL_PROBABILITY:g}"
         )
-        statement = replace(statement, notes=(*statement.notes, said))
+        statement = replace(statement, notes=(*statement.notes, note))
     noise = float(mechanism.noise(ranges).largest_std(setting.cohort).max())
     return Plan(setting, statement, noise, (payload_bits(mechanism, ranges) + 7) // 8)
 
@@ -239,13 +246,13 @@ def plan(setting: Setting) -> Plan:
 def _cohort_of(setting: Setting, release: Release) -> int:
     """Return the number of clients that hide each other in a round.
 
-    With random check-in it is random. Unless the accountant averages over it, use a number that no round of the run falls below, except
-    with probability ``_RARE``.
+    With random check-in this number is random. Unless the accountant averages over it, return a number that no round of the run falls
+    below, except with probability ``_SHORTFALL_PROBABILITY``.
     """
-    averaged = setting.participates_in_secret and isinstance(release, BinaryRelease) and release.sampled == 1
-    if setting.participation == 1 or not setting.self_sampling or averaged:
+    is_averaged = setting.participates_in_secret and isinstance(release, BinaryRelease) and release.sampled == 1
+    if setting.participation == 1 or not setting.self_sampling or is_averaged:
         return setting.cohort
-    return max(1, fewest_ones(_RARE / setting.rounds, setting.clients, setting.participation))
+    return max(1, fewest_ones(_SHORTFALL_PROBABILITY / setting.rounds, setting.clients, setting.participation))
 
 
 @dataclass(frozen=True)
@@ -287,13 +294,13 @@ def solve(setting: Setting, target: float, *, clients: bool, epsilon: bool) -> S
     if not isinstance(target, Real) or isinstance(target, bool) or not 0 < target < inf:
         raise ConfigError(f"the target must be positive and finite, got {shown(target)}")
     check_central(setting)
-    found = Solution(target)
+    solution = Solution(target)
     if clients:
-        necessary = _necessary(setting, target)
-        found = replace(found, clients=_clients(setting, _enough(setting, target, necessary)))
+        necessary = _necessary_cohort(setting, target)
+        solution = replace(solution, clients=_clients_for_cohort(setting, _sufficient_cohort(setting, target, necessary)))
         if setting.participation == 1:
-            found = replace(found, clients_necessary=_clients(setting, necessary))
-    return replace(found, epsilon=_epsilon(setting, target)) if epsilon else found
+            solution = replace(solution, clients_necessary=_clients_for_cohort(setting, necessary))
+    return replace(solution, epsilon=_allowed_epsilon(setting, target)) if epsilon else solution
 
 
 def reach(target: float, *, epsilon: float | None, clients: int | None, **others: Any) -> tuple[Setting, Solution]:
@@ -306,34 +313,34 @@ def reach(target: float, *, epsilon: float | None, clients: int | None, **others
         raise ConfigError("a target needs epsilon (to find the clients) or clients (to find the epsilon)")
     setting = Setting(1.0 if epsilon is None else epsilon, MOST_CLIENTS if clients is None else clients, **others)
     if clients is None:
-        setting = replace(setting, clients=ceil((setting.colluding + 1) / setting.participation))  # the fewest
-    found = solve(setting, target, clients=clients is None or epsilon is not None, epsilon=epsilon is None or clients is not None)
+        setting = replace(setting, clients=ceil((setting.colluding + 1) / setting.participation))  # the fewest with one honest client
+    solution = solve(setting, target, clients=clients is None or epsilon is not None, epsilon=epsilon is None or clients is not None)
     if clients is None:
-        if found.clients is None:
+        if solution.clients is None:
             raise ConfigError(f"no number of clients up to {MOST_CLIENTS:.0e} reaches a central epsilon of {target:g}: lower epsilon")
-        setting = replace(setting, clients=found.clients)
+        setting = replace(setting, clients=solution.clients)
     if epsilon is None:
-        if found.epsilon is None:
+        if solution.epsilon is None:
             raise ConfigError(f"no useful epsilon reaches a central epsilon of {target:g} with {setting.clients} clients")
-        setting = replace(setting, epsilon=found.epsilon)
-    return setting, found
+        setting = replace(setting, epsilon=solution.epsilon)
+    return setting, solution
 
 
 def check_central(setting: Setting) -> None:
-    """Raise a :class:`ConfigError` unless a central epsilon of ``setting`` can be solved for and plotted."""
+    """Raise a :class:`ConfigError` unless the setting's epsilon behind an ideal shuffler can be solved for and plotted."""
     if setting.channel != "ideal-shuffler" or (setting.self_sampling and setting.participation < 1):
         raise ConfigError("a central epsilon is solved for or drawn with channel ideal-shuffler and a cohort that is not secret")
     release = setting.release
-    why = ""
+    restriction = ""
     if type(release) is not BinaryRelease:  # a subclass may have other properties
-        why = f"for one-bit reports, and {setting.mechanism} does not send such"
+        restriction = f"for one-bit reports, and {setting.mechanism} does not send such"
     elif release.sampled > 1:
-        why = f"for bits about known coordinates, and {setting.mechanism} draws them"
-    if why:
-        raise ConfigError(f"a central epsilon is solved for or drawn {why}: {_WITHOUT_TARGET}")
+        restriction = f"for bits about known coordinates, and {setting.mechanism} draws them"
+    if restriction:
+        raise ConfigError(f"a central epsilon is solved for or drawn {restriction}: {_ADVICE_WITHOUT_TARGET}")
 
 
-_WITHOUT_TARGET = (
+_ADVICE_WITHOUT_TARGET = (
     "leave the target and the plot out, and ldpfl plan says what holds for an epsilon and a number of clients; or let a run look for its "
     "noise, by privacy.target_epsilon"
 )
@@ -347,75 +354,86 @@ def cohorts(setting: Setting) -> list[int]:
 
 
 def epsilon_among(setting: Setting, clients: int) -> tuple[float, float]:
-    """Return the lower and the upper bound of the central epsilon of ``setting`` with ``clients`` clients.
+    """Return a lower and an upper bound of the central epsilon of ``setting`` with ``clients`` clients.
 
-    The lower bound is NaN if not all clients take part in each round, because then possibly no client sent everything that is charged.
+    The lower bound is NaN if not all clients take part in each round. The guarantee charges a client for every round, and then there may
+    be no client that took part in every round.
     """
     check_central(setting)
     cohort = max(1, cohort_size(setting.participation, clients) - setting.colluding)
     rounds = _rounds(setting, cohort)
-    return _attained(rounds, setting.delta) if setting.participation == 1 else nan, _certified(rounds, setting.delta)
+    return _lower_bound(rounds, setting.delta) if setting.participation == 1 else nan, _upper_bound(rounds, setting.delta)
 
 
 def _rounds(setting: Setting, cohort: int) -> ShuffledRounds:
-    """Return the accounted rounds of ``setting`` with ``cohort`` clients in each."""
+    """Return the rounds of ``setting`` with ``cohort`` honest clients in each, as the accountants take them."""
     return ShuffledRounds(setting.release.parameter, cohort, setting.release.units, setting.rounds)
 
 
-def _certified(rounds: ShuffledRounds, delta: float) -> float:
+def _upper_bound(rounds: ShuffledRounds, delta: float) -> float:
     """Return the upper bound of epsilon of ``rounds`` for adaptive inputs."""
     return certified_epsilon([rounds], delta)[1]
 
 
-def _attained(rounds: ShuffledRounds, delta: float) -> float:
+def _lower_bound(rounds: ShuffledRounds, delta: float) -> float:
+    """Return the epsilon of ``rounds`` that some data set attains, a lower bound."""
     return attained_epsilon([rounds], delta)
 
 
-def _clients(setting: Setting, cohort: float | None) -> int | None:
-    """Return the smallest number of clients with ``cohort`` honest ones in a round, with the rounding that rounds use."""
+def _clients_for_cohort(setting: Setting, cohort: float | None) -> int | None:
+    """Return the smallest number of clients of which ``cohort`` honest ones take part in a round, rounded as cohorts are."""
     return None if cohort is None else floor((ceil(cohort) + setting.colluding - 1) / setting.participation + 1e-9) + 1
 
 
-def _necessary(setting: Setting, target: float) -> int | None:
-    """Return the smallest cohort at which the lower bound is within the target: with fewer clients some data set exceeds it."""
+def _necessary_cohort(setting: Setting, target: float) -> int | None:
+    """Return the smallest cohort with a lower bound of epsilon within ``target``. With fewer clients some data set exceeds the target."""
     return fewest(
-        lambda cohort: _attained(_rounds(setting, cohort), setting.delta), _normal_cohort(setting, target), target, MOST_CLIENTS, 1e-6
+        lambda cohort: _lower_bound(_rounds(setting, cohort), setting.delta), _guessed_cohort(setting, target), target, MOST_CLIENTS, 1e-6
     )
 
 
-def _enough(setting: Setting, target: float, necessary: int | None) -> float | None:
-    """Return a cohort at which the upper bound is within the target, starting the search at ``necessary``."""
+def _sufficient_cohort(setting: Setting, target: float, necessary: int | None) -> float | None:
+    """Return a cohort at which the upper bound of epsilon is within ``target``. The search starts at the ``necessary`` cohort."""
 
-    def among(value: Callable[[ShuffledRounds, float], float]) -> Callable[[float], float]:
-        return lambda cohort: value(_rounds(setting, max(1, ceil(cohort))), setting.delta)
+    def by_cohort(bound: Callable[[ShuffledRounds, float], float]) -> Callable[[float], float]:
+        return lambda cohort: bound(_rounds(setting, max(1, ceil(cohort))), setting.delta)
 
     if necessary is None:
         return None
-    return smallest_by(among(_certified), among(_attained), necessary, target, 1.0, float(MOST_CLIENTS), _PRECISE)
+    return smallest_by(by_cohort(_upper_bound), by_cohort(_lower_bound), necessary, target, 1.0, float(MOST_CLIENTS), _TOLERANCE)
 
 
-def _epsilon(setting: Setting, target: float) -> float | None:
-    def at(value: Callable[[ShuffledRounds, float], float]) -> Callable[[float], float]:
-        def epsilon_at(inverse: float) -> float:
-            other = replace(setting, epsilon=1 / inverse)
-            check_central(other)
-            return value(_rounds(other, setting.cohort - setting.colluding), setting.delta)
+def _allowed_epsilon(setting: Setting, target: float) -> float | None:
+    """Return the largest epsilon of a report with which the central epsilon is at most ``target``; None if it is below 1e-6."""
+    honest = setting.cohort - setting.colluding
 
-        return epsilon_at
+    def by_inverse(bound: Callable[[ShuffledRounds, float], float]) -> Callable[[float], float]:
+        """Return ``bound`` as a decreasing function of 1 / epsilon, which the searches need."""
+
+        def central_epsilon(inverse: float) -> float:
+            """Return the bound for reports with an epsilon of 1 / ``inverse``."""
+            changed = replace(setting, epsilon=1 / inverse)
+            check_central(changed)
+            return bound(_rounds(changed, honest), setting.delta)
+
+        return central_epsilon
 
     if "epsilon" not in mechanisms.settings_of(setting.mechanism).model_fields:
         raise ConfigError(f"{setting.mechanism} has no epsilon that could be solved for: without a target, ldpfl plan says what holds")
-    # For a small budget mu is close to budget * sqrt(reports / clients).
+    # For a small epsilon, mu is close to epsilon * sqrt(reports / clients).
     mu, reports = gaussian_mu(target, setting.delta), setting.release.units * setting.rounds
-    guess = max(1.0, (reports / (setting.cohort - setting.colluding)) ** 0.5) / mu
+    guess = max(1.0, (reports / honest) ** 0.5) / mu
     low, high = 1 / LARGEST_EPSILON, 1e6
-    start = smallest(at(_attained), guess, target, low, high, _PRECISE)
-    inverse = None if start is None else smallest_by(at(_certified), at(_attained), start, target, low, high, _PRECISE)
+    start = smallest(by_inverse(_lower_bound), guess, target, low, high, _TOLERANCE)
+    if start is None:
+        return None
+    inverse = smallest_by(by_inverse(_upper_bound), by_inverse(_lower_bound), start, target, low, high, _TOLERANCE)
     return None if inverse is None else 1 / inverse
 
 
-def _normal_cohort(setting: Setting, target: float) -> float:
+def _guessed_cohort(setting: Setting, target: float) -> float:
     """Return the cohort that the central limit theorem suggests, as the start of a search."""
+    # Each of the units * rounds bits of a client shifts the mean count by tanh(epsilon / 2), and has the variance spread.
     mu = gaussian_mu(target, setting.delta)
     epsilon, units = setting.release.parameter, setting.release.units
     spread = sigmoid(epsilon) * sigmoid(-epsilon)

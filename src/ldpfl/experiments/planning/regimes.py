@@ -32,14 +32,15 @@ from ldpfl.util.number_format import number
 
 Regime = Literal["shuffled", "local", "records", "records-summed", "clients-summed"]
 """``shuffled``: signs of each client's gradient, of which only counts are seen. ``local``: one report of each client in the whole run.
-``records``: noise of each client that protects each of its records. ``records-summed``: the same behind a sum over clients.
+``records``: noise of each client that protects each of its records. ``records-summed``: the same, but only the sum over clients is seen.
 ``clients-summed``: each client adds its share of the noise that protects a whole client, behind a sum."""
 
-_PRECISE = 1e-3
-_WEAKEST, _STRONGEST = 1e-6, 1e4
-"""Range of strengths that is searched: epsilon, or 1 / noise multiplier. A stronger mechanism has less noise."""
-_SMALL = 0.1
-"""Length of the noise that hardly disturbs a step, if a gradient is a direction of length 1."""
+_TOLERANCE = 1e-3
+"""Relative precision of the noise that is found."""
+_MIN_STRENGTH, _MAX_STRENGTH = 1e-6, 1e4
+"""Range of the search. The strength is epsilon, or 1 / noise multiplier: a larger strength means less noise."""
+_SMALL_NOISE = 0.1
+"""Length of noise in the mean of directions of length 1 that hardly disturbs a step of training."""
 
 
 @dataclass(frozen=True)
@@ -119,39 +120,41 @@ def plan_regime(
     Raises:
         ConfigError: the regime is unknown, a value is out of range, or no noise reaches the target.
     """
-    asked = _Asked(
+    request = _Request(
         regime_named(regime), target, clients, weights, rounds, records, group, linked, delta, colluding, part, evaluation_epsilon
     )
-    asked.check()
+    request.check()
     try:
-        found = smallest(lambda inverse: asked.epsilon(1 / inverse), asked.guess, target, 1 / _STRONGEST, 1 / _WEAKEST, _PRECISE)
+        low, high = 1 / _MAX_STRENGTH, 1 / _MIN_STRENGTH
+        inverse = smallest(lambda inverse: request.epsilon(1 / inverse), request.guess, target, low, high, _TOLERANCE)
     except ConfigError as error:  # the mechanism takes no such noise
-        raise ConfigError(_out_of_reach(asked, f" ({error})")) from error
-    if found is None:
-        raise ConfigError(_out_of_reach(asked, ""))
-    return asked.answered(1 / found)
+        raise ConfigError(_out_of_reach(request, f" ({error})")) from error
+    if inverse is None:
+        raise ConfigError(_out_of_reach(request, ""))
+    return request.plan(1 / inverse)
 
 
-def _out_of_reach(asked: _Asked, why: str) -> str:
+def _out_of_reach(request: _Request, why: str) -> str:
     """Return the message that no noise reaches the target, with the epsilons that are reachable; ``why`` is the mechanism's error."""
-    powers = [10.0**power for power in range(round(log10(_WEAKEST)), round(log10(_STRONGEST)) + 1)]
-    ends = []
+    # The mechanism may refuse extreme strengths, so take the smallest and the largest power of ten that it accepts.
+    powers = [10.0**power for power in range(round(log10(_MIN_STRENGTH)), round(log10(_MAX_STRENGTH)) + 1)]
+    epsilons = []
     for order in (powers, powers[::-1]):
         for strength in order:
             with suppress(ConfigError):
-                ends.append(asked.epsilon(strength))
+                epsilons.append(request.epsilon(strength))
                 break
-    reachable = [found for found in ends if found < inf]
+    reachable = [epsilon for epsilon in epsilons if epsilon < inf]
     limits = f": it reaches about {number(min(reachable))} to {number(max(reachable))} here" if reachable else ""
     return (
-        f"a target of epsilon {asked.target:g} is out of reach of the regime {asked.regime}{limits}{why}; set another target; "
+        f"a target of epsilon {request.target:g} is out of reach of the regime {request.regime}{limits}{why}; set another target; "
         "more clients or fewer rounds lower what is reached"
     )
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """The arguments of :func:`plan_regime`. A mechanism's epsilon grows with its ``strength``: its own epsilon, or 1 / noise multiplier."""
+class _Request:
+    """The arguments of :func:`plan_regime`. Epsilon grows with the mechanism's ``strength``: its own epsilon, or 1 / noise multiplier."""
 
     regime: Regime
     target: float
@@ -167,64 +170,71 @@ class _Asked:
     evaluation_epsilon: float
 
     def check(self) -> None:
+        """Raise a :class:`ConfigError` if an argument is out of range, or does not fit the regime."""
         check_delta(self.delta)
         if not 0 < self.target < inf:
             raise ConfigError(f"the target must be positive and finite, got {self.target:g}")
         counts = (self.honest, self.weights, self.rounds, self.records, self.group, self.linked)
         if min(counts) < 1 or self.clients > MOST_CLIENTS or self.weights * self.rounds > MOST_REPORTS:
             raise ConfigError(
-                "clients that do not collude, weights, rounds, records, group and linked must be at least 1, and no more than is planned"
+                "clients that do not collude, weights, rounds, records, group and linked must be at least 1, clients at most "
+                f"{MOST_CLIENTS:.0e}, and weights x rounds at most {MOST_REPORTS:.0e}"
             )
         if max(self.group, self.linked) > 1 and self.regime != "shuffled":
             raise ConfigError(f"coordinates are drawn and linked in groups in the regime shuffled, not in {self.regime}")
-        if self.part not in get_args(Part) or (self.part != "record" and not self.of_records):
+        if self.part not in get_args(Part) or (self.part != "record" and not self.protects_records):
             raise ConfigError(f"persons are protected in the regimes records and records-summed, not in {self.regime}; got {self.part!r}")
-        if self.evaluation_epsilon and not (not self.once and 0 < self.evaluation_epsilon < self.target):
+        if self.evaluation_epsilon and not (not self.reports_once and 0 < self.evaluation_epsilon < self.target):
             raise ConfigError(
                 f"evaluation_epsilon is {self.evaluation_epsilon:g}: expected a number above 0 and below the target of {self.target:g}, "
                 "in any regime but local, in which a client reports once"
             )
-        if self.once and self.clients < self.rounds:
+        if self.reports_once and self.clients < self.rounds:
             raise ConfigError(f"{self.clients:,} clients cannot take part once each in {self.rounds:,} rounds")
 
     @property
     def honest(self) -> int:
+        """Number of clients that do not collude."""
         return self.clients - self.colluding
 
     @property
-    def once(self) -> bool:
+    def reports_once(self) -> bool:
         """Whether each client takes part in one round of the run."""
         return self.regime == "local"
 
     @property
-    def of_records(self) -> bool:
+    def protects_records(self) -> bool:
+        """Whether records, or persons, are protected rather than clients."""
         return self.regime.startswith("records")
 
     @property
-    def summed(self) -> bool:
+    def is_summed(self) -> bool:
+        """Whether only the sum of the clients' reports is seen."""
         return self.regime.endswith("summed")
 
     @property
     def ranges(self) -> LayerRanges:
+        """Clipping ranges of one layer with center 0 and radius or norm 1."""
         return LayerRanges(0.0, 1.0, (self.weights,))
 
     def mechanism(self, strength: float) -> Mechanism:
+        """Return the mechanism of the regime with this strength."""
         if self.regime == "shuffled":
             return RotatedSign(strength, group=self.group)
         if self.regime == "local":
             return PrivUnitG(strength, 1.0)
-        noise, parts = 1 / strength, float(self.records) if self.of_records else 1.0
-        lattice = Lattice.for_sum(self.clients, parts, noise, self.weights) if self.summed else Lattice()
+        noise, weight = 1 / strength, float(self.records) if self.protects_records else 1.0
+        lattice = Lattice.for_sum(self.clients, weight, noise, self.weights) if self.is_summed else Lattice()
         clip = RecordClip(1.0, lattice.steps)
-        if self.of_records:
-            return DpSgd(clip, noise, self.summed, lattice.bits, parts, part=self.part)
-        return DpFedAvg(clip, noise, self.summed, lattice.bits)
+        if self.protects_records:
+            return DpSgd(clip, noise, self.is_summed, lattice.bits, weight, part=self.part)
+        return DpFedAvg(clip, noise, self.is_summed, lattice.bits)
 
     def rounds_at(self, strength: float) -> RoundGroup:
         """Return the training rounds that a client would be charged for."""
         release = released(self.mechanism(strength), self.ranges)
-        channel: Channel = "secure-sum" if self.summed else "direct" if self.of_records else "ideal-shuffler"
-        times, sampling = (1, "once") if self.once else (self.rounds, "everyone")
+        channel: Channel = "secure-sum" if self.is_summed else "direct" if self.protects_records else "ideal-shuffler"
+        times, sampling = (1, "once") if self.reports_once else (self.rounds, "everyone")
         return RoundGroup(release, self.honest, self.honest, times, sampling, channel=channel, linked=self.linked)  # type: ignore[arg-type]
 
     def groups_at(self, strength: float) -> list[RoundGroup]:
@@ -235,30 +245,31 @@ class _Asked:
         if self.regime == "shuffled":
             bit = epsilon_of_bit(self.evaluation_epsilon, self.delta, rounds.channel, self.honest, ENTRIES_OF_CLASSES, 1)
             return [replace(rounds, known=False), bit_rounds(bit, rounds.channel, self.honest, ENTRIES_OF_CLASSES, 1)]
-        mu = gaussian_mu(self.evaluation_epsilon, self.delta) * sqrt(self.honest if self.summed else 1)
+        mu = gaussian_mu(self.evaluation_epsilon, self.delta) * sqrt(self.honest if self.is_summed else 1)
         release = released(self.mechanism(mu / 2), self.ranges)
         return [replace(rounds, known=False), replace(rounds, release=release, rounds=1, histograms=True, known=False)]
 
     def epsilon(self, strength: float) -> float:
+        """Return the smallest proved epsilon of everything that is sent."""
         return least_epsilon(self.groups_at(strength), self.delta)
 
     @property
     def guess(self) -> float:
-        """Start of the search: an estimate of 1 / strength."""
+        """Start of the search: an estimate of 1 / strength. T rounds of noise multiplier s are mu-GDP with mu = 2 sqrt(T) / s."""
         mu = gaussian_mu(self.target, self.delta)
         if self.regime == "shuffled":
             return sqrt(ceil(self.weights / self.group) * self.rounds / self.honest) / mu
         if self.regime == "local":
-            return 1 / 7
-        return 2 * sqrt(self.rounds / (self.honest if self.summed else 1)) / mu
+            return 1 / 7  # an epsilon of 7
+        return 2 * sqrt(self.rounds / (self.honest if self.is_summed else 1)) / mu
 
-    def answered(self, strength: float) -> RegimePlan:
+    def plan(self, strength: float) -> RegimePlan:
         """Return the plan for a mechanism of this strength."""
         mechanism = self.mechanism(strength)
-        reporting = self.clients // self.rounds if self.once else self.clients
-        noise = float(mechanism.noise(self.ranges).largest_std(reporting)[0]) * sqrt(self.weights)
-        units = self.clients * self.records if self.of_records else self.clients
-        by_noise = isinstance(mechanism, LatticeMechanism)
+        cohort = self.clients // self.rounds if self.reports_once else self.clients
+        noise = float(mechanism.noise(self.ranges).largest_std(cohort)[0]) * sqrt(self.weights)
+        units = self.clients * self.records if self.protects_records else self.clients
+        has_multiplier = isinstance(mechanism, LatticeMechanism)
         return RegimePlan(
             regime=self.regime,
             target=self.target,
@@ -267,15 +278,15 @@ class _Asked:
             weights=self.weights,
             rounds=self.rounds,
             mechanism=mechanism.name,
-            parameter="noise_multiplier" if by_noise else "epsilon",
-            value=1 / strength if by_noise else strength,
+            parameter="noise_multiplier" if has_multiplier else "epsilon",
+            value=1 / strength if has_multiplier else strength,
             noise=noise,
             trusted_noise=2 * sqrt(self.rounds) / (units * gaussian_mu(self.target, self.delta)) * sqrt(self.weights),
-            wanted=self.wanted(noise),
+            wanted=self.count_for_small_noise(noise),
             group=self.group,
             relay_records=ceil(mechanism.release(self.ranges).units / self.linked),
             bytes_per_client=(payload_bits(mechanism, self.ranges) + 7) // 8,
-            reports=1 if self.once else self.rounds,
+            reports=1 if self.reports_once else self.rounds,
             linked=self.linked,
             colluding=self.colluding,
             part=self.part,
@@ -283,12 +294,13 @@ class _Asked:
             statement=account_groups(self.groups_at(strength), self.delta),
         )
 
-    def wanted(self, noise: float) -> int:
+    def count_for_small_noise(self, noise: float) -> int:
         """Return the number of clients, or of records per client, at which the noise has a tenth of a direction's length."""
-        factor = noise / _SMALL
-        if self.of_records:
+        factor = noise / _SMALL_NOISE
+        # The noise falls as 1 / n, but as 1 / sqrt(n) if each client sends a single report with noise of its own.
+        if self.protects_records:
             return ceil(self.records * factor)
-        return ceil(self.clients * (factor**2 if self.once else factor))
+        return ceil(self.clients * (factor**2 if self.reports_once else factor))
 
 
 def regime_named(name: str) -> Regime:
@@ -297,8 +309,8 @@ def regime_named(name: str) -> Regime:
     Raises:
         ConfigError: there is no such regime.
     """
-    for known in get_args(Regime):
-        if name == known:
-            regime: Regime = known
-            return regime
+    for regime in get_args(Regime):
+        if name == regime:
+            result: Regime = regime
+            return result
     raise ConfigError(f"unknown regime {name!r}: known: {', '.join(get_args(Regime))}")

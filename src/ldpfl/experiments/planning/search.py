@@ -9,29 +9,38 @@ from math import ceil, exp, log
 
 from ldpfl.privacy.accountants.roots import brentq
 
-OfFigure = Callable[[float], float]
+Decreasing = Callable[[float], float]
+"""A positive decreasing function, such as epsilon as a function of the noise."""
 
-_STEPS = 5
-"""Number of evaluations of the slow function in :func:`smallest_by` before :func:`smallest` takes over."""
+_MAX_SLOW_STEPS = 5
+"""Maximum number of evaluations of the slow function in :func:`smallest_by` before :func:`smallest` takes over."""
 
-_APART = 0.01
-"""Distance of two points, in logarithms of the argument, for estimating a slope."""
+_SLOPE_INTERVAL = 0.01
+"""Distance of two points, as a difference of logarithms of the argument, between which a slope is estimated."""
 
-_USUALLY = 0.002
+_TYPICAL_GAP = 0.002
 """Typical log(upper bound / lower bound) of epsilon."""
 
+_FIRST_STEP = 0.004
+"""First step from the guess, as a difference of logarithms. Each further step is twice as long."""
 
-def smallest(value: Callable[[float], float], guess: float, target: float, low: float, high: float, precise: float) -> float | None:
-    """Return an x in [low, high] with ``value(x)`` <= ``target``, at most a relative ``precise`` above the smallest. None if there is none.
+_TINY = 1e-300
+"""Smallest value whose logarithm is taken, in place of 0."""
 
-    ``value`` must be decreasing. A bracket is opened around the guess and then closed by Brent's method, on logarithmic scales.
+
+def smallest(value: Decreasing, guess: float, target: float, low: float, high: float, tolerance: float) -> float | None:
+    """Return an x in [low, high] with ``value(x)`` <= ``target``, at most a relative ``tolerance`` above the smallest; None without one.
+
+    ``value`` must be decreasing. From ``guess``, steps of growing length find two points with the solution between them. Brent's method
+    then narrows this bracket, on logarithmic scales.
     """
 
     @cache
     def excess(position: float) -> float:
-        return log(max(value(exp(position)), 1e-300) / target)
+        """Return the logarithm of value / target at the argument exp(``position``); the target is kept if it is at most 0."""
+        return log(max(value(exp(position)), _TINY) / target)
 
-    start, step = min(max(log(guess), log(low)), log(high)), 0.004
+    start, step = min(max(log(guess), log(low)), log(high)), _FIRST_STEP
     left = right = start
     if excess(start) <= 0:
         while left > log(low) and excess(left) <= 0:
@@ -43,49 +52,53 @@ def smallest(value: Callable[[float], float], guess: float, target: float, low: 
             if right >= log(high):
                 return None
             left, right, step = right, min(right + step, log(high)), 2 * step
-    position = float(brentq(excess, left, right, xtol=precise / 4, rtol=1e-12))
+    # A quarter of the tolerance, so that the result stays within it after the steps that follow.
+    position = float(brentq(excess, left, right, xtol=tolerance / 4, rtol=1e-12))
     while excess(position) > 0:
-        position += precise / 4
+        position += tolerance / 4
     return exp(position)
 
 
-def smallest_by(value: OfFigure, near: OfFigure, start: float, target: float, low: float, high: float, precise: float) -> float | None:
+def smallest_by(
+    value: Decreasing, near: Decreasing, start: float, target: float, low: float, high: float, tolerance: float
+) -> float | None:
     """Return the same as :func:`smallest` for a slow function ``value``, with the help of a faster function ``near`` slightly below it.
 
     ``start`` is the solution for ``near``. From there, the slope of ``near`` predicts the solution for ``value``. The result is checked by
-    ``value`` itself, so it keeps the target whatever ``near`` is. That it is at most a relative ``precise`` too large holds only if both
+    ``value`` itself, so it keeps the target whatever ``near`` is. That it is at most a relative ``tolerance`` too large holds only if both
     functions have about the same slope.
     """
-    slope = log(near(start) / near(start * exp(_APART))) / _APART
+    slope = log(near(start) / near(start * exp(_SLOPE_INTERVAL))) / _SLOPE_INTERVAL
     position, end = log(start), log(high)
     if slope > 0 and low < start:
-        position += _USUALLY / slope
-        for _ in range(_STEPS):
+        position += _TYPICAL_GAP / slope
+        for _ in range(_MAX_SLOW_STEPS):
             position = min(position, end)
-            excess = log(max(value(exp(position)), 1e-300) / target)
-            if -precise * slope <= excess <= 0:
+            excess = log(max(value(exp(position)), _TINY) / target)
+            if -tolerance * slope <= excess <= 0:
                 return exp(position)
-            position += excess / slope + precise / 4
-    return smallest(value, exp(position), target, low, high, precise)
+            position += excess / slope + tolerance / 4
+    return smallest(value, exp(position), target, low, high, tolerance)
 
 
-def fewest(value: Callable[[int], float], guess: float, target: float, most: int, precise: float) -> int | None:
+def fewest(value: Callable[[int], float], guess: float, target: float, most: int, tolerance: float) -> int | None:
     """Return the smallest n in 1 .. ``most`` with ``value(n)`` <= ``target``; None if there is none. ``value`` must be decreasing.
 
-    Above 1 / ``precise``, n may be too small by a relative ``precise``. Each step is a secant step inside a bracket; every eighth step
-    halves the bracket.
+    Above 1 / ``tolerance``, n may be too small by a relative ``tolerance``. The search keeps a bracket: a number that is too small, and
+    one that is enough. Each step follows the secant through the last two points, within the bracket; every eighth step halves the bracket.
     """
-    above, kept, number, slope = 0, most + 1, min(max(round(guess), 1), most), 0.5
-    before: tuple[float, float] | None = None
+    too_few, enough, number = 0, most + 1, min(max(round(guess), 1), most)
+    slope = 0.5  # of -log(value) by log(n), until two points are known: epsilon behind a shuffler falls as 1 / sqrt(n)
+    previous: tuple[float, float] | None = None
     for step in count(1):
-        position, excess = log(number), log(max(value(number), 1e-300) / target)
-        above, kept = (number, kept) if excess > 0 else (above, number)
-        width = max(1, int(precise * above))
-        if kept - above <= width:
+        position, excess = log(number), log(max(value(number), _TINY) / target)
+        too_few, enough = (number, enough) if excess > 0 else (too_few, number)
+        width = max(1, int(tolerance * too_few))
+        if enough - too_few <= width:
             break
-        if before is not None and before[0] != position:
-            slope = min(max((before[1] - excess) / (position - before[0]), 0.05), 20.0)
-        before = position, excess
-        wanted = (above + kept) // 2 if step % 8 == 0 else ceil(exp(min(position + excess / slope, log(most))))
-        number = min(max(wanted, above + width), kept - width)
-    return above + 1 if kept <= most else None
+        if previous is not None and previous[0] != position:
+            slope = min(max((previous[1] - excess) / (position - previous[0]), 0.05), 20.0)
+        previous = position, excess
+        proposed = (too_few + enough) // 2 if step % 8 == 0 else ceil(exp(min(position + excess / slope, log(most))))
+        number = min(max(proposed, too_few + width), enough - width)
+    return too_few + 1 if enough <= most else None

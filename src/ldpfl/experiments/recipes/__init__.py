@@ -1,4 +1,4 @@
-"""The shipped configs, one TOML file a recipe, named by its path; and how a config is made of one, or of a file."""
+"""Recipes, the shipped configs: one TOML file each, named by its path. Load a config from a recipe or from a user's file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def load_recipe(name: str, *overrides: Iterable[str]) -> RunConfig:
 
 
 def recipe_or_file(name: str | Path, *overrides: Iterable[str]) -> RunConfig:
-    """Return the config of the recipe ``name``, or of the file if it is a path or ends in .toml; it is the user's own, never a server's.
+    """Return the config of the recipe ``name``, or of the user's file ``name`` if it is a path or ends in .toml.
 
     Lists of ``key=value`` overrides are applied as in :func:`~ldpfl.experiments.config.parse_config`.
 
@@ -34,22 +34,22 @@ def recipe_or_file(name: str | Path, *overrides: Iterable[str]) -> RunConfig:
     recipes, path = recipe_files(), Path(name)
     if name in recipes:
         return load_recipe(str(name), *overrides)
-    if _is(Path.is_dir, path):
+    if _is_true(Path.is_dir, path):
         raise ConfigError(f"{name} is a folder: expected the name of a recipe, or a config file (*.toml)")
     if path.suffix == ".toml" or isinstance(name, Path):
-        if path.as_posix() in recipes and not _is(Path.exists, path):
+        if path.as_posix() in recipes and not _is_true(Path.exists, path):
             raise ConfigError(f"config file {name} cannot be read: there is none; the recipe of this name is a text, {path.as_posix()!r}")
         return read_config(path, *overrides)
-    if _is(Path.is_file, path):
+    if _is_true(Path.is_file, path):
         raise ConfigError(
             f"{name} is a file, and configs are files of TOML whose names say so: *.toml; for data of your own write --data {name}"
         )
     return load_recipe(name, *overrides)
 
 
-def _is(kind: Callable[[Path], bool], path: Path) -> bool:
-    """Whether there is such a thing; not where nobody may look, or the name is too long for one."""
+def _is_true(test: Callable[[Path], bool], path: Path) -> bool:
+    """Return ``test(path)``, or False if the system refuses to look there, or the name is too long for a path."""
     try:
-        return kind(path)
+        return test(path)
     except OSError:
         return False
