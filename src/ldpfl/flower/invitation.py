@@ -52,19 +52,19 @@ class Answers:
     Attributes:
         agreed: the nodes that would take part.
         said: by node, the reason that it gave for not taking part.
-        declined: number of nodes in ``said`` whose operators do not allow it.
+        declined: number of nodes in ``reasons`` whose operators do not allow it.
         silent: the nodes that did not answer in time.
     """
 
     agreed: tuple[int, ...] = ()
-    said: Mapping[int, str] = field(default_factory=dict)
+    reasons: Mapping[int, str] = field(default_factory=dict)
     declined: int = 0
     silent: tuple[int, ...] = ()
 
     @property
     def asked(self) -> int:
         """Number of nodes that were asked."""
-        return len(self.agreed) + len(self.said) + len(self.silent)
+        return len(self.agreed) + len(self.reasons) + len(self.silent)
 
     def joined(self, later: Answers, *, again: bool = False) -> Answers:
         """Return these answers together with ``later`` ones.
@@ -73,7 +73,7 @@ class Answers:
             again: whether ``later`` comes from the nodes that have agreed here, which were asked again, and not from other nodes.
         """
         agreed = later.agreed if again else (*self.agreed, *later.agreed)
-        return Answers(agreed, {**self.said, **later.said}, self.declined + later.declined, (*self.silent, *later.silent))
+        return Answers(agreed, {**self.reasons, **later.reasons}, self.declined + later.declined, (*self.silent, *later.silent))
 
 
 def question_of(terms: RoundTerms, sizes: Sequence[int], min_clients: int) -> RecordDict:

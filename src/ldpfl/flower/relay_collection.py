@@ -33,8 +33,13 @@ from ldpfl.util.number_format import counted
 
 LOGGER = logging.getLogger("flwr.ldpfl")
 
-_UNKNOWN = 404
-_NOTHING_THERE = (_UNKNOWN, 409, 410)
+_UNKNOWN_ROUND = 404
+"""HTTP status by which a relay answers for a round that was never opened."""
+
+_NO_AGREEMENT = "0" * 64
+"""Placeholder for the agreement, where only the sizes in a relay's terms are needed."""
+
+_NOTHING_TO_ACKNOWLEDGE = (_UNKNOWN_ROUND, 409, 410)
 """HTTP statuses by which a relay answers the acknowledgement of a round that was never opened, not released, or already deleted."""
 
 
@@ -69,10 +74,10 @@ class RelayedRounds(ABC):
         """
 
     @abstractmethod
-    def released(self, round_: OpenRound) -> Received:
+    def read_release(self, round_: OpenRound) -> Received:
         """Pull the reports of a round that the relay has released, and decode them; errors as for :meth:`collect`."""
 
-    def begun_on(self, terms: Mapping[str, str | int]) -> Self:
+    def collector_for(self, terms: Mapping[str, str | int]) -> Self:
         """Return this collector, with the previous key if the round with these ``terms`` was begun with that key."""
         if self.before is None or terms.get("key") != self.before.public_key().public_bytes_raw().hex():
             return self
@@ -86,7 +91,7 @@ class RelayedRounds(ABC):
                 over before clients have uploaded.
             RelayRefused, RelayUnreachable: the relay does not answer, or does not know this token.
         """
-        terms = self._checked_terms(round_, "0" * 64)
+        terms = self._checked_terms(round_, _NO_AGREEMENT)
         if round_.timeout < self.window_s:
             raise ConfigError(f"the relay's window of {self.window_s:g} s is longer than the round waits for reports, {round_.timeout:g} s")
         check_window(self.window_s, reply_s, fewest=terms.min_clients, asked=terms.max_uploads)
@@ -122,12 +127,12 @@ class RelayedRounds(ABC):
             self.relay.cancel(round_.run, round_.number)
             reason = f"fewer than {self.min_clients} nodes have uploaded within {round_.timeout:g} s, so the relay released nothing"
             return Received(None, refused=(reason,))
-        return self.released(round_)
+        return self.read_release(round_)
 
     def give_up(self, round_: OpenRound) -> bool:
         """Cancel the round and return True; or return False if the relay has enough uploads to release it.
 
-        The relay may have more uploads than the server has replies, because a node whose reply is lost may have uploaded before.
+        The relay may have more uploads than the server has replies: a node whose reply is lost may have uploaded its report.
 
         Raises:
             RelayRefused, RelayUnreachable: as for :meth:`collect`.
@@ -145,14 +150,14 @@ class RelayedRounds(ABC):
         status = self._status(round_)
         return None if status is None or status.state == "gone" else self.collect(round_, (), round_.timeout)
 
-    def done(self, run: str, number: int) -> None:
+    def delete_round(self, run: str, number: int) -> None:
         """Have the relay delete everything that it holds of the round."""
         for delete in (self.relay.acknowledge, self.relay.cancel):  # a round that was never released cannot be acknowledged, only cancelled
             try:
                 delete(run, number)
                 return
             except RelayRefused as refusal:
-                if refusal.status not in _NOTHING_THERE:
+                if refusal.status not in _NOTHING_TO_ACKNOWLEDGE:
                     raise
                 LOGGER.info("round %d: nothing left to acknowledge: %s", number, refusal)
 
@@ -161,7 +166,7 @@ class RelayedRounds(ABC):
         try:
             return self.relay.round_status(round_.run, round_.number)
         except RelayRefused as refusal:
-            if refusal.status != _UNKNOWN:
+            if refusal.status != _UNKNOWN_ROUND:
                 raise
             return None
 
@@ -193,12 +198,13 @@ class RelayCollector(RelayedRounds):
             agreement=agreement,
         )
 
-    def released(self, round_: OpenRound) -> Received:
+    def read_release(self, round_: OpenRound) -> Received:
         """Decrypt the round's records, and join them into a pool of reports."""
         plan = round_.plan
         binding = Binding(round_.run, round_.number, plan.fingerprint)
-        sizes = self.relay_terms(round_, "0" * 64)  # this server's own terms: the relay's later statements are not trusted to bound sizes
-        joining, refused, read = plan.joining(), Counter[str](), 0
+        # This server's own terms bound the sizes: what the relay states later is not trusted for this.
+        sizes = self.relay_terms(round_, _NO_AGREEMENT)
+        joining, refused, read = plan.joining(), Counter[str](), 0  # `read`: number of records that could be decrypted
         records = self.relay.pull(round_.run, round_.number, sizes)
         expected = plan.records * round_.asked
         for plaintexts, left_out in opened(records, plan.plaintext_bytes, self.key, binding, expected=expected, workers=cores()):
@@ -241,13 +247,14 @@ class SumCollector(RelayedRounds):
             agreement=agreement,
         )
 
-    def released(self, round_: OpenRound) -> Received:
+    def read_release(self, round_: OpenRound) -> Received:
         """Pull the masked sum and remove the masks.
 
-        If a client or the relay has misbehaved so that the masks cannot be removed, the result is ``broken``, which ends the run, because
-        the next round would fail in the same way. The relay keeps the sum until it is acknowledged, and hands out the same sum again.
+        If a client or the relay has misbehaved so that the masks cannot be removed, the result has a ``decoding_error``, which ends the
+        run, because the next round would fail in the same way. The relay keeps the sum until it is acknowledged, and hands out the same sum
+        again. A sum that is longer than honest clients can make it is dropped.
         """
-        sizes, mechanism = self.relay_terms(round_, "0" * 64), adding_up(round_.mechanism)
+        sizes, mechanism = self.relay_terms(round_, _NO_AGREEMENT), adding_up(round_.mechanism)
         total, envelopes = self.relay.pull_sum(round_.run, round_.number, sizes)
         # The relay's statement of the agreement need not be trusted: clients have signed theirs, and no envelope opens with another one.
         agreement = bytes.fromhex(self.relay.round_status(round_.run, round_.number).terms.agreement)
@@ -255,15 +262,16 @@ class SumCollector(RelayedRounds):
         try:
             seeds = open_seeds(envelopes, self.key, self.nodes, binding, self.min_clients)
         except ProtocolError as error:
-            return Received(None, broken=str(error))
+            return Received(None, decoding_error=str(error))
         unmasked = unshard(total, seeds)
-        longest = mechanism.longest_sum(len(seeds), round_.asked, sizes.dimension, round_.vector)
+        longest = mechanism.longest_sum(len(seeds), round_.asked, sizes.dimension, round_.max_length)
         if (length := float(np.linalg.norm(unmasked.astype(np.float64)))) > longest:
             return Received(None, refused=(_too_long(length, longest, len(seeds)),))
         return Received(ReportPool(mechanism.sum_of(unmasked, len(seeds))), total.nbytes + ENVELOPE_BYTES)
 
 
 def _too_long(length: float, longest: float, clients: int) -> str:
+    """Return the reason for dropping a sum of this Euclidean ``length``, above the ``longest`` that honest clients can reach."""
     return (
         f"the sum over {clients} clients has a length of {length:.4g} lattice points, and honest ones make at most {longest:.4g}: a client "
         "or the relay has sent something else; the model stays as it was"
@@ -307,6 +315,7 @@ def _operators_settings() -> dict[str, Any]:
 
 
 def _variable(name: str) -> str:
+    """Return the value of the environment variable ``name``, which must be set."""
     value = os.environ.get(name)
     if not value:
         raise ConfigError(f"rounds over a relay need {name} in the environment of the ServerApp")
