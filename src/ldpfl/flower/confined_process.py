@@ -43,7 +43,7 @@ _MOST_STOPPED = 256
 """Maximum number of an app's processes that are stopped for now and killed later. If there are more, they are killed at once: otherwise
 Flower may be unable to start the thread that sends the reply."""
 
-POSSIBLE = hasattr(os, "fork")
+CAN_FORK = hasattr(os, "fork")
 """Whether this system can fork processes."""
 
 _PACKAGE = Path(ldpfl.__file__).parent
@@ -127,7 +127,7 @@ def start_guarded(work: Callable[[], bytes], freed: float = 0.0) -> Child:
 
 def _fork(run: Callable[[int], NoReturn], end: signal.Signals, asks: Child | None = None) -> Child:
     """Fork a process that does ``run``, given the pipe to send to; the signal ``end`` will end it."""
-    if not POSSIBLE:
+    if not CAN_FORK:
         raise ConfigError("replies at a stated time need a system that can fork processes, such as Linux")
     receiving, sending = os.pipe()
     sys.stdout.flush()  # otherwise the child would print the buffered text again

@@ -79,8 +79,8 @@ def _keep_result(strategy: LdpStrategy, prepared: Prepared, folder: RunFolder | 
         LOGGER.warning("the rounds are over, and the model is not kept: name a folder for it in ldpfl.out")
         return
     LOGGER.info("%s: figures and guarantee of the run are computed, which may take some minutes", ROUNDS_OVER)
-    result = summarise(strategy.config, federation, prepared.task, strategy.checkpoint, None)
-    described = model_file_of(prepared.config, federation, prepared.task)
+    result = summarise(strategy.config, federation, prepared.data, strategy.checkpoint, None)
+    described = model_file_of(prepared.config, federation, prepared.data)
     folder.save_result(strategy.checkpoint, federation.task, result, described, federation.encoder)
     LOGGER.info("the run's model, figures and ledger are in %s: see ldpfl show and ldpfl ledger", folder.path)
 

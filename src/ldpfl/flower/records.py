@@ -24,7 +24,7 @@ from ldpfl.experiments.build import as_usual, choose_device, mechanism_of
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.trainers import tried
 from ldpfl.flower.arrays import layout_of, only_arrays, to_arrays, to_vector
-from ldpfl.flower.operator_node import named
+from ldpfl.flower.operator_node import operator_setting
 from ldpfl.flower.terms import RECORD, RoundTerms
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.hooks import record_clip_of
@@ -217,7 +217,7 @@ def device_of_node() -> torch.device:
             :func:`ldpfl.flower.confined_process.place_of` passes its text on.
     """
     try:
-        return choose_device(named("device") or "cpu")
+        return choose_device(operator_setting("device") or "cpu")
     except ConfigError as error:
         raise ConfigError(f"LDPFL_DEVICE: {error}") from None
 
