@@ -78,8 +78,8 @@ def _local_result(message: Message, context: Context, *, write_cache: bool) -> M
     if terms.kind != "training":
         mechanism = of_records(vector_form(terms, layout, state.public()).mechanism)
         if terms.kind == "statistics":
-            raw = load_dataset(terms.config, data_dir, table=table, write_cache=write_cache)
-            sums = _counts(terms, raw, federation, client, mechanism)
+            unscaled = load_dataset(terms.config, data_dir, table=table, write_cache=write_cache)
+            sums = _counts(terms, unscaled, federation, client, mechanism)
         else:
             sums = _record_sums(federation, weights, client, terms.kind, mechanism.steps)
         return Message(RecordDict({ARRAYS: to_arrays(sums, sums_layout(terms.size))}), reply_to=message)
@@ -88,24 +88,16 @@ def _local_result(message: Message, context: Context, *, write_cache: bool) -> M
     return Message(RecordDict({ARRAYS: to_arrays(trained, layout)}), reply_to=message)
 
 
-def _counts(terms: RoundTerms, raw: Dataset, federation: Federation, client: int, mechanism: DpSgd) -> Tensor:
-    """Return the counts (size,) int64 of the client's rows in the histograms that the terms ask for, less a public offset: PRIVATE.
-
-    Args:
-        raw: the node's own table, whose columns are not scaled yet.
-    """
-    units, edges = federation.samples[client], edges_in(terms.measured)
+def _counts(terms: RoundTerms, unscaled: Dataset, federation: Federation, client: int, mechanism: DpSgd) -> Tensor:
+    """Return the counts (size,) int64 of the client's rows in the terms' histograms, less a public offset: PRIVATE."""
+    units, edges = federation.samples[client], edges_in(terms.measured)  # units: the client's rows, or persons
     rows, rows_of_person = (units, np.ones_like(units)) if federation.persons is None else federation.persons.rows_of(units)
     points_a_unit = point_of(mechanism.steps, len(edges))  # a person's points are divided among the person's rows
-    return counted_at_node(raw, edges, rows, points_a_unit // rows_of_person) - taken_off(points_a_unit, mechanism)
+    return counted_at_node(unscaled, edges, rows, points_a_unit // rows_of_person) - taken_off(points_a_unit, mechanism)
 
 
 def _record_sums(federation: Federation, weights: Tensor, client: int, kind: Kind, steps: int) -> Tensor:
-    """Return the sums (size,) int64 over the client's records that a round of this ``kind`` asks for: PRIVATE.
-
-    Args:
-        steps: number of points of the mechanism's lattice that stand for the clipping norm.
-    """
+    """Return the sums (size,) int64 over the client's records that a round of this ``kind`` asks for: PRIVATE."""
     evaluation, head = federation.judged, federation.head
     vectors: RecordVectors
     if kind == "evaluation" and evaluation is not None:

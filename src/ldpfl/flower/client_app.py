@@ -42,8 +42,7 @@ _MARGIN, _MIN_MARGIN_S, _KILLED_AFTER_S = 0.05, 1.0, 2.0
 margin is for reading the report and stopping its processes, and for a container's CPU limit, which counts over short periods. The stopped
 processes are killed some seconds after the reply."""
 
-_LENGTH_BYTES = 8
-"""Number of bytes that state the report's length, before the report and the app's state."""
+_LENGTH_BYTES = 8  # they state the report's length, before the report and the app's state
 
 _MAX_UNTIMED_S = 3600.0
 """Maximum number of seconds for an app's work in a round that states no time for replies."""
@@ -214,11 +213,11 @@ class LdpClientApp(ClientApp):
         deliverable_s = node.admit(ask)
         admitted = time.monotonic()
         if terms.reply_s:
-            report = self._report_by_processes(request, node, message, context, admitted + terms.reply_s)
+            report = self._forked_report(request, node, message, context, admitted + terms.reply_s)
         elif self._by_path and confined_process.CAN_FORK:  # an app given as an object is for simulations, and runs in this process
-            report = self._report_by_processes(request, node, message, context, admitted + _MAX_UNTIMED_S, wait=False)
+            report = self._forked_report(request, node, message, context, admitted + _MAX_UNTIMED_S, wait=False)
         else:
-            report = self._report_in_this_process(request, node, message, context)
+            report = self._unforked_report(request, node, message, context)
         if terms.transport == "direct":
             return Answer(terms.run, terms.round, report)
         node.upload(ask, report, admitted + deliverable_s - time.monotonic())
@@ -257,7 +256,7 @@ class LdpClientApp(ClientApp):
                 self._last_read = message.content, key, read_request(message.content, *key)
         return self._last_read[2]
 
-    def _report_in_this_process(self, request: RoundRequest, node: Node, message: Message, context: Context) -> bytes:
+    def _unforked_report(self, request: RoundRequest, node: Node, message: Message, context: Context) -> bytes:
         """Make the report in this process and return it at once: for simulations, and systems that cannot fork."""
         state_before = None if node.keeps_state(request.ask) else packed(records_to_bytes(context.state))
         try:
@@ -271,7 +270,7 @@ class LdpClientApp(ClientApp):
             if state_before is not None:
                 context.state = state_before
 
-    def _report_by_processes(
+    def _forked_report(
         self, request: RoundRequest, node: Node, message: Message, context: Context, end: float, *, wait: bool = True
     ) -> bytes:
         """Make the report in forked processes and return it at the time ``end``; a report of no change if the processes gave none by then.
@@ -308,7 +307,7 @@ class LdpClientApp(ClientApp):
         context: Context,
         threads: int,
         end: float,
-        guard: Guard = lambda work: work(),
+        guard: Guard = lambda do: do(),
     ) -> confined_process.Outcome:
         """Run the app in one process and the encoder in another; both are over some time before ``end``.
 
@@ -319,25 +318,21 @@ class LdpClientApp(ClientApp):
         killed_at = end + _KILLED_AFTER_S if reply_s else 0.0
         with (
             confined_process.start_guarded(
-                lambda: guard(lambda: self._run_app_to_bytes(request, message, context, threads)), killed_at
+                lambda: guard(lambda: self._app_bytes(request, message, context, threads)), killed_at
             ) as trainer,
             # Forked from this process, not from the trainer: so it holds no code of the app, and the app's process none of its pipes.
             confined_process.start(lambda: self._encode(request, node, context, trainer.outcome()), trainer) as encoder,
         ):
             return encoder.outcome(ready)
 
-    def _run_app_to_bytes(self, request: RoundRequest, message: Message, context: Context, threads: int) -> bytes:
+    def _app_bytes(self, request: RoundRequest, message: Message, context: Context, threads: int) -> bytes:
         """Return the trained weights and the app's state, as bytes: PRIVATE."""
         torch.set_num_threads(threads)
         trained = self._run_app(request, message, context)
         return trained.to(_dtype(request)).numpy().tobytes() + records_to_bytes(context.state)
 
     def _encode(self, request: RoundRequest, node: Node, context: Context, trained: confined_process.Outcome) -> bytes:
-        """Return the length of the report, the report and the app's state, one after another.
-
-        Args:
-            trained: outcome of the app's process, with the bytes of :meth:`_run_app_to_bytes`.
-        """
+        """Return the report's length, the report and the app's state, one after another; ``trained`` has the bytes of :meth:`_app_bytes`."""
         if trained.value is None:
             raise PrivacyError(trained.trouble)
         length = _dtype(request).itemsize * request.layout.dimension
@@ -416,6 +411,5 @@ def _no_change(request: RoundRequest) -> Tensor:
 def _log_replaced(request: RoundRequest, trouble: str) -> None:
     """Log that this round's report means no change, because of the ``trouble``."""
     trouble = trouble.replace("; nothing was sent", "")  # some errors end with this, but here a report of no change is sent
-    LOGGER.error(
-        "replaced: round %d is reported as no change, because training gave nothing to report: %s", request.ask.terms.round, trouble
-    )
+    number = request.ask.terms.round
+    LOGGER.error("replaced: round %d is reported as no change, because training gave nothing to report: %s", number, trouble)

@@ -87,11 +87,7 @@ def code_of(config: RunConfig) -> tuple[str, ...]:
 
 
 def _check_code(role: str, name: str, options: Mapping[str, object], policy: Policy) -> None:
-    """Raise if ``name`` is code that the policy does not list, or one of its ``options`` is text.
-
-    Args:
-        role: purpose of the code, such as "model", for the error's text.
-    """
+    """Raise if ``name`` is code that the policy does not list, or one of its ``options`` is text. Its ``role`` is, for example, "model"."""
     if is_code(name) and name not in policy.models:
         reason = f"{role} {name[:_MAX_SHOWN]!r} is code that the server names, and not among the policy's models; nothing was run or sent"
         raise Declined(reason, "models")

@@ -256,11 +256,7 @@ def operator_node(context: Context) -> OperatorNode:
 
 
 def other_signer(expected: str | None, node_signer: str) -> OtherSigningKey:
-    """Return the error of a node that signs as ``node_signer``, although the relay's token of this node is for another key, or for none.
-
-    Args:
-        expected: name of the key that the token is for, in hex; None if it is for no key.
-    """
+    """Return the error of a node that signs as ``node_signer``, although its token at the relay is for ``expected``, or for no key."""
     expected_key = f"the signing key {expected}" if expected else "no signing key"
     return OtherSigningKey(
         f"the relay's token of this node is for {expected_key}, and the node signs as {node_signer}: "

@@ -33,12 +33,10 @@ from ldpfl.util.number_format import counted
 
 LOGGER = logging.getLogger("flwr.ldpfl")
 
-_UNKNOWN_ROUND = 404
-"""HTTP status by which a relay answers for a round that was never opened."""
-
 _NO_AGREEMENT = "0" * 64
 """Placeholder for the agreement, where only the sizes in a relay's terms are needed."""
 
+_UNKNOWN_ROUND = 404
 _NOTHING_TO_ACKNOWLEDGE = (_UNKNOWN_ROUND, 409, 410)
 """HTTP statuses by which a relay answers the acknowledgement of a round that was never opened, not released, or already deleted."""
 

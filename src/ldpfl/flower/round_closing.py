@@ -62,13 +62,8 @@ def aggregate_round(progress: RunProgress, received: Received, pool: ReportPool 
 def _after_least_squares(
     progress: RunProgress, received: Received, clients: int, event: RoundEvent, total: NoisySum, head: LeastSquares, records_each: float
 ) -> Checkpoint:
-    """Return the checkpoint whose weights are the least-squares solution of the noisy sums ``total``.
-
-    Args:
-        clients: number of clients that sent a report.
-        records_each: mean number of a client's records, as the config states it.
-    """
-    before, records = progress.checkpoint, records_each * clients
+    """Return the checkpoint whose weights are the least-squares solution of the noisy sums ``total`` of ``clients`` clients."""
+    before, records = progress.checkpoint, records_each * clients  # as the config states it: the true number is private
     weights = head.solved(total, records)
     state = replace(before.state, round=before.state.round + 1, weights=weights, previous=before.state.weights)
     return close_with(

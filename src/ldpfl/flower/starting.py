@@ -124,12 +124,7 @@ def start_or_resume(
 
 
 def _resumed(folder: RunFolder, initial: Checkpoint, layout: ParameterLayout, terms: Terms) -> tuple[Checkpoint, Participation]:
-    """Return the last checkpoint in ``folder``, or ``initial`` if there is none, and the participation so far.
-
-    Raises:
-        ConfigError: the folder holds a run of another model, or a round was begun on other terms than the collector's.
-        DataError: checkpoint and participation contradict each other: a file was deleted, or put back to an earlier state.
-    """
+    """Return the last checkpoint in ``folder``, or ``initial`` if there is none, and the participation. Raise if they contradict each other."""
     checkpoint = folder.checkpoint_or(initial)
     if checkpoint.state.ranges.sizes != layout.sizes:
         raise ConfigError(f"{folder.path} holds a run of another model, so it cannot be resumed")

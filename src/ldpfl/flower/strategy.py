@@ -34,14 +34,7 @@ from ldpfl.flower.too_few import all_declined, node_ids_text, too_few_reported
 from ldpfl.privacy import RoundEvent
 from ldpfl.privacy.authors import released
 from ldpfl.privacy.events import without_claim
-from ldpfl.server import (
-    Checkpoint,
-    NotFiniteError,
-    RoundMetrics,
-    ServerRules,
-    close_idle_round,
-    round_event,
-)
+from ldpfl.server import Checkpoint, NotFiniteError, RoundMetrics, ServerRules, close_idle_round, round_event
 from ldpfl.util.number_format import counted
 from ldpfl.util.quantities import is_number
 

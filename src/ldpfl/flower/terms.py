@@ -354,7 +354,7 @@ def deployable_mechanism(config: RunConfig, ranges: LayerRanges) -> Mechanism:
             "it to 'off', or mechanism.name to 'dp-fedavg'"
         )
     mechanism = mechanism_of(config, ranges)
-    if config.mechanism.unsaid:  # why the settings state too little for a guarantee
+    if config.mechanism.unsaid:  # a message on a setting that only simulations can compute
         raise ConfigError(config.mechanism.unsaid)
     if not mechanism.properties.deployable:
         raise ConfigError(f"mechanism {mechanism.name!r} has no proved guarantee with these settings: it runs in the simulator only")
