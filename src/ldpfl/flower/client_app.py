@@ -332,7 +332,7 @@ class LdpClientApp(ClientApp):
         return trained.to(_dtype(request)).numpy().tobytes() + records_to_bytes(context.state)
 
     def _encode(self, request: RoundRequest, node: Node, context: Context, trained: confined_process.Outcome) -> bytes:
-        """Return the report's length, the report and the app's state, one after another; ``trained`` has the bytes of :meth:`_app_bytes`."""
+        """Return the report's length, the report and the app's state, one after another; ``trained`` has bytes of :meth:`_app_bytes`."""
         if trained.value is None:
             raise PrivacyError(trained.trouble)
         length = _dtype(request).itemsize * request.layout.dimension

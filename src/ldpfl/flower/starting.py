@@ -124,7 +124,7 @@ def start_or_resume(
 
 
 def _resumed(folder: RunFolder, initial: Checkpoint, layout: ParameterLayout, terms: Terms) -> tuple[Checkpoint, Participation]:
-    """Return the last checkpoint in ``folder``, or ``initial`` if there is none, and the participation. Raise if they contradict each other."""
+    """Return the last checkpoint in ``folder``, or ``initial`` if there is none, and the participation. Raise if the two contradict."""
     checkpoint = folder.checkpoint_or(initial)
     if checkpoint.state.ranges.sizes != layout.sizes:
         raise ConfigError(f"{folder.path} holds a run of another model, so it cannot be resumed")
