@@ -100,17 +100,19 @@ def raise_nothing_learnt() -> NoReturn:
 _TEXT_NOT_SHOWN = "The exception's text is not shown, because it may repeat values of records: run the line by hand to read it"
 
 
-def _hint(error: BaseException, line: str, data: tuple[str, ...]) -> str:
-    """Return a hint on ``error``, which was raised at ``line`` of the app. It names only files in ``data``, and no value of a record."""
+def _hint(error: BaseException, line: str, known_paths: tuple[str, ...]) -> str:
+    """Return a hint on ``error``, which ``line`` of the app raised. It names no file but ``known_paths``, and no value of a record."""
     if isinstance(error, ImportError) and error.name and _is_imported(error.name, line):
         return f"the app needs the module {error.name!r}, which cannot be imported here: install it, or mend its name"
     if isinstance(error, OSError) and error.filename is not None:
         path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else Path()
-        for named in data:
-            if path == Path(named):
-                return f"{named}: {_system_reason(error)}"
-            if Path(named) in path.parents:  # the file's own name may say whose record it is, so it is not shown
-                return f"a file or folder below {named}: {_system_reason(error)}. Is all there that the line opens, and can it be read?"
+        for known_path in known_paths:
+            if path == Path(known_path):
+                return f"{known_path}: {_system_reason(error)}"
+            if Path(known_path) in path.parents:  # the file's own name may say whose record it is, so it is not shown
+                return (
+                    f"a file or folder below {known_path}: {_system_reason(error)}. Is all there that the line opens, and can it be read?"
+                )
         return (
             f"a file that no setting of this node names: {_system_reason(error)}. Is its name in the app right, and set in the environment?"
         )

@@ -68,7 +68,7 @@ def _local_result(message: Message, context: Context, *, write_cache: bool) -> M
     scaling = "" if terms.kind == "statistics" else terms.measured
     prepared = prepare(terms.config.to_toml(), data_dir, str(device_of_node()), weights_sent, table, scaling, write_cache=write_cache)
     federation, layout = prepared.federation, prepared.federation.task.layout
-    client = 0 if table else _client(context, len(federation.samples))
+    client = 0 if table else _client(context, len(federation.samples))  # a node's own table has a single client
     weights = to_vector(message.content.array_records[ARRAYS], layout)
     state = ServerState(terms.planned.trained, weights, prepared.start.state.ranges)
     if terms.kind == "evaluation" and isinstance(federation.judged, WholeClientEvaluation):

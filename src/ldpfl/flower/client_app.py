@@ -314,7 +314,7 @@ class LdpClientApp(ClientApp):
         The outcome's value is what :meth:`_encode` returns: the report's length, the report, and the app's state.
         """
         reply_s = request.ask.terms.reply_s
-        ready = end - max(min(_MIN_MARGIN_S, reply_s / 2), _MARGIN * reply_s)
+        ready_by = end - max(min(_MIN_MARGIN_S, reply_s / 2), _MARGIN * reply_s)
         killed_at = end + _KILLED_AFTER_S if reply_s else 0.0
         with (
             confined_process.start_guarded(
@@ -323,7 +323,7 @@ class LdpClientApp(ClientApp):
             # Forked from this process, not from the trainer: so it holds no code of the app, and the app's process none of its pipes.
             confined_process.start(lambda: self._encode(request, node, context, trainer.outcome()), trainer) as encoder,
         ):
-            return encoder.outcome(ready)
+            return encoder.outcome(ready_by)
 
     def _app_bytes(self, request: RoundRequest, message: Message, context: Context, threads: int) -> bytes:
         """Return the trained weights and the app's state, as bytes: PRIVATE."""

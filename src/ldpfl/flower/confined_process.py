@@ -84,13 +84,13 @@ class Child:
 
     def outcome(self, deadline: float = inf) -> Outcome:
         """Wait for the work and return its outcome, by the time ``deadline`` (of ``time.monotonic``) at the latest."""
-        received, expected, waiting = bytearray(), inf, select.poll()
-        waiting.register(self.pipe, select.POLLIN)
+        received, expected, poller = bytearray(), inf, select.poll()
+        poller.register(self.pipe, select.POLLIN)
         while len(received) < expected:
             seconds_left = max(0.0, deadline - time.monotonic())
             if seconds_left == 0:
                 return Outcome(None, TOO_LONG)
-            if not waiting.poll(min(seconds_left, 1.0) * 1000):  # short waits, so that a node that is told to stop does so soon
+            if not poller.poll(min(seconds_left, 1.0) * 1000):  # short waits, so that a node that is told to stop does so soon
                 continue
             block = os.read(self.pipe, _BLOCK_BYTES)
             if not block:
@@ -181,7 +181,7 @@ _KNOWN_MODULES = ("builtins", "torch", "numpy", "pandas", "json.decoder", "ldpfl
 
 
 def type_of(value: object) -> str:
-    """Return the name of the type of ``value``, or of the nearest base that a known module holds by that name."""
+    """Return the name of the type of ``value``, or of its nearest base class, that a known module really holds under that name."""
     known = (kind for kind in type(value).__mro__ if kind.__module__ in _KNOWN_MODULES)
     return next(str(kind.__name__) for kind in known if getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind)
 

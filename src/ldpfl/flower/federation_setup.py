@@ -62,7 +62,7 @@ class Prepared:
 
 @lru_cache(maxsize=2)
 def prepare(
-    text: str,
+    config_text: str,
     data_dir: Path | None,
     device: str,
     weights_sent: int | None = None,
@@ -71,7 +71,7 @@ def prepare(
     *,
     write_cache: bool = True,
 ) -> Prepared:
-    """Load the data and build the federation of the config ``text``. Cached, because a simulation's clients share a process.
+    """Load the data and build the federation of a config, given as TOML. Cached, because a simulation's clients share a process.
 
     Args:
         weights_sent: number of weights that came with the terms. A built-in model of another size is refused before it takes memory.
@@ -79,7 +79,7 @@ def prepare(
         measured: how the table's columns are scaled, in the form of ``RoundTerms.measured``.
         write_cache: whether data and features may be written to the user's cache.
     """
-    config = parse_config(text, origin="the round's terms")
+    config = parse_config(config_text, origin="the round's terms")
     data = load_dataset(config, data_dir, table=table, write_cache=write_cache)
     if weights_sent is not None and not is_code(config.model.name):
         size = size_of(config, Description.of(data))

@@ -126,8 +126,8 @@ class InProcessGrid(Grid):
             pipes: list[Connection] = []
             for worker in range(workers):
                 pipes.append(stack.enter_context(self._forked(messages[worker::workers], end, pipes)))
-            for place, message in enumerate(messages):
-                pipe = pipes[place % workers]
+            for index, message in enumerate(messages):
+                pipe = pipes[index % workers]
                 try:
                     if not pipe.poll(None if end == inf else max(0.0, end - time.monotonic())):
                         continue

@@ -46,7 +46,7 @@ def check_config(config: RunConfig, policy: Policy) -> None:
     _check_code("task", config.task.name, {}, policy)
     _check_code("tokenizer", config.data.tokenizer, {}, policy)
     if config.data.brought:
-        raise Declined(f"{_OPENED}; nothing was read or sent")
+        raise Declined(f"{_DATA_NOT_OPENED}; nothing was read or sent")
     if config.data.person not in ("", policy.person):
         raise Declined(
             f"the round groups rows into persons by the column {config.data.person[:_MAX_SHOWN]!r}, and the policy's person is "
@@ -66,7 +66,7 @@ def check_needs_nothing(config: RunConfig) -> None:
         ConfigError: ``config`` names data by path, hub or code, a task that is code, or a file of code. Nodes decline these anyway.
     """
     if config.data.brought:
-        raise ConfigError(_OPENED)
+        raise ConfigError(_DATA_NOT_OPENED)
     for name in code_of(config):
         if lies_in_file(name):
             raise ConfigError(
@@ -78,7 +78,7 @@ def check_needs_nothing(config: RunConfig) -> None:
         )
 
 
-_OPENED = "the round names data by path, hub or code, which a node opens for no server"
+_DATA_NOT_OPENED = "the round names data by path, hub or code, which a node opens for no server"
 
 
 def code_of(config: RunConfig) -> tuple[str, ...]:

@@ -147,7 +147,7 @@ class OperatorNode:
         status = self._relay_round(ask)
         status_time = time.monotonic()
         self.budget.charge(self._request(ask, status.terms.min_clients))
-        return self._open_for(status) - (time.monotonic() - status_time)
+        return self._upload_seconds(status) - (time.monotonic() - status_time)
 
     def _check_terms(self, ask: Ask) -> None:
         """Raise if the policy does not allow what the terms name, or the terms contradict themselves."""
@@ -189,7 +189,7 @@ class OperatorNode:
             raise self.budget.refused(self._request(ask, status.terms.min_clients).declined(reason))
         if status.state in ("released", "gone"):
             raise ProtocolError(f"round {ask.terms.round} is over at the relay; nothing was charged or sent")
-        left_s = self._open_for(status) if _waits_for_all(status.terms) else status.seconds_left
+        left_s = self._upload_seconds(status) if _waits_for_all(status.terms) else status.seconds_left
         reply_s = ask.terms.reply_s
         if reply_s and left_s < reply_s + _SHORTEST_UPLOAD_S:
             raise ProtocolError(
@@ -219,10 +219,10 @@ class OperatorNode:
         if not fits:
             raise ProtocolError("the relay's round takes reports of another form or length than this one; nothing was sent")
 
-    def _open_for(self, status: RoundStatus) -> float:
-        """Return the number of seconds for which to try the upload, at most the policy's limit.
+    def _upload_seconds(self, status: RoundStatus) -> float:
+        """Return for how many seconds to try the upload: for longer than the round's window, but at most for the policy's limit.
 
-        It is longer than the round's window. Trying too long costs little, because the relay replies at once if a round is over.
+        Trying too long costs little, because the relay replies at once if a round is over.
         """
         return min(status.seconds_left + (_GRACE_WITHOUT_END_S if _waits_for_all(status.terms) else _GRACE_S), self.policy.longest_upload_s)
 
@@ -249,7 +249,7 @@ def operator_node(context: Context) -> OperatorNode:
     """Return the operator's settings of this node; ``context`` identifies the node in a simulation.
 
     Raises:
-        Declined: no policy or budget is named, or a file of them cannot be trusted.
+        Declined: no policy or budget is named, or its file cannot be trusted.
     """
     policy = read_policy(_path("policy"))
     return OperatorNode(policy, Budget(_budget_file(context, policy), policy), _connector(), _key_loader())

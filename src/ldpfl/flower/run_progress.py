@@ -159,7 +159,8 @@ class Replies:
     @property
     def only_declined(self) -> bool:
         """Whether all replies so far come from nodes whose operators do not allow a report."""
-        return len(self._declined) == len(self.problems) and not self._answers and not self._any_absent
+        no_other_problem = len(self._declined) == len(self.problems)  # each refusal is one of the problems
+        return no_other_problem and not self._answers and not self._any_absent
 
     @property
     def all_declined(self) -> bool:

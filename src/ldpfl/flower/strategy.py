@@ -138,12 +138,12 @@ class LdpStrategy(Strategy):
             for metrics in progress.checkpoint.history:
                 result.train_metrics_clientapp[metrics.round] = _metric_record(metrics)
             last = last_round(self.config, rounds)
-            if progress.participation.begun == progress.rounds_done > 0:
+            if progress.participation.begun == progress.rounds_done > 0:  # a resumed run, stopped between two rounds
                 self._delete_last_round(progress, run_is_over=progress.rounds_done >= last)
             self._set_column_scaling(progress)
             while progress.rounds_done < last:
                 number = progress.rounds_done + 1
-                if progress.participation.begun >= number:
+                if progress.participation.begun >= number:  # the server was stopped after it told nodes to train
                     self._finish_interrupted(progress)
                 else:
                     self._run_round(progress, number, train_config or ConfigRecord(), grid)
@@ -171,9 +171,10 @@ class LdpStrategy(Strategy):
         """
         progress = self._current_progress()
         selection = NodeSelection(progress, grid, self._collector, self._waiting, self.config, self._reply_s, self._terms)
-        agreed, connected = selection.nodes_that_agree(server_round)
+        agreeing_nodes, connected_nodes = selection.nodes_that_agree(server_round)
         # Charged before anything is sent: if the server is killed, the ledger still counts what clients may have released.
-        self._charge_before_sending(progress, progress.participation.ask(server_round, agreed, connected, self._collector_terms()))
+        participation = progress.participation.ask(server_round, agreeing_nodes, connected_nodes, self._collector_terms())
+        self._charge_before_sending(progress, participation)
         app_config = ConfigRecord({**config, "server-round": server_round})
         content = RecordDict({ARRAYS: arrays, CONFIG: app_config, RECORD: self._terms(progress).to_record()})
         try:
@@ -184,10 +185,10 @@ class LdpStrategy(Strategy):
                 self._collector.give_up(progress.round)
             raise
         progress.round_began = time.perf_counter()
-        progress.asked_nodes, progress.deadline = frozenset(agreed), Deadline(progress.timeout)
-        LOGGER.info("%s: asking %d of %s", progress.planned, len(agreed), counted(len(connected), "node"))
+        progress.asked_nodes, progress.deadline = frozenset(agreeing_nodes), Deadline(progress.timeout)
+        LOGGER.info("%s: asking %d of %s", progress.planned, len(agreeing_nodes), counted(len(connected_nodes), "node"))
         # A list, because Flower's grids iterate over the messages more than once. The ttl keeps nodes from answering after the round.
-        return [Message(content, node, MessageType.TRAIN, ttl=progress.timeout, group_id=str(server_round)) for node in agreed]
+        return [Message(content, node, MessageType.TRAIN, ttl=progress.timeout, group_id=str(server_round)) for node in agreeing_nodes]
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
         """Collect and aggregate the round's reports. Return the new model and the round's figures.
@@ -204,7 +205,7 @@ class LdpStrategy(Strategy):
                 progress.deadline.renew(self._waiting.answer_s)  # wait a little for further refusals, which nodes send at once
             if given_up and not recorded.only_declined:
                 break
-        if given_up and recorded.all_declined:
+        if given_up and recorded.all_declined:  # no node has charged or sent anything
             self._withdraw_round(progress)
             raise all_declined(progress, recorded.reasons)
         if given_up:
@@ -280,14 +281,11 @@ class LdpStrategy(Strategy):
 
     def _weights_to_send(self, progress: RunProgress, number: int) -> Tensor:
         """Return the weights (d,) that nodes get in round ``number``: the weights to train from, or the model to evaluate."""
-        evaluation = planned_round(self.config, number).kind == "evaluation"
-        return progress.checkpoint.state.model if evaluation else progress.checkpoint.state.weights
+        is_evaluation = planned_round(self.config, number).kind == "evaluation"
+        return progress.checkpoint.state.model if is_evaluation else progress.checkpoint.state.weights
 
     def _set_column_scaling(self, progress: RunProgress) -> None:
-        """Once all columns are measured, set how nodes scale their tables, and let the server scale its rows in the same way.
-
-        A resumed run comes here as well. Then the weights stay those of its checkpoint, unless no training round has ended.
-        """
+        """Once all columns are measured, set how nodes scale their tables, and let the server scale its rows in the same way."""
         if not 0 < statistics_rounds(self.config) <= progress.rounds_done:
             return
         scaled = column_scaling(self.config, progress.stages)
@@ -296,7 +294,7 @@ class LdpStrategy(Strategy):
         progress.measured = scaled.text
         if self._on_measured is not None:
             weights, progress.rules = self._on_measured(scaled)
-            if progress.checkpoint.state.round == 0:
+            if progress.checkpoint.state.round == 0:  # otherwise the run is resumed, and keeps the weights of its checkpoint
                 progress.checkpoint = replace(progress.checkpoint, state=replace(progress.checkpoint.state, weights=weights))
 
     def _finish_interrupted(self, progress: RunProgress) -> None:

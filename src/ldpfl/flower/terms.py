@@ -275,8 +275,7 @@ class Answer:
         report = values.pop("report", None)
         version, run, number = values.pop("version", None), values.pop("run", None), values.pop("round", None)
         is_valid = version == VERSION and type(run) is str and type(number) is int and isinstance(report, bytes | None)
-        has_unknown_fields = bool(values)
-        if has_unknown_fields or not is_valid:
+        if values or not is_valid:  # any values that remain are unknown fields
             raise ProtocolError("a reply does not hold an answer to the round's terms")
         return cls(run, number, report)
 

@@ -51,7 +51,7 @@ def all_declined(progress: RunProgress, reasons: Mapping[int, str]) -> AllDeclin
 def too_few_connected(progress: RunProgress, connected: Collection[int], needed: int, seconds: float) -> TooFewTakePart:
     """Return the error for a round for which too few nodes are connected after ``seconds`` seconds. No node was asked."""
     return TooFewTakePart(
-        f"{len(connected)} of the {needed} nodes that a round needs are connected after {seconds:g} s{_away(progress, connected)}. "
+        f"{len(connected)} of the {needed} nodes that a round needs are connected after {seconds:g} s{_away_note(progress, connected)}. "
         f"Start the missing SuperNodes, and the run again: it goes on with the next round.{going_on_without(progress, len(connected))}"
     )
 
@@ -71,7 +71,7 @@ def too_few_agree(
     remedy = f". {_REMEDY}" if answers.reasons or not answers.silent else ""
     return TooFewTakePart(
         f"{progress.planned} was not begun, and nothing was charged: {len(answers.agreed)} of {counted(answers.asked, 'node')} would take "
-        f"part, and it needs {needed}{reasons_text(answers.reasons, answers.silent)}{_away(progress, connected)}{advice_on_waiting}"
+        f"part, and it needs {needed}{reasons_text(answers.reasons, answers.silent)}{_away_note(progress, connected)}{advice_on_waiting}"
         f"{remedy}.{going_on_without(progress, len(answers.agreed))}"
     )
 
@@ -115,18 +115,18 @@ def going_on_without(progress: RunProgress, remaining: int) -> str:
     return (
         " To go on without the missing nodes: begin another run, in another folder (ldpfl.out), with clients.count, ldpfl.nodes and "
         f"ldpfl.min-clients set to {remaining}; {allow_fewer}. Its noise is planned for {remaining} nodes and keeps "
-        f"privacy.target_epsilon = {config.privacy.target_epsilon:g} for that run{_same_noise(config, remaining)}{_spent(progress)}. See "
-        "docs/sums.md, When a node leaves for good"
+        f"privacy.target_epsilon = {config.privacy.target_epsilon:g} for that run{_same_noise_note(config, remaining)}"
+        f"{_spent_note(progress)}. See docs/sums.md, When a node leaves for good"
     )
 
 
-def _away(progress: RunProgress, connected: Collection[int]) -> str:
+def _away_note(progress: RunProgress, connected: Collection[int]) -> str:
     """Return text that names the nodes of this run's earlier rounds that are not ``connected``; empty if all are connected."""
     away = progress.participation.rounds.keys() - set(connected)
     return f"; not connected: {node_ids_text(away)}, of the run's earlier rounds" if away else ""
 
 
-def _same_noise(config: RunConfig, remaining: int) -> str:
+def _same_noise_note(config: RunConfig, remaining: int) -> str:
     """Return text with the epsilon of a whole run of ``remaining`` nodes with the noise of ``config``; empty if it cannot be computed."""
     smaller = config.model_copy(update={"clients": config.clients.model_copy(update={"count": remaining})})
     with suppress(ConfigError):  # the ledger cannot be planned for an app's own model, or without figures that only a run has
@@ -135,7 +135,7 @@ def _same_noise(config: RunConfig, remaining: int) -> str:
     return ""
 
 
-def _spent(progress: RunProgress) -> str:
+def _spent_note(progress: RunProgress) -> str:
     """Return text with the epsilon that this run has spent so far, which a new run does not give back; empty if it has spent nothing."""
     if not progress.checkpoint.ledger.events:
         return ""
