@@ -24,7 +24,7 @@ from ldpfl.flower.named_by_server import check_mechanism
 from ldpfl.flower.operator_node import OperatorNode, operator_node
 from ldpfl.flower.records import RecordGradients, Records, check_kind
 from ldpfl.flower.round_request import Ask, Node, RoundRequest, read_request
-from ldpfl.flower.terms import RECORD, Answer, RoundTerms, adding_up, digest_of, mechanism_named
+from ldpfl.flower.terms import RECORD, Answer, RoundTerms, adding_up, digest_of, mechanism_name_in
 from ldpfl.mechanisms import Perturbed, is_built_in, payload_bits
 from ldpfl.mechanisms.base import is_finite
 from ldpfl.mechanisms.hooks import record_clip_of
@@ -162,7 +162,7 @@ class LdpClientApp(ClientApp):
         """
         node = self._node(context)
         if isinstance(node, OperatorNode):  # before the mechanism is looked up, which could run an installed package's code
-            check_mechanism(mechanism_named(message.content), node.policy)
+            check_mechanism(mechanism_name_in(message.content), node.policy)
         request = self._read(message, context)
         terms = request.ask.terms
         self._check_app_returns(terms)
@@ -199,7 +199,7 @@ class LdpClientApp(ClientApp):
             raise Declined(f"a message of type {category!r} asks for values without noise: only messages of type 'train' are answered")
         node = self._node(context)
         if isinstance(node, OperatorNode):  # before the mechanism is looked up, which could run an installed package's code
-            node.check_mechanism(mechanism_named(message.content))
+            node.check_mechanism(mechanism_name_in(message.content))
         request = self._read(message, context)
         ask, terms = request.ask, request.ask.terms
         self._check_app_returns(terms)
@@ -230,7 +230,7 @@ class LdpClientApp(ClientApp):
         """
         node, run_config = self._node(context), digest_of(context.run_config)
         if isinstance(node, OperatorNode):  # before the mechanism is looked up, which could run an installed package's code
-            check_mechanism(mechanism_named(message.content), node.policy)
+            check_mechanism(mechanism_name_in(message.content), node.policy)
         if self._last_question is None or self._last_question[0] is not message.content or self._last_question[1] != run_config:
             with confined_process.one_thread():  # a fork may follow, and PyTorch's threads do not survive it
                 self._last_question = message.content, run_config, read_question(message.content, run_config)

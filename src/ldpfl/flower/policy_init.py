@@ -341,9 +341,9 @@ def as_sent(config: RunConfig, transport: Transport, linked: int, min_clients: i
     """Return ``config`` with the channel that reports take on this ``transport``. The noise for a target epsilon depends on the channel.
 
     Raises:
-        ConfigError: ``config`` has a target epsilon, or one of evaluations, but several units stay together, or rounds may have fewer
-            clients than are asked. Noise is not calibrated for these cases; they are only accounted. Evaluations and statistics ask all
-            clients, so ``min_clients`` cannot hold for them and for training rounds that ask a fraction.
+        ConfigError: ``config`` has a target epsilon for the run or for evaluations, and noise cannot be calibrated for it: several units
+            of a report stay together, or rounds may have fewer clients than are asked. Evaluations and statistics ask all clients, so a
+            single ``min_clients`` cannot fit both them and training rounds that ask a fraction.
     """
     targets = [key for key, epsilon in _CALIBRATED_FOR.items() if epsilon(config) != "off"]
     if transport in OVER_RELAY and targets:

@@ -256,9 +256,9 @@ def _by_record(loss: Loss) -> Loss:
     def losses(outputs: Tensor, targets: Tensor) -> Tensor:
         value = loss(outputs, targets)
         if not isinstance(value, Tensor) or value.dim():
-            return value
+            return value  # the loss of each record already; or no tensor, which the caller reports
         if len(targets) == 1:
-            return value[None]
+            return value[None]  # the mean over a single record is its loss
         return torch.stack([loss(outputs[row : row + 1], targets[row : row + 1]) for row in range(len(targets))])
 
     return losses

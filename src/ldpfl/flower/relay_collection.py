@@ -200,8 +200,7 @@ class RelayCollector(RelayedRounds):
         """Decrypt the round's records, and join them into a pool of reports."""
         plan = round_.plan
         binding = Binding(round_.run, round_.number, plan.fingerprint)
-        # This server's own terms bound the sizes: what the relay states later is not trusted for this.
-        sizes = self.relay_terms(round_, _NO_AGREEMENT)
+        sizes = self.relay_terms(round_, _NO_AGREEMENT)  # not the relay's own statement, which is not trusted to bound sizes
         joining, refused, read = plan.joining(), Counter[str](), 0  # `read`: number of records that could be decrypted
         records = self.relay.pull(round_.run, round_.number, sizes)
         expected = plan.records * round_.asked

@@ -14,9 +14,7 @@ from ldpfl.flower.internals import ABSENT, REFUSED
 from ldpfl.flower.report_collection import OpenRound
 from ldpfl.flower.terms import RECORD, Answer
 
-_POLL_S = 1.0
-"""Seconds between two requests to the SuperLink for replies."""
-
+_POLL_S = 1.0  # between two requests to the SuperLink for replies
 _MAX_REASON = 80
 """Maximum number of characters of a node's reason for sending no report."""
 

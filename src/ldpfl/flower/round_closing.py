@@ -63,7 +63,7 @@ def _after_least_squares(
     progress: RunProgress, received: Received, clients: int, event: RoundEvent, total: NoisySum, head: LeastSquares, records_each: float
 ) -> Checkpoint:
     """Return the checkpoint whose weights are the least-squares solution of the noisy sums ``total`` of ``clients`` clients."""
-    before, records = progress.checkpoint, records_each * clients  # as the config states it: the true number is private
+    before, records = progress.checkpoint, records_each * clients  # the stated number of records: the true one is private
     weights = head.solved(total, records)
     state = replace(before.state, round=before.state.round + 1, weights=weights, previous=before.state.weights)
     return close_with(
@@ -90,10 +90,10 @@ def _after_evaluation(progress: RunProgress, clients: int, event: RoundEvent, to
 
 def evaluation_text(progress: RunProgress) -> str:
     """Return the figures that clients measured last, each with its 95 % interval, as text for the log; empty if there are none."""
-    if progress.planned.kind != "evaluation" or (metrics := progress.checkpoint.history[-1]).at_clients is None:
+    if progress.planned.kind != "evaluation":
         return ""
-    vectors = vectors_of(progress.config, "evaluation")
-    if not isinstance(vectors, RecordScores):
+    metrics, vectors = progress.checkpoint.history[-1], vectors_of(progress.config, "evaluation")
+    if metrics.at_clients is None or not isinstance(vectors, RecordScores):
         return ""
     figures = told(vectors, metrics.round, metrics.at_clients)["figures"]
     return "".join(f", {name} {figure['value']:.4f} ({figure['low']:.4f} to {figure['high']:.4f})" for name, figure in figures.items())

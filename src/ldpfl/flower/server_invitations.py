@@ -26,11 +26,8 @@ from ldpfl.util.quantities import is_number
 
 LOGGER = logging.getLogger("flwr.ldpfl")
 
-_POLL_S = 0.5
-"""Seconds between two looks at the connected nodes, or two questions to nodes."""
-
-_FIRST_PAUSE_S = 10.0
-"""Seconds between the first two log lines about a wait."""
+_POLL_S = 0.5  # between two looks at the connected nodes, or two questions to nodes
+_FIRST_PAUSE_S = 10.0  # between the first two log lines about a wait
 
 
 @dataclass(frozen=True)

@@ -188,7 +188,7 @@ class RoundTerms:
             kind=wire.kind,
             size=wire.size,
             measured=wire.measured,
-            config=_parsed(wire.config),
+            config=_parsed_config(wire.config),
             layers=tuple(wire.layers),
             center=tuple(wire.center),
             radius=tuple(wire.radius),
@@ -325,7 +325,7 @@ def _encode_exactly(value: object) -> bytes:
     return f"{type(value).__name__}:{value!r}".encode()
 
 
-def mechanism_named(content: RecordDict) -> str:
+def mechanism_name_in(content: RecordDict) -> str:
     """Return the name of the mechanism that a message asks for, without looking the mechanism up; "" if the message names none."""
     record = content.config_records.get(RECORD, ConfigRecord())
     text = record.get("config")
@@ -420,7 +420,7 @@ def numbers_in_sum(mechanism: Mechanism, ranges: LayerRanges) -> int:
 
 
 @lru_cache(maxsize=8)
-def _parsed(text: str) -> RunConfig:
+def _parsed_config(text: str) -> RunConfig:
     """Return the config in the server's terms. Cached, because simulated clients share a process."""
     try:
         return parse_config(text, origin="the server's terms")
