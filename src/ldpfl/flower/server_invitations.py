@@ -239,7 +239,7 @@ class NodeSelection:
             return questions.ask(nodes, content, self.progress.round)
 
         cohort, reserve_nodes = [connected[place] for place in places], [connected[place] for place in reserve_places]
-        # Over a relay, a node is told the least number of clients, and not how many are asked.
+        # Over a relay, a node's answer depends on the minimum number of clients, and not on how many are asked.
         return ask_cohort_and_reserves(ask, cohort, reserve_nodes, needed, size_matters=terms.transport == "direct")
 
     def _make_ready(self, number: int, asked: int) -> None:
