@@ -174,10 +174,10 @@ print(json.dumps(sorted({name.partition(".")[0] for name in seen})))
 
 @cache
 def _modules_the_wrapper_looks_for() -> frozenset[str]:
-    """Return the top-level modules that Python looks for when the wrapper is imported or calls a relay, found or not.
+    """Return the top-level modules that Python looks for when the wrapper is imported or calls a relay, even in vain.
 
-    A process imports the wrapper and lists the names. The current folder may be the app's, whose code must not run, so the path of that
-    process leaves it out.
+    An app's module of such a name would run there. To list the names, a process imports the wrapper. Its search path leaves out the current
+    folder, which may be the app's.
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_path_without_current_folder())}
     command = [sys.executable, "-P", "-c", _IMPORT_SPY]

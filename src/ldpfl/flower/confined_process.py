@@ -187,10 +187,9 @@ def type_of(value: object) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """Return an exception's type and the line that raised it, for the node's log. The exception's text may repeat private values.
+    """Return the type of ``error`` and the line that raised it, for the node's log; or its text, if that :func:`repeats_nothing`.
 
-    This holds also for ldpfl's own exceptions: an app can raise them, and they may quote a file. The text is returned only if it
-    :func:`repeats_nothing`.
+    The text of any other exception may repeat private values. Even ldpfl's own may: an app can raise them, and they may quote a file.
     """
     if repeats_nothing(error):
         return str(error)

@@ -57,7 +57,10 @@ def left_out(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
 
 
 def needed_by_nodes(*, at_nodes: bool) -> Iterator[str]:
-    """Yield a line for each thing that a node needs, with the variable that names it in the environment of the node's SuperNode."""
+    """Yield a line for each thing that a node needs, with the variable that names it in the environment of the node's SuperNode.
+
+    ``at_nodes`` says whether each node trains on its own table.
+    """
     yield "LDPFL_POLICY, LDPFL_BUDGET: its policy and its lifetime budget, which no two nodes share (ldpfl policy init)"
     if at_nodes:
         yield "LDPFL_DATA: its own table"

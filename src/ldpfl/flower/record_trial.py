@@ -127,7 +127,7 @@ def _why_left_out(task: RecordTask, trainer: RecordGradientTrainer, weights: Ten
 
 
 def _described(task: RecordTask) -> str:
-    """Return dtype and number of axes of the task's inputs and targets, as text. Their sizes and names may follow from values."""
+    """Return dtype and number of axes of the task's inputs and targets, as text. Sizes and names are left out: they may reveal values."""
     inputs = [task.inputs] if isinstance(task.inputs, Tensor) else list(task.inputs.values())
     named_tensors = [*(("inputs", part) for part in inputs), ("targets", task.targets)]
     return ", ".join(

@@ -201,19 +201,20 @@ class RelayCollector(RelayedRounds):
         plan = round_.plan
         binding = Binding(round_.run, round_.number, plan.fingerprint)
         sizes = self.relay_terms(round_, _NO_AGREEMENT)  # not the relay's own statement, which is not trusted to bound sizes
-        joining, refused, read = plan.joining(), Counter[str](), 0  # `read`: number of records that could be decrypted
-        records = self.relay.pull(round_.run, round_.number, sizes)
+        joining, refused_by_reason, decrypted = plan.joining(), Counter[str](), 0
+        encrypted_records = self.relay.pull(round_.run, round_.number, sizes)
         expected = plan.records * round_.asked
-        for plaintexts, left_out in opened(records, plan.plaintext_bytes, self.key, binding, expected=expected, workers=cores()):
+        for plaintexts, refused in opened(encrypted_records, plan.plaintext_bytes, self.key, binding, expected=expected, workers=cores()):
             joining.add(plaintexts)
-            read += len(plaintexts)
-            refused.update({entry.reason: entry.count for entry in left_out})
-        # The number of clients is computed from the records, which are whole uploads. The status of the wait may be too low: an upload may
-        # have come between the end of the wait and the release.
-        joined = joining.joined(max(1, (read + refused.total()) // plan.records))
-        refused.update({entry.reason: entry.count for entry in joined.refused})
-        notes = [f"{counted(count, 'record')}: {reason}" for reason, count in refused.items()]
-        return Received(joined.pool, plan.records * sizes.record_bytes, tuple(notes))
+            decrypted += len(plaintexts)
+            refused_by_reason.update({entry.reason: entry.count for entry in refused})
+        # The number of clients is computed from the number of records, because each upload has as many. The number that the relay stated
+        # before may be too low: an upload may have come between the end of the wait and the release.
+        clients = max(1, (decrypted + refused_by_reason.total()) // plan.records)
+        joined = joining.joined(clients)
+        refused_by_reason.update({entry.reason: entry.count for entry in joined.refused})
+        reasons = [f"{counted(count, 'record')}: {reason}" for reason, count in refused_by_reason.items()]
+        return Received(joined.pool, plan.records * sizes.record_bytes, tuple(reasons))
 
 
 @dataclass(frozen=True, kw_only=True)
