@@ -84,7 +84,7 @@ class Child:
 
     def outcome(self, deadline: float = inf) -> Outcome:
         """Wait for the work and return its outcome, by the time ``deadline`` (of ``time.monotonic``) at the latest."""
-        received, expected, poller = bytearray(), inf, select.poll()
+        received, expected, poller = bytearray(), inf, select.poll()  # inf until the message's length is read
         poller.register(self.pipe, select.POLLIN)
         while len(received) < expected:
             seconds_left = max(0.0, deadline - time.monotonic())
@@ -262,7 +262,7 @@ def _guard(work: Callable[[], bytes], sending: int, parent: int, killed_at: floa
 
 
 def _run_group_leader(work: Callable[[], bytes], sending: int, scratch: str) -> NoReturn:
-    """Run the body of the process between guard and worker: the worker's parent, and leader of its process group."""
+    """Run the body of the worker's parent, the leader of its process group. The worker's temporary files go to the folder ``scratch``."""
     try:
         _leave_session(signal.SIGKILL)
         worker = os.fork()

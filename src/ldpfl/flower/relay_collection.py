@@ -93,7 +93,7 @@ class RelayedRounds(ABC):
         if round_.timeout < self.window_s:
             raise ConfigError(f"the relay's window of {self.window_s:g} s is longer than the round waits for reports, {round_.timeout:g} s")
         check_window(self.window_s, reply_s, fewest=terms.min_clients, asked=terms.max_uploads)
-        self._status(round_)
+        self._status(round_)  # raises if the relay does not answer
 
     def open(self, round_: OpenRound, content: RecordDict) -> None:
         """Open the round at the relay, which tells every client the same agreement, a digest of ``content``.
@@ -263,7 +263,8 @@ class SumCollector(RelayedRounds):
             return Received(None, decoding_error=str(error))
         unmasked = unshard(total, seeds)
         longest = mechanism.longest_sum(len(seeds), round_.asked, sizes.dimension, round_.max_length)
-        if (length := float(np.linalg.norm(unmasked.astype(np.float64)))) > longest:
+        length = float(np.linalg.norm(unmasked.astype(np.float64)))
+        if length > longest:
             return Received(None, refused=(_too_long(length, longest, len(seeds)),))
         return Received(ReportPool(mechanism.sum_of(unmasked, len(seeds))), total.nbytes + ENVELOPE_BYTES)
 

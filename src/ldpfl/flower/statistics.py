@@ -124,6 +124,6 @@ def column_scaling(config: RunConfig, stages: ColumnStages) -> ColumnScaling:
     """
     if not stages.stages:
         return ColumnScaling(None, ("no histogram of the columns came: they are scaled by data.bounds alone",))
-    public = load_dataset(config, None)
-    scaled = stages.scaled(replace(public, notes=()))
+    server_rows = load_dataset(config, None)
+    scaled = stages.scaled(replace(server_rows, notes=()))  # without notes on the server's rows
     return ColumnScaling(scaled.encoder, scaled.notes)
