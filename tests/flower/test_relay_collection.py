@@ -356,9 +356,9 @@ class Killed(BaseException):
     """Stands for SIGKILL: nothing in between handles it."""
 
 
-@pytest.mark.parametrize("where", ["ldpfl.flower.round_closing.close_round", "ldpfl.flower.relay_collection.RelayCollector.done"])
+@pytest.mark.parametrize("where", ["ldpfl.flower.round_closing.close_round", "ldpfl.flower.relay_collection.RelayCollector.delete_round"])
 @pytest.mark.slow
-@pytest.mark.thorough_for("ldpfl.flower.relay_collection.RelayCollector.done")
+@pytest.mark.thorough_for("ldpfl.flower.relay_collection.RelayCollector.delete_round")
 def test_an_aggregator_killed_after_it_pulled_ends_as_one_that_was_not(where: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The relay keeps the records until they are acknowledged: nothing is asked, charged or counted twice."""
     folder = RunFolder(world.folder / "run")
