@@ -50,7 +50,7 @@ from ldpfl.flower import InProcessGrid, LdpClientApp, LdpStrategy
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
 from ldpfl.flower.client_app import DECLINED, FAILED
 from ldpfl.flower.internals import unpacked
-from ldpfl.flower.round_request import read_asked
+from ldpfl.flower.round_request import read_request
 from ldpfl.flower.terms import VERSION, agreement_of, digest_of
 from ldpfl.util.randomness import SecureSource
 
@@ -404,7 +404,7 @@ def test_overflow_in_one_weight_is_seen_whichever_weights_are_sampled(name: str)
 def test_no_finite_value_makes_a_mechanism_fail(name: str, value: float) -> None:
     """What it fails at could be replaced only after it has drawn random bits, and so tell of them."""
     terms = terms_of(config=config_of(f"mechanism.name={name}", *(["ranges.radius=1.0"] if name == "full-dp" else [])))
-    asked = read_asked(instruction(terms).content, "train", terms.run_config).ask
+    asked = read_request(instruction(terms).content, "train", terms.run_config).ask
     values = torch.full((1, 15), value)
     for seed in range(20):
         (payload,) = asked.mechanism.encode(values.clone(), asked.ranges, SeededStreams.for_clients(seed, 1, [0])).payloads()

@@ -148,8 +148,8 @@ def test_a_server_that_asks_for_something_else_than_its_config_says_is_declined(
 ) -> None:
     honest = LdpStrategy._terms
 
-    def lying(self: LdpStrategy, course: Any) -> RoundTerms:
-        terms = honest(self, course)
+    def lying(self: LdpStrategy, progress: Any) -> RoundTerms:
+        terms = honest(self, progress)
         return OTHERS[change](terms) if terms.kind == "evaluation" else terms
 
     monkeypatch.setattr(LdpStrategy, "_terms", lying)
@@ -161,7 +161,7 @@ def test_a_server_that_asks_for_something_else_than_its_config_says_is_declined(
 @pytest.mark.slow
 def test_a_longer_vector_of_training_is_declined(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = LdpStrategy._terms
-    monkeypatch.setattr(LdpStrategy, "_terms", lambda self, course: replace(honest(self, course), size=4))
+    monkeypatch.setattr(LdpStrategy, "_terms", lambda self, progress: replace(honest(self, progress), size=4))
     with pytest.raises(AllDeclined, match="asks for something else than its config says"):
         deployed(world)
     assert sum(world.charges()) == 0
@@ -278,15 +278,15 @@ def test_a_record_for_which_the_model_raises_adds_nothing_and_stops_nobody(world
 
 @pytest.mark.slow
 def test_a_server_that_was_stopped_in_the_evaluation_goes_on_with_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    collect = LdpStrategy._close
+    collect = LdpStrategy._finish_round
 
-    def stopped(self: LdpStrategy, course: Any, received: Any) -> None:
-        if course.planned.kind == "evaluation":
+    def stopped(self: LdpStrategy, progress: Any, received: Any) -> None:
+        if progress.planned.kind == "evaluation":
             raise KeyboardInterrupt
-        collect(self, course, received)
+        collect(self, progress, received)
 
     with monkeypatch.context() as patched:
-        patched.setattr(LdpStrategy, "_close", stopped)
+        patched.setattr(LdpStrategy, "_finish_round", stopped)
         with pytest.raises(KeyboardInterrupt):
             deployed(world, **NEARLY_NO_NOISE)
     folder = RunFolder(world.folder / "run")

@@ -21,7 +21,7 @@ from ldpfl.errors import ConfigError, Declined, Exhausted, GivesWeights, NoRelay
 from ldpfl.flower import InProcessGrid, LdpClientApp, RoundTerms
 from ldpfl.flower.client_app import DECLINED, FAILED
 from ldpfl.flower.invitation import QUESTION, question_of, read_question
-from ldpfl.flower.terms import VERSION, digest_of, mechanism_named
+from ldpfl.flower.terms import VERSION, digest_of, mechanism_name_in
 from ldpfl.privacy.budget_file import read_charges, set_limit
 
 SIZES = (12, 3)
@@ -335,7 +335,7 @@ def test_a_model_has_no_more_layers_than_a_node_reads(field: str) -> None:
 def test_the_name_of_a_mechanism_is_empty_where_a_number_has_thousands_of_digits() -> None:
     content = question().content
     _in_terms("config", '[mechanism]\nname = "duchi"\nepsilon = ' + "9" * 8_000)(content)
-    assert mechanism_named(content) == ""
+    assert mechanism_name_in(content) == ""
     with pytest.raises(ProtocolError, match="not valid TOML"):
         read_question(content, digest_of({}))
 

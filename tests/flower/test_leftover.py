@@ -77,7 +77,7 @@ def test_records_of_a_finished_round_that_were_not_acknowledged_are_found(world:
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr("ldpfl.flower.relay_collection.RelayCollector.done", killed)
+        patched.setattr("ldpfl.flower.relay_collection.RelayCollector.delete_round", killed)
         with pytest.raises(Killed):
             world.run(1, folder=folder)
     left, relay = stopped_runs.left_open(folder), world.collector().relay

@@ -52,7 +52,7 @@ def test_a_node_trains_on_the_server_s_base_alone(base: Path, tmp_path: Path) ->
     assert server.config.model.base
     node = prepare(server.config.to_toml(), None, "cpu", server.federation.task.layout.dimension, table)
     assert torch.equal(node.start.state.weights, server.start.state.weights)
-    assert len(node.task.train) == 12
+    assert len(node.data.train) == 12
     place = Path(shutil.copytree(base, tmp_path / "kept"))
     save_base(base, seed=1)
     try:
@@ -141,7 +141,7 @@ def test_a_node_computes_features_by_the_server_s_weights_alone(base: Path, tmp_
     assert server.config.data.features_digest
     assert server.config.data.tokenizer_digest
     node = prepare(server.config.to_toml(), None, "cpu", server.federation.task.layout.dimension, table)
-    assert node.task.train.tensor.shape == (12, 32)
+    assert node.data.train.tensor.shape == (12, 32)
     terms = server.config.to_toml().replace(server.config.data.features_digest, "0" * 64)
     with pytest.raises(ConfigError, match="are computed by other weights than those of the terms"):
         prepare(terms, None, "cpu", None, table)

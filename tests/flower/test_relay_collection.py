@@ -24,7 +24,7 @@ from ldpfl.flower import AllDeclined, Ask, InProcessGrid, LdpClientApp, LdpStrat
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
 from ldpfl.flower.client_app import FAILED
 from ldpfl.flower.report_collection import OpenRound
-from ldpfl.flower.round_request import read_asked
+from ldpfl.flower.round_request import read_request
 from ldpfl.privacy.budget_file import read_books
 from ldpfl.relay import Terms
 from ldpfl.server import Checkpoint
@@ -281,7 +281,7 @@ def test_a_round_that_is_over_before_a_client_may_send_costs_it_nothing(
 ) -> None:
     world.policy = policy_of(longest_upload_s=longest_upload_s)
     terms = terms_of(transport="relay", key=KEY.public_key().public_bytes_raw(), reply_s=reply_s)
-    ask = read_asked(instruction(terms).content, "train", terms.run_config).ask
+    ask = read_request(instruction(terms).content, "train", terms.run_config).ask
     plan = RecordPlan(ask.mechanism, ask.ranges, terms.linked)
     size = {"record_bytes": plan.plaintext_bytes + OVERHEAD, "records_per_upload": plan.records, "max_uploads": max_uploads}
     world.store.open_round("aggregator", "run", 1, Terms(**size, min_clients=3, closes_in_s=window_s, agreement=ask.agreement))
@@ -356,9 +356,9 @@ class Killed(BaseException):
     """Stands for SIGKILL: nothing in between handles it."""
 
 
-@pytest.mark.parametrize("where", ["ldpfl.flower.round_closing.close_round", "ldpfl.flower.relay_collection.RelayCollector.done"])
+@pytest.mark.parametrize("where", ["ldpfl.flower.round_closing.close_round", "ldpfl.flower.relay_collection.RelayCollector.delete_round"])
 @pytest.mark.slow
-@pytest.mark.thorough_for("ldpfl.flower.relay_collection.RelayCollector.done")
+@pytest.mark.thorough_for("ldpfl.flower.relay_collection.RelayCollector.delete_round")
 def test_an_aggregator_killed_after_it_pulled_ends_as_one_that_was_not(where: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The relay keeps the records until they are acknowledged: nothing is asked, charged or counted twice."""
     folder = RunFolder(world.folder / "run")

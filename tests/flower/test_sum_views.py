@@ -61,13 +61,13 @@ class Keeping(InProcess):
 class Colluding(SumCollector):
     """An aggregator that works together with the relay, and logs how long one client's vector is."""
 
-    def released(self, round_: OpenRound) -> Received:
+    def read_release(self, round_: OpenRound) -> Received:
         terms = self.relay.round_status(round_.run, round_.number).terms
         share, size = KEPT[-1], 4 * sum(SIZES)
         binding = SumBinding(round_.run, round_.number, bytes.fromhex(terms.agreement), sum(SIZES), 32)
         (seed,) = open_seeds([share[size:]], self.key, self.nodes, binding, 1)
         LOGGER.info("one client: %d", int(np.abs(unshard(np.frombuffer(share[:size], "<u4"), [seed])).max()))
-        return super().released(round_)
+        return super().read_release(round_)
 
 
 KEPT: list[bytes] = []

@@ -94,7 +94,9 @@ def test_a_head_may_come_in_replies(world: World) -> None:
 @pytest.mark.slow
 def test_sums_of_another_length_are_declined(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = LdpStrategy._terms
-    monkeypatch.setattr(LdpStrategy, "_terms", lambda self, course: replace(honest(self, course), size=course.round.ranges.dimension + 1))
+    monkeypatch.setattr(
+        LdpStrategy, "_terms", lambda self, progress: replace(honest(self, progress), size=progress.round.ranges.dimension + 1)
+    )
     with pytest.raises(AllDeclined, match="asks for something else than its config says"):
         deployed(world, **{**SQUARES, **ALONE})
     assert sum(world.charges()) == 0
@@ -177,8 +179,8 @@ def test_a_node_whose_table_cannot_be_read_sends_counts_of_nothing(world: World,
 def test_histograms_of_other_columns_are_declined(change: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = LdpStrategy._terms
 
-    def lying(self: LdpStrategy, course: Any) -> RoundTerms:
-        terms = honest(self, course)
+    def lying(self: LdpStrategy, progress: Any) -> RoundTerms:
+        terms = honest(self, progress)
         if terms.kind != "statistics":
             return terms
         edges = json.loads(terms.measured)

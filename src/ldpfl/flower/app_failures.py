@@ -49,15 +49,19 @@ def explained(error: BaseException, app: Path | None, data: tuple[str, ...]) -> 
     """
     if confined_process.repeats_nothing(error):
         return f"{error}, it is {error.got}" if isinstance(error, OtherArray) else str(error)
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.line]  # the name of any other file may be made up
+    # Frames without a line of code are left out: the app may have made up the name of their file.
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.line]
     app_frames = [frame for frame in frames if app is not None and app.resolve() in Path(frame.filename).resolve().parents]
     frame = next(reversed(app_frames or frames), None)
     line = (frame and frame.line) or ""
     place = f" at {Path(frame.filename).name}:{frame.lineno}" if frame is not None else ""
-    about = f" about {name!r}" if (name := _missing_key(line, error)) else ""
+    missing_key = _missing_key(line, error)
+    about = f" about {missing_key!r}" if missing_key else ""
     code = f", in: {line[:_MAX_SHOWN]}" if line else ""
     hint = _hint(error, line, data)
-    return printable(f"{confined_process.type_of(error)}{about}{place}{code} -- {hint}{'' if hint.endswith('?') else '.'} {_LEFT_OUT}")
+    return printable(
+        f"{confined_process.type_of(error)}{about}{place}{code} -- {hint}{'' if hint.endswith('?') else '.'} {_TEXT_NOT_SHOWN}"
+    )
 
 
 def _missing_key(line: str, error: BaseException) -> str:
@@ -66,8 +70,8 @@ def _missing_key(line: str, error: BaseException) -> str:
     The key must be the only quoted text in the line. With several quoted texts, a record may have decided which one was looked up, and so
     naming the key could reveal something about the record.
     """
-    found = _ONLY_QUOTED_KEY.fullmatch(line)
-    return found[2] if found and isinstance(error, KeyError) and repr(found[2]) in str(error) else ""
+    match = _ONLY_QUOTED_KEY.fullmatch(line)
+    return match[2] if match and isinstance(error, KeyError) and repr(match[2]) in str(error) else ""
 
 
 _ONLY_QUOTED_KEY = re.compile(r"[^'\"]*\[(['\"])([^'\"]+)\1\][^'\"]*")
@@ -93,21 +97,25 @@ def raise_nothing_learnt() -> NoReturn:
     )
 
 
-_LEFT_OUT = "The exception's text is not shown, because it may repeat values of records: run the line by hand to read it"
+_TEXT_NOT_SHOWN = "The exception's text is not shown, because it may repeat values of records: run the line by hand to read it"
 
 
-def _hint(error: BaseException, line: str, data: tuple[str, ...]) -> str:
-    """Return a hint on ``error``, which was raised at ``line`` of the app. It names only files in ``data``, and no value of a record."""
+def _hint(error: BaseException, line: str, known_paths: tuple[str, ...]) -> str:
+    """Return a hint on ``error``, which ``line`` of the app raised. It names no file but ``known_paths``, and no value of a record."""
     if isinstance(error, ImportError) and error.name and _is_imported(error.name, line):
         return f"the app needs the module {error.name!r}, which cannot be imported here: install it, or mend its name"
     if isinstance(error, OSError) and error.filename is not None:
         path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else Path()
-        for named in data:
-            if path == Path(named):
-                return f"{named}: {_reason(error)}"
-            if Path(named) in path.parents:  # the file's own name may say whose record it is, so it is not shown
-                return f"a file or folder below {named}: {_reason(error)}. Is all there that the line opens, and can it be read?"
-        return f"a file that no setting of this node names: {_reason(error)}. Is its name in the app right, and set in the environment?"
+        for known_path in known_paths:
+            if path == Path(known_path):
+                return f"{known_path}: {_system_reason(error)}"
+            if Path(known_path) in path.parents:  # the file's own name may say whose record it is, so it is not shown
+                return (
+                    f"a file or folder below {known_path}: {_system_reason(error)}. Is all there that the line opens, and can it be read?"
+                )
+        return (
+            f"a file that no setting of this node names: {_system_reason(error)}. Is its name in the app right, and set in the environment?"
+        )
     if isinstance(error, SystemExit | KeyboardInterrupt):
         return "the app has ended its process: let the function return instead"
     if line.startswith("raise"):
@@ -116,14 +124,14 @@ def _hint(error: BaseException, line: str, data: tuple[str, ...]) -> str:
 
 
 def _is_imported(module: str, line: str) -> bool:
-    """Tell whether ``line`` is an import statement that spells out ``module``. A name that was computed may repeat a value."""
-    found = _IMPORT.match(line)
-    return found is not None and f"{found[1]}.".startswith(f"{module}.")
+    """Tell whether ``line`` is an import statement that spells out ``module``. If not, code computed the name, which may repeat a value."""
+    match = _IMPORT.match(line)
+    return match is not None and f"{match[1]}.".startswith(f"{module}.")
 
 
 _IMPORT = re.compile(r"(?:import|from)\s+([\w.]+)")
 
 
-def _reason(error: OSError) -> str:
-    """Return what the system says of the error's number. The exception's own text may be the app's."""
+def _system_reason(error: OSError) -> str:
+    """Return the system's text for the error's number. The exception's own text is not shown, because the app may have written it."""
     return os.strerror(error.errno) if error.errno is not None and error.errno in errno.errorcode else "it cannot be used"

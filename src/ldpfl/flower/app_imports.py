@@ -19,15 +19,15 @@ from typing import Literal, TypeGuard
 from ldpfl.errors import ConfigError
 from ldpfl.util.files import from_toml, read_text
 
-_QUIET = ("__future__", "ldpfl", "flwr", "typing")
+_QUIET_PACKAGES = ("__future__", "ldpfl", "flwr", "typing")
 """Packages whose import reads no data."""
 
-_PLAIN = ("__all__", "__author__", "__license__", "__version__")
-_READY = "ldpfl.flower.apps"
+_ALLOWED_SPECIAL_NAMES = ("__all__", "__author__", "__license__", "__version__")
+_READY_MODULE = "ldpfl.flower.apps"
 _WRAPPER = "LdpClientApp"
-_PATHS = ("app", "records")
+_PATH_ARGUMENTS = ("app", "records")
 """Arguments of ``LdpClientApp`` that are import paths."""
-_FLAGS = ("persons",)
+_FLAG_ARGUMENTS = ("persons",)
 """Arguments of ``LdpClientApp`` that are True or False."""
 _WRAPPERS = {(_WRAPPER, "ldpfl.flower"), (_WRAPPER, "ldpfl.flower.client_app")}
 
@@ -44,7 +44,7 @@ def run_at_import(app: Path) -> Iterator[str]:
     """
     module = _client_module(app)
     app = app.resolve()
-    own_names = frozenset(entry.name.removesuffix(".py") for entry in app.iterdir())
+    app_modules = frozenset(entry.name.removesuffix(".py") for entry in app.iterdir())
     yield from _find_shadowing_modules(app, module.partition(".")[0])
     yield from _find_code_beside_sources(app)
     for name, spec in _find_specs(app, module):
@@ -56,7 +56,7 @@ def run_at_import(app: Path) -> Iterator[str]:
             yield f"{Path(spec.origin).relative_to(app)}, which is no Python source (.py) and cannot be checked"
         else:
             file = Path(spec.origin)
-            yield from (f"{file.relative_to(app)}:{line}" for line in _active_lines(file, own_names))
+            yield from (f"{file.relative_to(app)}:{line}" for line in _active_lines(file, app_modules))
 
 
 def gives(app: Path) -> Literal["weights", "gradients", "gradients of persons", "ready", "unknown"]:
@@ -66,13 +66,13 @@ def gives(app: Path) -> Literal["weights", "gradients", "gradients of persons", 
     to a model that the app defines itself. Gradients of persons come from an app that says to whom each record belongs.
     """
     try:
-        if (module := _client_module(app)) == _READY:
+        if (module := _client_module(app)) == _READY_MODULE:
             return "ready"
         spec = list(_find_specs(app.resolve(), module))[-1][1]
         body = ast.parse(Path((spec and spec.origin) or "").read_bytes()).body
     except (ConfigError, OSError, SyntaxError, ValueError, MemoryError, RecursionError):
         return "unknown"
-    if any(isinstance(node, ast.ImportFrom) and node.module == _READY for node in body):
+    if any(isinstance(node, ast.ImportFrom) and node.module == _READY_MODULE for node in body):
         return "ready"
     for call in (node.value for node in body if isinstance(node, ast.Assign | ast.AnnAssign)):
         if _calls_wrapper(call):
@@ -109,16 +109,16 @@ def _find_specs(app: Path, module: str) -> Iterator[tuple[str, ModuleSpec | None
 
 def _find_shadowing_modules(app: Path, client_package: str) -> Iterator[str]:
     """Yield each entry of this folder that Python would import in place of a standard, installed or missing module of the same name."""
-    elsewhere = (sys.stdlib_module_names | _installed() | _modules_looked_for()) - {client_package}
+    meant_by_others = (sys.stdlib_module_names | _installed_modules() | _modules_the_wrapper_looks_for()) - {client_package}
     for entry in sorted(app.iterdir()):
         name = entry.name.partition(".")[0]
         is_module = entry.suffix in (".py", ".so", ".pyd") or (entry / "__init__.py").is_file()
-        if name in elsewhere and (is_module or (entry.is_dir() and _is_namespace_package(name))):
+        if name in meant_by_others and (is_module or (entry.is_dir() and _is_namespace_package(name))):
             yield f"{entry.name}, which is imported in place of the module {name} that others mean"
 
 
 @cache
-def _installed() -> frozenset[str]:
+def _installed_modules() -> frozenset[str]:
     """Return the top-level modules of all installed packages. Cached, because reading the packages' file lists takes half a second."""
     return frozenset(packages_distributions())
 
@@ -150,6 +150,7 @@ def apps_left_out() -> Iterator[None]:
 
 
 def _is_app(folder: Path) -> bool:
+    """Tell whether ``folder`` holds a Flower app, by its ``pyproject.toml``."""
     try:
         return "app" in from_toml(read_text(folder / "pyproject.toml"))["tool"]["flwr"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -172,22 +173,22 @@ print(json.dumps(sorted({name.partition(".")[0] for name in seen})))
 
 
 @cache
-def _modules_looked_for() -> frozenset[str]:
-    """Return the top-level modules that Python looks for when the wrapper is imported or calls a relay, found or not.
+def _modules_the_wrapper_looks_for() -> frozenset[str]:
+    """Return the top-level modules that Python looks for when the wrapper is imported or calls a relay, even in vain.
 
-    A process imports the wrapper and lists the names. The current folder may be the app's, whose code must not run, so the path of that
-    process leaves it out.
+    An app's module of such a name would run there. To list the names, a process imports the wrapper. Its search path leaves out the current
+    folder, which may be the app's.
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_path_without_current_folder())}
     command = [sys.executable, "-P", "-c", _IMPORT_SPY]
-    found = subprocess.run(command, check=True, capture_output=True, text=True, env=environment, cwd=Path(__file__).parent).stdout
-    return frozenset(json.loads(found))
+    names = subprocess.run(command, check=True, capture_output=True, text=True, env=environment, cwd=Path(__file__).parent).stdout
+    return frozenset(json.loads(names))
 
 
 def _find_code_beside_sources(app: Path) -> Iterator[str]:
-    """Yield what Python may run instead of the sources that are read here.
+    """Yield each file of the app's folder that Python may run instead of the sources that are read here.
 
-    Bytecode can say that it need not be compared with them. And libraries run what the metadata of packages name as their plug-ins.
+    Bytecode can say that it need not be compared with its source. And libraries run the plug-ins that metadata of packages name.
     """
     for file in sorted(app.rglob("*.py[co]")):
         yield f"{file.relative_to(app)}, which Python may run in place of its source: delete it"
@@ -196,35 +197,37 @@ def _find_code_beside_sources(app: Path) -> Iterator[str]:
             yield f"{entry.name}, by which libraries find code to run: delete it"
 
 
-def _active_lines(file: Path, own: frozenset[str]) -> Iterator[int]:
-    """Return the lines of ``file`` with a top-level statement that may do more than import, assign a constant or make the wrapper."""
+def _active_lines(file: Path, app_modules: frozenset[str]) -> Iterator[int]:
+    """Yield the line of each top-level statement in ``file`` that may do more than import, assign a constant or make the wrapper."""
     try:
         body = ast.parse(file.read_bytes()).body  # as bytes, so that the encoding declared in the file counts, as for Python
     except (OSError, SyntaxError, ValueError, MemoryError, RecursionError) as error:  # the last two for code that is nested too deeply
         raise ConfigError(f"{file} cannot be read: {error or type(error).__name__}") from None
-    return (node.lineno for node in body if not _is_quiet(node, own))
+    return (node.lineno for node in body if not _reads_no_data(node, app_modules))
 
 
-def _is_quiet(node: ast.stmt, own: frozenset[str]) -> bool:
-    """Tell whether a top-level statement reads no data; ``own`` are the names of the modules in the app's folder."""
+def _reads_no_data(node: ast.stmt, app_modules: frozenset[str]) -> bool:
+    """Tell whether a top-level statement reads no data; ``app_modules`` are the names of the modules in the app's folder."""
     if isinstance(node, ast.Import):
-        return all(alias.asname != _WRAPPER and _touches_nothing(alias.name, own) for alias in node.names)
+        return all(alias.asname != _WRAPPER and _is_quiet_package(alias.name, app_modules) for alias in node.names)
     if isinstance(node, ast.ImportFrom):
         # _calls_wrapper recognises the wrapper by its name alone, so no other object may be imported under that name.
         imposters = [
             alias for alias in node.names if (alias.asname or alias.name) == _WRAPPER and (alias.name, node.module) not in _WRAPPERS
         ]
-        return node.level == 0 and not imposters and _touches_nothing(node.module or "", own)
+        return node.level == 0 and not imposters and _is_quiet_package(node.module or "", app_modules)
     if isinstance(node, ast.Assign):
         names = [target.id for target in node.targets if isinstance(target, ast.Name)]
-        sets_special = any(name.startswith("__") and name not in _PLAIN for name in names)  # such as __path__, where modules are looked for
+        # Such as __path__, which says where modules are looked for.
+        sets_special = any(name.startswith("__") and name not in _ALLOWED_SPECIAL_NAMES for name in names)
         return len(names) == len(node.targets) and not sets_special and (_is_constant(node.value) or _is_wrapper(node.value))
     return isinstance(node, ast.Expr) and _is_constant(node.value)
 
 
-def _touches_nothing(module: str, own: frozenset[str]) -> bool:
-    first = module.partition(".")[0]
-    return first in _QUIET and first not in own  # the app's folder may hold a package with one of these names
+def _is_quiet_package(module: str, app_modules: frozenset[str]) -> bool:
+    """Tell whether importing ``module`` reads no data."""
+    package = module.partition(".")[0]
+    return package in _QUIET_PACKAGES and package not in app_modules  # the app's folder may hold a package with one of these names
 
 
 def _is_true(value: ast.expr) -> bool:
@@ -232,6 +235,7 @@ def _is_true(value: ast.expr) -> bool:
 
 
 def _is_constant(value: ast.expr) -> bool:
+    """Tell whether ``value`` is a literal, or a list or tuple of literals."""
     return isinstance(value, ast.Constant) or (isinstance(value, ast.List | ast.Tuple) and all(map(_is_constant, value.elts)))
 
 
@@ -239,11 +243,12 @@ def _is_wrapper(value: ast.expr) -> bool:
     """Tell whether ``value`` is a call of ``LdpClientApp`` with one import path, of an app or of records, and no other code."""
     if not _calls_wrapper(value):
         return False
-    keywords = [keyword for keyword in value.keywords if not (keyword.arg in _FLAGS and isinstance(keyword.value, ast.Constant))]
-    paths = [*value.args, *(keyword.value for keyword in keywords if keyword.arg in _PATHS)]
+    keywords = [keyword for keyword in value.keywords if not (keyword.arg in _FLAG_ARGUMENTS and isinstance(keyword.value, ast.Constant))]
+    paths = [*value.args, *(keyword.value for keyword in keywords if keyword.arg in _PATH_ARGUMENTS)]
     is_only_argument = len(paths) == len(value.args) + len(keywords) == 1
     return is_only_argument and isinstance(paths[0], ast.Constant) and isinstance(paths[0].value, str)
 
 
 def _calls_wrapper(value: ast.expr | None) -> TypeGuard[ast.Call]:
+    """Tell whether ``value`` is a call of ``LdpClientApp``, with whatever arguments."""
     return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == _WRAPPER

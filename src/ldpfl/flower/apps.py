@@ -27,10 +27,10 @@ from ldpfl.flower.app_imports import apps_left_out
 from ldpfl.flower.arrays import to_arrays, to_vector
 from ldpfl.flower.client_app import LdpClientApp
 from ldpfl.flower.federation_setup import check_data_there, data_dir_of, prepare
-from ldpfl.flower.operator_node import named
+from ldpfl.flower.operator_node import operator_setting
 from ldpfl.flower.records import device_of_node
 from ldpfl.flower.round_kinds import Kind
-from ldpfl.flower.sent_vectors import sent_in, sums_layout
+from ldpfl.flower.sent_vectors import sums_layout, vector_form
 from ldpfl.flower.statistics import counted_at_node, edges_in
 from ldpfl.flower.terms import ARRAYS, RECORD, RoundTerms
 from ldpfl.mechanisms.dp_sgd import DpSgd, of_records
@@ -48,37 +48,38 @@ def train(message: Message, context: Context) -> Message:
     The run's config is not read: the node's policy has judged the terms, but not the run's config.
     """
     with apps_left_out():  # training needs no module of the app's folder, and one there could replace a library's optional import
-        return _trained(message, context, write_cache=True)
+        return _local_result(message, context, write_cache=True)
 
 
 def train_for_trial(message: Message, context: Context) -> Message:
     """Train as :func:`train` does, but write nothing to the user's cache."""
     with apps_left_out():
-        return _trained(message, context, write_cache=False)
+        return _local_result(message, context, write_cache=False)
 
 
-def _trained(message: Message, context: Context, *, write_cache: bool) -> Message:
+def _local_result(message: Message, context: Context, *, write_cache: bool) -> Message:
+    """Reply with the vector that the round's terms ask of this node's client: trained weights, or sums over its records. PRIVATE."""
     terms = RoundTerms.from_record(message.content.config_records[RECORD])
-    sent = sum(prod(array.shape) for array in message.content.array_records[ARRAYS].values())
+    weights_sent = sum(prod(array.shape) for array in message.content.array_records[ARRAYS].values())
     data, data_dir, table = terms.config.data, data_dir_of(context), None
     if data.at_nodes:
-        table = table_path(named("data"), context.node_config.get("partition-id"))
+        table = table_path(operator_setting("data"), context.node_config.get("partition-id"))
     check_data_there(data, data_dir)
     scaling = "" if terms.kind == "statistics" else terms.measured
-    prepared = prepare(terms.config.to_toml(), data_dir, str(device_of_node()), sent, table, scaling, write_cache=write_cache)
+    prepared = prepare(terms.config.to_toml(), data_dir, str(device_of_node()), weights_sent, table, scaling, write_cache=write_cache)
     federation, layout = prepared.federation, prepared.federation.task.layout
-    client = 0 if table else _client(context, len(federation.samples))
+    client = 0 if table else _client(context, len(federation.samples))  # a node's own table has a single client
     weights = to_vector(message.content.array_records[ARRAYS], layout)
     state = ServerState(terms.planned.trained, weights, prepared.start.state.ranges)
     if terms.kind == "evaluation" and isinstance(federation.judged, WholeClientEvaluation):
-        judged = federation.judged
-        asked = judged.vectors.asked(federation.task, weights, judged.units[client : client + 1], confined=True)[0]
-        return Message(RecordDict({ARRAYS: to_arrays(asked, sums_layout(terms.size))}), reply_to=message)
+        evaluation = federation.judged
+        figures = evaluation.vectors.asked(federation.task, weights, evaluation.units[client : client + 1], confined=True)[0]
+        return Message(RecordDict({ARRAYS: to_arrays(figures, sums_layout(terms.size))}), reply_to=message)
     if terms.kind != "training":
-        mechanism = of_records(sent_in(terms, layout, state.public()).mechanism)
+        mechanism = of_records(vector_form(terms, layout, state.public()).mechanism)
         if terms.kind == "statistics":
-            raw = load_dataset(terms.config, data_dir, table=table, write_cache=write_cache)
-            sums = _counts(terms, raw, federation, client, mechanism)
+            unscaled = load_dataset(terms.config, data_dir, table=table, write_cache=write_cache)
+            sums = _counts(terms, unscaled, federation, client, mechanism)
         else:
             sums = _record_sums(federation, weights, client, terms.kind, mechanism.steps)
         return Message(RecordDict({ARRAYS: to_arrays(sums, sums_layout(terms.size))}), reply_to=message)
@@ -87,20 +88,20 @@ def _trained(message: Message, context: Context, *, write_cache: bool) -> Messag
     return Message(RecordDict({ARRAYS: to_arrays(trained, layout)}), reply_to=message)
 
 
-def _counts(terms: RoundTerms, raw: Dataset, federation: Federation, client: int, mechanism: DpSgd) -> Tensor:
-    """Return the counts (size,) int64 of the client's rows in the histograms that the terms ask for: PRIVATE."""
-    units, edges = federation.samples[client], edges_in(terms.measured)
+def _counts(terms: RoundTerms, unscaled: Dataset, federation: Federation, client: int, mechanism: DpSgd) -> Tensor:
+    """Return the counts (size,) int64 of the client's rows in the terms' histograms, less a public offset: PRIVATE."""
+    units, edges = federation.samples[client], edges_in(terms.measured)  # units: the client's rows, or persons
     rows, rows_of_person = (units, np.ones_like(units)) if federation.persons is None else federation.persons.rows_of(units)
-    point = point_of(mechanism.steps, len(edges))
-    return counted_at_node(raw, edges, rows, point // rows_of_person) - taken_off(point, mechanism)
+    points_a_unit = point_of(mechanism.steps, len(edges))  # a person's points are divided among the person's rows
+    return counted_at_node(unscaled, edges, rows, points_a_unit // rows_of_person) - taken_off(points_a_unit, mechanism)
 
 
 def _record_sums(federation: Federation, weights: Tensor, client: int, kind: Kind, steps: int) -> Tensor:
     """Return the sums (size,) int64 over the client's records that a round of this ``kind`` asks for: PRIVATE."""
-    judged, head = federation.judged, federation.head
+    evaluation, head = federation.judged, federation.head
     vectors: RecordVectors
-    if kind == "evaluation" and judged is not None:
-        vectors, units = judged.vectors, judged.units
+    if kind == "evaluation" and evaluation is not None:
+        vectors, units = evaluation.vectors, evaluation.units
     elif kind == "least-squares" and head is not None:
         vectors, units = head, federation.samples
     else:

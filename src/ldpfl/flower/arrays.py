@@ -18,8 +18,8 @@ from ldpfl.errors import PrivacyError
 from ldpfl.models.layout import ParameterLayout
 from ldpfl.util.number_format import counted
 
-_SHOWN = 80
-"""Maximum number of characters of an array's name in an error. A server may send names of any length."""
+_MAX_SHOWN = 80
+"""Maximum number of characters of an array's name in an error. A server may send names, types and shapes of any length."""
 
 _STYPE = "numpy.ndarray"
 
@@ -52,10 +52,12 @@ def layout_of(arrays: ArrayRecord, order: Sequence[str] | None = None) -> Parame
     for name, array in arrays.items():
         if array.stype != _STYPE or array.dtype != "float32":
             raise PrivacyError(
-                f"array {name[:_SHOWN]} is {array.dtype[:16]}, expected float32 from NumPy or PyTorch: leave buffers and counters out"
+                f"array {name[:_MAX_SHOWN]} is {array.dtype[:16]}, expected float32 from NumPy or PyTorch: leave buffers and counters out"
             )
         if not array.shape or 0 in array.shape:
-            raise PrivacyError(f"array {name[:_SHOWN]} has shape {tuple(array.shape)[:8]}: give it at least one dimension and one value")
+            raise PrivacyError(
+                f"array {name[:_MAX_SHOWN]} has shape {tuple(array.shape)[:8]}: give it at least one dimension and one value"
+            )
     names = tuple(arrays) if order is None else tuple(order)
     if sorted(names) != sorted(arrays):
         raise PrivacyError("the arrays are not the layers that the terms name; nothing was sent")
@@ -83,11 +85,11 @@ def _read(name: str, array: Array, shape: Sequence[int], dtype: Any) -> NDArray[
     try:
         values = _values(array.data)
     except Exception:  # NumPy's error about unreadable bytes may repeat them
-        raise PrivacyError(f"array {name[:_SHOWN]} cannot be read") from None
+        raise PrivacyError(f"array {name[:_MAX_SHOWN]} cannot be read") from None
     # The shape and dtype that the record states are not trusted: those of the values count.
     if values.dtype != dtype or values.shape != tuple(shape):
         got = f"{str(values.dtype)[:16]} of shape {values.shape[:8]}"
-        raise OtherArray(f"array {name[:_SHOWN]} is not {dtype} of shape {tuple(shape)[:8]}", got)
+        raise OtherArray(f"array {name[:_MAX_SHOWN]} is not {dtype} of shape {tuple(shape)[:8]}", got)
     return values
 
 

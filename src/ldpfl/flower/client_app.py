@@ -23,8 +23,8 @@ from ldpfl.flower.invitation import QUESTION, Question, read_question
 from ldpfl.flower.named_by_server import check_mechanism
 from ldpfl.flower.operator_node import OperatorNode, operator_node
 from ldpfl.flower.records import RecordGradients, Records, check_kind
-from ldpfl.flower.round_request import Ask, Asked, Node, read_asked
-from ldpfl.flower.terms import RECORD, Answer, RoundTerms, adding_up, digest_of, mechanism_named
+from ldpfl.flower.round_request import Ask, Node, RoundRequest, read_request
+from ldpfl.flower.terms import RECORD, Answer, RoundTerms, adding_up, digest_of, mechanism_name_in
 from ldpfl.mechanisms import Perturbed, is_built_in, payload_bits
 from ldpfl.mechanisms.base import is_finite
 from ldpfl.mechanisms.hooks import record_clip_of
@@ -37,22 +37,21 @@ LOGGER = logging.getLogger("flwr.ldpfl")
 DECLINED, FAILED = Declined.public, "failed"
 """Error texts that a server receives in place of a report: the client declined, or it failed. Neither text depends on data."""
 
-_MARGIN, _SMALLEST_MARGIN_S, _FREED_AFTER_S = 0.05, 1.0, 2.0
+_MARGIN, _MIN_MARGIN_S, _KILLED_AFTER_S = 0.05, 1.0, 2.0
 """The report must be ready some time before the reply: 5 % of the time for a reply, but at least a second, or half of a shorter time. The
 margin is for reading the report and stopping its processes, and for a container's CPU limit, which counts over short periods. The stopped
 processes are killed some seconds after the reply."""
 
-_LENGTH_BYTES = 8
+_LENGTH_BYTES = 8  # they state the report's length, before the report and the app's state
 
-_LONGEST_AT_ONCE_S = 3600.0
-"""Maximum time for an app's work in a round that states no time for replies."""
+_MAX_UNTIMED_S = 3600.0
+"""Maximum number of seconds for an app's work in a round that states no time for replies."""
 
-_LARGEST_STATE = 1 << 24
+_MAX_STATE_BYTES = 1 << 24
 """Maximum bytes of an app's state that are kept from round to round. Reading the state delays the reply, so it must be short."""
 
-
 Guard = Callable[[Callable[[], bytes]], bytes]
-"""Runs the work of an app's process, and may replace the error that the work raises by another one."""
+"""Function that runs the work of an app's process, and may replace the error that the work raises by another one."""
 
 
 @dataclass(frozen=True)
@@ -119,24 +118,24 @@ class LdpClientApp(ClientApp):
         super().__init__()
         self._app, self._node, self._source = _wrapped(app, records), node, source
         self._by_path = isinstance(app or records, str)
-        self._gives_weights, self._gives_gradients = records is None, gradients or records is not None
-        self._is_ready = gradients
-        self._names_persons = persons or records is None  # ldpfl's own app finds persons by the column that the terms name
-        self._last: tuple[RecordDict, tuple[str, str], Asked] | None = None
+        self._returns_weights, self._returns_gradients = records is None, gradients or records is not None
+        self._is_ldpfls_own = gradients
+        self._returns_persons = persons or records is None  # ldpfl's own app finds persons by the column that the terms name
+        self._last_read: tuple[RecordDict, tuple[str, str], RoundRequest] | None = None
         self._last_question: tuple[RecordDict, str, Question] | None = None
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer ``message`` with a report, or with an error that does not depend on data."""
-        question = message.metadata.message_type == QUESTION  # logged in other words than a round, since nothing is sent or charged
+        is_question = message.metadata.message_type == QUESTION  # logged in other words than a round, since nothing is sent or charged
         try:
             answer = self._answer(message, context)
         except Declined as refusal:
-            LOGGER.warning("%s: %s", "would decline" if question else "declined", refusal)
+            LOGGER.warning("%s: %s", "would decline" if is_question else "declined", refusal)
             return Message(Error(REFUSED, refusal.public), reply_to=message)
         except (Exception, SystemExit) as error:
-            LOGGER.error("%s: %s", "not answered" if question else "failed", confined_process.place_of(error))
+            LOGGER.error("%s: %s", "not answered" if is_question else "failed", confined_process.place_of(error))
             return Message(Error(APP_RAISED, FAILED), reply_to=message)
-        if question:
+        if is_question:
             LOGGER.info("would take part: the server asked about round %d of run %s; nothing was charged", answer.round, answer.run)
         else:
             LOGGER.info("sent: the report of round %d of run %s", answer.round, answer.run)
@@ -163,17 +162,17 @@ class LdpClientApp(ClientApp):
         """
         node = self._node(context)
         if isinstance(node, OperatorNode):  # before the mechanism is looked up, which could run an installed package's code
-            check_mechanism(mechanism_named(message.content), node.policy)
-        asked = self._asked(message, context)
-        terms = asked.ask.terms
-        self._check_given(terms)
+            check_mechanism(mechanism_name_in(message.content), node.policy)
+        request = self._read(message, context)
+        terms = request.ask.terms
+        self._check_app_returns(terms)
         if isinstance(node, OperatorNode):
-            node.would_allow(asked.ask, cohort)
+            node.would_allow(request.ask, cohort)
         began = time.monotonic()
         with confined_process.one_thread() as threads:
-            self._report(asked, node, context, _unchanged(asked))
+            self._report(request, node, context, _no_change(request))  # its time counts, since a real round needs it as well
             allowed = threads if self._by_path else 1
-            outcome = self._outcome(asked, node, message, context, allowed, began + (terms.reply_s or _LONGEST_AT_ONCE_S), guard)
+            outcome = self._outcome(request, node, message, context, allowed, began + (terms.reply_s or _MAX_UNTIMED_S), guard)
         seconds = time.monotonic() - began
         if outcome.value is None:
             return Attempt(None, outcome.trouble, seconds)
@@ -194,154 +193,165 @@ class LdpClientApp(ClientApp):
     def _answer(self, message: Message, context: Context) -> Answer:
         """Answer a question, or charge the budget for a round and send its report: in the answer, or over the relay."""
         if message.metadata.message_type == QUESTION:
-            return self._would_answer(message, context)
+            return self._answer_question(message, context)
         category = message.metadata.message_type.partition(".")[0]
         if category != "train":
             raise Declined(f"a message of type {category!r} asks for values without noise: only messages of type 'train' are answered")
         node = self._node(context)
         if isinstance(node, OperatorNode):  # before the mechanism is looked up, which could run an installed package's code
-            node.check_mechanism(mechanism_named(message.content))
-        asked = self._asked(message, context)
-        ask, terms = asked.ask, asked.ask.terms
-        self._check_given(terms)
+            node.check_mechanism(mechanism_name_in(message.content))
+        request = self._read(message, context)
+        ask, terms = request.ask, request.ask.terms
+        self._check_app_returns(terms)
         if terms.reply_s >= message.metadata.ttl:
             raise ProtocolError(
                 f"the message is not valid for as long as clients take to reply ({message.metadata.ttl:g} s, and {terms.reply_s:g} s): the "
                 "server must give it a longer time; nothing was charged or sent"
             )
         if not is_built_in(ask.mechanism.name):  # try the report of no change: a mechanism that cannot make it must fail before the charge
-            self._payload(asked, context, _unchanged(asked))
+            self._payload(request, context, _no_change(request))
         deliverable_s = node.admit(ask)
         admitted = time.monotonic()
         if terms.reply_s:
-            report = self._report_by_processes(asked, node, message, context, admitted + terms.reply_s)
-        elif self._by_path and confined_process.POSSIBLE:  # an app given as an object is for simulations, and runs in this process
-            report = self._report_by_processes(asked, node, message, context, admitted + _LONGEST_AT_ONCE_S, wait=False)
+            report = self._forked_report(request, node, message, context, admitted + terms.reply_s)
+        elif self._by_path and confined_process.CAN_FORK:  # an app given as an object is for simulations, and runs in this process
+            report = self._forked_report(request, node, message, context, admitted + _MAX_UNTIMED_S, wait=False)
         else:
-            report = self._report_in_this_process(asked, node, message, context)
+            report = self._unforked_report(request, node, message, context)
         if terms.transport == "direct":
             return Answer(terms.run, terms.round, report)
         node.upload(ask, report, admitted + deliverable_s - time.monotonic())
         return Answer(terms.run, terms.round)
 
-    def _would_answer(self, message: Message, context: Context) -> Answer:
+    def _answer_question(self, message: Message, context: Context) -> Answer:
         """Return the answer that this node would take part in a round, or raise.
 
         Neither the app nor the data are touched. Nothing is charged, written or uploaded.
         """
         node, run_config = self._node(context), digest_of(context.run_config)
         if isinstance(node, OperatorNode):  # before the mechanism is looked up, which could run an installed package's code
-            check_mechanism(mechanism_named(message.content), node.policy)
+            check_mechanism(mechanism_name_in(message.content), node.policy)
         if self._last_question is None or self._last_question[0] is not message.content or self._last_question[1] != run_config:
             with confined_process.one_thread():  # a fork may follow, and PyTorch's threads do not survive it
                 self._last_question = message.content, run_config, read_question(message.content, run_config)
         question = self._last_question[2]
-        self._check_given(question.ask.terms)
+        self._check_app_returns(question.ask.terms)
         node.would_admit(question.ask, question.cohort)
         return Answer(question.ask.terms.run, question.ask.terms.round)
 
-    def _check_given(self, terms: RoundTerms) -> None:
-        """Raise if this node's app does not return the kind of values that the terms ask for."""
-        if terms.kind != "training" and not self._is_ready:
+    def _check_app_returns(self, terms: RoundTerms) -> None:
+        """Raise if this node's app does not return the kind of values that ``terms`` ask for."""
+        if terms.kind != "training" and not self._is_ldpfls_own:
             raise NoRecordSums(
                 f"the round asks for {terms.kind}, and this node's app is not ldpfl's own: only ldpfl.flower.apps forms these sums over "
                 "records; nothing was charged or sent"
             )
-        check_kind(terms.config, weights=self._gives_weights, gradients=self._gives_gradients, persons=self._names_persons)
+        check_kind(terms.config, weights=self._returns_weights, gradients=self._returns_gradients, persons=self._returns_persons)
 
-    def _asked(self, message: Message, context: Context) -> Asked:
+    def _read(self, message: Message, context: Context) -> RoundRequest:
         """Read a message. Clients of one process get the same content, so it is read once and kept for the next client."""
         key = (message.metadata.message_type, digest_of(context.run_config))
-        if self._last is None or self._last[0] is not message.content or self._last[1] != key:
+        if self._last_read is None or self._last_read[0] is not message.content or self._last_read[1] != key:
             with confined_process.one_thread():  # a fork may follow, and PyTorch's threads do not survive it
-                self._last = message.content, key, read_asked(message.content, *key)
-        return self._last[2]
+                self._last_read = message.content, key, read_request(message.content, *key)
+        return self._last_read[2]
 
-    def _report_in_this_process(self, asked: Asked, node: Node, message: Message, context: Context) -> bytes:
+    def _unforked_report(self, request: RoundRequest, node: Node, message: Message, context: Context) -> bytes:
         """Make the report in this process and return it at once: for simulations, and systems that cannot fork."""
-        before = None if node.keeps_state(asked.ask) else packed(records_to_bytes(context.state))
+        state_before = None if node.keeps_state(request.ask) else packed(records_to_bytes(context.state))
         try:
-            return self._report(asked, node, context, self._trained(asked, message, context))
+            return self._report(request, node, context, self._run_app(request, message, context))
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a panic in a Rust library, for example, is no Exception
-            _log_replaced(asked, confined_process.place_of(error))
-            return self._report(asked, node, context, _unchanged(asked))
+            _log_replaced(request, confined_process.place_of(error))
+            return self._report(request, node, context, _no_change(request))
         finally:
-            if before is not None:
-                context.state = before
+            if state_before is not None:
+                context.state = state_before
 
-    def _report_by_processes(self, asked: Asked, node: Node, message: Message, context: Context, end: float, *, wait: bool = True) -> bytes:
+    def _forked_report(
+        self, request: RoundRequest, node: Node, message: Message, context: Context, end: float, *, wait: bool = True
+    ) -> bytes:
         """Make the report in forked processes and return it at the time ``end``; a report of no change if the processes gave none by then.
 
         Without ``wait`` the report is returned as soon as the processes have made it, or have ended.
         """
         with confined_process.one_thread() as threads:
-            report = self._report(asked, node, context, _unchanged(asked))
+            report = self._report(request, node, context, _no_change(request))
             allowed = threads if self._by_path else 1
             try:
-                outcome = self._outcome(asked, node, message, context, allowed, end)
+                outcome = self._outcome(request, node, message, context, allowed, end)
                 if outcome.value is None:
-                    _log_replaced(asked, outcome.trouble)
-                else:
+                    _log_replaced(request, outcome.trouble)
+                else:  # the report's length, the report and the app's state, see `_encode`
                     length = int.from_bytes(outcome.value[:_LENGTH_BYTES], "big")
                     report_view, state = outcome.value[_LENGTH_BYTES : _LENGTH_BYTES + length], outcome.value[_LENGTH_BYTES + length :]
                     report = bytes(report_view)
-                    if node.keeps_state(asked.ask):
+                    if node.keeps_state(request.ask):
                         context.state = packed(bytes(state))
                     del report_view, state
                 del outcome  # freeing much memory takes time, and must be over before the end
             except (Exception, SystemExit) as error:  # the app may, for example, have used up all processes or threads
-                _log_replaced(asked, confined_process.place_of(error))
+                _log_replaced(request, confined_process.place_of(error))
         if wait:
             while (left := end - time.monotonic()) > 0:
                 time.sleep(min(left, 1.0))  # short sleeps, so that a node that is told to stop does so soon
         return report
 
     def _outcome(
-        self, asked: Asked, node: Node, message: Message, context: Context, threads: int, end: float, guard: Guard = lambda work: work()
+        self,
+        request: RoundRequest,
+        node: Node,
+        message: Message,
+        context: Context,
+        threads: int,
+        end: float,
+        guard: Guard = lambda do: do(),
     ) -> confined_process.Outcome:
         """Run the app in one process and the encoder in another; both are over some time before ``end``.
 
         The outcome's value is what :meth:`_encode` returns: the report's length, the report, and the app's state.
         """
-        reply_s = asked.ask.terms.reply_s
-        ready = end - max(min(_SMALLEST_MARGIN_S, reply_s / 2), _MARGIN * reply_s)
-        freed = end + _FREED_AFTER_S if reply_s else 0.0
+        reply_s = request.ask.terms.reply_s
+        ready_by = end - max(min(_MIN_MARGIN_S, reply_s / 2), _MARGIN * reply_s)
+        killed_at = end + _KILLED_AFTER_S if reply_s else 0.0
         with (
-            confined_process.start_guarded(lambda: guard(lambda: self._train(asked, message, context, threads)), freed) as trainer,
+            confined_process.start_guarded(
+                lambda: guard(lambda: self._app_bytes(request, message, context, threads)), killed_at
+            ) as trainer,
             # Forked from this process, not from the trainer: so it holds no code of the app, and the app's process none of its pipes.
-            confined_process.start(lambda: self._encode(asked, node, context, trainer.outcome()), trainer) as encoder,
+            confined_process.start(lambda: self._encode(request, node, context, trainer.outcome()), trainer) as encoder,
         ):
-            return encoder.outcome(ready)
+            return encoder.outcome(ready_by)
 
-    def _train(self, asked: Asked, message: Message, context: Context, threads: int) -> bytes:
+    def _app_bytes(self, request: RoundRequest, message: Message, context: Context, threads: int) -> bytes:
         """Return the trained weights and the app's state, as bytes: PRIVATE."""
         torch.set_num_threads(threads)
-        trained = self._trained(asked, message, context)
-        return trained.to(_dtype(asked)).numpy().tobytes() + records_to_bytes(context.state)
+        trained = self._run_app(request, message, context)
+        return trained.to(_dtype(request)).numpy().tobytes() + records_to_bytes(context.state)
 
-    def _encode(self, asked: Asked, node: Node, context: Context, trained: confined_process.Outcome) -> bytes:
-        """Return the length of the report, the report and the app's state, one after another."""
+    def _encode(self, request: RoundRequest, node: Node, context: Context, trained: confined_process.Outcome) -> bytes:
+        """Return the report's length, the report and the app's state, one after another; ``trained`` has bytes of :meth:`_app_bytes`."""
         if trained.value is None:
             raise PrivacyError(trained.trouble)
-        length = _dtype(asked).itemsize * asked.layout.dimension
+        length = _dtype(request).itemsize * request.layout.dimension
         values, state = trained.value[:length], trained.value[length:]
-        if len(state) > _LARGEST_STATE:
-            raise PrivacyError(f"the app's state takes more than {_LARGEST_STATE:,} bytes: keep large things in a file of the node")
-        weights = torch.frombuffer(bytearray(values), dtype=_dtype(asked))
-        report = self._report(asked, node, context, weights)
+        if len(state) > _MAX_STATE_BYTES:
+            raise PrivacyError(f"the app's state takes more than {_MAX_STATE_BYTES:,} bytes: keep large things in a file of the node")
+        weights = torch.frombuffer(bytearray(values), dtype=_dtype(request))
+        report = self._report(request, node, context, weights)
         return len(report).to_bytes(_LENGTH_BYTES, "big") + report + state
 
-    def _report(self, asked: Asked, node: Node, context: Context, trained: Tensor) -> bytes:
+    def _report(self, request: RoundRequest, node: Node, context: Context, trained: Tensor) -> bytes:
         """Return the bytes that leave the node for ``trained`` weights (d,), which are PRIVATE and modified in place."""
-        payload = self._payload(asked, context, trained)
-        return payload if asked.ask.terms.transport == "direct" else node.seal(asked.ask, payload)
+        payload = self._payload(request, context, trained)
+        return payload if request.ask.terms.transport == "direct" else node.seal(request.ask, payload)
 
-    def _payload(self, asked: Asked, context: Context, trained: Tensor) -> bytes:
+    def _payload(self, request: RoundRequest, context: Context, trained: Tensor) -> bytes:
         """Return the randomised report of ``trained`` weights (d,), which are PRIVATE and modified in place."""
-        ask = asked.ask
-        values = client_values(trained[None], asked.state, _perturbed(ask.terms))
+        ask = request.ask
+        values = client_values(trained[None], request.state, _perturbed(ask.terms))
         if not is_finite(values):
             # The whole vector is checked before a random bit is drawn. A mechanism that samples coordinates would fail only if it hit the
             # bad ones, and so its failure would depend on the data.
@@ -355,24 +365,25 @@ class LdpClientApp(ClientApp):
             raise PrivacyError("the mechanism's payload is not as long as it says, so its length could depend on the data")
         return payload
 
-    def _trained(self, asked: Asked, message: Message, context: Context) -> Tensor:
+    def _run_app(self, request: RoundRequest, message: Message, context: Context) -> Tensor:
         """Run the app and return its arrays (d,): PRIVATE. The app's metrics are dropped; its state is put into ``context``."""
         # The app gets nothing by which the server could mark this client: no id that the SuperLink chooses, and sorted settings, because
         # the digest that is compared between clients does not cover their order.
         app_context = Context(0, 0, context.node_config, unpacked(context.state), dict(sorted(context.run_config.items())))
-        reply = self._resolved()(message_for_app(message), app_context)
+        reply = self._imported_app()(message_for_app(message), app_context)
         context.state = app_context.state
         if reply.has_error():
             raise PrivacyError("the app replied with an error")
-        return to_vector(only_arrays(reply.content), asked.layout, _dtype(asked))
+        return to_vector(only_arrays(reply.content), request.layout, _dtype(request))
 
-    def _resolved(self) -> ClientAppCallable:
+    def _imported_app(self) -> ClientAppCallable:
         """Return the app, imported now if it was given as a path."""
         app: ClientAppCallable = pkgutil.resolve_name(self._app) if isinstance(self._app, str) else self._app
         return app
 
 
 def _wrapped(app: ClientAppCallable | str | None, records: Records | str | None) -> ClientAppCallable | str:
+    """Return the app to wrap: ``app``, or one that computes the gradients of ``records``. Exactly one of the two must be given."""
     if app is not None and records is None:
         return app
     if records is not None and app is None:
@@ -380,9 +391,9 @@ def _wrapped(app: ClientAppCallable | str | None, records: Records | str | None)
     raise ConfigError("LdpClientApp wraps either an app, which trains, or records, whose gradients it takes: give one of `app`, `records`")
 
 
-def _dtype(asked: Asked) -> torch.dtype:
+def _dtype(request: RoundRequest) -> torch.dtype:
     """Return the dtype of values before they are randomised: int64 for sums of records' gradients, float32 for anything else."""
-    return torch.float32 if record_clip_of(asked.ask.mechanism) is None else torch.int64
+    return torch.float32 if record_clip_of(request.ask.mechanism) is None else torch.int64
 
 
 def _perturbed(terms: RoundTerms) -> Perturbed:
@@ -390,13 +401,15 @@ def _perturbed(terms: RoundTerms) -> Perturbed:
     return terms.config.mechanism.perturbed if terms.kind == "training" else "gradient"
 
 
-def _unchanged(asked: Asked) -> Tensor:
+def _no_change(request: RoundRequest) -> Tensor:
     """Return the vector (d,) that means no change, which is public: the broadcast weights, or a gradient or sums of 0."""
-    if _perturbed(asked.ask.terms) == "gradient":
-        return torch.zeros(asked.layout.dimension, dtype=_dtype(asked))
-    return asked.state.weights.clone()
+    if _perturbed(request.ask.terms) == "gradient":
+        return torch.zeros(request.layout.dimension, dtype=_dtype(request))
+    return request.state.weights.clone()
 
 
-def _log_replaced(asked: Asked, trouble: str) -> None:
+def _log_replaced(request: RoundRequest, trouble: str) -> None:
+    """Log that this round's report means no change, because of the ``trouble``."""
     trouble = trouble.replace("; nothing was sent", "")  # some errors end with this, but here a report of no change is sent
-    LOGGER.error("replaced: round %d is reported as no change, because training gave nothing to report: %s", asked.ask.terms.round, trouble)
+    number = request.ask.terms.round
+    LOGGER.error("replaced: round %d is reported as no change, because training gave nothing to report: %s", number, trouble)

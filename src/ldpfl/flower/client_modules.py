@@ -18,19 +18,19 @@ from ldpfl.util.files import from_toml, read_text
 
 @contextmanager
 def importable(app: Path) -> Iterator[None]:
-    """Put the folder ``app`` first in ``sys.path`` for a while, and remove the modules imported from it afterwards.
+    """Put the folder ``app`` first in ``sys.path`` within this context, and remove the modules imported from it afterwards.
 
     No bytecode is written to the folder: Python could run it later in place of the sources that the operator has reviewed.
     """
-    folder, before, bytecode = app.resolve(), set(sys.modules), sys.dont_write_bytecode
+    folder, modules_before, bytecode_setting = app.resolve(), set(sys.modules), sys.dont_write_bytecode
     sys.path.insert(0, str(folder))
     sys.dont_write_bytecode = True
     try:
         yield
     finally:
-        sys.dont_write_bytecode = bytecode
+        sys.dont_write_bytecode = bytecode_setting
         sys.path.remove(str(folder))
-        for name in set(sys.modules) - before:
+        for name in set(sys.modules) - modules_before:
             if folder in Path(getattr(sys.modules[name], "__file__", None) or "").parents:
                 del sys.modules[name]
 
@@ -63,6 +63,7 @@ def run_config_of(app: Path) -> UserConfig:
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each value in ``table`` and its nested tables, with the keys that lead to it joined by dots."""
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}.")
@@ -74,7 +75,7 @@ def _settings(app: Path) -> Mapping[str, Any]:
     """Return the table ``[tool.flwr.app]`` of the app's ``pyproject.toml``."""
     project = app / "pyproject.toml"
     try:
-        found: Mapping[str, Any] = from_toml(read_text(project))["tool"]["flwr"]["app"]
+        settings: Mapping[str, Any] = from_toml(read_text(project))["tool"]["flwr"]["app"]
     except (OSError, ValueError, KeyError, TypeError):
         raise ConfigError(f"{project} is no Flower app that can be read: it needs a [tool.flwr.app]") from None
-    return found
+    return settings

@@ -31,23 +31,23 @@ import torch
 import ldpfl
 from ldpfl.errors import ConfigError, LdpflError
 
-_LENGTH_BYTES = 8
-_BLOCK = 1 << 20
-_DONE, _FAILED = b"+", b"-"
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_LENGTH_BYTES = 8  # they state a message's length, before the message
+_BLOCK_BYTES = 1 << 20
+_DONE, _FAILED = b"+", b"-"  # first byte of a message: a result follows, or the reason why there is none
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # options of Linux's prctl: a signal at the parent's death; adoption of orphans
 TOO_LONG, NO_ANSWER = "it took too long", "its process has ended without an answer"
 """Reasons why work gave no result although it raised no exception."""
 
-_MOST_PASSES = 1000
-_MOST_STOPPED = 256
+_MAX_PASSES = 1000  # over an app's processes, which may start others in between
+_MAX_STOPPED = 256
 """Maximum number of an app's processes that are stopped for now and killed later. If there are more, they are killed at once: otherwise
 Flower may be unable to start the thread that sends the reply."""
 
-POSSIBLE = hasattr(os, "fork")
+CAN_FORK = hasattr(os, "fork")
 """Whether this system can fork processes."""
 
-_PACKAGE = Path(ldpfl.__file__).parent
-_READ_NO_DATA = frozenset(_PACKAGE / package for package in ("flower", "mechanisms", "privacy", "relay", "transport"))
+_LDPFL_FOLDER = Path(ldpfl.__file__).parent
+_FOLDERS_WITHOUT_DATA = frozenset(_LDPFL_FOLDER / package for package in ("flower", "mechanisms", "privacy", "relay", "transport"))
 """Folders of ldpfl's packages that read no data."""
 
 
@@ -67,8 +67,8 @@ class Outcome:
 class Child:
     """A forked process; made by :func:`start` or :func:`start_guarded`. Leaving its context ends it."""
 
-    def __init__(self, pid: int, pipe: int, end: signal.Signals) -> None:
-        self._pid, self.pipe, self._end = pid, pipe, end
+    def __init__(self, pid: int, pipe: int, end_signal: signal.Signals) -> None:
+        self._pid, self.pipe, self._end_signal = pid, pipe, end_signal
 
     def __enter__(self) -> Child:
         return self
@@ -77,22 +77,22 @@ class Child:
         """Signal the process to end, without waiting: how long it takes, and how many processes end with it, may depend on data."""
         os.close(self.pipe)
         with suppress(ProcessLookupError):
-            os.kill(self._pid, self._end)
+            os.kill(self._pid, self._end_signal)
             os.kill(self._pid, signal.SIGCONT)  # a stopped process would not handle the signal
         with suppress(RuntimeError):  # no thread is left, because the work used them up: the child stays a zombie until this process ends
             threading.Thread(target=_reap, args=(self._pid,), daemon=True).start()
 
-    def outcome(self, until: float = inf) -> Outcome:
-        """Wait for the work and return its outcome, by the time ``until`` (of ``time.monotonic``) at the latest."""
-        received, expected, waiting = bytearray(), inf, select.poll()
-        waiting.register(self.pipe, select.POLLIN)
+    def outcome(self, deadline: float = inf) -> Outcome:
+        """Wait for the work and return its outcome, by the time ``deadline`` (of ``time.monotonic``) at the latest."""
+        received, expected, poller = bytearray(), inf, select.poll()  # inf until the message's length is read
+        poller.register(self.pipe, select.POLLIN)
         while len(received) < expected:
-            left = max(0.0, until - time.monotonic())
-            if left == 0:
+            seconds_left = max(0.0, deadline - time.monotonic())
+            if seconds_left == 0:
                 return Outcome(None, TOO_LONG)
-            if not waiting.poll(min(left, 1.0) * 1000):  # short waits, so that a node that is told to stop does so soon
+            if not poller.poll(min(seconds_left, 1.0) * 1000):  # short waits, so that a node that is told to stop does so soon
                 continue
-            block = os.read(self.pipe, _BLOCK)
+            block = os.read(self.pipe, _BLOCK_BYTES)
             if not block:
                 return Outcome(None, NO_ANSWER)
             received += block
@@ -102,32 +102,32 @@ class Child:
         return Outcome(content) if kind == _DONE else Outcome(None, bytes(content).decode(errors="replace"))
 
 
-def start(work: Callable[[], bytes], asks: Child | None = None) -> Child:
+def start(work: Callable[[], bytes], pipe_owner: Child | None = None) -> Child:
     """Fork a process that does ``work``, which must start no other process.
 
     Args:
-        asks: another child whose outcome ``work`` reads. The new process keeps that child's pipe open.
+        pipe_owner: another child whose outcome ``work`` reads. The new process keeps that child's pipe open.
 
     Raises:
         ConfigError: this system cannot fork processes.
     """
-    return _fork(lambda sending: _run_unguarded(work, sending), signal.SIGKILL, asks)
+    return _fork(lambda sending: _run_unguarded(work, sending), signal.SIGKILL, pipe_owner)
 
 
-def start_guarded(work: Callable[[], bytes], freed: float = 0.0) -> Child:
+def start_guarded(work: Callable[[], bytes], killed_at: float = 0.0) -> Child:
     """Fork a process that does ``work``, and a guard that ends this process and all processes that it has started.
 
     On Linux the guard also ends processes that have left their group, session or parent, because orphans become the guard's children. Until
-    the time ``freed`` (of ``time.monotonic``) the processes are only stopped, as long as this process lives. Freeing their memory takes
+    the time ``killed_at`` (of ``time.monotonic``) the processes are only stopped, as long as this process lives. Freeing their memory takes
     processor time, and under a CPU limit this would delay the reply. Errors as for :func:`start`.
     """
     parent = os.getpid()
-    return _fork(lambda sending: _guard(work, sending, parent, freed), signal.SIGTERM)
+    return _fork(lambda sending: _guard(work, sending, parent, killed_at), signal.SIGTERM)
 
 
-def _fork(run: Callable[[int], NoReturn], end: signal.Signals, asks: Child | None = None) -> Child:
-    """Fork a process that does ``run``, given the pipe to send to; the signal ``end`` will end it."""
-    if not POSSIBLE:
+def _fork(run: Callable[[int], NoReturn], end_signal: signal.Signals, pipe_owner: Child | None = None) -> Child:
+    """Fork a process that does ``run``, given the pipe to send to; ``end_signal`` will end it."""
+    if not CAN_FORK:
         raise ConfigError("replies at a stated time need a system that can fork processes, such as Linux")
     receiving, sending = os.pipe()
     sys.stdout.flush()  # otherwise the child would print the buffered text again
@@ -139,14 +139,14 @@ def _fork(run: Callable[[int], NoReturn], end: signal.Signals, asks: Child | Non
             pid = os.fork()
         if pid == 0:
             os.close(receiving)
-            _run_child(run, sending, mask, set() if asks is None else {asks.pipe})
+            _run_child(run, sending, mask, set() if pipe_owner is None else {pipe_owner.pipe})
     except OSError:
         os.close(receiving)
         raise
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(sending)
-    return Child(pid, receiving, end)
+    return Child(pid, receiving, end_signal)
 
 
 def _run_child(run: Callable[[int], NoReturn], sending: int, mask: set[Any], kept_pipes: set[int]) -> NoReturn:
@@ -173,7 +173,7 @@ def one_thread() -> Iterator[int]:
 def repeats_nothing(error: BaseException) -> bool:
     """Tell whether the text of ``error`` repeats no private value: it is ldpfl's own error, raised in a package that reads no data."""
     frames = traceback.extract_tb(error.__traceback__)
-    return isinstance(error, LdpflError) and (not frames or bool(_READ_NO_DATA.intersection(Path(frames[-1].filename).parents)))
+    return isinstance(error, LdpflError) and (not frames or bool(_FOLDERS_WITHOUT_DATA.intersection(Path(frames[-1].filename).parents)))
 
 
 _KNOWN_MODULES = ("builtins", "torch", "numpy", "pandas", "json.decoder", "ldpfl.errors", "ldpfl.flower.arrays")
@@ -181,16 +181,15 @@ _KNOWN_MODULES = ("builtins", "torch", "numpy", "pandas", "json.decoder", "ldpfl
 
 
 def type_of(value: object) -> str:
-    """Return the name of the type of ``value``, or of the nearest base that a known module holds by that name."""
+    """Return the name of the type of ``value``, or of its nearest base class, that a known module really holds under that name."""
     known = (kind for kind in type(value).__mro__ if kind.__module__ in _KNOWN_MODULES)
     return next(str(kind.__name__) for kind in known if getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind)
 
 
 def place_of(error: BaseException) -> str:
-    """Return an exception's type and the line that raised it, for the node's log. The exception's text may repeat private values.
+    """Return the type of ``error`` and the line that raised it, for the node's log; or its text, if that :func:`repeats_nothing`.
 
-    This holds also for ldpfl's own exceptions: an app can raise them, and they may quote a file. The text is returned only if it
-    :func:`repeats_nothing`.
+    The text of any other exception may repeat private values. Even ldpfl's own may: an app can raise them, and they may quote a file.
     """
     if repeats_nothing(error):
         return str(error)
@@ -204,21 +203,21 @@ def _run_unguarded(work: Callable[[], bytes], sending: int) -> NoReturn:
     _run_worker(work, sending)
 
 
-def _run_worker(work: Callable[[], bytes], sending: int, *, stays: bool = False) -> NoReturn:
+def _run_worker(work: Callable[[], bytes], sending: int, *, stops_itself: bool = False) -> NoReturn:
     """Run the body of the process that does ``work`` and sends its result.
 
-    If it ``stays``, the process stops itself afterwards and keeps its memory until it is killed: freeing memory could delay the reply.
+    If it ``stops_itself``, it then waits with its memory until it is killed, because freeing memory could delay the reply.
     """
     code = 1
     try:
-        _control(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _set_process_option(_PR_SET_PDEATHSIG, signal.SIGKILL)
         with suppress(OSError):  # if memory runs out, the kernel kills this process rather than the one that replies
             Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         _log_exceptions_without_text()
-        _send(sending, _result_or_trouble(work))
+        _send(sending, _result_or_place_of_error(work))
         code = 0
-        while stays:
+        while stops_itself:
             os.kill(os.getpid(), signal.SIGSTOP)
     finally:
         # os._exit, not sys.exit: the parent's exit handlers must not run here, and the parent's connections must not be closed here.
@@ -237,14 +236,14 @@ def _log_exceptions_without_text() -> None:
     threading.excepthook = sys.unraisablehook = hook
 
 
-def _guard(work: Callable[[], bytes], sending: int, parent: int, freed: float) -> NoReturn:
+def _guard(work: Callable[[], bytes], sending: int, parent: int, killed_at: float) -> NoReturn:
     """Run the body of the guard: wait for SIGTERM, which also comes when the parent dies; then stop all processes below it, and kill them.
 
     The worker is the guard's grandchild: whatever it does to its parent and its group does not reach the guard.
     """
     try:
         _leave_session(signal.SIGTERM)
-        _control(_PR_SET_CHILD_SUBREAPER, 1)
+        _set_process_option(_PR_SET_CHILD_SUBREAPER, 1)
         # A process that is killed leaves its temporary files, which may hold raw data: they go to a folder that the guard removes.
         scratch = tempfile.mkdtemp(prefix="ldpfl-")
         leader = os.fork()
@@ -252,9 +251,9 @@ def _guard(work: Callable[[], bytes], sending: int, parent: int, freed: float) -
             _run_group_leader(work, sending, scratch)
         os.close(sending)
         signal.sigwait({signal.SIGTERM})  # blocked since before the fork, and so never missed
-        if time.monotonic() < freed:
+        if time.monotonic() < killed_at:
             _stop_all(leader)
-        while time.monotonic() < freed and os.getppid() == parent:
+        while time.monotonic() < killed_at and os.getppid() == parent:
             time.sleep(0.1)
         _end_all(leader)
         _remove(scratch)
@@ -263,13 +262,13 @@ def _guard(work: Callable[[], bytes], sending: int, parent: int, freed: float) -
 
 
 def _run_group_leader(work: Callable[[], bytes], sending: int, scratch: str) -> NoReturn:
-    """Run the body of the process between guard and worker: the worker's parent, and leader of its process group."""
+    """Run the body of the worker's parent, the leader of its process group. The worker's temporary files go to the folder ``scratch``."""
     try:
         _leave_session(signal.SIGKILL)
         worker = os.fork()
         if worker == 0:
             tempfile.tempdir = os.environ["TMPDIR"] = scratch
-            _run_worker(work, sending, stays=True)
+            _run_worker(work, sending, stops_itself=True)
         _, status = os.waitpid(worker, 0)
         if status != 0:  # a message is sent, because processes that the work has started may keep the pipe open after the worker's end
             _send(sending, _FAILED + NO_ANSWER.encode())
@@ -277,21 +276,21 @@ def _run_group_leader(work: Callable[[], bytes], sending: int, scratch: str) -> 
         os._exit(0)
 
 
-def _drop_parents_handlers_and_pipes(kept: set[int]) -> None:
-    """Remove the parent's signal handlers, connections and pipes from this process, except the descriptors in ``kept``.
+def _drop_parents_handlers_and_pipes(kept_descriptors: set[int]) -> None:
+    """Remove the parent's signal handlers, connections and pipes from this process, except ``kept_descriptors``.
 
     Otherwise this process could speak in the parent's name: Flower's handlers, for example, report that the task has failed. Descriptors
     are redirected to ``/dev/null`` rather than closed. Objects that own them may close them later, and by then a closed descriptor's number
     could belong to another file.
     """
     signal.set_wakeup_fd(-1)
-    for caught in signal.valid_signals():
-        if callable(signal.getsignal(caught)):
-            signal.signal(caught, signal.SIG_DFL)
+    for signal_number in signal.valid_signals():
+        if callable(signal.getsignal(signal_number)):
+            signal.signal(signal_number, signal.SIG_DFL)
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in sorted(int(entry.name) for entry in Path("/dev/fd").iterdir()):
         with suppress(OSError):  # the descriptor of the listing itself is closed by now
-            if number > 2 and number not in {nothing, *kept} and _is_socket_or_pipe(os.fstat(number).st_mode):
+            if number > 2 and number not in {nothing, *kept_descriptors} and _is_socket_or_pipe(os.fstat(number).st_mode):
                 os.dup2(nothing, number)
     os.close(nothing)
 
@@ -300,31 +299,34 @@ def _is_socket_or_pipe(mode: int) -> bool:
     return stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode)
 
 
-def _leave_session(on_death: signal.Signals) -> None:
-    """Leave the parent's session, so that Ctrl-C there does not reach this process. The signal ``on_death`` comes when the parent dies."""
+def _leave_session(death_signal: signal.Signals) -> None:
+    """Leave the parent's session, so that Ctrl-C there does not reach this process. ``death_signal`` comes when the parent dies."""
     os.setsid()
-    _control(_PR_SET_PDEATHSIG, on_death)
+    _set_process_option(_PR_SET_PDEATHSIG, death_signal)
 
 
 def _stop_all(leader: int) -> None:
-    """Stop all descendants, repeatedly as in :func:`_end_all`. A stopped process starts no other."""
+    """Stop all of the guard's descendants, repeatedly as in :func:`_end_all`. A stopped process starts no other.
+
+    ``leader`` is the process group of the worker. If there are too many descendants, they are killed at once.
+    """
     with suppress(OSError):
         os.killpg(leader, signal.SIGSTOP)
-    me, stopped = psutil.Process(), set[psutil.Process]()
-    for _ in range(_MOST_PASSES):
-        left = set(me.children(recursive=True)) - stopped
-        if not left or len(stopped) > _MOST_STOPPED:
+    guard, stopped = psutil.Process(), set[psutil.Process]()
+    for _ in range(_MAX_PASSES):
+        descendants = set(guard.children(recursive=True)) - stopped
+        if not descendants or len(stopped) > _MAX_STOPPED:
             break
-        for child in left:
+        for child in descendants:
             with suppress(psutil.Error):
                 child.suspend()
-        stopped |= left
-    if len(stopped) > _MOST_STOPPED:
+        stopped |= descendants
+    if len(stopped) > _MAX_STOPPED:
         _end_all(leader)
 
 
 def _end_all(leader: int) -> None:
-    """Kill all descendants, repeatedly, because a process may have started another one just before it was killed.
+    """Kill all of the guard's descendants, repeatedly, because a process may have started another one just before it was killed.
 
     The group of ``leader`` is killed first, by one call. It may have so many processes that listing them takes too long. As long as they
     use up the limit on processes, Flower cannot start the thread that sends the reply.
@@ -332,12 +334,12 @@ def _end_all(leader: int) -> None:
     with suppress(OSError):  # the group does not exist yet, or no longer
         os.killpg(leader, signal.SIGKILL)
     _reap_all()
-    me = psutil.Process()
-    for _ in range(_MOST_PASSES):
-        left = me.children(recursive=True)
-        if not left:
+    guard = psutil.Process()
+    for _ in range(_MAX_PASSES):
+        descendants = guard.children(recursive=True)
+        if not descendants:
             return
-        for child in left:
+        for child in descendants:
             with suppress(psutil.Error):
                 child.kill()
         _reap_all()
@@ -361,8 +363,8 @@ def _reap_all() -> None:
             pass
 
 
-def _result_or_trouble(work: Callable[[], bytes]) -> bytes:
-    """Do ``work`` and return its result, or the place of its exception, after a byte that says which of the two it is."""
+def _result_or_place_of_error(work: Callable[[], bytes]) -> bytes:
+    """Do ``work`` and return the message for the parent: its result, or the place of its exception, after a byte that says which."""
     try:
         return _DONE + work()
     except BaseException as error:  # SystemExit as well: the parent decides when this process ends
@@ -371,16 +373,17 @@ def _result_or_trouble(work: Callable[[], bytes]) -> bytes:
 
 def _send(pipe: int, message: bytes) -> None:
     """Write the length of ``message``, and the message, to ``pipe``."""
-    left = memoryview(len(message).to_bytes(_LENGTH_BYTES, "big") + message)
-    while left:
-        left = left[os.write(pipe, left) :]
+    unsent = memoryview(len(message).to_bytes(_LENGTH_BYTES, "big") + message)
+    while unsent:
+        unsent = unsent[os.write(pipe, unsent) :]  # a pipe may take only a part
 
 
-def _control(option: int, value: int) -> None:
+def _set_process_option(option: int, value: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value)
 
 
 def _reap(pid: int) -> None:
+    """Wait until the child ``pid`` has ended, so that it does not stay a zombie."""
     with suppress(ChildProcessError):
         os.waitpid(pid, 0)

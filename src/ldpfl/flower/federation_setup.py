@@ -27,7 +27,8 @@ from ldpfl.server import Checkpoint
 from ldpfl.simulation import Federation
 from ldpfl.util.user_code import is_code, is_pretrained
 
-DATA_DIR = "data-dir"
+_DATA_DIR = "data-dir"
+"""Key of the folder with data sets in the config of a simulated node."""
 
 
 def data_dir_of(context: Context) -> Path | None:
@@ -35,7 +36,7 @@ def data_dir_of(context: Context) -> Path | None:
 
     Without one, as in a simulation, it comes from the node's config, which other users of the machine can change.
     """
-    folder = os.environ.get(DATA_DIR_VARIABLE) or context.node_config.get(DATA_DIR)
+    folder = os.environ.get(DATA_DIR_VARIABLE) or context.node_config.get(_DATA_DIR)
     return Path(str(folder)) if folder else None
 
 
@@ -54,55 +55,56 @@ class Prepared:
     """A config, its data set, and the federation and first checkpoint that are built from them."""
 
     config: RunConfig
-    task: Dataset
+    data: Dataset
     federation: Federation
     start: Checkpoint
 
 
 @lru_cache(maxsize=2)
 def prepare(
-    text: str,
+    config_text: str,
     data_dir: Path | None,
     device: str,
-    sent: int | None = None,
+    weights_sent: int | None = None,
     table: Path | None = None,
     measured: str = "",
     *,
     write_cache: bool = True,
 ) -> Prepared:
-    """Load the data and build the federation of the config ``text``. Cached, because a simulation's clients share a process.
+    """Load the data and build the federation of a config, given as TOML. Cached, because a simulation's clients share a process.
 
     Args:
-        sent: number of weights that came with the terms. A built-in model of another size is refused before it takes memory.
+        weights_sent: number of weights that came with the terms. A built-in model of another size is refused before it takes memory.
         table: the node's own table.
         measured: how the table's columns are scaled, in the form of ``RoundTerms.measured``.
         write_cache: whether data and features may be written to the user's cache.
     """
-    config = parse_config(text, origin="the round's terms")
-    task = load_dataset(config, data_dir, table=table, write_cache=write_cache)
-    if sent is not None and not is_code(config.model.name):
-        size = size_of(config, Description.of(task))
-        if size != sent:
-            raise ConfigError(f"the model of the terms has {size:,} weights, and {sent:,} came with them")
-    federation, start = build(config, task, choose_device(device), measured=encoder_in(measured))
+    config = parse_config(config_text, origin="the round's terms")
+    data = load_dataset(config, data_dir, table=table, write_cache=write_cache)
+    if weights_sent is not None and not is_code(config.model.name):
+        size = size_of(config, Description.of(data))
+        if size != weights_sent:
+            raise ConfigError(f"the model of the terms has {size:,} weights, and {weights_sent:,} came with them")
+    federation, start = build(config, data, choose_device(device), measured=encoder_in(measured))
     resolved = {"server_learning_rate": federation.optimiser.learning_rate, "server_weight_decay": federation.optimiser.decay}
     config = config.model_copy(update={"training": config.training.model_copy(update=resolved)})  # replaces the value "auto"
-    return Prepared(_with_digests(config, task, federation), task, federation, start)
+    return Prepared(_with_digests(config, data, federation), data, federation, start)
 
 
-def _with_digests(config: RunConfig, task: Dataset, federation: Federation) -> RunConfig:
+def _with_digests(config: RunConfig, data: Dataset, federation: Federation) -> RunConfig:
     """Return ``config`` with digests of the server's features, pretrained model and tokenizer, so that no node trains with others."""
     if config.data.features != NONE:
-        return _with_digest_of_features(config)
+        return _with_digests_of_features(config)
     if not is_pretrained(config.model.name):
         return config
     model = {"base": base_digest(federation.task.module), "licence": licence_of(config.model.name, config.model.licence)}
-    digest = vocabulary_digest(data_of(config).tokenizer) if TOKENS in by_name(task.train.inputs) else ""
+    digest = vocabulary_digest(data_of(config).tokenizer) if TOKENS in by_name(data.train.inputs) else ""
     changed = {"model": config.model.model_copy(update=model), "data": config.data.model_copy(update={"tokenizer_digest": digest})}
     return config.model_copy(update=changed)
 
 
-def _with_digest_of_features(config: RunConfig) -> RunConfig:
+def _with_digests_of_features(config: RunConfig) -> RunConfig:
+    """Return ``config`` with digests of the server's feature encoder, and of its tokenizer if the encoder reads texts."""
     digest, tokenizer = feature_map(config.data.features, config.data.feature_options).digest, data_of(config).tokenizer
     changed = {"features_digest": digest, "tokenizer_digest": vocabulary_digest(tokenizer) if tokenizer else ""}
     return config.model_copy(update={"data": config.data.model_copy(update=changed)})

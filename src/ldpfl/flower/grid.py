@@ -27,8 +27,8 @@ from ldpfl.flower.internals import APP_RAISED, SERVER_NODE, Run, local_run, set_
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Numbers of two options of glibc's ``mallopt``."""
 
-
 _PIPE_BYTES = 1 << 20
+"""Buffer of a worker's pipe: the maximum on Linux for users without privileges."""
 
 
 class InProcessGrid(Grid):
@@ -72,6 +72,7 @@ class InProcessGrid(Grid):
         self._pushed: dict[str, Message] = {}
 
     def _context(self, partition: int, clients: int, extra: Mapping[str, str | int | float | bool]) -> Context:
+        """Return the context of the node with ``partition-id`` ``partition``; ``extra`` are further entries of its config."""
         node_config: UserConfig = {"partition-id": partition, "num-partitions": clients, **extra}
         return Context(self._run.run_id, SERVER_NODE + 1 + partition, node_config, RecordDict(), dict(self._run_config))
 
@@ -100,13 +101,14 @@ class InProcessGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
         """Run the clients whose messages were pushed, and yield their replies; each can be pulled once."""
-        return self._replies([self._pushed.pop(name) for name in message_ids if name in self._pushed])
+        return self._replies([self._pushed.pop(message_id) for message_id in message_ids if message_id in self._pushed])
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         """Yield the replies to ``messages``; after ``timeout`` seconds no further client is started."""
         return self._replies([self._with_id(message) for message in messages], timeout)
 
     def _with_id(self, message: Message) -> Message:
+        """Give ``message`` an id of its own, as a SuperLink would, and return it."""
         set_message_id(message, str(next(self._ids)))
         return message
 
@@ -124,8 +126,8 @@ class InProcessGrid(Grid):
             pipes: list[Connection] = []
             for worker in range(workers):
                 pipes.append(stack.enter_context(self._forked(messages[worker::workers], end, pipes)))
-            for place, message in enumerate(messages):
-                pipe = pipes[place % workers]
+            for index, message in enumerate(messages):
+                pipe = pipes[index % workers]
                 try:
                     if not pipe.poll(None if end == inf else max(0.0, end - time.monotonic())):
                         continue
@@ -139,15 +141,15 @@ class InProcessGrid(Grid):
                 yield reply
 
     @contextmanager
-    def _forked(self, messages: Sequence[Message], end: float, others: Sequence[Connection]) -> Iterator[Connection]:
+    def _forked(self, messages: Sequence[Message], end: float, earlier_pipes: Sequence[Connection]) -> Iterator[Connection]:
         """Answer ``messages`` in a forked worker. Yield the pipe through which the replies and the nodes' states come.
 
-        ``others`` are the pipes of earlier workers. The new worker closes its copies, because a pipe breaks only when no process holds it.
+        ``earlier_pipes`` are the pipes of earlier workers. The new worker closes its copies: a pipe breaks only when no process holds it.
         """
         fork = multiprocessing.get_context("fork")
         receiving, sending = fork.Pipe(duplex=False)
-        _widen(sending)
-        process = fork.Process(target=self._work, args=(messages, end, sending, (*others, receiving)), daemon=True)
+        _enlarge_buffer(sending)
+        process = fork.Process(target=self._work, args=(messages, end, sending, (*earlier_pipes, receiving)), daemon=True)
         process.start()
         sending.close()
         try:
@@ -174,6 +176,7 @@ class InProcessGrid(Grid):
             replies.send((reply, self._contexts[message.metadata.dst_node_id].state))
 
     def _answer(self, message: Message) -> Message:
+        """Run the app for the message's node, and return its reply; an error as Flower returns it if the app raises."""
         context = self._contexts[message.metadata.dst_node_id]
         try:
             return self._app(message, context)
@@ -181,7 +184,7 @@ class InProcessGrid(Grid):
             return Message(Error(APP_RAISED, f"{type(error)}:<'{error}'>"), reply_to=message)
 
 
-def _widen(pipe: Connection) -> None:
+def _enlarge_buffer(pipe: Connection) -> None:
     """Enlarge the buffer of ``pipe`` to hold some replies, so that a worker need not wait until another worker's reply is read."""
     if sys.platform == "linux":
         from fcntl import F_SETPIPE_SZ, fcntl

@@ -16,7 +16,7 @@ def left_out(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
     Args:
         at_nodes: whether each node trains on its own table, whatever ``config`` says of its data.
     """
-    clients, data, usual = config.clients, config.data, RunConfig()
+    clients, data, default = config.clients, config.data, RunConfig()
     if clients.self_sampling != "off":
         yield f"clients.self_sampling = {clients.self_sampling}: refused on Flower, which shows who answers: set it to off"
     if clients.once:
@@ -26,9 +26,9 @@ def left_out(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
     if config.clipping.is_adaptive and isinstance(config.mechanism, DpSgdSettings):
         yield f"clipping.target_quantile = {config.clipping.target_quantile}: refused on Flower with dp-sgd: set it to off"
     if is_evaluated(config):
-        held = held_back_mean(config)
+        held_back = held_back_mean(config)
         keys = "evaluation.records" if config.evaluation.records else "mechanism.records and evaluation.share"
-        yield f"evaluation at clients: figures count on {held:,} held-back records a client on average, by {keys}: set what nodes have"
+        yield f"evaluation at clients: figures count on {held_back:,} held-back records a client on average, by {keys}: set what nodes have"
     elif at_nodes and not data.test_path:
         yield "the model is not scored: set data.test_path to rows that the server may read, or evaluation.epsilon to let nodes measure"
     if at_nodes:
@@ -39,7 +39,7 @@ def left_out(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
         yield f"clients.count = {clients.count}: {meaning}"
         partition_settings = ("partition", "alpha", "labels_per_client", "private_label", "private_alpha", "validation")
         for name in partition_settings:
-            if getattr(data, name) != getattr(usual.data, name):
+            if getattr(data, name) != getattr(default.data, name):
                 yield f"data.{name} = {getattr(data, name)}: does nothing, since each node has a table of its own"
     else:
         yield f"clients.count = {clients.count}: the data are divided into this number of parts, and each node needs one (partition-id)"
@@ -48,16 +48,19 @@ def left_out(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
             f"shuffling.channel = {config.shuffling.channel}: does nothing: set ldpfl.transport (direct, relay or sum) to choose how "
             "reports travel"
         )
-    divided = "" if at_nodes else "how the data are divided, "
+    division = "" if at_nodes else "how the data are divided, "
     yield (
-        f"seed = {config.seed}: decides {divided}the initial weights that are random, and which nodes are asked if not all are. Noise does "
-        "not depend on it: each node draws its own noise from its operating system"
+        f"seed = {config.seed}: decides {division}the initial weights that are random, and which nodes are asked if not all are. Noise "
+        "does not depend on it: each node draws its own noise from its operating system"
     )
     yield "no model without noise is trained for comparison, and ldpfl attack cannot be used: both need all clients' data"
 
 
 def needed_by_nodes(*, at_nodes: bool) -> Iterator[str]:
-    """Yield a line for each thing that a node needs, with the variable that names it in the environment of the node's SuperNode."""
+    """Yield a line for each thing that a node needs, with the variable that names it in the environment of the node's SuperNode.
+
+    ``at_nodes`` says whether each node trains on its own table.
+    """
     yield "LDPFL_POLICY, LDPFL_BUDGET: its policy and its lifetime budget, which no two nodes share (ldpfl policy init)"
     if at_nodes:
         yield "LDPFL_DATA: its own table"

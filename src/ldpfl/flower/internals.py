@@ -27,8 +27,13 @@ ABSENT = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, Er
 SERVER_NODE = SUPERLINK_NODE_ID
 
 _LOCAL_RUN = 1
+"""Number of a run in this process. Flower's programs are not involved, so any number will do."""
+
 _PACKED = "ldpfl-state"
+"""Name of the record, and of the array in it, that holds an app's serialised state."""
+
 _TTL_S = 3600.0
+"""Time to live that an app reads from each message, in seconds. The true one could mark a client."""
 
 
 def message_for_app(message: Message) -> Message:
@@ -48,7 +53,7 @@ def message_for_app(message: Message) -> Message:
 
 
 def _copy(record: ArrayRecord | MetricRecord | ConfigRecord) -> ArrayRecord | MetricRecord | ConfigRecord:
-    """Return a copy of ``record``, sorted by key unless it holds arrays."""
+    """Return a copy of ``record``, sorted by key unless it holds arrays, whose order is the model's."""
     if isinstance(record, ArrayRecord):
         return ArrayRecord({name: copy.copy(array) for name, array in record.items()})
     entries: Any = dict(sorted(copy.deepcopy(dict(record)).items(), key=itemgetter(0)))
@@ -73,7 +78,7 @@ def unpacked(records: RecordDict) -> RecordDict:
 
 
 def set_message_id(message: Message, identifier: str) -> None:
-    """Set the id of ``message``, which its reply refers to. Without this grid's call, the SuperLink sets it."""
+    """Set the id of ``message``, which its reply refers to, for a grid without a SuperLink, which would set it."""
     message.metadata.__dict__["_message_id"] = identifier
 
 

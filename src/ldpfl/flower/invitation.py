@@ -15,7 +15,7 @@ from pydantic import PositiveInt
 
 from ldpfl.errors import ProtocolError
 from ldpfl.flower.round_request import Ask, read_terms
-from ldpfl.flower.sent_vectors import sent_in
+from ldpfl.flower.sent_vectors import vector_form
 from ldpfl.flower.terms import RECORD, RoundTerms
 from ldpfl.flower.wire import LayerSizes, WireFields
 from ldpfl.mechanisms.base import PublicState
@@ -26,6 +26,8 @@ QUESTION = "query.takes_part"
 """Type of the message."""
 
 _RECORD = "question"
+"""Name of the question's own record, beside the record of the terms."""
+
 _MAX_WEIGHTS = 2**28
 """Maximum length of the vector, or number of the model's weights, in a question. A few bytes must not make a node use up its memory."""
 
@@ -39,7 +41,7 @@ class _Wire(WireFields):
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """What a node is asked: whether it would release what ``ask`` says, mixed among ``cohort`` clients."""
+    """A question to a node: would it release what ``ask`` says, mixed among ``cohort`` clients?"""
 
     ask: Ask
     cohort: int
@@ -51,20 +53,20 @@ class Answers:
 
     Attributes:
         agreed: the nodes that would take part.
-        said: by node, the reason that it gave for not taking part.
-        declined: number of nodes in ``said`` whose operators do not allow it.
+        reasons: reasons that nodes gave for not taking part, by node.
+        declined: number of nodes in ``reasons`` whose operators do not allow it.
         silent: the nodes that did not answer in time.
     """
 
     agreed: tuple[int, ...] = ()
-    said: Mapping[int, str] = field(default_factory=dict)
+    reasons: Mapping[int, str] = field(default_factory=dict)
     declined: int = 0
     silent: tuple[int, ...] = ()
 
     @property
     def asked(self) -> int:
         """Number of nodes that were asked."""
-        return len(self.agreed) + len(self.said) + len(self.silent)
+        return len(self.agreed) + len(self.reasons) + len(self.silent)
 
     def joined(self, later: Answers, *, again: bool = False) -> Answers:
         """Return these answers together with ``later`` ones.
@@ -73,7 +75,7 @@ class Answers:
             again: whether ``later`` comes from the nodes that have agreed here, which were asked again, and not from other nodes.
         """
         agreed = later.agreed if again else (*self.agreed, *later.agreed)
-        return Answers(agreed, {**self.said, **later.said}, self.declined + later.declined, (*self.silent, *later.silent))
+        return Answers(agreed, {**self.reasons, **later.reasons}, self.declined + later.declined, (*self.silent, *later.silent))
 
 
 def question_of(terms: RoundTerms, sizes: Sequence[int], min_clients: int) -> RecordDict:
@@ -106,6 +108,6 @@ def read_question(content: RecordDict, run_config: str) -> Question:
         raise ProtocolError(f"a question is for a vector of at most {_MAX_WEIGHTS:,} numbers, got {max(dimension, terms.size):,}")
     # A mechanism's release depends on the round's number and the layers' sizes, not on the model's weights: zeros replace them.
     public = PublicState(terms.planned.trained + 1, torch.zeros(()).expand(dimension), None, tuple(wire.sizes))
-    sent = sent_in(terms, ParameterLayout(terms.layers, tuple((size,) for size in wire.sizes)), public)
+    form = vector_form(terms, ParameterLayout(terms.layers, tuple((size,) for size in wire.sizes)), public)
     cohort = wire.min_clients if terms.transport in OVER_RELAY else terms.asked
-    return Question(Ask(terms, sent.mechanism, sent.ranges, agreement=""), cohort)
+    return Question(Ask(terms, form.mechanism, form.ranges, agreement=""), cohort)

@@ -14,6 +14,9 @@ from ldpfl.experiments import RunConfig
 from ldpfl.privacy.policy import Policy
 from ldpfl.util.user_code import is_code, lies_in_file
 
+_MAX_SHOWN = 40
+"""Maximum number of characters of a name in an error. A server may send names of any length."""
+
 
 def check_mechanism(name: str, policy: Policy) -> None:
     """Raise if the policy does not list the mechanism ``name``.
@@ -26,7 +29,9 @@ def check_mechanism(name: str, policy: Policy) -> None:
     """
     if name not in policy.mechanisms:
         allowed = ", ".join(policy.mechanisms) or "none at all"
-        raise Declined(f"mechanism {name[:40]!r} is not among the policy's mechanisms ({allowed}); nothing was run or sent", "mechanisms")
+        raise Declined(
+            f"mechanism {name[:_MAX_SHOWN]!r} is not among the policy's mechanisms ({allowed}); nothing was run or sent", "mechanisms"
+        )
 
 
 def check_config(config: RunConfig, policy: Policy) -> None:
@@ -41,25 +46,27 @@ def check_config(config: RunConfig, policy: Policy) -> None:
     _check_code("task", config.task.name, {}, policy)
     _check_code("tokenizer", config.data.tokenizer, {}, policy)
     if config.data.brought:
-        raise Declined(f"{_OPENED}; nothing was read or sent")
+        raise Declined(f"{_DATA_NOT_OPENED}; nothing was read or sent")
     if config.data.person not in ("", policy.person):
         raise Declined(
-            f"the round groups rows into persons by the column {config.data.person[:40]!r}, and the policy's person is {policy.person!r}: "
-            "if that column does name persons, set person to it in the policy; nothing was read or sent",
+            f"the round groups rows into persons by the column {config.data.person[:_MAX_SHOWN]!r}, and the policy's person is "
+            f"{policy.person!r}: if that column does name persons, set person to it in the policy; nothing was read or sent",
             "person",
         )
     if is_code(config.data.partition):
-        raise Declined(f"partition {config.data.partition[:40]!r} is code that the server names; nothing was run or sent")
+        raise Declined(f"partition {config.data.partition[:_MAX_SHOWN]!r} is code that the server names; nothing was run or sent")
 
 
 def check_needs_nothing(config: RunConfig) -> None:
-    """Raise if something would have to be opened, downloaded or run to know what ``config`` asks of nodes. Its author may be a stranger.
+    """Raise if the data, the files or the task that ``config`` names would have to be opened, downloaded or run to plan its rounds.
+
+    A policy is written for a config whose author may be a stranger, so nothing that it names is trusted.
 
     Raises:
-        ConfigError: it names data by path, hub or code, a task that is code, or a file of code. Nodes decline these anyway.
+        ConfigError: ``config`` names data by path, hub or code, a task that is code, or a file of code. Nodes decline these anyway.
     """
     if config.data.brought:
-        raise ConfigError(_OPENED)
+        raise ConfigError(_DATA_NOT_OPENED)
     for name in code_of(config):
         if lies_in_file(name):
             raise ConfigError(
@@ -71,18 +78,18 @@ def check_needs_nothing(config: RunConfig) -> None:
         )
 
 
-_OPENED = "the round names data by path, hub or code, which a node opens for no server"
+_DATA_NOT_OPENED = "the round names data by path, hub or code, which a node opens for no server"
 
 
 def code_of(config: RunConfig) -> tuple[str, ...]:
-    """Return the names of code in ``config``: of its model and its features, as far as they are not built in."""
+    """Return the names of the model and the features of ``config``, without those that are built in: the code that a policy must list."""
     return tuple(dict.fromkeys(name for name in (config.model.name, config.data.features) if is_code(name)))
 
 
-def _check_code(what: str, name: str, options: Mapping[str, object], policy: Policy) -> None:
-    """Raise if ``name`` is code that the policy does not list, or one of its ``options`` is text; ``what`` names it in the error."""
+def _check_code(role: str, name: str, options: Mapping[str, object], policy: Policy) -> None:
+    """Raise if ``name`` is code that the policy does not list, or one of its ``options`` is text. Its ``role`` is, for example, "model"."""
     if is_code(name) and name not in policy.models:
-        reason = f"{what} {name[:40]!r} is code that the server names, and not among the policy's models; nothing was run or sent"
+        reason = f"{role} {name[:_MAX_SHOWN]!r} is code that the server names, and not among the policy's models; nothing was run or sent"
         raise Declined(reason, "models")
     if any(isinstance(value, str) for value in options.values()):
-        raise Declined(f"an option of the {what} is text, which a server could use as a path; nothing was run or sent")
+        raise Declined(f"an option of the {role} is text, which a server could use as a path; nothing was run or sent")

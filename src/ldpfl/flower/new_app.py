@@ -42,7 +42,8 @@ clientapp = "{package}.client_app:app"
 # What these mean: ldpfl settings, and the page on Flower.
 [tool.flwr.app.config.ldpfl]
 {settings}"""
-_MODULE = '"""The {who}: ldpfl\'s own, for its recipes."""\n\nfrom ldpfl.flower.apps import {who}_app as app\n\n__all__ = ["app"]\n'
+
+_MODULE = '"""The {side}: ldpfl\'s own, for its recipes."""\n\nfrom ldpfl.flower.apps import {side}_app as app\n\n__all__ = ["app"]\n'
 
 NOT_KNOWN = [0, 0]
 """Placeholder for the bounds of a column, to be filled in by the app's author. A run with these bounds is refused."""
@@ -65,8 +66,8 @@ def write_app(folder: Path, settings: RunSettings) -> None:
     (folder / package).mkdir(parents=True)
     text = _PYPROJECT.format(name=package.replace("_", "-"), package=package, settings=_readable_toml(settings.to_dict()))
     write_text(folder / package / "__init__.py", '"""Private training on Flower."""\n')
-    for who in ("server", "client"):
-        write_text(folder / package / f"{who}_app.py", _MODULE.format(who=who))
+    for side in ("server", "client"):
+        write_text(folder / package / f"{side}_app.py", _MODULE.format(side=side))
     write_text(folder / "pyproject.toml", text)
 
 
@@ -74,8 +75,8 @@ def _readable_toml(settings: Mapping[str, Any]) -> str:
     """Return ``settings`` as TOML. Text of several lines keeps its lines and needs no escapes, where that is possible."""
     lines = []
     for key, value in settings.items():
-        literal = isinstance(value, str) and "\n" in value and "'''" not in value and value.replace("\n", "").isprintable()
-        lines.append(f"{key} = '''\n{value}'''\n" if literal else tomli_w.dumps({key: value}))
+        needs_no_escapes = isinstance(value, str) and "\n" in value and "'''" not in value and value.replace("\n", "").isprintable()
+        lines.append(f"{key} = '''\n{value}'''\n" if needs_no_escapes else tomli_w.dumps({key: value}))
     return "".join(lines)
 
 
@@ -90,17 +91,17 @@ def public_settings(path: Path, target: str, client: str | None, person: str | N
         ConfigError: ``config`` names no column of texts, and a pretrained model has several to choose from.
         DataError: the table cannot be read, or lacks one of the named columns.
     """
-    table, bounds, classes = read_table(path), config.data.bounds, config.task.name == "classification"
+    table, bounds, has_classes = read_table(path), config.data.bounds, config.task.name == "classification"
     for name, setting in ((target, "--target"), (client, "--client"), (person, "--person"), *((name, "data.bounds") for name in bounds)):
         if name is not None:
             table.column(name, setting)
-    named = {"target": target, "client": client or "", "person": person or ""}
-    if text := with_text(table, data_of(config).model_copy(update=named)).text:
+    named_columns = {"target": target, "client": client or "", "person": person or ""}
+    if text := with_text(table, data_of(config).model_copy(update=named_columns)).text:
         table.column(text, "--text")
     candidates = [] if text else [name for name in table.columns if name not in (target, client, person)]
     left_out = [name for name in candidates if whose(name)]
     columns = [name for name in candidates if name not in left_out]
-    kinds = {name: table.kind(name) for name in (*columns, *([] if classes else [target]))}
+    kinds = {name: table.kind(name) for name in (*columns, *([] if has_classes else [target]))}
     settings: dict[str, Any] = {
         "data.name": "node",
         "data.target": target,
@@ -114,7 +115,7 @@ def public_settings(path: Path, target: str, client: str | None, person: str | N
         settings["data.person"] = person
     if dates := [name for name in columns if kinds[name] == "dates"]:
         settings["data.dates"] = dates
-    if classes:
+    if has_classes:
         cells = (f"{cell:.15g}" if isinstance(cell, float) else cell.strip() for cell in table.columns[target])
         settings["data.classes"] = sorted({cell for cell in cells if not table.is_absent(cell)})
     return settings, note_on(left_out, person=person or "", client=client or "") if left_out else ""

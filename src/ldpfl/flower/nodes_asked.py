@@ -22,14 +22,14 @@ MAX_BYTES = 1 << 25
 _ID_DIGITS = 20
 """Maximum number of digits of a node's id in Flower, which has 64 bits."""
 
-_SHOWN = 200
+_MAX_SHOWN = 200
 """Maximum number of characters of a reason in an error. The reason may repeat the file's content."""
 
 _Rounds = Annotated[int, Field(ge=0, le=MAX_ROUNDS)]
 
 
-def _plausible(rounds: object) -> object:
-    """Return ``rounds`` unchanged, or raise at the first wrong entry: pydantic would keep an error for each of a million."""
+def _check_rounds(rounds: object) -> object:
+    """Return ``rounds`` by node unchanged, or raise at the first wrong entry: pydantic would keep an error for each of a million."""
     if isinstance(rounds, dict):
         for node, count in rounds.items():
             is_node = str(node).lstrip("-").isdecimal() and len(str(node)) <= _ID_DIGITS
@@ -56,7 +56,7 @@ class Participation(BaseModel):
     run: str = Field(default_factory=lambda: secrets.token_hex(16))
     begun: _Rounds = 0
     asked: Annotated[int, Field(ge=0, le=10**9)] = 0
-    rounds: Annotated[dict[int, int], BeforeValidator(_plausible)] = {}
+    rounds: Annotated[dict[int, int], BeforeValidator(_check_rounds)] = {}
     terms: Annotated[dict[str, str | int], FEW] = {}
 
     def ask(self, number: int, nodes: Iterable[int], seen: Iterable[int], terms: Mapping[str, str | int]) -> Participation:
@@ -65,23 +65,24 @@ class Participation(BaseModel):
         Flower gives a node a new id when it is restarted without a key. So a new id may belong to a client that was asked before. It gets
         the highest count of any node, to stay an upper bound.
         """
-        rounds = dict.fromkeys(seen, max(self.rounds.values(), default=0)) | self.rounds
-        chosen = list(nodes)
-        for node in chosen:
+        highest_count = max(self.rounds.values(), default=0)
+        rounds = dict.fromkeys(seen, highest_count) | self.rounds
+        asked_nodes = list(nodes)
+        for node in asked_nodes:
             rounds[node] += 1
-        return self.model_copy(update={"begun": number, "asked": len(chosen), "rounds": rounds, "terms": dict(terms)})
+        return self.model_copy(update={"begun": number, "asked": len(asked_nodes), "rounds": rounds, "terms": dict(terms)})
 
     def renamed(self) -> Participation:
         """Return the same participation under a new run name, so that no message of a withdrawn round counts for a later round."""
         return self.model_copy(update={"run": secrets.token_hex(16)})
 
-    def check_terms(self, now: Mapping[str, str | int]) -> None:
-        """Raise if the round that was begun cannot be aggregated on the terms ``now``.
+    def check_terms(self, current: Mapping[str, str | int]) -> None:
+        """Raise if the round that was begun cannot be aggregated on the transport's ``current`` terms.
 
         Raises:
             ConfigError: the round was begun on other terms.
         """
-        changed = sorted(name for name in now.keys() | self.terms.keys() if now.get(name) != self.terms.get(name))
+        changed = sorted(name for name in current.keys() | self.terms.keys() if current.get(name) != self.terms.get(name))
         if changed:
             raise ConfigError(
                 f"round {self.begun} was begun on other terms ({', '.join(changed)}): its reports can be read and charged on the earlier "
@@ -107,6 +108,6 @@ class Participation(BaseModel):
             return cls.model_validate(from_json(read_text(path, MAX_BYTES))) if path.exists() else cls()
         except ValidationError as error:
             first = error.errors(include_input=False)[0]
-            raise DataError(f"{path} is damaged: {'.'.join(map(str, first['loc']))[:_SHOWN]}: {first['msg'][:_SHOWN]}") from None
+            raise DataError(f"{path} is damaged: {'.'.join(map(str, first['loc']))[:_MAX_SHOWN]}: {first['msg'][:_MAX_SHOWN]}") from None
         except (OSError, ValueError) as error:
-            raise DataError(f"{path} is damaged: {getattr(error, 'strerror', None) or str(error)[:_SHOWN]}") from None
+            raise DataError(f"{path} is damaged: {getattr(error, 'strerror', None) or str(error)[:_MAX_SHOWN]}") from None

@@ -61,11 +61,12 @@ _SHORTEST_UPLOAD_S = UPLOAD_S / 2
 """Minimum number of seconds that a round must leave for an upload when a node is asked. The server plans twice as many, because nodes are
 asked one after another."""
 
-_WAITING_S = 600.0
+_GRACE_WITHOUT_END_S = 600.0
 """Seconds for which an upload is still tried after the window of a round that cannot end without all clients."""
 
 
 def _no_signing_key() -> Ed25519PrivateKey:
+    """Raise, in place of returning the key of a node that has none."""
     raise NoSigningKey("this node cannot take part in sums, because it has no signing key; nothing was sent")
 
 
@@ -144,9 +145,9 @@ class OperatorNode:
         if ask.terms.transport == "sum":
             self.signing()  # before the charge: without it nothing can be sent
         status = self._relay_round(ask)
-        asked = time.monotonic()
+        status_time = time.monotonic()
         self.budget.charge(self._request(ask, status.terms.min_clients))
-        return self._open_for(status) - (time.monotonic() - asked)
+        return self._upload_seconds(status) - (time.monotonic() - status_time)
 
     def _check_terms(self, ask: Ask) -> None:
         """Raise if the policy does not allow what the terms name, or the terms contradict themselves."""
@@ -188,14 +189,14 @@ class OperatorNode:
             raise self.budget.refused(self._request(ask, status.terms.min_clients).declined(reason))
         if status.state in ("released", "gone"):
             raise ProtocolError(f"round {ask.terms.round} is over at the relay; nothing was charged or sent")
-        left_s = self._open_for(status) if _waits_for_all(status.terms) else status.seconds_left
+        left_s = self._upload_seconds(status) if _waits_for_all(status.terms) else status.seconds_left
         reply_s = ask.terms.reply_s
         if reply_s and left_s < reply_s + _SHORTEST_UPLOAD_S:
             raise ProtocolError(
                 f"the relay's round is over in {left_s:.0f} s, and clients send after {reply_s:g} s and need {_SHORTEST_UPLOAD_S:g} s for "
                 "the upload: the server must give its rounds a longer window; nothing was charged or sent"
             )
-        self._check_fitting(ask, status.terms)
+        self._check_form(ask, status.terms)
         return status
 
     def _check_signer(self, ask: Ask, relay: RelayClient) -> None:
@@ -206,7 +207,7 @@ class OperatorNode:
         if expected != node_signer:
             raise other_signer(expected, node_signer)
 
-    def _check_fitting(self, ask: Ask, terms: RelayTerms | SumTerms) -> None:
+    def _check_form(self, ask: Ask, terms: RelayTerms | SumTerms) -> None:
         """Raise if the relay's round expects reports of another form or length than this node's report will have."""
         if ask.terms.transport == "sum":
             numbers = numbers_in_sum(ask.mechanism, ask.ranges)
@@ -218,17 +219,19 @@ class OperatorNode:
         if not fits:
             raise ProtocolError("the relay's round takes reports of another form or length than this one; nothing was sent")
 
-    def _open_for(self, status: RoundStatus) -> float:
-        """Return the number of seconds for which to try the upload, at most the policy's limit.
+    def _upload_seconds(self, status: RoundStatus) -> float:
+        """Return for how many seconds to try the upload: for longer than the round's window, but at most for the policy's limit.
 
-        It is longer than the round's window. Trying too long costs little, because the relay replies at once if a round is over.
+        Trying too long costs little, because the relay replies at once if a round is over.
         """
-        return min(status.seconds_left + (_WAITING_S if _waits_for_all(status.terms) else _GRACE_S), self.policy.longest_upload_s)
+        return min(status.seconds_left + (_GRACE_WITHOUT_END_S if _waits_for_all(status.terms) else _GRACE_S), self.policy.longest_upload_s)
 
     def _plan(self, ask: Ask) -> RecordPlan:
+        """Return how the report is cut into the records that a relay mixes."""
         return RecordPlan(ask.mechanism, ask.ranges, ask.terms.linked, unprotected=self.policy.allow_unprotected)
 
     def _request(self, ask: Ask, cohort: int) -> Request:
+        """Return the release as policy and budget judge it, for a report that is mixed among ``cohort`` clients."""
         terms = ask.terms
         return Request.of(
             ask.mechanism,
@@ -246,17 +249,17 @@ def operator_node(context: Context) -> OperatorNode:
     """Return the operator's settings of this node; ``context`` identifies the node in a simulation.
 
     Raises:
-        Declined: no policy or budget is named, or a file of them cannot be trusted.
+        Declined: no policy or budget is named, or its file cannot be trusted.
     """
     policy = read_policy(_path("policy"))
-    return OperatorNode(policy, Budget(_budget_file(context, policy), policy), _connecting(), _signing())
+    return OperatorNode(policy, Budget(_budget_file(context, policy), policy), _connector(), _key_loader())
 
 
-def other_signer(signer: str | None, own: str) -> OtherSigningKey:
-    """Return the error of a node that signs as ``own``, although its token at the relay is for the key ``signer``, or for no key."""
-    other = f"the signing key {signer}" if signer else "no signing key"
+def other_signer(expected: str | None, node_signer: str) -> OtherSigningKey:
+    """Return the error of a node that signs as ``node_signer``, although its token at the relay is for ``expected``, or for no key."""
+    expected_key = f"the signing key {expected}" if expected else "no signing key"
     return OtherSigningKey(
-        f"the relay's token of this node is for {other}, and the node signs as {own}: "
+        f"the relay's token of this node is for {expected_key}, and the node signs as {node_signer}: "
         "ask the relay's operator for another token (ldpfl relay token renew NAME --signing-key LINE, with the line that ldpfl deploy "
         "node-key FILE --show prints); nothing was sent"
     )
@@ -264,10 +267,10 @@ def other_signer(signer: str | None, own: str) -> OtherSigningKey:
 
 def _budget_file(context: Context, policy: Policy) -> Path:
     """Return the file of this node's budget. In a simulation, it is created if it does not exist."""
-    folder = named("budgets")
+    folder = operator_setting("budgets")
     if folder is None:
         return _path("budget")
-    if named("budget"):
+    if operator_setting("budget"):
         raise Declined("LDPFL_BUDGET and LDPFL_BUDGETS are both set: unset one of them; nothing was sent")
     client = context.node_config.get("partition-id")
     if client is None:  # the node's id is no substitute: the server could choose an id whose budget is unspent
@@ -278,7 +281,7 @@ def _budget_file(context: Context, policy: Policy) -> Path:
     return budget_file
 
 
-def _connecting() -> Connect:
+def _connector() -> Connect:
     """Return a function that connects to the operator's relay.
 
     It reads the operator's files at the first call only, which comes before the charge and before the app, which could change the files.
@@ -286,10 +289,10 @@ def _connecting() -> Connect:
 
     @cache
     def settings() -> tuple[str, str, ssl.SSLContext | bool]:
-        authority, url = named("relay-ca"), named("relay")
+        authority, url = operator_setting("relay-ca"), operator_setting("relay")
         if not url:
             raise NoRelay(f"no relay is set up on this node: name its URL in {_variable('relay')}; nothing was sent")
-        verify = ssl.create_default_context(cafile=_trusted(Path(authority))) if authority else True
+        verify = ssl.create_default_context(cafile=_checked_authority(Path(authority))) if authority else True
         return url, read_token(_path("relay-token", NoRelay)), verify
 
     def connect() -> RelayClient:
@@ -302,7 +305,7 @@ def _connecting() -> Connect:
     return connect
 
 
-def _signing() -> Signing:
+def _key_loader() -> Signing:
     """Return a function that loads the node's signing key.
 
     It reads the file at the first call only, which comes before the charge and before the app, which could change the file.
@@ -318,8 +321,8 @@ def _signing() -> Signing:
     return key
 
 
-def _trusted(authority: Path) -> Path:
-    """Return ``authority`` if no other user can change this file. Another user who could change it could pose as the relay."""
+def _checked_authority(authority: Path) -> Path:
+    """Return ``authority`` if no other user can change the file at this path. Whoever can change it can pose as the relay."""
     return require_own(authority, "the relay's certificate authority", ConfigError, secret=False)
 
 
@@ -339,13 +342,14 @@ def read_token(path: Path) -> str:
     return token
 
 
-def named(name: str) -> str | None:
+def operator_setting(name: str) -> str | None:
     """Return the environment variable ``LDPFL_NAME``, for a ``name`` in lower case with hyphens; None if it is unset or empty."""
     return os.environ.get(_variable(name)) or None
 
 
 def _path(name: str, missing: type[Declined] = NotSetUp) -> Path:
-    value = named(name)
+    """Return the path that the operator's setting ``name`` holds; raise the error ``missing`` if it is not set."""
+    value = operator_setting(name)
     if not value:
         raise missing(
             f"no {name} is set up on this node: name its file in {_variable(name)}, in the environment of the SuperNode "
@@ -355,6 +359,7 @@ def _path(name: str, missing: type[Declined] = NotSetUp) -> Path:
 
 
 def _variable(name: str) -> str:
+    """Return the environment variable of the operator's setting ``name``, such as LDPFL_RELAY_CA of "relay-ca"."""
     return f"LDPFL_{name.upper().replace('-', '_')}"
 
 

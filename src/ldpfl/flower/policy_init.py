@@ -51,6 +51,7 @@ _RECIPE_SETTINGS = {"recipe", "set"}
 """Settings that say what the ready ServerApp asks for. An app without any of them may have another ServerApp."""
 
 _CHANNELS: Mapping[Transport, Channel] = {"direct": "direct", "relay": "ideal-shuffler", "sum": "secure-sum"}
+"""Channel that the ledger counts for each transport."""
 
 _DIGITS = 3
 """Significant digits of the bounds in a policy."""
@@ -158,15 +159,16 @@ def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) 
     Raises:
         ConfigError: the mechanism protects nothing, or one of the ``keys`` is no public key.
     """
-    config, releases, usual = offer.config, releases_of(offer, ranges), Policy()
+    config, releases, default = offer.config, releases_of(offer, ranges), Policy()
     if not all(release.protected for release in releases):
         raise ConfigError(f"mechanism {config.mechanism.name!r} protects nothing, so no policy can allow it: choose another mechanism")
     for key in keys:
         read_public(key)
-    delta = usual.delta
+    delta = default.delta
     colluding = min(config.shuffling.colluding, offer.cohort - 1)
     honest = offer.cohort - colluding
-    in_sums = [in_sum(release, honest) for release in releases if isinstance(release, GaussianRelease) and offer.transport == "sum"]
+    is_sum = offer.transport == "sum"
+    sum_releases = [in_sum(release, honest) for release in releases if isinstance(release, GaussianRelease) and is_sum]
     return Policy(
         mechanisms=tuple(dict.fromkeys(release.mechanism for release in releases)),
         protects=least_protected(release.unit for release in releases),
@@ -174,7 +176,7 @@ def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) 
         epsilon_per_unit=_rounded_up(max(unit_epsilon(release, delta) for release in set(releases))),
         epsilon_per_round=_rounded_up(max(epsilon_of([(release, 1)], delta) for release in set(releases))),
         lifetime_epsilon=_rounded_up(epsilon_needed(Counter(releases).items(), delta)),
-        sum_epsilon=_rounded_up(epsilon_needed(Counter[Release](in_sums).items(), delta * (1 - ROUNDED))) if in_sums else "off",
+        sum_epsilon=_rounded_up(epsilon_needed(Counter[Release](sum_releases).items(), delta * (1 - ROUNDED))) if sum_releases else "off",
         rounds=len(releases),
         min_clients=offer.cohort if offer.transport in OVER_RELAY else 1,
         colluding=colluding,
@@ -183,8 +185,8 @@ def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) 
         linked=offer.linked,
         models=code_of(config),
         immediate_replies=offer.reply_s == 0,
-        longest_reply_s=max(usual.longest_reply_s, offer.reply_s),
-        longest_upload_s=max(usual.longest_upload_s, offer.reply_s + UPLOAD_S),
+        longest_reply_s=max(default.longest_reply_s, offer.reply_s),
+        longest_upload_s=max(default.longest_upload_s, offer.reply_s + UPLOAD_S),
     )
 
 
@@ -201,12 +203,12 @@ def releases_of(offer: Offer, ranges: LayerRanges) -> list[Release]:
         planned = planned_round(config, number)
         if planned.kind == "training":
             # Noise may follow a schedule over rounds. On Flower, such a schedule depends on the round's number alone, so zeros will do.
-            bound = in_round(mechanism, PublicState(planned.trained + 1, weights, None, ranges.sizes))
-            releases.append(released(bound, ranges, mechanism))
-        else:  # a release of sums does not depend on how many numbers are summed, so the model's ranges will do
+            round_mechanism = in_round(mechanism, PublicState(planned.trained + 1, weights, None, ranges.sizes))
+            releases.append(released(round_mechanism, ranges, mechanism))
+        else:  # a release of sums does not depend on how many numbers are summed, so the model's ranges and 2 outputs will do
             if planned.kind not in sum_releases:
-                sent = scores_of_records(config, 2).ranges if planned.kind == "evaluation" else ranges
-                sum_releases[planned.kind] = released(deployable_mechanism(config_for(config, planned.kind), sent), sent)
+                sum_ranges = scores_of_records(config, 2).ranges if planned.kind == "evaluation" else ranges
+                sum_releases[planned.kind] = released(deployable_mechanism(config_for(config, planned.kind), sum_ranges), sum_ranges)
             releases.append(sum_releases[planned.kind])
     return releases
 
@@ -240,7 +242,7 @@ def ranges_for(offer: Offer, layers: Sequence[int]) -> LayerRanges:
             f"{name!r} is code, which is not run for this: give the sizes of the model's arrays by --layers (ldpfl check shows their sum)"
         )
     ranges = start_of(offer.config)[1]
-    if offer.own_model and releases_of(offer, ranges) != releases_of(offer, _larger(ranges)):
+    if offer.own_model and releases_of(offer, ranges) != releases_of(offer, _twice_as_large(ranges)):
         raise ConfigError(
             f"the app's clients train a model of its own, and what mechanism {offer.config.mechanism.name!r} releases depends on its size: "
             "give the number of values in each of the model's arrays, with --layers, as in --layers 500,10"
@@ -248,7 +250,7 @@ def ranges_for(offer: Offer, layers: Sequence[int]) -> LayerRanges:
     return ranges
 
 
-def _larger(ranges: LayerRanges) -> LayerRanges:
+def _twice_as_large(ranges: LayerRanges) -> LayerRanges:
     """Return ranges of a model twice as large: with one more array that has as many values as ``ranges``."""
     return LayerRanges(torch.tensor(0.0), torch.tensor(1.0), (*ranges.sizes, ranges.dimension))
 
@@ -302,7 +304,7 @@ def _app_settings(project: Path) -> Mapping[str, Any]:
 
 
 def _offer(config: RunConfig, settings: RunSettings) -> Offer:
-    """Return what an app with this ``config`` and these transport ``settings`` asks of its clients."""
+    """Return what an app with this ``config`` and these transport ``settings`` asks of its clients; raise if nodes would decline it."""
     config = for_nodes(config)
     check_needs_nothing(config)
     code = code_of(config)
@@ -344,7 +346,7 @@ def as_sent(config: RunConfig, transport: Transport, linked: int, min_clients: i
             clients: with a target, since nodes that are connected take the places of others; with evaluations or statistics, since these
             ask all, and ``min_clients`` cannot hold for both.
     """
-    met = [key for key, epsilon in _CALIBRATED_FOR.items() if epsilon(config) != "off"]
+    targets = [key for key, epsilon in _CALIBRATED_FOR.items() if epsilon(config) != "off"]
     clients = config.clients
     asked = cohort_size(clients.fraction, clients.count)
     if config.privacy.target_epsilon != "off" and asked < clients.count:
@@ -353,22 +355,22 @@ def as_sent(config: RunConfig, transport: Transport, linked: int, min_clients: i
             "those that are connected are asked more often while others are away. Set clients.fraction to 1, or leave "
             "privacy.target_epsilon out and set the mechanism's noise"
         )
-    if transport in OVER_RELAY and met:
+    if transport in OVER_RELAY and targets:
         if linked > 1:
-            raise ConfigError(f"{met[0]} is met by records of one unit: set ldpfl.linked to 1, or leave {met[0]} out")
+            raise ConfigError(f"{targets[0]} is met by records of one unit: set ldpfl.linked to 1, or leave {targets[0]} out")
         if asked < clients.count and (is_evaluated(config) or statistics_rounds(config)):
             raise ConfigError(
-                f"{met[0]} is met by rounds of all clients that are asked: evaluations and statistics ask all {clients.count:,}, and "
-                f"training asks {asked:,}, but ldpfl.min-clients is one number. Set clients.fraction to 1, or leave {met[0]} out"
+                f"{targets[0]} is met by rounds of all clients that are asked: evaluations and statistics ask all {clients.count:,}, and "
+                f"training asks {asked:,}, but ldpfl.min-clients is one number. Set clients.fraction to 1, or leave {targets[0]} out"
             )
         if min_clients < asked:
-            raise ConfigError(f"{met[0]} is met by rounds of all clients that are asked: set ldpfl.min-clients to {asked}")
+            raise ConfigError(f"{targets[0]} is met by rounds of all clients that are asked: set ldpfl.min-clients to {asked}")
     return config.model_copy(update={"shuffling": config.shuffling.model_copy(update={"channel": _CHANNELS[transport]})})
 
 
 def transport_of(channel: Channel) -> Transport:
     """Return the transport whose reports take ``channel``."""
-    return next(transport for transport, own in _CHANNELS.items() if own == channel)
+    return next(transport for transport, its_channel in _CHANNELS.items() if its_channel == channel)
 
 
 def for_nodes(config: RunConfig) -> RunConfig:

@@ -23,7 +23,7 @@ from ldpfl.flower.relay_collection import operator_relay, operator_sum
 from ldpfl.flower.report_collection import Collector
 from ldpfl.flower.run_settings import RunSettings
 from ldpfl.flower.server_invitations import Waiting
-from ldpfl.flower.statistics import Scaled
+from ldpfl.flower.statistics import ColumnScaling
 from ldpfl.flower.strategy import LdpStrategy
 from ldpfl.server import ServerRules
 
@@ -42,7 +42,7 @@ def serve(grid: Grid, context: Context) -> None:
     prepared = prepare(config.to_toml(), data_dir_of(context), settings.device)
     federation, start, latest = prepared.federation, prepared.start, [prepared]
 
-    def on_measured(scaled: Scaled) -> tuple[Tensor, ServerRules]:
+    def on_measured(scaled: ColumnScaling) -> tuple[Tensor, ServerRules]:
         """Build the federation again with columns scaled as ``scaled`` says; return its initial weights and rules."""
         rescaled = prepare(config.to_toml(), data_dir_of(context), settings.device, measured=scaled.text)
         with_notes = replace(rescaled.federation, notes=(*rescaled.federation.notes, *scaled.notes))
@@ -79,8 +79,8 @@ def _keep_result(strategy: LdpStrategy, prepared: Prepared, folder: RunFolder | 
         LOGGER.warning("the rounds are over, and the model is not kept: name a folder for it in ldpfl.out")
         return
     LOGGER.info("%s: figures and guarantee of the run are computed, which may take some minutes", ROUNDS_OVER)
-    result = summarise(strategy.config, federation, prepared.task, strategy.checkpoint, None)
-    described = model_file_of(prepared.config, federation, prepared.task)
+    result = summarise(strategy.config, federation, prepared.data, strategy.checkpoint, None)
+    described = model_file_of(prepared.config, federation, prepared.data)
     folder.save_result(strategy.checkpoint, federation.task, result, described, federation.encoder)
     LOGGER.info("the run's model, figures and ledger are in %s: see ldpfl show and ldpfl ledger", folder.path)
 

@@ -28,7 +28,9 @@ from ldpfl.simulation.gradients import confined
 from ldpfl.simulation.local_steps import full_batch
 from ldpfl.util.number_format import counted
 
-_FOUND = "found"
+_FINDINGS = "found"
+"""Name of the record, and of its only entry, that holds the figures of :class:`RecordsFound` as JSON."""
+
 _MAX_NAMED = 5
 """Maximum number of rows that are named."""
 
@@ -54,14 +56,14 @@ class RecordsFound:
     notes: tuple[str, ...]
 
     def to_records(self) -> RecordDict:
-        """Return this as Flower's records, which one process can hand to another."""
+        """Return the findings as Flower's records, which one process can hand to another."""
         figures = json.dumps([self.rows, self.left_out, self.some, self.reason, self.notes])
-        return RecordDict({ARRAYS: self.arrays, _FOUND: ConfigRecord({_FOUND: figures})})
+        return RecordDict({ARRAYS: self.arrays, _FINDINGS: ConfigRecord({_FINDINGS: figures})})
 
     @classmethod
     def of(cls, records: RecordDict) -> RecordsFound:
         """Read what :meth:`to_records` wrote."""
-        rows, left_out, some, reason, notes = json.loads(str(records.config_records[_FOUND][_FOUND]))
+        rows, left_out, some, reason, notes = json.loads(str(records.config_records[_FINDINGS][_FINDINGS]))
         return cls(records.array_records[ARRAYS], rows, left_out, tuple(some), reason, tuple(notes))
 
 
@@ -82,26 +84,26 @@ def look_at_records(records: Records | str, context: Context, config: RunConfig)
         raise ConfigError("the terms protect persons, and RecordTask does not say to whom the rows belong: give it `persons`")
     task.check_persons()
     device, notes = device_of_node(), list[str]()
-    with _explained(task):
+    with _fixed_errors(task):
         layout = ParameterLayout.from_module(task.model)
     weights = layout.flatten({name: p.detach() for name, p in task.model.named_parameters() if p.requires_grad}).cpu()
     mechanism = mechanism_of(config, initial_ranges(config, layout, weights))
     by_person = config.data.person and record_clip_of(mechanism) is not None
     persons = task.persons_by(config.data.person_rows) if by_person else None
-    with _explained(task):
+    with _fixed_errors(task):
         trainer = trainer_of_records(task, layout, weights, config, mechanism, device, persons, notes.append, quotes=False)
     left_out, reason, count = list[int](), "", len(task.targets if persons is None else persons)
     if isinstance(trainer, RecordGradientTrainer):
         watched = replace(trainer, left_out=lambda places: left_out.extend(places.tolist()))
         confined(watched).train(weights, full_batch([np.arange(count)], count).to(device))
         left_out.sort()
-        reason = _why(task, trainer, weights, left_out[0], by_row=persons is None) if left_out else ""
+        reason = _why_left_out(task, trainer, weights, left_out[0], by_row=persons is None) if left_out else ""
     return RecordsFound(to_arrays(weights, layout), len(task.targets), len(left_out), tuple(left_out[:_MAX_NAMED]), reason, tuple(notes))
 
 
 @contextmanager
-def _explained(task: RecordTask) -> Iterator[None]:
-    """Pass on only the fixed part of an error about the app's model; where it has none, raise the app's own exception again."""
+def _fixed_errors(task: RecordTask) -> Iterator[None]:
+    """Reduce an error about the app's model to its advice, a fixed text. Without advice, raise the app's own exception again."""
     try:
         yield
     except LdpflError as error:
@@ -110,27 +112,30 @@ def _explained(task: RecordTask) -> Iterator[None]:
         raise ConfigError(f"the app's model is refused: {error.advice} ({_described(task)})") from None
 
 
-def _why(task: RecordTask, trainer: RecordGradientTrainer, weights: Tensor, place: int, *, by_row: bool) -> str:
-    """Return why the record, or the person, at ``place`` adds nothing."""
+def _why_left_out(task: RecordTask, trainer: RecordGradientTrainer, weights: Tensor, place: int, *, by_row: bool) -> str:
+    """Return why the record at ``place`` adds nothing to training; without ``by_row``, the person at ``place``."""
     if by_row and not _is_finite(task.inputs, place):
         return "its inputs hold NaN or infinity: a missing value, or one that is too large for float32"
     if by_row and not _is_finite(task.targets, place):
         return "its target is NaN or infinite: a missing value, or one that is too large for float32"
-    only = full_batch([np.array([place])], 1).to(trainer.task.data.device)
+    single_record = full_batch([np.array([place])], 1).to(trainer.task.data.device)
     try:
-        trainer.train(weights, only)
+        trainer.train(weights, single_record)
     except (Exception, SystemExit) as error:  # only the type is shown, because the text may repeat the record
         return f"the model or the loss raises {type_of(error)} for it: is its target among the classes, or a token beyond the last?"
     return "its gradient is NaN or infinite: are its values huge, or is there a log, sqrt or division in the model or the loss?"
 
 
 def _described(task: RecordTask) -> str:
-    """Return dtype and number of axes of the task's inputs and targets, as text. Their sizes and names may follow from values."""
+    """Return dtype and number of axes of the task's inputs and targets, as text. Sizes and names are left out: they may reveal values."""
     inputs = [task.inputs] if isinstance(task.inputs, Tensor) else list(task.inputs.values())
-    named = [*(("inputs", part) for part in inputs), ("targets", task.targets)]
-    return ", ".join(f"{name} {str(part.dtype)[6:]} with {counted(part.dim(), 'axis', 'axes')}" for name, part in named)
+    named_tensors = [*(("inputs", part) for part in inputs), ("targets", task.targets)]
+    return ", ".join(
+        f"{name} {str(part.dtype).removeprefix('torch.')} with {counted(part.dim(), 'axis', 'axes')}" for name, part in named_tensors
+    )
 
 
 def _is_finite(values: Inputs, place: int) -> bool:
+    """Tell whether all ``values`` of the row at ``place`` are finite."""
     parts = [values] if isinstance(values, Tensor) else list(values.values())
     return all(bool(torch.isfinite(part[place]).all()) for part in parts)

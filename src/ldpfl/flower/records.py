@@ -24,7 +24,7 @@ from ldpfl.experiments.build import as_usual, choose_device, mechanism_of
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.trainers import tried
 from ldpfl.flower.arrays import layout_of, only_arrays, to_arrays, to_vector
-from ldpfl.flower.operator_node import named
+from ldpfl.flower.operator_node import operator_setting
 from ldpfl.flower.terms import RECORD, RoundTerms
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.hooks import record_clip_of
@@ -45,7 +45,8 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 Where records are protected, B is 1. Where persons are protected, it is called with the records of one person.
 """
 
-_TYPES = (torch.float32, torch.int64)
+_DTYPES = (torch.float32, torch.int64)
+"""Dtypes that a record's inputs and targets may have."""
 
 _MADE_UP_TOKENS = 2
 """Made-up tokens are 0 and 1, which are valid for every embedding of at least two words."""
@@ -94,7 +95,7 @@ class RecordTask:
         for name, part in (*(("inputs", part) for part in inputs), ("targets", self.targets)):
             if problem := not_dense(part):
                 raise ConfigError(f"`{name}` are {problem}")
-            if part.dim() == 0 or part.dtype not in _TYPES:
+            if part.dim() == 0 or part.dtype not in _DTYPES:
                 raise ConfigError(f"`{name}` has {part.dtype} and shape {tuple(part.shape)}, expected rows of float32 or int64: convert it")
             if len(part) != len(self.targets):
                 raise ConfigError(f"`inputs` has {len(part)} rows and `targets` has {len(self.targets)}: give one target for each row")
@@ -111,22 +112,26 @@ class RecordTask:
         Raises:
             ConfigError: a row's entry in ``persons`` is empty.
         """
-        if "" in (names := self._names()):
+        names = self._names()
+        if "" in names:
             raise ConfigError(
                 f"`persons` names nobody in row {names.index('')} (from 0), and a row without a person adds nothing: give each row a whole "
                 "number or a text, or leave the row out"
             )
 
-    def persons_by(self, most: int) -> Persons | None:
-        """Return which rows belong to which person; None if ``persons`` is None. At most ``most`` rows of a person count in a round.
+    def persons_by(self, max_rows: int) -> Persons | None:
+        """Return which rows belong to which person; None if ``persons`` is None. At most ``max_rows`` rows of a person count in a round.
 
         Raises:
             ConfigError: no row names a person.
         """
-        return None if self.persons is None else Persons.of(self._names(), most)
+        return None if self.persons is None else Persons.of(self._names(), max_rows)
 
     def _names(self) -> list[str]:
-        return names_of(() if self.persons is None else self.persons.tolist() if isinstance(self.persons, Tensor) else self.persons)
+        """Return the name of each row's person, "" for a row without one. The list is empty if ``persons`` is None."""
+        if self.persons is None:
+            return names_of(())
+        return names_of(self.persons.tolist() if isinstance(self.persons, Tensor) else self.persons)
 
     def check(self) -> None:
         """Try the model and the loss on made-up samples of the same shapes, for tests of an app. No record is looked at.
@@ -217,20 +222,21 @@ def device_of_node() -> torch.device:
             :func:`ldpfl.flower.confined_process.place_of` passes its text on.
     """
     try:
-        return choose_device(named("device") or "cpu")
+        return choose_device(operator_setting("device") or "cpu")
     except ConfigError as error:
         raise ConfigError(f"LDPFL_DEVICE: {error}") from None
 
 
 @as_usual()
 def _gradient(task: RecordTask, layout: ParameterLayout, weights: Tensor, terms: RoundTerms, mechanism: Mechanism) -> Tensor:
-    """Return the gradient (d,) over all records of ``task``: PRIVATE."""
+    """Return the gradient (d,) over all records of ``task``, clipped by record or person where the mechanism asks for it: PRIVATE."""
     device, config = device_of_node(), terms.config
     by_person = config.data.person and record_clip_of(mechanism) is not None
     persons = task.persons_by(config.data.person_rows) if by_person else None
     try:
         model_layout = ParameterLayout.from_module(task.model)
-        fits = dict(zip(model_layout.names, model_layout.shapes, strict=True)) == dict(zip(layout.names, layout.shapes, strict=True))
+        expected_shapes = dict(zip(layout.names, layout.shapes, strict=True))
+        fits = dict(zip(model_layout.names, model_layout.shapes, strict=True)) == expected_shapes
         trainer = trainer_of_records(task, layout, weights, config, mechanism, device, persons, _warn_without_names) if fits else None
     except LdpflError:  # its text is dropped, because it names parts of the app
         raise PrivacyError(
@@ -240,8 +246,8 @@ def _gradient(task: RecordTask, layout: ParameterLayout, weights: Tensor, terms:
     if trainer is None:
         raise PrivacyError("the trainable parameters of this node's model are not the arrays that the server sent, by name and shape")
     count = len(task.targets if persons is None else persons)
-    whole = full_batch([np.arange(count)], count)
-    return confined(trainer).train(weights, whole.to(device), terms.planned.trained + 1)[0].cpu()
+    all_records = full_batch([np.arange(count)], count)
+    return confined(trainer).train(weights, all_records.to(device), terms.planned.trained + 1)[0].cpu()
 
 
 def _by_record(loss: Loss) -> Loss:
@@ -250,9 +256,10 @@ def _by_record(loss: Loss) -> Loss:
     def losses(outputs: Tensor, targets: Tensor) -> Tensor:
         value = loss(outputs, targets)
         if not isinstance(value, Tensor) or value.dim():
-            return value
-        single = [value] if len(targets) == 1 else [loss(outputs[row : row + 1], targets[row : row + 1]) for row in range(len(targets))]
-        return torch.stack(single)
+            return value  # the loss of each record already; or no tensor, which the caller reports
+        if len(targets) == 1:
+            return value[None]  # the mean over a single record is its loss
+        return torch.stack([loss(outputs[row : row + 1], targets[row : row + 1]) for row in range(len(targets))])
 
     return losses
 
@@ -272,15 +279,17 @@ def trainer_of_records(
     """Return the trainer that computes the gradients, after a trial on made-up samples of the same shapes.
 
     Args:
-        warn: gets the warnings.
+        layout, weights: the model's arrays as the server sent them.
+        warn: function that gets the warnings.
         quotes: whether warnings may quote exceptions of the app. They may not on a node, where they may repeat values of its records.
     """
     samples = Samples(each(Tensor.detach, task.inputs), task.targets.detach())
     app_task = Task("own", "number", _by_record(task.loss), metrics={})
     local = LocalTask(task.model.to(device), layout, samples.to(device), (), (), LocalOptimiser(1.0), task=app_task)
-    public = Dataset("records", samples, samples.take(slice(0)), 0, (), (), "", vocabulary=_MADE_UP_TOKENS)
+    dataset = Dataset("records", samples, samples.take(slice(0)), 0, (), (), "", vocabulary=_MADE_UP_TOKENS)
+    # Model and data are the app's own objects, whatever names the server's config has.
     renamed = {"model": config.model.model_copy(update={"name": GIVEN}), "data": config.data.model_copy(update={"name": GIVEN})}
-    return tried(config.model_copy(update=renamed), local, mechanism, weights, public, warn, persons, quotes=quotes)
+    return tried(config.model_copy(update=renamed), local, mechanism, weights, dataset, warn, persons, quotes=quotes)
 
 
 def _warn_without_names(message: str) -> None:

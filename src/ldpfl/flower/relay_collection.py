@@ -33,8 +33,11 @@ from ldpfl.util.number_format import counted
 
 LOGGER = logging.getLogger("flwr.ldpfl")
 
-_UNKNOWN = 404
-_NOTHING_THERE = (_UNKNOWN, 409, 410)
+_NO_AGREEMENT = "0" * 64
+"""Placeholder for the agreement, where only the sizes in a relay's terms are needed."""
+
+_UNKNOWN_ROUND = 404
+_NOTHING_TO_ACKNOWLEDGE = (_UNKNOWN_ROUND, 409, 410)
 """HTTP statuses by which a relay answers the acknowledgement of a round that was never opened, not released, or already deleted."""
 
 
@@ -69,10 +72,10 @@ class RelayedRounds(ABC):
         """
 
     @abstractmethod
-    def released(self, round_: OpenRound) -> Received:
+    def read_release(self, round_: OpenRound) -> Received:
         """Pull the reports of a round that the relay has released, and decode them; errors as for :meth:`collect`."""
 
-    def begun_on(self, terms: Mapping[str, str | int]) -> Self:
+    def collector_for(self, terms: Mapping[str, str | int]) -> Self:
         """Return this collector, with the previous key if the round with these ``terms`` was begun with that key."""
         if self.before is None or terms.get("key") != self.before.public_key().public_bytes_raw().hex():
             return self
@@ -86,11 +89,11 @@ class RelayedRounds(ABC):
                 over before clients have uploaded.
             RelayRefused, RelayUnreachable: the relay does not answer, or does not know this token.
         """
-        terms = self._checked_terms(round_, "0" * 64)
+        terms = self._checked_terms(round_, _NO_AGREEMENT)
         if round_.timeout < self.window_s:
             raise ConfigError(f"the relay's window of {self.window_s:g} s is longer than the round waits for reports, {round_.timeout:g} s")
         check_window(self.window_s, reply_s, fewest=terms.min_clients, asked=terms.max_uploads)
-        self._status(round_)
+        self._status(round_)  # raises if the relay does not answer
 
     def open(self, round_: OpenRound, content: RecordDict) -> None:
         """Open the round at the relay, which tells every client the same agreement, a digest of ``content``.
@@ -122,12 +125,12 @@ class RelayedRounds(ABC):
             self.relay.cancel(round_.run, round_.number)
             reason = f"fewer than {self.min_clients} nodes have uploaded within {round_.timeout:g} s, so the relay released nothing"
             return Received(None, refused=(reason,))
-        return self.released(round_)
+        return self.read_release(round_)
 
     def give_up(self, round_: OpenRound) -> bool:
         """Cancel the round and return True; or return False if the relay has enough uploads to release it.
 
-        The relay may have more uploads than the server has replies, because a node whose reply is lost may have uploaded before.
+        The relay may have more uploads than the server has replies: a node whose reply is lost may have uploaded its report.
 
         Raises:
             RelayRefused, RelayUnreachable: as for :meth:`collect`.
@@ -145,14 +148,14 @@ class RelayedRounds(ABC):
         status = self._status(round_)
         return None if status is None or status.state == "gone" else self.collect(round_, (), round_.timeout)
 
-    def done(self, run: str, number: int) -> None:
+    def delete_round(self, run: str, number: int) -> None:
         """Have the relay delete everything that it holds of the round."""
         for delete in (self.relay.acknowledge, self.relay.cancel):  # a round that was never released cannot be acknowledged, only cancelled
             try:
                 delete(run, number)
                 return
             except RelayRefused as refusal:
-                if refusal.status not in _NOTHING_THERE:
+                if refusal.status not in _NOTHING_TO_ACKNOWLEDGE:
                     raise
                 LOGGER.info("round %d: nothing left to acknowledge: %s", number, refusal)
 
@@ -161,7 +164,7 @@ class RelayedRounds(ABC):
         try:
             return self.relay.round_status(round_.run, round_.number)
         except RelayRefused as refusal:
-            if refusal.status != _UNKNOWN:
+            if refusal.status != _UNKNOWN_ROUND:
                 raise
             return None
 
@@ -193,24 +196,25 @@ class RelayCollector(RelayedRounds):
             agreement=agreement,
         )
 
-    def released(self, round_: OpenRound) -> Received:
+    def read_release(self, round_: OpenRound) -> Received:
         """Decrypt the round's records, and join them into a pool of reports."""
         plan = round_.plan
         binding = Binding(round_.run, round_.number, plan.fingerprint)
-        sizes = self.relay_terms(round_, "0" * 64)  # this server's own terms: the relay's later statements are not trusted to bound sizes
-        joining, refused, read = plan.joining(), Counter[str](), 0
-        records = self.relay.pull(round_.run, round_.number, sizes)
+        sizes = self.relay_terms(round_, _NO_AGREEMENT)  # not the relay's own statement, which is not trusted to bound sizes
+        joining, refused_by_reason, decrypted = plan.joining(), Counter[str](), 0
+        encrypted_records = self.relay.pull(round_.run, round_.number, sizes)
         expected = plan.records * round_.asked
-        for plaintexts, left_out in opened(records, plan.plaintext_bytes, self.key, binding, expected=expected, workers=cores()):
+        for plaintexts, refused in opened(encrypted_records, plan.plaintext_bytes, self.key, binding, expected=expected, workers=cores()):
             joining.add(plaintexts)
-            read += len(plaintexts)
-            refused.update({entry.reason: entry.count for entry in left_out})
-        # The number of clients is computed from the records, which are whole uploads. The status of the wait may be too low: an upload may
-        # have come between the end of the wait and the release.
-        joined = joining.joined(max(1, (read + refused.total()) // plan.records))
-        refused.update({entry.reason: entry.count for entry in joined.refused})
-        notes = [f"{counted(count, 'record')}: {reason}" for reason, count in refused.items()]
-        return Received(joined.pool, plan.records * sizes.record_bytes, tuple(notes))
+            decrypted += len(plaintexts)
+            refused_by_reason.update({entry.reason: entry.count for entry in refused})
+        # The number of clients is computed from the number of records, because each upload has as many. The number that the relay stated
+        # before may be too low: an upload may have come between the end of the wait and the release.
+        clients = max(1, (decrypted + refused_by_reason.total()) // plan.records)
+        joined = joining.joined(clients)
+        refused_by_reason.update({entry.reason: entry.count for entry in joined.refused})
+        reasons = [f"{counted(count, 'record')}: {reason}" for reason, count in refused_by_reason.items()]
+        return Received(joined.pool, plan.records * sizes.record_bytes, tuple(reasons))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,13 +245,14 @@ class SumCollector(RelayedRounds):
             agreement=agreement,
         )
 
-    def released(self, round_: OpenRound) -> Received:
+    def read_release(self, round_: OpenRound) -> Received:
         """Pull the masked sum and remove the masks.
 
-        If a client or the relay has misbehaved so that the masks cannot be removed, the result is ``broken``, which ends the run, because
-        the next round would fail in the same way. The relay keeps the sum until it is acknowledged, and hands out the same sum again.
+        If a client or the relay has misbehaved so that the masks cannot be removed, the result has a ``decoding_error``, which ends the
+        run, because the next round would fail in the same way. The relay keeps the sum until it is acknowledged, and hands out the same sum
+        again. A sum that is longer than honest clients can make it is dropped.
         """
-        sizes, mechanism = self.relay_terms(round_, "0" * 64), adding_up(round_.mechanism)
+        sizes, mechanism = self.relay_terms(round_, _NO_AGREEMENT), adding_up(round_.mechanism)
         total, envelopes = self.relay.pull_sum(round_.run, round_.number, sizes)
         # The relay's statement of the agreement need not be trusted: clients have signed theirs, and no envelope opens with another one.
         agreement = bytes.fromhex(self.relay.round_status(round_.run, round_.number).terms.agreement)
@@ -255,15 +260,17 @@ class SumCollector(RelayedRounds):
         try:
             seeds = open_seeds(envelopes, self.key, self.nodes, binding, self.min_clients)
         except ProtocolError as error:
-            return Received(None, broken=str(error))
+            return Received(None, decoding_error=str(error))
         unmasked = unshard(total, seeds)
-        longest = mechanism.longest_sum(len(seeds), round_.asked, sizes.dimension, round_.vector)
-        if (length := float(np.linalg.norm(unmasked.astype(np.float64)))) > longest:
+        longest = mechanism.longest_sum(len(seeds), round_.asked, sizes.dimension, round_.max_length)
+        length = float(np.linalg.norm(unmasked.astype(np.float64)))
+        if length > longest:
             return Received(None, refused=(_too_long(length, longest, len(seeds)),))
         return Received(ReportPool(mechanism.sum_of(unmasked, len(seeds))), total.nbytes + ENVELOPE_BYTES)
 
 
 def _too_long(length: float, longest: float, clients: int) -> str:
+    """Return the reason for dropping a sum of this Euclidean ``length``, above the ``longest`` that honest clients can reach."""
     return (
         f"the sum over {clients} clients has a length of {length:.4g} lattice points, and honest ones make at most {longest:.4g}: a client "
         "or the relay has sent something else; the model stays as it was"
@@ -307,6 +314,7 @@ def _operators_settings() -> dict[str, Any]:
 
 
 def _variable(name: str) -> str:
+    """Return the value of the environment variable ``name``, which must be set."""
     value = os.environ.get(name)
     if not value:
         raise ConfigError(f"rounds over a relay need {name} in the environment of the ServerApp")

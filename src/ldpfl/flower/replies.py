@@ -14,54 +14,56 @@ from ldpfl.flower.internals import ABSENT, REFUSED
 from ldpfl.flower.report_collection import OpenRound
 from ldpfl.flower.terms import RECORD, Answer
 
-_POLL_S = 1.0
-_LONGEST = 80
+_POLL_S = 1.0  # between two requests to the SuperLink for replies
+_MAX_REASON = 80
 """Maximum number of characters of a node's reason for sending no report."""
 
 
-class Patience:
+class Deadline:
     """Deadline for replies: ``seconds`` from now, or an earlier time that :meth:`renew` sets."""
 
     def __init__(self, seconds: float) -> None:
-        self._last = self._end = time.monotonic() + seconds
+        self._latest_end = self._end = time.monotonic() + seconds
 
     def renew(self, seconds: float) -> None:
         """Set the deadline to ``seconds`` from now, but not later than the first deadline."""
-        self._end = min(self._last, time.monotonic() + seconds)
+        self._end = min(self._latest_end, time.monotonic() + seconds)
 
     @property
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Seconds until the deadline; 0 or less when it has passed."""
         return self._end - time.monotonic()
 
     @property
-    def most(self) -> float:
+    def max_seconds_left(self) -> float:
         """Seconds until the first deadline; 0 when it has passed."""
-        return max(0.0, self._last - time.monotonic())
+        return max(0.0, self._latest_end - time.monotonic())
 
 
 def replies_as_they_come(
-    grid: Grid, messages: Sequence[Message], patience: Patience, awaited: dict[str, int] | None = None
+    grid: Grid, messages: Sequence[Message], deadline: Deadline, awaited: dict[str, int] | None = None
 ) -> Generator[Message, None, None]:
     """Send ``messages`` and yield each reply as soon as it arrives. Flower's own grids return all replies at the end.
 
     Args:
+        deadline: time at which no further reply is waited for. The caller may move it in between.
         awaited: ids of messages that were sent before and have no reply yet, with the node that each went to. Their replies are yielded,
             too. The dict is updated: afterwards it holds all messages that can still be replied to.
     """
     if isinstance(grid, InProcessGrid):  # it runs the clients itself, so none can be silent
-        yield from grid.send_and_receive(messages, timeout=patience.most)
+        yield from grid.send_and_receive(messages, timeout=deadline.max_seconds_left)
         return
     waiting = {} if awaited is None else awaited
     nodes = [message.metadata.dst_node_id for message in messages]
-    waiting |= {name: node for name, node in zip(grid.push_messages(messages), nodes, strict=True) if name}
+    message_ids = grid.push_messages(messages)  # None for a message that Flower could not send
+    waiting |= {message_id: node for message_id, node in zip(message_ids, nodes, strict=True) if message_id}
     while waiting:
         for reply in grid.pull_messages(list(waiting)):
             waiting.pop(reply.metadata.reply_to_message_id, None)
             yield reply
-        if not waiting or patience.left <= 0:
+        if not waiting or deadline.seconds_left <= 0:
             return
-        time.sleep(min(_POLL_S, max(0.0, patience.left)))
+        time.sleep(min(_POLL_S, max(0.0, deadline.seconds_left)))
 
 
 def answer_in(reply: Message, round_: OpenRound) -> Answer:
@@ -71,20 +73,20 @@ def answer_in(reply: Message, round_: OpenRound) -> Answer:
         ProtocolError: the reply is an error, holds no answer, or holds an answer for another run or round.
     """
     if reply.has_error():
-        raise ProtocolError(f"a node answered {str(reply.error.reason)[:_LONGEST]!r}")
+        raise ProtocolError(f"a node answered {str(reply.error.reason)[:_MAX_REASON]!r}")
     answer = Answer.from_record(reply.content.config_records.get(RECORD))
     if (answer.run, answer.round) != (round_.run, round_.number):
         raise ProtocolError("a reply for another run or round")
     return answer
 
 
-def said_in(reply: Message) -> str:
-    """Return the reason that a node gives for not taking part."""
-    return printable(str(reply.error.reason))[:_LONGEST] if reply.has_error() else "no answer to what it was asked"
+def reason_in(reply: Message) -> str:
+    """Return the reason that a node gives for not taking part, shortened and without control characters."""
+    return printable(str(reply.error.reason))[:_MAX_REASON] if reply.has_error() else "no answer to what it was asked"
 
 
 def is_absent(reply: Message) -> bool:
-    """Tell whether the reply comes from the SuperLink because the node has not replied. The node may still have uploaded a report."""
+    """Tell whether the SuperLink itself replies, because the node has not. The node may still have uploaded a report."""
     return reply.has_error() and reply.error.code in ABSENT
 
 

@@ -25,10 +25,11 @@ class OpenRound:
         run: name of the run.
         number: number of the round, from 1.
         mechanism: mechanism of this round.
+        ranges: public ranges of the vector that is asked for.
         asked: number of clients that were asked.
         timeout: seconds that the server waits for reports.
         linked: number of units of a report that stay together in transit.
-        vector: maximum length of the vector that a client adds to a sum, as a multiple of the clipping norm.
+        max_length: maximum length of the vector that a client adds to a sum, as a multiple of the clipping norm.
     """
 
     run: str
@@ -38,7 +39,7 @@ class OpenRound:
     asked: int
     timeout: float
     linked: int = 1
-    vector: float = 1.0
+    max_length: float = 1.0
 
     @cached_property
     def plan(self) -> RecordPlan:
@@ -59,14 +60,14 @@ class Received:
         pool: the valid reports; None if there is none.
         uplink_bytes: length of one client's message.
         refused: reasons why reports were not accepted, one line each.
-        broken: reason why the relay's release cannot be decoded; empty if it can. The relay would hand out the same release again, so a
-            retry helps only after someone has removed the cause.
+        decoding_error: reason why the relay's release cannot be decoded; empty if it can. The relay would hand out the same release
+            again, so a retry helps only after someone has removed the cause.
     """
 
     pool: ReportPool | PartialPool | None
     uplink_bytes: int = 0
     refused: tuple[str, ...] = ()
-    broken: str = ""
+    decoding_error: str = ""
 
 
 class Collector(Protocol):
@@ -91,8 +92,8 @@ class Collector(Protocol):
         """Return what clients are told about this transport, as fields of ``RoundTerms``."""
         ...
 
-    def begun_on(self, terms: Mapping[str, str | int]) -> Collector:
-        """Return the collector that can resume a round begun on ``terms``: this one, or one with a previous key if ``terms`` name it."""
+    def collector_for(self, terms: Mapping[str, str | int]) -> Collector:
+        """Return the collector that can resume a round that was begun on ``terms``: this one, or one with their previous key."""
         ...
 
     def check_ready(self, round_: OpenRound, reply_s: float) -> None:
@@ -120,8 +121,8 @@ class Collector(Protocol):
         """Return the reports of a round in which the server was stopped; None if they are lost."""
         ...
 
-    def done(self, run: str, number: int) -> None:
-        """Delete the transport's copy of the round, whose result is on disk. May be called again."""
+    def delete_round(self, run: str, number: int) -> None:
+        """Delete the transport's copy of the round, whose result the server has saved. May be called again."""
         ...
 
 
@@ -142,7 +143,7 @@ class DirectCollector:
     def terms(self) -> Mapping[str, Any]:
         return {"transport": "direct"}
 
-    def begun_on(self, terms: Mapping[str, str | int]) -> DirectCollector:
+    def collector_for(self, terms: Mapping[str, str | int]) -> DirectCollector:
         return self
 
     def check_ready(self, round_: OpenRound, reply_s: float) -> None:
@@ -154,11 +155,11 @@ class DirectCollector:
     def collect(self, round_: OpenRound, answers: Sequence[Answer], left_s: float) -> Received:
         payloads = [answer.report for answer in answers if answer.report is not None]
         reports, refused = read_valid(round_.mechanism, payloads, round_.ranges)
-        notes = [*(entry.reason for entry in refused), *["a reply without a report"] * (len(answers) - len(payloads))]
+        reasons = [*(entry.reason for entry in refused), *["a reply without a report"] * (len(answers) - len(payloads))]
         if reports is None:
-            return Received(None, refused=tuple(notes))
+            return Received(None, refused=tuple(reasons))
         pool = mix([reports], stream(self.seed, Purpose.MIXING, round_.number))
-        return Received(pool, reports.bytes_per_client, tuple(notes))
+        return Received(pool, reports.bytes_per_client, tuple(reasons))
 
     def give_up(self, round_: OpenRound) -> bool:
         return True
@@ -166,5 +167,5 @@ class DirectCollector:
     def recover(self, round_: OpenRound) -> Received | None:
         return None
 
-    def done(self, run: str, number: int) -> None:
+    def delete_round(self, run: str, number: int) -> None:
         return

@@ -64,7 +64,8 @@ def planned_round(config: RunConfig, number: int) -> PlannedRound:
         return PlannedRound(number, "evaluation", rounds)
     if every and place % (every + 1) == 0:
         return PlannedRound(number, "evaluation", place // (every + 1) * every)
-    return PlannedRound(number, training, place - 1 - ((place - 1) // (every + 1) if every else 0))
+    evaluations_before = (place - 1) // (every + 1) if every else 0
+    return PlannedRound(number, training, place - 1 - evaluations_before)
 
 
 def statistics_rounds(config: RunConfig) -> int:
@@ -78,7 +79,8 @@ def last_round(config: RunConfig, rounds: int) -> int:
     every, before = config.evaluation.every, statistics_rounds(config)
     if not is_evaluated(config) or rounds == 0:
         return before + rounds
-    return before + rounds + ((rounds - 1) // every if every else 0) + 1
+    evaluations = ((rounds - 1) // every if every else 0) + 1  # one after every `every` training rounds, and one at the end
+    return before + rounds + evaluations
 
 
 def config_for(config: RunConfig, kind: Kind) -> RunConfig:

@@ -9,7 +9,7 @@ from flwr.app import RecordDict
 
 from ldpfl.errors import OtherRunConfig, ProtocolError
 from ldpfl.flower.arrays import layout_of, only_arrays, to_vector
-from ldpfl.flower.sent_vectors import sent_in
+from ldpfl.flower.sent_vectors import vector_form
 from ldpfl.flower.terms import RECORD, RoundTerms, agreement_of
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.base import is_finite
@@ -37,7 +37,7 @@ class Ask:
 
 
 class Node(Protocol):
-    """Decisions of a node, by its operator's settings. If a method raises, nothing leaves; ``Declined``: the operator forbids it."""
+    """Decisions of a node, by its operator's settings. If a method raises, nothing leaves. ``Declined``: the operator forbids it."""
 
     def admit(self, ask: Ask) -> float:
         """Decide on the release, and charge it durably. From here on exactly one report leaves, whatever the data are.
@@ -63,16 +63,17 @@ class Node(Protocol):
         ...
 
     def upload(self, ask: Ask, sealed: bytes, within_s: float) -> None:
-        """Send ``sealed`` to the relay, trying for ``within_s`` seconds."""
+        """Send ``sealed``, which :meth:`seal` returned, to the relay. Retry for up to ``within_s`` seconds."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class RoundRequest:
     """A message's request, and the server's state that the message holds: all of it public.
 
     Attributes:
         layout: layers of the vector that is asked for.
+        state: the model's weights and ranges, and the number of training rounds before this round.
     """
 
     ask: Ask
@@ -80,8 +81,8 @@ class Asked:
     state: ServerState
 
 
-def read_asked(content: RecordDict, message_type: str, run_config: str) -> Asked:
-    """Read a message; ``run_config`` is the digest of the node's own run config.
+def read_request(content: RecordDict, message_type: str, run_config: str) -> RoundRequest:
+    """Read the content of a message of type ``message_type``; ``run_config`` is the digest of the node's own run config.
 
     Raises:
         LdpflError: the message is no round of ``LdpStrategy``, its parts contradict each other, or it names another run config.
@@ -92,9 +93,9 @@ def read_asked(content: RecordDict, message_type: str, run_config: str) -> Asked
     state = ServerState(terms.planned.trained, to_vector(arrays, layout), terms.ranges(layout))
     if not is_finite(state.weights):
         raise ProtocolError("the server's model is not finite")
-    sent = sent_in(terms, layout, state.public())
+    form = vector_form(terms, layout, state.public())
     agreement = agreement_of(content, message_type) if terms.transport in OVER_RELAY else ""
-    return Asked(Ask(terms, sent.mechanism, sent.ranges, agreement), sent.layout, state)
+    return RoundRequest(Ask(terms, form.mechanism, form.ranges, agreement), form.layout, state)
 
 
 def read_terms(content: RecordDict, run_config: str) -> RoundTerms:

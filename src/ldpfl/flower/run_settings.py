@@ -78,7 +78,7 @@ class RunSettings(BaseModel):
         try:
             return cls.model_validate(dict(settings), by_alias=True, by_name=False)
         except ValidationError as error:
-            raise ConfigError(_explained(error)) from None
+            raise ConfigError(_first_problem(error)) from None
 
     @property
     def change_list(self) -> list[str]:
@@ -103,7 +103,8 @@ def joined(changes: Iterable[str]) -> str:
     return ";\n".join(change.replace(";", "\\u003b") for change in changes)
 
 
-def _explained(error: ValidationError) -> str:
+def _first_problem(error: ValidationError) -> str:
+    """Return text that names the first setting that is not allowed, with its value or a similar setting's name."""
     first = error.errors()[0]
     name = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":

@@ -28,7 +28,7 @@ SUMS = "sums"
 
 
 @dataclass(frozen=True, eq=False)
-class Sent:
+class VectorForm:
     """Form of the vector that a node sends in a round.
 
     Attributes:
@@ -43,11 +43,11 @@ class Sent:
 
 
 def sums_layout(size: int) -> ParameterLayout:
-    """Return the layout of a client's sums over its records, or of what its bits are about."""
+    """Return the layout of a client's sums over its records: a single layer of ``size`` numbers."""
     return ParameterLayout((SUMS,), ((size,),))
 
 
-def sent_in(terms: RoundTerms, layout: ParameterLayout, public: PublicState) -> Sent:
+def vector_form(terms: RoundTerms, layout: ParameterLayout, public: PublicState) -> VectorForm:
     """Return the form of the vector in the round of ``terms``, for a model of ``layout``. No data, and no code named by the terms, is used.
 
     Raises:
@@ -61,7 +61,7 @@ def sent_in(terms: RoundTerms, layout: ParameterLayout, public: PublicState) -> 
         layout, ranges = sums_layout(terms.size), ranges_of(terms.size)
     mechanism = in_round(terms.mechanism(ranges), public)
     payload_bits(mechanism, ranges)  # raises if the mechanism does not fit the layers
-    return Sent(layout, ranges, mechanism)
+    return VectorForm(layout, ranges, mechanism)
 
 
 def check_sums(terms: RoundTerms) -> None:

@@ -14,20 +14,20 @@ from flwr.serverapp import Grid
 from ldpfl.errors import ConfigError, LdpflError, shown
 from ldpfl.experiments.config import RunConfig
 from ldpfl.flower.invitation import QUESTION, Answers, question_of
-from ldpfl.flower.replies import Patience, answer_in, is_absent, is_refusal, replies_as_they_come, said_in
+from ldpfl.flower.replies import Deadline, answer_in, is_absent, is_refusal, reason_in, replies_as_they_come
 from ldpfl.flower.report_collection import Collector, OpenRound
 from ldpfl.flower.round_kinds import planned_round
-from ldpfl.flower.run_progress import Course
+from ldpfl.flower.run_progress import RunProgress
 from ldpfl.flower.terms import RoundTerms, agreement_of
-from ldpfl.flower.too_few import reasons, too_few_agree, too_few_connected
+from ldpfl.flower.too_few import reasons_text, too_few_agree, too_few_connected
 from ldpfl.server import reserves, round_cohort
 from ldpfl.util.number_format import counted
 from ldpfl.util.quantities import is_number
 
 LOGGER = logging.getLogger("flwr.ldpfl")
 
-_POLL_S = 0.5
-_FIRST_PAUSE_S = 10.0
+_POLL_S = 0.5  # between two looks at the connected nodes, or two questions to nodes
+_FIRST_PAUSE_S = 10.0  # between the first two log lines about a wait
 
 
 @dataclass(frozen=True)
@@ -73,15 +73,16 @@ class WaitingLog:
             self._due, self._pause_s = now + self._pause_s, 2 * self._pause_s
 
 
-def wait_for_nodes(grid: Grid, waiting: Waiting, end: float, seen: Callable[[list[int]], None], log: WaitingLog) -> list[int]:
+def wait_for_nodes(grid: Grid, waiting: Waiting, end: float, on_look_up: Callable[[list[int]], None], log: WaitingLog) -> list[int]:
     """Wait until enough nodes are connected, or until ``end`` by the monotonic clock. Return the connected nodes in ascending order.
 
     Args:
-        seen: called with the connected nodes each time that they are looked up.
+        on_look_up: called with the connected nodes each time that they are looked up.
         log: writes a line about the wait.
     """
     while True:
-        seen(nodes := sorted(grid.get_node_ids()))
+        nodes = sorted(grid.get_node_ids())
+        on_look_up(nodes)
         if len(nodes) >= waiting.nodes or time.monotonic() >= end:
             return nodes
         left_s = end - time.monotonic()
@@ -108,44 +109,48 @@ class Questions:
     def __init__(self, grid: Grid, answer_s: float) -> None:
         self._grid, self._answer_s, self._questions = grid, answer_s, dict[str, _Question]()
 
-    def keep(self, connected: Collection[int]) -> None:
+    def forget_disconnected(self, connected: Collection[int]) -> None:
         """Forget answers of nodes that are not ``connected``: a node that comes back may not remember the question."""
         for question in self._questions.values():
             question.agreed.intersection_update(connected)
-            question.awaited = {name: node for name, node in question.awaited.items() if node in connected}
+            question.awaited = {message_id: node for message_id, node in question.awaited.items() if node in connected}
 
     def ask(self, nodes: Sequence[int], content: RecordDict, round_: OpenRound) -> Answers:
-        """Ask ``nodes`` whether they would take part in the round, all with the same ``content``, and return their answers."""
+        """Ask ``nodes`` whether they would take part in the round, all with the same ``content``, and return their answers.
+
+        Nodes that have agreed to this content, or still owe an answer to it, are not asked again. Late answers to it are recorded as well.
+        """
         question, asked = self._questions.setdefault(agreement_of(content, QUESTION), _Question()), set(nodes)
         awaited = set(question.awaited.values())
-        fresh = [node for node in nodes if node not in question.agreed | awaited]
-        messages = [Message(content, node, QUESTION, ttl=round_.timeout, group_id=str(round_.number)) for node in fresh]
-        waiting, said, declined = (asked | awaited) - question.agreed, dict[int, str](), 0
-        patience = Patience(round_.timeout)
-        patience.renew(self._answer_s)
-        with closing(replies_as_they_come(self._grid, messages, patience, question.awaited)) as replies:
-            for reply in replies if waiting & asked else ():
+        unasked = [node for node in nodes if node not in question.agreed | awaited]
+        messages = [Message(content, node, QUESTION, ttl=round_.timeout, group_id=str(round_.number)) for node in unasked]
+        unanswered, reasons, declined = (asked | awaited) - question.agreed, dict[int, str](), 0
+        deadline = Deadline(round_.timeout)
+        deadline.renew(self._answer_s)
+        with closing(replies_as_they_come(self._grid, messages, deadline, question.awaited)) as replies:
+            for reply in replies if unanswered & asked else ():
                 node = reply.metadata.src_node_id
-                if node not in waiting or is_absent(reply):
+                if node not in unanswered or is_absent(reply):
                     continue  # a second answer, an answer of a node that was not asked, or the SuperLink's answer for a silent node
-                waiting.discard(node)
-                patience.renew(self._answer_s)
+                unanswered.discard(node)
+                deadline.renew(self._answer_s)
                 try:
                     answer_in(reply, round_)
                     question.agreed.add(node)
                 except LdpflError:
                     if node in asked:
-                        said[node] = said_in(reply)
+                        reasons[node] = reason_in(reply)
                         declined += is_refusal(reply)
-                if not waiting & asked:
-                    patience.renew(0)  # wait no longer for nodes of earlier questions, but read the replies that are already here
-        return Answers(tuple(node for node in nodes if node in question.agreed), said, declined, tuple(sorted(waiting & asked)))
+                if not unanswered & asked:
+                    deadline.renew(0)  # wait no longer for nodes of earlier questions, but read the replies that are already here
+        agreed = tuple(node for node in nodes if node in question.agreed)
+        return Answers(agreed, reasons, declined, silent=tuple(sorted(unanswered & asked)))
 
 
-def agreement(
-    ask: Callable[[Sequence[int], int], Answers], cohort: Sequence[int], reserves: Sequence[int], needed: int, *, exact: bool
+def ask_cohort_and_reserves(
+    ask: Callable[[Sequence[int], int], Answers], cohort: Sequence[int], reserves: Sequence[int], needed: int, *, size_matters: bool
 ) -> Answers:
-    """Find the nodes of a round: those of the ``cohort`` that agree, and some ``reserves`` in place of the others. Return all answers.
+    """Ask the ``cohort`` of a round, and for each node that does not agree one of the ``reserves``. Return all answers.
 
     The cohort is chosen before it is asked. So a run in which all nodes agree uses the same nodes as a run without questions. For each node
     that does not agree, the next of the reserves is asked, until the cohort is full.
@@ -153,27 +158,27 @@ def agreement(
     Args:
         ask: asks the given nodes about a round of the given number of nodes.
         needed: minimum number of nodes for a round.
-        exact: whether a node's answer may depend on the number of nodes. Then the nodes that agreed to a larger round are asked again about
-            the smaller one.
+        size_matters: whether a node's answer may depend on the number of nodes. Then the nodes that agreed to a larger round are asked
+            again about the smaller one.
     """
-    wanted, total = len(cohort), Answers()
-    candidates, spare = list(cohort), list(reserves)
+    size, answers = len(cohort), Answers()
+    candidates, unasked_reserves = list(cohort), list(reserves)
     while candidates:
-        total = total.joined(ask(candidates, wanted))
-        missing = wanted - len(total.agreed)
-        candidates, spare = spare[:missing], spare[missing:]
-    while exact and needed <= len(total.agreed) < wanted:
-        larger, wanted = wanted, len(total.agreed)
-        later = ask(total.agreed, wanted)
+        answers = answers.joined(ask(candidates, size))
+        missing = size - len(answers.agreed)
+        candidates, unasked_reserves = unasked_reserves[:missing], unasked_reserves[missing:]
+    while size_matters and needed <= len(answers.agreed) < size:
+        larger_size, size = size, len(answers.agreed)
+        later = ask(answers.agreed, size)
         if len(later.agreed) + len(later.silent) < needed:  # `declined` stays the number of nodes that declined the larger round
-            only = dict.fromkeys(later.said, f"would take part in a round of {larger}, not of {wanted}")
-            return Answers(later.agreed, {**total.said, **only}, total.declined, (*total.silent, *later.silent))
-        total = total.joined(later, again=True)
-    return total
+            new_reasons = dict.fromkeys(later.reasons, f"would take part in a round of {larger_size}, not of {size}")
+            return Answers(later.agreed, {**answers.reasons, **new_reasons}, answers.declined, (*answers.silent, *later.silent))
+        answers = answers.joined(later, again=True)
+    return answers
 
 
 @dataclass(frozen=True, eq=False)
-class Asking:
+class NodeSelection:
     """Chooses a round's nodes and asks them whether they take part.
 
     Attributes:
@@ -181,15 +186,15 @@ class Asking:
         terms: function that returns the terms of the current round.
     """
 
-    course: Course
+    progress: RunProgress
     grid: Grid
     collector: Collector
     waiting: Waiting
     config: RunConfig
     reply_s: float
-    terms: Callable[[Course], RoundTerms]
+    terms: Callable[[RunProgress], RoundTerms]
 
-    def agreed(self, number: int) -> tuple[list[int], list[int]]:
+    def nodes_that_agree(self, number: int) -> tuple[list[int], list[int]]:
         """Return the nodes that agree to round ``number``, and all connected nodes. The round is made ready for the agreeing nodes.
 
         Nodes that do not answer may be slow, or come back. If too few agree without them, they are waited for as long as for connections.
@@ -199,24 +204,24 @@ class Asking:
             TooFewTakePart: too few nodes are connected, or agree.
         """
         end, needed = time.monotonic() + self.waiting.seconds, max(self.waiting.agreeing, self.collector.min_clients)
-        questions, for_nodes, for_answers = Questions(self.grid, self.waiting.answer_s), WaitingLog(), WaitingLog()
+        questions, log_of_nodes, log_of_answers = Questions(self.grid, self.waiting.answer_s), WaitingLog(), WaitingLog()
         while True:
-            connected = wait_for_nodes(self.grid, self.waiting, end, questions.keep, for_nodes)
+            connected = wait_for_nodes(self.grid, self.waiting, end, questions.forget_disconnected, log_of_nodes)
             if len(connected) < self.waiting.nodes:
-                raise too_few_connected(self.course, connected, self.waiting.nodes, self.waiting.seconds)
+                raise too_few_connected(self.progress, connected, self.waiting.nodes, self.waiting.seconds)
             answers = self._answers(questions, number, connected, needed)
             if len(answers.agreed) >= needed:
                 break
             if len(answers.agreed) + len(answers.silent) < needed or time.monotonic() >= end:
-                raise too_few_agree(self.course, answers, connected, needed, _patience(answers, self.waiting))
-            for_answers.say(
+                raise too_few_agree(self.progress, answers, connected, needed, _advice_on_waiting(answers, self.waiting))
+            log_of_answers.say(
                 "round %d: %d of the %d nodes that it needs have agreed, and %d did not answer yet: waiting for these",
                 *(number, len(answers.agreed), needed, len(answers.silent)),
             )
             time.sleep(_POLL_S)
-        if answers.said or answers.silent:
-            left_out, why = counted(len(answers.said) + len(answers.silent), "node"), reasons(answers.said, answers.silent)
-            LOGGER.warning("round %d: left out %s%s%s", number, left_out, why, _patience(answers, self.waiting))
+        if answers.reasons or answers.silent:
+            left_out, reasons = counted(len(answers.reasons) + len(answers.silent), "node"), reasons_text(answers.reasons, answers.silent)
+            LOGGER.warning("round %d: left out %s%s%s", number, left_out, reasons, _advice_on_waiting(answers, self.waiting))
             self._make_ready(number, len(answers.agreed))
         return sorted(answers.agreed), connected
 
@@ -225,24 +230,26 @@ class Asking:
         # Evaluation and statistics rounds use all clients, as in the simulator.
         fraction = self.config.clients.fraction if planned_round(self.config, number).is_training else 1.0
         places = round_cohort(self.config.seed, number, len(connected), fraction, None)
-        spare = reserves(self.config.seed, number, len(connected), places)
+        reserve_places = reserves(self.config.seed, number, len(connected), places)
         self._make_ready(number, len(places))
-        terms = self.terms(self.course)
+        terms = self.terms(self.progress)
 
         def ask(nodes: Sequence[int], asked: int) -> Answers:
-            content = question_of(replace(terms, asked=asked), self.course.layout.sizes, self.collector.min_clients)
-            return questions.ask(nodes, content, self.course.round)
+            content = question_of(replace(terms, asked=asked), self.progress.layout.sizes, self.collector.min_clients)
+            return questions.ask(nodes, content, self.progress.round)
 
-        cohort, others = ([connected[place] for place in chosen] for chosen in (places, spare))
-        return agreement(ask, cohort, others, needed, exact=terms.transport == "direct")
+        cohort, reserve_nodes = [connected[place] for place in places], [connected[place] for place in reserve_places]
+        # Over a relay, a node's answer depends on the minimum number of clients, and not on how many are asked.
+        return ask_cohort_and_reserves(ask, cohort, reserve_nodes, needed, size_matters=terms.transport == "direct")
 
     def _make_ready(self, number: int, asked: int) -> None:
-        self.course.open_round(number, asked, self.collector.linked)
-        self.collector.check_ready(self.course.round, self.reply_s)
+        """Make round ``number`` the current round, with ``asked`` clients, and check that the transport could carry it."""
+        self.progress.open_round(number, asked, self.collector.linked)
+        self.collector.check_ready(self.progress.round, self.reply_s)
 
 
-def _patience(answers: Answers, waiting: Waiting) -> str:
-    """Return how long nodes were waited for, and what to set where they need longer; empty if all answered."""
+def _advice_on_waiting(answers: Answers, waiting: Waiting) -> str:
+    """Return text for the log or an error: how long nodes were waited for, and what to set if they need longer. Empty if all answered."""
     if not answers.silent:
         return ""
     return (

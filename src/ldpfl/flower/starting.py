@@ -18,8 +18,8 @@ from ldpfl.flower.nodes_asked import Participation
 from ldpfl.flower.policy_init import as_sent, transport_of
 from ldpfl.flower.report_collection import Collector
 from ldpfl.flower.round_kinds import statistics_rounds
-from ldpfl.flower.run_progress import Course
-from ldpfl.flower.statistics import begun_for
+from ldpfl.flower.run_progress import RunProgress
+from ldpfl.flower.statistics import unmeasured_stages
 from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms import guarantee_of, payload_bits
 from ldpfl.models.layout import ParameterLayout
@@ -29,11 +29,13 @@ from ldpfl.server import Checkpoint, ServerRules, check_log_size, initial_checkp
 from ldpfl.util.quantities import is_number
 
 Terms = Callable[[Mapping[str, str | int]], dict[str, str | int]]
-"""Function that returns the transport's terms. For a round begun on given terms, it returns these as far as they can still be met."""
+"""Function that returns the transport's terms for a round that was begun on the given ones: these, as far as they can still be met."""
 
 
-def check_asked(rounds: int | None, timeout: float, reply_s: float) -> None:
-    """Check how many rounds are asked for, and how long each waits for replies, which clients send after ``reply_s`` seconds.
+def check_start_arguments(rounds: int | None, timeout: float, reply_s: float) -> None:
+    """Check what ``LdpStrategy.start`` got: the number of rounds, and the seconds that each waits for replies.
+
+    Clients send their replies ``reply_s`` seconds after the charge.
 
     Raises:
         ConfigError: one of these numbers is not allowed, or ``timeout`` is too short.
@@ -46,7 +48,7 @@ def check_asked(rounds: int | None, timeout: float, reply_s: float) -> None:
         raise ConfigError(f"clients reply after {reply_s:g} s, and a round takes replies for {timeout:g} s: make timeout longer")
 
 
-def settled_for(config: RunConfig, collector: Collector) -> RunConfig:
+def calibrated_for(config: RunConfig, collector: Collector) -> RunConfig:
     """Return ``config`` on the collector's channel, and with the least noise that keeps ``privacy.target_epsilon``, if there is a target.
 
     Nodes' policies are made for this noise (``ldpfl policy init``), so the server must ask for the same.
@@ -57,13 +59,13 @@ def settled_for(config: RunConfig, collector: Collector) -> RunConfig:
     return settled(as_sent(config, transport_of(collector.channel), collector.linked, collector.min_clients))
 
 
-def protected(course: Course) -> str:
+def guarantee_text(progress: RunProgress) -> str:
     """Return the guarantee of each client's report, and against whom it holds, as text for the log."""
-    guarantee = guarantee_of(course.mechanism, course.last.state.ranges)
+    guarantee = guarantee_of(progress.mechanism, progress.checkpoint.state.ranges)
     at_delta = f" at delta {guarantee.delta:g}" if guarantee.delta else ""
     return (
         f"epsilon {guarantee.epsilon:g}{at_delta} for each {guarantee.unit} of each report, {guarantee.units_per_round:,} of them a round, "
-        f"{_AGAINST[course.config.shuffling.channel]}"
+        f"{_AGAINST[progress.config.shuffling.channel]}"
     )
 
 
@@ -75,7 +77,7 @@ _AGAINST: Mapping[Channel, str] = {
 """Against whom the figure of a single report holds, by the channel of the reports."""
 
 
-def started(
+def start_or_resume(
     config: RunConfig,
     kind: Kind,
     folder: RunFolder | None,
@@ -85,11 +87,12 @@ def started(
     initial: ArrayRecord,
     timeout: float,
     rounds: int,
-) -> Course:
+) -> RunProgress:
     """Start a run, or resume the run in ``folder``, and return its progress.
 
     Args:
         config, kind, folder, origin, score: as given to ``LdpStrategy``.
+        terms: function that returns the transport's terms.
         initial: the public initial model.
         timeout: seconds to wait for the replies of a round.
         rounds: rounds of training in all.
@@ -98,12 +101,12 @@ def started(
         ConfigError: the config does not fit the app, the model, or the run in the folder.
         DataError: files of the folder contradict each other.
     """
-    _check_kinds(config, kind, rounds)
+    _check_runs_on_flower(config, kind, rounds)
     layout = layout_of(initial)
     weights = to_vector(initial, layout)
     ranges = initial_ranges(config, layout, weights)
     mechanism = deployable_mechanism(config, ranges)
-    payload_bits(mechanism, ranges)  # says so if the mechanism does not fit the layers
+    payload_bits(mechanism, ranges)  # raises if the mechanism does not fit the layers
     check_log_size(layout.names, released(mechanism, ranges), rounds)
     rules = ServerRules(
         layout.names,
@@ -117,20 +120,20 @@ def started(
     if folder is not None:
         folder.open(config, resume=True, kind=kind)
         checkpoint, participation = _resumed(folder, checkpoint, layout, terms)
-    return Course(config, participation.run, layout, mechanism, rules, timeout, checkpoint, participation)
+    return RunProgress(config, participation.run, layout, mechanism, rules, timeout, checkpoint, participation)
 
 
 def _resumed(folder: RunFolder, initial: Checkpoint, layout: ParameterLayout, terms: Terms) -> tuple[Checkpoint, Participation]:
-    """Return the last checkpoint in ``folder``, or ``initial`` if there is none, and the participation so far."""
+    """Return the last checkpoint in ``folder``, or ``initial`` if there is none, and the participation. Raise if the two contradict."""
     checkpoint = folder.checkpoint_or(initial)
     if checkpoint.state.ranges.sizes != layout.sizes:
         raise ConfigError(f"{folder.path} holds a run of another model, so it cannot be resumed")
-    asked = folder.participation_path
-    participation = Participation.load(asked)
+    participation_path = folder.participation_path
+    participation = Participation.load(participation_path)
     done = len(checkpoint.ledger.events)
     if participation.begun < done:
         raise DataError(
-            f"{folder.path} holds round {done}, but {asked.name} in it does not say who was asked: "
+            f"{folder.path} holds round {done}, but {participation_path.name} in it does not say who was asked: "
             "put it back, for without it the run's guarantee cannot be computed"
         )
     if participation.begun > done + 1:
@@ -143,8 +146,11 @@ def _resumed(folder: RunFolder, initial: Checkpoint, layout: ParameterLayout, te
     return checkpoint, participation
 
 
-def _check_kinds(config: RunConfig, kind: Kind, rounds: int) -> None:
-    """Raise if a round would ask for sums that the app's nodes do not compute, or the noise was planned for another number of rounds."""
+def _check_runs_on_flower(config: RunConfig, kind: Kind, rounds: int) -> None:
+    """Raise if a setting of ``config`` does not run on Flower with this ``kind`` of app, or ``rounds`` is not the planned number.
+
+    An app of the author's own computes no sums over records. Noise of an evaluation is planned for a fixed number of rounds.
+    """
     if kind is not Kind.READY_APP and (config.evaluation.share or config.training.method != "gradient" or statistics_rounds(config)):
         raise ConfigError(
             "evaluation.share, training.method = 'least-squares' and data.scaling = 'measured' are for ldpfl's ready app: an app of "
@@ -155,7 +161,7 @@ def _check_kinds(config: RunConfig, kind: Kind, rounds: int) -> None:
             "model.personal and data.evaluate_on = 'clients' are for simulations: nodes keep no layers, and send no figures in the clear; "
             "leave them out"
         )
-    if statistics_rounds(config) and not begun_for(config).columns:
+    if statistics_rounds(config) and not unmeasured_stages(config).columns:
         raise ConfigError("data.scaling = 'measured' measures columns, and the table has none to measure: set it to 'bounds'")
     if is_evaluated(config) and rounds != config.training.rounds:
         raise ConfigError(

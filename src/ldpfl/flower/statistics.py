@@ -26,19 +26,22 @@ from ldpfl.experiments.dataset import described, load_dataset
 from ldpfl.simulation.measuring import ColumnStages
 from ldpfl.simulation.record_sums import NoisySum
 
-_MOST_EDGES, _MOST_COLUMNS = 1 << 12, 1 << 12
+_MAX_EDGES, _MAX_COLUMNS = 1 << 12, 1 << 12
+"""Maximum number of edges of a column, and of columns, that a node reads from the terms."""
+
 _EDGES = TypeAdapter(
     Annotated[
-        list[Annotated[list[FiniteFloat], Field(min_length=2, max_length=_MOST_EDGES, fail_fast=True)]],
-        Field(min_length=1, max_length=_MOST_COLUMNS, fail_fast=True),
+        list[Annotated[list[FiniteFloat], Field(min_length=2, max_length=_MAX_EDGES, fail_fast=True)]],
+        Field(min_length=1, max_length=_MAX_COLUMNS, fail_fast=True),
     ]
 )
-_KEPT = "statistics"
+_MEMORY_KEY = "statistics"
+"""Beginning of the keys under which a checkpoint's memory holds the counts."""
 
 
 def edges_text(stages: ColumnStages) -> str:
-    """Return the edges of the next histograms as text, for the terms of a round."""
-    return json.dumps([own.tolist() for own in stages.edges])
+    """Return the edges of the next histograms as JSON, for the terms of a round: a list of numbers for each column."""
+    return json.dumps([column_edges.tolist() for column_edges in stages.edges])
 
 
 def edges_in(text: str) -> tuple[Floats, ...]:
@@ -68,7 +71,7 @@ def encoder_in(text: str) -> Encoder | None:
         raise ProtocolError(f"the server's encoding cannot be read: {error.errors(include_input=False)[0]['msg'][:80]}") from None
 
 
-def begun_for(config: RunConfig) -> ColumnStages:
+def unmeasured_stages(config: RunConfig) -> ColumnStages:
     """Return the stages of the columns that ``config`` names, before any measurement."""
     return ColumnStages.begun(described(config).unscaled)
 
@@ -78,29 +81,30 @@ def counted_at_node(dataset: Dataset, edges: tuple[Floats, ...], rows: NDArray[n
 
     Args:
         dataset: the node's own table, whose columns are not scaled yet.
-        rows: rows to count.
-        points: weight of each of the ``rows`` in its bins.
+        rows: numbers of the rows to count.
+        points: how much each of the ``rows`` adds to its bin of each column, in points of the mechanism's lattice.
     """
     return torch.from_numpy(ColumnStages(dataset.unscaled, edges).counts(unscaled_values(dataset), rows, points))
 
 
-def kept_with(memory: Mapping[str, Tensor], stage: int, found: NoisySum, point: int) -> dict[str, Tensor]:
+def memory_with_counts(memory: Mapping[str, Tensor], stage: int, counts: NoisySum, points_a_row: int) -> dict[str, Tensor]:
     """Return a checkpoint's ``memory`` with the counts of one more ``stage``: the noise's standard deviation, then the counts, in rows."""
-    return {**memory, f"{_KEPT}.{stage}": torch.from_numpy(np.concatenate([[found.noise], found.points]) / point)}
+    return {**memory, f"{_MEMORY_KEY}.{stage}": torch.from_numpy(np.concatenate([[counts.noise], counts.points]) / points_a_row)}
 
 
 def stages_in(config: RunConfig, memory: Mapping[str, Tensor]) -> ColumnStages:
     """Return the stages of the columns with the counts in a checkpoint's ``memory``. Stages without counts are skipped."""
-    stages = begun_for(config)
+    stages = unmeasured_stages(config)
     for stage in range(1, STAGES + 1):
-        kept = memory.get(f"{_KEPT}.{stage}")
-        if kept is not None:
-            stages = stages.after(NoisySum(kept[1:].numpy(), float(kept[0])), 1)
+        noise_and_counts = memory.get(f"{_MEMORY_KEY}.{stage}")
+        if noise_and_counts is not None:
+            noise, counts = float(noise_and_counts[0]), noise_and_counts[1:].numpy()
+            stages = stages.after(NoisySum(counts, noise), 1)  # 1: memory holds counts in rows
     return stages
 
 
 @dataclass(frozen=True)
-class Scaled:
+class ColumnScaling:
     """Scaling of nodes' tables for training. ``encoder`` is None if the counts of every stage were lost: then only data.bounds are used."""
 
     encoder: Encoder | None
@@ -112,14 +116,14 @@ class Scaled:
         return "" if self.encoder is None else self.encoder.model_dump_json()
 
 
-def scaled_by_stages(config: RunConfig, stages: ColumnStages) -> Scaled:
+def column_scaling(config: RunConfig, stages: ColumnStages) -> ColumnScaling:
     """Return the scaling of nodes' tables that follows from the measured ``stages``.
 
     Raises:
         DataError: the target is a number, and the noise is too large to locate its values.
     """
     if not stages.stages:
-        return Scaled(None, ("no histogram of the columns came: they are scaled by data.bounds alone",))
-    public = load_dataset(config, None)
-    scaled = stages.scaled(replace(public, notes=()))
-    return Scaled(scaled.encoder, scaled.notes)
+        return ColumnScaling(None, ("no histogram of the columns came: they are scaled by data.bounds alone",))
+    server_rows = load_dataset(config, None)
+    scaled = stages.scaled(replace(server_rows, notes=()))  # without notes on the server's rows
+    return ColumnScaling(scaled.encoder, scaled.notes)

@@ -21,33 +21,26 @@ from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.flower.arrays import to_arrays
 from ldpfl.flower.nodes_asked import Participation
-from ldpfl.flower.replies import Patience, replies_as_they_come
+from ldpfl.flower.replies import Deadline, replies_as_they_come
 from ldpfl.flower.report_collection import Collector, DirectCollector, Received
-from ldpfl.flower.round_closing import closed, figures_said
+from ldpfl.flower.round_closing import aggregate_round, evaluation_text
 from ldpfl.flower.round_kinds import last_round, planned_round, statistics_rounds
-from ldpfl.flower.run_progress import Course, Replies
-from ldpfl.flower.server_invitations import Asking, Waiting
-from ldpfl.flower.starting import check_asked, protected, settled_for, started
-from ldpfl.flower.statistics import Scaled, edges_text, scaled_by_stages
+from ldpfl.flower.run_progress import Replies, RunProgress
+from ldpfl.flower.server_invitations import NodeSelection, Waiting
+from ldpfl.flower.starting import calibrated_for, check_start_arguments, guarantee_text, start_or_resume
+from ldpfl.flower.statistics import ColumnScaling, column_scaling, edges_text
 from ldpfl.flower.terms import ARRAYS, CONFIG, RECORD, SHORTEST_REPLY_S, RoundTerms, check_sum_fits, digest_of
-from ldpfl.flower.too_few import all_declined, named, too_few_came
+from ldpfl.flower.too_few import all_declined, node_ids_text, too_few_reported
 from ldpfl.privacy import RoundEvent
 from ldpfl.privacy.authors import released
 from ldpfl.privacy.events import without_claim
-from ldpfl.server import (
-    Checkpoint,
-    NotFiniteError,
-    RoundMetrics,
-    ServerRules,
-    close_idle_round,
-    round_event,
-)
+from ldpfl.server import Checkpoint, NotFiniteError, RoundMetrics, ServerRules, close_idle_round, round_event
 from ldpfl.util.number_format import counted
 from ldpfl.util.quantities import is_number
 
 LOGGER = logging.getLogger("flwr.ldpfl")
 
-OnMeasured = Callable[[Scaled], tuple[Tensor, ServerRules]]
+OnMeasured = Callable[[ColumnScaling], tuple[Tensor, ServerRules]]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
@@ -103,11 +96,11 @@ class LdpStrategy(Strategy):
         if not (is_number(reply_s) and isfinite(reply_s) and (reply_s == 0 or reply_s >= SHORTEST_REPLY_S)):
             raise ConfigError(f"reply_s must be 0, or a number of seconds from {SHORTEST_REPLY_S:g} on, got {shown(reply_s)}")
         self._collector = collector or DirectCollector(config.seed)
-        self.config = config if kind is Kind.READY_APP else settled_for(config, self._collector)
+        self.config = config if kind is Kind.READY_APP else calibrated_for(config, self._collector)
         self._folder, self._waiting, self._score, self._origin = folder, waiting, score, origin
         self._reply_s, self._run_config, self._kind = float(reply_s), digest_of(run_config), kind
         self._on_measured = on_measured
-        self._course: Course | None = None
+        self._progress: RunProgress | None = None
 
     def start(
         self,
@@ -135,30 +128,30 @@ class LdpStrategy(Strategy):
         """
         if evaluate_config is not None:
             raise ConfigError("evaluate_config is for clients that evaluate; without noise they may not: measure on the server")
-        check_asked(num_rounds, timeout, self._reply_s)
+        check_start_arguments(num_rounds, timeout, self._reply_s)
         rounds, result = self.config.training.rounds if num_rounds is None else num_rounds, Result()
         with self._folder.locked() if self._folder else nullcontext():
-            course = self._course = started(
+            progress = self._progress = start_or_resume(
                 self.config, self._kind, self._folder, self._origin, self._score, self._collector_terms, initial_arrays, timeout, rounds
             )
             self.summary()
-            for metrics in course.last.history:
-                result.train_metrics_clientapp[metrics.round] = _figures(metrics)
+            for metrics in progress.checkpoint.history:
+                result.train_metrics_clientapp[metrics.round] = _metric_record(metrics)
             last = last_round(self.config, rounds)
-            if course.participation.begun == course.done > 0:
-                self._delete_last_round(course, last=course.done >= last)
-            self._scale(course)
-            while course.done < last:
-                number = course.done + 1
-                if course.participation.begun >= number:
-                    self._close_interrupted(course)
+            if progress.participation.begun == progress.rounds_done > 0:  # a resumed run, stopped between two rounds
+                self._delete_last_round(progress, run_is_over=progress.rounds_done >= last)
+            self._set_column_scaling(progress)
+            while progress.rounds_done < last:
+                number = progress.rounds_done + 1
+                if progress.participation.begun >= number:  # the server was stopped after it told nodes to train
+                    self._finish_interrupted(progress)
                 else:
-                    self._run_round(course, number, train_config or ConfigRecord(), grid)
-                if course.planned.is_training:
-                    _record(result, course, evaluate_fn)
-                elif course.planned.kind == "statistics":
-                    self._scale(course)
-        result.arrays = to_arrays(course.last.state.weights, course.layout)
+                    self._run_round(progress, number, train_config or ConfigRecord(), grid)
+                if progress.planned.is_training:
+                    _add_metrics(result, progress, evaluate_fn)
+                elif progress.planned.kind == "statistics":
+                    self._set_column_scaling(progress)
+        result.arrays = to_arrays(progress.checkpoint.state.weights, progress.layout)
         return result
 
     @property
@@ -168,7 +161,7 @@ class LdpStrategy(Strategy):
         Raises:
             ConfigError: the run was not started.
         """
-        return self._started().last
+        return self._current_progress().checkpoint
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
         """Ask the nodes of a round whether they take part. Return the messages that tell the agreeing nodes to train, all with one content.
@@ -176,24 +169,26 @@ class LdpStrategy(Strategy):
         Raises:
             TooFewTakePart: too few nodes agree; nothing was begun or charged.
         """
-        course = self._started()
-        asking = Asking(course, grid, self._collector, self._waiting, self.config, self._reply_s, self._terms)
-        agreed, connected = asking.agreed(server_round)
+        progress = self._current_progress()
+        selection = NodeSelection(progress, grid, self._collector, self._waiting, self.config, self._reply_s, self._terms)
+        agreeing_nodes, connected_nodes = selection.nodes_that_agree(server_round)
         # Charged before anything is sent: if the server is killed, the ledger still counts what clients may have released.
-        self._charge_ahead(course, course.participation.ask(server_round, agreed, connected, self._collector_terms()))
+        participation = progress.participation.ask(server_round, agreeing_nodes, connected_nodes, self._collector_terms())
+        self._charge_before_sending(progress, participation)
         app_config = ConfigRecord({**config, "server-round": server_round})
-        content = RecordDict({ARRAYS: arrays, CONFIG: app_config, RECORD: self._terms(course).to_record()})
+        content = RecordDict({ARRAYS: arrays, CONFIG: app_config, RECORD: self._terms(progress).to_record()})
         try:
-            self._collector.open(course.round, content)
+            self._collector.open(progress.round, content)
         except LdpflError:
-            self._take_back(course)  # nobody was told to train
+            self._withdraw_round(progress)  # nobody was told to train
             with suppress(LdpflError):
-                self._collector.give_up(course.round)
+                self._collector.give_up(progress.round)
             raise
-        course.began, course.asked, course.patience = time.perf_counter(), frozenset(agreed), Patience(course.timeout)
-        LOGGER.info("%s: asking %d of %s", course.planned, len(agreed), counted(len(connected), "node"))
+        progress.round_began = time.perf_counter()
+        progress.asked_nodes, progress.deadline = frozenset(agreeing_nodes), Deadline(progress.timeout)
+        LOGGER.info("%s: asking %d of %s", progress.planned, len(agreeing_nodes), counted(len(connected_nodes), "node"))
         # A list, because Flower's grids iterate over the messages more than once. The ttl keeps nodes from answering after the round.
-        return [Message(content, node, MessageType.TRAIN, ttl=course.timeout, group_id=str(server_round)) for node in agreed]
+        return [Message(content, node, MessageType.TRAIN, ttl=progress.timeout, group_id=str(server_round)) for node in agreeing_nodes]
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
         """Collect and aggregate the round's reports. Return the new model and the round's figures.
@@ -201,26 +196,30 @@ class LdpStrategy(Strategy):
         Raises:
             TooFewTakePart: so many nodes declined or failed that no report can be released: the round was ended at once.
         """
-        course, needed = self._started(), self._collector.min_clients
-        results, ended = Replies(course), False
+        progress, needed = self._current_progress(), self._collector.min_clients
+        recorded, given_up = Replies(progress), False
         for reply in replies:
-            results.add(reply)
-            if not ended and results.possible < needed:
-                ended = self._collector.give_up(course.round)
-                course.patience.renew(self._waiting.answer_s)  # wait a little for further refusals, which nodes send at once
-            if ended and not results.only_declined:
+            recorded.add(reply)
+            if not given_up and recorded.possible_reports < needed:
+                given_up = self._collector.give_up(progress.round)
+                progress.deadline.renew(self._waiting.answer_s)  # wait a little for further refusals, which nodes send at once
+            if given_up and not recorded.only_declined:
                 break
-        if ended and results.all_declined:
-            self._take_back(course)
-            raise all_declined(course, results.said)
-        if not ended and results.silent:
-            LOGGER.warning("%s: no reply in time from %s", course.planned, named(results.silent))
-        received = Received(None) if ended else self._collector.collect(course.round, results.answers, course.patience.most)
-        self._close(course, replace(received, refused=(*(results.refused if ended else results.left_out), *received.refused)))
-        if ended:
-            raise too_few_came(course, needed, results.said)
-        figures = _figures(course.last.history[-1]) if course.last.history else MetricRecord()
-        return to_arrays(course.last.state.weights, course.layout), figures
+        if given_up and recorded.all_declined:  # no node has charged or sent anything
+            self._withdraw_round(progress)
+            raise all_declined(progress, recorded.reasons)
+        if given_up:
+            received, problems = Received(None), recorded.problems
+        else:
+            if recorded.silent:
+                LOGGER.warning("%s: no reply in time from %s", progress.planned, node_ids_text(recorded.silent))
+            received = self._collector.collect(progress.round, recorded.answers, progress.deadline.max_seconds_left)
+            problems = recorded.problems_at_deadline
+        self._finish_round(progress, replace(received, refused=(*problems, *received.refused)))
+        if given_up:
+            raise too_few_reported(progress, needed, recorded.reasons)
+        figures = _metric_record(progress.checkpoint.history[-1]) if progress.checkpoint.history else MetricRecord()
+        return to_arrays(progress.checkpoint.state.weights, progress.layout), figures
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Ask nobody: a client's plain loss or accuracy has no noise. Noisy figures are measured in evaluation rounds of their own."""
@@ -231,17 +230,18 @@ class LdpStrategy(Strategy):
         return None
 
     def summary(self) -> None:
-        """Log the guarantee of each client's report, and against whom it holds."""
-        course = self._started()
-        name, begun = self.config.mechanism.name, course.last.state.round
-        LOGGER.info("%s: %s; %s", name, protected(course), f"the run goes on after round {begun}" if begun else "the run begins")
+        """Log the guarantee of each client's report, against whom it holds, and whether the run begins or goes on."""
+        progress = self._current_progress()
+        last = progress.checkpoint.state.round
+        start = f"the run goes on after round {last}" if last else "the run begins"
+        LOGGER.info("%s: %s; %s", self.config.mechanism.name, guarantee_text(progress), start)
 
-    def _run_round(self, course: Course, number: int, train_config: ConfigRecord, grid: Grid) -> None:
+    def _run_round(self, progress: RunProgress, number: int, train_config: ConfigRecord, grid: Grid) -> None:
         """Run one round. If too few nodes take part, an evaluation is charged and brings no figures; any other round ends the run."""
         try:
-            arrays = to_arrays(self._weights_to_send(course, number), course.layout)
+            arrays = to_arrays(self._weights_to_send(progress, number), progress.layout)
             messages = self.configure_train(number, arrays, train_config, grid)
-            with closing(replies_as_they_come(grid, messages, course.patience)) as replies:
+            with closing(replies_as_they_come(grid, messages, progress.deadline)) as replies:
                 self.aggregate_train(number, replies)
         except AllDeclined:
             raise
@@ -249,185 +249,193 @@ class LdpStrategy(Strategy):
             if planned_round(self.config, number).kind != "evaluation":
                 raise
             LOGGER.warning("%s brings no figures, and the run goes on. %s", planned_round(self.config, number), error)
-            if course.done < number:
-                self._pass_over(course, number)
+            if progress.rounds_done < number:
+                self._skip_round(progress, number)
 
-    def _pass_over(self, course: Course, number: int) -> None:
-        """Close a round that no node was told to take part in. The ledger overcounts: it charges the round as planned, for all nodes."""
-        known = course.participation.rounds
-        course.open_round(number, len(known), self._collector.linked)
-        self._charge_ahead(course, course.participation.ask(number, known, (), self._collector_terms()))
-        self._close_idle(course)
+    def _skip_round(self, progress: RunProgress, number: int) -> None:
+        """Finish a round that no node was told to take part in. The ledger overcounts: it charges the round as planned, for all nodes."""
+        all_nodes = progress.participation.rounds
+        progress.open_round(number, len(all_nodes), self._collector.linked)
+        self._charge_before_sending(progress, progress.participation.ask(number, all_nodes, (), self._collector_terms()))
+        self._finish_without_reports(progress)
 
-    def _terms(self, course: Course) -> RoundTerms:
+    def _terms(self, progress: RunProgress) -> RoundTerms:
         """Return the terms of the current round, which nodes are sent."""
-        check_sum_fits(self.config, course.round.asked)
-        ranges = course.last.state.ranges
+        check_sum_fits(self.config, progress.round.asked)
+        ranges = progress.checkpoint.state.ranges
         return RoundTerms(
-            run=course.run,
-            round=course.round.number,
-            kind=course.planned.kind,
-            size=course.round.ranges.dimension,
-            measured=edges_text(course.stages) if course.planned.kind == "statistics" else course.measured,
+            run=progress.run,
+            round=progress.round.number,
+            kind=progress.planned.kind,
+            size=progress.round.ranges.dimension,
+            measured=edges_text(progress.stages) if progress.planned.kind == "statistics" else progress.measured,
             config=self.config,
-            layers=course.layout.names,
+            layers=progress.layout.names,
             center=tuple(ranges.center.tolist()),
             radius=tuple(ranges.radius.tolist()),
-            asked=course.round.asked,
+            asked=progress.round.asked,
             reply_s=self._reply_s,
             run_config=self._run_config,
             **self._collector.terms(),
         )
 
-    def _weights_to_send(self, course: Course, number: int) -> Tensor:
+    def _weights_to_send(self, progress: RunProgress, number: int) -> Tensor:
         """Return the weights (d,) that nodes get in round ``number``: the weights to train from, or the model to evaluate."""
-        evaluation = planned_round(self.config, number).kind == "evaluation"
-        return course.last.state.model if evaluation else course.last.state.weights
+        is_evaluation = planned_round(self.config, number).kind == "evaluation"
+        return progress.checkpoint.state.model if is_evaluation else progress.checkpoint.state.weights
 
-    def _scale(self, course: Course) -> None:
+    def _set_column_scaling(self, progress: RunProgress) -> None:
         """Once all columns are measured, set how nodes scale their tables, and let the server scale its rows in the same way."""
-        if not 0 < statistics_rounds(self.config) <= course.done:
+        if not 0 < statistics_rounds(self.config) <= progress.rounds_done:
             return
-        scaled = scaled_by_stages(self.config, course.stages)
+        scaled = column_scaling(self.config, progress.stages)
         for note in scaled.notes:
             LOGGER.warning("%s", note)
-        course.measured = scaled.text
+        progress.measured = scaled.text
         if self._on_measured is not None:
-            weights, course.rules = self._on_measured(scaled)
-            if course.last.state.round == 0:
-                course.last = replace(course.last, state=replace(course.last.state, weights=weights))
+            weights, progress.rules = self._on_measured(scaled)
+            if progress.checkpoint.state.round == 0:  # otherwise the run is resumed, and keeps the weights of its checkpoint
+                progress.checkpoint = replace(progress.checkpoint, state=replace(progress.checkpoint.state, weights=weights))
 
-    def _close_interrupted(self, course: Course) -> None:
-        """Close the round in which the server was stopped: with its reports if the collector can still recover them, else as lost."""
-        number = course.participation.begun
-        course.open_round(number, course.participation.asked, self._collector.linked)
-        course.began = time.perf_counter()
-        received = self._collector.begun_on(course.participation.terms).recover(course.round)
+    def _finish_interrupted(self, progress: RunProgress) -> None:
+        """Finish the round in which the server was stopped: with its reports if the collector can still recover them, else as lost."""
+        number = progress.participation.begun
+        progress.open_round(number, progress.participation.asked, self._collector.linked)
+        progress.round_began = time.perf_counter()
+        received = self._collector.collector_for(progress.participation.terms).recover(progress.round)
         if received is not None:
-            self._close(course, received)
+            self._finish_round(progress, received)
             return
-        LOGGER.warning("%s was interrupted: its reports are lost, and charged", course.planned)
-        self._close_idle(course)
+        LOGGER.warning("%s was interrupted: its reports are lost, and charged", progress.planned)
+        self._finish_without_reports(progress)
 
-    def _close(self, course: Course, received: Received) -> None:
-        """Aggregate the ``received`` reports and save the round; or keep the model if there are none."""
-        if received.broken:
-            self._stop(course, received.broken)
+    def _finish_round(self, progress: RunProgress, received: Received) -> None:
+        """Aggregate the ``received`` reports and save the round; keep the model if no report came, or if their aggregate is not finite."""
+        if received.decoding_error:
+            self._stop_run(progress, received.decoding_error)
         for reason in sorted(set(received.refused)):
-            LOGGER.warning("%s: left out %d: %s", course.planned, received.refused.count(reason), reason)
+            LOGGER.warning("%s: left out %d: %s", progress.planned, received.refused.count(reason), reason)
         if received.pool is None:
-            LOGGER.warning("%s: no report came; the model stays as it is", course.planned)
-            self._close_idle(course)
+            LOGGER.warning("%s: no report came; the model stays as it is", progress.planned)
+            self._finish_without_reports(progress)
             return
         try:
-            checkpoint = closed(course, received, received.pool, self._event(course, received.pool.clients))
+            checkpoint = aggregate_round(progress, received, received.pool, self._round_event(progress, received.pool.clients))
         except NotFiniteError as error:  # a single client that sends huge values must not end the run
-            LOGGER.warning("%s: %s; the model stays as it is", course.planned, error)
-            self._close_idle(course)
+            LOGGER.warning("%s: %s; the model stays as it is", progress.planned, error)
+            self._finish_without_reports(progress)
             return
-        self._keep(course, checkpoint, received.pool.clients)
+        self._save_round(progress, checkpoint, received.pool.clients)
 
-    def _stop(self, course: Course, why: str) -> NoReturn:
+    def _stop_run(self, progress: RunProgress, reason: str) -> NoReturn:
         """End the run, because the round's release cannot be decoded, and the next one would fail in the same way.
 
         The round stays begun and charged, so that the run can be resumed with it.
         """
-        number = course.round.number
+        number = progress.round.number
         if self._folder is None:  # without a folder the run cannot be resumed
-            self._close_idle(course)
-            raise ProtocolError(f"round {number} is charged and brought nothing: {why}")
+            self._finish_without_reports(progress)
+            raise ProtocolError(f"round {number} is charged and brought nothing: {reason}")
         raise ProtocolError(
-            f"round {number} is charged, and what came is not read yet: {why}. The relay keeps it: start the run again to try once more, "
-            f"or give the round up before that (ldpfl deploy left-open {self._folder.path} --cancel)"
+            f"round {number} is charged, and what came is not read yet: {reason}. The relay keeps it: start the run again to try once "
+            f"more, or give the round up before that (ldpfl deploy left-open {self._folder.path} --cancel)"
         )
 
-    def _close_idle(self, course: Course) -> None:
-        """Close the round without reports: keep the model, but charge the round, because reports may have left their clients."""
-        idle = close_idle_round(course.rules, course.last) if course.planned.is_training else course.last
-        self._keep(course, replace(idle, ledger=course.last.ledger.charge(self._idle_event(course))), reports=0)
+    def _finish_without_reports(self, progress: RunProgress) -> None:
+        """Finish the round without reports: keep the model, but charge the round, because reports may have left their clients."""
+        last = progress.checkpoint
+        idle = close_idle_round(progress.rules, last) if progress.planned.is_training else last
+        self._save_round(progress, replace(idle, ledger=last.ledger.charge(self._event_without_reports(progress))), reports=0)
 
-    def _idle_event(self, course: Course) -> RoundEvent:
-        """Return the ledger's event for a round for which it is not known which nodes reported."""
-        return self._event(course, min(course.round.asked, self._collector.min_clients))
+    def _event_without_reports(self, progress: RunProgress) -> RoundEvent:
+        """Return the ledger's event for a round without known reports. Its cohort is assumed to be as small as the collector allows."""
+        return self._round_event(progress, min(progress.round.asked, self._collector.min_clients))
 
-    def _event(self, course: Course, cohort: int) -> RoundEvent:
-        """Return the ledger's event for the round. All nodes that were told to train count as participants, with or without a report."""
-        prototype = course.mechanism if course.planned.kind == "training" else None
-        release = released(course.round.mechanism, course.round.ranges, prototype)
-        release = release if course.planned.is_training else without_claim(release)
+    def _round_event(self, progress: RunProgress, cohort: int) -> RoundEvent:
+        """Return the ledger's event for the round with reports of ``cohort`` clients.
+
+        All nodes that were told to train count as participants, with or without a report.
+        """
+        chosen_by = progress.mechanism if progress.planned.kind == "training" else None
+        release = released(progress.round.mechanism, progress.round.ranges, chosen_by)
+        if not progress.planned.is_training:
+            release = without_claim(release)
         # At least one report counts as an honest client's, even if all clients could be colluding: that client's own noise protects it.
         colluding = min(self.config.shuffling.colluding, max(0, cohort - 1))
-        counts, channel = course.participation.counts(), self._collector.channel
-        event = round_event(course.round.number, release, cohort, counts, channel, colluding=colluding)
-        return replace(event, linked=self._collector.linked, histograms=not course.planned.is_training)
+        counts, channel = progress.participation.counts(), self._collector.channel
+        event = round_event(progress.round.number, release, cohort, counts, channel, colluding=colluding)
+        return replace(event, linked=self._collector.linked, histograms=not progress.planned.is_training)
 
-    def _delete_last_round(self, course: Course, last: bool) -> None:
+    def _delete_last_round(self, progress: RunProgress, run_is_over: bool) -> None:
         """Have the relay delete the last round again, since its deletion may have been interrupted.
 
-        If it was the run's ``last`` round, an error is only logged: a finished run must not depend on the relay.
+        If the run is over, an error is only logged: a finished run must not depend on the relay.
         """
         try:
-            self._collector.done(course.run, course.done)
+            self._collector.delete_round(progress.run, progress.rounds_done)
         except LdpflError as error:
-            if not last:
+            if not run_is_over:
                 raise
-            LOGGER.warning("round %d: whether its records are deleted is not known: %s", course.done, error)
+            LOGGER.warning("round %d: whether its records are deleted is not known: %s", progress.rounds_done, error)
 
-    def _keep(self, course: Course, checkpoint: Checkpoint, reports: int) -> None:
+    def _save_round(self, progress: RunProgress, checkpoint: Checkpoint, reports: int) -> None:
         """Save ``checkpoint`` as the result of the round, have the transport delete its copy, and log the round."""
         if self._folder is not None:
             self._folder.save_round(checkpoint)
-        self._collector.done(course.run, course.round.number)
-        course.last = checkpoint
-        if not course.planned.is_training:
-            LOGGER.info("%s: %s%s", course.planned, counted(reports, "report"), figures_said(course) if reports else "")
+        self._collector.delete_round(progress.run, progress.round.number)
+        progress.checkpoint = checkpoint
+        if not progress.planned.is_training:
+            LOGGER.info("%s: %s%s", progress.planned, counted(reports, "report"), evaluation_text(progress) if reports else "")
             return
         metrics = checkpoint.history[-1]
-        measured = f", score {metrics.score:.4f}" if isfinite(metrics.score) else ""
-        LOGGER.info("round %d: %s%s", metrics.round, counted(reports, "report"), measured)
+        score = f", score {metrics.score:.4f}" if isfinite(metrics.score) else ""
+        LOGGER.info("round %d: %s%s", metrics.round, counted(reports, "report"), score)
 
-    def _charge_ahead(self, course: Course, participation: Participation) -> None:
+    def _charge_before_sending(self, progress: RunProgress, participation: Participation) -> None:
         """Save the new participation, and a ledger with the round charged as if no report came, before the round begins.
 
         If the server is stopped for good, the ledger still counts the round.
         """
-        course.before, course.participation = course.participation, participation
+        progress.participation_before, progress.participation = progress.participation, participation
         if self._folder is not None:
             participation.save(self._folder.participation_path)
-            self._folder.save_ledger(course.last.ledger.charge(self._idle_event(course)))
+            self._folder.save_ledger(progress.checkpoint.ledger.charge(self._event_without_reports(progress)))
 
-    def _take_back(self, course: Course) -> None:
-        """Undo :meth:`_charge_ahead`, since no node has charged or sent anything for the round.
+    def _withdraw_round(self, progress: RunProgress) -> None:
+        """Undo :meth:`_charge_before_sending`, since no node has charged or sent anything for the round.
 
         The run gets a new name, so that no message of the withdrawn round, late or at a relay, counts for the next one. The ledger is
         written first: if the server is killed in between, it finds the round begun when it restarts, and charges it.
         """
-        course.participation = course.before.renamed()
-        course.run = course.participation.run
+        progress.participation = progress.participation_before.renamed()
+        progress.run = progress.participation.run
         if self._folder is not None:
-            self._folder.save_ledger(course.last.ledger)
-            course.participation.save(self._folder.participation_path)
+            self._folder.save_ledger(progress.checkpoint.ledger)
+            progress.participation.save(self._folder.participation_path)
 
-    def _collector_terms(self, begun_on: Mapping[str, str | int] = MappingProxyType({})) -> dict[str, str | int]:
-        """Return the transport's terms for JSON. For a round ``begun_on`` some terms, return these as far as they can still be met."""
-        collector = self._collector.begun_on(begun_on)
+    def _collector_terms(self, earlier: Mapping[str, str | int] = MappingProxyType({})) -> dict[str, str | int]:
+        """Return the transport's terms for JSON. For a round that was begun on ``earlier`` terms, return these as far as possible."""
+        collector = self._collector.collector_for(earlier)
         terms = {**collector.terms(), "min_clients": collector.min_clients}
         return {name: value.hex() if isinstance(value, bytes) else value for name, value in terms.items()}
 
-    def _started(self) -> Course:
-        if self._course is None:
+    def _current_progress(self) -> RunProgress:
+        """Return the progress of the run that :meth:`start` began."""
+        if self._progress is None:
             raise ConfigError("the strategy was not started: call start()")
-        return self._course
+        return self._progress
 
 
-def _record(result: Result, course: Course, evaluate_fn: EvaluateFn | None) -> None:
-    metrics = course.last.history[-1]
-    result.train_metrics_clientapp[metrics.round] = _figures(metrics)
+def _add_metrics(result: Result, progress: RunProgress, evaluate_fn: EvaluateFn | None) -> None:
+    """Add the figures of the last training round, and those of ``evaluate_fn`` on its model, to Flower's ``result``."""
+    metrics = progress.checkpoint.history[-1]
+    result.train_metrics_clientapp[metrics.round] = _metric_record(metrics)
     if evaluate_fn is not None:
-        evaluated = evaluate_fn(metrics.round, to_arrays(course.last.state.weights, course.layout))
+        evaluated = evaluate_fn(metrics.round, to_arrays(progress.checkpoint.state.weights, progress.layout))
         if evaluated is not None:
             result.evaluate_metrics_serverapp[metrics.round] = evaluated
 
 
-def _figures(metrics: RoundMetrics) -> MetricRecord:
+def _metric_record(metrics: RoundMetrics) -> MetricRecord:
+    """Return the figures of a training round that Flower's result shows."""
     return MetricRecord({"reports": metrics.clients, "score": metrics.score, "seconds": metrics.seconds})

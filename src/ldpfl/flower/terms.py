@@ -35,24 +35,26 @@ ARRAYS, CONFIG = "arrays", "config"
 """Names of the records that apps find in a message, as with Flower's FedAvg."""
 
 RECORD = "ldpfl"
-"""Name of both records."""
+"""Name of the record with the terms, in a request, and of the record with the answer, in a reply."""
 
 VERSION = 5
+"""Version of both records. A node and a server of different versions do not understand each other."""
+
 SHORTEST_REPLY_S, _LONGEST_REPLY_S = 1.0, 7 * 24 * 3600.0
 """Bounds of a stated time for replies. Within less than a second, the time that a report takes could be noticed."""
 
-_LONGEST_MEASURED = 1 << 21
+_MAX_MEASURED = 1 << 21
 """Maximum number of characters of column measurements. Those of 400 columns take 200,000."""
 
-_LONGEST_CONFIG = 1 << 17
+_MAX_CONFIG = 1 << 17
 """Maximum number of characters of a config. The largest recipe has some 2,000, and bounds of 400 columns take 18,000."""
 
 
 def check_window(window_s: float, reply_s: float, *, fewest: int, asked: int) -> None:
     """Raise if a relay's window is too short for clients that send after ``reply_s`` seconds.
 
-    The window does not matter if ``fewest``, the number of uploads that a round needs, equals ``asked``: such a round stays open until all
-    clients have uploaded.
+    The window, in seconds, does not matter if ``fewest``, the number of uploads that a round needs, equals ``asked``, the number of clients
+    asked: such a round stays open until all clients have uploaded.
 
     Raises:
         ConfigError: the window leaves too little time for an upload.
@@ -72,8 +74,8 @@ class _Wire(WireFields):
     round: PositiveInt
     kind: Kind
     size: PositiveInt
-    measured: Annotated[str, Field(max_length=_LONGEST_MEASURED)]
-    config: Annotated[str, Field(max_length=_LONGEST_CONFIG)]
+    measured: Annotated[str, Field(max_length=_MAX_MEASURED)]
+    config: Annotated[str, Field(max_length=_MAX_CONFIG)]
     layers: LayerNames
     center: LayerFloats
     radius: LayerFloats
@@ -86,7 +88,7 @@ class _Wire(WireFields):
 
     @field_validator("reply_s")
     @classmethod
-    def _can_be_kept(cls, seconds: float) -> float:
+    def _check_reply_time(cls, seconds: float) -> float:
         if 0 < seconds < SHORTEST_REPLY_S:
             raise ValueError(f"a time for replies is 0 or at least {SHORTEST_REPLY_S:g} s")
         return seconds
@@ -138,9 +140,9 @@ class RoundTerms:
             ConfigError: the config or the list of layers is longer than a node reads.
         """
         config = self.config.to_toml()
-        if len(config) > _LONGEST_CONFIG or len(self.layers) > MAX_LAYERS:
+        if len(config) > _MAX_CONFIG or len(self.layers) > MAX_LAYERS:
             raise ConfigError(
-                f"nodes read configs of {_LONGEST_CONFIG:,} characters and models of {MAX_LAYERS:,} layers at most, and this run has "
+                f"nodes read configs of {_MAX_CONFIG:,} characters and models of {MAX_LAYERS:,} layers at most, and this run has "
                 f"{len(config):,} characters and {len(self.layers):,} layers: name fewer columns, or join layers"
             )
         return ConfigRecord(
@@ -173,9 +175,9 @@ class RoundTerms:
         """
         version = record.get("version")
         if version != VERSION:
-            found = version if type(version) is int else "(no number)"
+            got = version if type(version) is int else "(no number)"
             raise OtherVersion(
-                f"the server's terms are of version {found}, and this ldpfl reads version {VERSION}: install the version of ldpfl that the "
+                f"the server's terms are of version {got}, and this ldpfl reads version {VERSION}: install the version of ldpfl that the "
                 "server has; nothing was sent"
             )
         wire = _Wire.of(record, "the server's terms")
@@ -186,7 +188,7 @@ class RoundTerms:
             kind=wire.kind,
             size=wire.size,
             measured=wire.measured,
-            config=_parsed(wire.config),
+            config=_parsed_config(wire.config),
             layers=tuple(wire.layers),
             center=tuple(wire.center),
             radius=tuple(wire.radius),
@@ -208,7 +210,7 @@ class RoundTerms:
             raise ProtocolError("the server's ranges are not for the layers that it sent")
         try:
             # Without the dtype the numbers would be rounded to float32, and clients would clip to other ranges than the server's.
-            center, radius = (torch.tensor(figures, dtype=torch.float64) for figures in (self.center, self.radius))
+            center, radius = (torch.tensor(values, dtype=torch.float64) for values in (self.center, self.radius))
             return LayerRanges(center, radius, layout.sizes)
         except ConfigError as error:
             raise ProtocolError(f"the server's ranges cannot be used: {error}") from None
@@ -229,17 +231,17 @@ class RoundTerms:
         """Return the mechanism that protects what the server asks for.
 
         Args:
-            ranges: ranges of the vector that is asked for, see :func:`ldpfl.flower.sent_vectors.sent_in`.
+            ranges: ranges of the vector that is asked for, see :func:`ldpfl.flower.sent_vectors.vector_form`.
 
         Raises:
             ProtocolError: the config's channel and the transport contradict each other.
         """
-        summed = self.config.shuffling.channel == "secure-sum"
-        if summed != (self.transport == "sum"):
+        is_summed = self.config.shuffling.channel == "secure-sum"
+        if is_summed != (self.transport == "sum"):
             raise ProtocolError(f"the server's terms have the channel {self.config.shuffling.channel!r} and reports by {self.transport!r}")
         mechanism = deployable_mechanism(config_for(self.config, self.kind), ranges)
-        if summed:
-            adding_up(mechanism)
+        if is_summed:
+            adding_up(mechanism)  # raises if the mechanism is not for sums
             check_sum_fits(self.config, self.asked)
         return mechanism
 
@@ -272,8 +274,8 @@ class Answer:
         values: dict[str, Any] = dict(record or {})
         report = values.pop("report", None)
         version, run, number = values.pop("version", None), values.pop("run", None), values.pop("round", None)
-        fits = version == VERSION and type(run) is str and type(number) is int and isinstance(report, bytes | None)
-        if values or not fits:
+        is_valid = version == VERSION and type(run) is str and type(number) is int and isinstance(report, bytes | None)
+        if values or not is_valid:  # any values that remain are unknown fields
             raise ProtocolError("a reply does not hold an answer to the round's terms")
         return cls(run, number, report)
 
@@ -323,11 +325,11 @@ def _encode_exactly(value: object) -> bytes:
     return f"{type(value).__name__}:{value!r}".encode()
 
 
-def mechanism_named(content: RecordDict) -> str:
-    """Return the name of the mechanism that a message asks for, without looking the mechanism up; empty if it cannot be read."""
+def mechanism_name_in(content: RecordDict) -> str:
+    """Return the name of the mechanism that a message asks for, without looking the mechanism up; "" if the message names none."""
     record = content.config_records.get(RECORD, ConfigRecord())
     text = record.get("config")
-    if not isinstance(text, str) or len(text) > _LONGEST_CONFIG:
+    if not isinstance(text, str) or len(text) > _MAX_CONFIG:
         return ""
     try:
         return str(tomllib.loads(text)["mechanism"]["name"])
@@ -345,13 +347,13 @@ def deployable_mechanism(config: RunConfig, ranges: LayerRanges) -> Mechanism:
     if config.training.patience:
         raise ConfigError("training.patience stops simulations: on Flower leave it out, and ask for fewer rounds")
     if config.clipping.is_adaptive and isinstance(config.mechanism, DpSgdSettings):
-        # An app's arrays are those of the model, which have no place for the share of clipped gradients.
+        # Adaptive clipping needs the share of clipped gradients, and a node sends only arrays of the model's shapes.
         raise ConfigError(
             f"clipping.target_quantile is {config.clipping.target_quantile}, which runs in the simulator only with mechanism 'dp-sgd': set "
             "it to 'off', or mechanism.name to 'dp-fedavg'"
         )
     mechanism = mechanism_of(config, ranges)
-    if config.mechanism.unsaid:
+    if config.mechanism.unsaid:  # a message on a setting that only simulations can compute
         raise ConfigError(config.mechanism.unsaid)
     if not mechanism.properties.deployable:
         raise ConfigError(f"mechanism {mechanism.name!r} has no proved guarantee with these settings: it runs in the simulator only")
@@ -418,7 +420,8 @@ def numbers_in_sum(mechanism: Mechanism, ranges: LayerRanges) -> int:
 
 
 @lru_cache(maxsize=8)
-def _parsed(text: str) -> RunConfig:
+def _parsed_config(text: str) -> RunConfig:
+    """Return the config in the server's terms. Cached, because simulated clients share a process."""
     try:
         return parse_config(text, origin="the server's terms")
     except LdpflError as error:

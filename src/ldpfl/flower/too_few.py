@@ -10,74 +10,79 @@ from ldpfl.errors import AllDeclined, ConfigError, TooFewTakePart
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.flower.invitation import Answers
-from ldpfl.flower.run_progress import Course
+from ldpfl.flower.run_progress import RunProgress
 from ldpfl.privacy.statement import run_epsilon
 from ldpfl.util.number_format import counted, number
 
 MAX_NAMED = 20
 """Maximum number of nodes that a message names."""
 
-_LEAST_OVER_RELAY = 2
+_MIN_OVER_RELAY = 2
+"""Minimum number of clients of a round over a relay: with a single client there is nothing to mix or add up."""
 
 
-def named(nodes: Collection[int]) -> str:
+def node_ids_text(nodes: Collection[int]) -> str:
     """Return Flower's ids of ``nodes`` as text, as ``flwr supernode list`` shows them. Only the first are named if there are many."""
     shown = ", ".join(map(str, sorted(nodes)[:MAX_NAMED]))
     more = f" and {len(nodes) - MAX_NAMED:,} more" if len(nodes) > MAX_NAMED else ""
     return f"{'node' if len(nodes) == 1 else 'nodes'} {shown}{more}"
 
 
-def reasons(said: Mapping[int, str], silent: Collection[int] = ()) -> str:
-    """Return the reasons of nodes that do not take part, as text: each reason in ``said`` with its nodes, and the ``silent`` nodes."""
+def reasons_text(reasons: Mapping[int, str], silent: Collection[int] = ()) -> str:
+    """Return the reasons of nodes that do not take part, as text: each reason in ``reasons`` with its nodes, and the ``silent`` nodes."""
     by_reason: dict[str, list[int]] = {}
-    for node, reason in said.items():
+    for node, reason in reasons.items():
         by_reason.setdefault(reason, []).append(node)
-    parts = [f"{len(nodes)} said {reason!r} ({named(nodes)})" for reason, nodes in sorted(by_reason.items(), key=lambda one: -len(one[1]))]
+    most_frequent_first = sorted(by_reason.items(), key=lambda reason_and_nodes: -len(reason_and_nodes[1]))
+    parts = [f"{len(nodes)} said {reason!r} ({node_ids_text(nodes)})" for reason, nodes in most_frequent_first]
     if silent:
-        parts.append(f"{len(silent)} did not answer in time ({named(silent)})")
+        parts.append(f"{len(silent)} did not answer in time ({node_ids_text(silent)})")
     return f": {'; '.join(parts)}" if parts else ""
 
 
-def all_declined(course: Course, said: Mapping[int, str]) -> AllDeclined:
-    """Return the error for a round in which all nodes declined; ``said`` has each node's reason."""
+def all_declined(progress: RunProgress, reasons: Mapping[int, str]) -> AllDeclined:
+    """Return the error for a round in which all nodes declined; ``reasons`` has each node's reason."""
     return AllDeclined(
-        f"{course.planned}: none of {counted(len(said), 'node')} takes part{reasons(said)}. Each waits for its operator, and its log "
-        "says for what; a node without policy and budget gets them by: ldpfl policy init APP"
+        f"{progress.planned}: none of {counted(len(reasons), 'node')} takes part{reasons_text(reasons)}. Each waits for its "
+        "operator, and its log says for what; a node without policy and budget gets them by: ldpfl policy init APP"
     )
 
 
-def too_few_connected(course: Course, connected: Collection[int], needed: int, seconds: float) -> TooFewTakePart:
+def too_few_connected(progress: RunProgress, connected: Collection[int], needed: int, seconds: float) -> TooFewTakePart:
     """Return the error for a round for which too few nodes are connected after ``seconds`` seconds. No node was asked."""
     return TooFewTakePart(
-        f"{len(connected)} of the {needed} nodes that a round needs are connected after {seconds:g} s{_away(course, connected)}. Start the "
-        f"missing SuperNodes, and the run again: it goes on with the next round.{going_on_without(course, len(connected))}"
+        f"{len(connected)} of the {needed} nodes that a round needs are connected after {seconds:g} s{_away_note(progress, connected)}. "
+        f"Start the missing SuperNodes, and the run again: it goes on with the next round.{going_on_without(progress, len(connected))}"
     )
 
 
-def too_few_agree(course: Course, answers: Answers, connected: Collection[int], needed: int, patience: str) -> TooFewTakePart:
+def too_few_agree(
+    progress: RunProgress, answers: Answers, connected: Collection[int], needed: int, advice_on_waiting: str
+) -> TooFewTakePart:
     """Return the error for a round that was not begun, because too few nodes agreed to it.
 
     Args:
         connected: nodes that are connected.
-        patience: text about how long nodes were waited for; empty if all answered.
+        needed: minimum number of nodes for the round.
+        advice_on_waiting: text about how long nodes were waited for; empty if all answered.
     """
     if answers.declined == answers.asked > 0:
-        return all_declined(course, answers.said)
-    remedy = f". {_REMEDY}" if answers.said or not answers.silent else ""
+        return all_declined(progress, answers.reasons)
+    remedy = f". {_REMEDY}" if answers.reasons or not answers.silent else ""
     return TooFewTakePart(
-        f"{course.planned} was not begun, and nothing was charged: {len(answers.agreed)} of {counted(answers.asked, 'node')} would take "
-        f"part, and it needs {needed}{reasons(answers.said, answers.silent)}{_away(course, connected)}{patience}{remedy}."
-        f"{going_on_without(course, len(answers.agreed))}"
+        f"{progress.planned} was not begun, and nothing was charged: {len(answers.agreed)} of {counted(answers.asked, 'node')} would take "
+        f"part, and it needs {needed}{reasons_text(answers.reasons, answers.silent)}{_away_note(progress, connected)}{advice_on_waiting}"
+        f"{remedy}.{going_on_without(progress, len(answers.agreed))}"
     )
 
 
-def too_few_came(course: Course, needed: int, said: Mapping[int, str]) -> TooFewTakePart:
+def too_few_reported(progress: RunProgress, needed: int, reasons: Mapping[int, str]) -> TooFewTakePart:
     """Return the error for a round that was ended, because nodes that had agreed sent no report. No report was released."""
-    asked = course.round.asked
+    asked = progress.round.asked
     return TooFewTakePart(
-        f"{course.planned} was ended, and no report of it was released: {asked - len(said)} of {counted(asked, 'node')} can still "
-        f"take part, and it needs {needed}{reasons(said)}. All of them had agreed "
-        f"before; nodes that train may have been charged. {_REMEDY}.{going_on_without(course, asked - len(said))}"
+        f"{progress.planned} was ended, and no report of it was released: {asked - len(reasons)} of {counted(asked, 'node')} can still "
+        f"take part, and it needs {needed}{reasons_text(reasons)}. All of them had agreed "
+        f"before; nodes that train may have been charged. {_REMEDY}.{going_on_without(progress, asked - len(reasons))}"
     )
 
 
@@ -87,52 +92,52 @@ _REMEDY = (
 )
 
 
-def going_on_without(course: Course, left: int) -> str:
-    """Return advice on how to continue with the ``left`` nodes if the missing nodes do not come back; empty if they are too few.
+def going_on_without(progress: RunProgress, remaining: int) -> str:
+    """Return advice on how to continue with the ``remaining`` nodes if the missing nodes do not come back; empty if they are too few.
 
     With a target epsilon, the noise was calibrated for all nodes, so fewer nodes need a new run with another plan. Without a target
     epsilon, each round is charged with the noise of the nodes that take part, so the run can go on.
     """
-    config = course.config
-    if config.clients.fraction != 1 or left < (1 if config.shuffling.channel == "direct" else _LEAST_OVER_RELAY):
+    config = progress.config
+    if config.clients.fraction != 1 or remaining < (1 if config.shuffling.channel == "direct" else _MIN_OVER_RELAY):
         return ""
     if config.shuffling.channel == "direct":
         return (
-            f" To go on without the missing nodes: set ldpfl.nodes and ldpfl.agreeing to {left} (in an app of your own, those of Waiting), "
-            "and start the run again"
+            f" To go on without the missing nodes: set ldpfl.nodes and ldpfl.agreeing to {remaining} (in an app of your own, those of "
+            "Waiting), and start the run again"
         )
-    lower = f"each node's operator has to allow it (min_clients = {left} in the policy)"
+    allow_fewer = f"each node's operator has to allow it (min_clients = {remaining} in the policy)"
     if config.privacy.target_epsilon == "off":
         return (
-            f" To go on without the missing nodes: set ldpfl.nodes and ldpfl.min-clients to {left}, and start the run again; {lower}. The "
-            f"ledger then counts the noise of {left} nodes in each further round"
+            f" To go on without the missing nodes: set ldpfl.nodes and ldpfl.min-clients to {remaining}, and start the run again; "
+            f"{allow_fewer}. The ledger then counts the noise of {remaining} nodes in each further round"
         )
     return (
         " To go on without the missing nodes: begin another run, in another folder (ldpfl.out), with clients.count, ldpfl.nodes and "
-        f"ldpfl.min-clients set to {left}; {lower}. Its noise is planned for {left} nodes and keeps privacy.target_epsilon = "
-        f"{config.privacy.target_epsilon:g} for that run{_same_noise(config, left)}{_spent(course)}. See docs/sums.md, When a node leaves "
-        "for good"
+        f"ldpfl.min-clients set to {remaining}; {allow_fewer}. Its noise is planned for {remaining} nodes and keeps "
+        f"privacy.target_epsilon = {config.privacy.target_epsilon:g} for that run{_same_noise_note(config, remaining)}"
+        f"{_spent_note(progress)}. See docs/sums.md, When a node leaves for good"
     )
 
 
-def _away(course: Course, connected: Collection[int]) -> str:
+def _away_note(progress: RunProgress, connected: Collection[int]) -> str:
     """Return text that names the nodes of this run's earlier rounds that are not ``connected``; empty if all are connected."""
-    away = course.participation.rounds.keys() - set(connected)
-    return f"; not connected: {named(away)}, of the run's earlier rounds" if away else ""
+    away = progress.participation.rounds.keys() - set(connected)
+    return f"; not connected: {node_ids_text(away)}, of the run's earlier rounds" if away else ""
 
 
-def _same_noise(config: RunConfig, left: int) -> str:
-    """Return text with the epsilon of a whole run of ``left`` nodes with the noise of ``config``; empty if it cannot be computed."""
-    smaller = config.model_copy(update={"clients": config.clients.model_copy(update={"count": left})})
+def _same_noise_note(config: RunConfig, remaining: int) -> str:
+    """Return text with the epsilon of a whole run of ``remaining`` nodes with the noise of ``config``; empty if it cannot be computed."""
+    smaller = config.model_copy(update={"clients": config.clients.model_copy(update={"count": remaining})})
     with suppress(ConfigError):  # the ledger cannot be planned for an app's own model, or without figures that only a run has
         epsilon = run_epsilon(planned_ledger(smaller), config.privacy.delta)
-        return f" (with this run's noise, {left} nodes would give epsilon {number(epsilon)})" if epsilon < inf else ""
+        return f" (with this run's noise, {remaining} nodes would give epsilon {number(epsilon)})" if epsilon < inf else ""
     return ""
 
 
-def _spent(course: Course) -> str:
+def _spent_note(progress: RunProgress) -> str:
     """Return text with the epsilon that this run has spent so far, which a new run does not give back; empty if it has spent nothing."""
-    if not course.last.ledger.events:
+    if not progress.checkpoint.ledger.events:
         return ""
-    epsilon = run_epsilon(course.last.ledger, course.config.privacy.delta)
+    epsilon = run_epsilon(progress.checkpoint.ledger, progress.config.privacy.delta)
     return f". What this run has released stays charged beside it: epsilon {number(epsilon)} so far"
