@@ -51,6 +51,18 @@ def test_the_target_is_kept_and_not_much_is_given_away(case: str, target: float)
     assert settled(config) == config
 
 
+@pytest.mark.parametrize("evaluations", ["evaluation.epsilon=0.1", "evaluation.every=1"])
+def test_noise_that_differs_by_round_is_calibrated_for_the_rounds_of_training(evaluations: str) -> None:
+    """Evaluations between rounds are numbered with them, and shift no round's noise."""
+    settings = ["mechanism.name=time-varying", "mechanism.perturbed=update", "shuffling.channel=direct", "clients.count=50"]
+    evaluated = [*settings, "evaluation.epsilon=0.1", evaluations, "evaluation.share=0.2"]
+    without, with_evaluations = (
+        settled(parse_config("", [*BASE, *more, "privacy.target_epsilon=4.0"], origin="test")) for more in (settings, evaluated)
+    )
+    assert account(planned_ledger(with_evaluations)).best.epsilon <= 4.0  # type: ignore[union-attr]
+    assert with_evaluations.mechanism.name == without.mechanism.name == "time-varying"
+
+
 def test_without_a_target_a_config_stays_as_it_is() -> None:
     config = config_of("records")
     assert settled(config) is config

@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from math import nan
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.experiments import trainers
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import parse_config
+from ldpfl.experiments.trainers import is_compiled
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.models.images import Halved
 from ldpfl.models.texts import GRU
@@ -157,6 +159,23 @@ def test_a_worker_without_a_compiler_trains_as_it_is_and_says_so_once(
         assert float((found - eager).norm() / eager.norm()) < 1e-6
     (note,) = (record.message for record in caplog.records if record.name.startswith("ldpfl"))
     assert "a step is no longer compiled" in note
+
+
+@compiles
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [[], RECORDS], ids=["updates", "records"])
+def test_no_value_of_a_sample_decides_whether_a_step_is_compiled(settings: list[str], tiny_task: Dataset) -> None:
+    """A refusal shows outside: it may depend on no sample, whatever compiled code makes of it."""
+    inputs = tiny_task.train.tensor.float()
+    inputs[0] = nan  # results are NaN, and so never equal
+    odd = replace(tiny_task, train=Samples(inputs, tiny_task.train.targets))
+    federation, _ = federation_of(odd, "model.name=linear", "training.compile=on", *settings)
+    assert is_compiled(federation.trainer)
+
+
+def test_gradients_of_records_are_compiled_in_float32_alone(tiny_task: Dataset) -> None:
+    with pytest.raises(ConfigError, match="another precision than float32"):
+        federation_of(tiny_task, "model.name=linear", "training.compile=on", "training.precision=bf16", *RECORDS)
 
 
 @compiles

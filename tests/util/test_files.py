@@ -164,10 +164,16 @@ def test_a_pipe_or_a_device_in_the_place_of_a_file_is_refused(tmp_path: Path) ->
             read_text(tmp_path / name)
 
 
-@pytest.mark.parametrize("text", ["a = " + "[" * 100_000, "a = " + "9" * 5_000])
+@pytest.mark.parametrize("text", ["a = " + "[" * 100_000, "a = " + "9" * 5_000, "a." * 60_000 + "a = 1", "x = {" + '"a" . ' * 9 + "a = 1}"])
 def test_toml_that_is_too_much_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"too deeply|digits|Exceeds"):
+    with pytest.raises(ValueError, match=r"too deeply|digits|Exceeds|more than 8 parts"):
         from_toml(text)
+
+
+def test_dots_in_strings_comments_and_numbers_are_not_those_of_a_key() -> None:
+    dots = "a." * 20
+    text = f"""# {dots}\nx = [{"1.5, " * 20}]\ny = "{dots}"\nz.a.b = '''\n{dots}'''"""
+    assert from_toml(text)["z"] == {"a": {"b": dots}}
 
 
 def test_a_file_larger_than_any_of_its_kind_is_refused_and_the_bound_is_named(tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ def build(
         head=head,
         judged=None if held_back_parts is None or not is_evaluated(config) else _client_evaluation(config, data, held_back_parts, persons),
     )
-    federation = replace(federation, trainer=_quickest(config, federation, weights, warn))
+    federation = replace(federation, trainer=_quickest(config, federation, weights, data, warn))
     payload_bits(federation.mechanism, ranges)  # raises if the mechanism does not fit the layers
     check_log_size(layout.names, released(federation.mechanism, ranges), config.training.rounds)
     checkpoint = initial_checkpoint(weights, ranges, _origin(data, module, device, federation.trainer), ledger)
@@ -254,14 +254,14 @@ def _client_evaluation(config: RunConfig, data: Dataset, units: Division, person
     return ClientEvaluation(units, vectors, mechanism, config.training.rounds, config.evaluation.every, persons)
 
 
-def _quickest(config: RunConfig, federation: Federation, weights: Tensor, warn: Warn) -> Trainer:
+def _quickest(config: RunConfig, federation: Federation, weights: Tensor, data: Dataset, warn: Warn) -> Trainer:
     """Return the fastest trainer for the federation's clients: its own trainer, or the compiled form of it."""
     rounds_share = 1 / config.training.rounds if federation.participation.once_over is not None else federation.participation.fraction
     sizes, batch_size, epochs = federation.samples.sizes, federation.batch_width, config.training.epochs
     # All samples in all local steps of the run, counted with repetition.
     samples = int(config.training.rounds * rounds_share * epochs * record_rate_of(federation.mechanism) * int(sizes.sum()))
     fewest_steps, most_steps = (max(1, ceil(int(size) / batch_size) * epochs) for size in (sizes.min(), sizes.max()))
-    return quickest(config, federation.trainer, weights, RunSize(samples, batch_size, (fewest_steps, most_steps)), warn)
+    return quickest(config, federation.trainer, weights, data, RunSize(samples, batch_size, (fewest_steps, most_steps)), warn)
 
 
 def _threshold(config: RunConfig, data: Dataset) -> float | None:

@@ -131,12 +131,15 @@ def _epsilon_by_strength(config: RunConfig, given: Given) -> Callable[[float], f
         except ConfigError as error:
             raise _OutOfRange(str(error)) from error
         histogram = released(measuring_mechanism(changed_config, mechanism), ranges)
-        changed_ledger = Ledger()
+        changed_ledger, before_training = Ledger(), 0  # the number of measurements and evaluations so far: events are numbered together
         for event in ledger.events:
-            mechanism_in_round = in_round(mechanism, PublicState(event.round, weights, None, ranges.sizes))
-            release = histogram if event.histograms else released(mechanism_in_round, ranges, mechanism)
-            if event.round > ledger.measured and event.histograms:  # an evaluation at clients, whose noise is set by its own epsilon
-                release = event.release
+            if event.histograms:
+                before_training += 1
+                # The noise of an evaluation at clients is set by its own epsilon.
+                release = event.release if event.round > ledger.measured else histogram
+            else:
+                training_round = event.round - before_training
+                release = released(in_round(mechanism, PublicState(training_round, weights, None, ranges.sizes)), ranges, mechanism)
             changed_ledger = changed_ledger.charge(replace(event, release=release))
         return run_epsilon(changed_ledger, config.privacy.delta)
 

@@ -105,7 +105,7 @@ def tried(
     _check_movable(model, trouble, trial, weights)
     one_step = config.mechanism.perturbed == "gradient"
     by_record = record_clip_of(mechanism) is not None and persons is None
-    made_up_persons = None if persons is None else Persons.of(list(map(str, range(len(trial.data)))), persons.most)
+    made_up_persons = _made_up_persons(persons)
     clients, other_clients = (_made_up_clients(first, one_step).to(trial.data.device) for first in (0, 2))
     with _explained(trouble):
         one_client = _first_sample_alone(clients) if by_record else clients.head(1)
@@ -187,14 +187,17 @@ class RunSize:
     steps: tuple[int, int]
 
 
-def quickest(config: RunConfig, trainer: Trainer, weights: Tensor, size: RunSize, warn: Warn) -> Trainer:
+def quickest(config: RunConfig, trainer: Trainer, weights: Tensor, data: Dataset, size: RunSize, warn: Warn) -> Trainer:
     """Return the compiled form of ``trainer`` if ``config`` demands it or the run is long enough to pay for it; else ``trainer``.
+
+    The compiled form is tried on made-up samples: no private value decides whether a trainer is compiled or refused.
 
     Raises:
         ConfigError: ``training.compile`` is "on", and the trainer cannot be compiled here.
     """
     compile_setting = config.training.compile
-    compiled = None if compile_setting == "off" else _compiled_form(trainer, weights, size)
+    eager = _on_made_up_samples(trainer, data)
+    compiled = None if compile_setting == "off" else _compiled_form(eager, weights, size)
     if compiled is None:
         return _eager_unless_on(compile_setting, trainer)
     if compile_setting == "auto" and not (has_compiler() and pays(size.samples / compiled.samples, compiled.work)):
@@ -203,8 +206,8 @@ def quickest(config: RunConfig, trainer: Trainer, weights: Tensor, size: RunSize
         raise ConfigError("training.compile is 'on', and there is no C++ compiler: install g++, or leave training.compile at 'auto'")
     reason, rounding = "its weights differ when compiled", _TOLERANCE if config.training.precision == "float32" else _TOLERANCE_BF16
     try:
-        if all(_agree(compiled.trainer, trainer, weights, schedule, compiled.start, rounding) for schedule in compiled.trials):
-            return compiled.trainer
+        if all(_agree(compiled.trainer, eager, weights, schedule, compiled.start, rounding) for schedule in compiled.trials):
+            return _on_samples_of(trainer, compiled.trainer)
     except LdpflError:
         raise
     except Exception as error:  # PyTorch compiles the user's forward; the message is about code and holds no private value
@@ -213,6 +216,30 @@ def quickest(config: RunConfig, trainer: Trainer, weights: Tensor, size: RunSize
         raise ConfigError(f"training.compile is 'on', and model {config.model.name!r} cannot be compiled: {reason}")
     warn(f"model {config.model.name!r} cannot be compiled ({reason}): it is trained as it is")
     return trainer
+
+
+def _on_made_up_samples(trainer: Trainer, data: Dataset) -> Trainer:
+    """Return ``trainer`` for made-up samples, each of a person of its own if persons are protected."""
+    if not isinstance(trainer, (VectorizedTrainer, RecordGradientTrainer)):
+        return trainer
+    task = replace(trainer.task, data=_made_up_samples(trainer.task.data, data))
+    if isinstance(trainer, VectorizedTrainer):
+        return replace(trainer, task=task)
+    return replace(trainer, task=task, persons=_made_up_persons(trainer.persons))
+
+
+def _on_samples_of(trainer: Trainer, compiled: Trainer) -> Trainer:
+    """Return the ``compiled`` form of ``trainer``, which was tried on made-up samples, for the samples of ``trainer``."""
+    if isinstance(trainer, RecordGradientTrainer):
+        return replace(trainer, compiled=CompiledSums(trainer.task, trainer.clip, proven=True))
+    if isinstance(trainer, VectorizedTrainer) and isinstance(compiled, CompiledTrainer):
+        return replace(compiled, task=trainer.task, proven=True)
+    return trainer
+
+
+def _made_up_persons(persons: Persons | None) -> Persons | None:
+    """Return persons of one made-up sample each, if there are ``persons``."""
+    return None if persons is None else Persons.of(list(map(str, range(MADE_UP))), persons.most)
 
 
 def is_compiled(trainer: Trainer) -> bool:
@@ -250,6 +277,8 @@ def _compiled_form(trainer: Trainer, weights: Tensor, size: RunSize) -> _Compile
             return None
         if trainer.clip.adaptive:  # compiled code has the clipping norm in it
             return None
+        if trainer.task.precision != "float32":  # compiled code rounds a gradient and its norm differently, and loses records as too long
+            return None
         sums = CompiledSums(trainer.task, trainer.clip)
         rows = 1 if trainer.persons is None else trainer.persons.most
         block = trainer.block(weights)
@@ -276,8 +305,8 @@ def _eager_unless_on(compile_setting: str, trainer: Trainer) -> Trainer:
     if compile_setting == "on":
         raise ConfigError(
             "training.compile is 'on', and only local steps of many clients at once and gradients of records are compiled, on a CPU: leave "
-            "it at 'auto' for gradients of clients, for clipping.target_quantile, for models that are trained client by client, and on a "
-            "GPU"
+            "it at 'auto' for gradients of clients, for clipping.target_quantile, for gradients of records at another precision than "
+            "float32, for models that are trained client by client, and on a GPU"
         )
     return trainer
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from ldpfl.data import Dataset
 from ldpfl.data.nodes import table_path
 from ldpfl.errors import ConfigError
+from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import load_dataset
 from ldpfl.flower.app_imports import apps_left_out
 from ldpfl.flower.arrays import to_arrays, to_vector
@@ -33,7 +34,7 @@ from ldpfl.flower.round_kinds import Kind
 from ldpfl.flower.sent_vectors import sums_layout, vector_form
 from ldpfl.flower.statistics import counted_at_node, edges_in
 from ldpfl.flower.terms import ARRAYS, RECORD, RoundTerms
-from ldpfl.mechanisms.dp_sgd import DpSgd, of_records
+from ldpfl.mechanisms.dp_sgd import DpSgd, DpSgdSettings, of_records
 from ldpfl.server import ServerState
 from ldpfl.simulation import Federation, train_clients
 from ldpfl.simulation.evaluating_clients import WholeClientEvaluation
@@ -66,7 +67,9 @@ def _local_result(message: Message, context: Context, *, write_cache: bool) -> M
         table = table_path(operator_setting("data"), context.node_config.get("partition-id"))
     check_data_there(data, data_dir)
     scaling = "" if terms.kind == "statistics" else terms.measured
-    prepared = prepare(terms.config.to_toml(), data_dir, str(device_of_node()), weights_sent, table, scaling, write_cache=write_cache)
+    prepared = prepare(
+        _uncompiled(terms.config).to_toml(), data_dir, str(device_of_node()), weights_sent, table, scaling, write_cache=write_cache
+    )
     federation, layout = prepared.federation, prepared.federation.task.layout
     client = 0 if table else _client(context, len(federation.samples))  # a node's own table has a single client
     weights = to_vector(message.content.array_records[ARRAYS], layout)
@@ -86,6 +89,13 @@ def _local_result(message: Message, context: Context, *, write_cache: bool) -> M
     federation = replace(federation, trainer=confined(federation.trainer))
     trained = train_clients(federation, state, np.array([client]))[0]
     return Message(RecordDict({ARRAYS: to_arrays(trained, layout)}), reply_to=message)
+
+
+def _uncompiled(config: RunConfig) -> RunConfig:
+    """Return ``config`` as nodes run it: gradients of records are not compiled, see :func:`~ldpfl.simulation.gradients.confined`."""
+    if not isinstance(config.mechanism, DpSgdSettings):
+        return config
+    return config.model_copy(update={"training": config.training.model_copy(update={"compile": "off"})})
 
 
 def _counts(terms: RoundTerms, unscaled: Dataset, federation: Federation, client: int, mechanism: DpSgd) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import struct
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -29,6 +28,7 @@ from ldpfl.models.layout import ParameterLayout
 from ldpfl.privacy.policy import UPLOAD_S, Transport
 from ldpfl.relay.protocol import run_of
 from ldpfl.transport.sums import Bits
+from ldpfl.util.files import from_toml
 from ldpfl.util.randomness import RandomSource
 
 ARRAYS, CONFIG = "arrays", "config"
@@ -332,8 +332,8 @@ def mechanism_name_in(content: RecordDict) -> str:
     if not isinstance(text, str) or len(text) > _MAX_CONFIG:
         return ""
     try:
-        return str(tomllib.loads(text)["mechanism"]["name"])
-    except (ValueError, RecursionError, KeyError, TypeError):  # a number of thousands of digits is a ValueError
+        return str(from_toml(text)["mechanism"]["name"])
+    except (ValueError, KeyError, TypeError):
         return ""
 
 

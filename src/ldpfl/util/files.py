@@ -216,12 +216,23 @@ def read_text(path: Path, most: int = MAX_CONFIG_BYTES, size: int | None = None)
         return file.read(status.st_size if size is None else size).decode()  # a larger number would be allocated whole
 
 
+_KEY_PARTS = 8
+"""Maximum number of parts of a dotted key in TOML. Configs and policies have three at most."""
+
+_LONG_KEY = re.compile(r"(?:\.[ \t]*+[\w-]*+[ \t]*+){" + str(_KEY_PARTS) + "}")
+
+_NOT_KEYS = re.compile(r'"""(?:[^\\]|\\.)*?"""|\'\'\'.*?\'\'\'|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'|#[^\n]*', re.DOTALL)
+"""Strings and comments. A quoted part of a key is a string, too, and is replaced by a bare one before keys are looked at."""
+
+
 def from_toml(text: str) -> dict[str, Any]:
     """Read TOML.
 
     Raises:
-        ValueError: the text is not TOML, is nested too deeply, or has a number of thousands of digits.
+        ValueError: the text is not TOML, is nested too deeply, or has a number of thousands of digits or a key of many parts.
     """
+    if _LONG_KEY.search(_NOT_KEYS.sub("0", text)):  # reading a key takes time that grows with the square of its parts
+        raise ValueError(f"a key has more than {_KEY_PARTS} parts")
     try:
         return tomllib.loads(text)
     except RecursionError as error:
