@@ -164,6 +164,7 @@ OTHERS = {
     "docs/tracking.md": "run in test_docs.py with services that are made up",
     "docs/adding-a-mechanism.md": "a class of the package itself, abbreviated",
     "docs/flower.md": "apps around names of the reader's; tests/flower runs such apps",
+    "docs/examples/own-model.md": "trains for a minute; tests/test_examples.py runs examples/own-data/own_model.py",
 }
 
 
