@@ -159,14 +159,17 @@ def test_each_prediction_has_its_row_and_the_column_that_says_whose_it_is(tmp_pa
     assert told[0] == ",".join(["row", *usual])
     refused = ldpfl.refused("predict", tmp_path / "run", tmp_path / "new.csv", "--id", "patient")
     assert "no column 'patient', which id_column (--id) names: did you mean patient_id?" in refused.replace("'patient_id'", "patient_id")
-    assert "which is what the model predicts" in ldpfl.refused("predict", tmp_path / "run", tmp_path / "new.csv", "--id", "died")
+    assert "the target that the model predicts" in ldpfl.refused("predict", tmp_path / "run", tmp_path / "new.csv", "--id", "died")
 
 
 def test_a_cell_of_new_rows_that_cannot_be_read_is_refused_with_no_advice_on_training(tmp_path: Path, ldpfl: CommandLine) -> None:
     api.run(data=table(), target="died", settings=FEW, folder=tmp_path / "run", **HOW)
     (tmp_path / "new.csv").write_text("age\n50\n?!\n60\n")
     refused = ldpfl.refused("predict", tmp_path / "run", tmp_path / "new.csv")
-    assert "line 3: what stands in the column 'age' is no number, as others there are; correct the cell, or leave it empty" in refused
+    assert (
+        "line 3: the value in the column 'age' is not a number, unlike others in this column; correct the cell, or leave it empty"
+        in refused
+    )
     assert "data.words" not in refused
     (tmp_path / "new.csv").write_text("age,ward\n50,a\n,b\n60,c\n")
     assert len(api.predict(tmp_path / "run", tmp_path / "new.csv")) == 3
@@ -213,8 +216,8 @@ def test_a_threshold_that_says_nothing_is_refused(of_images: Path, images: Path,
     days = table().assign(days=np.arange(300) % 7)
     number = api.run(data=days, target="days", task="regression", settings=FEW, **HOW)
     several = api.run(data=days.assign(days=days["days"] % 3), target="days", settings=FEW, **HOW)
-    for result, said in ((number, "something else than a class"), (several, "one of 3 classes")):
-        with pytest.raises(ConfigError, match=f"threshold = 0.2 decides between two classes, and this model tells {said}"):
+    for result, said in ((number, "no class"), (several, "one of 3 classes")):
+        with pytest.raises(ConfigError, match=f"threshold = 0.2 is only for models of two classes, and this model predicts {said}"):
             result.predict(days, threshold=0.2)
     for task in ("regression", "classification"):
         settings = {**FEW, "task.threshold": 0.2}
