@@ -100,7 +100,7 @@ def test_what_is_not_protected_is_not_exported(rows: Path, tmp_path: Path) -> No
     settings = {**FEW, "mechanism.name": "none", "mechanism.perturbed": "update", "privacy.target_epsilon": "off"}
     settings["shuffling.channel"] = "direct"
     found = api.run(data=rows, **HOW, settings=settings, folder=tmp_path / "run", baseline=False)
-    with pytest.raises(ConfigError, match="without noise: its model may hold what any row says"):
+    with pytest.raises(ConfigError, match="without noise, so its model may reveal any row"):
         api.export(found, tmp_path / "given")
     with pytest.raises(ConfigError, match=r"give ldpfl\.run a folder="):
         api.export(api.run(data=rows, **HOW, settings=FEW, baseline=False), tmp_path / "given")
@@ -170,7 +170,7 @@ def test_a_public_page_has_a_name_of_its_own(run: Path, ldpfl: CommandLine) -> N
     before = public.read_text()
     assert "a page for its owner alone" in ldpfl("report", run).out
     assert public.read_text() == before != own.read_text()
-    assert "that is the page for the run's owner" in ldpfl.refused("report", run, "--public", "--out", own)
+    assert "ldpfl run overwrites this file with the owner's page" in ldpfl.refused("report", run, "--public", "--out", own)
     assert ldpfl("report", run, run, "--public").code == 0
     assert Path("report-public.html").is_file()
 
@@ -204,7 +204,7 @@ def test_the_round_at_which_private_rows_stopped_a_run_is_not_handed_on(rows: Pa
 
 def test_sweeps_and_plans_have_no_public_page(ldpfl: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text("{}")
-    assert "--public is for runs" in ldpfl.refused("report", tmp_path / "plan.json", "--public")
+    assert "--public works only for runs" in ldpfl.refused("report", tmp_path / "plan.json", "--public")
 
 
 def test_an_export_holds_the_tensors_of_the_model_and_nothing_else_that_is_in_its_file(run: Path, tmp_path: Path) -> None:

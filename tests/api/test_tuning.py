@@ -162,7 +162,7 @@ def test_the_command_is_the_function(ldpfl: CommandLine, tmp_path: Path) -> None
     assert told.code == 0, told.err
     assert "chosen: fast" in told.out or "chosen: slow" in told.out
     assert "to hand on:" in told.out
-    assert "gives its settings itself" in ldpfl.refused("tune", space, *rates, *how, "--out", tmp_path / "four")
+    assert "already names the values to compare" in ldpfl.refused("tune", space, *rates, *how, "--out", tmp_path / "four")
     assert "names training.rounds twice" in ldpfl.refused(
         "tune", config, *how, "--set", "training.rounds=1,2", "--set", "training.rounds=3,4"
     )

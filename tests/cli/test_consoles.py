@@ -109,5 +109,5 @@ def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) ->
     for found in (homeless, lambda *given, **named: Path("~/.cache/ldpfl")):
         monkeypatch.setattr("ldpfl.util.user_cache.user_cache_path", found)
         assert cache_dir().parent == Path(os.devnull)  # no folder can be made there
-    with pytest.raises(ConfigError, match="whose home ~ stands for is not known"):
+    with pytest.raises(ConfigError, match="but the home folder that ~ means is unknown"):
         package.check(data="~nobody-at-all/t.csv")

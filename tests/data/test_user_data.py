@@ -644,7 +644,7 @@ def test_columns_that_noise_hides_are_left_out_and_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("targets", "said"),
     [
-        ([0.0, 1.5] * 25, "to estimate a number"),
+        ([0.0, 1.5] * 25, "to predict a number"),
         ([0, -1] * 25, "from 0 to 999"),
         ([0.0, float("nan")] * 25, "NaN or infinity"),
         ([1] * 50, "all targets are of the same class"),
@@ -888,7 +888,7 @@ def test_images_to_measure_on_are_those_of_the_other_folder(tmp_path: Path, ldpf
         ([0, -1], "not whole numbers from 0 to 999"),
         ([0, 2**40], "whole numbers from 0 to 999"),
         ([0, None], "has a class of the type NoneType"),
-        ([[0], [1]], "has a class of the kind list"),
+        ([[0], [1]], "has a class of the type list"),
         (["a", ""], None),
     ],
 )

@@ -54,7 +54,7 @@ def images() -> tuple[torch.Tensor, torch.Tensor]:
 MODELS: dict[str, Any] = {
     "classifier of texts": (lambda: bert(), lambda: tokens(40), {}),
     "classifier by the last token": (lambda: gpt2("GPT2ForSequenceClassification"), lambda: tokens(40), {}),
-    "classifier of images": (vit, images, {}),
+    "does not classify images": (vit, images, {}),
     "classifier of tokens": (
         lambda: gpt2("GPT2ForTokenClassification"),
         lambda: (tokens(40)[0], torch.where(tokens(40)[0]["attention_mask"] > 0, tokens(40)[0]["input_ids"] % 2, -100)),

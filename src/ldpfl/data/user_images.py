@@ -59,7 +59,7 @@ def holds_images(path: Path) -> bool:
         table = next((file for file in files if file.suffix.lower() in SUFFIXES), None)
         if table is not None:
             raise ConfigError(
-                f"{path} contains images and also the table {table.relative_to(path)}: if the table describes the images, call it metadata.csv "
+                f"{path} contains images and also the table {table.relative_to(path)}: if it describes the images, call it metadata.csv "
                 "and add a column file_name. To use the table instead of the images, name the table's file"
             )
         return True
