@@ -125,7 +125,7 @@ def test_a_model_that_was_handed_over_is_handed_over_again(rows: Path, tmp_path:
     net = nn.Linear(1, 2)
     found = api.run(data=rows, **HOW, settings=FEW, model=net, folder=tmp_path / "run", baseline=False)
     given = api.export(found, tmp_path / "given")
-    with pytest.raises(ConfigError, match="give the module again"):
+    with pytest.raises(ConfigError, match="pass it again"):
         api.predict(given, rows)
     chances = api.predict(given, rows, model=nn.Linear(1, 2))["probability of yes"]
     np.testing.assert_allclose(chances, found.predict(rows)["probability of yes"])
@@ -138,7 +138,7 @@ def test_code_is_what_the_caller_names_whatever_a_folder_says(rows: Path, tmp_pa
     settings = {**FEW, "model.name": f"{tmp_path / 'net.py'}:Net"}
     given = api.export(api.run(data=rows, **HOW, settings=settings, folder=tmp_path / "run", baseline=False), tmp_path / "given")
     assert str(tmp_path) not in (given / "model.json").read_text()
-    with pytest.raises(ConfigError, match=r"is code, which would be run: if net\.py:Net is yours, name it"):
+    with pytest.raises(ConfigError, match=r"is the code net\.py:Net, and loading runs it: if you trust it, confirm"):
         api.predict(given, rows)
     (given / "model.json").write_text((given / "model.json").read_text().replace("net.py:Net", "os:abort"))
     assert len(api.predict(given, rows, model="net.py:Net")) == 120
@@ -280,7 +280,7 @@ def test_code_is_exchanged_once_it_is_named_and_no_path_of_this_machine_is_in_it
     (tmp_path / "net_of_mine.py").write_text(NET)
     name = f"{tmp_path / 'net_of_mine.py'}:Net"
     found = api.run(data=rows, **HOW, settings={**FEW, "model.name": name}, folder=tmp_path / "run", baseline=False)
-    with pytest.raises(ConfigError, match="is code, which would be run"):
+    with pytest.raises(ConfigError, match="and loading runs it"):
         api.export(tmp_path / "run", tmp_path / "given", onnx=True)
     assert not (tmp_path / "given").exists()
     given = api.export(tmp_path / "run", tmp_path / "given", onnx=True, pt2=True, model=name)

@@ -221,7 +221,7 @@ def test_a_threshold_that_says_nothing_is_refused(of_images: Path, images: Path,
             result.predict(days, threshold=0.2)
     for task in ("regression", "classification"):
         settings = {**FEW, "task.threshold": 0.2}
-        with pytest.raises(ConfigError, match=r"task.threshold = 0.2 is for a classification of two classes"):
+        with pytest.raises(ConfigError, match=r"task.threshold = 0.2 works only in a classification of two classes"):
             api.run(data=days, target="days", task=task, settings=settings, **HOW)
 
 

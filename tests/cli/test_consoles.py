@@ -89,7 +89,7 @@ def test_names_that_are_no_text_are_refused_in_a_line(ldpfl: CommandLine) -> Non
     line = ldpfl.refused("run", "--data", f"t{BROKEN}.csv", "--target", "x", "--out", "run")
     assert "setting 'data.path' has bytes that are no text" in line
     assert "PYTHONUTF8=1" in line
-    with pytest.raises(ConfigError, match="no UTF-8 text: choose another folder"):
+    with pytest.raises(ConfigError, match="not valid UTF-8: choose another folder"):
         RunFolder(Path(f"run{BROKEN}")).check(parse_config("", origin="test"), resume=False)
 
 

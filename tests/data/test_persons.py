@@ -175,7 +175,7 @@ def test_the_tenth_that_chooses_hyper_parameters_and_the_rows_that_say_when_to_s
 def test_test_rows_of_persons_who_are_trained_on_are_refused(tmp_path: Path) -> None:
     own = load_recipe("own", ['data.name="given"', "data.target=outcome", "data.person=patient"])
     train, test = visits(20), visits(30)
-    with pytest.raises(DataError, match="have training rows too"):
+    with pytest.raises(DataError, match="some persons have rows in both"):
         load_dataset(own, None, given=Given((train, test)))
     apart = test[~test.patient.isin(train.patient)]
     assert len(load_dataset(own, None, given=Given((train, apart))).test) == len(apart)

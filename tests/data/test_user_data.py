@@ -340,7 +340,7 @@ def test_a_model_says_what_new_rows_are(bounds: dict[str, list[float]], tmp_path
     assert ldpfl("predict", folder, tmp_path / "new.csv").code == 0
     described = json.loads((folder / "model.json").read_text())
     (folder / "model.json").write_text(json.dumps({**described, "name": "os:abort"}))
-    assert "is code, which would be run" in ldpfl.refused("predict", folder, tmp_path / "new.csv")
+    assert "and loading runs it" in ldpfl.refused("predict", folder, tmp_path / "new.csv")
     (folder / "model.json").write_text(json.dumps(described))
     told_of = json.loads((folder / "encoding.json").read_text())
     assert told_of["data"]["name"] == "given"  # and not that of a built-in data set
@@ -547,13 +547,13 @@ def test_a_finished_run_goes_on_for_more_rounds(table: Path, ldpfl: CommandLine,
     assert more["privacy"]["local"] > first.to_dict()["privacy"]["local"]
     with pytest.raises(ConfigError, match="at least one round"):
         api.run(folder=folder, resume=True, more_rounds=-1)
-    assert "goes on for more rounds as it was" in ldpfl.refused(
+    assert "more_rounds cannot change a run's settings" in ldpfl.refused(
         "run", "--resume", "--more-rounds", "2", "--out", folder, "--set", "training.server_momentum=0.1"
     )
     fixed = {**FEW, "training.server_schedule": "linear"}
     api.run(data=table, target="outcome", client="hospital", settings=fixed, folder=tmp_path / "fixed", progress=False)
-    assert "depended on its number of rounds" in ldpfl.refused("run", "--resume", "--more-rounds", "2", "--out", tmp_path / "fixed")
-    assert "give --resume and its folder by --out, and no recipe" in ldpfl.refused("run", "--more-rounds", "2")
+    assert "depend on the number of rounds" in ldpfl.refused("run", "--resume", "--more-rounds", "2", "--out", tmp_path / "fixed")
+    assert "give --resume and the run's folder as --out, and no recipe" in ldpfl.refused("run", "--more-rounds", "2")
 
 
 @pytest.mark.slow
@@ -658,7 +658,7 @@ def test_targets_that_are_no_classes_are_refused(targets: list[Any], said: str) 
 
 
 def test_flags_for_own_data_need_some(ldpfl: CommandLine) -> None:
-    assert "give them with --data" in ldpfl.refused("run", "--target", "outcome")
+    assert "but --data is missing" in ldpfl.refused("run", "--target", "outcome")
     assert "is not a table that ldpfl can read" in ldpfl.refused("run", "--data", __file__, "--target", "outcome")
 
 

@@ -210,12 +210,12 @@ def test_persons_are_named_by_a_column_of_a_table_or_not_at_all() -> None:
     built_in = load_recipe("quickstart", ["data.person=patient", "mechanism.name=dp-sgd", "mechanism.perturbed=gradient"])
     for refused in (ldpfl.run, ldpfl.account, check_fit, lambda config: load_dataset(config, None)):
         with pytest.raises(
-            ConfigError, match=r"data\.person names the column 'patient', and 'mnist-5k' is no table: leave data\.person out"
+            ConfigError, match=r"data\.person names the column 'patient', but 'mnist-5k' is not a table: leave data\.person out"
         ):
             refused(built_in)
     config = config_of()
     task = replace(load_dataset(config, None, given=Given(table())), persons=None)
-    with pytest.raises(ConfigError, match=r"data\.person is 'patient', and the data do not name the person of each row"):
+    with pytest.raises(ConfigError, match=r"data\.person is 'patient', but the data have no such column"):
         build(config, task, torch.device("cpu"))
 
 

@@ -54,7 +54,7 @@ def images() -> tuple[torch.Tensor, torch.Tensor]:
 MODELS: dict[str, Any] = {
     "classifier of texts": (lambda: bert(), lambda: tokens(40), {}),
     "classifier by the last token": (lambda: gpt2("GPT2ForSequenceClassification"), lambda: tokens(40), {}),
-    "does not classify images": (vit, images, {}),
+    "classifier of images": (vit, images, {}),
     "classifier of tokens": (
         lambda: gpt2("GPT2ForTokenClassification"),
         lambda: (tokens(40)[0], torch.where(tokens(40)[0]["attention_mask"] > 0, tokens(40)[0]["input_ids"] % 2, -100)),
@@ -168,7 +168,7 @@ def test_an_export_is_an_adapter_that_peft_reads(finished: Path, base: Path, tmp
 
     out = ldpfl.export(finished, tmp_path / "out")
     assert not any(str(base.parent) in path.read_text(errors="replace") for path in out.iterdir())
-    with pytest.raises(ConfigError, match="the base of this model is hf:small-bert, which is not here"):
+    with pytest.raises(ConfigError, match="this model needs its base hf:small-bert, which was not found"):
         ldpfl.predict(out, texts(3))
     found = ldpfl.predict(out, texts(5), model=str(base))
     pd.testing.assert_frame_equal(found, ldpfl.predict(finished, texts(5)))

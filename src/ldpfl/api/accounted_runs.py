@@ -61,7 +61,7 @@ def _check_code(file: str | Path, config: RunConfig, changes: Sequence[str]) -> 
     for key, name in named.items():
         if is_code(name) and key not in changed:
             raise ConfigError(
-                f"{file} names code, {key} = {printable(name)}, but ldpfl does not run code that only a file names: if you trust this code, "
+                f"{file} names code, {key} = {printable(name)}, but ldpfl does not run code that only a file names: if you trust it, "
                 f"repeat the name with --set {key}={printable(name)}"
             )
 
