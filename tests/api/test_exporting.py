@@ -117,7 +117,7 @@ def test_the_score_on_public_rows_is_exported(tiny_data: Path, config_file: Path
     module = api.load_model(given)
     for name, value in found.module().state_dict().items():
         assert torch.equal(module.state_dict()[name], value)
-    with pytest.raises(ConfigError, match="something else than a table"):
+    with pytest.raises(ConfigError, match="was not trained on a table"):
         api.predict(given, pd.DataFrame({"age": [1]}))
 
 

@@ -104,7 +104,7 @@ def test_images_that_do_not_fit_are_refused(of_images: Path, images: Path, tmp_p
     for rows, said in refused:
         with pytest.raises(DataError, match=said):
             api.predict(of_images, rows)
-    with pytest.raises(ConfigError, match="holds a model of something else than a table"):
+    with pytest.raises(ConfigError, match="was not trained on a table"):
         api.predict(of_images, pd.DataFrame({"a": [1]}))
     with pytest.raises(ConfigError, match="id_column works only with models of tables"):
         api.load_run(of_images).predict(images, id_column="a")

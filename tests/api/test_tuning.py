@@ -172,8 +172,8 @@ def test_the_command_is_the_function(ldpfl: CommandLine, tmp_path: Path) -> None
     ("changes", "said"),
     [
         ({"axes": {"training.rounds": [2]}}, "has only one setting"),
-        ({"axes": {"privacy.delta": [1e-5, 1e-6]}}, "privacy.delta is the same in all trials"),
-        ({"axes": {"evaluation.share": [0.1, 0.2]}}, "evaluation.share is the same in all trials"),
+        ({"axes": {"privacy.delta": [1e-5, 1e-6]}}, "privacy.delta, which must be the same in all trials"),
+        ({"axes": {"evaluation.share": [0.1, 0.2]}}, "evaluation.share, which must be the same in all trials"),
         ({"axes": {"training.patience": [1, 2]}}, "training.patience is 1"),
         ({"axes": {"clients.fraction": [0.5, 1.0]}}, "clients.fraction is 0.5"),
         ({"axes": {"mechanism.name": ["duchi", "dp-sgd"]}}, "set mechanism.name to 'dp-sgd'"),

@@ -443,7 +443,7 @@ def test_a_run_is_audited_by_a_canary(ldpfl: CommandLine, run: Path, tiny_data: 
     [
         (["duchy"], "did you mean 'duchi'"),
         (["nowhere/run"], "neither a run's folder nor a mechanism"),
-        ([".", "--epsilon", "2"], "--epsilon is for a mechanism"),
+        ([".", "--epsilon", "2"], "--epsilon works only with a mechanism"),
         (["."], "holds no run"),
         (["duchi", "--epsilon", "0"], "epsilon"),
         (["duchi", "--epsilon", "nan"], "epsilon"),

@@ -85,8 +85,8 @@ def test_a_stopped_run_is_resumed_as_one_and_not_extended(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"training.patience": 3}, "give both, or neither"),
-        ({"data.validation": 0.5}, "give both, or neither"),
+        ({"training.patience": 3}, "set both, or neither"),
+        ({"data.validation": 0.5}, "set both, or neither"),
         ({**STOPPING, "data.validation": 0.001}, "0 of 100 test rows"),
     ],
 )

@@ -224,7 +224,7 @@ def _files(path: Path) -> list[Path]:
         )
     if not path.is_file():
         similar_files = [file.name for file in path.parent.glob("*") if file.suffix in SUFFIXES] if path.parent.is_dir() else []
-        raise DataError(f"{path} does not exist: {did_you_mean(path.name, similar_files) if similar_files else 'check the path'}")
+        raise DataError(f"there is no file {path}" + (f": {did_you_mean(path.name, similar_files)}" if similar_files else ""))
     if path.suffix.lower() not in SUFFIXES:
         raise DataError(f"{path} is not a table that ldpfl can read: expected a name that ends in {', '.join(SUFFIXES)}")
     return [path]

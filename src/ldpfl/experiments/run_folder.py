@@ -278,7 +278,7 @@ class RunFolder:
         if (self.path / SWEEP).exists():
             raise ConfigError(f"{self.path} is the folder of a sweep: give one of its runs, {self.path / 'runs'}/*")
         if not self.config_path.exists():
-            raise ConfigError(f"{self.path} is not the folder of a run, because {self.config_path.name} is missing: give a run's folder")
+            raise ConfigError(f"{self.path} holds no run, because {self.config_path.name} is missing: give a run's folder")
         config = read_config(self.config_path)
         if not ends_with(self.config_path, "\n"):
             raise ConfigError(f"{self.config_path} is damaged: its last line is cut off")
@@ -425,7 +425,7 @@ class RunFolder:
             encoder: Encoder = read_description(self.encoding_path, Encoder)
         except FileNotFoundError:
             raise ConfigError(
-                f"{self.path} holds a model of something else than a table: give its module inputs yourself, see ldpfl.load_model"
+                f"{self.path} holds a model that was not trained on a table: load its module with ldpfl.load_model, and give it inputs"
             ) from None
         if encoder.data.text and encoder.width > _MAX_TEXT_LENGTH:
             raise DataError(f"{self.encoding_path} is damaged: it keeps {encoder.width:,} words of a text, more than {_MAX_TEXT_LENGTH:,}")
