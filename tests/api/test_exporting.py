@@ -142,7 +142,7 @@ def test_code_is_what_the_caller_names_whatever_a_folder_says(rows: Path, tmp_pa
         api.predict(given, rows)
     (given / "model.json").write_text((given / "model.json").read_text().replace("net.py:Net", "os:abort"))
     assert len(api.predict(given, rows, model="net.py:Net")) == 120
-    with pytest.raises(ConfigError, match="is code"):
+    with pytest.raises(ConfigError, match="is the code os:abort"):
         api.predict(given, rows, model="linear")
 
 

@@ -254,7 +254,7 @@ def test_a_run_that_ends_early_is_no_finished_one_for_its_tracker(run: Callable[
 
 def test_a_tracker_that_cannot_begin_says_so(run: Callable[..., RunResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", "12345")
-    with pytest.raises(ConfigError, match=r"mlflow cannot track the run, .*12345"):
+    with pytest.raises(ConfigError, match=r"mlflow cannot track the run: .*12345"):
         run(folder=tmp_path / "run", track="mlflow")
 
 

@@ -73,7 +73,7 @@ def test_an_app_and_a_config_for_persons_name_their_column(tmp_path: Path, table
     assert (policy.protects, policy.person) == ("person", "pseudonym")
     ldpfl("init", tmp_path / "config.toml", *own)
     assert read_config(tmp_path / "config.toml").data.person == "pseudonym"
-    assert "--client and --person name columns of your own data" in ldpfl.refused("run", "--person", "pseudonym")
+    assert "--client and --person name columns of your data" in ldpfl.refused("run", "--person", "pseudonym")
 
 
 @pytest.mark.slow
