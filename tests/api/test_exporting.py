@@ -102,7 +102,7 @@ def test_what_is_not_protected_is_not_exported(rows: Path, tmp_path: Path) -> No
     found = api.run(data=rows, **HOW, settings=settings, folder=tmp_path / "run", baseline=False)
     with pytest.raises(ConfigError, match="without noise, so its model may reveal any row"):
         api.export(found, tmp_path / "given")
-    with pytest.raises(ConfigError, match=r"give ldpfl\.run a folder="):
+    with pytest.raises(ConfigError, match=r"run it again with ldpfl\.run\(\.\.\., folder="):
         api.export(api.run(data=rows, **HOW, settings=FEW, baseline=False), tmp_path / "given")
 
 

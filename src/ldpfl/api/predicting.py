@@ -66,7 +66,7 @@ def predict(
     if encoder.data.tokenizer == described.name and isinstance(model, str):
         encoder = encoder.read_by(model)
     if described.described != _description_of(encoder) or described.targets != encoder.targets:
-        raise DataError(f"{source.encoding_path} does not fit {source.description_path.name}, so one of the two was changed: restore them")
+        raise DataError(f"{source.encoding_path} is damaged, because it does not fit {source.description_path.name}: restore both files")
     if not isinstance(rows, str | Path) and not hasattr(rows, "columns"):
         raise ConfigError(f"rows are a {type(rows).__name__}, but the model was trained on a table: give a data frame, a file or a folder")
     return answered(encoder, described.module(source.model_path, model), rows, threshold, id_column)

@@ -38,9 +38,7 @@ def fetched(config: DataConfig) -> tuple[pandas.DataFrame, ...] | Pictures:
         test_splits = _splits(config.test_path, is_local=True, one_class=True)
         splits["test"] = test_splits.get("test", test_splits["train"])
         if image_column(splits["test"]) is None:
-            raise DataError(
-                f"data.test_path is {config.test_path!r}, which contains no images, but {origin!r} does: name a folder of images"
-            )
+            raise DataError(f"data.test_path is {config.test_path!r}, which holds no images, but {origin!r} does: name a folder of images")
     return pictures(splits, config, origin)
 
 
@@ -132,7 +130,7 @@ def _parquet_of(path: Path) -> dict[str, list[str]]:
     """Return the Parquet files below ``path`` for the splits train and test, by the files' names; all as train if none is for training."""
     files = [file for file in visible_files(path) if file.suffix.lower() == ".parquet"]
     if not files:
-        raise DataError(f"{path} contains no images: expected a folder of images for each class, or Parquet files with images")
+        raise DataError(f"{path} holds no images: expected a folder of images for each class, or Parquet files with images")
     splits: dict[str, list[str]] = {}
     for file in files:
         splits.setdefault(split_of(file.relative_to(path)) or "train", []).append(escape(str(file)))
