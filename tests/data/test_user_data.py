@@ -870,7 +870,7 @@ def test_images_to_measure_on_are_those_of_the_other_folder(tmp_path: Path, ldpf
         ("data.test_path=nowhere", "cannot be read"),
         (f"data.test_path={tmp_path / 'table'}", "holds no images"),
         ('data.columns=["age"]', "has no effect where data is images"),
-        ('data.classes=["bright"]', "is not among bright"),
+        ('data.classes=["bright"]', "expected one of bright"),
         ("task.name=regression", "have one class each"),
     ):
         assert said in ldpfl.refused(*short, setting), setting
