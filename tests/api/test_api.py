@@ -100,13 +100,13 @@ def test_what_a_caller_mistypes_is_named(tiny_data: Path, tmp_path: Path) -> Non
         ldpfl.run("quickstart", group=4)  # of another mechanism
     with pytest.raises(ConfigError, match="no recipe 'quickstar'"):
         ldpfl.run("quickstar")
-    with pytest.raises(ConfigError, match="resume needs folder"):
+    with pytest.raises(ConfigError, match="resume is set, but folder is missing"):
         ldpfl.run("quickstart", resume=True)
     with pytest.raises(ConfigError, match="holds no run"):
         ldpfl.load_run(tmp_path)
     with pytest.raises(ConfigError, match="no argument 'client': did you mean 'clients'"):
         ldpfl.plan(epsilon=1.0, client=10, weights=5, rounds=1)
-    with pytest.raises(ConfigError, match="plan needs clients, rounds"):
+    with pytest.raises(ConfigError, match="plan lacks the arguments clients, rounds"):
         ldpfl.plan(epsilon=1.0, weights=5)
 
 
@@ -158,7 +158,7 @@ def test_what_stands_between_two_rounds_is_not_certified(tiny_data: Path, tmp_pa
     folder = RunFolder(tmp_path / "run")
     ledger = folder.ledger()
     Ledger(ledger.events[:-1]).save(folder.ledger_path)
-    with pytest.raises(ConfigError, match="stands between two rounds: resume it"):
+    with pytest.raises(ConfigError, match="is not finished: resume it"):
         ldpfl.certify(folder.path)
     ledger.save(folder.ledger_path)
     assert ldpfl.certify(folder.path).statement.guarantees

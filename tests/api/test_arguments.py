@@ -117,16 +117,16 @@ ROWS = pd.DataFrame({"secret": [123456]})
         ),
         (
             lambda: any_of.run(data=None, model=nn.Linear(3, 2)),
-            "model is given, and data is None: give data=..., your own or the name of a built-in data set, or name a recipe ('quickstart')",
+            "model is given, but data is None: give data=... (yours, or the name of a built-in data set), or name a recipe ('quickstart')",
         ),
         (
             lambda: any_of.run(data=None, target="died", rounds=1),
-            "target names a column of your data, and data is None: give data=..., a file, a folder or a data frame",
+            "target names a column of your data, but data is None: give data=..., a file, a folder or a data frame",
         ),
         (lambda: any_of.run(device=5), "run: device is 5, expected str | device | None"),
         (lambda: any_of.run(settings=5), "run: settings is 5, expected Mapping[str, Any] | Sequence[str] | None"),
         (lambda: any_of.run(folder=5), "run: folder is 5, expected str | Path | None"),
-        (lambda: any_of.run(folder="a\0b"), "run: folder has a null character"),
+        (lambda: any_of.run(folder="a\0b"), "run: folder contains a null character: remove it"),
         (lambda: any_of.run(data_dir=5), "run: data_dir is 5, expected str | Path | None"),
         (lambda: any_of.run(more_rounds="2"), "run: more_rounds is '2', expected int"),
         (lambda: any_of.run(more_rounds=1.5), "run: more_rounds is 1.5, expected int"),
@@ -137,9 +137,9 @@ ROWS = pd.DataFrame({"secret": [123456]})
         (lambda: any_of.account("quickstart", 5), "account: others is 5, expected Ledger | RunResult | RunConfig | str | Path"),
         (lambda: any_of.account("quickstart", delta="1e-5"), "account: delta is '1e-5', expected float | None"),
         (lambda: any_of.account("quickstart", colluding=0.5), "account: colluding is 0.5, expected int"),
-        (lambda: any_of.account(Ledger()), "the ledger is empty, nothing was released yet"),
+        (lambda: any_of.account(Ledger()), "the ledger is empty, because nothing was released yet: finish a round first"),
         (lambda: any_of.reproduce(None), "reproduce: name is None, expected str"),
-        (lambda: any_of.reproduce("ldp-fl/fig5", size="big"), "the size is desk or paper, not 'big'"),
+        (lambda: any_of.reproduce("ldp-fl/fig5", size="big"), "the size is 'big', expected desk or paper"),
         (lambda: any_of.audit(5), "audit: mechanism is 5, expected str | Mechanism"),
         (lambda: any_of.audit("duchi", trials=0), "an audit needs a whole number of trials, at least 1000, got 0"),
         (lambda: any_of.load_run(None), "load_run: folder is None, expected str | Path"),
@@ -156,7 +156,7 @@ def test_what_is_of_another_kind_is_refused_in_one_line(call: Callable[[], objec
 def test_a_device_may_be_one_of_pytorch() -> None:
     assert choose_device(torch.device("cpu")) == choose_device("cpu")
     assert choose_device(None) == choose_device("auto")
-    with pytest.raises(ConfigError, match="mps has no float64"):
+    with pytest.raises(ConfigError, match="mps does not support float64"):
         ldpfl.run(device="mps")
     with pytest.raises(ConfigError, match="unknown device 'meta'"):
         choose_device(torch.device("meta"))
@@ -170,7 +170,7 @@ def test_what_is_no_config_is_told_what_one_is(tmp_path: Path, monkeypatch: pyte
         (str(tmp_path), f"{tmp_path} is a folder: expected the name of a recipe, or a config file (*.toml)"),
         (
             "run.yaml",
-            "run.yaml is a file, and configs are files of TOML whose names say so: *.toml; for data of your own write --data run.yaml",
+            "run.yaml is not a config, because its name does not end in .toml: rename it, or if it is your data, give --data run.yaml",
         ),
         ("none.toml", "config file none.toml cannot be read: No such file or directory"),
     ):

@@ -447,7 +447,7 @@ def test_another_ledger_is_refused(tmp_path: Path) -> None:
 
 
 def test_nothing_released_is_nothing_certified(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nothing was released"):
+    with pytest.raises(ConfigError, match="nothing to certify"):
         certify(write(tmp_path / "ledger.json", Ledger()))
 
 

@@ -123,5 +123,5 @@ def test_what_scikit_learn_has_no_estimator_for_is_refused(tiny_data: Any) -> No
         run(["visits", "cough"], "survival", visits=[0, 10]).to_sklearn()
     small = {"data.name": "mnist", "model.name": "linear", "shuffling.channel": "direct"}
     images = ldpfl.run("quickstart", settings=small, count=4, rounds=1, data_dir=tiny_data, baseline=False, progress=False)
-    with pytest.raises(ConfigError, match="something else than a table"):
+    with pytest.raises(ConfigError, match="trained on data other than a table"):
         images.to_sklearn()

@@ -100,9 +100,9 @@ def test_what_is_not_protected_is_not_exported(rows: Path, tmp_path: Path) -> No
     settings = {**FEW, "mechanism.name": "none", "mechanism.perturbed": "update", "privacy.target_epsilon": "off"}
     settings["shuffling.channel"] = "direct"
     found = api.run(data=rows, **HOW, settings=settings, folder=tmp_path / "run", baseline=False)
-    with pytest.raises(ConfigError, match="without noise: its model may hold what any row says"):
+    with pytest.raises(ConfigError, match="without noise, so its model may reveal any row"):
         api.export(found, tmp_path / "given")
-    with pytest.raises(ConfigError, match=r"give ldpfl\.run a folder="):
+    with pytest.raises(ConfigError, match=r"run it again with ldpfl\.run\(\.\.\., folder="):
         api.export(api.run(data=rows, **HOW, settings=FEW, baseline=False), tmp_path / "given")
 
 
@@ -117,7 +117,7 @@ def test_the_score_on_public_rows_is_exported(tiny_data: Path, config_file: Path
     module = api.load_model(given)
     for name, value in found.module().state_dict().items():
         assert torch.equal(module.state_dict()[name], value)
-    with pytest.raises(ConfigError, match="something else than a table"):
+    with pytest.raises(ConfigError, match="was not trained on a table"):
         api.predict(given, pd.DataFrame({"age": [1]}))
 
 
@@ -125,7 +125,7 @@ def test_a_model_that_was_handed_over_is_handed_over_again(rows: Path, tmp_path:
     net = nn.Linear(1, 2)
     found = api.run(data=rows, **HOW, settings=FEW, model=net, folder=tmp_path / "run", baseline=False)
     given = api.export(found, tmp_path / "given")
-    with pytest.raises(ConfigError, match="give the module again"):
+    with pytest.raises(ConfigError, match="pass it again"):
         api.predict(given, rows)
     chances = api.predict(given, rows, model=nn.Linear(1, 2))["probability of yes"]
     np.testing.assert_allclose(chances, found.predict(rows)["probability of yes"])
@@ -138,11 +138,11 @@ def test_code_is_what_the_caller_names_whatever_a_folder_says(rows: Path, tmp_pa
     settings = {**FEW, "model.name": f"{tmp_path / 'net.py'}:Net"}
     given = api.export(api.run(data=rows, **HOW, settings=settings, folder=tmp_path / "run", baseline=False), tmp_path / "given")
     assert str(tmp_path) not in (given / "model.json").read_text()
-    with pytest.raises(ConfigError, match=r"is code, which would be run: if net\.py:Net is yours, name it"):
+    with pytest.raises(ConfigError, match=r"is the code net\.py:Net, and loading runs it: if you trust it, confirm"):
         api.predict(given, rows)
     (given / "model.json").write_text((given / "model.json").read_text().replace("net.py:Net", "os:abort"))
     assert len(api.predict(given, rows, model="net.py:Net")) == 120
-    with pytest.raises(ConfigError, match="is code"):
+    with pytest.raises(ConfigError, match="is the code os:abort"):
         api.predict(given, rows, model="linear")
 
 
@@ -170,7 +170,7 @@ def test_a_public_page_has_a_name_of_its_own(run: Path, ldpfl: CommandLine) -> N
     before = public.read_text()
     assert "a page for its owner alone" in ldpfl("report", run).out
     assert public.read_text() == before != own.read_text()
-    assert "that is the page for the run's owner" in ldpfl.refused("report", run, "--public", "--out", own)
+    assert "ldpfl run overwrites this file with the owner's page" in ldpfl.refused("report", run, "--public", "--out", own)
     assert ldpfl("report", run, run, "--public").code == 0
     assert Path("report-public.html").is_file()
 
@@ -204,7 +204,7 @@ def test_the_round_at_which_private_rows_stopped_a_run_is_not_handed_on(rows: Pa
 
 def test_sweeps_and_plans_have_no_public_page(ldpfl: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text("{}")
-    assert "--public is for runs" in ldpfl.refused("report", tmp_path / "plan.json", "--public")
+    assert "--public works only for runs" in ldpfl.refused("report", tmp_path / "plan.json", "--public")
 
 
 def test_an_export_holds_the_tensors_of_the_model_and_nothing_else_that_is_in_its_file(run: Path, tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_code_is_exchanged_once_it_is_named_and_no_path_of_this_machine_is_in_it
     (tmp_path / "net_of_mine.py").write_text(NET)
     name = f"{tmp_path / 'net_of_mine.py'}:Net"
     found = api.run(data=rows, **HOW, settings={**FEW, "model.name": name}, folder=tmp_path / "run", baseline=False)
-    with pytest.raises(ConfigError, match="is code, which would be run"):
+    with pytest.raises(ConfigError, match="and loading runs it"):
         api.export(tmp_path / "run", tmp_path / "given", onnx=True)
     assert not (tmp_path / "given").exists()
     given = api.export(tmp_path / "run", tmp_path / "given", onnx=True, pt2=True, model=name)

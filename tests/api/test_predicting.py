@@ -95,7 +95,7 @@ def test_images_that_do_not_fit_are_refused(of_images: Path, images: Path, tmp_p
     (tmp_path / "no.png").write_bytes(b"none")
     np.save(tmp_path / "words.npy", np.array(["a"], dtype=object), allow_pickle=True)
     refused: tuple[tuple[Any, str], ...] = (
-        (np.zeros((2, 5, 5), np.uint8), r"has the shape \(1, 5, 5\), and the model takes \(3, 8, 6\)"),
+        (np.zeros((2, 5, 5), np.uint8), r"has the shape \(1, 5, 5\), but the model takes \(3, 8, 6\)"),
         (np.zeros(3), "give samples along the first axis"),
         (tmp_path / "empty", "holds no images"),
         (tmp_path / "no.png", "cannot be decoded"),
@@ -104,9 +104,9 @@ def test_images_that_do_not_fit_are_refused(of_images: Path, images: Path, tmp_p
     for rows, said in refused:
         with pytest.raises(DataError, match=said):
             api.predict(of_images, rows)
-    with pytest.raises(ConfigError, match="holds a model of something else than a table"):
+    with pytest.raises(ConfigError, match="was not trained on a table"):
         api.predict(of_images, pd.DataFrame({"a": [1]}))
-    with pytest.raises(ConfigError, match="id_column names a table's column: leave it out"):
+    with pytest.raises(ConfigError, match="id_column works only with models of tables"):
         api.load_run(of_images).predict(images, id_column="a")
 
 
@@ -159,14 +159,17 @@ def test_each_prediction_has_its_row_and_the_column_that_says_whose_it_is(tmp_pa
     assert told[0] == ",".join(["row", *usual])
     refused = ldpfl.refused("predict", tmp_path / "run", tmp_path / "new.csv", "--id", "patient")
     assert "no column 'patient', which id_column (--id) names: did you mean patient_id?" in refused.replace("'patient_id'", "patient_id")
-    assert "which is what the model predicts" in ldpfl.refused("predict", tmp_path / "run", tmp_path / "new.csv", "--id", "died")
+    assert "the target that the model predicts" in ldpfl.refused("predict", tmp_path / "run", tmp_path / "new.csv", "--id", "died")
 
 
 def test_a_cell_of_new_rows_that_cannot_be_read_is_refused_with_no_advice_on_training(tmp_path: Path, ldpfl: CommandLine) -> None:
     api.run(data=table(), target="died", settings=FEW, folder=tmp_path / "run", **HOW)
     (tmp_path / "new.csv").write_text("age\n50\n?!\n60\n")
     refused = ldpfl.refused("predict", tmp_path / "run", tmp_path / "new.csv")
-    assert "line 3: what stands in the column 'age' is no number, as others there are; correct the cell, or leave it empty" in refused
+    assert (
+        "line 3: the value in the column 'age' is not a number, unlike others in this column; correct the cell, or leave it empty"
+        in refused
+    )
     assert "data.words" not in refused
     (tmp_path / "new.csv").write_text("age,ward\n50,a\n,b\n60,c\n")
     assert len(api.predict(tmp_path / "run", tmp_path / "new.csv")) == 3
@@ -213,12 +216,12 @@ def test_a_threshold_that_says_nothing_is_refused(of_images: Path, images: Path,
     days = table().assign(days=np.arange(300) % 7)
     number = api.run(data=days, target="days", task="regression", settings=FEW, **HOW)
     several = api.run(data=days.assign(days=days["days"] % 3), target="days", settings=FEW, **HOW)
-    for result, said in ((number, "something else than a class"), (several, "one of 3 classes")):
-        with pytest.raises(ConfigError, match=f"threshold = 0.2 decides between two classes, and this model tells {said}"):
+    for result, said in ((number, "no class"), (several, "one of 3 classes")):
+        with pytest.raises(ConfigError, match=f"threshold = 0.2 is only for models of two classes, and this model predicts {said}"):
             result.predict(days, threshold=0.2)
     for task in ("regression", "classification"):
         settings = {**FEW, "task.threshold": 0.2}
-        with pytest.raises(ConfigError, match=r"task.threshold = 0.2 is for a classification of two classes"):
+        with pytest.raises(ConfigError, match=r"task.threshold = 0.2 works only in a classification of two classes"):
             api.run(data=days, target="days", task=task, settings=settings, **HOW)
 
 

@@ -92,7 +92,7 @@ def test_frames_and_tensors_are_swept_and_gone_on_with(tmp_path: Path) -> None:
     assert contents(out) == before
     with pytest.raises(ConfigError, match="it cannot be resumed"):
         api.sweep(folder=out, resume=True, data=FRAME.assign(age=FRAME["age"] + 1), progress=False)
-    with pytest.raises(ConfigError, match="give these, or jobs=1"):
+    with pytest.raises(ConfigError, match="give files instead of objects, or jobs=1"):
         api.sweep(data=FRAME, target="sick", jobs=2, progress=False)
 
     pair = (torch.arange(80.0).reshape(40, 2) / 80, torch.arange(40) % 2)
@@ -105,13 +105,13 @@ def test_frames_and_tensors_are_swept_and_gone_on_with(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ({}, "give one of the three"),
-        ({"data": FRAME, "what": "sound-mnist"}, "give one of the three"),
-        ({"what": "sound-mnist", "target": "sick"}, "go with data"),
-        ({"what": "sound-mnist", "seeds": 3}, "go with data"),
-        ({"resume": True}, "resume needs folder"),
-        ({"resume": True, "folder": "out", "data": "table.csv"}, "give data with resume only where they are no file"),
-        ({"resume": True, "folder": "out", "settings": ["training.rounds=2"]}, "give none with resume"),
+        ({}, "exactly one of these"),
+        ({"data": FRAME, "what": "sound-mnist"}, "exactly one of these"),
+        ({"what": "sound-mnist", "target": "sick"}, "or give data"),
+        ({"what": "sound-mnist", "seeds": 3}, "or give data"),
+        ({"resume": True}, "resume is set, but folder is missing"),
+        ({"resume": True, "folder": "out", "data": "table.csv"}, "leave data out"),
+        ({"resume": True, "folder": "out", "settings": ["training.rounds=2"]}, "leave settings .* out"),
         ({"data": FRAME, "axes": {"training.rounds": 3}}, "expected a list of values"),
         ({"data": FRAME, "axes": {"training.rounds": "3,4"}}, "expected a list of values"),
         ({"data": FRAME, "axes": {"training.rounds": []}}, "axes.training.rounds"),

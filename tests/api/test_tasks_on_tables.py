@@ -54,7 +54,7 @@ def test_ordered_words() -> None:
     assert list(found) == ["grade", "probability of low", "probability of middle", "probability of high"]
     assert found.iloc[:, 1:].sum(axis=1).tolist() == pytest.approx([1.0] * 3)
     assert result.score > 0.3
-    with pytest.raises(ConfigError, match=r"list them in data.classes, from the lowest on"):
+    with pytest.raises(ConfigError, match=r"list them in data.classes, the lowest first"):
         run("ordinal", "grade")
 
 
@@ -135,7 +135,12 @@ def test_times_to_an_event(cuts: list[float]) -> None:
         ("classification", ["days", "died"], {}, "and for a time and an event to 'survival' (--task survival)"),
         ("survival", ["days", "age"], {}, "the label in the column 'age' must be 0 or 1"),
         ("poisson", "below", {}, "the target 'below' is below 0, and this task expects 0 or more"),
-        ("poisson", "visits", {"data.bounds": {"visits": [-1, 9]}}, "data.bounds.visits begin at -1, and counts and times begin at 0"),
+        (
+            "poisson",
+            "visits",
+            {"data.bounds": {"visits": [-1, 9]}},
+            "data.bounds.visits begins at -1, but counts and times are never negative",
+        ),
         ("survival", ["days", "died"], {"data.cut_points": [9, 3]}, "expected ascending values, each of them once"),
     ],
 )

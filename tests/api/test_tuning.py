@@ -122,7 +122,7 @@ def test_a_tuning_goes_on_where_it_was_killed(tmp_path: Path, monkeypatch: pytes
         api.tune(data=FRAME, folder=tmp_path / "t", seed=1, **{**HOW, "target_epsilon": 7})
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
-    with pytest.raises(ConfigError, match="something else than a tuning"):
+    with pytest.raises(ConfigError, match="not the folder of a tuning"):
         api.tune(data=FRAME, folder=tmp_path / "other", **HOW)
 
 
@@ -162,7 +162,7 @@ def test_the_command_is_the_function(ldpfl: CommandLine, tmp_path: Path) -> None
     assert told.code == 0, told.err
     assert "chosen: fast" in told.out or "chosen: slow" in told.out
     assert "to hand on:" in told.out
-    assert "gives its settings itself" in ldpfl.refused("tune", space, *rates, *how, "--out", tmp_path / "four")
+    assert "already names the values to compare" in ldpfl.refused("tune", space, *rates, *how, "--out", tmp_path / "four")
     assert "names training.rounds twice" in ldpfl.refused(
         "tune", config, *how, "--set", "training.rounds=1,2", "--set", "training.rounds=3,4"
     )
@@ -171,9 +171,9 @@ def test_the_command_is_the_function(ldpfl: CommandLine, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"axes": {"training.rounds": [2]}}, "has one setting"),
-        ({"axes": {"privacy.delta": [1e-5, 1e-6]}}, "privacy.delta is the same in all trials"),
-        ({"axes": {"evaluation.share": [0.1, 0.2]}}, "evaluation.share is the same in all trials"),
+        ({"axes": {"training.rounds": [2]}}, "has only one setting"),
+        ({"axes": {"privacy.delta": [1e-5, 1e-6]}}, "privacy.delta, which must be the same in all trials"),
+        ({"axes": {"evaluation.share": [0.1, 0.2]}}, "evaluation.share, which must be the same in all trials"),
         ({"axes": {"training.patience": [1, 2]}}, "training.patience is 1"),
         ({"axes": {"clients.fraction": [0.5, 1.0]}}, "clients.fraction is 0.5"),
         ({"axes": {"mechanism.name": ["duchi", "dp-sgd"]}}, "set mechanism.name to 'dp-sgd'"),

@@ -244,7 +244,7 @@ def test_data_are_loaded_without_a_cache(tiny_data: Path, cache: Path) -> None:
 def test_no_room_to_decode_in_is_not_blamed_on_the_data(tmp_path: Path, cache: Path) -> None:
     write_split(tmp_path, "mnist", "train", *digits(40, seed=1))
     write_split(tmp_path, "mnist", "test", *digits(10, seed=2))
-    with files_up_to(1_000), pytest.raises(WriteError, match=r"where images are unpacked \(see TMPDIR\)"):
+    with files_up_to(1_000), pytest.raises(WriteError, match=r"where images are unpacked \(set by TMPDIR\)"):
         load("mnist", tmp_path)
     assert not cache.exists()
 

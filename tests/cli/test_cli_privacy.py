@@ -130,7 +130,7 @@ def test_no_code_that_a_file_names_is_run_to_account_it(key: str, ldpfl: Command
     file = tmp_path / "theirs.toml"
     file.write_text(parse_config(TINY_TOML, [f"{key}=net.py:anything"], origin="test").to_toml())
     said = " ".join(ldpfl.refused("ledger", file, *DIRECT).split())
-    assert f"names code, {key} = net.py:anything, which is not run because a file names it" in said
+    assert f"names code, {key} = net.py:anything, but ldpfl does not run code that only a file names" in said
     assert f"--set {key}=net.py:anything" in said
     theirs = shutil.copytree(run, tmp_path / "theirs")
     config = RunFolder(theirs).config().to_toml()
@@ -214,7 +214,7 @@ def test_a_file_that_is_no_ledger_gets_one_line(name: str, ldpfl: CommandLine) -
         (["a.json", "--delta", "x"], "--delta"),
         (["a.json", "--colluding", "100"], "colluding must lie between 0 and 99"),
         (["a.json", "--colluding", "-1"], "--colluding"),
-        (["a.json", "--set", "seed=1"], "settings change a recipe"),
+        (["a.json", "--set", "seed=1"], "are only for a recipe"),
         (["ldp-fl/mnist", "--set", "seeed=1"], "seeed"),
         (["a.json", "--collude", "1"], "--collude"),
         ([], "RUN|RECIPE"),
@@ -233,7 +233,7 @@ def test_a_ledger_that_is_not_there_is_not_taken_for_a_recipe(ldpfl: CommandLine
 def test_a_run_that_released_nothing_yet_says_so(ldpfl: CommandLine) -> None:
     RunFolder(Path("new")).open(parse_config(TINY_TOML, [], origin="test"), resume=False)
     assert "released nothing yet" in ldpfl.refused("ledger", "new")
-    assert "settings change a recipe" in ldpfl.refused("ledger", "new", "--set", "seed=1")
+    assert "are only for a recipe" in ldpfl.refused("ledger", "new", "--set", "seed=1")
 
 
 # --- plan -------------------------------------------------------------------------------------------------------------
@@ -443,7 +443,7 @@ def test_a_run_is_audited_by_a_canary(ldpfl: CommandLine, run: Path, tiny_data: 
     [
         (["duchy"], "did you mean 'duchi'"),
         (["nowhere/run"], "neither a run's folder nor a mechanism"),
-        ([".", "--epsilon", "2"], "--epsilon is for a mechanism"),
+        ([".", "--epsilon", "2"], "--epsilon works only with a mechanism"),
         (["."], "holds no run"),
         (["duchi", "--epsilon", "0"], "epsilon"),
         (["duchi", "--epsilon", "nan"], "epsilon"),

@@ -213,18 +213,18 @@ def test_a_sweep_over_ones_own_rows_needs_no_file(ldpfl: CommandLine, tmp_path: 
     assert "is to choose on the test rows" in again
     assert "measured on test rows without noise: no epsilon covers them" in again
     assert "has no values: give KEY=VALUE" in ldpfl.refused("sweep", *how, "--axis", "privacy.target_epsilon")
-    assert "give one of the three" in ldpfl.refused("sweep")
+    assert "exactly one of these" in ldpfl.refused("sweep")
     page = tmp_path / "page.html"
     assert ldpfl("report", out, "--out", page).code == 0
     text = page.read_text(encoding="utf-8")
     assert text.count("Whoever sees the models of all 4 runs") == 1
     assert f"has epsilon {number(together.epsilon)} at delta" in text
     assert ldpfl("sweep", "--resume", "--out", out, "--json").out == outcome.out
-    assert "--resume needs --out" in ldpfl.refused("sweep", "--resume")
-    assert "holds no sweep" in ldpfl.refused("sweep", "--resume", "--out", tmp_path / "nothing")
+    assert "--resume is set, but --out is missing" in ldpfl.refused("sweep", "--resume")
+    assert "contains no sweep" in ldpfl.refused("sweep", "--resume", "--out", tmp_path / "nothing")
     assert "names privacy.delta twice" in ldpfl.refused("sweep", *how, "--axis", "privacy.delta=0.1", "--axis", "privacy.delta=0.2")
     table.write_text(table.read_text(encoding="utf-8").replace("20,no", "21,no", 1), encoding="utf-8")
     changed = ldpfl("sweep", "--resume", "--out", out)
     assert (changed.code, changed.out) == (2, "")
     assert "it cannot be resumed" in changed.err
-    assert "go with --data" in ldpfl.refused("sweep", "sound-mnist", "--axis", "seed=1")
+    assert "work only with --data" in ldpfl.refused("sweep", "sound-mnist", "--axis", "seed=1")

@@ -89,7 +89,7 @@ def test_names_that_are_no_text_are_refused_in_a_line(ldpfl: CommandLine) -> Non
     line = ldpfl.refused("run", "--data", f"t{BROKEN}.csv", "--target", "x", "--out", "run")
     assert "setting 'data.path' has bytes that are no text" in line
     assert "PYTHONUTF8=1" in line
-    with pytest.raises(ConfigError, match="no UTF-8 text: choose another folder"):
+    with pytest.raises(ConfigError, match="not valid UTF-8: choose another folder"):
         RunFolder(Path(f"run{BROKEN}")).check(parse_config("", origin="test"), resume=False)
 
 
@@ -109,5 +109,5 @@ def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) ->
     for found in (homeless, lambda *given, **named: Path("~/.cache/ldpfl")):
         monkeypatch.setattr("ldpfl.util.user_cache.user_cache_path", found)
         assert cache_dir().parent == Path(os.devnull)  # no folder can be made there
-    with pytest.raises(ConfigError, match="whose home ~ stands for is not known"):
+    with pytest.raises(ConfigError, match="but the home folder that ~ means is unknown"):
         package.check(data="~nobody-at-all/t.csv")

@@ -167,13 +167,13 @@ def test_a_folder_without_train_is_refused(tmp_path: Path) -> None:
 def test_a_test_split_that_would_not_be_used_is_refused(tmp_path: Path) -> None:
     write(tmp_path)
     write(tmp_path, split="test")
-    assert "leave only train" in refused(tmp_path)
+    assert "remove the split 'test'" in refused(tmp_path)
 
 
 @pytest.mark.parametrize("label", [62, -1])
 def test_labels_out_of_range_are_refused(label: int, tmp_path: Path) -> None:
     write(tmp_path, character=[*LABELS[:-1], label])
-    assert "outside 0 to 61" in refused(tmp_path)
+    assert "not between 0 and 61" in refused(tmp_path)
 
 
 def test_too_few_images_for_a_test_set_are_refused(tmp_path: Path) -> None:

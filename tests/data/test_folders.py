@@ -55,7 +55,7 @@ def test_hidden_images_are_no_data(tmp_path: Path) -> None:
 def test_images_of_several_splits_are_not_mixed(held: str, tmp_path: Path) -> None:
     write_images(tmp_path / "train", 0, 40)
     write_images(tmp_path / held, 40)
-    with pytest.raises(ConfigError, match=rf"'train'.* beside .*'{held}'.*data.test_path"):
+    with pytest.raises(ConfigError, match=rf"'train'.* and test data .*'{held}'.*data.test_path"):
         loaded(tmp_path)
 
 
@@ -63,7 +63,7 @@ def test_images_of_several_splits_are_not_mixed(held: str, tmp_path: Path) -> No
 def test_rows_of_several_splits_are_not_mixed(names: tuple[str, str], tmp_path: Path) -> None:
     for name in names:
         write_rows(tmp_path / name)
-    with pytest.raises(ConfigError, match=r"beside .*data\.test_path"):
+    with pytest.raises(ConfigError, match=r"and test data .*data\.test_path"):
         loaded(tmp_path, target="y")
 
 
@@ -77,7 +77,7 @@ def test_a_table_of_vehicles_and_its_tests_are_rows(tmp_path: Path) -> None:
 def test_images_beside_a_table_are_refused(tmp_path: Path) -> None:
     write_images(tmp_path)
     write_rows(tmp_path / "labels.csv")
-    with pytest.raises(ConfigError, match=r"holds images, and the table labels\.csv"):
+    with pytest.raises(ConfigError, match=r"contains images and also the table labels\.csv"):
         loaded(tmp_path, target="y")
 
 

@@ -47,7 +47,7 @@ def test_numbers_keep_their_scale_until_it_is_known() -> None:
     bounded = made(frame, columns=["age"], test=frame, bounds={"age": [20.0, 70.0]})
     assert bounded.unscaled[0] == Unscaled("age", 0, (20.0, 70.0))
     np.testing.assert_allclose(by_bounds(bounded).train.tensor[:, 0], np.clip((frame["age"] - 20) / 25 - 1, -1, 1), atol=1e-6)
-    with pytest.raises(DataError, match=r"the column 'age' has no data\.bounds"):
+    with pytest.raises(DataError, match=r"the column 'age' has no bounds"):
         by_bounds(own)
 
 
@@ -93,7 +93,7 @@ def test_clients_are_those_that_the_data_name() -> None:
     assert found.clients.tolist() == [place % 4 for place in range(20)]
     assert found.train.tensor.shape[1] == 1 + 128  # the client's name is no input
     frame.loc[7, "clinic"] = None
-    with pytest.raises(DataError, match=r"row 8: the client's column 'clinic' has no value"):
+    with pytest.raises(DataError, match=r"row 8: data.client 'clinic' has no value"):
         made(frame, client="clinic")
 
 
@@ -126,15 +126,15 @@ def test_texts_become_hashed_words() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"target": "il"}, "data.target names no column 'il': did you mean 'ill'"),
-        ({"target": ""}, r"data.target \(--target\) has to name"),
-        ({"client": "clinik"}, "data.client names no column 'clinik': did you mean 'clinic'"),
-        ({"columns": ["agee"]}, "data.columns names no column"),
+        ({"target": "il"}, "data.target names 'il', but there is no such column: did you mean 'ill'"),
+        ({"target": ""}, r"data.target is missing: name the column to predict"),
+        ({"client": "clinik"}, "data.client names 'clinik', but there is no such column: did you mean 'clinic'"),
+        ({"columns": ["agee"]}, "data.columns names 'agee', but there is no such column"),
         ({"columns": ["ill"]}, "is the target, the client or the person"),
-        ({"bounds": {"age": [9.0, 9.0]}}, "expected the least and then the largest value"),
-        ({"bounds": {"ward": [0.0, 1.0]}}, "in the column 'ward' is no number"),
-        ({"categories": {"ward": ["a", "b"]}}, "column 'ward' is not among data.categories.ward"),
-        ({"classes": ["0"]}, "the class in the column 'ill' is not among data.classes, which are 0"),
+        ({"bounds": {"age": [9.0, 9.0]}}, "expected the smallest value first, then the largest"),
+        ({"bounds": {"ward": [0.0, 1.0]}}, "in the column 'ward' is not a number"),
+        ({"categories": {"ward": ["a", "b"]}}, "column 'ward' is not in data.categories.ward"),
+        ({"classes": ["0"]}, "the class in the column 'ill' is not in data.classes, expected one of 0"),
         ({"target": ["ill", "age"]}, "set task.name to 'multilabel'"),
         ({"text": "age"}, "holds numbers"),
         ({"text": "ward", "columns": ["age"]}, "leave data.columns out"),
@@ -158,7 +158,7 @@ def test_targets_that_tell_nothing_are_refused() -> None:
         made(rows(), "classes")
     with pytest.raises(DataError, match="too few to keep a fifth"):
         made(rows(4))
-    with pytest.raises(DataError, match="nothing to predict from"):
+    with pytest.raises(DataError, match="no column to predict from"):
         made(rows()[["ill"]])
 
 
@@ -171,7 +171,7 @@ def test_all_rows_with_a_stray_word_in_a_target_of_numbers_are_named_and_no_word
     target = ["told", "other"] if targets in ("classes", "survival") else "told"
     with pytest.raises(DataError) as refused:
         dataset_of("rows", read_table(tmp_path / "rows.csv"), None, DataConfig(target=target), targets)
-    assert "rows.csv, line 9, line 23, line 32: what stands in the target 'told' is no number, " in str(refused.value)
+    assert "rows.csv, line 9, line 23, line 32: the target 'told' is not a number, " in str(refused.value)
     assert "see note" not in str(refused.value)
     assert ("name all classes" in str(refused.value)) == (targets == "class")
 

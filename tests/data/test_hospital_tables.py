@@ -88,7 +88,7 @@ def test_new_rows_are_encoded_as_training_rows_were() -> None:
 
 @pytest.mark.parametrize("cells", [["03/04/2020"] * 4, ["3.4.2020"] * 4, ["1,5", "2,5", "3,5", "4,5"]])
 def test_a_column_that_can_be_read_in_two_ways_is_named(cells: list[str]) -> None:
-    with pytest.raises(DataError, match=r"the column 'x' holds .*: write .*; or name it in data.words, to take it as words") as refusal:
+    with pytest.raises(DataError, match=r"the column 'x' holds .*: write .*; or list it in data.words to use it as words") as refusal:
         made(of(cells))
     assert cells[0] not in str(refusal.value)
     assert made(of(cells), words=["x"]).train.tensor.shape == (4, 128)
@@ -131,10 +131,10 @@ def test_a_column_whose_name_says_whose_a_row_is_is_left_out(name: str) -> None:
     assert whose(name)
     own = made(of([1, 2, 3, 4], name).assign(age=[4, 3, 2, 1]))
     assert own.train.tensor.shape == (4, 1)
-    assert any(note.startswith("left out, for their names say whose a row is: ") and name in note for note in own.notes)
+    assert any(note.startswith("columns left out, because their names suggest identifiers: ") and name in note for note in own.notes)
     for named in ({"columns": ["age", name]}, {"numbers": [name]}, {"bounds": {name: [0.0, 9.0]}}, {"words": [name]}):
         assert made(of([1, 2, 3, 4], name).assign(age=[4, 3, 2, 1]), **named).train.tensor.shape[1] > 1
-    with pytest.raises(DataError, match=r"nothing to predict from \(left out, "):
+    with pytest.raises(DataError, match=r"target's and the client's \(columns left out, "):
         made(of([1, 2, 3, 4], name))
 
 
@@ -208,24 +208,24 @@ def test_a_name_says_whose_a_row_is_or_says_nothing_of_it(names: tuple[str, ...]
 
 def test_the_note_on_columns_left_out_names_the_flag_that_protects_persons_or_divides_clients() -> None:
     frame = of([1, 2, 3, 4] * 2, "age").assign(patient=list("aabbccdd"), mrn=range(8), account=list("xxxxyyyy"), serial=range(8))
-    (note,) = [one for one in made(frame).notes if "whose a row is" in one]
-    assert "whose a row is: patient, mrn, account; data.columns takes what it names" in note
+    (note,) = [one for one in made(frame).notes if "suggest identifiers" in one]
+    assert "suggest identifiers: patient, mrn, account; list them in data.columns to use them" in note
     assert "--person COLUMN (data.person), such as patient, " in note
     assert "--client COLUMN (data.client), such as account, " in note
-    (note,) = [one for one in made(frame, person="patient", client="account").notes if "whose a row is" in one]
-    assert "whose a row is: mrn; " in note
+    (note,) = [one for one in made(frame, person="patient", client="account").notes if "suggest identifiers" in one]
+    assert "suggest identifiers: mrn; " in note
     assert "--person" not in note
     assert "--client" not in note
-    assert not [one for one in made(frame, columns=["age", "patient"]).notes if "whose a row is" in one]
+    assert not [one for one in made(frame, columns=["age", "patient"]).notes if "suggest identifiers" in one]
     same = made(frame.assign(patient=["a"] * 8))  # by the name alone, whatever stands in the column
-    assert any("whose a row is: patient" in one for one in same.notes)
+    assert any("suggest identifiers: patient" in one for one in same.notes)
 
 
 def test_words_for_no_value_are_a_setting() -> None:
     frame = of(["1", "unknown", "999", "4"])
     np.testing.assert_array_equal(inputs(frame, missing_words=["Unknown", "999"]), [1, np.nan, np.nan, 4])
     np.testing.assert_array_equal(inputs(of([1.0, 2.0, 999.0]), missing_words=["999"]), [1, 2, np.nan])
-    with pytest.raises(DataError, match=r"row 2: .* in the column 'x' is no number.*data\.missing_words"):
+    with pytest.raises(DataError, match=r"row 2: .* in the column 'x' is not a number.*data\.missing_words"):
         made(frame)
     words = ["none", "some", "-", ""]
     assert made(of(words)).train.tensor.sum(dim=1).tolist() == [0, 1, 0, 0]
@@ -254,7 +254,7 @@ def test_nodes_read_dates_and_named_words_by_the_same_rules(tmp_path: Path) -> N
     assert found.train.tensor[:, 1:].tolist() == [[1, 0], [0, 1], [0, 0]]
     assert found.train.targets.tolist() == [0, 1, 0]
     assert described_at_nodes(config, "class").encoder == found.encoder
-    with pytest.raises(DataError, match=r"line 4: what stands in the column 'day' is no ISO date"):
+    with pytest.raises(DataError, match=r"line 4: the value in the column 'day' is not an ISO date"):
         check_at_node(config, "class", tmp_path / "rows.csv")
 
 
@@ -283,7 +283,7 @@ def test_a_hospital_s_table_is_trained_on_and_predicted_for(tmp_path: Path, ldpf
     outcome_of_run = ldpfl(*asked, *settings, "--no-baseline")
     assert outcome_of_run.code == 0, outcome_of_run.err
     said = " ".join(outcome_of_run.out.split())
-    assert "left out, for their names say whose a row is: patient_id" in said
+    assert "columns left out, because their names suggest identifiers: patient_id" in said
     frame.drop(columns="outcome").to_csv(tmp_path / "new.csv", index=False)
     told = ldpfl("predict", tmp_path / "run", tmp_path / "new.csv")
     assert told.code == 0, told.err

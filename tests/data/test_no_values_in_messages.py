@@ -106,9 +106,9 @@ GIVEN: dict[str, tuple[Callable[[], object], str]] = {
     "an array": (lambda: np.zeros((3, 2)), "data are a numpy ndarray"),
     "a PyTorch data set": (
         lambda: torch.utils.data.TensorDataset(torch.zeros(4, 2), torch.zeros(4)),
-        "data.target says nothing of a PyTorch data set",
+        "data.target has no effect where data is a PyTorch data set",
     ),
-    "a pair": (lambda: (torch.zeros(4, 2), torch.zeros(4)), "data.target says nothing of a pair of inputs and targets"),
+    "a pair": (lambda: (torch.zeros(4, 2), torch.zeros(4)), "data.target has no effect where data is a pair of inputs and targets"),
 }
 
 
@@ -138,13 +138,13 @@ def test_an_image_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"b/3\.png has values of more than 8 bits"):
         check(folder)
     odd.write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"the image .*b/3\.png cannot be decoded .*: mend it, or take it out"):
+    with pytest.raises(DataError, match=r"the image .*b/3\.png cannot be decoded .*: replace it, or remove it"):
         check(folder)
 
 
 @pytest.mark.slow
 def test_a_folder_of_one_class_says_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="have no class: put those of each class into a folder of its own, of two classes or more"):
+    with pytest.raises(DataError, match="have no class: put the images of each class into a separate folder, at least two folders"):
         check(folder_of_images(tmp_path / "images", ("a",)))
 
 

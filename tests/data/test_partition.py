@@ -128,7 +128,7 @@ def test_as_many_clients_as_samples_get_one_each(scheme: Scheme) -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_more_clients_than_samples_are_refused(scheme: Scheme) -> None:
-    with pytest.raises(ConfigError, match=r"11 clients.*has 10"):
+    with pytest.raises(ConfigError, match=r"clients\.count is 11, but .* only 10 samples"):
         divide(np.arange(10), 11, scheme=scheme)
 
 

@@ -146,7 +146,7 @@ def test_scaling_changes_those_columns_alone() -> None:
     assert found.test.targets.tolist() == [-1.0, 0.0, 7.0]  # and is measured as it is
     assert inputs[0, 0] == 10.0
     assert scaled(own, [None], TargetScale(200.0, 100.0), ()).train.tensor[:, 0].tolist() == [0.0, 0.0, 0.0]
-    with pytest.raises(DataError, match="the target was not seen above the noise of measuring"):
+    with pytest.raises(DataError, match="the noise was too large to measure the target's range"):
         measured_target(None, "number", None)
 
 
@@ -175,5 +175,5 @@ def test_times_are_cut_at_quantiles_and_hazards_follow_from_the_share_of_events(
     assert ended == pytest.approx([0.2] * 4, abs=1e-6)
     assert list(hazards(ended, 0.5)) == pytest.approx([0.1, 0.125, 1 / 6, 0.25])
     assert measured_cuts(None, Dataset("x", samples, samples, 4, (), (), "x"), (0.0, 8.0))[0].cuts == (2.0, 4.0, 6.0, 8.0)
-    with pytest.raises(DataError, match=r"give data.cut_points, or more rows"):
+    with pytest.raises(DataError, match=r"set data.cut_points, add rows"):
         measured_cuts(None, Dataset("x", samples, samples, 4, (), (), "x"), None)

@@ -95,7 +95,7 @@ def test_a_row_is_named_by_the_line_it_ends_in(tmp_path: Path) -> None:
     path = written(tmp_path, 'note,age\n"two\nlines",4\n\nplain,five\n')
     table = read_table(path)
     assert [table.where(row) for row in range(2)] == [f"{path}, line 3", f"{path}, line 5"]
-    with pytest.raises(DataError, match=r"line 5: what stands in the column 'age' is no number"):
+    with pytest.raises(DataError, match=r"line 5: the value in the column 'age' is not a number"):
         table.numbers("age")
 
 
@@ -103,13 +103,13 @@ def test_a_row_is_named_by_the_line_it_ends_in(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("", "is empty"),
-        ("a,b\n", "there is no row in .*, only columns"),
-        ("a,b\n1\n", "line 2: 1 cells, and the header has 2"),
+        ("a,b\n", "has columns but no rows"),
+        ("a,b\n1\n", "line 2: 1 cells, but the header has 2"),
         ("a,a\n1,2\n", "two columns are called 'a': rename one, or leave it out"),
         ("a,,c\n1,2,3\n", "the 2. column has no name"),
         ('a,b\n1,"2\n', "line 2"),
         (b"a,b\n1,\xff\n", "line 2: not UTF-8"),
-        (b"a,b\n1,\0\n", "is no CSV file"),
+        (b"a,b\n1,\0\n", "is not a CSV file"),
         (b"PAR1 and no more", "is empty|no row"),
     ],
 )
@@ -123,13 +123,13 @@ def test_a_file_that_is_not_there_is_answered_with_the_nearest(tmp_path: Path) -
     written(tmp_path, "a\n1\n", "patients.csv")
     with pytest.raises(DataError, match=r"did you mean 'patients.csv'"):
         read_table(tmp_path / "patient.csv")
-    with pytest.raises(DataError, match="is no table that can be read"):
+    with pytest.raises(DataError, match="is not a table that ldpfl can read"):
         read_table(written(tmp_path, "a\n1\n", "patients.txt"))
     for spreadsheet in (tmp_path / "not there.xlsx", written(tmp_path, "a\n1\n", "patients.ods")):
-        with pytest.raises(DataError, match=r"is a spreadsheet, which is not read: save its sheet as CSV .*pandas\.read_excel"):
+        with pytest.raises(DataError, match=r"is a spreadsheet, which ldpfl cannot read: save its sheet as CSV .*pandas\.read_excel"):
             read_table(spreadsheet)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="there is no file of a table"):
+    with pytest.raises(DataError, match="contains no table"):
         read_table(tmp_path / "empty")
 
 
@@ -150,17 +150,17 @@ def test_a_folder_is_one_table(tmp_path: Path) -> None:
 def test_what_is_no_table_or_lacks_what_the_model_takes_is_named() -> None:
     with pytest.raises(DataError, match=r"^expected the rows as a data frame, or as a file or folder of tables, got a ndarray$"):
         table_of(np.zeros(3), "the rows")
-    with pytest.raises(DataError, match=r"^there is no row in the rows, only columns$"):
+    with pytest.raises(DataError, match=r"^there are no rows in the rows, only columns"):
         table_of(pd.DataFrame({"age": []}), "the rows")
-    with pytest.raises(DataError, match=r"^there is no column 'age', which the model takes: did you mean 'aged'"):
+    with pytest.raises(DataError, match=r"^the table has no column 'age', which the model needs: did you mean 'aged'"):
         features_of(table_of(pd.DataFrame({"aged": [1.0]})), DataConfig(columns=["age"]))
-    with pytest.raises(DataError, match=r"^there is no column 'crp', which the model takes: it takes age, crp$"):
+    with pytest.raises(DataError, match=r"^the table has no column 'crp', which the model needs: it needs age, crp$"):
         features_of(table_of(pd.DataFrame({"age": [1.0], "id": [1.0]})), DataConfig(columns=["age", "crp"]))
 
 
 def test_a_parquet_file_without_rows_or_content_is_refused(tmp_path: Path) -> None:
     parquet.write_table(pa.table({"a": pa.array([], pa.int64())}), tmp_path / "none.parquet")
-    with pytest.raises(DataError, match=r"there is no row in .*none.parquet, only columns"):
+    with pytest.raises(DataError, match=r"none.parquet has columns but no rows"):
         read_table(tmp_path / "none.parquet")
     with pytest.raises(DataError, match="cannot be read"):
         read_table(written(tmp_path, b"PAR1", "bad.parquet"))
@@ -176,7 +176,7 @@ def test_a_frame_keeps_its_numbers_and_gaps() -> None:
     assert table.digest != table_of(frame.assign(a=[1, None, 4])).digest
     dated = table_of(frame.assign(e=pd.to_datetime(["2020-01-01", None, "2020-01-03"])))
     assert dated.columns["e"].tolist() == ["2020-01-01", "", "2020-01-03"]
-    for column, said in (([1.0, np.inf, 2.0], "row 2: what stands in the column 'e' is infinite"), ([1j, 2, 3], "complex")):
+    for column, said in (([1.0, np.inf, 2.0], "row 2: the value in the column 'e' is infinite"), ([1j, 2, 3], "complex")):
         with pytest.raises(DataError, match=said):
             table_of(frame.assign(e=column))
     with pytest.raises(DataError, match="no row"):

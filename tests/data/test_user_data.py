@@ -217,7 +217,7 @@ def test_tensors_and_torch_data_sets_are_data() -> None:
         (object(), "a pandas data frame"),
         ((inputs, targets[:-1]), "inputs have 100 rows, and targets 99"),
         ((inputs / 0, targets), "NaN or infinity"),
-        ((-torch.ones(100, 3).long(), targets), "tokens are whole numbers from 0 on"),
+        ((-torch.ones(100, 3).long(), targets), "tokens are 0 or more"),
     ):
         with pytest.raises(LdpflError, match=said):
             api.run(data=wrong, settings=settings, progress=False)
@@ -297,7 +297,7 @@ def test_samples_of_several_tensors_go_to_a_model_by_their_names(mechanism: dict
     ],
 )
 def test_pairs_that_are_no_numbers_are_one_clear_line(inputs: object, targets: object) -> None:
-    with pytest.raises(DataError, match=r"^(inputs|targets) are (no numbers of one shape|one number|complex)[^\n]*$"):
+    with pytest.raises(DataError, match=r"^(inputs|targets) (are one number|are complex|cannot be converted)[^\n]*$"):
         api.run(data=(inputs, targets), settings={**FEW, "clients.count": 4}, progress=False)
 
 
@@ -340,7 +340,7 @@ def test_a_model_says_what_new_rows_are(bounds: dict[str, list[float]], tmp_path
     assert ldpfl("predict", folder, tmp_path / "new.csv").code == 0
     described = json.loads((folder / "model.json").read_text())
     (folder / "model.json").write_text(json.dumps({**described, "name": "os:abort"}))
-    assert "is code, which would be run" in ldpfl.refused("predict", folder, tmp_path / "new.csv")
+    assert "and loading runs it" in ldpfl.refused("predict", folder, tmp_path / "new.csv")
     (folder / "model.json").write_text(json.dumps(described))
     told_of = json.loads((folder / "encoding.json").read_text())
     assert told_of["data"]["name"] == "given"  # and not that of a built-in data set
@@ -356,7 +356,7 @@ def test_a_model_says_what_new_rows_are(bounds: dict[str, list[float]], tmp_path
     os.mkfifo(folder / "model.safetensors")
     assert "no regular file" in ldpfl.refused("predict", folder, tmp_path / "new.csv")
     (folder / "encoding.json").unlink()
-    assert "something else than a table" in ldpfl.refused("predict", folder, tmp_path / "new.csv")
+    assert "was not trained on a table" in ldpfl.refused("predict", folder, tmp_path / "new.csv")
 
 
 def parameters_of(module: nn.Module) -> torch.Tensor:
@@ -376,7 +376,7 @@ def parameters_of(module: nn.Module) -> torch.Tensor:
             r"unexpected keyword argument 'more'.* let forward take the parts by name",
         ),
         ({}, nn.Linear(4, 2), r"parts row, scan, note, and its forward takes input: let forward take the parts by name"),
-        ({7: torch.zeros(300, 4)}, Both(), "name of one"),
+        ({7: torch.zeros(300, 4)}, Both(), "name each input like"),
     ],
 )
 def test_several_tensors_that_do_not_fit_are_refused(change: dict[Any, torch.Tensor], model: str | nn.Module, said: str) -> None:
@@ -460,7 +460,7 @@ def test_code_from_elsewhere_needs_nothing_of_the_current_folder(inside: bool, t
         (["--target", "outcome", "--client", "outcome"], "both name 'outcome'"),
         (["--target", "ward", "--task", "regression"], "the target 'ward' holds words, and this task expects a number"),
         (["--target", "outcome", "--model", "gru"], "is for texts"),
-        (["--target", "outcome", "--set", "clients.count=5000"], "need at least 5000 samples"),
+        (["--target", "outcome", "--set", "clients.count=5000"], "clients.count is 5000, but the training data has only"),
         (["--target", "outcome", "--set", "mechanism.name=duchi", "--set", "privacy.target_epsilon=off"], "give data.bounds"),
         (["--target", "outcome", "--client", "hospital", "--set", "data.partition=quantity"], "leave data.partition"),
         (["--target", "outcome", "--set", "data.partition=labels", "--task", "regression"], "holds words, and this task expects a number"),
@@ -489,7 +489,7 @@ def test_a_run_that_was_killed_says_how_its_own_data_are_found_again(table: Path
 def test_a_data_set_that_the_hub_does_not_give_is_one_line(ldpfl: CommandLine, tmp_path: Path) -> None:
     outcome = ldpfl("run", "--data", "nobody/nothing", "--target", "x", "--out", str(tmp_path / "run"))
     assert outcome.code == 2
-    assert "not to be had from the hub" in outcome.err.splitlines()[-1]
+    assert "the hub does not have it either" in outcome.err.splitlines()[-1]
 
 
 def test_settings_are_listed_with_their_meaning(ldpfl: CommandLine) -> None:
@@ -547,13 +547,13 @@ def test_a_finished_run_goes_on_for_more_rounds(table: Path, ldpfl: CommandLine,
     assert more["privacy"]["local"] > first.to_dict()["privacy"]["local"]
     with pytest.raises(ConfigError, match="at least one round"):
         api.run(folder=folder, resume=True, more_rounds=-1)
-    assert "goes on for more rounds as it was" in ldpfl.refused(
+    assert "more_rounds cannot change a run's settings" in ldpfl.refused(
         "run", "--resume", "--more-rounds", "2", "--out", folder, "--set", "training.server_momentum=0.1"
     )
     fixed = {**FEW, "training.server_schedule": "linear"}
     api.run(data=table, target="outcome", client="hospital", settings=fixed, folder=tmp_path / "fixed", progress=False)
-    assert "depended on its number of rounds" in ldpfl.refused("run", "--resume", "--more-rounds", "2", "--out", tmp_path / "fixed")
-    assert "give --resume and its folder by --out, and no recipe" in ldpfl.refused("run", "--more-rounds", "2")
+    assert "depend on the number of rounds" in ldpfl.refused("run", "--resume", "--more-rounds", "2", "--out", tmp_path / "fixed")
+    assert "give --resume and the run's folder as --out, and no recipe" in ldpfl.refused("run", "--more-rounds", "2")
 
 
 @pytest.mark.slow
@@ -565,7 +565,7 @@ def test_a_run_that_cannot_go_on_stays_as_it_was(table: Path, ldpfl: CommandLine
     more = ("run", "--resume", "--more-rounds", "2", "--out", folder)
     with table.open("a") as rows:
         rows.write("one,cell,too,few\n")
-    assert "cells, and the header has" in ldpfl.refused(*more)
+    assert "cells, but the header has" in ldpfl.refused(*more)
     frame.iloc[:-1].to_csv(table, index=False)
     assert "cannot be resumed" in ldpfl.refused(*more)
     assert {path: path.read_bytes() for path in folder.iterdir() if path.is_file()} == files
@@ -644,10 +644,10 @@ def test_columns_that_noise_hides_are_left_out_and_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("targets", "said"),
     [
-        ([0.0, 1.5] * 25, "to estimate a number"),
+        ([0.0, 1.5] * 25, "to predict a number"),
         ([0, -1] * 25, "from 0 to 999"),
         ([0.0, float("nan")] * 25, "NaN or infinity"),
-        ([1] * 50, "targets hold one class alone"),
+        ([1] * 50, "all targets are of the same class"),
         ([[0], [1]] * 25, r"targets have the shape \(50, 1\), expected \(50,\), one class each: give targets.squeeze\(1\)"),
         ([[0, 1], [1, 0]] * 25, r"targets have the shape \(50, 2\), expected \(50,\).*: give targets.argmax\(1\)"),
     ],
@@ -658,8 +658,8 @@ def test_targets_that_are_no_classes_are_refused(targets: list[Any], said: str) 
 
 
 def test_flags_for_own_data_need_some(ldpfl: CommandLine) -> None:
-    assert "give them with --data" in ldpfl.refused("run", "--target", "outcome")
-    assert "is no table that can be read" in ldpfl.refused("run", "--data", __file__, "--target", "outcome")
+    assert "but --data is missing" in ldpfl.refused("run", "--target", "outcome")
+    assert "is not a table that ldpfl can read" in ldpfl.refused("run", "--data", __file__, "--target", "outcome")
 
 
 @pytest.mark.slow
@@ -756,7 +756,7 @@ class _Split:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (_Stream(), r"a _Stream does not say how many samples it has.* with pairs = list\(data\), give"),
+        (_Stream(), r"a _Stream, which lacks __len__ or __getitem__.* with pairs = list\(data\), give"),
         ([(torch.zeros(3), 1)] * 5, r"with pairs = list\(data\), give"),
         (torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(4, 3))), "data.dataset is the data set of this loader"),
         ({"train": _Split(), "test": _Split()}, r"give data\['train'\].to_pandas"),
@@ -806,7 +806,7 @@ def test_columns_say_of_what_kind_they_are(table: Path) -> None:
     assert any("numbers: age, marker, code" in note for note in api.run(**usual).to_dict()["caveats"])
     with pytest.raises(ConfigError, match=r"data\.numbers and data\.words both name 'code'"):
         api.run(**usual, words=["code"], numbers=["code"])
-    with pytest.raises(DataError, match="what stands in the column 'ward' is no number"):
+    with pytest.raises(DataError, match="the value in the column 'ward' is not a number"):
         api.run(**usual, numbers=["ward"])
 
 
@@ -835,7 +835,9 @@ def test_a_folder_of_images_by_class_is_data(tmp_path: Path, ldpfl: CommandLine)
     by_ward = api.run(data=tmp_path / "hub", target="kind", client="ward", **{**own, "settings": {"model.name": "linear", **FEW}})
     assert by_ward.config.clients.count == by_ward.ledger.events[0].cohort == 2
     short = ("run", "--data", tmp_path / "hub", "--no-baseline", "--set", "clients.count=3")
-    assert "names no column 'wart'" in ldpfl.refused("run", "--data", tmp_path / "hub", "--target", "kind", "--client", "wart")
+    assert "names 'wart', but there is no such column" in ldpfl.refused(
+        "run", "--data", tmp_path / "hub", "--target", "kind", "--client", "wart"
+    )
     assert "has no column 'label'" in ldpfl.refused(*short)
     assert "both name 'kind'" in ldpfl.refused(*short, "--target", "kind", "--client", "kind")
     (tmp_path / "scans" / "train" / "dark" / "odd.png").write_bytes(b"no picture")
@@ -867,24 +869,26 @@ def test_images_to_measure_on_are_those_of_the_other_folder(tmp_path: Path, ldpf
     for setting, said in (
         ("data.test_path=nowhere", "cannot be read"),
         (f"data.test_path={tmp_path / 'table'}", "holds no images"),
-        ('data.columns=["age"]', "says nothing of images"),
-        ('data.classes=["bright"]', "is not among bright"),
+        ('data.columns=["age"]', "has no effect where data is images"),
+        ('data.classes=["bright"]', "expected one of bright"),
         ("task.name=regression", "have one class each"),
     ):
         assert said in ldpfl.refused(*short, setting), setting
     for given in ((pixels, np.arange(60) % 2), [(pixels[place], place % 2) for place in range(60)]):
         brought = given if isinstance(given, tuple) else Pairs(given)
-        with pytest.raises(ConfigError, match=r"data\.test_path says nothing of an? (pair|PyTorch data set|ldpfl.data.Dataset)"):
+        with pytest.raises(
+            ConfigError, match=r"data\.test_path has no effect where data is an? (pair|PyTorch data set|ldpfl.data.Dataset)"
+        ):
             api.run(data=brought, settings=own, **settings)
 
 
 @pytest.mark.parametrize(
     ("labels", "said"),
     [
-        ([0, -1], "from 0 to 999, and some are others"),
+        ([0, -1], "not whole numbers from 0 to 999"),
         ([0, 2**40], "whole numbers from 0 to 999"),
-        ([0, None], "has a class of the kind NoneType"),
-        ([[0], [1]], "has a class of the kind list"),
+        ([0, None], "has a class of the type NoneType"),
+        ([[0], [1]], "has a class of the type list"),
         (["a", ""], None),
     ],
 )
@@ -899,7 +903,7 @@ def test_classes_of_images_are_looked_at_as_those_of_a_table_are(labels: list[An
     config = DataConfig(name="given", path=str(file), target="kind")
     if said is None:
         assert load_brought(config, "class").outputs == 2
-        with pytest.raises(DataError, match="'owner' is empty there"):
+        with pytest.raises(DataError, match="fill in its 'owner'"):
             load_brought(config.model_copy(update={"client": "owner"}), "class")
         return
     with pytest.raises(DataError, match=said):
@@ -992,7 +996,7 @@ def test_a_folder_of_images_that_another_library_sorted_is_not_taken() -> None:
     part = torch.utils.data.Subset(pairs, list(range(10)))
     several: Any = torch.utils.data.ConcatDataset([Pairs([(torch.zeros(1, 4, 4), 0)]), part])
     for given in (pairs, part, several):
-        with pytest.raises(ConfigError, match="Give its folder itself"):
+        with pytest.raises(ConfigError, match="give the path of its folder"):
             api.run(data=given, settings=FEW, progress=False, baseline=False)
 
 
@@ -1361,19 +1365,19 @@ def test_tensors_that_are_measured_on_are_not_trained_on() -> None:
 
 @pytest.mark.parametrize("task", ["ordinal", "survival"])
 def test_ordered_classes_and_times_are_read_from_tables(task: str) -> None:
-    with pytest.raises(ConfigError, match=r"are read from tables: give a data frame or a file, and data.target"):
+    with pytest.raises(ConfigError, match=r"need a table: give a data frame or a file, and data.target"):
         api.run(data=(np.zeros((20, 2)), np.zeros(20)), task=task, count=2, target_epsilon=4.0, progress=False)
 
 
 def test_counts_below_0_are_refused() -> None:
-    with pytest.raises(DataError, match="counts are 0 or more"):
+    with pytest.raises(DataError, match="counts must be 0 or more"):
         api.run(data=(np.zeros((20, 2)), np.full(20, -1.0)), task="poisson", count=2, target_epsilon=4.0, progress=False)
 
 
 @pytest.mark.parametrize(
     ("task", "target", "said"),
     [
-        ("regression", "outcome", "the target 'outcome' holds words, and this task expects a number in each row: to tell words apart, set"),
+        ("regression", "outcome", "the target 'outcome' holds words, and this task expects a number in each row: to predict words, set"),
         ("poisson", "outcome", "holds words, and this task expects a number"),
         ("multilabel", ["outcome", "ward"], "the target 'outcome' holds words, and this task expects 0 or 1"),
         ("survival", ["days", "outcome"], "the target 'outcome' holds words, and this task expects 0 or 1"),

@@ -301,11 +301,11 @@ def test_rounds_are_bounded_by_what_can_be_read_again() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("data.class_shares={healthy = 0.9, ill = 0.1}", "a list has no names, as in [0.9, 0.1], a share for each class"),
-        ("data.class_shares=0.1", "a list has all of them, as in [0.9, 0.1], a share for each class"),
-        ("data.cut_points={first = 30}", "a list has no names, as in [30, 90, 365]"),
-        ("data.columns={age = 1}", "a list has no names, as in [first, second]"),
-        ("data.bounds=[0, 120]", "a table says what each value is for, as in {age = [0, 120]}"),
+        ("data.class_shares={healthy = 0.9, ill = 0.1}", "expected a list without names, as in [0.9, 0.1], a share for each class"),
+        ("data.class_shares=0.1", "expected a list of all values, as in [0.9, 0.1], a share for each class"),
+        ("data.cut_points={first = 30}", "expected a list without names, as in [30, 90, 365]"),
+        ("data.columns={age = 1}", "expected a list without names, as in [first, second]"),
+        ("data.bounds=[0, 120]", "expected a table with a name for each value, as in {age = [0, 120]}"),
         ('data.categories=["a"]', 'as in {ward = ["icu", "cardio"]}'),
         ("data.columns=age,sex", """a list has brackets, and texts in it quotes: --set 'data.columns=["age", "sex"]'"""),
         ("data.cut_points=1,2.5", "--set 'data.cut_points=[1, 2.5]'"),

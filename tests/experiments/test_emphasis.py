@@ -37,7 +37,7 @@ def test_balanced_classes_have_equal_shares_in_the_loss() -> None:
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        (["task.class_weights=[1, 2, 3]"], "has 3 values, and there are 2 classes"),
+        (["task.class_weights=[1, 2, 3]"], "has 3 values, but there are 2 classes"),
         (["task.class_weights=balanced"], "data.class_shares"),
         (["task.focusing=2", "task.name=regression"], "'regression'"),
         (["task.class_weights=[1, 2]", "training.method=least-squares"], "'least-squares'"),

@@ -111,9 +111,9 @@ def test_a_result_predicts_images_as_its_folder_does_and_names_their_classes(tmp
         assert found.columns.tolist()[-3:] == [f"probability of {name}" for name in ("cat", "dog", "eel")]
         pd.testing.assert_frame_equal(found, api.predict(tmp_path / "run", rows))
         pd.testing.assert_frame_equal(found, api.load_run(tmp_path / "run").predict(rows))
-    with pytest.raises(ConfigError, match="this run holds a model of something else than a table"):
+    with pytest.raises(ConfigError, match="the model of this run was not trained on a table"):
         result.predict(pd.DataFrame({"a": [1]}))
-    with pytest.raises(DataError, match="and the model takes"):
+    with pytest.raises(DataError, match="but the model takes"):
         result.predict(pixels[:, :4])
     said = api.run(data=folder, model="linear", settings={**settings, "data.classes": ["cat", "dog", "eel"]}, **HOW).to_dict()["caveats"]
     assert not any("names of the classes" in note for note in said)

@@ -107,7 +107,9 @@ def test_persons_are_dealt_out_whole_by_their_names_alone(scheme: str) -> None:
 
 def test_a_partition_of_one_s_own_is_for_rows_alone(tmp_path: Path) -> None:
     (tmp_path / "deal.py").write_text("def deal(samples, clients, seed):\n    return [place % clients for place in range(samples)]\n")
-    expected = r"data\.partition is .*, but persons are assigned to clients by their names: set it to iid or quantity"
+    expected = (
+        r"data\.partition is .*, but with data\.person set, persons are assigned to clients by name: set data\.partition to iid or quantity"
+    )
     with pytest.raises(ConfigError, match=expected):
         federation_of(table(), f"data.partition={tmp_path}/deal.py:deal", "clients.count=3")
 
@@ -157,7 +159,9 @@ def test_mechanisms_that_protect_clients_take_rows_as_they_are() -> None:
     federation = federation_of(frame, *own, *bounds, *plain)
     assert sum(own.size for own in federation.samples) == len(federation.task.data)
     assert federation.mechanism.release(federation_ranges(federation)).unit == "weight"
-    with pytest.raises(ConfigError, match=r"data\.partition is 'labels', but persons are assigned to clients by their names"):
+    with pytest.raises(
+        ConfigError, match=r"data\.partition is 'labels', but with data\.person set, persons are assigned to clients by name"
+    ):
         federation_of(frame, *own[1:], *bounds, *plain, "data.partition=labels", "clients.count=3")
 
 
@@ -206,12 +210,12 @@ def test_persons_are_named_by_a_column_of_a_table_or_not_at_all() -> None:
     built_in = load_recipe("quickstart", ["data.person=patient", "mechanism.name=dp-sgd", "mechanism.perturbed=gradient"])
     for refused in (ldpfl.run, ldpfl.account, check_fit, lambda config: load_dataset(config, None)):
         with pytest.raises(
-            ConfigError, match=r"data\.person names the column 'patient', and 'mnist-5k' is no table: leave data\.person out"
+            ConfigError, match=r"data\.person names the column 'patient', but 'mnist-5k' is not a table: leave data\.person out"
         ):
             refused(built_in)
     config = config_of()
     task = replace(load_dataset(config, None, given=Given(table())), persons=None)
-    with pytest.raises(ConfigError, match=r"data\.person is 'patient', and the data do not name the person of each row"):
+    with pytest.raises(ConfigError, match=r"data\.person is 'patient', but the data have no such column"):
         build(config, task, torch.device("cpu"))
 
 

@@ -318,7 +318,7 @@ def test_a_baseline_left_out_at_first_can_be_added_by_a_resume(tiny_data: Path, 
 @pytest.mark.parametrize(
     ("overrides", "named"),
     [
-        (["clients.count=201"], "201 clients"),
+        (["clients.count=201"], "clients.count is 201"),
         (["model.name=no-such-model"], "no-such-model"),
         (["model.name=torch.nn:BatchNorm2d", "model.options.num_features=1"], "GroupNorm"),
         (["ranges.radius={nowhere = 0.1}"], "nowhere"),
@@ -364,7 +364,7 @@ def test_holdout_measures_on_a_tenth_of_the_training_images(tiny_data: Path, tmp
     result = runner(tiny_data).run(config_of("data.evaluate_on=holdout"), RunFolder(tmp_path / "run"), baseline=False).figures
     assert result["evaluated_on"] == "holdout"
     assert all(share * 20 == pytest.approx(round(share * 20)) for share in result["score_per_round"])
-    with pytest.raises(ConfigError, match="has 180"):
+    with pytest.raises(ConfigError, match="has only 180"):
         runner(tiny_data).run(config_of("data.evaluate_on=holdout", "clients.count=181"), RunFolder(tmp_path / "more"), baseline=False)
 
 

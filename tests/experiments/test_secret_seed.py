@@ -99,7 +99,7 @@ def test_a_run_whose_columns_were_measured_is_read_without_its_secret(task: str,
 def test_a_finished_run_is_read_as_it_was_measured_and_not_by_other_columns(rows: Path, tmp_path: Path) -> None:
     api.run(data=rows, **HOW, settings={"training.rounds": 1}, folder=tmp_path / "measured")
     pd.read_csv(rows).assign(weight=1.5).to_csv(rows, index=False)
-    with pytest.raises(DataError, match="the encoding of the run has 1 columns of numbers, and the data have 2"):
+    with pytest.raises(DataError, match="the run's encoding has 1 columns of numbers, but the data have 2"):
         api.load_run(tmp_path / "measured")
 
 

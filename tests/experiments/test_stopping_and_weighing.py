@@ -78,15 +78,15 @@ def test_a_stopped_run_is_resumed_as_one_and_not_extended(tmp_path: Path) -> Non
     assert [metrics.reproducible() for metrics in again.history] == [metrics.reproducible() for metrics in once.history]
     ours, theirs = again.module().state_dict(), once.module().state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    with pytest.raises(ConfigError, match=r"training\.patience of this run depended"):
+    with pytest.raises(ConfigError, match=r"because its training\.patience depend"):
         api.run(folder=tmp_path / "run", resume=True, more_rounds=2, progress=False)
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"training.patience": 3}, "give both, or neither"),
-        ({"data.validation": 0.5}, "give both, or neither"),
+        ({"training.patience": 3}, "set both, or neither"),
+        ({"data.validation": 0.5}, "set both, or neither"),
         ({**STOPPING, "data.validation": 0.001}, "0 of 100 test rows"),
     ],
 )

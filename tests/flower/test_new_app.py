@@ -51,7 +51,7 @@ def test_what_the_public_knows_of_columns_is_left_to_be_said(tmp_path: Path, tab
     assert f"seed = {seed}: decides the initial weights that are random, and which nodes are asked if not all are" in outcome.out
     assert not (tmp_path / "heart" / "policy.toml").exists()
     files = ("--out", tmp_path / "policy.toml", "--budget", tmp_path / "budget.sqlite")
-    assert "expected the least and then the largest value" in ldpfl.refused("policy", "init", tmp_path / "heart", *files)
+    assert "expected the smallest value first, then the largest" in ldpfl.refused("policy", "init", tmp_path / "heart", *files)
     project = tmp_path / "heart" / "pyproject.toml"
     project.write_text(project.read_text().replace("[0, 0]", "[0, 120]"))
     assert "All 10 rows" in ldpfl("policy", "init", tmp_path / "heart", "--data", table, *files).out
@@ -73,7 +73,7 @@ def test_an_app_and_a_config_for_persons_name_their_column(tmp_path: Path, table
     assert (policy.protects, policy.person) == ("person", "pseudonym")
     ldpfl("init", tmp_path / "config.toml", *own)
     assert read_config(tmp_path / "config.toml").data.person == "pseudonym"
-    assert "--client and --person name columns of your own data" in ldpfl.refused("run", "--person", "pseudonym")
+    assert "--client and --person name columns of your data" in ldpfl.refused("run", "--person", "pseudonym")
 
 
 @pytest.mark.slow
@@ -115,7 +115,7 @@ def test_images_are_for_an_app_of_one_s_own(tmp_path: Path, ldpfl: CommandLine) 
     (tmp_path / "images" / "cat").mkdir(parents=True)
     (tmp_path / "images" / "cat" / "1.png").touch()
     said = ldpfl.refused("init", "--flower", tmp_path / "app", "--data", tmp_path / "images")
-    assert "holds images, and ready apps on nodes read tables alone" in said
+    assert "contains images, but ready apps on nodes read only tables" in said
     assert "RecordTask, see docs/flower.md" in said
 
 
@@ -183,7 +183,7 @@ def test_what_does_nothing_on_flower_is_named_and_so_is_what_nodes_need(tmp_path
 def test_columns_that_say_whose_a_row_is_are_named_and_not_sent_to_nodes(tmp_path: Path, table: Path, ldpfl: CommandLine) -> None:
     pd.read_csv(table).assign(patient=list("aabbccddee"), patient_age=range(10)).to_csv(table, index=False)
     said = ldpfl("init", "--flower", tmp_path / "heart", "--data", table, "--target", "outcome", "--client", "hospital")
-    assert "left out, for their names say whose a row is: patient; " in said.out, said.err
+    assert "columns left out, because their names suggest identifiers: patient; " in said.out, said.err
     assert "--person COLUMN (data.person), such as patient, " in said.out
     settings = (tmp_path / "heart" / "pyproject.toml").read_text()
     assert '["age", "ward", "patient_age"]' in settings

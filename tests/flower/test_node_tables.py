@@ -127,7 +127,7 @@ def config_of(**more: Any) -> RunConfig:
 def test_a_node_without_a_table_says_so_to_its_operator(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LDPFL_DATA", raising=False)
     context = Context(run_id=0, node_id=1, node_config={}, state=RecordDict(), run_config={})
-    with pytest.raises(DataError, match="name it in LDPFL_DATA"):
+    with pytest.raises(DataError, match="name its file in LDPFL_DATA"):
         apps.train(instruction(terms_of(config=config_of())), context)
 
 
@@ -163,18 +163,18 @@ def app_in(folder: Path, changes: dict[str, Any]) -> str:
 def test_what_others_write_into_a_node_s_config_leads_to_no_other_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LDPFL_DATA", "{partition}.csv")
     context = Context(run_id=0, node_id=1, node_config={"partition-id": "../other"}, state=RecordDict(), run_config={})
-    with pytest.raises(DataError, match="no partition-id that is a number"):
+    with pytest.raises(DataError, match="no number as partition-id"):
         apps.train(instruction(terms_of(config=config_of())), context)
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"data.columns": []}, "data.columns has to name"),
-        ({"data.columns": ["age", "name"]}, "has to say what stands in 'name'"),
-        ({"data.classes": []}, "data.classes has to list"),
+        ({"data.columns": []}, "data.columns is empty"),
+        ({"data.columns": ["age", "name"]}, "cannot see the nodes' column 'name'"),
+        ({"data.classes": []}, "data.classes is empty"),
         ({"data.client": "hospital"}, "leave data.path, data.client and data.evaluate_on out"),
-        ({"task.name": "regression", "data.target": "stay", "data.classes": []}, "the bounds of the target 'stay'"),
+        ({"task.name": "regression", "data.target": "stay", "data.classes": []}, "data.bounds lacks the target 'stay'"),
     ],
 )
 def test_what_nobody_else_sees_has_to_be_said(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_an_operator_sees_whether_the_table_fits(tables: Path, ldpfl: CommandLin
     (tables / "policy.toml").unlink()
     said = " ".join(ldpfl("policy", "init", asked, "--data", tables / "0.csv", *files).out.split())
     assert "30 rows can be trained on, some without all values. The first: " in said
-    assert "what stands in the column 'ward' is not among data.categories.ward" in said
+    assert "the value in the column 'ward' is not in data.categories.ward" in said
     assert "cardiology" not in said
     (tables / "0.csv").write_text((tables / "0.csv").read_text().replace("died", "gone", 1))
     (tables / "policy.toml").unlink()

@@ -89,11 +89,11 @@ def test_a_row_of_nobody_is_left_out_at_a_node_and_named_to_its_operator(tables:
     assert len(found.train) == len(frame) - 2
     assert found.persons is not None
     assert len(set(found.persons.tolist())) == frame.patient.drop([4, 7]).nunique()
-    with pytest.raises(DataError, match=r"line 6: the person's column 'patient' has no value"):
+    with pytest.raises(DataError, match=r"line 6: data.person 'patient' has no value"):
         check_at_node(config.data, targets_of(config), tables / "0.csv")
     frame["patient"] = None
     frame.to_csv(tables / "0.csv", index=False)
-    with pytest.raises(DataError, match=r"no row of .* has a value in the column 'patient'"):
+    with pytest.raises(DataError, match=r"the column 'patient' \(data.person\) is empty in all rows of"):
         read_at_node(config.data, targets_of(config), tables / "0.csv")
 
 

@@ -168,7 +168,7 @@ def test_an_export_is_an_adapter_that_peft_reads(finished: Path, base: Path, tmp
 
     out = ldpfl.export(finished, tmp_path / "out")
     assert not any(str(base.parent) in path.read_text(errors="replace") for path in out.iterdir())
-    with pytest.raises(ConfigError, match="the base of this model is hf:small-bert, which is not here"):
+    with pytest.raises(ConfigError, match="this model needs its base hf:small-bert, which was not found"):
         ldpfl.predict(out, texts(3))
     found = ldpfl.predict(out, texts(5), model=str(base))
     pd.testing.assert_frame_equal(found, ldpfl.predict(finished, texts(5)))

@@ -89,7 +89,7 @@ def test_a_tokenizer_of_another_vocabulary_is_refused(base: Path, tmp_path: Path
     ldpfl.run(data=texts(40), target="label", model=str(base), adapter="lora", length=16, folder=finished, **SMALL)
     path = other / "tokenizer.json"
     path.write_text(path.read_text().replace('"good"', '"well"'))
-    with pytest.raises(ConfigError, match=r"has another vocabulary than .* name the tokenizer of the model in data\.tokenizer"):
+    with pytest.raises(ConfigError, match=r"the vocabulary of tokenizer .* name the model's tokenizer in data\.tokenizer"):
         ldpfl.predict(finished, texts(3), model=str(other))
 
 
@@ -135,7 +135,7 @@ MISTAKES: dict[str, Any] = {
     "no weights": (without("*.safetensors"), {}, r"holds no weights \(\*\.safetensors\)"),
     "no licence": (without("LICENSE"), {}, "nothing says under which licence the weights in .* may be used"),
     "no model": (without("config.json"), {}, r"holds no config\.json"),
-    "no tokenizer": (without("tokenizer*"), {}, "holds no tokenizer"),
+    "no tokenizer": (without("tokenizer*"), {}, "contains no tokenizer"),
     "another tokenizer": (with_more_tokens, {}, f"the tokenizer has {TOKENS + 9} tokens, and the model knows {TOKENS}"),
     "too long": (unchanged, {"length": PLACES + 1}, f"data.length is {PLACES + 1} tokens, and the model has {PLACES} places"),
     "too long with its prompt": (

@@ -54,7 +54,7 @@ def test_the_store_may_come_from_the_environment(tmp_path: Path, monkeypatch: py
         (["token", "revoke", "alice"], "no token"),
         (["token", "add", "alice", "--role", "client", "--signing-key", "alice"], "'alice' does not begin with a node's public key"),
         (["serve", "--host", "0.0.0.0"], "--tls-cert"),
-        (["serve", "--tls-cert", "x.pem"], "belong together"),
+        (["serve", "--tls-cert", "x.pem"], "only one of --tls-cert and --tls-key is set"),
     ],
 )
 def test_mistakes_are_one_line(arguments: list[str], words: str, tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_a_plan_has_a_page(asked: tuple[object, ...], ldpfl: CommandLine, tmp_pa
 @pytest.mark.parametrize("text", ["", "[]", "{}", '"regime"', '{"regime": "records"}', '{"epsilon": "x"}'])
 def test_what_is_no_plan_is_one_line(text: str, ldpfl: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(text)
-    assert "is no plan" in ldpfl.refused("report", tmp_path / "plan.json", "--out", tmp_path / "x.html")
+    assert "is not a" in ldpfl.refused("report", tmp_path / "plan.json", "--out", tmp_path / "x.html")
 
 
 @pytest.mark.slow

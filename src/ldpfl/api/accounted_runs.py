@@ -37,7 +37,7 @@ def released_by(what: RunResult | RunConfig | str | Path, settings: Settings) ->
         check_persons_named(config.data)
         return planned_ledger(settled(config)), config.privacy.delta
     if settings:
-        raise ConfigError("settings change a recipe, not a run that was made")
+        raise ConfigError("settings (--set) are only for a recipe, and this is a finished run: leave them out")
     folder = RunFolder(Path(what))
     delta = folder.config().privacy.delta  # first, because its error names the missing or damaged file
     return folder.ledger(), delta
@@ -61,8 +61,8 @@ def _check_code(file: str | Path, config: RunConfig, changes: Sequence[str]) -> 
     for key, name in named.items():
         if is_code(name) and key not in changed:
             raise ConfigError(
-                f"{file} names code, {key} = {printable(name)}, which is not run because a file names it: if you trust this code, name it "
-                f"yourself, --set {key}={printable(name)}"
+                f"{file} names code, {key} = {printable(name)}, but ldpfl does not run code that only a file names: if you trust it, "
+                f"repeat the name with --set {key}={printable(name)}"
             )
 
 

@@ -65,7 +65,7 @@ def released(what: Ledger | RunResult | RunConfig | str | Path, settings: Settin
     ledger, configured_delta = _ledger_and_delta(what, settings)
     if not ledger.events:
         prefix = f"{what}: " if isinstance(what, str | Path) else ""
-        raise ConfigError(f"{prefix}the ledger is empty, nothing was released yet")
+        raise ConfigError(f"{prefix}the ledger is empty, because nothing was released yet: finish a round first")
     return ledger, configured_delta
 
 
@@ -75,7 +75,7 @@ def _ledger_and_delta(what: Ledger | RunResult | RunConfig | str | Path, setting
         return what, DELTA
     if _is_ledger_file(what):
         if settings:
-            raise ConfigError("settings change a recipe, not a run that was made")
+            raise ConfigError("settings (--set) are only for a recipe, and this is a finished run: leave them out")
         return Ledger.load(Path(what)), DELTA
     from ldpfl.api.accounted_runs import released_by  # as above
 

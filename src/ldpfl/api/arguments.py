@@ -51,7 +51,7 @@ def _checked_value(function: Callable[..., object], parameter: inspect.Parameter
     python_value = value.tolist() if hasattr(value, "tolist") and getattr(value, "ndim", None) == 0 else value
     kind = eval(parameter.annotation, {}, _Names(function.__globals__))
     if isinstance(python_value, str | Path) and "\0" in str(python_value):
-        raise ConfigError(f"{argument} has a null character")
+        raise ConfigError(f"{argument} contains a null character: remove it")
     if _fits(python_value, kind):
         return python_value
     if isinstance(python_value, type):

@@ -90,7 +90,7 @@ def begin_app(
         ConfigError: Flower is missing, a setting does not fit, ``data`` are images, ``target`` is missing, or no policy fits the app.
     """
     if find_spec("flwr") is None:
-        raise ConfigError("apps are for Flower: pip install 'ldpfl[flower]'")
+        raise ConfigError("apps need Flower, which is not installed: pip install 'ldpfl[flower]'")
     from ldpfl.data.user_images import holds_images
     from ldpfl.experiments import load_recipe
     from ldpfl.flower.ignored_settings import left_out, needed_by_nodes
@@ -106,11 +106,11 @@ def begin_app(
     if data is not None:
         if Path(data).exists() and holds_images(Path(data)):
             raise ConfigError(
-                f"{data} holds images, and ready apps on nodes read tables alone: write an app of your own with a RecordTask, see "
+                f"{data} contains images, but ready apps on nodes read only tables: write a custom app with a RecordTask, see "
                 "docs/flower.md"
             )
         if target is None:
-            raise ConfigError("--target has to name the column that is to be predicted")
+            raise ConfigError("--target is missing: name the column to predict with --target COLUMN")
         public, note = public_settings(Path(data), target, client, person, config)
         changes = [change for change in changes if not change.startswith("data.bounds")]
     all_changes = joined([*written(public), *changes])

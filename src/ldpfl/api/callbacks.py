@@ -43,7 +43,7 @@ class Announcer:
     def __init__(self, display: ProgressDisplay, config: RunConfig, callbacks: Sequence[Callback], on_round: OnRound | None) -> None:
         for place, callback in enumerate(callbacks):
             if isinstance(callback, type) or not isinstance(callback, Callback):
-                raise ConfigError(f"callbacks[{place}] is no callback: give an instance of a class that inherits from ldpfl.Callback")
+                raise ConfigError(f"callbacks[{place}] is not a callback: give an instance of a class that inherits from ldpfl.Callback")
         self._display, self._config, self._callbacks, self._on_round = display, config, callbacks, on_round
         self._phases = 0
         self.clients_done, self.warn, self.preparing = display.clients_done, display.warn, display.preparing

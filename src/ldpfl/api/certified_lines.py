@@ -45,7 +45,7 @@ def certified(
     ledger = Ledger.from_json(text, origin)
     groups = charged(ledger)
     if not groups:
-        raise ConfigError(f"{origin}: nothing was released, and there is nothing to certify")
+        raise ConfigError(f"{origin}: the ledger is empty, so there is nothing to certify: finish a round first")
     statement = account(ledger, delta)
     rows = [row for row in statement.rows if row.status in HOLDS and row.scope == "run" and row.adaptive]
     return certificate_file.Statement(
@@ -92,7 +92,9 @@ def _released(release: Release) -> certificate_file.ClientRelease:
     """Return one client's release in a round as the certificate states it."""
     kind = _KINDS.get(type(release))
     if kind is None:
-        raise ConfigError(f"a certificate cannot say what a {type(release).__name__} is, so nobody could check it: none is made")
+        raise ConfigError(
+            f"the ledger has a {type(release).__name__}, which no certificate can describe, so none is made: use ldpfl ledger instead"
+        )
     unprotected = isinstance(release, UnprotectedRelease)
     return certificate_file.ClientRelease(
         kind=kind,  # type: ignore[arg-type]

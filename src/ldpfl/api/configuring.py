@@ -72,7 +72,7 @@ def named_data(data: str | Path) -> dict[str, Any]:
     try:
         return {"data.path": str(path.expanduser().resolve())}
     except RuntimeError:  # the user does not exist, or has no home
-        raise ConfigError(f"data is {str(data)!r}, and whose home ~ stands for is not known: give the whole path") from None
+        raise ConfigError(f"data is {str(data)!r}, but the home folder that ~ means is unknown: give the full path") from None
 
 
 def overrides_of(
@@ -95,9 +95,9 @@ def overrides_of(
         ConfigError: ``target`` is a number, not a column; or columns are named without ``data``.
     """
     if target is not None and reads(float, target):
-        raise ConfigError(f"--target names a column of your data; the epsilon of the whole run is --target-epsilon {target}")
+        raise ConfigError(f"--target is {target}, but it must name a column of your data: for the epsilon give --target-epsilon {target}")
     if not (target is None and client is None and person is None) and data is None and recipe is None:
-        raise ConfigError("--target, --client and --person name columns of your own data: give them with --data")
+        raise ConfigError("--target, --client and --person name columns of your data, but --data is missing: add --data, or leave them out")
     flags = {
         **{"data.target": target, "data.client": client, "data.person": person, "data.text": text, "task.name": task},
         **{"model.name": None if model is None else named_model(model), "model.adapter": adapter},
@@ -181,7 +181,7 @@ def _example_key(section: str) -> str:
 def _advice(function: Callable[..., object], argument: str, mechanism: str, by_name: Mapping[str, Sequence[str]]) -> str:
     """Return the end of the message about an unknown ``argument``: what may have been meant."""
     if argument in by_name:
-        return f": several settings end so, {', '.join(by_name[argument])}: give one in settings"
+        return f": several settings have this name, {', '.join(by_name[argument])}: give one of them in settings"
     if argument in _SECTIONS:
         return f": it is a section of settings, so give a dict of them, such as {{{_example_key(argument)!r}: ...}}"
     others = (other for other in mechanisms.names() if mechanisms.is_built_in(other))

@@ -134,8 +134,8 @@ def estimator(encoder: Encoder | None, module: nn.Module, threshold: float | Non
             given for another model than one of two classes.
     """
     if encoder is None or encoder.targets not in _KINDS:
-        kind = "something else than a table" if encoder is None else f"the target {encoder.targets!r}"
-        raise ConfigError(f"the model is of {kind}, for which scikit-learn has no estimator: use its module or predict")
+        kind = "on data other than a table" if encoder is None else f"for the target {encoder.targets!r}"
+        raise ConfigError(f"the model was trained {kind}, for which scikit-learn has no estimator: use the result's module or predict")
     encoder.check_threshold(threshold)
     return _KINDS[encoder.targets](encoder, module.eval(), threshold)
 

@@ -55,18 +55,18 @@ def export(
     """
     place = run.folder if isinstance(run, RunResult) else Path(run)
     if place is None:
-        raise ConfigError("this run has no folder to export: give ldpfl.run a folder=")
+        raise ConfigError("this run was not saved, so it cannot be exported: run it again with ldpfl.run(..., folder=...)")
     run_folder, out = RunFolder(place), Path(folder)
     config, result = run_folder.config(), run_folder.result()
     if result is None:
-        raise ConfigError(f"{place} holds a run that is not finished: go on with it by ldpfl run --resume before it is exported")
+        raise ConfigError(f"{place} contains a run that is not finished: finish it with ldpfl run --resume, then export it")
     described = run_folder.model_file().handed_on()
     check_whole(described.personal)
     encoder = run_folder.encoder().handed_on() if run_folder.encoding_path.exists() else None
     if config.data.brought and not config.mechanism.protects:
         raise ConfigError(
-            f"{place} was trained on your data without noise: its model may hold what any row says, and is not exported; train it with "
-            "another mechanism than 'none'"
+            f"{place} was trained on your data without noise, so its model may reveal any row, and it is not exported: train it with a "
+            "mechanism other than 'none'"
         )
     suffixes = [suffix for suffix, wanted in ((".onnx", onnx), (".pt2", pt2)) if wanted]
     certificate = certify(place, key=key)
@@ -76,7 +76,7 @@ def export(
     card = model_card(config, described, encoder, statement, result, ldpfl.__version__, methods_text, model_files)
     with writing(out):
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise ConfigError(f"{out} is not empty: give a new folder, so that nothing else is handed on with the model")
+            raise ConfigError(f"{out} is not empty: give a new folder, so that nothing else is published with the model")
     given_model = run.module() if isinstance(run, RunResult) and model is None else model
     exchanged = dict(_exchange_files(run_folder, described, suffixes, given_model))
     write_model(run_folder, out)
@@ -102,7 +102,7 @@ def _exchange_files(
     from ldpfl.models.exchange_formats import exchanged
 
     if described.shape is None or is_pretrained(described.name):
-        raise ConfigError("the model is pretrained, or takes several tensors: it is exported as it is, and not as ONNX or .pt2")
+        raise ConfigError("ONNX and .pt2 do not support pretrained models, or models of several tensors: leave out --onnx and --pt2")
     example = torch.zeros(1, *described.shape, dtype=torch.float32 if described.vocabulary is None else torch.int64)
     module = source.model_file().module(source.model_path, named_model(model) if isinstance(model, str) else model)
     for suffix in suffixes:

@@ -101,7 +101,7 @@ def serve_relay(
     from ldpfl.relay.usage_limits import Connections
 
     if (tls_cert is None) != (tls_key is None):
-        raise ConfigError("--tls-cert and --tls-key belong together: give both or none")
+        raise ConfigError("only one of --tls-cert and --tls-key is set: give both or none")
     tls = Tls(tls_cert, tls_key) if tls_cert and tls_key else None
     serve(store, host, port, tls, connections=Connections(an_address=connections_per_address))
 
@@ -119,7 +119,7 @@ def add_token(store: str, name: str, role: str, signing_key: str | None = None) 
         from ldpfl.relay.tokens import Role
 
         if role not in {known.value for known in Role}:
-            raise ConfigError(f"--role is client or aggregator, not {role!r}")
+            raise ConfigError(f"--role is {role!r}, expected client or aggregator")
         return tokens.add(name, Role(role), _public_key(signing_key))
 
 
@@ -265,7 +265,7 @@ def demo(
     """
     need_deployment()
     if sys.platform == "win32":
-        raise ConfigError("the demo runs on Linux and macOS")
+        raise ConfigError("the demo works only on Linux and macOS")
     from ldpfl.deploy.demo import run_demo
     from ldpfl.deploy.site import Site
     from ldpfl.deploy.trial import trial_of
@@ -320,7 +320,7 @@ def left_open(
 def _refuse_present(file: Path) -> None:
     """Raise a :class:`ConfigError` if ``file`` exists: a key in it would be lost."""
     if file.exists():
-        raise ConfigError(f"{file} exists already: --show prints the public half of its key; for a new key give another file")
+        raise ConfigError(f"{file} already exists: to print its public key use --show; to make a new key give another file")
 
 
 def need_deployment() -> None:

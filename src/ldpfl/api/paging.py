@@ -63,9 +63,9 @@ def _page_text(what: Sequence[Path], *, public: bool) -> tuple[str, str]:
             RunFolder(path).check_may_be_handed_on()
         return page_of_runs(what, public=public), _TO_HAND_ON if public else _FOR_THE_OWNER
     if public:
-        raise ConfigError("--public is for runs: a sweep's page compares scores, and a plan's has no figure of any data")
+        raise ConfigError("--public works only for runs, not for a sweep or a plan: leave it out")
     if len(what) > 1:
-        raise ConfigError("several runs have a page together; a sweep, or a plan, has one of its own: give it alone")
+        raise ConfigError("a page can show several runs, but only one sweep or one plan: give the sweep or plan alone")
     if plans:
         return plan_page(plans[0]), "the page of a plan, without a figure of any data"
     folder, (sweep, overrides) = sweeps[0]

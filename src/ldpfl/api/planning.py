@@ -42,7 +42,7 @@ def plan(*, target_central: float | None = None, **setting: Any) -> Plan:
     solvable = () if target_central is None else ("epsilon", "clients")
     missing = [name for name in ("epsilon", "clients", "weights", "rounds") if setting.get(name) is None and name not in solvable]
     if missing:
-        raise ConfigError(f"plan needs {', '.join(missing)}")
+        raise ConfigError(f"plan lacks the arguments {', '.join(missing)}: give them")
     if target_central is None:
         return plan_setting(Setting(**setting))
     solved_setting, solution = reach(target_central, **{"epsilon": None, "clients": None, **setting})
@@ -65,7 +65,9 @@ def cost(planned: Plan | RegimePlan, linked: int = 1) -> RoundCost | SumCost:
     if setting.channel != "secure-sum":
         return round_cost(mechanism, setting.ranges(), setting.cohort, linked)
     if not isinstance(mechanism, LatticeMechanism):
-        raise ConfigError(f"--cost: nodes send no sums of {mechanism.name!r}: give --mechanism dp-sgd or dp-fedavg, or another --channel")
+        raise ConfigError(
+            f"--cost: {mechanism.name!r} cannot be added up in a sum: give --mechanism dp-sgd or dp-fedavg, or another --channel"
+        )
     return sum_cost(setting.cohort, setting.weights, mechanism.bits)
 
 

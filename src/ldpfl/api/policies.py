@@ -181,9 +181,11 @@ def fit_policy(
 
     offer = offer_of(of, config)
     if offer.transport in OVER_RELAY and not keys:
-        raise ConfigError("reports over a relay are sealed to the aggregator's key, which its operator gives you: give it with --key")
+        raise ConfigError(
+            "reports over a relay are encrypted for the aggregator: ask its operator for the public key, and give it with --key"
+        )
     if out.exists():
-        raise ConfigError(f"{out} exists and is left as it is: give another --out")
+        raise ConfigError(f"{out} already exists and is not overwritten: give another --out")
     policy = fitting_policy(offer, ranges_for(offer, layers), keys)
     rows = None if data is None else Rows(*fitting_rows(offer.config, data))
     code = run_at_import(Path(of)) if (Path(of) / "pyproject.toml").is_file() else ()

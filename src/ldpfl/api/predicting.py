@@ -60,17 +60,15 @@ def predict(
     check_whole(described.personal)
     if not source.encoding_path.exists():
         if id_column is not None:
-            raise ConfigError(f"{source.path} holds no model of a table, and id_column (--id) names a table's column: leave it out")
+            raise ConfigError(f"id_column (--id) works only with models of tables, and the model in {source.path} is not one: leave it out")
         return predict_samples(described, lambda: described.module(source.model_path, model), rows, threshold, str(source.path))
     encoder, model = source.encoder(), named_model(model) if isinstance(model, str) else model
     if encoder.data.tokenizer == described.name and isinstance(model, str):
         encoder = encoder.read_by(model)
     if described.described != _description_of(encoder) or described.targets != encoder.targets:
-        raise DataError(
-            f"{source.encoding_path} is damaged: it is not the encoding of the model that {source.description_path.name} describes"
-        )
+        raise DataError(f"{source.encoding_path} is damaged, because it does not fit {source.description_path.name}: restore both files")
     if not isinstance(rows, str | Path) and not hasattr(rows, "columns"):
-        raise ConfigError(f"rows are a {type(rows).__name__}, and the model is of a table: give a data frame, a file or a folder")
+        raise ConfigError(f"rows are a {type(rows).__name__}, but the model was trained on a table: give a data frame, a file or a folder")
     return answered(encoder, described.module(source.model_path, model), rows, threshold, id_column)
 
 
@@ -134,14 +132,14 @@ def predict_samples(
     """
     if described is None or described.targets != "class" or described.shape is None:
         raise ConfigError(
-            f"{owner} holds a model that is no classifier of images or of rows of a table: give its module inputs yourself, see "
-            "ldpfl.load_model"
+            f"the model of {owner} does not classify images and does not read tables: load its module with ldpfl.load_model, and give it "
+            "inputs yourself"
         )
     if threshold is not None:
         check_threshold(threshold, described.outputs)
     if hasattr(rows, "columns") or (isinstance(rows, str | Path) and Path(rows).suffix.lower() in set(SUFFIXES) - {".parquet"}):
         raise ConfigError(
-            f"{owner} holds a model of something else than a table: give a folder of images, an image, a Parquet file with images, a "
+            f"the model of {owner} was not trained on a table: give a folder of images, an image, a Parquet file with images, a "
             f".npy file or an array, whose samples have the shape {described.shape}"
         )
     samples = read_samples(rows, described.shape)

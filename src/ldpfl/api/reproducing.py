@@ -76,7 +76,7 @@ def reproduce(
             )
             return ReproductionResult(name, size, reproduction, config, result.rows, None)
     if any(cell.config.data.brought for cell in cells(config, overrides, settle=False)):
-        raise ConfigError("a paper's table is of the data that it names: for your own, take ldpfl.sweep")
+        raise ConfigError("the data of a paper's table cannot be changed: for your own data use ldpfl.sweep")
     out = Path(folder)
     try:
         if train:

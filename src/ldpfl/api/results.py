@@ -169,10 +169,12 @@ class RunResult(Shown):
         check_whole(self.config.model.personal)
         if self.encoder is None:
             if id_column is not None:
-                raise ConfigError("this run holds no model of a table, and id_column names a table's column: leave it out")
+                raise ConfigError("id_column works only with models of tables, and this run's model is not one: leave it out")
             return predict_samples(self._described, self.module, rows, threshold, "this run")
         if not isinstance(rows, str | Path) and not hasattr(rows, "columns"):
-            raise ConfigError(f"rows are a {type(rows).__name__}, and the model is of a table: give a data frame, a file or a folder")
+            raise ConfigError(
+                f"rows are a {type(rows).__name__}, but the model was trained on a table: give a data frame, a file or a folder"
+            )
         return answered(self.encoder, self.module(), rows, threshold, id_column)
 
     def to_sklearn(self, *, threshold: float | None = None) -> Classifier | MultiLabelClassifier | Regressor:

@@ -94,11 +94,11 @@ def run(
         WriteError: the folder cannot be written; finished rounds are kept.
     """
     if resume and folder is None:
-        raise ConfigError("resume needs folder, that of the run to go on with")
+        raise ConfigError("resume is set, but folder is missing: give the folder of the run to resume")
     path = None if folder is None else Path(folder)
     if more_rounds:
         if path is None or what is not None or not resume:
-            raise ConfigError("more_rounds is for a finished run: give its folder and resume, and nothing to run")
+            raise ConfigError("more_rounds extends a finished run: give its folder and resume=True, and leave out what to run")
         what = extended_run = extended(RunFolder(path), more_rounds)
     if resume and what is None and path is not None:
         RunFolder(path).config()  # first, because its error names the missing or damaged file
@@ -108,7 +108,7 @@ def run(
     default = OWN if data is not None else DEFAULT
     config = settled(configured_for(run, default if what is None else what, [*listed(settings), *listed(data_settings)], overrides), given)
     if more_rounds and (changes := extended_run.differences(config)):
-        raise ConfigError(f"a run goes on for more rounds as it was: {'; '.join(changes)}")
+        raise ConfigError(f"more_rounds cannot change a run's settings: {'; '.join(changes)}")
     names = [track] if isinstance(track, str) else track
     with displayed(progress) as display, tracked(names, path, display.warn) as trackers:
         announcer = Announcer(display, config, [*callbacks, *trackers], on_round)
@@ -163,11 +163,11 @@ def _check_data_given(what: object, data: object, model: str | nn.Module | None,
     """
     if isinstance(model, nn.Module) and what is None and data is None and not any(key.startswith("data") for key in given_keys):
         raise ConfigError(
-            f"model is given, and data is None: give data=..., your own or the name of a built-in data set, or name a recipe ({DEFAULT!r})"
+            f"model is given, but data is None: give data=... (yours, or the name of a built-in data set), or name a recipe ({DEFAULT!r})"
         )
     columns = [key for key in given_keys if key in _OF_COLUMNS]
     if columns and what is None and data is None and not any(key.startswith("data.path") for key in given_keys):
-        raise ConfigError(f"{columns[0]} names a column of your data, and data is None: give data=..., a file, a folder or a data frame")
+        raise ConfigError(f"{columns[0]} names a column of your data, but data is None: give data=..., a file, a folder or a data frame")
 
 
 @as_usual()
@@ -182,13 +182,15 @@ def load_run(folder: str | Path, *, data_dir: str | Path | None = None, data: ob
     run_folder = RunFolder(Path(folder))
     config, last, figures = run_folder.config(), run_folder.checkpoint(), run_folder.result()
     if last is None or figures is None:
-        raise ConfigError(f"{folder} holds a run that is not finished: go on with it by run(..., folder=..., resume=True)")
+        raise ConfigError(f"{folder} contains a run that is not finished: finish it with run(..., folder=..., resume=True)")
     given = Given(data, model)
     task = load_dataset(config, None if data_dir is None else Path(data_dir), given=given)
     federation, start = build(config, task, torch.device("cpu"), model, secret=run_folder.secret(), measured=run_folder.measured())
     given_origin, stored_origin = (origin.rpartition(" on ")[0] for origin in (start.origin, last.origin))
     if given_origin != stored_origin and data is not None:
-        raise ConfigError(f"{folder} was run on {stored_origin}, and what is handed over is {given_origin}")
+        raise ConfigError(
+            f"the run in {folder} used {stored_origin}, but now you gave {given_origin}: give the same, or use another folder"
+        )
     return RunResult.of(Finished(config, federation, last, figures, task), Path(folder))
 
 

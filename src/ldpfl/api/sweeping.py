@@ -74,12 +74,14 @@ def sweep(
         LdpflError: as for :func:`run`.
     """
     if (what is not None) + (data is not None and not resume) + resume != 1:
-        raise ConfigError("sweep takes a sweep's name or file, or one's own data, or resume with a sweep's folder: give one of the three")
+        raise ConfigError("give sweep exactly one of these: the name or file of a sweep, data, or resume with a sweep's folder")
     if resume and isinstance(data, str | Path):
-        raise ConfigError("a sweep goes on with the file that it was begun with: give data with resume only where they are no file")
+        raise ConfigError("data is given with resume, but the sweep reads its data from the file that it began with: leave data out")
     model_given = model is not None and not (resume and isinstance(model, nn.Module))
     if (axes or seeds is not None or name is not None or model_given or overrides) and (what is not None or resume):
-        raise ConfigError("a sweep names its axes, seeds and model itself: axes, seeds, name, model and single settings go with data")
+        raise ConfigError(
+            "a named sweep sets its axes, seeds and model itself: leave out axes, seeds, name, model and settings, or give data"
+        )
     data_settings, given = brought(data, model)
     changes = listed(settings)
     if resume:
@@ -95,11 +97,11 @@ def sweep(
         seeds_given = not isinstance(config.seeds, int) and not shipped
     config = _with_secret_noise(config, changes, seeds_given=seeds_given)
     if jobs > 1 and (given.data is not None or given.module is not None):
-        raise ConfigError(f"jobs is {jobs}, and runs in processes of their own take data and a model from files: give these, or jobs=1")
+        raise ConfigError(f"jobs is {jobs}, but parallel runs read data and model from files: give files instead of objects, or jobs=1")
     with displayed(progress) as display:
         runner = runner_for(data_dir, device, display, given)
         if jobs > 1 and runner.device.type != "cpu":
-            raise ConfigError(f"several runs at once are for a CPU, not for {device}: leave jobs at 1")
+            raise ConfigError(f"jobs is {jobs}, but several runs at once work only on a CPU, not on {device}: set jobs to 1")
         if folder is not None:
             return _sweep(config, changes, Path(folder), runner, jobs, display)
         with TemporaryDirectory() as temporary:
@@ -130,12 +132,12 @@ def sweep_config(
 def _stored(folder: str | Path | None, changes: Sequence[str]) -> tuple[SweepConfig, list[str]]:
     """Return the sweep that was begun in ``folder``, and its overrides."""
     if folder is None:
-        raise ConfigError("resume needs folder, that of the sweep to go on with")
+        raise ConfigError("resume is set, but folder is missing: give the folder of the sweep to resume")
     if changes:
-        raise ConfigError("a sweep goes on with the settings that it was begun with: give none with resume")
+        raise ConfigError("resume uses the settings that the sweep began with: leave settings (--set) out")
     sweep = stored_sweep(Path(folder))
     if sweep is None:
-        raise ConfigError(f"{folder} holds no sweep: give the folder that one was begun in")
+        raise ConfigError(f"{folder} contains no sweep: give the folder in which a sweep began")
     return sweep
 
 

@@ -43,7 +43,7 @@ class Tracked(Callback):
         except Exception as error:
             why = f"{type(error).__name__}: {first_line(error)}"
             raise ConfigError(
-                f"{self._name} cannot track the run, {why}; mend its settings, and resume the run with or without it"
+                f"{self._name} cannot track the run: {why}. Correct its settings, and resume the run with or without --track"
             ) from error
         for metrics in history:
             self.on_round_end(metrics)
@@ -69,7 +69,7 @@ class Tracked(Callback):
         try:
             self._tracker.close(failed=failed or self._is_lost)
         except Exception as error:
-            self._warn(f"{self._name} still takes the run for unfinished: {type(error).__name__}: {first_line(error)}")
+            self._warn(f"{self._name} was not told that the run is finished: {type(error).__name__}: {first_line(error)}")
 
     def _write_files(self, place: Path) -> Path | None:
         """Write the files that may be handed on to ``place``: the export and the public page. None if the run may not be exported."""
@@ -120,7 +120,7 @@ def tracked(names: Sequence[str], folder: Path | None, warn: Callable[[str], Non
     if unknown:
         raise ConfigError(f"unknown tracker {unknown[0]!r}: {did_you_mean(unknown[0], TRACKERS)}")
     if names and folder is None:
-        raise ConfigError("track needs folder, from which a tracker gets the model and the guarantee: give ldpfl.run a folder=")
+        raise ConfigError("track is set, but folder is missing: give ldpfl.run a folder=..., because a tracker reads the run's files there")
     if folder is not None and not all(TRACKERS[name].is_local for name in names):
         RunFolder(folder).check_may_be_handed_on()
     callbacks = [Tracked(name, TRACKERS[name](folder), folder, warn) for name in dict.fromkeys(names) if folder is not None]

@@ -142,12 +142,12 @@ def tune(
     if not (isfinite(target_epsilon) and target_epsilon > 0):
         raise ConfigError(f"target_epsilon is {target_epsilon:g}: set a positive number, such as 2")
     if jobs > 1 and (given.data is not None or given.module is not None):
-        raise ConfigError(f"jobs is {jobs}, and trials in processes of their own take data and a model from files: give these, or jobs=1")
+        raise ConfigError(f"jobs is {jobs}, but parallel trials read data and model from files: give files instead of objects, or jobs=1")
     out = Path(folder)
     with displayed(progress) as display:
         runner = runner_for(data_dir, device, display, given)
         if jobs > 1 and runner.device.type != "cpu":
-            raise ConfigError(f"several trials at once are for a CPU, not for {device}: leave jobs at 1")
+            raise ConfigError(f"jobs is {jobs}, but several trials at once work only on a CPU, not on {device}: set jobs to 1")
         watched = WatchedRuns(display, runner.data_dir, jobs, lambda number, of, cell: f"trial {number}/{of}: {label(cell)}")
         chosen = run_tuning(tuning, replace(runner, observer=watched), out, watched.begins, watched.planned)
         watched.ended()
@@ -177,7 +177,9 @@ def _space(what: str | Path | SweepConfig, axes: Mapping[str, Any]) -> SweepConf
     """Return the sweep whose settings a tuning chooses from."""
     if isinstance(what, SweepConfig) or str(what) in sweep_names() or _is_sweep_file(Path(what)):
         if axes:
-            raise ConfigError("a sweep gives its settings itself: leave out axes, and --set with several values, or name a recipe")
+            raise ConfigError(
+                "a sweep already names the values to compare: leave out axes (--set with several values), or name a recipe instead"
+            )
         return what if isinstance(what, SweepConfig) else load_sweep(str(what))
     return sweep_of(str(what), [], axes, 1, Path(what).stem if str(what).endswith(".toml") else str(what))
 
@@ -223,7 +225,7 @@ def _sentences(tuning: Tuning, guarantee: TunedGuarantee, settings: int) -> tupl
         f"for each {guarantee.statement.protected}, if whoever runs the trials holds all data and is trusted",
         f"this covers training, scores and the choice among {settings} settings; a trial alone has {number(guarantee.trial_epsilon)}",
         f"the number of trials is secret ({count.mean:g} on average, at most {count.limit}): do not tell how long the tuning took, and "
-        f"hand on nothing of the folder {PRIVATE!r}",
+        f"publish nothing from the folder {PRIVATE!r}",
         f"whoever sees what clients send in the trials learns from every one: at most {count.limit} trials together have epsilon "
         f"{epsilons}",
         *seed_warning,

@@ -161,7 +161,7 @@ def _last_state(folder: RunFolder, data_dir: Path | None, device: torch.device) 
     """Return the run's federation, built anew, and its state after the last finished round."""
     config, last = folder.config(), folder.checkpoint()
     if folder.kind() is Kind.OWN_APP:
-        raise ConfigError(f"{folder.path} was run by an app of its own on Flower, whose data are not known here: it cannot be audited")
+        raise ConfigError(f"{folder.path} was run by a custom app on Flower, whose data only the app knows: audit a simulation instead")
     if last is None:
         raise ConfigError(f"{folder.path} holds no finished round, so there is nothing to audit")
     federation, start = build(config, load_dataset(config, data_dir), device, secret=folder.secret(), measured=folder.measured())

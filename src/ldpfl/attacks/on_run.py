@@ -273,7 +273,7 @@ def finished_run(folder: RunFolder) -> tuple[RunConfig, Tensor, float]:
     """
     config = config_of(folder)
     if folder.kind() is run_folder.Kind.OWN_APP:
-        raise ConfigError(f"{folder.path} was run by an app of its own on Flower, whose data are not known here: it cannot be attacked")
+        raise ConfigError(f"{folder.path} was run by a custom app on Flower, whose data only the app knows: attack a simulation instead")
     last, result = folder.checkpoint(), folder.result()
     if last is None or result is None:
         done = last.state.round if last else 0

@@ -24,12 +24,12 @@ from ldpfl.cli.options import DataDirOption
 from ldpfl.report.attacks import attack_table, comparison_table
 from ldpfl.report.terminal import terminal
 
-app = typer.Typer(cls=Group, no_args_is_help=True, help="Attack what is published or sent, to see what protection is worth.")
+app = typer.Typer(cls=Group, no_args_is_help=True, help="Attack published models or sent reports, to measure how well they are protected.")
 
 
 @app.callback()
 def _attack() -> None:
-    """Attack what is published or sent, to see what protection is worth."""
+    """Attack published models or sent reports, to measure how well they are protected."""
 
 
 app.command()(linkage)

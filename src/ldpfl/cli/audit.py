@@ -35,7 +35,7 @@ def audit(
     if not api.is_mechanism(what):
         unused = [flag for flag, value in (("--epsilon", epsilon), ("--error-rate", error_rate)) if value is not None]
         if unused:
-            raise ConfigError(f"{' and '.join(unused)} is for a mechanism: a run is audited as its config says, so leave that out")
+            raise ConfigError(f"{' and '.join(unused)} works only with a mechanism, and a run is audited by its config: leave it out")
         _audit_run(Path(what), data_dir, device, trials or 400, seed or 0, as_json=as_json)
         return
     if Path(what).is_dir():

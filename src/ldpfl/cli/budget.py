@@ -32,7 +32,7 @@ _REPLACED = {
     "record": "any one of its records, which says little of the client",
 }
 
-app = typer.Typer(cls=Group, no_args_is_help=True, help="A client's own lifetime budget: what it allows to leave, and what has left.")
+app = typer.Typer(cls=Group, no_args_is_help=True, help="A client's lifetime budget: its limit, and how much is spent.")
 
 File = Annotated[Path, typer.Option("--file", help="The client's budget file.", show_default=False)]
 
@@ -46,7 +46,7 @@ class Format(StrEnum):
 
 @app.callback()
 def _budget() -> None:
-    """A client's own lifetime budget: what it allows to leave, and what has left."""
+    """A client's lifetime budget: its limit, and how much is spent."""
 
 
 @app.command()

@@ -19,7 +19,7 @@ def certify(
     key: Annotated[Path | None, typer.Option(help="Private key that signs it (Ed25519); made if there is none.")] = None,
     delta: Annotated[float | None, typer.Option(help="Failure probability.", show_default="the run's")] = None,
 ) -> None:
-    """Write what a run guarantees, and from what that follows, in a small file for others to check. No figure of the data is in it."""
+    """Write a run's guarantee to a small file that others can check. It contains no figure of the data."""
     certificate = api.certify(what, delta=delta, key=key, out=out)
     signer = "not signed: give --key, for others to know that it is yours"
     if certificate.signature is not None:

@@ -14,40 +14,40 @@ from ldpfl.util.suggestions import did_you_mean
 
 COMMANDS = {
     "run": ("runs:run", "Train a model over simulated clients and write a run folder."),
-    "sweep": ("runs:sweep", "Run a recipe's variants over settings and seeds; start it again to go on where it was stopped."),
+    "sweep": ("runs:sweep", "Run a recipe over several settings and seeds. Rerun the same command to resume."),
     "tune": (
         "tuning:tune",
-        "Choose settings by private trials, and release the best one under one epsilon. Start it again to go on where it was stopped.",
+        "Choose settings by private trials, and release the best one under one epsilon. Rerun the same command to resume.",
     ),
     "reproduce": (
         "reproduce:reproduce",
-        "Make a table or figure of a paper again: ours, the paper's and what really holds. Start it again to go on where it stopped.",
+        "Reproduce a paper's table or figure: our figures, the paper's, and the proved bounds. Rerun the same command to resume.",
     ),
     "recipes": ("recipes:recipes", 'List the recipes that "ldpfl run" knows.'),
     "check": (
         "own:check",
-        "Look a model over: what in it keeps it from private training, and what to put in its place. Exit code 3 if it cannot be trained.",
+        "Check whether a model can be trained privately, and suggest fixes. Exit code 3 if it cannot be trained.",
     ),
-    "settings": ("own:settings", "List every setting of a config: key, meaning, default, and what may stand there."),
-    "init": ("own:init", "Write a config with a comment for each key; what is left open is asked for in a terminal."),
+    "settings": ("own:settings", "List every setting of a config: key, meaning, default and allowed values."),
+    "init": ("own:init", "Write a config with a comment for each key. In a terminal it asks for values that are missing."),
     "show": (
         "runs:show",
         "Show a run: its result and a paragraph for a paper, or how far it got. Of a sweep, how many of its runs are finished.",
     ),
     "report": (
         "reports:report",
-        "Write one HTML file about runs, a sweep or a plan: how good, what is protected, in pictures. It needs no network and no script.",
+        "Write a self-contained HTML report on runs, a sweep or a plan: accuracy, privacy, plots.",
     ),
     "predict": ("own:predict", "Predict new rows of a table, texts or images with a finished run's model: a line each, as CSV."),
     "export": (
         "own:export",
-        "Write what may be handed on of a finished run to a new folder: model, guarantee, certificate and model card, and nothing secret.",
+        "Write the public parts of a finished run to a new folder: model, guarantee, certificate and model card, and nothing secret.",
     ),
-    "plan": ("plan:plan", "Print what a federation would guarantee and cost, before anything is run."),
-    "ledger": ("ledger:ledger", "Account what a run released, or what a recipe would release, and print what holds."),
+    "plan": ("plan:plan", "Compute the privacy and cost of a planned federation."),
+    "ledger": ("ledger:ledger", "Compute the privacy guarantee of a run or a recipe."),
     "certify": (
         "certificates:certify",
-        "Write what a run guarantees, and from what that follows, in a small file for others to check. No figure of the data is in it.",
+        "Write a run's guarantee to a small file that others can check. It contains no figure of the data.",
     ),
     "verify": (
         "certificates:verify",
@@ -57,9 +57,9 @@ COMMANDS = {
         "audit:audit",
         "Test a mechanism, or what a server learns from a run's pool, by experiment. Exit code 3 if a mechanism fails.",
     ),
-    "attack": ("attacks:app", "Attack what is published or sent, to see what protection is worth."),
-    "budget": ("budget:app", "A client's own lifetime budget: what it allows to leave, and what has left."),
-    "policy": ("policy:app", "What a client's operator allows to leave."),
+    "attack": ("attacks:app", "Attack published models or sent reports, to measure how well they are protected."),
+    "budget": ("budget:app", "A client's lifetime budget: its limit, and how much is spent."),
+    "policy": ("policy:app", "A client's policy: the reports that its operator allows to leave."),
     "relay": ("relay:app", "Run the relay, which mixes sealed reports so that nobody sees who sent what."),
     "deploy": ("deploy:app", "Deploy on Flower, with the relay."),
 }

@@ -27,7 +27,7 @@ def ledger(
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of a recipe.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Account what a run released, or what a recipe would release, and print what holds.
+    """Compute the privacy guarantee of a run or a recipe.
 
     Code that a config file names is not run: if its model is code that you trust, name it, --set model.name=file.py:Class.
     """

@@ -64,7 +64,7 @@ def check_node(
     """
     operators.need_deployment()
     if try_ and app is None:
-        raise ConfigError("--try runs an app's local work: name the app's folder with --app")
+        raise ConfigError("--try is set, but --app is missing: name the app's folder with --app")
     node = NodeSetUp(
         policy,
         budget,
@@ -98,7 +98,7 @@ def _pairs(text: str, option: str) -> dict[str, str | int | float | bool]:
     pairs = _PAIR.findall(text)
     try:
         if _PAIR.sub("", text).strip():
-            raise ValueError("a word that is no KEY=VALUE")
+            raise ValueError("a part is not of the form KEY=VALUE")
         tree = tomllib.loads("\n".join(f"{json.dumps(key)} = {value}" for key, value in pairs))
     except ValueError as error:
         raise ConfigError(f"{option} takes KEY=VALUE with spaces between, texts in quotes, got {text!r}: {error}") from None

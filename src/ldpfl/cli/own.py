@@ -81,7 +81,7 @@ def export(
     pt2: Annotated[bool, typer.Option("--pt2", help="Also write model.pt2, a program of torch.export.")] = False,
     model: Annotated[str | None, typer.Option(help="For these, the model, where that is code of yours (package.module:Class).")] = None,
 ) -> None:
-    """Write what may be handed on of a finished run to a new folder: model, guarantee, certificate and model card, and nothing secret."""
+    """Write the public parts of a finished run to a new folder: model, guarantee, certificate and model card, and nothing secret."""
     with terminal(stderr=True).status("accounting ..."):
         api.export(run, folder, key=key, onnx=onnx, pt2=pt2, model=model)
     seed = api.given_seed(run)
@@ -105,7 +105,7 @@ def check(
     data_dir: DataDirOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Look a model over: what in it keeps it from private training, and what to put in its place. Exit code 3 if it cannot be trained."""
+    """Check whether a model can be trained privately, and suggest fixes. Exit code 3 if it cannot be trained."""
     overrides = overrides_of(data, target, client, task, model, None, set_, person=person)
     checked = api.check(DEFAULT if data is None else OWN, settings=overrides, data_dir=data_dir)
     if as_json:
@@ -146,7 +146,7 @@ def settings(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List every setting of a config: key, meaning, default, and what may stand there."""
+    """List every setting of a config: key, meaning, default and allowed values."""
     by_section = api.list_settings(of)
     if as_json:
         print_json({name: [asdict(setting) for setting in section_settings] for name, section_settings in by_section.items()})
@@ -182,7 +182,7 @@ def init(
     ] = None,
     flower: Annotated[Path | None, typer.Option(help="In place of a config, a new folder for a Flower app of it.")] = None,
 ) -> None:
-    """Write a config with a comment for each key; what is left open is asked for in a terminal."""
+    """Write a config with a comment for each key. In a terminal it asks for values that are missing."""
     if mechanism is not None:
         api.begin_mechanism(mechanism)
         print(f"wrote the package {mechanism}; its README.md says how it is installed, tested and used: pip install -e {mechanism}")

@@ -55,7 +55,7 @@ def plan(
     plot: Annotated[Path | None, typer.Option(help="Draw epsilon against the number of clients into this file (svg, png, pdf).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Print what a federation would guarantee and cost, before anything is run.
+    """Compute the privacy and cost of a planned federation.
 
     With --target-central and without --clients (or --epsilon), it solves for the one that is missing. With --regime and --target, it
     says which noise keeps the target, and what that does to a mean.
@@ -63,19 +63,19 @@ def plan(
     if regime is not None or target is not None:
         missing = [flag for flag, value in (("--regime", regime), ("--target", target), ("--clients", clients)) if value is None]
         if regime is None or target is None or clients is None:
-            raise ConfigError(f"a regime is planned with --regime, --target and --clients: {', '.join(missing)} is missing")
+            raise ConfigError(f"to plan a regime give --regime, --target and --clients: {', '.join(missing)} is missing")
         other_flags = {"--epsilon": epsilon, "--target-central": target_central, "--plot": plot, "--self-sampling": self_sampling or None}
         other_flags |= {"--layers": layers, "--cost": (cost and not regime.endswith("-summed")) or None}
         given = [flag for flag, value in other_flags.items() if value is not None]
         if given:
-            raise ConfigError(f"a regime decides by itself what {', '.join(given)} would say: leave that out")
+            raise ConfigError(f"--regime already decides {', '.join(given)}: leave these out, or leave --regime out")
         sizes = {"clients": clients, "weights": weights, "rounds": rounds, "records": records, "group": group, "linked": linked}
         unit = "person" if persons else "record"
         fixed = {"delta": delta, "colluding": colluding, "part": unit, "evaluation_epsilon": evaluation_epsilon}
         _plan_regime(regime, target, as_json, cost, **fixed, **sizes)
         return
     if evaluation_epsilon:
-        raise ConfigError("--evaluation-epsilon is a part of --target: give it with --regime, any but local")
+        raise ConfigError("--evaluation-epsilon works only with --regime (any but local), where it is a part of --target: leave it out")
     setting: dict[str, Any] = {
         "epsilon": epsilon,
         "clients": clients,

@@ -17,7 +17,7 @@ from ldpfl.errors import ConfigError, printable
 from ldpfl.report.terminal import terminal
 from ldpfl.util.number_format import counted, number
 
-app = typer.Typer(cls=Group, no_args_is_help=True, help="What a client's operator allows to leave.")
+app = typer.Typer(cls=Group, no_args_is_help=True, help="A client's policy: the reports that its operator allows to leave.")
 
 
 key_app = typer.Typer(cls=Group, no_args_is_help=True, help="Aggregators' keys that reports may be sealed to: two while one is replaced.")
@@ -28,7 +28,7 @@ KeyArgument = Annotated[str, typer.Argument(help="Public key, as ldpfl deploy ke
 
 @app.callback()
 def _policy() -> None:
-    """What a client's operator allows to leave."""
+    """A client's policy: the reports that its operator allows to leave."""
 
 
 @key_app.command("add")

@@ -25,11 +25,11 @@ def report(
     ] = None,
     public: Annotated[bool, typer.Option("--public", help="Leave out of a run's page what its guarantee does not cover.")] = False,
 ) -> None:
-    """Write one HTML file about runs, a sweep or a plan: how good, what is protected, in pictures. It needs no network and no script."""
+    """Write a self-contained HTML report on runs, a sweep or a plan: accuracy, privacy, plots."""
     if public and out is not None and out.resolve() in [(folder / _OWN).resolve() for folder in what]:
         raise ConfigError(
-            f"--public to {out}: that is the page for the run's owner, which ldpfl run writes again whenever it ends; give --out another "
-            f"name, or leave it out for {_PUBLIC}"
+            f"--public with --out {out}: ldpfl run overwrites this file with the owner's page whenever it ends. Give another --out, or "
+            f"leave it out to write {_PUBLIC}"
         )
     name = _PUBLIC if public else _OWN
     place = out or (what[0] / name if len(what) == 1 and what[0].is_dir() else Path(name))

@@ -26,7 +26,7 @@ def reproduce(
     train: Annotated[bool, typer.Option("--train/--no-train", help="Run what is missing, or show what is finished.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Make a table or figure of a paper again: ours, the paper's and what really holds. Start it again to go on where it stopped."""
+    """Reproduce a paper's table or figure: our figures, the paper's, and the proved bounds. Rerun the same command to resume."""
     console, errors = terminal(), terminal(stderr=True)
     if name is None:
         console.print(_reproductions_table())

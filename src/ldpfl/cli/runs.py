@@ -74,9 +74,9 @@ def run(
     default = DEFAULT if data is None else OWN
     api.prepare(device)
     if resume and out is None:
-        raise ConfigError("--resume needs --out, the folder of the run to go on with")
+        raise ConfigError("--resume is set, but --out is missing: give the folder of the run to resume")
     if more_rounds and not (resume and recipe is None):
-        raise ConfigError("--more-rounds goes on with a finished run: give --resume and its folder by --out, and no recipe")
+        raise ConfigError("--more-rounds extends a finished run: give --resume and the run's folder as --out, and no recipe")
     config = None if resume and recipe is None else api.configure(recipe or default, overrides)
     folder = RunFolder(out or _default_folder(config or api.configure()))
     errors = terminal(stderr=True)
@@ -188,12 +188,12 @@ def sweep(
     jobs: Annotated[int, typer.Option(min=1, help="Runs at once, each in a process of its own on one thread; on a CPU.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Run a recipe's variants over settings and seeds; start it again to go on where it was stopped."""
+    """Run a recipe over several settings and seeds. Rerun the same command to resume."""
     if (name is not None) + (data is not None) + resume != 1:
-        raise ConfigError("ldpfl sweep takes a sweep's name or file, your own data by --data, or --resume: give one of the three")
+        raise ConfigError("give ldpfl sweep exactly one of these: the name or file of a sweep, --data, or --resume")
     if data is None and (axis or target or client or person or task or model or called or seeds != 1):
         unfit = "--axis, --seeds, --name, --target, --client, --person, --task and --model"
-        raise ConfigError(f"a sweep that has a name, or goes on, names its axes and seeds itself: {unfit} go with --data")
+        raise ConfigError(f"a named or resumed sweep sets its axes and seeds itself: {unfit} work only with --data")
     config, changes = None, set_ or []
     if name is not None:
         config = api.sweep_config(name)
@@ -201,7 +201,7 @@ def sweep(
         overrides = overrides_of(data, target, client, task, model, None, set_, person=person)
         config, changes = api.sweep_config(changes=overrides, axes=axis or (), seeds=seeds, called=called), []
     if config is None and out is None:
-        raise ConfigError("--resume needs --out, the folder of the sweep to go on with")
+        raise ConfigError("--resume is set, but --out is missing: give the folder of the sweep to resume")
     folder = out or Path("runs") / f"sweep-{config.name.replace('/', '-') if config else ''}"
     api.prepare(device)
     errors = terminal(stderr=True)

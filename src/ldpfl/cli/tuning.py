@@ -46,7 +46,7 @@ def tune(
     jobs: Annotated[int, typer.Option(min=1, help="Trials at once, each in a process of its own on one thread; on a CPU.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Choose settings by private trials, and release the best one under one epsilon. Start it again to go on where it was stopped.
+    """Choose settings by private trials, and release the best one under one epsilon. Rerun the same command to resume.
 
     The guarantee is for whoever sees only the folder "release". Progress shows the number of trials: it is for whoever runs them.
     """

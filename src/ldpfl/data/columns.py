@@ -75,9 +75,9 @@ def with_kinds(table: Table, config: DataConfig) -> tuple[DataConfig, tuple[str,
 
 
 _NOTE_ON_TEXTS = (
-    "most cells of {names} are texts of several words, and a table takes each different text for a category of its own, hashed: next to "
-    "nothing can be learnt from it. For a model of texts, which reads this column alone, give --text {name} (data.text), see "
-    "docs/transformers.md; else leave it out: data.columns names the columns to use"
+    "most cells of {names} are texts of several words. In a table each different text is a separate category, so almost nothing can be "
+    "learnt from it. To train a model of texts on this column alone, set --text {name} (data.text), see docs/transformers.md. Otherwise "
+    "leave the column out: list the columns to use in data.columns"
 )
 
 
@@ -105,7 +105,7 @@ def _input_columns(train: Table, config: DataConfig) -> tuple[list[str], tuple[s
     note = note_on(left_out, person=config.person, client=config.client)
     if not names:
         why = f" ({note})" if left_out else ""
-        raise DataError(f"the table has no column beside the target's and the client's: there is nothing to predict from{why}")
+        raise DataError(f"the table has no column to predict from, only the target's and the client's{why}: add input columns")
     return names, (note,) if left_out else ()
 
 
@@ -208,8 +208,8 @@ def features_of(table: Table, config: DataConfig) -> Features:
     for name in config.columns:
         if name not in table.columns:
             similar = nearest(name, set(table.columns).difference(config.columns))
-            hint = f"it takes {', '.join(config.columns)}" if similar is None else f"did you mean {similar!r}?"
-            raise DataError(f"there is no column {name!r}, which the model takes: {hint}")
+            hint = f"it needs {', '.join(config.columns)}" if similar is None else f"did you mean {similar!r}?"
+            raise DataError(f"the table has no column {name!r}, which the model needs: {hint}")
         if name in config.words or name in config.categories:
             part = _one_hot(table, name, config)
             kind = "words, by data.categories" if name in config.categories else "words, hashed"
@@ -239,7 +239,8 @@ def _number_columns(table: Table, name: str, config: DataConfig) -> NDArray[np.f
     values = table.numbers(name, kind="dates" if name in config.dates else "numbers")
     absent = np.isnan(values)
     if config.missing == "refuse" and absent.any():
-        raise DataError(f"{table.where(int(np.flatnonzero(absent)[0]))}: the column {name!r} has no value, and data.missing is 'refuse'")
+        where = table.where(int(np.flatnonzero(absent)[0]))
+        raise DataError(f"{where}: the column {name!r} has no value: fill it in, or set data.missing to another value than 'refuse'")
     columns = [values, absent.astype(np.float64)] if config.missing == "indicator" else [values]
     with np.errstate(over="ignore"):  # a value beyond float32 becomes infinity; a warning would reveal that one exists
         return np.stack(columns, axis=1).astype(np.float32)
@@ -255,7 +256,7 @@ def bounds_of(config: DataConfig, name: str) -> tuple[float, float] | None:
         return None
     low, high = config.bounds[name]
     if not 0 < high - low < inf:
-        raise ConfigError(f"data.bounds.{name} are {low:g} and {high:g}, expected the least and then the largest value")
+        raise ConfigError(f"data.bounds.{name} is [{low:g}, {high:g}], expected the smallest value first, then the largest")
     return low, high
 
 
@@ -284,7 +285,7 @@ def _category_indices(table: Table, name: str, words: Sequence[str], index_of: M
     for row, word in enumerate(words):
         if word and word not in index_of:
             raise DataError(
-                f"{table.where(row)}: what stands in the column {name!r} is not among data.categories.{name}, which are "
+                f"{table.where(row)}: the value in the column {name!r} is not in data.categories.{name}, expected one of "
                 f"{', '.join(index_of)}"
             )
     return [index_of[word] if word else None for word in words]
@@ -307,7 +308,7 @@ def with_text(table: Table, config: DataConfig) -> DataConfig:
     reserved = {*config.target_names, config.client, config.person} if config.target else {config.client, config.person}
     names = [name for name in table.columns if name not in reserved]
     if len(names) != 1:
-        raise ConfigError(f"data.text (--text) has to name the column that holds the texts: there are {', '.join(names[:8]) or 'none'}")
+        raise ConfigError(f"set data.text (--text) to the column that holds the texts; columns of words: {', '.join(names[:8]) or 'none'}")
     return config.model_copy(update={"text": names[0]})
 
 
@@ -321,10 +322,10 @@ def texts_of(table: Table, config: DataConfig, targets: Targets) -> Inputs:
         DataError: the column is missing, or holds numbers.
     """
     if config.columns:
-        raise ConfigError("data.text makes texts of the inputs: leave data.columns out")
+        raise ConfigError("data.text and data.columns are both set, but a model of texts reads only data.text: leave data.columns out")
     texts = table.column(config.text, "data.text")
     if texts.dtype == np.float64:
-        raise DataError(f"the column {config.text!r} holds numbers, and data.text says that it holds texts")
+        raise DataError(f"data.text names the column {config.text!r}, which holds numbers: name a column of texts")
     if config.tokenizer:
         check_vocabulary(config.tokenizer, config.tokenizer_digest)
         return tokens_of(texts.tolist(), config.tokenizer, config.length)

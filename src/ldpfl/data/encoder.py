@@ -97,7 +97,9 @@ class Encoder(BaseModel):
             DataError: ``inputs`` has another width.
         """
         if inputs.shape[1] != self.width:
-            raise DataError(f"these columns make {inputs.shape[1]} inputs, but the model takes {self.width}: the encoding is damaged")
+            raise DataError(
+                f"these columns make {inputs.shape[1]} inputs, but the model takes {self.width}: restore encoding.json of the run"
+            )
         return scaled_by(inputs, self.places, self.knots)
 
     def handed_on(self) -> Encoder:
@@ -154,7 +156,7 @@ class Encoder(BaseModel):
             return predicted_classes(str(self.data.target), self.classes, chances, likeliest(chances, threshold))
         if self.targets == "classes":
             return pandas.DataFrame(outputs.double().sigmoid().numpy(), columns=[printable(name) for name in self.data.target])
-        raise ConfigError("a language model predicts the next token of a text, and makes no prediction for a row of a table")
+        raise ConfigError("a language model predicts tokens of a text, not rows of a table: load its module with ldpfl.load_model instead")
 
 
 def check_threshold(threshold: float, classes: int | None) -> None:
@@ -167,9 +169,9 @@ def check_threshold(threshold: float, classes: int | None) -> None:
         ConfigError: there are not two classes, or ``threshold`` does not lie between 0 and 1.
     """
     if classes != 2:
-        predicted = "something else than a class" if classes is None else f"one of {classes:,} classes"
+        predicted = "no class" if classes is None else f"one of {classes:,} classes"
         raise ConfigError(
-            f"threshold = {threshold:g} decides between two classes, and this model tells {predicted}: leave the threshold out"
+            f"threshold = {threshold:g} is only for models of two classes, and this model predicts {predicted}: leave the threshold out"
         )
     if not 0 < threshold < 1:
         raise ConfigError(f"threshold is {threshold:g}, expected a probability above 0 and below 1: give one, such as 0.2")

@@ -48,6 +48,6 @@ def check_one_split(paths: Iterable[Path], folder: Path) -> None:
     held_out = path_by_split.get("test") or path_by_split.get("validation")
     if held_out and "train" in path_by_split:
         raise ConfigError(
-            f"{folder} holds {str(path_by_split['train'])!r} beside {str(held_out)!r}, and all would be trained on: "
-            "name the training data in data.path, and the test data in data.test_path"
+            f"{folder} holds training data {str(path_by_split['train'])!r} and test data {str(held_out)!r}: name the first in "
+            "data.path, the second in data.test_path"
         )

@@ -85,11 +85,11 @@ def _test_rows(count: int, persons: Sequence[Names] | None) -> NDArray[np.bool_]
     is_test = held_out(count) if persons is None else held_out_by_person(persons[0])
     if persons is not None and (is_test.all() or not is_test.any()):
         raise DataError(
-            f"about a fifth of the persons are test persons, by their names, and of {len(set(persons[0]))} persons that is "
-            f"{'each' if is_test.any() else 'none'}: give data.test_path, or a table of more persons"
+            f"about a fifth of the persons is chosen by name for the test, but of these {len(set(persons[0]))} persons that is "
+            f"{'every one' if is_test.any() else 'none'}: set data.test_path, or use a table of more persons"
         )
     if not is_test.any():
-        raise DataError(f"{count} rows are too few to keep a fifth of them to measure on: give data.test_path")
+        raise DataError(f"the table has only {count} rows, too few to keep a fifth of them for the test: set data.test_path, or add rows")
     return is_test
 
 
@@ -105,7 +105,7 @@ def _unscaled_targets(config: DataConfig, targets: Targets, outputs: int) -> tup
     names = config.target_names
     bounds = bounds_of(config, names[0])
     if targets in ("count", "survival") and bounds is not None and bounds[0] < 0:
-        raise ConfigError(f"data.bounds.{names[0]} begin at {bounds[0]:g}, and counts and times begin at 0: give 0 or more")
+        raise ConfigError(f"data.bounds.{names[0]} begins at {bounds[0]:g}, but counts and times are never negative: begin at 0 or more")
     if targets in ("number", "count"):
         return (Unscaled(f"{names[0]}, the target", bounds=bounds),)
     if config.text:
@@ -161,7 +161,7 @@ def _persons(tables: Sequence[Table], config: DataConfig) -> list[Names] | None:
     train, *test = tables
     names = persons_in(train, config)
     if "" in names:
-        raise DataError(f"{train.where(names.index(''))}: the person's column {config.person!r} has no value")
+        raise DataError(f"{train.where(names.index(''))}: data.person {config.person!r} has no value: fill it in, or remove the row")
     persons = [np.array(names, dtype=object)]
     for table in test:
         test_names = persons_in(table, config) if config.person in table.columns else []
@@ -181,7 +181,7 @@ def _clients(tables: Sequence[Table], config: DataConfig, is_test: NDArray[np.bo
     train.column(config.client, "data.client")
     words = words_of(replace(train, missing=()), config.client)  # a client may be called None
     if "" in words:
-        raise DataError(f"{train.where(words.index(''))}: the client's column {config.client!r} has no value")
+        raise DataError(f"{train.where(words.index(''))}: data.client {config.client!r} has no value: fill it in, or remove the row")
     train_clients = [words[row] for row in np.flatnonzero(~is_test)]
     if len(tables) == 1:
         return owners_of(train_clients, [words[row] for row in np.flatnonzero(is_test)])

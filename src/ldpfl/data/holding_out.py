@@ -100,8 +100,8 @@ def without_a_tenth(dataset: Dataset, seed: int) -> Dataset:
         if not chosen.any() or chosen.all():
             kind = "files" if dataset.persons is None else "persons"
             raise ConfigError(
-                f"data.evaluate_on = 'holdout' sets about a tenth of the {kind} aside, by their names, "
-                f"and here {'each' if chosen.any() else 'none'} of them: use more of them, or set it to 'test'"
+                f"data.evaluate_on = 'holdout' sets about a tenth of the {kind} aside, chosen by name, but here that is "
+                f"{'every one' if chosen.any() else 'none'}: use more {kind}, or set data.evaluate_on to 'test'"
             )
         train_indices, held_indices = torch.from_numpy(np.flatnonzero(~chosen)), torch.from_numpy(np.flatnonzero(chosen))
     rows, held_rows = train_indices.numpy(), held_indices.numpy()
@@ -148,7 +148,7 @@ def with_validation(dataset: Dataset, share: float) -> tuple[Dataset, Samples | 
     if not chosen.any() or chosen.all():
         raise ConfigError(
             f"data.validation = {share:g} takes {int(chosen.sum())} of {len(dataset.test)} test rows, but both parts need at least one: "
-            "change data.validation, or give more test rows"
+            "change data.validation, or add test rows"
         )
     clients, persons = (None if array is None else array[~chosen.numpy()] for array in (dataset.test_clients, dataset.test_persons))
     remaining = replace(dataset, test=dataset.test.take(~chosen), test_clients=clients, test_persons=persons)

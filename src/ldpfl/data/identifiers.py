@@ -28,7 +28,7 @@ def note_on(left_out: Collection[str], *, person: str, client: str) -> str:
 
     ``person`` and ``client`` are the settings ``data.person`` and ``data.client``, "" if they are not set.
     """
-    note = f"left out, for their names say whose a row is: {', '.join(left_out)}; data.columns takes what it names"
+    note = f"columns left out, because their names suggest identifiers: {', '.join(left_out)}; list them in data.columns to use them"
     settings = {"person": person, "client": client}
     hints = [
         hint.format(name=next(name for name in left_out if whose(name) == kind))

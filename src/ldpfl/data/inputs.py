@@ -32,4 +32,4 @@ def not_dense(part: Tensor) -> str:
         return f"quantised ({part.dtype}): give .dequantize()"
     if part.layout != torch.strided:
         return f"a tensor of the layout {str(part.layout).removeprefix('torch.')}, expected a dense one: give .to_dense()"
-    return "a tensor without values (device meta): give one on the CPU" if part.is_meta else ""
+    return "a tensor without values (on the device meta): give one on the CPU" if part.is_meta else ""

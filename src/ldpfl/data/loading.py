@@ -152,8 +152,8 @@ def _from_hub(name: str, source: _Source, warn: Warn, write_cache: bool) -> tupl
         loaded = datasets.load_dataset(source.hub_id)
     except Exception as error:  # the library raises many kinds
         raise DataError(
-            f"data set {name!r} could not be fetched by its hub id {source.hub_id}; "
-            f"name a folder that holds it, as the data folder or in {DATA_DIR_VARIABLE} ({first_line(error)})"
+            f"data set {name!r} could not be downloaded from the hub, where it is {source.hub_id}: {first_line(error)}. "
+            f"Name a folder that holds it with --data-dir or in {DATA_DIR_VARIABLE}"
         ) from error
     version = "".join(str(loaded[split]._fingerprint) for split in sorted(loaded))
     fingerprint = hashlib.sha256(version.encode()).hexdigest()[:16]
@@ -174,7 +174,7 @@ def _decode(folder: Path, files: list[Path], source: _Source) -> tuple[Samples, 
             cause = error.__cause__ or error
             if isinstance(cause, OSError) and cause.errno in NO_ROOM:
                 no_room = write_error(Path(scratch, "images"), cause.errno, cause.strerror or str(cause))
-                raise WriteError(f"{no_room}, where images are unpacked (see TMPDIR)", no_room.reason, no_room.remedy) from error
+                raise WriteError(f"{no_room}, where images are unpacked (set by TMPDIR)", no_room.reason, no_room.remedy) from error
             for path in files:
                 _check_parquet(path)
             raise DataError(f"data folder {folder} cannot be read: {first_line(cause)}") from error
@@ -211,7 +211,7 @@ def _splits(loaded: Any, source: _Source, origin: str) -> tuple[Samples, Samples
     """Return train and test samples of the library's data set ``loaded``. ``origin`` is its folder or hub id, for messages."""
     missing = set(source.splits) - set(loaded)
     if missing:
-        raise DataError(f"{origin} lacks the split {', '.join(sorted(missing))}")
+        raise DataError(f"{origin} lacks the split {', '.join(sorted(missing))}: download the data set again")
     if "test" not in source.splits:
         return _split_by_position(loaded, source, origin)
     train, test = (_to_images(loaded[split], source, origin) for split in ("train", "test"))
@@ -224,11 +224,11 @@ def _splits(loaded: Any, source: _Source, origin: str) -> tuple[Samples, Samples
 def _split_by_position(loaded: Any, source: _Source, origin: str) -> tuple[Samples, Samples]:
     """Split off a tenth of the images as the test set. Positions alone decide, so no image's content affects another image's split."""
     if "test" in loaded:
-        raise DataError(f"{origin} has a split test, but test images are made from train: leave only train there")
+        raise DataError(f"{origin} has a split 'test', but for this data set test images are taken from 'train': remove the split 'test'")
     images = _to_images(loaded["train"], source, origin)
     is_test = torch.from_numpy(held_out(len(images), _TEST_SHARE))
     if not is_test.any():
-        raise DataError(f"{origin} has {len(images)} images, too few to make test images of a tenth of them")
+        raise DataError(f"{origin} has only {len(images)} images, too few to use a tenth of them for the test: add images")
     return images.take(~is_test), images.take(is_test)
 
 
@@ -244,13 +244,13 @@ def _to_images(split: Any, source: _Source, origin: str) -> Samples:
         raise DataError(f"an image or label in {origin} cannot be decoded: {first_line(error)}") from error
     shapes = {array.shape for array in arrays}
     if len(shapes) != 1:
-        raise DataError(f"images in {origin} have different shapes: {sorted(shapes)[:3]}")
+        raise DataError(f"images in {origin} have different shapes, such as {sorted(shapes)[:3]}: all must have the same")
     stacked = np.stack(arrays)
     if stacked.ndim not in (3, 4) or stacked.dtype != np.uint8:
         raise DataError(f"images in {origin} decode to {stacked.dtype} of shape {stacked.shape[1:]}, expected 8-bit pixels")
     stacked = stacked[:, None] if stacked.ndim == 3 else stacked.transpose(0, 3, 1, 2)
     if labels.min() < 0 or labels.max() >= source.classes:
-        raise DataError(f"labels in {origin} lie outside 0 to {source.classes - 1}")
+        raise DataError(f"some labels in {origin} are not between 0 and {source.classes - 1}: is it another data set?")
     return Samples(torch.from_numpy(np.ascontiguousarray(stacked)), labels)
 
 

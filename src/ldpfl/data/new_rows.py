@@ -49,7 +49,7 @@ def answered(
         predictions = encoder.answers(_outputs(module.eval(), _inputs(encoder, table)), threshold)
     if id_column is not None:
         if (name := printable(id_column)) in predictions:
-            raise ConfigError(f"id_column (--id) names {id_column!r}, which is what the model predicts: name a column that identifies rows")
+            raise ConfigError(f"id_column (--id) is {id_column!r}, the target that the model predicts: name a column that identifies rows")
         predictions.insert(0, name, np.array([printable(identifier) for identifier in identifiers or ()], dtype=object))
     return predictions if isinstance(rows, str | Path) else predictions.set_axis(rows.index)
 

@@ -51,9 +51,9 @@ def read_samples(rows: Rows, shape: tuple[int, ...]) -> tuple[Tensor, list[str]]
         samples = new_images(path, None if is_table else images, "L" if shape[:1] == (1,) else "RGB")
     if tuple(samples.shape[1:]) != shape:
         raise DataError(
-            f"each of the {len(samples):,} samples has the shape {tuple(samples.shape[1:])}, and the model takes {shape}: bring them to "
-            "that shape (images are channels, height, width); if the model takes features (data.features), pass the features to "
-            "ldpfl.load_model's module yourself"
+            f"each of the {len(samples):,} samples has the shape {tuple(samples.shape[1:])}, but the model takes {shape}: convert them to "
+            "that shape (for images: channels, height, width). If the model takes features (data.features), load its module with "
+            "ldpfl.load_model and pass the features to it"
         )
     return samples, files
 
@@ -63,7 +63,7 @@ def _array_in(path: Path) -> NDArray[Any]:
     try:
         array: NDArray[Any] = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path} cannot be read as an array: expected a file that numpy.save wrote, of numbers alone") from error
+        raise DataError(f"{path} cannot be read as an array of numbers: expected a file that numpy.save wrote") from error
     return array
 
 

@@ -94,7 +94,7 @@ def _rows_with_person(table: Table, config: DataConfig, path: Path) -> Table:
         return table
     named = np.array(persons_in(table, config), dtype=object) != ""
     if not named.any():
-        raise DataError(f"no row of {path} has a value in the column {config.person!r}, which data.person names")
+        raise DataError(f"the column {config.person!r} (data.person) is empty in all rows of {path}: fill it in, or use another table")
     return table.take(np.flatnonzero(named))
 
 
@@ -157,13 +157,13 @@ def _made_up_columns(config: DataConfig, targets: Targets) -> Iterator[tuple[str
     """
     if config.path or config.client or config.evaluate_on != "test":
         raise ConfigError(
-            "data.name = 'node' is each node's own table, which only its operator names: leave data.path, data.client and "
+            "data.name = 'node' means that each node's operator names the node's table: leave data.path, data.client and "
             "data.evaluate_on out"
         )
     if config.text:
         yield config.text, np.array(["word"], dtype=object)
     elif not config.columns:
-        raise ConfigError("data.columns has to name the input columns of the nodes' tables, since nobody else sees these tables")
+        raise ConfigError("data.columns is empty, but the server cannot see the nodes' tables: list their input columns in data.columns")
     for name in config.columns:
         if name in config.bounds and name in config.dates:
             yield name, np.array(["1970-01-01"], dtype=object)
@@ -172,7 +172,9 @@ def _made_up_columns(config: DataConfig, targets: Targets) -> Iterator[tuple[str
         elif name in config.categories or name in config.words:
             yield name, np.array([config.categories.get(name, ["word"])[0]], dtype=object)
         else:
-            raise ConfigError(f"data.bounds, data.categories or data.words has to say what stands in {name!r}, since nobody else sees it")
+            raise ConfigError(
+                f"the server cannot see the nodes' column {name!r}: describe it in data.bounds (numbers), data.categories or data.words"
+            )
     names = [config.target] if isinstance(config.target, str) else config.target
     for name in filter(None, names):
         yield name, _made_up_target(name, config, targets)
@@ -184,9 +186,9 @@ def _made_up_target(name: str, config: DataConfig, targets: Targets) -> Column:
     """Return one made-up cell of the target column ``name``, or raise if the settings do not say which values it may have."""
     has_classes, is_time = targets in ("class", "ordered"), targets == "survival" and name == config.target_names[0]
     if has_classes and not config.classes:
-        raise ConfigError("data.classes has to list the classes, since nobody else sees nodes' tables")
+        raise ConfigError("data.classes is empty, but the server cannot see the nodes' tables: list the classes in data.classes")
     if (targets in ("number", "count") or (is_time and not config.cut_points)) and name not in config.bounds:
-        raise ConfigError(f"data.bounds has to hold the bounds of the target {name!r}, since nobody else sees nodes' tables")
+        raise ConfigError(f"data.bounds lacks the target {name!r}, and the server cannot see the nodes' tables: give its bounds there")
     if has_classes:
         return np.array([config.classes[0]], dtype=object)
     return np.array([config.bounds[name][0] if name in config.bounds else 0.0])
@@ -199,7 +201,7 @@ def table_path(named: str | None, partition: object) -> Path:
         DataError: ``named`` is not set, or needs a number and the node's ``partition`` is not one.
     """
     if not named:
-        raise DataError("this node has no table of its own: name it in LDPFL_DATA, in the environment of the SuperNode")
+        raise DataError("this node's table is not set: name its file in LDPFL_DATA, in the environment of the SuperNode")
     if "{partition}" in named and not isinstance(partition, int):  # other than a number, it could lead to another folder
-        raise DataError("LDPFL_DATA names a table by {partition}, and the node's config has no partition-id that is a number")
+        raise DataError("LDPFL_DATA contains {partition}, but the node's config has no number as partition-id: add it to --node-config")
     return Path(named.replace("{partition}", str(partition)))

@@ -33,7 +33,8 @@ def read_parquet(path: Path, data: bytes, only: Collection[str] | None, *, names
     try:
         metadata = parquet.read_metadata(io.BytesIO(data))
         if metadata.num_rows * metadata.num_columns > _MAX_CELLS:
-            raise DataError(f"{path} has {metadata.num_rows:,} rows of {metadata.num_columns:,} columns, more than {_MAX_CELLS:,} cells")
+            size = f"{metadata.num_rows:,} rows of {metadata.num_columns:,} columns"
+            raise DataError(f"{path} has {size}, more than {_MAX_CELLS:,} cells: split it, or leave columns out")
         schema = parquet.read_schema(io.BytesIO(data))
         # As dictionaries, equal texts share memory: a small file may hold the same long text very many times.
         text_columns = [field.name for field in schema if pyarrow.types.is_string(field.type)]
@@ -41,7 +42,7 @@ def read_parquet(path: Path, data: bytes, only: Collection[str] | None, *, names
             return parquet.read_table(io.BytesIO(data), read_dictionary=text_columns).to_pandas()
         fields = [field for field in schema if field.name in only]
         if len({field.name for field in fields}) < len(fields):
-            raise DataError(f"{path}: two columns have the same name")
+            raise DataError(f"{path}: two columns have the same name: rename one, or leave it out")
         flat = [field.name for field in fields if not pyarrow.types.is_nested(field.type)]
         table = parquet.read_table(io.BytesIO(data), read_dictionary=[name for name in text_columns if name in flat], columns=flat)
     except (pyarrow.ArrowException, OSError, ValueError) as error:

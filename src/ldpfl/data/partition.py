@@ -89,7 +89,7 @@ def partition(
     if clients < 1:
         raise ConfigError(f"clients must be at least 1, got {clients}")
     if clients > labels.size:
-        raise ConfigError(f"{clients} clients need at least {clients} samples, the training data has {labels.size}")
+        raise ConfigError(f"clients.count is {clients}, but the training data has only {labels.size} samples: set clients.count lower")
     if scheme in ("dirichlet", "quantity"):
         _check_alpha("alpha", alpha)
     if isolated is not None:
@@ -125,8 +125,8 @@ def partition_by_name(
     """
     if scheme not in LABEL_BLIND:
         raise ConfigError(
-            f"data.partition is {scheme!r}, but persons are assigned to clients by their names: set it to "
-            f"{' or '.join(sorted(LABEL_BLIND))}, or name the column of the client by data.client"
+            f"data.partition is {scheme!r}, but with data.person set, persons are assigned to clients by name: set data.partition to "
+            f"{' or '.join(sorted(LABEL_BLIND))}, or name the column of the client in data.client"
         )
     if scheme == "quantity":
         _check_alpha("alpha", alpha)
@@ -137,8 +137,8 @@ def partition_by_name(
     if empty := int((parts.sizes == 0).sum()):
         advice = "fewer clients, or a larger data.alpha" if scheme == "quantity" else "fewer clients"
         raise ConfigError(
-            f"{len(names):,} persons are assigned to {clients} clients by their names, and {empty} of the clients have no person: take "
-            f"{advice}, or name the column of the client by data.client"
+            f"{len(names):,} persons are assigned to {clients} clients by name, but {empty} of the clients get no person: use "
+            f"{advice}, or name the column of the client in data.client"
         )
     return parts
 
@@ -162,7 +162,7 @@ def partition_by_code(path: str, samples: int, clients: int, seed: int) -> Divis
         raise ConfigError(f"data.partition {path!r} returns {given}, expected {samples:,} whole numbers: the client of each sample")
     if owners.min() < -1 or owners.max() >= clients:
         raise ConfigError(
-            f"data.partition {path!r} returns clients from {owners.min()} to {owners.max()}, expected 0 to {clients - 1}, or -1 for none"
+            f"data.partition {path!r} returns clients from {owners.min()} to {owners.max()}, expected 0 to {clients - 1}, or -1 (no client)"
         )
     shares = Division.by_owner(owners.astype(np.int64), clients)
     if not shares.sizes.all():
@@ -180,7 +180,7 @@ def _check_alpha(name: str, alpha: float) -> None:
 def _check_isolation(labels: NDArray[np.int64], clients: int, isolated: Isolation) -> None:
     """Raise a :class:`ConfigError` if no client, or no label, remains beside the curious client and the private label."""
     if clients < 2:
-        raise ConfigError(f"a private label is kept from one client and left to the others: it needs 2 clients or more, got {clients}")
+        raise ConfigError(f"data.private_label gives a label to all clients but one: set clients.count to 2 or more, got {clients}")
     present = np.unique(labels)
     if isolated.label not in present:
         raise ConfigError(
@@ -188,7 +188,7 @@ def _check_isolation(labels: NDArray[np.int64], clients: int, isolated: Isolatio
             f"it has {present.size} labels from {present[0]} to {present[-1]}"
         )
     if present.size == 1:
-        raise ConfigError(f"private label {isolated.label} is the only one in the training data: nothing is left for the client without it")
+        raise ConfigError(f"data.private_label is {isolated.label}, the only label in the training data: use data with two labels or more")
 
 
 def _shares_with_isolation(

@@ -74,7 +74,7 @@ class Samples:
         """
         if isinstance(self.inputs, Tensor):
             return self.inputs
-        raise ConfigError(f"each sample is several tensors ({', '.join(self.inputs)}), expected samples of one tensor")
+        raise ConfigError(f"each sample has several tensors ({', '.join(self.inputs)}), but this works only with samples of one tensor")
 
 
 class Owners(NamedTuple):

@@ -274,7 +274,7 @@ def measured_target(histogram: Histogram | None, targets: Targets, bounds: tuple
     if not spread > 0 and bounds is not None:
         return public_target(targets, bounds, _REACH)
     if not (isfinite(center) and spread > 0):
-        raise DataError("the target was not seen above the noise of measuring: give data.bounds for it, or more rows, or a larger epsilon")
+        raise DataError("the noise was too large to measure the target's range: set data.bounds for it, add rows, or raise epsilon")
     is_count = targets == "count"
     return TargetScale(0.0 if is_count else center, spread, reach=_reach_of(targets)), max(center / spread, _MIN_MEAN)
 
@@ -306,7 +306,7 @@ def measured_cuts(histogram: Histogram | None, dataset: Dataset, bounds: tuple[f
     cuts, below = public_cuts(dataset, bounds), None if histogram is None else histogram.cumulative()
     if histogram is None or below is None:
         if not cuts:
-            raise DataError("times were not seen above the noise of measuring: give data.cut_points, or more rows, or a larger epsilon")
+            raise DataError("the noise was too large to measure the times: set data.cut_points, add rows, or raise epsilon")
         return TargetScale(cuts=tuple(cuts)), [1 / (len(cuts) + 1)] * len(cuts)
     if not cut_points(dataset):
         # Interpolation needs rising shares. Without times between two edges, the quantile is the upper edge.
@@ -366,8 +366,8 @@ def scaled_as(dataset: Dataset, measured: Encoder) -> Dataset:
     places = tuple(column.place for column in dataset.unscaled if column.place is not None)
     if measured.places != places:
         raise DataError(
-            f"the encoding of the run has {len(measured.places)} columns of numbers, and the data have {len(places)}: expected the same "
-            "columns; give the data that the run used, or restore its encoding.json"
+            f"the run's encoding has {len(measured.places)} columns of numbers, but the data have {len(places)}: use the run's data, or "
+            "restore its encoding.json"
         )
     is_number = any(column.place is None and not column.classes for column in dataset.unscaled)
     reach = _reach_of(targets_in(dataset))
@@ -385,7 +385,7 @@ def by_bounds(dataset: Dataset) -> Dataset:
     is_survival = targets_in(dataset) == "survival"
     for column in numbers:
         if column.bounds is None and not (is_survival and column.place is None and cut_points(dataset)):
-            raise DataError(f"the column {column.name!r} has no data.bounds, and nothing measures where its numbers lie: give them")
+            raise DataError(f"the column {column.name!r} has no bounds, and this run does not measure them: add it to data.bounds")
     knots = [within(column.bounds) for column in numbers if column.place is not None and column.bounds is not None]
     target_bounds = next((column.bounds for column in numbers if column.place is None), None)
     if is_survival:

@@ -168,7 +168,7 @@ class DataConfig(BaseModel):
         if self.text and not self.target:
             return (self.text,)
         if not self.target:
-            raise ConfigError("data.target (--target) has to name the column that is to be predicted")
+            raise ConfigError("data.target is missing: name the column to predict with --target COLUMN (data.target)")
         return (self.target,) if isinstance(self.target, str) else tuple(self.target)
 
     @property

@@ -86,7 +86,7 @@ class Table:
             names = list(map(str.strip, name.split(",")))
             listed = ", ".join(json.dumps(part, ensure_ascii=False) for part in names)
             hint = f"for several columns give a list, --set '{setting}=[{listed}]'{if_several}" if self.columns.keys() >= set(names) else ""
-            raise DataError(f"{setting} names no column {shown(name)}: {hint or did_you_mean(name, self.columns)}")
+            raise DataError(f"{setting} names {shown(name)}, but there is no such column: {hint or did_you_mean(name, self.columns)}")
         return self.columns[name]
 
     def with_missing(self, words: Collection[str]) -> Table:
@@ -122,7 +122,7 @@ class Table:
         """Raise a :class:`DataError` if a column of numbers that is read as dates holds any number."""
         present = np.flatnonzero(~np.isnan(column))
         if strict and present.size:
-            raise DataError(f"{self.where(int(present[0]))}: what stands in the column {name!r} is a number, and an ISO date is expected")
+            raise DataError(f"{self.where(int(present[0]))}: the column {name!r} holds a number, expected an ISO date (YEAR-MONTH-DAY)")
 
     def _number(self, name: str, row: int, text: str, kind: Kind, *, strict: bool) -> float:
         """Return the number, or day number, in the cell ``text``; NaN if it is empty, or if it cannot be read and ``strict`` is false."""
@@ -135,12 +135,13 @@ class Table:
         except ValueError:
             if not strict:
                 return np.nan
-            expected = "number, as others there are" if kind == "numbers" else "ISO date (YEAR-MONTH-DAY), as others there are"
-            raise DataError(f"{self.where(row)}: what stands in the column {name!r} is no {expected}; {self.remedy}") from None
+            expected = "a number" if kind == "numbers" else "an ISO date (YEAR-MONTH-DAY)"
+            place = f"{self.where(row)}: the value in the column {name!r}"
+            raise DataError(f"{place} is not {expected}, unlike others in this column; {self.remedy}") from None
         if np.isfinite(value):
             return value
         if strict:
-            raise DataError(f"{self.where(row)}: what stands in the column {name!r} is infinite or NaN, and a finite number is expected")
+            raise DataError(f"{self.where(row)}: the value in the column {name!r} is infinite or NaN, expected a finite number")
         return np.nan
 
     def is_absent(self, text: str) -> bool:
@@ -167,7 +168,7 @@ class Table:
         present = self._present(column)
         kind = kind_of(present)
         if kind == "words" and (problem := unclear(present)):
-            raise DataError(f"the column {name!r} holds {problem}; or name it in data.words, to take it as words")
+            raise DataError(f"the column {name!r} holds {problem}; or list it in data.words to use it as words")
         return kind
 
     def is_text(self, name: str) -> bool:
@@ -204,7 +205,7 @@ def read_table(path: Path, only: Collection[str] | None = None, *, names_shown: 
             raise DataError(f"{file} and {files[0]} have different columns{f': {difference}' if names_shown else f' {_HEADER_HINT}'}")
     table = tables[0] if len(tables) == 1 else _joined(tables)
     if not len(table):
-        raise DataError(f"there is no row in {path}, only columns")
+        raise DataError(f"{path} has columns but no rows: add rows, or name another file")
     return table
 
 
@@ -213,19 +214,19 @@ def _files(path: Path) -> list[Path]:
     if path.is_dir():
         files = [file for file in visible_files(path) if file.suffix.lower() in SUFFIXES]
         if not files:
-            raise DataError(f"there is no file of a table in {path}: expected {', '.join(SUFFIXES)}")
+            raise DataError(f"{path} contains no table: expected a file whose name ends in {', '.join(SUFFIXES)}")
         check_one_split((file.relative_to(path) for file in files), path)
         return files
     if path.suffix.lower() in _SPREADSHEETS:
         raise DataError(
-            f"{path} is a spreadsheet, which is not read: save its sheet as CSV (UTF-8), or hand over a data frame from Python "
+            f"{path} is a spreadsheet, which ldpfl cannot read: save its sheet as CSV (UTF-8), or pass a data frame from Python "
             "(pandas.read_excel)"
         )
     if not path.is_file():
         similar_files = [file.name for file in path.parent.glob("*") if file.suffix in SUFFIXES] if path.parent.is_dir() else []
         raise DataError(f"there is no file {path}" + (f": {did_you_mean(path.name, similar_files)}" if similar_files else ""))
     if path.suffix.lower() not in SUFFIXES:
-        raise DataError(f"{path} is no table that can be read: expected {', '.join(SUFFIXES)}")
+        raise DataError(f"{path} is not a table that ldpfl can read: expected a name that ends in {', '.join(SUFFIXES)}")
     return [path]
 
 
@@ -240,7 +241,7 @@ def _csv(path: Path, only: Collection[str] | None, names_shown: bool) -> Table:
         line = data[: error.start].count(b"\n") + 1
         raise DataError(f"{path}, line {line}: not UTF-8 text; save the file as UTF-8") from None
     if "\0" in text and only is None:
-        raise DataError(f"{path} is no CSV file: it holds bytes of zero")
+        raise DataError(f"{path} is not a CSV file, because it contains zero bytes: save the table as CSV (UTF-8)")
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # a cell may be as long as the file
     first_line = text.lstrip("\r\n").partition("\n")[0].partition("\r")[0]  # lines of old systems end in a carriage return alone
     delimiter = max(_DELIMITERS, key=first_line.count)
@@ -288,20 +289,20 @@ def _rows(path: Path, reader: Any, names_shown: bool, *, strict: bool) -> tuple[
             row = row or [""]
             fits = len(row) == len(header)
             if strict and not fits:
-                raise DataError(f"{path}, line {reader.line_num}: {len(row)} cells, and the header has {len(header)}")
+                raise DataError(f"{path}, line {reader.line_num}: {len(row)} cells, but the header has {len(header)}: correct the line")
             cells.append(row if fits else [""] * len(header))
             lines.append(reader.line_num)
     except csv.Error as error:
         raise DataError(f"{path}, line {reader.line_num}: {error}") from None
     if not header:
-        raise DataError(f"{path} is empty")
+        raise DataError(f"{path} is empty: expected a header and rows")
     return header, cells, lines
 
 
 def _check_header(path: Path, header: Sequence[str], names_shown: bool) -> None:
     """Raise a :class:`DataError` if a column has no name, or two have the same, which the message shows only if ``names_shown``."""
     if "" in header:
-        remedy = "name it, or leave it out: pandas writes such a column of row numbers unless told to_csv(index=False)"
+        remedy = "name it, or leave it out. (pandas writes such a column of row numbers: save with to_csv(index=False))"
         raise DataError(f"{path}: the {header.index('') + 1}. column has no name; {remedy}")
     duplicates = [name for name, times in Counter(header).items() if times > 1]
     if duplicates:
@@ -344,7 +345,7 @@ def table_of(frame: pandas.DataFrame, origin: str = "the data frame") -> Table:
         raise DataError(f"expected {origin} as a data frame, or as a file or folder of tables, got a {type(frame).__name__}")
     table = _table_of_frame(frame, partial(_row_of, origin), "")
     if not len(frame):
-        raise DataError(f"there is no row in {origin}, only columns")
+        raise DataError(f"there are no rows in {origin}, only columns: add rows")
     digest = hashlib.sha256()
     for name, column in table.columns.items():
         digest.update(name.encode(errors="surrogatepass"))
@@ -361,12 +362,12 @@ def _table_of_frame(
         strict: whether a cell of an unsupported type is an error; else it becomes empty.
     """
     if not frame.columns.size:
-        raise DataError(f"there is no column in {where(0).rpartition(',')[0]}")
+        raise DataError(f"there are no columns in {where(0).rpartition(',')[0]}: add some")
     names = [str(name) for name in frame.columns]
     duplicates = [name for name, times in Counter(names).items() if times > 1]
     if duplicates:
         fault = f"are called {duplicates[0]!r}" if names_shown else "have the same name"
-        raise DataError(f"two columns {fault}: rename one, or leave it out")
+        raise DataError(f"two columns {fault} in {where(0).rpartition(',')[0]}: rename one, or leave it out")
     labels = [f"the column {name!r}" if names_shown else f"the {place}. column" for place, name in enumerate(names, start=1)]
     columns = {name: _column_of_series(frame.iloc[:, place], labels[place], where, strict=strict) for place, name in enumerate(names)}
     return Table(columns, where, digest, names_shown=names_shown)
@@ -378,13 +379,13 @@ def _column_of_series(series: Any, label: str, where: Callable[[int], str], *, s
 
     if types.is_bool_dtype(series) or types.is_numeric_dtype(series):
         if types.is_complex_dtype(series):
-            raise DataError(f"{label} holds complex numbers: give their parts")
+            raise DataError(f"{label} holds complex numbers: give real and imaginary parts as two columns")
         numbers: Column = series.to_numpy(dtype=np.float64, na_value=np.nan)
         if not strict:
             return np.where(np.isinf(numbers), np.nan, numbers)
         infinite = np.flatnonzero(np.isinf(numbers))
         if infinite.size:
-            raise DataError(f"{where(int(infinite[0]))}: what stands in {label} is infinite, and a finite number is expected")
+            raise DataError(f"{where(int(infinite[0]))}: the value in {label} is infinite, expected a finite number")
         return np.asarray(numbers)
     return np.array(list(_texts(series, label, where, strict=strict)), dtype=object)
 
@@ -396,7 +397,7 @@ def _texts(series: Any, label: str, where: Callable[[int], str], *, strict: bool
         supported = isinstance(value, str | int | float | bool | np.bool_ | np.integer | np.floating | Decimal | date)
         if not missing and not supported and strict:
             kind = type(value).__name__
-            raise DataError(f"{where(row)}: {label} holds values of the type {kind}: turn them into numbers or words")
+            raise DataError(f"{where(row)}: {label} holds values of the type {kind}, expected numbers or words: convert them")
         yield "" if missing or not supported else as_text(value)
 
 

@@ -55,11 +55,11 @@ def targets_of(tables: Sequence[Table], config: DataConfig, targets: Targets) ->
     if targets == "survival":
         return _survival_targets(tables, names, config)
     if targets != "classes" and len(names) > 1:
-        raise ConfigError(f"data.target names {len(names)} columns, and this task predicts one; {_TASK_OF_SEVERAL}")
+        raise ConfigError(f"data.target names {len(names)} columns, but this task predicts one; {_TASK_OF_SEVERAL}")
     if targets == "classes" and len(names) < 2:
         raise ConfigError(
             f"a task of several labels needs two columns or more in data.target, which names {names[0]!r} alone: "
-            f"{_list_advice(names[0], 'OTHER')}; for one label, take classification"
+            f"{_list_advice(names[0], 'OTHER')}; for one label, set task.name to 'classification'"
         )
     if targets == "tokens":
         return ReadTargets([_token_targets(table, config) for table in tables], BYTES)
@@ -86,7 +86,7 @@ def _as_ordered(class_targets: ReadTargets, name: str, config: DataConfig) -> Re
     """
     are_numbers = all(_natural_key(word)[0] == 0 for word in class_targets.classes)
     if not (config.classes or are_numbers):
-        raise ConfigError(f"the order of the classes of {name!r} is unknown: list them in data.classes, from the lowest on")
+        raise ConfigError(f"the order of the classes of {name!r} is unknown: list them in data.classes, the lowest first")
     return class_targets._replace(outputs=class_targets.outputs - 1)
 
 
@@ -102,8 +102,8 @@ def _survival_targets(tables: Sequence[Table], names: Sequence[str], config: Dat
     for table in tables:
         if table.is_numeric(time) and _is_event(table, time) and not _is_event(table, event):
             raise ConfigError(
-                f"data.target names {time!r} as the time, which holds 0 and 1 alone, and {event!r} as the event, which does not: name "
-                f"the time first, {_list_advice(event, time)}"
+                f"data.target names {time!r} as the time, but it holds only 0 and 1, and {event!r} as the event, but it holds others: "
+                f"name the time first, {_list_advice(event, time)}"
             )
     values = [torch.stack([_count_targets(table, names[0]), _label_targets(table, names[1])], dim=1) for table in tables]
     return ReadTargets(values, len(config.cut_points) or INTERVALS)
@@ -132,7 +132,7 @@ def _count_targets(table: Table, name: str) -> Tensor:
 
 def _number_targets(table: Table, name: str) -> Tensor:
     """Return the numbers in the column ``name`` (N,). Any other cell raises a :class:`DataError`."""
-    _check_numeric(table, name, "a number", "to tell words apart, set task.name to 'classification' (--task classification)")
+    _check_numeric(table, name, "a number", "to predict words, set task.name to 'classification' (--task classification)")
     values = table.numbers(name)
     _check_none_missing(table, name, np.isnan(values), "leave such rows out")
     return torch.from_numpy(np.clip(values, -_LARGEST_FLOAT32, _LARGEST_FLOAT32).astype(np.float32))
@@ -140,7 +140,7 @@ def _number_targets(table: Table, name: str) -> Tensor:
 
 def _label_targets(table: Table, name: str) -> Tensor:
     """Return the labels, or events, in the column ``name`` (N,). A cell that is not 0 or 1 raises a :class:`DataError`."""
-    _check_numeric(table, name, "0 or 1", "write 1 where the label holds, or the event occurred, and else 0")
+    _check_numeric(table, name, "0 or 1", "write 1 where the label applies or the event occurred, otherwise 0")
     values = table.numbers(name)
     wrong_rows = np.flatnonzero((values != 0) & (values != 1))
     if wrong_rows.size:
@@ -169,7 +169,7 @@ def _check_only_numbers(table: Table, name: str, reader: Callable[[str], float],
     other_rows = np.flatnonzero([not (table.is_absent(text) or reads(reader, text)) for text in column])
     if other_rows.size:
         where = _listed_rows(table, other_rows)
-        raise DataError(f"{where}: what stands in the target {name!r} is no number, as others there are: {remedy}")
+        raise DataError(f"{where}: the target {name!r} is not a number, unlike others in this column: {remedy}")
 
 
 def _listed_rows(table: Table, rows: NDArray[np.int64]) -> str:
@@ -199,9 +199,11 @@ def _class_targets(tables: Sequence[Table], name: str, config: DataConfig) -> Re
     for table, table_words in zip(tables, words, strict=True):
         for row, word in enumerate(table_words):
             if word not in numbers:
-                listed = f"data.classes, which are {', '.join(classes[:10])}"
-                expected = listed if config.classes else "those of the rows that are trained on"
-                raise DataError(f"{table.where(row)}: the class in the column {name!r} is not among {expected}")
+                listed = f"in data.classes, expected one of {', '.join(classes[:10])}"
+                problem = (
+                    listed if config.classes else "a class of the training rows: list all classes in data.classes, or leave the row out"
+                )
+                raise DataError(f"{table.where(row)}: the class in the column {name!r} is not {problem}")
         targets.append(torch.tensor([numbers[word] for word in table_words]))
     notes = () if config.classes else (_NOTE_ON_CLASSES.format(name=name, some=", ".join(classes[:5])),)
     return ReadTargets(targets, len(classes), notes, tuple(classes))
@@ -209,7 +211,7 @@ def _class_targets(tables: Sequence[Table], name: str, config: DataConfig) -> Re
 
 _NOTE_ON_CLASSES = (
     "the classes of {name!r} ({some}) were taken from the data, as if they were public: "
-    "where it is a secret that one occurs, name them in data.classes"
+    "if it is secret which of them occur, list all classes in data.classes"
 )
 
 
@@ -222,7 +224,7 @@ def _classes_in(table: Table, name: str, words: Sequence[str]) -> list[str]:
             "(--task regression)"
         )
     if len(classes) == 1:
-        raise DataError(f"the target {name!r} is the same in every row: there is nothing to tell apart")
+        raise DataError(f"the target {name!r} is the same in every row, so there is nothing to learn: name another column in data.target")
     return classes
 
 
@@ -238,8 +240,8 @@ def _check_none_missing(table: Table, name: str, absent: NDArray[np.bool_], reme
     """Raise a :class:`DataError` if a row has no target, which the mask ``absent`` (N,) marks."""
     if absent.any():
         where = _listed_rows(table, np.flatnonzero(absent))
-        none = "an empty cell, or a word that stands for none, such as NA or None"
-        raise DataError(f"{where}: the target {name!r} has no value ({none}): {remedy}")
+        missing = "an empty cell, or a word for a missing value, such as NA or None"
+        raise DataError(f"{where}: the target {name!r} has no value ({missing}): {remedy}")
 
 
 def _token_targets(table: Table, config: DataConfig) -> Tensor:

@@ -61,8 +61,8 @@ def check_vocabulary(tokenizer: str, digest: str) -> None:
     """
     if digest and vocabulary_digest(tokenizer) != digest:
         raise ConfigError(
-            f"tokenizer {tokenizer!r} has another vocabulary than the one that the model was trained with: its SHA-256 is "
-            f"{vocabulary_digest(tokenizer)[:16]}, expected {digest[:16]}: name the tokenizer of the model in data.tokenizer"
+            f"the vocabulary of tokenizer {tokenizer!r} has the SHA-256 {vocabulary_digest(tokenizer)[:16]}, but the model's has "
+            f"{digest[:16]}: name the model's tokenizer in data.tokenizer"
         )
 
 
@@ -86,7 +86,7 @@ def _tokenizer(name: str) -> Any:
     folder = Path(folder_or_hub_name)
     # Without this check, transformers would return a tokenizer with an empty vocabulary.
     if folder.is_dir() and not any(path.match(pattern) for path in folder.iterdir() for pattern in _VOCABULARY_FILES):
-        raise ConfigError(f"{folder} holds no tokenizer: save that of the model there by tokenizer.save_pretrained(folder)")
+        raise ConfigError(f"{folder} contains no tokenizer: save the model's tokenizer there with tokenizer.save_pretrained(folder)")
     try:
         read = library("transformers").AutoTokenizer.from_pretrained
         tokenizer = read(folder_or_hub_name, local_files_only=folder.is_dir(), trust_remote_code=False)
@@ -110,7 +110,7 @@ def following(inputs: Inputs) -> Tensor:
     """
     tokens = inputs if isinstance(inputs, Tensor) else inputs.get(TOKENS, torch.empty(0))
     if tokens.dim() != 2 or tokens.is_floating_point():
-        raise DataError(f"a language model is trained on tokens (N, T), whole numbers, alone or as {TOKENS!r} of a dict: give targets too")
+        raise DataError(f"inputs are not tokens (N, T), whole numbers, alone or as {TOKENS!r} of a dict: correct them, or give targets too")
     is_token = torch.ones_like(tokens, dtype=torch.bool) if isinstance(inputs, Tensor) or MASK not in inputs else inputs[MASK].bool()
     next_tokens = torch.full_like(tokens, NO_TOKEN, dtype=torch.int64)
     next_tokens[:, :-1] = torch.where(is_token[:, 1:] & is_token[:, :-1], tokens[:, 1:].long(), NO_TOKEN)

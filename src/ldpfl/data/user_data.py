@@ -49,7 +49,7 @@ def load_brought(config: DataConfig, targets: Targets, given: object = None) -> 
     if config.name != GIVEN:
         given = called("data", config.name) if is_code(config.name) else fetched(config)
     if given is None:
-        raise ConfigError("these are data that a caller handed over: pass them again, with data=...")
+        raise ConfigError("the data of this run were passed from Python, so no file has them: pass them again with data=...")
     return _as_dataset(given, config, targets)
 
 
@@ -88,7 +88,7 @@ def _as_dataset(given: object, config: DataConfig, targets: Targets) -> Dataset:
         given = (given,)
     if isinstance(given, Sequence) and len(given) in (1, 2) and all(isinstance(part, pandas.DataFrame) for part in given):
         if len(given) > 1 and config.test_path:
-            raise ConfigError("the rows to measure on are there already: leave data.test_path out")
+            raise ConfigError("data is a pair of training and test rows, but data.test_path is set too: leave data.test_path out")
         named = ("the train rows", "the test rows") if len(given) > 1 else ("the data frame",)
         train, *test = (table_of(part, name) for part, name in zip(given, named, strict=True))
         return _dataset_of_tables(config.name, train, test[0] if test else _test_table(config), config, targets)
@@ -103,7 +103,7 @@ def _as_dataset(given: object, config: DataConfig, targets: Targets) -> Dataset:
         return given
     if isinstance(given, torch.utils.data.Dataset):
         if _is_sorted_by_class(given):
-            raise ConfigError("an ImageFolder is sorted by class: where an image is would follow from others. Give its folder itself")
+            raise ConfigError("data is a torchvision ImageFolder, which is sorted by class: give the path of its folder instead")
         _check_unused(config, "a PyTorch data set", unused_settings)
         return _dataset_of_pairs(given, targets)
     if targets == "tokens" and _are_tokens(given):
@@ -189,8 +189,8 @@ def _numbers(values: object, what: str) -> Tensor:
         # PyTorch warns of read-only arrays, so these are copied.
         numbers = torch.as_tensor(values if isinstance(values, Tensor) else np.require(np.asarray(values), requirements="W"))
     except (TypeError, ValueError, RuntimeError):
-        advice = "words and gaps are for a data frame with data.target, and samples of several tensors for a dict of them"
-        raise DataError(f"{what} are no numbers of one shape ({_kind_of(values)}): {advice}") from None
+        advice = "give words or missing values as a data frame with data.target, and samples of several tensors as a dict of tensors"
+        raise DataError(f"{what} cannot be converted to one array of numbers ({_kind_of(values)}): {advice}") from None
     if numbers.dim() == 0 or numbers.is_complex():
         raise DataError(f"{what} are {'complex' if numbers.is_complex() else 'one number'}: give a real number or more for each sample")
     return numbers
@@ -206,7 +206,7 @@ def _check_unused(config: DataConfig, what: str, names: Sequence[str]) -> None:
     defaults = DataConfig()
     unused = [f"data.{name}" for name in names if getattr(config, name) != getattr(defaults, name)]
     if unused:
-        raise ConfigError(f"{', '.join(unused)} says nothing of {what}, and would have no effect: leave that out")
+        raise ConfigError(f"{', '.join(unused)} has no effect where data is {what}: leave it out")
 
 
 def _dataset_of_images(given: Pictures, config: DataConfig) -> Dataset:
@@ -240,8 +240,8 @@ def _class_note(classes: Sequence[str]) -> str:
         return _COUNT_NOTE
     examples = ", ".join(classes[:5]) + ", ..." * (len(classes) > 5)
     return printable(
-        f"the names of the classes ({examples}) were taken from the data, are shown in results, and are in what is handed on, as if they "
-        "were public: where it is a secret that one occurs, name all classes in data.classes"
+        f"the names of the classes ({examples}) were taken from the data as if they were public. Results and published files show them: "
+        "if it is secret which of them occur, list all classes in data.classes"
     )
 
 
@@ -251,7 +251,7 @@ _COUNT_NOTE = "how many classes, or tokens, there are was taken from the data, a
 def _dataset_of_pairs(given: Any, targets: Targets) -> Dataset:
     """Read a PyTorch data set of (input, target) to its end."""
     if not hasattr(given, "__len__") or not hasattr(given, "__getitem__"):  # for example an IterableDataset
-        raise DataError(f"a {type(given).__name__} does not say how many samples it has, or gives none by its place: {_AS_PAIR}")
+        raise DataError(f"data is a {type(given).__name__}, which lacks __len__ or __getitem__: {_AS_PAIR}")
     try:
         pairs = [given[place] for place in range(len(given))]
         samples = [pair[0] for pair in pairs]
@@ -263,7 +263,7 @@ def _dataset_of_pairs(given: Any, targets: Targets) -> Dataset:
     except DataError:
         raise
     except Exception as error:  # the user's code may raise anything
-        raise DataError(f"the data set gives no pairs of an input and a target of one shape: {in_short(error)}") from error
+        raise DataError(f"the items of the data set cannot be stacked as pairs (input, target) of one shape: {in_short(error)}") from error
     return _dataset_of_tensors(inputs, answers, targets)
 
 
@@ -278,38 +278,40 @@ def _stacked(values: Sequence[Any]) -> Tensor:
 def _dataset_of_tensors(inputs: Inputs, answers: Tensor, targets: Targets) -> Dataset:
     """Return the data set of ``inputs`` (N, ...) and the target of each, ``answers`` (N, ...), or raise if a value does not fit."""
     if not by_name(inputs) or not all(isinstance(name, str) for name in by_name(inputs)):
-        raise DataError("inputs in a dict go to the arguments of the model's forward: each needs the name of one")
+        raise DataError(
+            "inputs is a dict that is empty or has a key that is no text: name each input like an argument of the model's forward"
+        )
     for name, part in by_name(inputs).items():
         if len(part) != len(answers) or not len(answers):
             which = f"inputs {name!r} have" if name else "inputs have"
             raise DataError(f"{which} {len(part):,} rows, and targets {len(answers):,}: give one target for each row, and one row at least")
     if targets in PARALLEL:
-        raise ConfigError("ordered classes and times to an event are read from tables: give a data frame or a file, and data.target")
+        raise ConfigError("task.name is 'ordinal' or 'survival', which need a table: give a data frame or a file, and data.target")
     inputs, answers = each(_typed, inputs), answers.detach()
     tokens = any(part.dtype == torch.int64 for part in by_name(inputs).values())
     notes = (_COUNT_NOTE,) if targets in ("class", "tokens") or tokens else ()
     if not bool(answers.isfinite().all()):
-        raise DataError("targets hold NaN or infinity: leave such samples out")
+        raise DataError("targets contain NaN or infinity: leave such samples out")
     if targets == "class" and answers.dim() != 1:
         is_column = answers.dim() == 2 and answers.shape[1] == 1
         advice = "squeeze(1)" if is_column else "argmax(1), or for several labels set task.name to 'multilabel'"
         raise DataError(f"targets have the shape {tuple(answers.shape)}, expected ({len(answers)},), one class each: give targets.{advice}")
     if targets in ("class", "tokens"):
         if answers.is_floating_point() and not torch.equal(answers, answers.round()):
-            raise DataError("classes are whole numbers from 0 on; to estimate a number, set task.name to 'regression'")
+            raise DataError("some targets are not whole numbers, but classes must be; to predict a number, set task.name to 'regression'")
         answers = answers.long()
         if targets == "class" and not (answers.numel() and int(answers.min()) >= 0 and int(answers.max()) < MOST_CLASSES):
-            raise DataError(f"classes are whole numbers from 0 to {MOST_CLASSES - 1}, and some are others")
+            raise DataError(f"some targets are not classes, which must be whole numbers from 0 to {MOST_CLASSES - 1}: correct them")
         if targets == "class" and bool((answers == answers[0]).all()):
-            raise DataError("targets hold one class alone, of which nothing can be learned: give samples of two classes at least")
+            raise DataError("all targets are of the same class, so there is nothing to learn: give samples of at least two classes")
     else:
         answers = answers.float()
     if targets == "classes" and not bool(((answers == 0) | (answers == 1)).all()):
-        raise DataError("several labels of a sample are each 0 or 1")
+        raise DataError("some targets are not 0 or 1, as each label of the task 'multilabel' must be: correct them")
     if targets == "count" and bool((answers < 0).any()):
-        raise DataError("counts are 0 or more, and some targets are below 0")
+        raise DataError("some targets are below 0, but counts must be 0 or more: correct them")
     if any(part.dtype == torch.int64 and part.numel() and int(part.min()) < 0 for part in by_name(inputs).values()):
-        raise DataError("tokens are whole numbers from 0 on; numbers that are none are to be of a floating type")
+        raise DataError("some inputs are whole numbers below 0, but tokens are 0 or more; convert other inputs to a floating type")
     return _split(GIVEN, [Samples(inputs, answers)], notes, targets)
 
 
@@ -323,7 +325,7 @@ def _typed(inputs: Tensor) -> Tensor:
         return inputs.detach().long()
     inputs = inputs.detach().float()
     if not bool(inputs.isfinite().all()):
-        raise DataError("inputs hold NaN or infinity: fill the gaps before")
+        raise DataError("inputs contain NaN or infinity: fill in the missing values first")
     return inputs
 
 
@@ -341,7 +343,7 @@ def _split(name: str, parts: list[Samples], notes: tuple[str, ...], targets: Tar
         parts = [parts[0].take(~is_test), parts[0].take(is_test)]
     train, test = parts
     if not len(test) or not len(train):
-        raise DataError(f"{len(train) + len(test)} samples are too few to keep a fifth of them to measure on")
+        raise DataError(f"data has only {len(train) + len(test)} samples, too few to keep a fifth of them for the test: add samples")
     digest = hashlib.sha256()
     for part in parts:
         for content in part.content():

@@ -34,11 +34,11 @@ def fetched(config: DataConfig) -> tuple[pandas.DataFrame, ...] | Pictures:
         return tuple(split.to_pandas() for split in splits.values())
     if config.test_path:
         if "test" in splits:
-            raise ConfigError(f"{origin!r} has a split test of its own: leave data.test_path out")
+            raise ConfigError(f"data.test_path is set, but {origin!r} already has a split 'test': leave data.test_path out")
         test_splits = _splits(config.test_path, is_local=True, one_class=True)
         splits["test"] = test_splits.get("test", test_splits["train"])
         if image_column(splits["test"]) is None:
-            raise DataError(f"data.test_path = {config.test_path!r} holds no images, and {origin!r} does")
+            raise DataError(f"data.test_path is {config.test_path!r}, which holds no images, but {origin!r} does: name a folder of images")
     return pictures(splits, config, origin)
 
 
@@ -88,9 +88,9 @@ def _splits(origin: str, *, is_local: bool, one_class: bool = False) -> dict[str
         if is_local:
             raise DataError(f"data set {origin!r} cannot be read: {cause}") from error
         suggestion = _nearest(Path(origin))
-        raise DataError(f"data {origin!r} are no file or folder here{suggestion}, and not to be had from the hub: {cause}") from error
+        raise DataError(f"there is no file or folder {origin!r} here{suggestion}, and the hub does not have it either: {cause}") from error
     if "train" not in loaded:
-        raise DataError(f"data set {origin!r} has no split train: it has {', '.join(loaded)}")
+        raise DataError(f"data set {origin!r} has no split 'train', only {', '.join(loaded)}: rename the one to train on")
     return {split: loaded[split] for split in ("train", "test") if split in loaded}
 
 
@@ -130,7 +130,7 @@ def _parquet_of(path: Path) -> dict[str, list[str]]:
     """Return the Parquet files below ``path`` for the splits train and test, by the files' names; all as train if none is for training."""
     files = [file for file in visible_files(path) if file.suffix.lower() == ".parquet"]
     if not files:
-        raise DataError(f"{path} holds no images, by class or in Parquet files")
+        raise DataError(f"{path} holds no images: expected a folder of images for each class, or Parquet files with images")
     splits: dict[str, list[str]] = {}
     for file in files:
         splits.setdefault(split_of(file.relative_to(path)) or "train", []).append(escape(str(file)))

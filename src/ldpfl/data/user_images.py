@@ -59,8 +59,8 @@ def holds_images(path: Path) -> bool:
         table = next((file for file in files if file.suffix.lower() in SUFFIXES), None)
         if table is not None:
             raise ConfigError(
-                f"{path} holds images, and the table {table.relative_to(path)}: columns about images belong in metadata.csv, with a "
-                "column file_name; to use the table and not the images, name the table's file"
+                f"{path} contains images and also the table {table.relative_to(path)}: if it describes the images, call it metadata.csv "
+                "and add a column file_name. To use the table instead of the images, name the table's file"
             )
         return True
     first = next((file for file in files if file.suffix.lower() == ".parquet"), None)
@@ -129,12 +129,16 @@ def _label_column(split: Any, image: str, config: DataConfig, origin: str) -> st
     """Return the column of the classes: ``data.target``, or else the first column beside ``image`` with "label" in its name."""
     names = [name for name in split.column_names if name != image]
     if not names and config.path:
-        raise DataError(f"the images of {origin!r} have no class: put those of each class into a folder of its own, of two classes or more")
+        raise DataError(
+            f"the images of {origin!r} have no class: put the images of each class into a separate folder, at least two folders"
+        )
     target = config.target if isinstance(config.target, str) else ""
     label = target or next((name for name in names if "label" in name), "")
     if label not in names:
         columns = ", ".join(names)
-        raise DataError(f"data set {origin!r} has no column {label or 'label'!r}: name the label's in data.target; it has {columns}")
+        raise DataError(
+            f"data set {origin!r} has no column {label or 'label'!r}: set data.target to the column of labels, one of {columns}"
+        )
     return label
 
 
@@ -154,15 +158,15 @@ def pixels(split: Any, image: str, origin: str, mode: str = "") -> Tensor:
             array = np.atleast_3d(np.asarray(picture.convert(mode or ("L" if own_mode in _GREY_MODES else "RGB"))))
         except Exception as error:  # Pillow and the library raise many kinds
             kind = type(error).__name__
-            raise DataError(f"{_place_of_image(split, image, row, origin)} cannot be decoded ({kind}): mend it, or take it out") from error
+            raise DataError(f"{_place_of_image(split, image, row, origin)} cannot be decoded ({kind}): replace it, or remove it") from error
         if own_mode not in _EIGHT_BIT_MODES:
-            problem = f"has values of more than 8 bits (mode {own_mode}): bring all to 8 bits, by the same rule"
+            problem = f"has values of more than 8 bits (mode {own_mode}): convert all images to 8 bits in the same way"
             raise DataError(f"{_place_of_image(split, image, row, origin)} {problem}")
         arrays.append(array)
         if array.shape[:2] != arrays[0].shape[:2]:
             (height, width), (first_height, first_width) = array.shape[:2], arrays[0].shape[:2]
             first = _place_of_image(split, image, 0, origin)
-            problem = f"has {width} x {height} pixels, and {first} has {first_width} x {first_height}: bring all to one size"
+            problem = f"has {width} x {height} pixels, and {first} has {first_width} x {first_height}: resize all images to one size"
             raise DataError(f"{_place_of_image(split, image, row, origin)} {problem}")
     channels = max(array.shape[2] for array in arrays)
     same_shape = [np.broadcast_to(array, (*array.shape[:2], channels)) for array in arrays]  # grey images get three equal channels
@@ -196,15 +200,17 @@ def _numbered(labels: list[Any], classes: Sequence[str], origin: str) -> tuple[l
     """Return ``labels``, words or whole numbers, as numbers from 0, and the class's name of each number; whole numbers may have none."""
     wrong_kinds = [type(label).__name__ for label in labels if not isinstance(label, str | int)]
     if wrong_kinds:
-        raise DataError(f"an image of {origin!r} has a class of the kind {wrong_kinds[0]}: each has one, a word or a whole number")
+        raise DataError(
+            f"an image of {origin!r} has a class of the type {wrong_kinds[0]}, expected a word or a whole number for each image"
+        )
     if not classes and all(isinstance(label, int) for label in labels):
         if not 0 <= min(labels) <= max(labels) < MOST_CLASSES:
-            raise DataError(f"classes of {origin!r} are whole numbers from 0 to {MOST_CLASSES - 1}, and some are others")
+            raise DataError(f"some classes of {origin!r} are not whole numbers from 0 to {MOST_CLASSES - 1}: correct them")
         return labels, ()
     words = [str(label) for label in labels]
     number_of: Mapping[str, int] = {word: number for number, word in enumerate(classes or sorted(set(words)))}
     if not number_of.keys() >= set(words):
-        raise DataError(f"a class of {origin!r} is not among {', '.join(list(number_of)[:10])}")
+        raise DataError(f"{origin!r} has an image of an unknown class, expected one of {', '.join(list(number_of)[:10])}")
     return [number_of[word] for word in words], tuple(number_of)
 
 
@@ -216,10 +222,10 @@ def _owners(split: Any, image: str, label: str, config: DataConfig) -> tuple[str
         raise ConfigError(f"data.client and data.target both name {label!r}: clients are public, so the target would be public too")
     names = [name for name in split.column_names if name != image]
     if config.client not in names:
-        raise ConfigError(f"data.client names no column {config.client!r}: {did_you_mean(config.client, names)}")
+        raise ConfigError(f"data.client names {config.client!r}, but there is no such column: {did_you_mean(config.client, names)}")
     owners = list(split[config.client])
     unnamed = [row for row, owner in enumerate(owners, start=1) if owner is None or str(owner) == ""]
     if unnamed:
         row = unnamed[0]
-        raise DataError(f"the image in row {row:,} has no client: {config.client!r} is empty there; say whose it is, or leave it out")
+        raise DataError(f"the image in row {row:,} has no client: fill in its {config.client!r} (data.client), or leave the image out")
     return tuple(map(str, owners))

@@ -78,11 +78,11 @@ def choose_device(device: str | torch.device | None) -> torch.device:
     name = "auto" if device is None else str(device)
     device_type, _, number = name.partition(":")
     if device_type == "mps":
-        raise ConfigError(f"{name} has no float64, in which values are clipped exactly: choose the device cpu")
+        raise ConfigError(f"the device {name} does not support float64, which clipping needs: choose the device cpu")
     if device_type not in ("auto", "cpu", "cuda") or (":" in name and not (device_type == "cuda" and number.isdecimal())):
         raise ConfigError(f"unknown device {name!r}: known: auto, cpu, cuda, cuda:0 and so on")
     if device_type == "cuda" and int(number or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"{name} was asked for, and PyTorch finds {torch.cuda.device_count()} CUDA devices; choose the device cpu")
+        raise ConfigError(f"the device is {name}, but PyTorch finds {torch.cuda.device_count()} CUDA devices: choose the device cpu")
     if number:
         return torch.device(name)
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
@@ -226,9 +226,11 @@ def _evaluation(config: RunConfig, data: Dataset, held_back: Division | None, de
     if config.data.evaluate_on != "clients":
         return Evaluation(data.test.to(device), data.test_persons, data.test_clients, data.client_names, threshold)
     if held_back is None:
-        raise ConfigError("data.evaluate_on = 'clients' takes records that clients hold back: set evaluation.share, such as 0.2")
+        raise ConfigError("data.evaluate_on is 'clients', but clients hold back no records: set evaluation.share, such as 0.2")
     if config.data.person:
-        raise ConfigError("data.evaluate_on = 'clients' divides rows and not persons, and data.person is set: set it to 'test'")
+        raise ConfigError(
+            "data.evaluate_on = 'clients' does not work with data.person: set data.evaluate_on to 'test', or leave data.person out"
+        )
     clients_of_samples = np.repeat(np.arange(len(held_back)), held_back.sizes)
     samples = data.train.take(torch.from_numpy(np.concatenate(list(held_back)))).to(device)
     return Evaluation(samples, None, clients_of_samples, data.client_names, threshold, at_clients=True)
@@ -274,7 +276,7 @@ def _threshold(config: RunConfig, data: Dataset) -> float | None:
     if threshold == "off":
         return None
     if config.task.name != "classification" or data.outputs != 2:
-        raise ConfigError(f"task.threshold = {threshold:g} is for a classification of two classes, and this task is another: leave it out")
+        raise ConfigError(f"task.threshold = {threshold:g} works only in a classification of two classes: leave task.threshold out")
     return threshold
 
 
@@ -386,7 +388,7 @@ def persons_of(config: RunConfig, data: Dataset) -> Persons | None:
         return None
     if data.persons is None:
         raise ConfigError(
-            f"data.person is {config.data.person!r}, and the data do not name the person of each row: give a table that has this column, "
+            f"data.person is {config.data.person!r}, but the data have no such column: give a table that has this column, "
             "or leave data.person out"
         )
     has_answer = ~without_answer(data.train.targets).numpy()
@@ -409,9 +411,11 @@ def divide_over_clients(config: RunConfig, data: Dataset, persons: Persons | Non
         clients = int(client_of_sample.max()) + 1
         parts = Division.by_owner(client_of_sample, clients)
         if clients != config.clients.count:
-            raise ConfigError(f"the data name {clients} clients, and clients.count is {config.clients.count}: leave clients.count out")
+            raise ConfigError(f"clients.count is {config.clients.count}, but the data name {clients} clients: leave clients.count out")
         if not parts.sizes.all():
-            raise ConfigError("all rows of some client are held out, so it has none to train on: leave data.evaluate_on at 'test'")
+            raise ConfigError(
+                "data.evaluate_on = 'holdout' sets aside all rows of some client, so it cannot train: set data.evaluate_on to 'test'"
+            )
         return parts if data.identities is None else _in_order_of_names(parts, data.identities)
     if data.identities is not None:
         return _by_identity(settings, data.identities, config.clients.count)
@@ -690,7 +694,9 @@ def _max_summed_clients(config: RunConfig) -> int:
 def _split_validation(config: RunConfig, data: Dataset) -> tuple[Dataset, Samples | None]:
     """Return ``data`` with its final test samples, and the samples that decide on early stopping, if any."""
     if (config.data.validation > 0) != (config.training.patience > 0):
-        raise ConfigError("training.patience stops by the loss on data.validation, a share of the test rows: give both, or neither")
+        raise ConfigError(
+            "only one of training.patience and data.validation is set, but patience watches the loss there: set both, or neither"
+        )
     with_test = without_a_tenth(data, config.seed) if config.data.evaluate_on == "holdout" else data
     return with_validation(with_test, config.data.validation)
 
@@ -740,8 +746,8 @@ def _per_layer(key: str, value: float | Mapping[str, float], layout: ParameterLa
         return torch.full((len(layout.names),), float(value), dtype=torch.float64)
     for name in value:
         if name not in layout.names:
-            raise ConfigError(f"ranges.{key} names no layer {name!r}: {did_you_mean(name, layout.names)}")
+            raise ConfigError(f"ranges.{key} names {name!r}, but the model has no such layer: {did_you_mean(name, layout.names)}")
     missing = [name for name in layout.names if name not in value]
     if missing:
-        raise ConfigError(f"ranges.{key} lacks the layers {', '.join(missing)}")
+        raise ConfigError(f"ranges.{key} lacks the layers {', '.join(missing)}: give a number for each layer")
     return torch.tensor([value[name] for name in layout.names], dtype=torch.float64)

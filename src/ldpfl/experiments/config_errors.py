@@ -51,11 +51,11 @@ def _format_hint(key: str, given: object, error_types: Collection[str]) -> str:
     ``error_types`` are pydantic's names for the errors of this setting.
     """
     if "list_type" in error_types and isinstance(given, Mapping):
-        return f"; a list has no names, as in {_EXAMPLES.get(key, '[first, second]')}"
+        return f"; expected a list without names, as in {_EXAMPLES.get(key, '[first, second]')}"
     if "dict_type" in error_types and isinstance(given, list):
-        return f"; a table says what each value is for, as in {_EXAMPLES.get(key, '{name = value}')}"
+        return f"; expected a table with a name for each value, as in {_EXAMPLES.get(key, '{name = value}')}"
     if key == "data.class_shares" and "list_type" in error_types and not isinstance(given, str):
-        return f"; a list has all of them, as in {_EXAMPLES[key]}"
+        return f"; expected a list of all values, as in {_EXAMPLES[key]}"
     if isinstance(given, str) and "dict_type" in error_types and "=" in given:
         return "; a table has braces, and texts in it quotes, as in {age = [0, 120]}"
     if not isinstance(given, str) or "list_type" not in error_types:

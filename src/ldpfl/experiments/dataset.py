@@ -172,7 +172,7 @@ def check_persons_named(data: DataConfig) -> None:
     """
     if data.person and not (data.brought or data.at_nodes):
         raise ConfigError(
-            f"data.person names the column {data.person!r}, and {data.name!r} is no table: leave data.person out, or give a table by --data"
+            f"data.person names the column {data.person!r}, but {data.name!r} is not a table: leave data.person out, or give --data a table"
         )
 
 
@@ -183,7 +183,7 @@ def _check_no_person_in_both(data: Dataset) -> None:
         DataError: there is such a person.
     """
     if data.persons is not None and data.test_persons is not None and not set(data.persons).isdisjoint(data.test_persons):
-        raise DataError("data.test_path has rows of persons who have training rows too: leave these out of one of the two files")
+        raise DataError("some persons have rows in both data.path and data.test_path: remove their rows from one of the two files")
 
 
 def targets_of(config: RunConfig) -> tasks.Targets:

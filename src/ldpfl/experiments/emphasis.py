@@ -39,7 +39,7 @@ def emphasis_of(config: RunConfig, outputs: int, shares: Sequence[float]) -> Emp
         return Emphasis(tuple(min(known_shares) / share for share in known_shares), task.focusing)
     weights = task.class_weights
     if len(weights) != outputs:
-        raise ConfigError(f"task.class_weights has {len(weights)} values, and there are {outputs} classes: give one for each class")
+        raise ConfigError(f"task.class_weights has {len(weights)} values, but there are {outputs} classes: give one weight for each class")
     return Emphasis(tuple(weights), task.focusing)
 
 

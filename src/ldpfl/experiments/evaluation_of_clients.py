@@ -31,7 +31,7 @@ def check_clients(config: RunConfig) -> None:
             "mechanism, or leave evaluation.epsilon out"
         )
     if config.clients.self_sampling != "off" or config.clients.once:
-        raise ConfigError("evaluation.epsilon asks all clients at once: leave clients.self_sampling and clients.once out")
+        raise ConfigError("evaluation.epsilon needs all clients at once: leave clients.self_sampling and clients.once out")
     if not (is_seen(channel) or mechanism.sends_bits or is_summed(config)):
         raise ConfigError(
             f"evaluation.epsilon releases bits, which shuffling.channel = {channel!r} hides only beside other bits, and mechanism "

@@ -177,15 +177,17 @@ class ModelFile(BaseModel):
         if isinstance(caller_model, nn.Module):
             return ModelConfig(name=GIVEN, mend=self.mend, **adapter_settings)
         if self.name == GIVEN and caller_model is None:
-            raise ConfigError("the model of this run was handed over: give the module again, ldpfl.predict(..., model=module)")
+            raise ConfigError("this run's model was a module passed from Python: pass it again, as in ldpfl.predict(..., model=module)")
         if is_pretrained(self.name) and (caller_model is None or is_pretrained(caller_model)):
             name = caller_model or self.name
             if caller_model is None and not Path(name.removeprefix(PRETRAINED)).is_dir():
-                raise ConfigError(f"the base of this model is {self.name}, which is not here: give its folder or name, --model {self.name}")
+                raise ConfigError(
+                    f"this model needs its base {self.name}, which was not found: give its folder or name with --model {self.name}"
+                )
             return ModelConfig(name=name, **adapter_settings)
         if (self.name == GIVEN or is_code(self.name)) and (caller_model is None or not is_code(caller_model)):
             raise ConfigError(
-                f"the model of this run is code, which would be run: if {self.name} is yours, name it as the model (--model {self.name})"
+                f"the model of this run is the code {self.name}, and loading runs it: if you trust it, confirm with --model {self.name}"
             )
         name = caller_model if caller_model is not None and is_code(caller_model) else self.name
         return ModelConfig(name=name, options=self.options, mend=self.mend)

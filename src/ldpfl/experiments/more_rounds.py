@@ -23,7 +23,7 @@ def extended(folder: RunFolder, more: int) -> RunConfig:
     if more < 1:
         raise ConfigError(f"a run is extended by at least one round, got {more}")
     if checkpoint is None or checkpoint.state.round < training.rounds:
-        raise ConfigError(f"{folder.path} holds a run that is not finished: go on with it before it is extended")
+        raise ConfigError(f"{folder.path} contains a run that is not finished: finish it with --resume before you extend it")
     if training.rounds + more > MAX_ROUNDS:
         now = training.rounds
         raise ConfigError(f"a run has at most {MAX_ROUNDS:,} rounds, and this one has {now:,}: extend it by {MAX_ROUNDS - now:,} at most")
@@ -41,5 +41,5 @@ def extended(folder: RunFolder, more: int) -> RunConfig:
     depends |= {"mechanism": mechanism_of(config, checkpoint.state.ranges) != mechanism_of(changed, checkpoint.state.ranges)}
     keys = [key for key, depends_on_rounds in depends.items() if depends_on_rounds]
     if keys:
-        raise ConfigError(f"{', '.join(keys)} of this run depended on its number of rounds, so it cannot be extended: begin another one")
+        raise ConfigError(f"this run cannot be extended, because its {', '.join(keys)} depend on the number of rounds: begin another run")
     return changed

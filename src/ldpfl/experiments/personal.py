@@ -40,10 +40,10 @@ def _problems(config: RunConfig) -> Iterator[str]:
             "client's layers, and through them the gradients of the client's other records"
         )
     if config.data.at_nodes:
-        yield "nodes on Flower cannot keep layers yet: leave model.personal out, or simulate"
+        yield "nodes on Flower do not support that: leave model.personal out, or simulate"
     if config.data.evaluate_on != "clients":
         yield (
-            "a test set is no client's: set data.evaluate_on to 'clients' and evaluation.share, such as 0.2, to evaluate each client's "
+            "no client has a test set: set data.evaluate_on to 'clients' and evaluation.share, such as 0.2, to evaluate each client's "
             "model on records that it holds back"
         )
     if config.evaluation.epsilon != "off":

@@ -68,7 +68,7 @@ def _require_records(config: RunConfig, purpose: str) -> DpSgdSettings:
     if mechanism.sample_rate != 1:
         raise ConfigError(f"{purpose} takes all records, and mechanism.sample_rate is {mechanism.sample_rate:g}: set it to 1")
     if config.clients.self_sampling != "off" or config.clients.once:
-        raise ConfigError(f"{purpose} asks all clients at once: leave clients.self_sampling and clients.once out")
+        raise ConfigError(f"{purpose} needs all clients at once: leave clients.self_sampling and clients.once out")
     return mechanism
 
 

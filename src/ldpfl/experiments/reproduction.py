@@ -82,11 +82,11 @@ class Reproduction(_Strict):
             ConfigError: it is not made at this size.
         """
         if size not in ("desk", "paper"):
-            raise ConfigError(f"the size is desk or paper, not {size!r}")
+            raise ConfigError(f"the size is {size!r}, expected desk or paper")
         chosen = self.desk if size == "desk" else self.paper
         if chosen is None:
             other = "paper" if size == "desk" else "desk"
-            raise ConfigError(f"{name} is not made at the size {size!r}: choose the size {other}")
+            raise ConfigError(f"{name} is not available in the size {size!r}: choose the size {other}")
         return chosen
 
     def reported(self, variant: str, point: Point) -> float | None:

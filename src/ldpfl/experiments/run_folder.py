@@ -158,7 +158,7 @@ class RunFolder:
         """Raise a :class:`ConfigError` if the run is a trial of a tuning."""
         if self.is_trial:
             raise ConfigError(
-                f"{self.path} is a trial of a tuning, and its guarantee does not count the other trials: hand on the tuning's folder "
+                f"{self.path} is a trial of a tuning, and its guarantee does not count the other trials: publish the tuning's folder "
                 "'release' instead"
             )
 
@@ -231,7 +231,7 @@ class RunFolder:
         try:
             os.fsencode(self.path).decode()
         except UnicodeError:  # the reader of safetensors cannot open such a path
-            raise ConfigError(f"output folder {self.path} has a name that is no UTF-8 text: choose another folder") from None
+            raise ConfigError(f"output folder {self.path} has a name that is not valid UTF-8: choose another folder") from None
         if resume and self.config_path.exists():
             recorded = self.kind()
             if kind is not None and kind.on_flower != recorded.on_flower and (recorded.on_flower or self.checkpoint_path.exists()):
@@ -259,7 +259,7 @@ class RunFolder:
             try:
                 lock.acquire(timeout=-1 if wait else 0)
             except Timeout:
-                raise ConfigError(f"another process is working in {self.path}") from None
+                raise ConfigError(f"another process is working in {self.path}: wait until it ends, or choose another folder") from None
         try:
             # Leftovers are removed in a run's folder only, or in one that is empty except for hidden files.
             if self.config_path.exists() or all(entry.name.startswith(".") for entry in self.path.iterdir()):
@@ -278,7 +278,7 @@ class RunFolder:
         if (self.path / SWEEP).exists():
             raise ConfigError(f"{self.path} is the folder of a sweep: give one of its runs, {self.path / 'runs'}/*")
         if not self.config_path.exists():
-            raise ConfigError(f"{self.path} holds no run: {self.config_path.name} is missing")
+            raise ConfigError(f"{self.path} holds no run, because {self.config_path.name} is missing: give a run's folder")
         config = read_config(self.config_path)
         if not ends_with(self.config_path, "\n"):
             raise ConfigError(f"{self.config_path} is damaged: its last line is cut off")
@@ -359,7 +359,7 @@ class RunFolder:
         """
         checkpoint = self.checkpoint()
         if not self.ledger_path.exists():
-            raise ConfigError(f"{self.path} has released nothing yet: no round is finished")
+            raise ConfigError(f"the run in {self.path} has released nothing yet: let it finish a round first")
         reported_rounds = (self.result() or {}).get("rounds", 0)
         ledger = Ledger.load(self.ledger_path)
         checkpointed = ledger if checkpoint is None else checkpoint.ledger
@@ -425,7 +425,7 @@ class RunFolder:
             encoder: Encoder = read_description(self.encoding_path, Encoder)
         except FileNotFoundError:
             raise ConfigError(
-                f"{self.path} holds a model of something else than a table: give its module inputs yourself, see ldpfl.load_model"
+                f"{self.path} holds a model that was not trained on a table: load its module with ldpfl.load_model, and give it inputs"
             ) from None
         if encoder.data.text and encoder.width > _MAX_TEXT_LENGTH:
             raise DataError(f"{self.encoding_path} is damaged: it keeps {encoder.width:,} words of a text, more than {_MAX_TEXT_LENGTH:,}")

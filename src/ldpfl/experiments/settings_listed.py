@@ -53,7 +53,7 @@ def settings(name: str) -> tuple[ListedSetting, ...]:
         return tuple(_settings("mechanism.", MechanismSettings))
     model = _section(name) if name in RunConfig.model_fields else None
     if model is None and name not in mechanisms.names():
-        raise ConfigError(f"no section and no mechanism is called {name!r}: {did_you_mean(name, (*sections(), *mechanisms.names()))}")
+        raise ConfigError(f"{name!r} is neither a section nor a mechanism: {did_you_mean(name, (*sections(), *mechanisms.names()))}")
     return tuple(_settings("mechanism.", settings_of(name)) if model is None else _settings(f"{name}.", model))
 
 

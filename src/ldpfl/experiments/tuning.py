@@ -169,10 +169,12 @@ def candidates(tuning: Tuning, given: Given = NOTHING) -> list[Cell]:
     space = tuning.space.model_copy(update={"seeds": [0]})
     unsettled_cells = cells(space, tuning.overrides, settle=False, load=recipe_or_file)
     if len(unsettled_cells) < 2:
-        raise ConfigError(f"{space.name} has one setting, and a tuning chooses from several: give the values of one, such as KEY=1,2,4")
+        raise ConfigError(
+            f"{space.name} has only one setting, but a tuning needs several to choose from: give several values, such as --set KEY=1,2,4"
+        )
     varied_keys = [*space.axes, *(text.partition("=")[0].strip() for settings in space.variants.values() for text in settings)]
     if forbidden := [key for key in varied_keys if key == "seed" or key.startswith(("privacy.", "evaluation."))]:
-        raise ConfigError(f"{forbidden[0]} is the same in all trials, and {space.name} varies it: leave it out, or set it for all of them")
+        raise ConfigError(f"{space.name} varies {forbidden[0]}, which must be the same in all trials: leave it out, or give it one value")
     trial_epsilon, evaluation_epsilon = _epsilons(tuning, unsettled_cells[0].config.privacy.delta)
     # The noise is found last, since that takes long: first check that each setting fits a tuning.
     trial_settings = [f"privacy.target_epsilon={trial_epsilon!r}", f"evaluation.epsilon={evaluation_epsilon!r}"]
@@ -267,7 +269,7 @@ def _trial_mu(ledger: Ledger, delta: float) -> float:
     for event in ledger.events:
         if not isinstance(event.release, GaussianRelease) or event.release.rate != 1:
             raise PrivacyError(
-                f"{event.release.mechanism} adds other noise than Gaussian noise in a round: a tuning does not account for it"
+                f"{event.release.mechanism} adds noise that is not Gaussian, which a tuning cannot account for: use 'dp-sgd'"
             )
     return gaussian_mu(run_epsilon(ledger, delta), delta) * _MARGIN
 
@@ -294,7 +296,7 @@ def _open_folders(tuning: Tuning, out: Path, private: Path) -> int:
     mark, text = trials_mark(private), tuning.to_json()
     if not mark.exists():
         if out.exists() and (not out.is_dir() or any(path.name != PRIVATE for path in out.iterdir())):
-            raise ConfigError(f"{out} holds something else than a tuning: give a new folder")
+            raise ConfigError(f"{out} is not empty and not the folder of a tuning: give a new folder")
         for folder in (out, private):
             make_folder(folder, 0o700)
             folder.chmod(0o700)

@@ -54,7 +54,9 @@ class ParameterLayout:
         for prefix in prefixes:
             matching = {name for name in self.names if f"{name}.".startswith(f"{prefix}.")}
             if not matching:
-                raise ConfigError(f"model.personal names no layer {prefix!r}: its layers are {', '.join(self.names)}")
+                raise ConfigError(
+                    f"model.personal names {prefix!r}, but no layer of the model starts with it, only {', '.join(self.names)}"
+                )
             chosen |= matching
         if len(chosen) == len(self.names):
             raise ConfigError("model.personal names all layers, so nothing is left to train together: name fewer of them")

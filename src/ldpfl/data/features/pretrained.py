@@ -84,11 +84,13 @@ class FrozenEncoder(FeatureMap):
     def prepared(self, dataset: Dataset) -> Dataset:
         """Return ``dataset`` if its samples are images; else raise. A subclass for texts also takes tokens."""
         if self.reads_texts:
-            raise ConfigError(f"features {self.name!r} are made of texts, and these samples are none: name the column in data.text")
+            raise ConfigError(
+                f"features {self.name!r} are made from texts, but these samples are not texts: name their column in data.text"
+            )
         inputs = by_name(dataset.train.inputs).get("")
         if inputs is None or inputs.dtype != torch.uint8 or inputs.dim() != 4:
             raise ConfigError(
-                f"features {self.name!r} are made of images (N, channels, height, width) of bytes, and these samples are none"
+                f"features {self.name!r} need images of bytes with the shape (N, channels, height, width), and these samples are not"
             )
         return dataset
 
@@ -100,7 +102,7 @@ class FrozenEncoder(FeatureMap):
             sample = torch.zeros(1, *inputs, dtype=torch.uint8)
         else:
             or_grey = " or 1" if self._channels != 1 else ""
-            raise ConfigError(f"features {self.name!r} take images of {self._channels}{or_grey} channels; these samples are {inputs}")
+            raise ConfigError(f"features {self.name!r} need images of {self._channels}{or_grey} channels, got samples that are {inputs}")
         return tuple(self(sample).shape[1:])
 
     def __call__(self, inputs: Tensor) -> Tensor:
@@ -150,10 +152,10 @@ def _timm_network(name: str, weights: str) -> nn.Module:
     folder = Path(name)
     if folder.is_dir() or folder.is_absolute():
         if weights:
-            raise ConfigError(f"data.feature_options.weights is set, and {name} is a folder with weights: name one of them")
+            raise ConfigError(f"data.feature_options.weights is set, but the folder {name} has its own weights: leave that setting out")
         if not ((folder / "config.json").is_file() and (folder / "model.safetensors").is_file()):
             raise ConfigError(
-                f"{name} lacks config.json or model.safetensors: write them by "
+                f"the folder {name} lacks config.json or model.safetensors: write them with "
                 "timm.models.save_for_hf(model, folder, safe_serialization=True)"
             )
         source, overlay = f"local-dir:{folder}", {}
@@ -188,16 +190,16 @@ def _timm_weights(timm: Any, name: str, weights: str) -> str:
         raise ConfigError(f"timm has no weights {name!r}{_suggestion(name, names_with_weights)}")
     if weights:
         if not (Path(weights).is_file() and weights.endswith(".safetensors")):
-            raise ConfigError(f"data.feature_options.weights is {weights!r}, expected a file of weights, NAME.safetensors")
+            raise ConfigError(f"data.feature_options.weights is {weights!r}, expected an existing file of weights, NAME.safetensors")
         return weights
     config = timm.get_pretrained_cfg(name)
     origin, file = getattr(config, "hf_hub_id", None), getattr(config, "hf_hub_filename", None) or "model.safetensors"
     cached = import_module("huggingface_hub").try_to_load_from_cache(origin, file) if origin else None
     if not isinstance(cached, str):
-        command = f"hf download {origin} {file}" if origin else "timm names none for it"
+        command = f"`hf download {origin} {file}`" if origin else "hand (timm names no source)"
         raise ConfigError(
-            f"the weights of {TIMM}{name} are not on this machine, and features download nothing: get them by `{command}`, or name a file, "
-            "--set data.feature_options.weights=FILE.safetensors"
+            f"the weights of {TIMM}{name} are not on this machine, and ldpfl does not download them: get them by {command}, or name a file "
+            "with --set data.feature_options.weights=FILE.safetensors"
         )
     return cached
 

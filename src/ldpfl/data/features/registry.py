@@ -80,7 +80,7 @@ def _check_options(name: str, features: Any, options: Mapping[str, Any]) -> None
     for field in known_fields:
         if field.name in options and type(options[field.name]) is not type(field.default):
             raise ConfigError(
-                f"features {name!r}, {field.name}: expected a {type(field.default).__name__}, got {shown(options[field.name])}"
+                f"option {field.name} of features {name!r}: expected a {type(field.default).__name__}, got {shown(options[field.name])}"
             )
 
 
@@ -109,5 +109,5 @@ def _imported(path: str, options: tuple[tuple[str, Any], ...]) -> _FrozenModule:
     """Return the module that the user's class or function at ``path`` builds with ``options``, frozen. It is built once for a run."""
     module = called("features", path, **dict(options))
     if not isinstance(module, nn.Module):
-        raise ConfigError(f"features {path!r} give a {type(module).__name__}, expected a torch.nn.Module")
+        raise ConfigError(f"features {path!r}: calling it returned a {type(module).__name__}, expected a torch.nn.Module")
     return _FrozenModule(module.eval().requires_grad_(False))

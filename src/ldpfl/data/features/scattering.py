@@ -54,7 +54,7 @@ class ScatteringFeatures(FeatureMap):
     def shape(self, inputs: tuple[int, ...]) -> tuple[int, ...]:
         maps, height, width = Scattering().shape(inputs)
         if self.pooled < 1 or height % self.pooled or width % self.pooled:
-            raise ConfigError(f"maps of {height} x {width} places cannot be averaged over {self.pooled} each way")
+            raise ConfigError(f"pooled is {self.pooled}, but scattering makes maps of {height} x {width}: set it to a divisor of both")
         return (maps * height * width // self.pooled**2,)
 
     def __call__(self, inputs: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class Scattering(FeatureMap):
 
     def shape(self, inputs: tuple[int, ...]) -> tuple[int, ...]:
         if len(inputs) != 3 or inputs[1] % _STRIDE or inputs[2] % _STRIDE or min(inputs[1:]) < 2 * _STRIDE:
-            raise ConfigError(f"scattering takes images whose sides are multiples of 4, from 8 on; these samples are {inputs}")
+            raise ConfigError(f"scattering needs images whose sides are multiples of 4 and at least 8, got samples that are {inputs}")
         channels, height, width = inputs
         return channels * MAPS, height // _STRIDE, width // _STRIDE
 

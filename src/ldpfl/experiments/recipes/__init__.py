@@ -42,7 +42,7 @@ def recipe_or_file(name: str | Path, *overrides: Iterable[str]) -> RunConfig:
         return read_config(path, *overrides)
     if _is_true(Path.is_file, path):
         raise ConfigError(
-            f"{name} is a file, and configs are files of TOML whose names say so: *.toml; for data of your own write --data {name}"
+            f"{name} is not a config, because its name does not end in .toml: rename it, or if it is your data, give --data {name}"
         )
     return load_recipe(name, *overrides)
 
