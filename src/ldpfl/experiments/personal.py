@@ -48,8 +48,9 @@ def _problems(config: RunConfig) -> Iterator[str]:
         )
     if config.evaluation.epsilon != "off":
         yield "the private evaluation at clients measures the shared model: leave evaluation.epsilon out"
-    if training.average or training.patience:
-        yield "their values in earlier rounds are not kept: leave training.average and training.patience out"
+    for key in ("average", "patience"):
+        if value := getattr(training, key):  # a recipe may have set it
+            yield f"their values in earlier rounds are not kept, and training.{key} is {value}: set it to 0"
     if training.compile == "on":
         yield "compiled steps cannot train them: leave training.compile out"
     if training.proximal:
