@@ -26,6 +26,9 @@ Counter = Callable[..., Sequence[Tensor]]
 _SAMPLES_PER_CALL = 100
 """Number of samples in one call of a compiled step. With more samples, its intermediate results exceed a core's cache."""
 
+_WEIGHTS_PER_BLOCK = 1 << 27
+"""Maximum number of weights of all clients of a block. A step holds some five arrays of this size, of 512 MiB each."""
+
 
 @dataclass(frozen=True)
 class CompiledTrainer:
@@ -45,8 +48,8 @@ class CompiledTrainer:
 
     @property
     def block(self) -> int:
-        """Number of clients in a block: such that a step has about 100 samples, and at least 4."""
-        return max(4, min(256, round(_SAMPLES_PER_CALL / self.width)))
+        """Number of clients in a block, from 4 to 256: such that a step has about 100 samples, and the clients' weights fit in memory."""
+        return max(4, min(256, round(_SAMPLES_PER_CALL / self.width), _WEIGHTS_PER_BLOCK // self.task.layout.dimension))
 
     def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
         """Return (K, d) trained weights, as :class:`~ldpfl.simulation.local_training.Trainer` says."""

@@ -288,7 +288,9 @@ def draw(source: RandomSource, row: int, count: int) -> Tensor:
 
 
 def draw_block(source: RandomSource, rows: range, count: int) -> NDArray[np.int32]:
-    """Return ``count`` random words, int32 uniform over all values, for each of the clients in ``rows``, (k, count): in one call if the source supports it.
+    """Return ``count`` random words, int32 uniform over all values, for each of the clients in ``rows``: (k, count).
+
+    They are drawn in one call if the source supports it.
 
     Raises:
         PrivacyError: as for :func:`draw`.
