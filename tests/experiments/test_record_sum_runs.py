@@ -27,6 +27,7 @@ from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.statement import run_epsilon
+from ldpfl.report.at_clients import how_measured
 from ldpfl.report.page import page
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import Federation, simulate
@@ -278,6 +279,19 @@ def test_persons_are_held_back_whole_and_counted_once() -> None:
     assert 10 <= held <= 45  # of some 240 training persons a tenth, by names: fewer or more come about once in 100,000
     assert found.privacy.protected == "person"
     assert run_epsilon(found.ledger, found.config.privacy.delta) <= 4.0
+
+
+@pytest.mark.parametrize("unit", [{}, {"data.person": "who"}], ids=["records", "persons"])
+def test_held_back_targets_are_not_clipped(unit: Mapping[str, Any]) -> None:
+    """Targets to train on are clipped. The loss of a record that is held back would hide how far off a model is for it."""
+    frame = rows_of_persons().assign(outcome=lambda table: np.where(table.index % 2, 90.0, -90.0))
+    settings = {"data.bounds.outcome": [-1.0, 1.0], "data.bounds.a": [-3.0, 3.0], "data.bounds.b": [-3.0, 3.0], "data.scaling": "bounds"}
+    chosen = {"data.target": "outcome", "task.name": "regression", "model.name": "linear", "training.rounds": 1, **settings, **unit}
+    chosen |= {"clients.count": 3, "shuffling.channel": "secure-sum", "evaluation.epsilon": 100.0, "seed": 1}
+    result = ldpfl.run(data=frame, settings=chosen, progress=False, baseline=False, target_epsilon=300.0).to_dict()
+    loss = result["at_clients"][-1]["figures"][LOSS]["value"]
+    assert loss > 4.0  # its bound is 5; of targets clipped to 1 it is about 1
+    assert "in units of 1 squared: the measured spread" in how_measured(result)  # the bounds reach 1 on either side of 0
 
 
 class Centered(nn.Module):

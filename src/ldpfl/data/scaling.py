@@ -64,6 +64,8 @@ _FALSE_ALARM = 0.005
 """Probability that, in a whole table, some empty bin of the first histograms looks as if it held rows."""
 _REACH = 6.0
 """Targets for training are clipped to this many standard deviations from their mean."""
+_MAX_MEAN = 10.0
+"""Largest initial mean of a count, in units of its spread. The unit of a count with a larger mean is a tenth of the mean."""
 _MIN_MEAN = 1e-3
 """Smallest initial mean of a count, in units of its spread, and smallest initial hazard."""
 
@@ -275,8 +277,10 @@ def measured_target(histogram: Histogram | None, targets: Targets, bounds: tuple
         return public_target(targets, bounds, _REACH)
     if not (isfinite(center) and spread > 0):
         raise DataError("the target was not seen above the noise of measuring: give data.bounds for it, or more rows, or a larger epsilon")
-    is_count = targets == "count"
-    return TargetScale(0.0 if is_count else center, spread, reach=_reach_of(targets)), max(center / spread, _MIN_MEAN)
+    if targets != "count":
+        return TargetScale(center, spread), 1.0
+    spread = max(spread, center / _MAX_MEAN)  # else all counts would be clipped far below their mean
+    return TargetScale(0.0, spread, reach=_MAX_COUNT), max(center / spread, _MIN_MEAN)
 
 
 def _reach_of(targets: Targets) -> float:
@@ -428,6 +432,7 @@ def scaled(dataset: Dataset, knots: Sequence[Knots | None], target: TargetScale 
     return replace(
         dataset,
         train=scaled_samples(dataset.train, for_evaluation=False),
+        unclipped=None if target is None or target.cuts else target.scaled(dataset.train.targets, for_evaluation=True),
         test=scaled_samples(dataset.test, for_evaluation=True),
         unscaled=(),
         shares=shares,

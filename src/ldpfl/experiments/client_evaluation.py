@@ -17,8 +17,11 @@ def at_clients(federation: Federation, history: tuple[RoundMetrics, ...]) -> lis
     """Return the figures of each round after which clients measured the model: each figure's value, deviations and 95 % interval."""
     if federation.judged is None:
         return []
-    vectors = federation.judged.vectors
-    return [told(vectors, metrics.round, metrics.at_clients) for metrics in history if metrics.at_clients is not None]
+    vectors, encoder = federation.judged.vectors, federation.encoder
+    entries = [told(vectors, metrics.round, metrics.at_clients) for metrics in history if metrics.at_clients is not None]
+    if vectors.kind in ("number", "count") and encoder is not None:
+        entries = [{**entry, "target_spread": encoder.target_spread} for entry in entries]
+    return entries
 
 
 def lost_evaluations(config: RunConfig, checkpoint: Checkpoint) -> list[int]:
