@@ -40,6 +40,8 @@ def told(scores: RecordScores, number: int, measured: dict[str, Any]) -> dict[st
         low, high = figure.interval
         entries[name] = {"value": figure.value, "noise": figure.noise, "sampling": figure.records, "low": low, "high": high}
     result = {"round": number, "records": client_figures.records, "figures": entries, "calibration": client_figures.calibration()}
+    if (ties := client_figures.too_many_ties()) is not None:
+        result["binning"] = ties
     if isinstance(scores, ClientScores):
         result["unit"] = "client"
     if measured["stated"]:

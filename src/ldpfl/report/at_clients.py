@@ -25,8 +25,16 @@ def how_measured(result: Mapping[str, Any]) -> str:
         where = f"by {last['records']:,} clients, each of which counts once, on {held_back}"
     return (
         f"Measured at clients after round {last['round']:,}, {where}: the guarantee covers these figures. Intervals: 95 %, of the noise "
-        f"and of the number of {unit}s.{_sentence_on_count(last, unit)}{_sentence_on_loss(result)}"
+        f"and of the number of {unit}s.{_sentence_on_count(last, unit)}{_sentence_on_loss(result)}{_sentence_on_ties(last)}"
     )
+
+
+def _sentence_on_ties(last: Mapping[str, Any]) -> str:
+    """Return a sentence on why the AUROC is left out, if the reason is that too many scores lie in the same bins."""
+    binning = last.get("binning")
+    if binning is None:
+        return ""
+    return f" The AUROC is left out: most scores lie in the same few bins, so it could be {binning:.2f} off; more rounds spread them."
 
 
 def _sentence_on_loss(result: Mapping[str, Any]) -> str:
