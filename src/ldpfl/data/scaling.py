@@ -66,6 +66,8 @@ _REACH = 6.0
 """Targets for training are clipped to this many standard deviations from their mean."""
 _MAX_MEAN = 10.0
 """Largest initial mean of a count, in units of its spread. The unit of a count with a larger mean is a tenth of the mean."""
+_MAX_BIN_SHARE = 0.95
+"""Share of a target's rows in one bin of its last histogram above which the target gets a note that it was not seen to vary."""
 _MIN_MEAN = 1e-3
 """Smallest initial mean of a count, in units of its spread, and smallest initial hazard."""
 
@@ -276,11 +278,24 @@ def measured_target(histogram: Histogram | None, targets: Targets, bounds: tuple
     if not spread > 0 and bounds is not None:
         return public_target(targets, bounds, _REACH)
     if not (isfinite(center) and spread > 0):
+        if isfinite(center):
+            raise DataError(f"all targets were measured to be {center:.6g}: expected targets that vary; set data.target to another column")
         raise DataError("the target was not seen above the noise of measuring: give data.bounds for it, or more rows, or a larger epsilon")
     if targets != "count":
         return TargetScale(center, spread), 1.0
     spread = max(spread, center / _MAX_MEAN)  # else all counts would be clipped far below their mean
     return TargetScale(0.0, spread, reach=_MAX_COUNT), max(center / spread, _MIN_MEAN)
+
+
+def one_value(histogram: Histogram) -> tuple[float, float] | None:
+    """Return the ends of a bin that holds nearly all rows of a last ``histogram``, or None if no bin does.
+
+    Its bins should hold about equally many rows. So these rows have one value, or the stages did not resolve how they differ.
+    """
+    rows = np.maximum(histogram.counts, 0.0)
+    fullest = int(rows.argmax())
+    ends = float(histogram.edges[fullest]), float(histogram.edges[fullest + 1])
+    return ends if rows[fullest] > _MAX_BIN_SHARE * rows.sum() else None
 
 
 def _reach_of(targets: Targets) -> float:
