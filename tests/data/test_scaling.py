@@ -167,6 +167,16 @@ def test_counts_begin_at_0_and_are_told_in_spreads() -> None:
     assert measured_target(None, "count", (0.0, 8.0)) == (TargetScale(0.0, 2.0), 1.0)
 
 
+def test_counts_far_from_0_are_not_clipped_below_their_mean() -> None:
+    """Poisson counts with mean 30,000 lie 173 standard deviations from 0, and a count for training reaches about 55 units."""
+    counts = np.random.default_rng(0).poisson(30_000, 4000).astype(float)
+    scale, mean = measured_target(measured(counts, noise=5.0), "count", None)
+    assert mean == pytest.approx(10.0)
+    scaled_counts = scale.scaled(torch.from_numpy(counts), for_evaluation=False)
+    assert scaled_counts.mean().item() == pytest.approx(10.0, rel=0.01)
+    assert scaled_counts.max() < scale.reach
+
+
 def test_times_are_cut_at_quantiles_and_hazards_follow_from_the_share_of_events() -> None:
     times = np.random.default_rng(0).exponential(100, 4000)
     samples = Samples(torch.zeros(2, 1), torch.zeros(2, 2))

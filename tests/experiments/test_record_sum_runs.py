@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pandas
@@ -18,7 +19,7 @@ from ldpfl.data import Dataset, Samples
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.experiments.build import build
 from ldpfl.experiments.calibration import settled
-from ldpfl.experiments.client_evaluation import at_clients
+from ldpfl.experiments.client_evaluation import at_clients, told
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.experiments.dataset import Given
 from ldpfl.experiments.planned_ledger import planned_ledger
@@ -27,12 +28,13 @@ from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.statement import run_epsilon
+from ldpfl.report.at_clients import how_measured
 from ldpfl.report.page import page
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import Federation, simulate
-from ldpfl.simulation.evaluating import GAP, LOSS, RIGHT, ClientFigures, RecordScores
-from ldpfl.simulation.local_training import evaluated
-from ldpfl.simulation.record_sums import points_of, released_sum
+from ldpfl.simulation.evaluating import GAP, LOSS, MAX_BINNING, RIGHT, ClientFigures, RecordScores
+from ldpfl.simulation.local_training import LocalTask, evaluated
+from ldpfl.simulation.record_sums import NoisySum, points_of, released_sum
 from ldpfl.simulation.workers import workers
 from ldpfl.tasks import ACCURACY
 from ldpfl.tasks.weighted_metrics import AUROC, MEASURED_AT_CLIENTS
@@ -151,6 +153,28 @@ def test_intervals_hold_the_figure_of_all_records_in_about_95_percent_of_draws()
     assert 176 <= held[RIGHT] < 200
     assert 176 <= held[GAP] < 200
     assert held[LOSS] >= 176
+
+
+@pytest.mark.parametrize(("spread", "is_shown"), [(0.1, False), (4.0, True)])
+def test_the_interval_of_an_auroc_covers_the_binning_of_scores(spread: float, is_shown: bool) -> None:
+    """Nearly all scores of a model after few rounds lie in two bins. Then the order within them is unknown, and no AUROC is shown."""
+    generator = np.random.default_rng(0)
+    classes = generator.integers(0, 2, 4000)
+    logits = spread * (generator.normal(size=4000) + 1.5 * classes - 0.75)
+    ranks = logits.argsort().argsort()
+    positives = classes.sum()
+    true = (ranks[classes == 1].sum() - positives * (positives - 1) / 2) / (positives * (4000 - positives))
+    scores, task = RecordScores("class", 2, 5.0), SimpleNamespace(losses=partial(nn.functional.cross_entropy, reduction="none"))
+    outputs = torch.from_numpy(np.stack([np.zeros(4000), logits], axis=1))
+    vectors = scores.vectors(cast(LocalTask, task), outputs, torch.from_numpy(classes))
+    sums = NoisySum(vectors.sum(dim=0).numpy(), 1e-6)
+    entry = told(scores, 1, {"sums": sums.points.tolist(), "noise": sums.noise, "records": 4000, "stated": False})
+    assert (AUROC in entry["figures"]) == is_shown
+    assert ("The AUROC is left out" in how_measured({"at_clients": [entry]})) != is_shown
+    if is_shown:
+        assert entry["figures"][AUROC]["low"] < true < entry["figures"][AUROC]["high"]
+    else:
+        assert entry["binning"] > MAX_BINNING
 
 
 def _of_clients(sums: torch.Tensor, some: range) -> torch.Tensor:
@@ -278,6 +302,19 @@ def test_persons_are_held_back_whole_and_counted_once() -> None:
     assert 10 <= held <= 45  # of some 240 training persons a tenth, by names: fewer or more come about once in 100,000
     assert found.privacy.protected == "person"
     assert run_epsilon(found.ledger, found.config.privacy.delta) <= 4.0
+
+
+@pytest.mark.parametrize("unit", [{}, {"data.person": "who"}], ids=["records", "persons"])
+def test_held_back_targets_are_not_clipped(unit: Mapping[str, Any]) -> None:
+    """Targets to train on are clipped. The loss of a record that is held back would hide how far off a model is for it."""
+    frame = rows_of_persons().assign(outcome=lambda table: np.where(table.index % 2, 90.0, -90.0))
+    settings = {"data.bounds.outcome": [-1.0, 1.0], "data.bounds.a": [-3.0, 3.0], "data.bounds.b": [-3.0, 3.0], "data.scaling": "bounds"}
+    chosen = {"data.target": "outcome", "task.name": "regression", "model.name": "linear", "training.rounds": 1, **settings, **unit}
+    chosen |= {"clients.count": 3, "shuffling.channel": "secure-sum", "evaluation.epsilon": 100.0, "seed": 1}
+    result = ldpfl.run(data=frame, settings=chosen, progress=False, baseline=False, target_epsilon=300.0).to_dict()
+    loss = result["at_clients"][-1]["figures"][LOSS]["value"]
+    assert loss > 4.0  # its bound is 5; of targets clipped to 1 it is about 1
+    assert "in units of 1 squared: the measured spread" in how_measured(result)  # the bounds reach 1 on either side of 0
 
 
 class Centered(nn.Module):

@@ -12,7 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from ldpfl.data import Dataset, Samples
+from ldpfl.data.scaling import Histogram, measured_target
 from ldpfl.data.unscaled import Unscaled
+from ldpfl.errors import DataError
 from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.lattice import Lattice
 from ldpfl.mechanisms.ranges import LayerRanges
@@ -149,3 +151,36 @@ def test_a_table_with_few_rows_for_its_noise_says_so(rows: int, noted: bool) -> 
     dataset, parts = federation(np.random.default_rng(0).normal(5, 2, (rows, 3)), 4)
     found, _ = Measuring(0, DpSgd(RecordClip(1.0), 8.0, records=rows / 4), "direct").scaled(dataset, parts)
     assert ("measured on few rows" in " ".join(found.notes)) == noted
+
+
+NOT_VARIED = "were not seen to vary"
+
+
+def _notes_on_target(targets: NDArray[np.float64], noise: float) -> str:
+    """Return all notes of measuring a number with these ``targets`` (N,) alone."""
+    samples = Samples(torch.zeros(len(targets), 1), torch.from_numpy(targets))
+    dataset = Dataset("x", samples, samples, 1, (), (), "x", unscaled=(Unscaled("y, the target"),))
+    mechanism, parts = DpSgd(RecordClip(1.0), noise, records=len(targets) / 4), tuple(np.array_split(np.arange(len(targets)), 4))
+    return " ".join(Measuring(0, mechanism, "direct").scaled(dataset, parts)[0].notes)
+
+
+def test_a_target_that_was_not_seen_to_vary_gets_a_note() -> None:
+    drawn = np.random.default_rng(0).normal(size=2000)
+    for targets in (np.full(2000, 3.0), np.zeros(2000), 1e9 + drawn):
+        assert NOT_VARIED in _notes_on_target(targets, 4.0)
+    for targets in (drawn, drawn + 100, (drawn > 1).astype(float), np.exp(2 * drawn)):
+        assert _notes_on_target(targets, 4.0) == ""
+
+
+def test_a_target_in_large_noise_is_named_as_seen_only_roughly() -> None:
+    generator = np.random.default_rng(0)
+    mostly_zero = np.where(generator.random(2000) < 0.2, generator.normal(size=2000) * 50, 0.0)
+    assert "seen only roughly above the noise of measuring, so that their scale may be wrong: y, the target" in _notes_on_target(
+        mostly_zero, 40.0
+    )
+
+
+def test_a_count_that_has_one_value_is_refused_with_the_value() -> None:
+    edges = np.array([2.5, 5.0, 5.5, 9.0])
+    with pytest.raises(DataError, match="all targets were measured to be 5"):
+        measured_target(Histogram(edges, np.array([0.0, 900.0, 0.0]), 4.0), "count", None)

@@ -92,6 +92,10 @@ def test_a_figure_without_a_value_is_no_number() -> None:
     assert math.isnan(tasks.create("regression", 1).measured(iter([(drawn(1), drawn(1))]), every=False)["R2"])
 
 
+def test_equal_numbers_leave_nothing_for_r2_to_explain() -> None:
+    assert math.isnan(tasks.create("regression", 1).measured(iter([(drawn(9, 1), torch.full((9,), 0.1))]), every=False)["R2"])
+
+
 def brought(outputs: int) -> Task:
     return Task("own", "class", lambda found, targets: (found[:, 0] - targets) ** 2, tasks.create("classification", outputs).metrics)
 

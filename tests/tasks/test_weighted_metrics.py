@@ -110,6 +110,8 @@ def test_counts_and_ordered_classes_have_scikit_learn_s_figures() -> None:
 def test_equal_counts_leave_no_deviance_to_explain() -> None:
     alike = weighted_metrics.of_counts(np.linspace(1, 2, ROWS), np.full(ROWS, 3.0))
     assert np.isnan(weighted_metrics.point(alike, ROWS)["deviance explained"])
+    alike = weighted_metrics.of_numbers(np.linspace(1, 2, ROWS), np.full(ROWS, 0.1))
+    assert np.isnan(weighted_metrics.point(alike, ROWS)["R2"])
 
 
 def test_intervals_are_those_of_resamples_that_are_drawn_one_by_one() -> None:

@@ -123,6 +123,7 @@ class Dataset:
         shares: measured share of each class, or of each label, among the train samples.
         classes: name of each output, if the samples are images and their classes have names.
         unit: size of one unit of the scaled targets, in the targets' original unit.
+        unclipped: scaled numeric targets of the train samples without clipping, for rows that are held back; None for other targets.
         notes: assumptions about the data that the guarantee relies on.
         leaks: columns of a user's own table that give the target away, see :func:`ldpfl.data.leaks.leaks_in`.
         encoder: encodes new rows, if the samples are rows of a table.
@@ -146,6 +147,7 @@ class Dataset:
     shares: tuple[float, ...] = ()
     classes: tuple[str, ...] = ()
     unit: float = 1.0
+    unclipped: Tensor | None = None
     notes: tuple[str, ...] = ()
     leaks: Mapping[str, bool] = field(default_factory=dict)
     encoder: Encoder | None = None

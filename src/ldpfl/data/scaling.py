@@ -64,6 +64,10 @@ _FALSE_ALARM = 0.005
 """Probability that, in a whole table, some empty bin of the first histograms looks as if it held rows."""
 _REACH = 6.0
 """Targets for training are clipped to this many standard deviations from their mean."""
+_MAX_MEAN = 10.0
+"""Largest initial mean of a count, in units of its spread. The unit of a count with a larger mean is a tenth of the mean."""
+_MAX_BIN_SHARE = 0.95
+"""Share of a target's rows in one bin of its last histogram above which the target gets a note that it was not seen to vary."""
 _MIN_MEAN = 1e-3
 """Smallest initial mean of a count, in units of its spread, and smallest initial hazard."""
 
@@ -274,9 +278,24 @@ def measured_target(histogram: Histogram | None, targets: Targets, bounds: tuple
     if not spread > 0 and bounds is not None:
         return public_target(targets, bounds, _REACH)
     if not (isfinite(center) and spread > 0):
+        if isfinite(center):
+            raise DataError(f"all targets were measured to be {center:.6g}: expected targets that vary; set data.target to another column")
         raise DataError("the noise was too large to measure the target's range: set data.bounds for it, add rows, or raise epsilon")
-    is_count = targets == "count"
-    return TargetScale(0.0 if is_count else center, spread, reach=_reach_of(targets)), max(center / spread, _MIN_MEAN)
+    if targets != "count":
+        return TargetScale(center, spread), 1.0
+    spread = max(spread, center / _MAX_MEAN)  # else all counts would be clipped far below their mean
+    return TargetScale(0.0, spread, reach=_MAX_COUNT), max(center / spread, _MIN_MEAN)
+
+
+def one_value(histogram: Histogram) -> tuple[float, float] | None:
+    """Return the ends of a bin that holds nearly all rows of a last ``histogram``, or None if no bin does.
+
+    Its bins should hold about equally many rows. So these rows have one value, or the stages did not resolve how they differ.
+    """
+    rows = np.maximum(histogram.counts, 0.0)
+    fullest = int(rows.argmax())
+    ends = float(histogram.edges[fullest]), float(histogram.edges[fullest + 1])
+    return ends if rows[fullest] > _MAX_BIN_SHARE * rows.sum() else None
 
 
 def _reach_of(targets: Targets) -> float:
@@ -428,6 +447,7 @@ def scaled(dataset: Dataset, knots: Sequence[Knots | None], target: TargetScale 
     return replace(
         dataset,
         train=scaled_samples(dataset.train, for_evaluation=False),
+        unclipped=None if target is None or target.cuts else target.scaled(dataset.train.targets, for_evaluation=True),
         test=scaled_samples(dataset.test, for_evaluation=True),
         unscaled=(),
         shares=shares,

@@ -159,6 +159,8 @@ def build(
     # The mechanism, which may measure a table's columns. Settings that are "auto" follow from these.
     mechanism = mechanism_of(config, ranges if head is None else head.ranges, parts.sizes.tolist())
     data, ledger = _scale_columns(config, data, parts, mechanism, secret, persons, measured)
+    if held_back_parts is not None:
+        data = _unclipped_at(data, held_back_parts, persons)
     emphasis = emphasis_of(config, data.outputs, data.shares)
     start = start_on_table(config, Description.of(data), module, layout, weights, mechanism, len(parts), data.shares, emphasis)
     config, weights = start.config, start.weights
@@ -214,6 +216,17 @@ def build(
     check_log_size(layout.names, released(federation.mechanism, ranges), config.training.rounds)
     checkpoint = initial_checkpoint(weights, ranges, _origin(data, module, device, federation.trainer), ledger)
     return federation, replace(checkpoint, personal=initial_personal(federation.trainer, len(parts)))
+
+
+def _unclipped_at(data: Dataset, held_back: Division, persons: Persons | None) -> Dataset:
+    """Return ``data`` whose ``held_back`` rows, or persons, have unclipped targets. Clipped targets would hide how far off a model is."""
+    if data.unclipped is None:
+        return data
+    units = np.unique(np.concatenate(list(held_back)))
+    rows = torch.from_numpy(units if persons is None else persons.rows_of(units)[0])
+    targets = data.train.targets.clone()
+    targets[rows] = data.unclipped[rows]
+    return replace(data, train=replace(data.train, targets=targets), unclipped=None)
 
 
 def _evaluation(config: RunConfig, data: Dataset, held_back: Division | None, device: torch.device) -> Evaluation:

@@ -17,8 +17,11 @@ def at_clients(federation: Federation, history: tuple[RoundMetrics, ...]) -> lis
     """Return the figures of each round after which clients measured the model: each figure's value, deviations and 95 % interval."""
     if federation.judged is None:
         return []
-    vectors = federation.judged.vectors
-    return [told(vectors, metrics.round, metrics.at_clients) for metrics in history if metrics.at_clients is not None]
+    vectors, encoder = federation.judged.vectors, federation.encoder
+    entries = [told(vectors, metrics.round, metrics.at_clients) for metrics in history if metrics.at_clients is not None]
+    if vectors.kind in ("number", "count") and encoder is not None:
+        entries = [{**entry, "target_spread": encoder.target_spread} for entry in entries]
+    return entries
 
 
 def lost_evaluations(config: RunConfig, checkpoint: Checkpoint) -> list[int]:
@@ -37,6 +40,8 @@ def told(scores: RecordScores, number: int, measured: dict[str, Any]) -> dict[st
         low, high = figure.interval
         entries[name] = {"value": figure.value, "noise": figure.noise, "sampling": figure.records, "low": low, "high": high}
     result = {"round": number, "records": client_figures.records, "figures": entries, "calibration": client_figures.calibration()}
+    if (ties := client_figures.too_many_ties()) is not None:
+        result["binning"] = ties
     if isinstance(scores, ClientScores):
         result["unit"] = "client"
     if measured["stated"]:

@@ -80,6 +80,8 @@ class _Measured(_Strict):
     unit: Literal["record", "client"] = "record"
     stated: bool = False
     counted: Annotated[list[float], Field(max_length=3)] = []
+    target_spread: float | None = None
+    binning: float | None = None
     figures: Annotated[dict[str, _AtClients], FEW]
     confusion: Annotated[list[list[float]], Field(fail_fast=True)] = []
     confusion_noise: Figure = None

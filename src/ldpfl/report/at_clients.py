@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ldpfl.report.scores import shown, with_interval
+from ldpfl.tasks.weighted_metrics import DEVIANCE
 from ldpfl.util.number_format import counted
 
 COLUMNS = ("figure", "measured at clients", "deviation by noise", "deviation by sample")
@@ -24,8 +25,26 @@ def how_measured(result: Mapping[str, Any]) -> str:
         where = f"by {last['records']:,} clients, each of which counts once, on {held_back}"
     return (
         f"Measured at clients after round {last['round']:,}, {where}: the guarantee covers these figures. Intervals: 95 %, of the noise "
-        f"and of the number of {unit}s.{_sentence_on_count(last, unit)}"
+        f"and of the number of {unit}s.{_sentence_on_count(last, unit)}{_sentence_on_loss(result)}{_sentence_on_ties(last)}"
     )
+
+
+def _sentence_on_ties(last: Mapping[str, Any]) -> str:
+    """Return a sentence on why the AUROC is left out, if the reason is that too many scores lie in the same bins."""
+    binning = last.get("binning")
+    if binning is None:
+        return ""
+    return f" The AUROC is left out: most scores lie in the same few bins, so it could be {binning:.2f} off; more rounds spread them."
+
+
+def _sentence_on_loss(result: Mapping[str, Any]) -> str:
+    """Return a sentence on the unit of the loss of a number or a count; empty for other targets."""
+    spread = result["at_clients"][-1].get("target_spread")
+    if spread is None:
+        return ""
+    if result.get("metric") == DEVIANCE:
+        return f" The loss of a count is half its deviance, in units of the spread {spread:.4g}."
+    return f" The loss of a number is its squared error in units of {spread:.4g} squared: the measured spread, no standard deviation."
 
 
 def _unit(result: Mapping[str, Any]) -> str:

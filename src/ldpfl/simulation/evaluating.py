@@ -203,19 +203,21 @@ class Figure:
     Attributes:
         value: the estimate. It is unbiased, except for the binning of scores.
         noise, records: standard deviation of the estimate due to noise, and due to the finite number of records.
+        binning: bound on the error due to binning of scores.
         least, most: bounds of the metric. Noise may move the value beyond them, but not the ends of the interval.
     """
 
     value: float
     noise: float
     records: float
+    binning: float = 0.0
     least: float = 0.0
     most: float = 1.0
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % interval from both deviations, under a normal approximation, cut at the metric's bounds."""
-        half = 1.96 * sqrt(self.noise**2 + self.records**2)
+        """95 % interval from both deviations, under a normal approximation, widened for binning and cut at the metric's bounds."""
+        half = 1.96 * sqrt(self.noise**2 + self.records**2) + self.binning
         low, high = (min(max(end, self.least), self.most) for end in (self.value - half, self.value + half))
         return low, high
 
@@ -299,14 +301,28 @@ class ClientFigures:
         squares = float((squared_gaps * np.maximum(bins, 0.0)).sum()) / self.records
         return sqrt(max(squares - gap**2, 1 / self.records) / self.records)
 
+    def too_many_ties(self) -> float | None:
+        """Return the bound on the AUROC's error due to binning if the AUROC is left out for it, else None."""
+        figure = self._any_auroc()
+        return figure.binning if figure is not None and figure.binning > MAX_BINNING else None
+
     def _auroc(self) -> dict[str, Figure]:
-        """Return the AUROC by its name if there are two classes and both stand out from the noise, else an empty dict."""
+        """Return the AUROC by its name if :meth:`_any_auroc` has one that binning does not blur, else an empty dict."""
+        figure = self._any_auroc()
+        return {} if figure is None or figure.binning > MAX_BINNING else {RANKED: figure}
+
+    def _any_auroc(self) -> Figure | None:
+        """Return the AUROC if there are two classes and both stand out from the noise, else None."""
+        if self.scores.outputs != 2 or not self.scores.of_classes:
+            return None
         (negatives, positives), noise = self._bins()
-        if self.scores.outputs != 2 or min(negatives.sum(), positives.sum()) <= _CLEAR_DEVIATIONS * noise * sqrt(BINS):
-            return {}
-        return {RANKED: _auroc(negatives, positives, _SELECTION_FACTOR * noise)}
+        if min(negatives.sum(), positives.sum()) <= _CLEAR_DEVIATIONS * noise * sqrt(BINS):
+            return None
+        return _auroc(negatives, positives, _SELECTION_FACTOR * noise)
 
 
+MAX_BINNING = 0.1
+"""Largest bound on the error due to binning with which an AUROC is shown."""
 _MIDDLES = np.concatenate([[EDGES[1] / 2], 1 / (1 + np.exp(-(np.linspace(-5, 5, 21)[1:] - 0.25))), [(1 + EDGES[-2]) / 2]])
 """Score that stands for each bin: its middle in log odds, and for the first and the last bin in probability."""
 _CLEAR_DEVIATIONS = 5.0
@@ -352,4 +368,6 @@ def _auroc(negatives: NDArray[np.float64], positives: NDArray[np.float64], noise
     value = float((positives * below).sum() / (positives.sum() * negatives.sum()))
     slopes = np.stack([(above / positives.sum() - value) / negatives.sum(), (below / negatives.sum() - value) / positives.sum()])
     variance = (np.maximum([negatives, positives], 0.0) * slopes**2).sum()
-    return Figure(value, noise * float(np.sqrt((slopes**2).sum())), float(np.sqrt(variance)))
+    # Ties count half. In truth between none and all tied pairs are in order, so the error is at most half their share.
+    ties = max(float(negatives @ positives), 0.0) / float(negatives.sum() * positives.sum())
+    return Figure(value, noise * float(np.sqrt((slopes**2).sum())), float(np.sqrt(variance)), ties / 2)

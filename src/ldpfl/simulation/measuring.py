@@ -212,6 +212,10 @@ def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]]) -> D
                 target, ended = scaling.measured_cuts(last, dataset, column.bounds)
             else:
                 target, mean = scaling.measured_target(last, kind, column.bounds)
+                if last is not None and (ends := scaling.one_value(last)) is not None:
+                    dataset = dataset.noted(_note_on_one_value(column.name, *ends))
+                elif last is not None and (line := scaling.knots_of(last)) and scaling.is_rough(released_stages, line):
+                    rough.append(column.name)
                 shares += [mean] * (kind == "count")
         else:
             column_knots = None if last is None else scaling.knots_of(last)
@@ -240,6 +244,14 @@ def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]]) -> D
             "a larger privacy.measuring_share or target epsilon, or more rows help"
         )
     return scaling.scaled(dataset, knots, target, scaling.hazards(ended, shares[0]) if ended else tuple(shares))
+
+
+def _note_on_one_value(name: str, low: float, high: float) -> str:
+    """Return a note on a target of which nearly all values were measured to lie between ``low`` and ``high``."""
+    return (
+        f"nearly all values of {name} were measured to lie between {low:.10g} and {high:.10g}: they were not seen to vary, so the model "
+        "and its figures may say nothing; choose another target, subtract a publicly known offset from it, or give closer data.bounds"
+    )
 
 
 def _shares(histograms: Sequence[Histogram], column: Unscaled) -> list[float]:

@@ -137,6 +137,17 @@ class DevianceExplained(Collected):
         return 1 - float(explained.sum() / around_mean.sum()) if bool((counts != counts[0]).any()) else float("nan")
 
 
+class R2(Collected):
+    """Share of the squared distance from the mean that a model explains."""
+
+    def compute(self) -> float:
+        """Return 1 less the squared error of the model over that of the mean; NaN if all targets are equal."""
+        outputs, targets = self.collected()
+        numbers = targets.double()
+        errors, around_mean = numbers - outputs.reshape(numbers.shape), numbers - numbers.mean()
+        return 1 - float(errors.square().sum() / around_mean.square().sum()) if bool((numbers != numbers[0]).any()) else float("nan")
+
+
 class MeanClassError(Collected):
     """Mean distance of the median class from the true one, in classes."""
 

@@ -321,7 +321,7 @@ def _regression(outputs: int, scale: float) -> Task:
     def losses(predictions: Tensor, targets: Tensor) -> Tensor:
         return _where_present(F.mse_loss(predictions.reshape(targets.shape), targets.nan_to_num(), reduction="none"), targets)
 
-    return Task("regression", "number", losses, {"R2": metric("R2Score"), "MAE": metric("MeanAbsoluteError", scale)})
+    return Task("regression", "number", losses, {"R2": outcomes.R2, "MAE": metric("MeanAbsoluteError", scale)})
 
 
 def _language_model(outputs: int, scale: float) -> Task:

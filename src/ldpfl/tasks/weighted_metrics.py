@@ -129,12 +129,13 @@ def of_labels(logits: Floats, labels: NDArray[np.bool_]) -> Counted:
 
 def of_numbers(predictions: Floats, targets: Floats) -> Counted:
     """Return the figures of numbers ``predictions`` (n,) in the place of ``targets`` (n,), in their unit."""
-    error, centered = predictions - targets, targets - targets.mean()
+    error, centered, varies = predictions - targets, targets - targets.mean(), bool(np.ptp(targets))  # else rounding would vary
     sums_of = np.stack([np.ones_like(error), error**2, np.abs(error), centered, centered**2], axis=1)
 
     def figures(counts: Floats) -> dict[str, Floats]:
         rows, squares, sizes, first, second = (counts @ sums_of).T
-        return {"R2": 1 - squares / (second - first**2 / rows), "MAE": sizes / rows, "RMSE": np.sqrt(squares / rows)}
+        around_mean = second - first**2 / rows if varies else np.full_like(rows, np.nan)
+        return {"R2": 1 - squares / around_mean, "MAE": sizes / rows, "RMSE": np.sqrt(squares / rows)}
 
     return figures
 
