@@ -137,7 +137,7 @@ def test_a_model_that_is_code_is_not_run_but_named(ldpfl: CommandLine) -> None:
         (("quickstart", "--config", "x.toml"), "--config goes with a Flower app"),
         (("quickstart", "--out", "there.toml"), "there.toml exists and is left as it is"),
         (("none.toml",), "protects nothing"),
-        (("bad",), "is no Flower app"),
+        (("bad",), "is not the file of a Flower app"),
         (("without",), "for a ServerApp of its own give the config that it uses, with --config"),
         (("unnamed",), "names no recipe in [tool.flwr.app.config.ldpfl]"),
         (("quickstart", "--key", "abc"), "a public key must be 32 bytes"),

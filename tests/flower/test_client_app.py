@@ -802,7 +802,7 @@ def test_settings_that_differ_in_any_bit_do_not_agree(value: Any) -> None:
 def test_functions_belong_to_the_app_that_is_wrapped() -> None:
     app = app_of()
     for register in (app.train, app.evaluate, app.query, app.lifespan):
-        with pytest.raises(ConfigError, match="wraps another app"):
+        with pytest.raises(ConfigError, match="takes no functions, mods or lifespan"):
             register()
 
 

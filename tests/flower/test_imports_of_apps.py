@@ -113,7 +113,7 @@ def test_what_is_looked_for_later_is_named_too(name: str, tmp_path: Path) -> Non
     """Some when the wrapper is imported, some when a node first calls its relay, in the process that charges."""
     app = app_in(tmp_path)
     (app / f"{name}.py").write_text("", encoding="utf-8")
-    assert list(run_at_import(app)) == [f"{name}.py, which is imported in place of the module {name} that others mean"]
+    assert list(run_at_import(app)) == [f"{name}.py, which Python imports instead of the module {name} that other code needs: rename it"]
 
 
 def test_a_folder_is_a_package_also_without_a_file_that_says_so(tmp_path: Path) -> None:
@@ -148,5 +148,5 @@ def test_an_app_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         list(run_at_import(app_in(tmp_path, "def")))
     (tmp_path / "pyproject.toml").write_text("[tool]\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match="names no clientapp"):
+    with pytest.raises(ConfigError, match="has no `clientapp`"):
         list(run_at_import(tmp_path))

@@ -373,11 +373,11 @@ def test_a_mechanism_whose_reports_are_not_as_long_as_it_says_releases_nothing(
     install(tmp_path / "site", monkeypatch, place="careless_package:ShortSettings", name="short")
     allowed = write_policy(tmp_path, mechanisms='["short"]')
     assert reply_of(allowed, budget, terms_of(config=config_of("mechanism.name=short"))).has_error()
-    assert "not as long as it says" in log.text
+    assert "must have the length that it states" in log.text
     assert read_charges(budget) == ()
 
 
-@pytest.mark.parametrize(("reply_s", "ttl", "named"), [(7200.0, 1e6, "longest_reply_s = 3600"), (60.0, 30.0, "not valid for as long")])
+@pytest.mark.parametrize(("reply_s", "ttl", "named"), [(7200.0, 1e6, "longest_reply_s = 3600"), (60.0, 30.0, "expires after 30 s")])
 def test_times_for_replies_that_do_not_fit_are_refused_before_the_charge(
     reply_s: float, ttl: float, named: str, tmp_path: Path, budget: Path, log: pytest.LogCaptureFixture
 ) -> None:
