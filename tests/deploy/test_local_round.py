@@ -228,7 +228,7 @@ def test_a_device_that_is_not_there_is_named(of_records: NodeSetUp, monkeypatch:
 @pytest.mark.parametrize(
     ("cells", "words"),
     [
-        ("0.5,0.5,7", "is its target among the classes"),
+        ("0.5,0.5,7", "is its target outside the classes"),
         ("nan,0.5,1", "its inputs hold NaN or infinity"),
         ("1e39,0.5,1", "its inputs hold NaN or infinity"),
     ],
@@ -242,7 +242,7 @@ def test_records_that_add_nothing_are_counted_and_the_first_is_explained(cells: 
 
 
 BROKEN_LOOPS = {
-    "raises": ("    inputs, targets", "    raise ValueError(f'bad {table[0, 0]}')\n    inputs, targets", "the app's own `raise` statement ran"),
+    "raises": ("    inputs, targets", "    raise ValueError(f'bad {table[0, 0]}')\n    inputs, targets", "the app's own `raise` statement"),
     "a name of the server's": ('("weight", "bias"))', '("weights", "bias"))', "KeyError at training.py:13, in: weight, bias = "),
     "a setting": ('["epochs"]', '["steps"]', 'KeyError at training.py:14, in: for _ in range(message.content["config"]["steps"])'),
     "a column": (
@@ -370,7 +370,7 @@ def test_a_loop_that_takes_too_long_is_ended_as_in_a_round(tmp_path: Path) -> No
     client = 'from ldpfl.flower import LdpClientApp\napp = LdpClientApp("own_app.training:app")\n'
     node = equipped(tmp_path, LOOP, OF_LOOP, client, reply_s=2.0)
     change(node, "    inputs, targets", "    __import__('time').sleep(60)\n    inputs, targets")
-    assert "it took too long. A round leaves 2 s (ldpfl.reply-s)" in said(node)
+    assert "the app took too long. A round leaves 2 s (ldpfl.reply-s)" in said(node)
 
 
 def test_an_own_loop_needs_names_and_shapes(of_loop: NodeSetUp) -> None:

@@ -261,8 +261,8 @@ def test_training_that_fails_is_charged_and_reported_as_any_other(tmp_path: Path
 @pytest.mark.parametrize(
     ("policy", "terms", "named"),
     [
-        ({}, ["model.name=subprocess:getoutput"], "code that the server names"),
-        ({"models": '["torch.nn:Linear"]'}, ["model.name=torch.nn:Bilinear"], "code that the server names"),
+        ({}, ["model.name=subprocess:getoutput"], "models do not list it"),
+        ({"models": '["torch.nn:Linear"]'}, ["model.name=torch.nn:Bilinear"], "models do not list it"),
         (
             {"models": '["torch.nn:Linear"]'},
             ["model.name=torch.nn:Linear", "model.options.p=/etc"],

@@ -308,9 +308,9 @@ def test_a_damaged_record_of_who_was_asked_stops_the_run(tmp_path: Path) -> None
     [
         ('{"begun": 1' + "0" * 400 + "}", "a number has 401 digits"),
         ('{"begun": 1000000}', "begun: Input should be less than or equal to 100000"),
-        ('{"rounds": {"7": 1' + "0" * 30 + "}}", "expected a number of rounds up to 100,000 by the number of each node"),
-        ('{"rounds": {"seven": 1}}', "expected a number of rounds"),
-        ('{"rounds": {"1' + "0" * 30 + '": 1}}', "expected a number of rounds"),
+        ('{"rounds": {"7": 1' + "0" * 30 + "}}", "expected node ids, each with a number of rounds from 0 to 100,000"),
+        ('{"rounds": {"seven": 1}}', "expected node ids"),
+        ('{"rounds": {"1' + "0" * 30 + '": 1}}', "expected node ids"),
         ("{" + '"rounds": {}' + " " * (1 << 25) + "}", "33,554,446 bytes, and a file of its kind at most 33,554,432"),
         ("[]", "is damaged"),
     ],

@@ -327,7 +327,7 @@ def test_a_node_whose_token_is_for_another_key_declines_before_anything_is_charg
     torch.testing.assert_close(last.state.weights, expected([2, 3, 4]), atol=1e-6, rtol=0)
     assert sum(world.charges()) == 3
     said = [record.getMessage() for record in caplog.records]
-    assert any(f"is for no signing key, and the node signs as {own}: ask the relay's operator" in line for line in said)
+    assert any(f"is for no signing key, but the node signs with {own}: send the line" in line for line in said)
     assert any("2 said 'declined: its token at the relay is for another signing key'" in line for line in said)
 
 

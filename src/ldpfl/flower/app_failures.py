@@ -110,12 +110,8 @@ def _hint(error: BaseException, line: str, known_paths: tuple[str, ...]) -> str:
             if path == Path(known_path):
                 return f"{known_path}: {_system_reason(error)}"
             if Path(known_path) in path.parents:  # the file's own name may say whose record it is, so it is not shown
-                return (
-                    f"a file or folder below {known_path}: {_system_reason(error)}. Do all files that the line opens exist, and can they be read?"
-                )
-        return (
-            f"a file that is not in this node's settings: {_system_reason(error)}. Is its name in the app right, and set in the environment?"
-        )
+                return f"a file or folder below {known_path}: {_system_reason(error)}. Do all files that the line opens exist, and can they be read?"
+        return f"a file that is not in this node's settings: {_system_reason(error)}. Is its name in the app right, and set in the environment?"
     if isinstance(error, SystemExit | KeyboardInterrupt):
         return "the app has ended its process: do not call exit, but return from the function"
     if line.startswith("raise"):

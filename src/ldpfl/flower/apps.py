@@ -114,7 +114,9 @@ def _client(context: Context, clients: int) -> int:
     """Return the number of this node's client, from the ``partition-id`` in the node's config."""
     partition = context.node_config.get("partition-id")
     if not isinstance(partition, int) or not 0 <= partition < clients:
-        raise ConfigError(f"the node's config needs partition-id, a number from 0 to {clients - 1}, another one at each node (--node-config)")
+        raise ConfigError(
+            f"the node's config needs partition-id, a number from 0 to {clients - 1}, another one at each node (--node-config)"
+        )
     return partition
 
 

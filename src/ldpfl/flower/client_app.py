@@ -388,7 +388,9 @@ def _wrapped(app: ClientAppCallable | str | None, records: Records | str | None)
         return app
     if records is not None and app is None:
         return RecordGradients(records)
-    raise ConfigError("LdpClientApp needs either `app`, a ClientApp that trains, or `records`, whose gradients it computes: give one of them")
+    raise ConfigError(
+        "LdpClientApp needs either `app`, a ClientApp that trains, or `records`, whose gradients it computes: give one of them"
+    )
 
 
 def _dtype(request: RoundRequest) -> torch.dtype:

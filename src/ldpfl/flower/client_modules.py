@@ -43,7 +43,9 @@ def client_app_in(app: Path) -> LdpClientApp:
     """
     import_path = str(_settings(app).get("components", {}).get("clientapp", ""))
     if ":" not in import_path:
-        raise ConfigError(f"{app / 'pyproject.toml'}: clientapp in [tool.flwr.app.components] must be package.module:name, got {import_path!r}")
+        raise ConfigError(
+            f"{app / 'pyproject.toml'}: clientapp in [tool.flwr.app.components] must be package.module:name, got {import_path!r}"
+        )
     client = pkgutil.resolve_name(import_path)
     if not isinstance(client, LdpClientApp):
         raise ConfigError(
