@@ -284,7 +284,7 @@ def test_a_value_that_an_exception_repeats_is_not_said(of_loop: NodeSetUp) -> No
 VALUES = {
     "a file's name": (
         'np.load(os.path.join(os.path.dirname(os.environ["LDPFL_DATA"]), "John-Smith-HIV" + ".npy"))',
-        "a file that is not in this node's settings: No such file or directory",
+        "a file that no setting of this node names: No such file or directory",
     ),
     "a file's name below": (
         'np.load(os.path.join(os.environ["LDPFL_DATA_DIR"], "".join(("John", "-Smith")) + ".npy"))',
@@ -406,7 +406,7 @@ def test_nothing_is_tried_where_the_policy_would_decline(of_loop: NodeSetUp) -> 
 
 def test_a_client_that_no_policy_limits_is_refused(of_loop: NodeSetUp) -> None:
     (Path(of_loop.app or "") / "own_app" / "client_app.py").write_text("from own_app.training import app\n", encoding="utf-8")
-    assert "is a ClientApp, whose replies no policy limits" in said(of_loop)
+    assert "is a ClientApp, whose replies a node's policy cannot limit" in said(of_loop)
 
 
 def test_images_that_are_decoded_for_a_trial_are_not_kept(tmp_path: Path, cache: Path) -> None:

@@ -163,7 +163,7 @@ def test_an_app_for_which_there_is_no_policy_is_not_begun(tmp_path: Path, ldpfl:
 
 def test_what_does_nothing_on_flower_is_named_and_so_is_what_nodes_need(tmp_path: Path, table: Path, ldpfl: CommandLine) -> None:
     new = ("init", "--flower", tmp_path / "ready", "--recipe", "quickstart", "--set", "clients.self_sampling=plain")
-    assert "training.patience stops simulations" in ldpfl.refused(*new, "--set", "training.patience=3")
+    assert "training.patience works only in simulations" in ldpfl.refused(*new, "--set", "training.patience=3")
     shown = ldpfl(*new).out
     for words in (
         "clients.self_sampling = plain: refused",

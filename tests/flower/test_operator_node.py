@@ -105,9 +105,9 @@ OWN = {
     'data.name="owner/name"': "names data by path, hub or code",
     'data.name="os:getcwd"': "names data by path, hub or code",
     "data.name=given": "names data by path, hub or code",
-    'data.features="os:getcwd"': "features 'os:getcwd' is code that the server names",
+    'data.features="os:getcwd"': "features 'os:getcwd' is code, and the policy's models do not list it",
     'data.feature_options.directions="/etc/passwd"': "an option of the features is text",
-    'task.name="os:getcwd"': "task 'os:getcwd' is code that the server names",
+    'task.name="os:getcwd"': "task 'os:getcwd' is code, and the policy's models do not list it",
 }
 
 
@@ -134,7 +134,7 @@ def test_a_node_without_a_folder_of_data_fetches_nothing_that_a_server_names(mon
     monkeypatch.delenv("LDPFL_DATA_DIR", raising=False)
     monkeypatch.setattr("datasets.load_dataset", lambda *asked: pytest.fail(f"the hub was asked for {asked}"))
     context = Context(run_id=0, node_id=1, node_config={"partition-id": 0}, state=RecordDict(), run_config={})
-    with pytest.raises(ConfigError, match="name it in LDPFL_DATA_DIR"):
+    with pytest.raises(ConfigError, match="LDPFL_DATA_DIR is not set"):
         apps.train(instruction(terms_of(config=config_of("data.name=cifar10"))), context)
 
 

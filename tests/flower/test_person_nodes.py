@@ -123,7 +123,7 @@ def test_a_policy_names_what_a_person_is(tmp_path: Path) -> None:
 
 
 def test_a_partition_that_is_code_is_not_run_for_a_server(tmp_path: Path) -> None:
-    with pytest.raises(Declined, match="data.partition is code that the server names: 'os:getcwd'"):
+    with pytest.raises(Declined, match=r"data\.partition is code that the server names: 'os:getcwd'"):
         check_config(config_of(**{"data.person": None, "data.partition": "os:getcwd"}), Policy())
 
 
@@ -251,7 +251,7 @@ def test_a_row_that_names_nobody_adds_nothing_and_its_author_is_told(nobody: obj
     assert isinstance(with_nobody.inputs, Tensor)
     alone = replace(with_nobody, inputs=with_nobody.inputs[known], targets=with_nobody.targets[known], persons=["b", "a", "c", "a"])
     assert torch.equal(summed(with_nobody), summed(alone))
-    with pytest.raises(ConfigError, match=r"`persons` names nobody in row 2 \(from 0\)") as caught:
+    with pytest.raises(ConfigError, match=r"`persons` is empty in row 2 \(counted from 0\)") as caught:
         with_nobody.check()
     assert "('a', 1)" not in str(caught.value)
 

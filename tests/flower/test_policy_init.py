@@ -87,14 +87,14 @@ def test_a_target_is_met_by_what_really_leaves(tmp_path: Path) -> None:
     config = offer_of(app(tmp_path, signs)).config
     assert config.shuffling.channel == "direct"
     assert run_epsilon(planned_ledger(config), config.privacy.delta) <= 2.0
-    with pytest.raises(ConfigError, match="needs ldpfl.linked = 1, got 8"):
+    with pytest.raises(ConfigError, match=r"needs ldpfl\.linked = 1, got 8"):
         as_sent(config, "relay", 8, 8)
     with pytest.raises(ConfigError, match=r"rounds in which all clients that are asked take part: set ldpfl\.min-clients to 8"):
         as_sent(config, "relay", 1, 7)
     assert as_sent(config, "relay", 1, 8).shuffling.channel == "ideal-shuffler"
     evaluated = load_recipe("sound/shuffled-mnist", ["clients.count=8", "evaluation.epsilon=0.3", "evaluation.share=0.1"])
     assert evaluated.privacy.target_epsilon == "off"
-    with pytest.raises(ConfigError, match=r"evaluation\.epsilon needs ldpfl.linked = 1, got 8"):
+    with pytest.raises(ConfigError, match=r"evaluation\.epsilon needs ldpfl\.linked = 1, got 8"):
         as_sent(evaluated, "relay", 8, 8)
     with pytest.raises(
         ConfigError, match=r"evaluation\.epsilon needs rounds in which all clients that are asked take part: set ldpfl\.min-clients to 8"
@@ -116,7 +116,7 @@ def test_a_target_and_a_fraction_do_not_go_together_on_flower() -> None:
     fifth = load_recipe("sum/clients-mnist", ["clients.count=10", "clients.fraction=0.2", "privacy.target_epsilon=2.0"])
     ways: tuple[Transport, ...] = ("direct", "relay", "sum")
     for transport in ways:
-        with pytest.raises(ConfigError, match=r"more often while others are away\. Set clients\.fraction to 1"):
+        with pytest.raises(ConfigError, match=r"more often than planned while others are away\. Set clients\.fraction to 1"):
             as_sent(fifth, transport, 1, 2)
 
 

@@ -348,7 +348,7 @@ def test_a_client_that_is_asked_for_something_else_than_the_others_declines(what
 
 def test_a_server_that_asks_fewer_than_the_relay_mixes_is_told(world: World) -> None:
     world.min_clients = 9
-    with pytest.raises(ConfigError, match="does not fit the relay: max_uploads is less than min_clients"):
+    with pytest.raises(ConfigError, match="the relay cannot run round 1: max_uploads is less than min_clients"):
         world.run()
 
 

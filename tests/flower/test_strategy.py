@@ -340,7 +340,7 @@ def test_a_run_whose_checkpoint_was_put_back_to_an_earlier_round_is_not_resumed(
     for path, content in kept.items():
         if path != folder.participation_path:
             path.write_bytes(content)
-    with pytest.raises(DataError, match="holds round 1, and nodes were told to join round 3"):
+    with pytest.raises(DataError, match="is of round 1, but nodes were asked up to round 3"):
         run(InProcessGrid(app_of(), 2), rounds=4, folder=folder)
 
 
@@ -348,7 +348,7 @@ def test_without_the_record_of_who_was_asked_a_run_is_not_resumed(tmp_path: Path
     folder = RunFolder(tmp_path / "run")
     run(InProcessGrid(app_of(), 2), folder=folder)
     (folder.path / "participation.json").unlink()
-    with pytest.raises(DataError, match="does not say who was asked"):
+    with pytest.raises(DataError, match="counts only "):
         run(InProcessGrid(app_of(), 2), rounds=2, folder=folder)
 
 
@@ -395,7 +395,7 @@ def test_the_strategy_of_an_own_app_asks_for_the_noise_that_keeps_the_target() -
 
 def test_a_target_is_for_as_many_rounds_as_the_config_says() -> None:
     config = config_of("mechanism.name=dp-fedavg", "mechanism.clip_norm=1.0", "privacy.target_epsilon=2", "training.rounds=2")
-    with pytest.raises(ConfigError, match=r"num_rounds is 3, and the noise for privacy\.target_epsilon is for training.rounds = 2"):
+    with pytest.raises(ConfigError, match=r"num_rounds is 3, but privacy\.target_epsilon is planned for training.rounds = 2"):
         run(InProcessGrid(app_of(), CLIENTS), rounds=3, config=config)
 
 

@@ -18,7 +18,7 @@ _MAX_SHOWN = 100
 """Maximum number of characters of a line of code that are shown."""
 
 _HINTS: Mapping[type[BaseException], str] = {
-    LdpflError: "ldpfl rejects an argument that the line passes to it: compare shape and dtype of the data, and the settings, with ldpfl's docs",
+    LdpflError: "ldpfl rejects an argument that the line passes to it: compare the data's shape and dtype, and the settings, with the docs",
     MemoryError: "there was too little memory: give this machine more, or let the app read less at once",
     UnicodeError: "a file is not text in the encoding that the line expects: save it as UTF-8",
     KeyError: "the line looks up a name that does not exist: compare it with the names of the table's columns, classes or variables",
@@ -110,8 +110,10 @@ def _hint(error: BaseException, line: str, known_paths: tuple[str, ...]) -> str:
             if path == Path(known_path):
                 return f"{known_path}: {_system_reason(error)}"
             if Path(known_path) in path.parents:  # the file's own name may say whose record it is, so it is not shown
-                return f"a file or folder below {known_path}: {_system_reason(error)}. Do all files that the line opens exist, and can they be read?"
-        return f"a file that is not in this node's settings: {_system_reason(error)}. Is its name in the app right, and set in the environment?"
+                return f"a file or folder below {known_path}: {_system_reason(error)}. Do all files that it opens exist?"
+        return (
+            f"a file that no setting of this node names: {_system_reason(error)}. Is its name in the app right, and set in the environment?"
+        )
     if isinstance(error, SystemExit | KeyboardInterrupt):
         return "the app has ended its process: do not call exit, but return from the function"
     if line.startswith("raise"):

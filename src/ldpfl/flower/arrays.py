@@ -52,7 +52,7 @@ def layout_of(arrays: ArrayRecord, order: Sequence[str] | None = None) -> Parame
     for name, array in arrays.items():
         if array.stype != _STYPE or array.dtype != "float32":
             raise PrivacyError(
-                f"array {name[:_MAX_SHOWN]} has dtype {array.dtype[:16]}, expected float32 from NumPy or PyTorch: leave buffers and counters out"
+                f"array {name[:_MAX_SHOWN]} is {array.dtype[:16]}, expected float32 from NumPy or PyTorch: leave buffers and counters out"
             )
         if not array.shape or 0 in array.shape:
             raise PrivacyError(

@@ -128,9 +128,7 @@ def start_guarded(work: Callable[[], bytes], killed_at: float = 0.0) -> Child:
 def _fork(run: Callable[[int], NoReturn], end_signal: signal.Signals, pipe_owner: Child | None = None) -> Child:
     """Fork a process that does ``run``, given the pipe to send to; ``end_signal`` will end it."""
     if not CAN_FORK:
-        raise ConfigError(
-            "this system cannot fork processes, which replies at a set time (reply_s) need: use Linux, or let the server set reply_s to 0"
-        )
+        raise ConfigError("replies after a set time (reply_s) need a system that can fork processes: use Linux, or set reply_s to 0")
     receiving, sending = os.pipe()
     sys.stdout.flush()  # otherwise the child would print the buffered text again
     sys.stderr.flush()

@@ -84,9 +84,7 @@ def prepare(
     if weights_sent is not None and not is_code(config.model.name):
         size = size_of(config, Description.of(data))
         if size != weights_sent:
-            raise ConfigError(
-                f"the model in the server's config has {size:,} weights, but the server sent {weights_sent:,}: both must be of one run"
-            )
+            raise ConfigError(f"the model in the server's config has {size:,} weights, but the server sent {weights_sent:,}")
     federation, start = build(config, data, choose_device(device), measured=encoder_in(measured))
     resolved = {"server_learning_rate": federation.optimiser.learning_rate, "server_weight_decay": federation.optimiser.decay}
     config = config.model_copy(update={"training": config.training.model_copy(update=resolved)})  # replaces the value "auto"

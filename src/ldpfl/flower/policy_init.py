@@ -361,7 +361,7 @@ def as_sent(config: RunConfig, transport: Transport, linked: int, min_clients: i
         if asked < clients.count and (is_evaluated(config) or statistics_rounds(config)):
             raise ConfigError(
                 f"{targets[0]} needs rounds in which all clients that are asked take part. Evaluations and statistics ask "
-                f"{clients.count:,}, training asks {asked:,}, but ldpfl.min-clients is one number: set clients.fraction to 1, or leave "
+                f"{clients.count:,}, training asks {asked:,}, but ldpfl.min-clients is one number. Set clients.fraction to 1, or leave "
                 f"{targets[0]} out"
             )
         if min_clients < asked:
